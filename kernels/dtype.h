@@ -1,0 +1,95 @@
+// Storage formats and their exact conversion to wider ones. The numbers equal FORESHOCK_... in hook.h.
+#ifndef FORESHOCK_KERNELS_DTYPE_H_
+#define FORESHOCK_KERNELS_DTYPE_H_
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace foreshock {
+
+enum class DType : uint32_t { kNone = 0, kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 = 4, kBool = 5 };
+
+constexpr size_t size_of(DType type) {
+  switch (type) {
+    case DType::kFp64: return 8;
+    case DType::kFp32: return 4;
+    case DType::kBf16:
+    case DType::kFp16: return 2;
+    case DType::kBool: return 1;
+    case DType::kNone: break;
+  }
+  return 0;
+}
+
+constexpr const char* name_of(DType type) {
+  switch (type) {
+    case DType::kFp64: return "fp64";
+    case DType::kFp32: return "fp32";
+    case DType::kBf16: return "bf16";
+    case DType::kFp16: return "fp16";
+    case DType::kBool: return "bool";
+    case DType::kNone: break;
+  }
+  return "none";
+}
+
+constexpr bool is_floating(DType type) {
+  return type == DType::kFp64 || type == DType::kFp32 || type == DType::kBf16 || type == DType::kFp16;
+}
+
+// Significand bits with the hidden one, and the exponent of the smallest normal number.
+struct Format {
+  int precision;
+  int min_exponent;
+};
+constexpr Format format_of(DType type) {
+  switch (type) {
+    case DType::kFp32: return {24, -126};
+    case DType::kBf16: return {8, -126};
+    case DType::kFp16: return {11, -14};
+    default: return {53, -1022};
+  }
+}
+
+constexpr float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+// Exact, subnormals, infinities and NaN payloads included.
+constexpr float fp16_to_float(uint16_t bits) {
+  const uint32_t sign = uint32_t(bits & 0x8000u) << 16;
+  const uint32_t exponent = (bits >> 10) & 31;
+  const uint32_t fraction = bits & 1023u;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
+  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+  return sign ? -magnitude : magnitude;
+}
+
+// Element `index` of a packed array of `type`, exactly. `type` must be floating.
+inline double load_as_double(const void* data, DType type, size_t index) {
+  const char* at = static_cast<const char*>(data) + index * size_of(type);
+  switch (type) {
+    case DType::kFp64: {
+      double x;
+      std::memcpy(&x, at, sizeof x);
+      return x;
+    }
+    case DType::kFp32: {
+      float x;
+      std::memcpy(&x, at, sizeof x);
+      return x;
+    }
+    case DType::kBf16:
+    case DType::kFp16: {
+      uint16_t bits;
+      std::memcpy(&bits, at, sizeof bits);
+      return type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
+    }
+    default: return 0;
+  }
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_KERNELS_DTYPE_H_

@@ -1,0 +1,218 @@
+/* foreshock/hook.h: what a trainer, or an adapter inside one, tells the monitor.
+ *
+ * Conventions, valid for every function here:
+ *   1. Nothing throws, blocks, prints, aborts, allocates after set-up, or takes a lock across a copy.
+ *   2. Give, don't take: a return value only says whether further description is wanted. A program must
+ *      not compute anything else from it.
+ *   3. Every struct starts with `size` (sizeof as the caller compiled it) and `version`
+ *      (FORESHOCK_ABI_VERSION as the caller compiled it). Fields are appended, never moved. A reader stops
+ *      at `size`; zero means "not given" in every appended field.
+ *   4. Pointers are borrowed for the duration of the call.
+ *   5. Every function may be called from any thread, and from a forked child (where it does nothing until
+ *      the child trains by itself).
+ *
+ * Link libforeshock.so, preload it, or use <foreshock/annotate.h>, which needs neither.
+ */
+#ifndef FORESHOCK_HOOK_H_
+#define FORESHOCK_HOOK_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FORESHOCK_ABI_VERSION 1
+#define FORESHOCK_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Storage formats. The numbers are part of the ABI and of the segment. */
+enum {
+  FORESHOCK_DTYPE_NONE = 0,
+  FORESHOCK_FP64 = 1,
+  FORESHOCK_FP32 = 2,
+  FORESHOCK_BF16 = 3,
+  FORESHOCK_FP16 = 4,
+  FORESHOCK_BOOL = 5
+};
+
+enum { FORESHOCK_FORWARD = 0, FORESHOCK_BACKWARD = 1 };
+
+enum { FORESHOCK_DEVICE_CPU = 0, FORESHOCK_DEVICE_CUDA = 1, FORESHOCK_DEVICE_OTHER = 2 };
+
+#define FORESHOCK_TENSOR_DIMS 4
+
+/* A strided view. Embedded in other structs, hence frozen: it never grows. */
+typedef struct foreshock_tensor {
+  const void* data;                       /* NULL: absent */
+  int64_t shape[FORESHOCK_TENSOR_DIMS];   /* unused trailing dimensions are 1 */
+  int64_t stride[FORESHOCK_TENSOR_DIMS];  /* in elements; 0 for a broadcast dimension */
+  uint32_t dtype;
+  uint32_t dims;        /* 0..4 */
+  int32_t device_type;  /* FORESHOCK_DEVICE_... */
+  int32_t device_index;
+} foreshock_tensor;
+
+/* flags of foreshock_attention_enter */
+enum {
+  FORESHOCK_NEEDS_GRADIENT = 1, /* the call's inputs need gradients: this process trains */
+  FORESHOCK_IN_BACKWARD = 2     /* called while a backward pass runs on this thread (recomputation) */
+};
+
+/* Why a call that was to be sampled is not. The closed set; also the order of the counters in the segment. */
+enum {
+  FORESHOCK_SKIP_BUDGET = 0,
+  FORESHOCK_SKIP_RING_FULL = 1,
+  FORESHOCK_SKIP_DROPOUT = 2,
+  FORESHOCK_SKIP_CAPTURE = 3,
+  FORESHOCK_SKIP_NESTED = 4,
+  FORESHOCK_SKIP_FP8 = 5,
+  FORESHOCK_SKIP_MASK = 6,
+  FORESHOCK_SKIP_LAYOUT = 7,
+  FORESHOCK_SKIP_TOO_LARGE = 8,
+  FORESHOCK_SKIP_OFF = 9,
+  FORESHOCK_SKIP_UNKNOWN = 10,
+  FORESHOCK_SKIP_REASONS = 11
+};
+
+/* Which keys a query position may see under `causal`. */
+enum {
+  FORESHOCK_CAUSAL_NONE = 0,
+  FORESHOCK_CAUSAL_TOP_LEFT = 1,    /* key j visible to query i iff j <= i */
+  FORESHOCK_CAUSAL_BOTTOM_RIGHT = 2 /* iff j <= i + keys - queries */
+};
+
+/* One attention call, described after the operation returned. Shapes (batch, heads, position, head
+ * dimension), whatever the strides. Query heads / kv-heads is a whole number; query head h reads kv-head
+ * h / (query heads / kv-heads). */
+typedef struct foreshock_attention_call {
+  uint32_t size;
+  uint32_t version;
+  int32_t op;                     /* from foreshock_register_op */
+  int32_t causal;                 /* FORESHOCK_CAUSAL_... */
+  double scale;                   /* what the scores are multiplied by; never 0 */
+  double dropout;                 /* probability; a call with dropout cannot be recomputed */
+  foreshock_tensor query;         /* (B, H, N, D) */
+  foreshock_tensor key;           /* (B, KVH, M, D) */
+  foreshock_tensor value;         /* (B, KVH, M, DV) */
+  foreshock_tensor out;           /* (B, H, N, DV) */
+  foreshock_tensor log_sum_exp;   /* (B, H, N), natural logarithm of the row sum of exp(scaled score); may be absent */
+  foreshock_tensor mask;          /* broadcast to (B, H, N, M): bool (true = visible) or additive; absent: none */
+  foreshock_tensor grad_out;      /* backward only, (B, H, N, DV) */
+  foreshock_tensor grad_query;    /* backward only, (B, H, N, D) */
+  const void* layer_identity;     /* opaque, equal for all calls of one layer (see foreshock_parameter); NULL: unknown */
+  const char* layer_name;         /* explicit annotation, wins over layer_identity; NULL: none */
+  void* stream;                   /* reserved for devices */
+} foreshock_attention_call;
+
+/* One optimizer step that has ended. */
+typedef struct foreshock_step {
+  uint32_t size;
+  uint32_t version;
+  int64_t step;           /* absolute: optimizer steps done so far, this one included; -1: unknown, count on */
+  uint32_t step_source;   /* FORESHOCK_STEP_... */
+  uint32_t reserved;
+  double loss;            /* NaN-boxed absence is not used: see `given` */
+  double learning_rate;
+  double gradient_norm;   /* before clipping */
+  uint64_t batch_id;
+  uint32_t given;         /* FORESHOCK_GIVEN_... : which of the above are meant */
+  uint32_t reserved2;
+} foreshock_step;
+
+enum { FORESHOCK_STEP_REPORTED = 1, FORESHOCK_STEP_OPTIMIZER_STATE = 2, FORESHOCK_STEP_COUNTED = 3 };
+
+enum {
+  FORESHOCK_GIVEN_LOSS = 1,
+  FORESHOCK_GIVEN_LEARNING_RATE = 2,
+  FORESHOCK_GIVEN_GRADIENT_NORM = 4,
+  FORESHOCK_GIVEN_BATCH_ID = 8
+};
+
+enum { FORESHOCK_LOSS_REPORTED = 1, FORESHOCK_LOSS_NLL = 2, FORESHOCK_LOSS_BACKWARD_ROOT = 3 };
+
+/* A parameter that may own a layer of attention, or whose gradient is followed. */
+typedef struct foreshock_parameter {
+  uint32_t size;
+  uint32_t version;
+  const void* identity; /* what foreshock_attention_call.layer_identity shows for calls made from it */
+  const char* name;     /* full name, e.g. "blocks.3.attention.qkv.weight" */
+  const char* layer;    /* label of the layer it belongs to, e.g. "003" */
+  uint64_t elements;
+} foreshock_parameter;
+
+/* The gradient of one parameter, before clipping: either its values or its sum of squares. */
+typedef struct foreshock_gradient {
+  uint32_t size;
+  uint32_t version;
+  const void* identity;    /* of the parameter */
+  double sum_of_squares;   /* used when values.data is NULL */
+  foreshock_tensor values; /* dense; dims 1, shape[0] = elements */
+} foreshock_gradient;
+
+/* What this process is in the job. Fields that are negative are unknown. */
+typedef struct foreshock_identity {
+  uint32_t size;
+  uint32_t version;
+  int32_t rank, local_rank, world_size, attempt;
+  int32_t data_parallel, tensor_parallel, pipeline_parallel, expert_parallel;
+  const char* framework; /* "torch 2.13.0" */
+} foreshock_identity;
+
+/* -- life -- */
+
+FORESHOCK_EXPORT uint32_t foreshock_abi_version(void);
+
+/* Nonzero while this process is monitored (armed, and switched on). */
+FORESHOCK_EXPORT int foreshock_enabled(void);
+
+/* Switches the monitor off for the rest of this process and leaves `reason` (letters, digits, '_') where the
+ * agent and the launcher look for it. */
+FORESHOCK_EXPORT void foreshock_off(const char* reason);
+
+FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
+
+/* -- attention -- */
+
+/* Once per operation at set-up. `pass` is FORESHOCK_FORWARD or _BACKWARD; `name` is copied (47 bytes).
+ * Returns the operation's number, or -1 when there is no room. */
+FORESHOCK_EXPORT int32_t foreshock_register_op(const char* name, uint32_t pass);
+
+/* Before every call of a registered operation on real data (not fake, not meta, not nested in another
+ * registered one). Nonzero: sample it; the caller then must end the call with exactly one of
+ * foreshock_attention_leave, foreshock_attention_skip. Zero: nothing more is wanted. */
+FORESHOCK_EXPORT int foreshock_attention_enter(int32_t op, uint32_t flags);
+
+/* After an operation whose enter returned nonzero has returned. */
+FORESHOCK_EXPORT void foreshock_attention_leave(const foreshock_attention_call* call);
+
+/* Instead of leave: the operation threw (FORESHOCK_SKIP_UNKNOWN), or cannot be described. */
+FORESHOCK_EXPORT void foreshock_attention_skip(int32_t op, uint32_t reason);
+
+/* -- steps -- */
+
+/* The end of an optimizer step. Takes effect at the next forward call outside a backward pass. */
+FORESHOCK_EXPORT void foreshock_step_end(const foreshock_step* step);
+
+/* An optimizer step that was left out because gradients were not finite (gradient scaler). */
+FORESHOCK_EXPORT void foreshock_step_skipped(void);
+
+/* A loss value of one micro-batch. Best source wins and is kept: reported > nll > backward root. */
+FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
+
+/* Nonzero when the step that ends now is a sampled one (then gradients are worth a pass). */
+FORESHOCK_EXPORT int foreshock_step_is_sampled(void);
+
+/* -- parameters -- */
+
+/* Names, once per run and again after resharding; later entries win. Returns how many were kept. */
+FORESHOCK_EXPORT int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count);
+
+/* Gradients of the step that ends next, before clipping; call once per step with all of them. */
+FORESHOCK_EXPORT void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FORESHOCK_HOOK_H_ */

@@ -1,0 +1,190 @@
+// What lies in a .seg file (the trainer stores) and in its .ctl file (the agent stores). Plain structs of fixed
+// size; every record may grow at its end, which is why the offset table carries record sizes. segment/SEGMENT.md
+// tells the protocol. All words are little-endian, native on every platform supported.
+#ifndef FORESHOCK_SEGMENT_LAYOUT_H_
+#define FORESHOCK_SEGMENT_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace foreshock::segment {
+
+inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
+inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
+inline constexpr uint32_t kLayoutVersion = 1;
+
+inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
+inline constexpr uint32_t kSkipReasons = 11;  // the order of FORESHOCK_SKIP_... in hook.h
+inline constexpr uint32_t kLostReasons = 4;
+inline constexpr uint32_t kMaxOps = 32;
+inline constexpr uint32_t kThreadBlocks = 64;  // the last one is shared by all further threads
+inline constexpr uint32_t kStepRecords = 1024;
+inline constexpr uint32_t kMaxLayers = 512;
+inline constexpr uint32_t kMaxSlots = 60;  // as many consumption records as fit into 4 KiB
+inline constexpr uint32_t kRowsPerSlice = 16;
+inline constexpr uint32_t kControlBytes = 4096;
+
+inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
+    "budget", "ring_full", "dropout", "capture", "nested", "fp8", "mask", "layout", "too_large", "off", "unknown"};
+
+enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
+inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused", "unsupported"};
+
+enum RegionId : uint32_t { kIdentity, kOps, kThreads, kSteps, kLayers, kSlots, kRegions = 8 };
+
+struct Region {
+  uint64_t offset;       // from the start of the file; a multiple of 64
+  uint64_t record_size;  // bytes
+  uint64_t count;
+};
+
+// At offset 0, written before the file gets its name; constant afterwards.
+struct Header {
+  char magic[8];
+  uint32_t layout_version;
+  uint32_t header_size;
+  uint64_t file_size;
+  uint64_t nonce;
+  Region regions[kRegions];
+};
+static_assert(sizeof(Header) == 224);
+
+// Late facts bear their own ready flag, stored last with release order; before it they are not read.
+struct Identity {
+  uint64_t pid;
+  uint64_t launcher_pid;  // of the `foreshock run` that started this process; 0: none
+  uint64_t start_time_ns;  // CLOCK_REALTIME
+  uint64_t sample_seed;
+  int32_t rank, local_rank, world_size, attempt;  // -1: unknown
+  char run_id[64];
+  char host[64];
+  char executable[64];  // basename
+  uint32_t slots_wanted, slots_given;
+  uint64_t slot_bytes;
+  double max_slowdown;  // ratio, e.g. 0.01
+  uint64_t fixed_interval;  // --every; 0: set by the agent
+  uint32_t local_ranks;
+  uint32_t late_ready;  // 1: the fields below are valid
+  int32_t data_parallel, tensor_parallel, pipeline_parallel, expert_parallel;
+  char framework[48];
+};
+
+// One per registered operation, in order of their numbers.
+struct Op {
+  char name[48];
+  uint32_t pass;
+  uint32_t ready;
+};
+
+// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled.
+struct ThreadBlock {
+  uint64_t claimed;  // 1: in use
+  uint64_t calls[kMaxOps];
+  uint64_t unsampled[kPasses];
+  uint64_t sampled[kPasses];
+  uint64_t skipped[kPasses][kSkipReasons];
+  uint64_t hook_ns;  // time spent in sampled calls, measured
+  uint64_t step_ns;  // time spent at step ends and over gradients, measured
+  uint64_t reserved[4];
+};
+
+// A record that is overwritten in place: odd while it is written, read header-data-header.
+struct StepRecord {
+  uint64_t sequence;  // 2n when it holds the n-th record of the run (n from 1), 2n - 1 while being written
+  int64_t step;       // absolute; -1 unknown
+  uint64_t time_ns;   // CLOCK_REALTIME at the end of the step
+  uint64_t duration_ns;  // since the end of the step before
+  double loss, learning_rate, gradient_norm;
+  uint64_t batch_id;
+  uint32_t given;        // FORESHOCK_GIVEN_...
+  uint32_t loss_source;  // FORESHOCK_LOSS_...
+  uint32_t step_source;  // FORESHOCK_STEP_...
+  uint32_t sampled;      // 1: this step was a sampled one
+  uint64_t calls;        // attention calls in this step
+  uint64_t skipped_steps;  // optimizer steps left out so far in this process
+  uint64_t interval;       // N in force
+  uint64_t cost_ns;        // our own time in this step on the threads that train
+  double scalars[16];      // reserved for named scalars
+};
+
+// A layer that names were given for. Single words, each stored atomically; `ready` last.
+struct Layer {
+  uint32_t ready;
+  uint32_t reserved;
+  char label[32];
+  char name[128];  // of the parameter that owns it
+  uint64_t gradient_step;     // of the norm below; 0: none yet
+  double gradient_norm;       // before clipping
+  uint64_t nonfinite_steps;   // steps whose gradient here held NaN or Inf
+  uint64_t last_nonfinite_step;
+};
+
+enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal };
+
+// The header of a slot. The payload follows at `payload[...]`, offsets from the start of the slot.
+enum PayloadId : uint32_t {
+  kQuery, kKey, kValue, kOut, kLogSumExp, kMask, kGradOut, kGradQuery, kPayloads = 12
+};
+struct Payload {
+  uint64_t offset;  // from the start of the slot; 0: absent
+  uint64_t bytes;
+};
+
+struct Slot {
+  uint64_t sequence;  // 2t when it holds ticket t, 2t - 1 while being written, 0 never used
+  uint64_t ticket;
+  int64_t step;
+  uint64_t time_ns;  // CLOCK_REALTIME
+  uint64_t call;     // ordinal of the call within its step
+  int32_t op;
+  uint32_t pass;
+  uint32_t dtype;       // of query, key, value, out, grad_out, grad_query
+  uint32_t mask_dtype;  // FORESHOCK_DTYPE_NONE: no mask
+  uint32_t lse_dtype;
+  uint32_t layer_source;
+  int32_t layer;  // index into the layer region; -1 unknown; for kOrdinal the ordinal itself
+  uint32_t rows, keys, head_dim, value_dim;
+  uint32_t heads_in_slice;  // rows = heads_in_slice x positions, head-major
+  int64_t batch, kv_head;
+  uint64_t query_length, key_length;  // of the whole call; keys <= key_length were copied
+  double scale;
+  uint32_t key_limit[kRowsPerSlice];  // row r sees keys [0, key_limit[r])
+  uint32_t position[kRowsPerSlice];
+  uint32_t head[kRowsPerSlice];
+  Payload payload[kPayloads];
+  uint64_t device_begin_ns, device_end_ns;  // reserved for devices
+};
+
+// -- the control file --
+
+// Written by one pwrite of the whole record. Counters are totals over the life of the segment.
+struct Consumption {
+  uint64_t consumed;  // the last ticket of this slot that was judged or lost
+  uint32_t judged[kPasses];
+  uint32_t lost[kPasses][kLostReasons];
+  uint64_t reserved[2];
+};
+static_assert(sizeof(Consumption) == 64);
+
+struct Control {
+  char magic[8];
+  uint32_t layout_version;
+  uint32_t agent_switch;    // 1: on
+  uint32_t command_switch;  // 1: on; stored by `foreshock pause|resume`
+  uint32_t reserved;
+  uint64_t nonce;           // of the segment this belongs to
+  uint64_t interval;        // N, from the step below on; 0: not set
+  int64_t interval_from_step;
+  uint64_t step_cursor;     // the last step record the agent has taken (its n)
+  uint64_t agent_pid;
+  uint64_t steps_lost;      // overwritten before they were read
+  uint64_t reserved2[8];
+  uint64_t reserved3[12];
+};
+static_assert(sizeof(Control) <= 256);
+static_assert(256 + kMaxSlots * sizeof(Consumption) == kControlBytes);
+inline constexpr uint32_t kConsumptionOffset = 256;
+
+}  // namespace foreshock::segment
+
+#endif  // FORESHOCK_SEGMENT_LAYOUT_H_
