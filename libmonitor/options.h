@@ -1,0 +1,127 @@
+// The one table of options: what the command line accepts, which FORESHOCK_ variable stands for it, its
+// default and its help. docs/options.md is generated from it. The parsers below are used in the trainer as
+// well: they need no heap, no locale and no exceptions, and may be called from any thread.
+#ifndef FORESHOCK_LIBMONITOR_OPTIONS_H_
+#define FORESHOCK_LIBMONITOR_OPTIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace foreshock {
+
+// Who reads an option; bits of Option::readers.
+enum OptionReader : uint32_t {
+  kReaderRun = 1,
+  kReaderAgent = 2,
+  kReaderStatus = 4,
+  kReaderSwitch = 8,  // pause and resume
+  kReaderDoctor = 16,
+  kReaderTrainer = 32,  // libforeshock.so, from the environment only
+};
+
+enum class OptionId : uint32_t {
+  kEnabled,
+  kBaseDirectory,
+  kRunId,
+  kLauncher,
+  kEvery,
+  kMaxSlowdown,
+  kMemory,
+  kSlices,
+  kSeed,
+  kAdapters,
+  kPort,
+  kBind,
+  kRecord,
+  kSummary,
+  kCache,
+  kRunDirectory,
+  kKeepAlive,
+  kPython,
+  kJson,
+  kWatch,
+  kCount
+};
+
+struct Option {
+  OptionId id;
+  const char* flag;      // nullptr: by variable only
+  const char* variable;  // nullptr: by flag only
+  const char* fallback;  // the default; "" where there is none
+  const char* value;     // what stands after the flag in the help; nullptr: a flag without a value
+  const char* help;
+  uint32_t readers;  // OptionReader bits
+};
+
+inline constexpr size_t kOptionCount = static_cast<size_t>(OptionId::kCount);
+
+inline constexpr Option kOptions[kOptionCount] = {
+    {OptionId::kEnabled, nullptr, "FORESHOCK", "1", "0|1",
+     "0: nothing is monitored, the command runs as if alone", kReaderRun | kReaderTrainer},
+    {OptionId::kBaseDirectory, nullptr, "FORESHOCK_DIR", "", "DIR",
+     "base directory of the runs, on tmpfs; by default /dev/shm/foreshock-<uid>, else under $XDG_RUNTIME_DIR",
+     kReaderRun | kReaderStatus | kReaderSwitch | kReaderDoctor | kReaderTrainer},
+    {OptionId::kRunId, "--run-id", "FORESHOCK_RUN_ID", "", "ID",
+     "name of the run over all its restarts; by default from W&B, Slurm or torchrun, else random",
+     kReaderRun | kReaderAgent | kReaderStatus | kReaderSwitch | kReaderTrainer},
+    {OptionId::kLauncher, nullptr, "FORESHOCK_LAUNCHER", "0", "PID",
+     "process id of the `foreshock run` that started the trainer; set by it", kReaderTrainer},
+    {OptionId::kEvery, "--every", "FORESHOCK_EVERY", "0", "STEPS",
+     "sample every STEPS-th step; 0: as often as --max-slowdown allows",
+     kReaderRun | kReaderAgent | kReaderTrainer},
+    {OptionId::kMaxSlowdown, "--max-slowdown", "FORESHOCK_MAX_SLOWDOWN", "1%", "RATIO",
+     "the most the monitor may cost, as a share of the training time",
+     kReaderRun | kReaderAgent | kReaderTrainer},
+    {OptionId::kMemory, "--memory", "FORESHOCK_MEMORY", "64MiB", "BYTES",
+     "the most shared memory one rank may take for its samples", kReaderRun | kReaderTrainer},
+    {OptionId::kSlices, "--slices", "FORESHOCK_SLICES", "on", "on|off",
+     "off: count calls and follow steps, but copy no activations", kReaderRun | kReaderTrainer},
+    {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
+     kReaderTrainer},
+    {OptionId::kAdapters, nullptr, "FORESHOCK_ADAPTERS", "", "DIR",
+     "where the built adapters lie; set by `run`", kReaderTrainer},
+    {OptionId::kPort, "--port", "FORESHOCK_PORT", "9847", "PORT",
+     "port of the page and of /metrics; when it is taken, the next free one", kReaderRun | kReaderAgent},
+    {OptionId::kBind, "--bind", "FORESHOCK_BIND", "127.0.0.1", "ADDRESS", "loopback address to listen on",
+     kReaderRun | kReaderAgent},
+    {OptionId::kRecord, "--record", "FORESHOCK_RECORD", "", "FILE.jsonl",
+     "write the record of the run: one JSON object a line", kReaderRun | kReaderAgent},
+    {OptionId::kSummary, "--summary", "FORESHOCK_SUMMARY", "", "FILE.json",
+     "write the end-of-run summary as JSON", kReaderRun},
+    {OptionId::kCache, nullptr, "FORESHOCK_CACHE", "", "DIR",
+     "where adapters are built; by default $XDG_CACHE_HOME/foreshock, else ~/.cache/foreshock",
+     kReaderRun | kReaderDoctor},
+    {OptionId::kRunDirectory, "--dir", nullptr, "", "DIR", "directory of the run to serve", kReaderAgent},
+    {OptionId::kKeepAlive, "--keep-alive", nullptr, "", nullptr, "stay when the last trainer has ended",
+     kReaderAgent},
+    {OptionId::kPython, "--python", nullptr, "python3", "EXE", "the interpreter the training uses",
+     kReaderDoctor},
+    {OptionId::kJson, "--json", nullptr, "", nullptr, "print JSON", kReaderStatus},
+    {OptionId::kWatch, "--watch", nullptr, "", nullptr, "print again every two seconds until interrupted",
+     kReaderStatus},
+};
+
+// The row of `id`.
+const Option& option(OptionId id);
+
+// The value of the option's variable, or its default when the variable is unset or empty. Never nullptr. The
+// pointer is the environment's own.
+const char* option_value(OptionId id);
+
+// Each parser reads the whole text, leaves `*result` alone and returns false when it is anything else.
+
+// "1%", "0.5 %", "0.01": a ratio in [0, 1].
+bool parse_ratio(const char* text, double* result);
+
+// "4096", "64KiB", "64MiB", "2GiB", "1MB": bytes. KiB, MiB, GiB are powers of 1024; kB, MB, GB of 1000.
+bool parse_bytes(const char* text, uint64_t* result);
+
+// Decimal digits that fit into 64 bits.
+bool parse_count(const char* text, uint64_t* result);
+
+// "on", "1", "true", "yes"; "off", "0", "false", "no".
+bool parse_switch(const char* text, bool* result);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_OPTIONS_H_
