@@ -164,7 +164,7 @@ void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDev
     if (ref.log_sum_exp[r] == -kInfinity) continue;
     ++d->rows_with_keys;
     d->near_tie_rows += ref.near_tie[r];
-    raise(ref.logit_abs_max[r], &d->logit_abs_max);
+    raise(std::isnan(ref.log_sum_exp[r]) ? kInfinity : ref.logit_abs_max[r], &d->logit_abs_max);
     if (!std::isfinite(ref.log_sum_exp[r])) continue;
     if (slice.log_sum_exp != nullptr) {
       const double trainer = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, r);

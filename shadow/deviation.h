@@ -42,7 +42,7 @@ struct SliceDeviation {
   // Over rows that see a key. Absent: no such row, or (lse) no log_sum_exp given. +Inf: the trainer's is not
   // finite.
   std::optional<double> lse_error_abs_max;
-  std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf when a score is
+  std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf when one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
   int near_tie_rows = 0;
