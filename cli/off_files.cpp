@@ -15,11 +15,15 @@ struct Advice {
 constexpr Advice kAdvice[] = {
     {"adapter_missing",
      "no adapter was built for its torch; run `foreshock doctor -- COMMAND` with the same command"},
-    {"adapter_failed", "the adapter for its torch does not load; run `foreshock doctor -- COMMAND`"},
+    {"adapter_not_loadable",
+     "the adapter does not load; remove it from the cache and run `foreshock doctor`"},
+    {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
+    {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
     {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},
-    {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
+    {"no_directory", "its run directory is gone or not writable; start it with `foreshock run`"},
+    {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup)"},
     {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
-    {"abi", "the adapter and libforeshock.so are of different versions; run `foreshock doctor`"},
+    {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
 };
 
 // "off.1234.no_space" -> "no_space"; "" for any other name.

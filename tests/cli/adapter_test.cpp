@@ -19,8 +19,10 @@ class AdapterTest : public testing::Test {
  protected:
   Adapter prepare_with(const std::string& script) {
     const std::string python = directory_.write("python3", "#!/bin/sh\n" + script + "\n", 0700);
-    return prepare_adapter({.adapter_sources = directory_.path()}, python, directory_.path() + "/cache");
+    return prepare_adapter(installation(), python, directory_.path() + "/cache");
   }
+  Installation installation() const { return {"", "", "", directory_.path(), ""}; }
+
   TemporaryDirectory directory_;
 };
 
@@ -50,14 +52,13 @@ TEST_F(AdapterTest, ABrokenInterpreterIsAReason) {
 
 TEST_F(AdapterTest, TheCacheChangesWithTheSources) {
   setenv("FORESHOCK_CACHE", "/cache", 1);
-  const Installation installation = {.adapter_sources = directory_.path()};
   directory_.write("adapter.cpp", "int one;");
-  const std::string before = adapter_cache(installation);
+  const std::string before = adapter_cache(installation());
   EXPECT_THAT(before, StartsWith("/cache/adapters-"));
   directory_.write("notes.txt", "not a source");
-  EXPECT_EQ(adapter_cache(installation), before);
+  EXPECT_EQ(adapter_cache(installation()), before);
   directory_.write("adapter.cpp", "int two;");
-  EXPECT_NE(adapter_cache(installation), before);
+  EXPECT_NE(adapter_cache(installation()), before);
   unsetenv("FORESHOCK_CACHE");
 }
 

@@ -79,8 +79,12 @@ TEST(Arguments, HelpIsAskedForBeforeTheCommandOnly) {
 TEST(Arguments, MarkdownHoldsEveryFlagAndVariable) {
   const std::string page = options_markdown();
   for (const Option& row : kOptions) {
-    if (row.flag != nullptr) EXPECT_THAT(page, HasSubstr(std::string("`") + row.flag));
-    if (row.variable != nullptr) EXPECT_THAT(page, HasSubstr(std::string("`") + row.variable + "`"));
+    if (row.flag != nullptr) {
+      EXPECT_THAT(page, HasSubstr(std::string("`") + row.flag));
+    }
+    if (row.variable != nullptr) {
+      EXPECT_THAT(page, HasSubstr(std::string("`") + row.variable + "`"));
+    }
   }
   EXPECT_THAT(page, HasSubstr("--slices on\\|off"));
 }

@@ -62,7 +62,9 @@ TEST(Process, EndsAsTheOtherEnded) {
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(WIFSIGNALED(status) ? WTERMSIG(status) : 0, expected.signal);
-    if (expected.signal == 0) EXPECT_EQ(WEXITSTATUS(status), expected.code);
+    if (expected.signal == 0) {
+      EXPECT_EQ(WEXITSTATUS(status), expected.code);
+    }
     EXPECT_FALSE(WIFSIGNALED(status) && WCOREDUMP(status));
   }
 }

@@ -43,7 +43,7 @@ std::string text_of(const Json& ranks) {
 }
 
 TEST(Summary, TellsTheStoryOfOneRank) {
-  const std::string text = text_of({rank(0, 0.71)});
+  const std::string text = text_of(Json::array({rank(0, 0.71)}));
   for (const char* part :
        {"run abc", "finished", "1 600 steps (optimizer state)", "4 800", "12 dropout", "0.71", "0.89",
         "1.9e-03", "+0.010 ulp", "003 (layers by parameter)", "5.52 -> 2.31 (nll), no spike", "0.61 %",
@@ -56,14 +56,14 @@ TEST(Summary, TellsTheStoryOfOneRank) {
 
 TEST(Summary, UnknownIsNotZero) {
   Json lonely = {{"rank", 0}, {"steps", 3}};
-  const std::string text = text_of({lonely});
+  const std::string text = text_of(Json::array({lonely}));
   EXPECT_THAT(text, HasSubstr("unknown"));
   EXPECT_THAT(text, Not(HasSubstr("0.00")));
   EXPECT_THAT(text, HasSubstr("no attention was judged"));
 }
 
 TEST(Summary, AddsUpRanksAndShowsEach) {
-  const std::string text = text_of({rank(0, 0.5), rank(1, 0.7)});
+  const std::string text = text_of(Json::array({rank(0, 0.5), rank(1, 0.7)}));
   EXPECT_THAT(text, HasSubstr("2 ranks"));
   EXPECT_THAT(text, HasSubstr("9 600"));
   EXPECT_THAT(text, HasSubstr("0.60"));  // the mean weighs both alike: they judged equally many
@@ -71,9 +71,9 @@ TEST(Summary, AddsUpRanksAndShowsEach) {
 }
 
 TEST(Summary, NamesWhatIsWrong) {
-  EXPECT_THAT(text_of({rank(0, 2.5)}), HasSubstr("errs more than its precision explains"));
-  EXPECT_THAT(text_of({rank(0, 0.9, 0.18, 26)}), HasSubstr("forward is biased"));
-  EXPECT_THAT(text_of({rank(0, 0.9, 0.18, 2)}), Not(HasSubstr("biased")));
+  EXPECT_THAT(text_of(Json::array({rank(0, 2.5)})), HasSubstr("errs more than its precision explains"));
+  EXPECT_THAT(text_of(Json::array({rank(0, 0.9, 0.18, 26)})), HasSubstr("forward is biased"));
+  EXPECT_THAT(text_of(Json::array({rank(0, 0.9, 0.18, 2)})), Not(HasSubstr("biased")));
 }
 
 TEST(Summary, SaysWhenNoAttentionWasSeen) {
@@ -81,7 +81,7 @@ TEST(Summary, SaysWhenNoAttentionWasSeen) {
   for (const char* name : {"forward", "backward"}) {
     blind["attention"][name] = {{"calls", 0}, {"judged", 0}};
   }
-  EXPECT_THAT(text_of({blind}), HasSubstr("no attention call was seen"));
+  EXPECT_THAT(text_of(Json::array({blind})), HasSubstr("no attention call was seen"));
 }
 
 TEST(Summary, ManyRanksStayReadable) {
