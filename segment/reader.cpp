@@ -111,6 +111,13 @@ std::vector<Layer> SegmentReader::layers() const {
   return layers;
 }
 
+Layer SegmentReader::layer(uint32_t index) const {
+  const Region& region = header_.regions[kLayers];
+  Layer layer = {};
+  if (index < region.count) read_exactly(segment_, &layer, sizeof layer, region.offset + region.record_size * index);
+  return layer;
+}
+
 Totals SegmentReader::totals() const {
   if (!read_region(kThreads, &region_)) return {};
   return parse_threads(region_, header_.regions[kThreads]);
@@ -141,6 +148,14 @@ std::vector<StepRecord> SegmentReader::new_steps() {
   write_field(control_file_, control_.step_cursor, offsetof(Control, step_cursor));
   write_field(control_file_, control_.steps_lost, offsetof(Control, steps_lost));
   return records;
+}
+
+StepRecord SegmentReader::last_step() const {
+  const Region& region = header_.regions[kSteps];
+  StepRecord record = {};
+  const uint64_t at = region.offset + region.record_size * (control_.step_cursor % region.count);
+  if (control_.step_cursor == 0 || !read_exactly(segment_, &record, sizeof record, at)) return {};
+  return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
 }
 
 uint64_t SegmentReader::slot_offset(uint32_t slot) const {

@@ -25,12 +25,17 @@ class SegmentReader {
   Identity identity() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
+  Layer layer(uint32_t index) const;  // all zero where there is none
   Totals totals() const;
 
   // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of the
   // agent it goes on where the control file says.
   std::vector<StepRecord> new_steps();
   uint64_t steps_lost() const { return control_.steps_lost; }
+  // Taken over the life of the segment, by all agents it has had.
+  uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
+  // The last record that was taken; sequence 0 when there is none or it was overwritten.
+  StepRecord last_step() const;
 
   // The next slot that holds a finished slice this agent has not consumed, or false. The view borrows from an
   // inner buffer until the next call. `why` is set when the slot cannot be used: consume it as lost.
