@@ -37,8 +37,6 @@ bool FileLock::lock_within(const std::string& path, int operation, int timeout_m
   }
 }
 
-bool FileLock::try_upgrade() { return held() && flock(descriptor_, LOCK_EX | LOCK_NB) == 0; }
-
 void FileLock::release() {
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;

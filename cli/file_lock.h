@@ -19,8 +19,6 @@ class FileLock {
   bool try_lock(const std::string& path, int operation);
   // The same, trying again for up to `timeout_ms`.
   bool lock_within(const std::string& path, int operation, int timeout_ms);
-  // Changes a held lock to exclusive if nobody else holds it too.
-  bool try_upgrade();
   void release();
   bool held() const { return descriptor_ >= 0; }
 

@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr int kBaseLockTimeoutMs = 10000;  // a leaving run holds it while its agent ends
 constexpr int kAgentEndTimeoutMs = 5000;
+constexpr int kProbeTimeoutMs = 100;  // the agent looks at run.lock by taking it for a moment
 
 // The trainer locks its segment through one descriptor that it never reopens; we never map or lock it.
 bool is_live(const fs::path& segment) {
@@ -62,16 +63,19 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
     if (entry.is_directory(error) && !entry.is_symlink(error)) remove_if_stale(entry.path());
   }
   if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
-  if (!use_.try_lock(path_ + "/run.lock", LOCK_SH)) return path_ + "/run.lock cannot be taken";
+  if (!use_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
+    return path_ + "/run.lock cannot be taken";
   return "";
 }
 
 bool RunDirectory::leave() {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
-  const bool last = use_.try_upgrade();
   use_.release();
-  if (!last || has_live_segment(path_)) return false;
+  FileLock alone;  // nobody new can come while we hold the base
+  if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
+    return false;
+  alone.release();  // the agent ends when no run holds this lock
   FileLock agent;
   if (!agent.lock_within(path_ + "/agent.lock", LOCK_EX, kAgentEndTimeoutMs)) return false;
   std::error_code error;

@@ -15,9 +15,9 @@ TEST(FileLock, SharedHoldersKeepExclusiveOnesOut) {
   EXPECT_TRUE(first.try_lock(path, LOCK_SH));
   EXPECT_TRUE(second.try_lock(path, LOCK_SH));
   EXPECT_FALSE(exclusive.try_lock(path, LOCK_EX));
-  EXPECT_FALSE(first.try_upgrade());
+  first.release();
   second.release();
-  EXPECT_TRUE(first.try_upgrade());
+  EXPECT_TRUE(exclusive.try_lock(path, LOCK_EX));
   EXPECT_FALSE(second.lock_within(path, LOCK_SH, 20));
 }
 
@@ -29,7 +29,8 @@ TEST(FileLock, IsLockedSeesExclusiveOnly) {
   FileLock lock;
   ASSERT_TRUE(lock.try_lock(path, LOCK_SH));
   EXPECT_FALSE(is_locked(path));
-  ASSERT_TRUE(lock.try_upgrade());
+  lock.release();
+  ASSERT_TRUE(lock.try_lock(path, LOCK_EX));
   EXPECT_TRUE(is_locked(path));
 }
 
