@@ -252,6 +252,43 @@ TEST(Reference, EntropyOfFlatRowIsLogOfKeys) {
   EXPECT_NEAR(ref.entropy_nats[0], std::log(500.0), 4e-15);
 }
 
+uint64_t hash_bits(uint64_t hash, const std::vector<double>& values, size_t count) {
+  for (size_t i = 0; i < count; ++i) hash = (hash ^ bits_of(values[i])) * 0x100000001b3;
+  return hash;
+}
+
+// Inputs by integer arithmetic only, so that they are the same everywhere. If this fails, the bits of the
+// reference have changed: raise kReferenceVersion, then put the new number here.
+TEST(Reference, BitsOfVersionOne) {
+  ASSERT_EQ(kReferenceVersion, 1);
+  SliceData data({DType::kBf16, 13, 331, 72, 40, true});
+  uint64_t state = 1;
+  auto draw = [&] {
+    state = state * 6364136223846793005 + 1442695040888963407;
+    return static_cast<double>(static_cast<int64_t>(state) >> 40) * 0x1p-22;
+  };
+  for (PackedArray* array : {&data.query, &data.key, &data.value, &data.grad_out}) array->fill(draw);
+  for (int row = 0; row < 13; ++row) data.key_limit[row] = 331 - 20 * row;
+  AttentionSlice s = data.view();
+  s.scale = 0.125;
+  Reference ref;
+  reference(s, &ref);
+  uint64_t hash = 0xcbf29ce484222325;
+  hash = hash_bits(hash, ref.out, 13 * 40);
+  hash = hash_bits(hash, ref.log_sum_exp, 13);
+  hash = hash_bits(hash, ref.entropy_nats, 13);
+  hash = hash_bits(hash, ref.grad_query, 13 * 72);
+  EXPECT_EQ(hash, 12451845661782132687u);
+}
+
+TEST(Reference, NoKeysAtAll) {
+  SliceData data({DType::kBf16, 2, 0, 8, 8, true});
+  expect_bit_equal_everywhere(data);
+  Reference ref;
+  reference(data.view(), &ref);
+  EXPECT_EQ(ref.log_sum_exp[1], -kInfinity);
+}
+
 TEST(Reference, AllocatesNothingOnceWarm) {
   SliceData large({DType::kBf16, 16, 300, 64, 64, true}), small({DType::kBf16, 5, 100, 32, 16, true});
   Reference ref;
