@@ -469,10 +469,11 @@ def autoload() -> None:
         core = _Core(_adapter_path())
         monitor = _Monitor(core)
         core.watch(_box)
-        torch.optim.optimizer.register_optimizer_step_pre_hook(_before_step)
-        torch.optim.optimizer.register_optimizer_step_post_hook(_after_step)
-        torch.nn.modules.module.register_module_parameter_registration_hook(_module_grows)
-        torch.nn.modules.module.register_module_module_registration_hook(_module_grows)
+        optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
+        optimizers.register_optimizer_step_pre_hook(_before_step)
+        optimizers.register_optimizer_step_post_hook(_after_step)
+        modules.register_module_parameter_registration_hook(_module_grows)
+        modules.register_module_module_registration_hook(_module_grows)
         atexit.register(core.adapter.foreshock_adapter_poll)
         _monitor = monitor
     except Exception:
