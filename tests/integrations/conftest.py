@@ -45,6 +45,12 @@ def build(cache: Path, library: Path, *more: str, python: str = sys.executable, 
 
 
 @pytest.fixture(scope="session")
+def build_adapter():
+    """build_adapter(cache, library, *options, env=None): the builder's answer."""
+    return build
+
+
+@pytest.fixture(scope="session")
 def fake_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("fake") / "libfakecore.so"
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "clang++"
