@@ -76,8 +76,9 @@ struct Op {
   uint32_t ready;
 };
 
-// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled.
-struct ThreadBlock {
+// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled. Cache lines of
+// their own, so that threads do not take them from each other.
+struct alignas(64) ThreadBlock {
   uint64_t claimed;  // 1: in use
   uint64_t calls[kMaxOps];
   uint64_t unsampled[kPasses];
