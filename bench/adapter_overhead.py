@@ -2,9 +2,9 @@
 
     python bench/adapter_overhead.py --library LIB --cache DIR [--rounds 200]
 
-Two processes of this same file, one plain and one with the library preloaded and the adapter in place, take turns,
-each turn a few milliseconds of calls; a round is one turn of each. Printed: the median over rounds of either, and of the
-difference with its 95 % bounds (order statistics of the rounds, no distribution assumed). DESIGN: at most +0.6 us.
+Two processes of this same file, one plain and one with the library preloaded and the adapter in place, take
+turns, each turn a few milliseconds of calls; a round is one turn of each. Printed: the median over rounds of
+either, and of the difference with its 95 % bounds (order statistics of the rounds, no distribution assumed). DESIGN: at most +0.6 us.
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ def median_bounds(values: list[float]) -> tuple[float, float, float]:
     ranked = sorted(values)
     reach = math.ceil(0.98 * math.sqrt(len(ranked))) + 1
     middle = len(ranked) // 2
-    return statistics.median(ranked), ranked[max(0, middle - reach)], ranked[min(len(ranked) - 1, middle + reach)]
+    return (
+        statistics.median(ranked),
+        ranked[max(0, middle - reach)],
+        ranked[min(len(ranked) - 1, middle + reach)],
+    )
 
 
 def main() -> None:
@@ -96,7 +100,8 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
-        return serve(arguments.serve)
+        serve(arguments.serve)
+        return
     if not arguments.library or not arguments.cache:
         parser.error("--library and --cache are needed")
     builder = [sys.executable, str(ROOT / "integrations" / "torch" / "build_adapter.py")]
@@ -113,9 +118,12 @@ def main() -> None:
         rounds = [[child.turn(name) for child in children] for _ in range(arguments.rounds)]
         plain, hooked = (statistics.median(column) for column in zip(*rounds, strict=True))
         added, low, high = median_bounds([on - off for off, on in rounds])
-        print(f"{name:30s} {plain:7.2f} -> {hooked:7.2f} us   added {added:+.3f} us [{low:+.3f}, {high:+.3f}]")
+        print(
+            f"{name:30s} {plain:7.2f} -> {hooked:7.2f} us   added {added:+.3f} us [{low:+.3f}, {high:+.3f}]"
+        )
         worst = max(worst, high) if "attention" in name else worst
-    print(f"attention calls: at most {worst:+.3f} us, target {TARGET_US:+.1f} us: {'met' if worst <= TARGET_US else 'missed'}")
+    verdict = "met" if worst <= TARGET_US else "missed"
+    print(f"attention calls: at most {worst:+.3f} us, target {TARGET_US:+.1f} us: {verdict}")
     for child in children:
         child.process.stdin.close()
         child.process.wait()

@@ -7,9 +7,11 @@ switches the monitor off for this process. Standard library only; torch is taken
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+import time
 from typing import Any
 
 __all__ = ["autoload", "layer_labels", "report"]
@@ -103,6 +105,7 @@ def _structures() -> tuple[Any, Any, Any]:
             ("batch_id", c.c_uint64),
             ("given", c.c_uint32),
             ("reserved2", c.c_uint32),
+            ("prepare_ns", c.c_uint64),
         ]
 
     class Parameter(c.Structure):
@@ -141,14 +144,18 @@ class _Core:
             getattr(self.core, name).restype = None
         self.adapter = c.PyDLL(adapter_path)
         self.adapter.foreshock_adapter_backwards.restype = c.c_uint64
+        self.adapter.foreshock_adapter_step_begins.restype = c.c_uint64
         self.adapter.foreshock_adapter_step_begins.argtypes = [c.c_void_p, c.c_size_t, c.c_double]
         self.adapter.foreshock_adapter_watch.argtypes = [c.c_void_p]
         self.hooked = self.adapter.foreshock_adapter_start()
 
-    def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None) -> None:
+    def step_end(
+        self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0
+    ) -> None:
         import ctypes as c
 
         record = self.Step(size=c.sizeof(self.Step), version=_ABI, step=step, step_source=source)
+        record.prepare_ns = prepare_ns
         if rate is not None:
             record.learning_rate, record.given = rate, record.given | _GIVEN_LEARNING_RATE
         if batch_id is not None:
@@ -161,7 +168,7 @@ class _Core:
         array = (c.c_void_p * len(addresses))(*addresses)
         return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale)
 
-    def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
+    def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> int:
         import ctypes as c
 
         array = (self.Parameter * len(rows))()
@@ -169,7 +176,7 @@ class _Core:
             entry.size, entry.version = c.sizeof(self.Parameter), _ABI
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
-        self.core.foreshock_name_parameters(array, len(rows))
+        return self.core.foreshock_name_parameters(array, len(rows))
 
     def describe(self) -> None:
         import ctypes as c
@@ -296,22 +303,26 @@ class _Monitor:
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
         self._named_for: tuple[int, ...] = ()
-        self._missing_names = False
+        self._missing_names = self._described = False
         self._whole = True
         self._ticks = 0
+        self._spent_ns = 0  # our own time since the last tick
 
     def before_step(self, optimizer: Any) -> None:
         if self._clock is not None and self._clock() not in (None, optimizer):
             return
+        begin = time.perf_counter_ns()
         together = [optimizer, *(o for ref in self._companions if (o := ref()) not in (None, optimizer))]
         parameters = [p for o in together for p in _parameters(o)]
         self._name(parameters)
         scale = self._scale(optimizer)
         in_backward = torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward
-        self.core.step_begins([p._cdata for p in parameters] if publish else [], 1 / (scale or 1))
+        in_core = self.core.step_begins([p._cdata for p in parameters] if publish else [], 1 / (scale or 1))
+        self._spent_ns += time.perf_counter_ns() - begin - in_core
 
     def after_step(self, optimizer: Any) -> None:
+        begin = time.perf_counter_ns()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
             return
@@ -319,8 +330,10 @@ class _Monitor:
         source, step = self._state_step(optimizer)
         if step is not None and not self.reported:
             rate = _on_cpu(optimizer.param_groups[0].get("lr"))
-            self.core.step_end(step, source, rate, self.batch_id)
+            spent = self._spent_ns + time.perf_counter_ns() - begin
+            self.core.step_end(step, source, rate, self.batch_id, spent)
             self.batch_id = None
+            self._spent_ns = 0
             self._ticks += 1
         self.core.adapter.foreshock_adapter_step_ended()
 
@@ -368,8 +381,9 @@ class _Monitor:
         search = self._missing_names and self._ticks >= self.SEARCH_AT
         if addresses == self._named_for and not search:
             return
-        if not self._named_for:
+        if not self._described:
             self.core.describe()
+            self._described = True
         if search:
             self.modules.search()
         self._named_for = addresses
@@ -378,9 +392,9 @@ class _Monitor:
         self._whole = self._is_whole(parameters, named)
         matrices = [name for name, parameter in named.values() if parameter.dim() == 2]
         labels = layer_labels(matrices, [name for name, _ in named.values()])
-        self.core.name_parameters(
-            [(address, name, labels[name], p.numel()) for address, (name, p) in named.items()]
-        )
+        rows = [(address, name, labels[name], p.numel()) for address, (name, p) in named.items()]
+        if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
+            self._named_for = ()  # not monitored yet
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[str, Any]]) -> bool:
@@ -415,11 +429,9 @@ def _guarded(name: str, *arguments: Any) -> None:
         getattr(monitor, name)(*arguments)
     except Exception as error:
         _monitor = None
-        try:
+        with contextlib.suppress(Exception):
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
             monitor.core.core.foreshock_off(reason.encode()[:47])
-        except Exception:
-            pass
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -436,10 +448,8 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def _module_grows(module: Any, name: str, part: Any) -> None:
     if _monitor is not None and not torch.compiler.is_compiling():
-        try:
+        with contextlib.suppress(Exception):
             _monitor.modules.note(module)
-        except Exception:
-            pass
 
 
 def report(step: int | None = None, loss: float | None = None, batch_id: int | None = None) -> None:
