@@ -100,6 +100,13 @@ std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
   }
 }
 
+std::optional<AgentAddress> AgentKeeper::news() {
+  std::optional<AgentAddress> agent = read_agent_address(directory_);
+  if (!agent || agent->pid == told_pid_) return std::nullopt;
+  told_pid_ = agent->pid;
+  return agent;
+}
+
 std::string AgentKeeper::last_words() const {
   std::ifstream log(directory_ + "/agent.log");
   std::string line, last;
