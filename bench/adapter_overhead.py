@@ -4,7 +4,8 @@
 
 Two processes of this same file, one plain and one with the library preloaded and the adapter in place, take
 turns, each turn a few milliseconds of calls; a round is one turn of each. Printed: the median over rounds of
-either, and of the difference with its 95 % bounds (order statistics of the rounds, no distribution assumed). DESIGN: at most +0.6 us.
+either, and of the difference with its 95 % bounds (order statistics of the rounds, no distribution assumed).
+The aim: at most +0.6 us.
 """
 
 from __future__ import annotations

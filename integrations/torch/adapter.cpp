@@ -72,14 +72,14 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
 }
 
 // Before the optimizer's work. `parameters` holds `count` TensorImpl addresses (parameter._cdata) of
-// everything that steps now; none: publish no gradients. Returns the nanoseconds spent inside the core, which
-// accounts for them.
+// everything that steps now; none: publish no gradients. See GradientReport::Publish for the rest. Returns
+// the nanoseconds spent inside the core, which accounts for them.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
-                                                        double inverse_scale) {
+                                                        double inverse_scale, uint32_t copies) {
   auto& gradients = foreshock::adapter::Gradients();
   const uint64_t before = gradients.core_ns();
   try {
-    gradients.Publish(parameters, count, inverse_scale);
+    gradients.Publish(parameters, count, inverse_scale, copies);
   } catch (...) {
     foreshock_off("adapter_gradients");
   }

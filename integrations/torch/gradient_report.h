@@ -15,12 +15,12 @@ class GradientReport {
  public:
   // `parameters`: TensorImpl addresses, alive. `inverse_scale`: what the optimizer itself multiplies
   // gradients by.
-  void Publish(const void* const* parameters, size_t count, double inverse_scale) {
+  void Publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies) {
     if (!Collect(parameters, count) || gradients_.empty()) return;
     const auto found = Norms().Match(tensors_, inverse_scale, &squares_);
     for (size_t i = 0; i < gradients_.size(); ++i) gradients_[i].sum_of_squares = squares_[i];
     if (found == GradientNorms::Found::kAll) return Send();
-    const bool untouched = found == GradientNorms::Found::kNone && Untouched();
+    const bool untouched = found == GradientNorms::Found::kNone && Untouched(copies);
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (!Values(*tensors_[i], &gradients_[i].values)) return;
@@ -75,12 +75,13 @@ class GradientReport {
   // Has nobody changed the gradients since the backward passes wrote them? Every in-place write moves a
   // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more, unscaling 1 more.
   // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see.
-  bool Untouched() const noexcept {
+  bool Untouched(uint32_t copies) const noexcept {
     const uint32_t passes = Clock().roots();
     if (passes == 0) return false;
-    const uint32_t fresh = passes - 1 + Clock().unscales();
+    const uint32_t after = Clock().unscales() + copies;
+    const uint32_t fresh = passes - 1 + after;
     return sentinel_version_ == fresh ||
-           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + Clock().unscales());
+           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + after);
   }
 
   static bool Values(const c10::TensorImpl& gradient, foreshock_tensor* values) {

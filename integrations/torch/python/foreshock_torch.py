@@ -145,7 +145,12 @@ class _Core:
         self.adapter = c.PyDLL(adapter_path)
         self.adapter.foreshock_adapter_backwards.restype = c.c_uint64
         self.adapter.foreshock_adapter_step_begins.restype = c.c_uint64
-        self.adapter.foreshock_adapter_step_begins.argtypes = [c.c_void_p, c.c_size_t, c.c_double]
+        self.adapter.foreshock_adapter_step_begins.argtypes = [
+            c.c_void_p,
+            c.c_size_t,
+            c.c_double,
+            c.c_uint32,
+        ]
         self.adapter.foreshock_adapter_watch.argtypes = [c.c_void_p]
         self.hooked = self.adapter.foreshock_adapter_start()
 
@@ -162,11 +167,11 @@ class _Core:
             record.batch_id, record.given = batch_id & (2**64 - 1), record.given | _GIVEN_BATCH_ID
         self.core.foreshock_step_end(c.byref(record))
 
-    def step_begins(self, addresses: list[int], inverse_scale: float) -> int:
+    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int) -> int:
         import ctypes as c
 
         array = (c.c_void_p * len(addresses))(*addresses)
-        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale)
+        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies)
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> int:
         import ctypes as c
@@ -226,6 +231,7 @@ class _Modules:
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
+        self.copies = 0  # in-place writes per step into gradients by those who average them over ranks
 
     def note(self, module: Any) -> None:
         import weakref
@@ -253,6 +259,8 @@ class _Modules:
         named: dict[int, tuple[str, Any]] = {}
         for hits, rows, root in sorted(trees, key=lambda tree: -tree[0]):
             if hits:
+                if type(root).__name__ == "DistributedDataParallel" and not root.gradient_as_bucket_view:
+                    self.copies = 1
                 for address, row in {**rows, **self._gathered(root, rows)}.items():
                     named.setdefault(address, row)
         return named
@@ -318,7 +326,8 @@ class _Monitor:
         scale = self._scale(optimizer)
         in_backward = torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward
-        in_core = self.core.step_begins([p._cdata for p in parameters] if publish else [], 1 / (scale or 1))
+        addresses = [p._cdata for p in parameters] if publish else []
+        in_core = self.core.step_begins(addresses, 1 / (scale or 1), self.modules.copies)
         self._spent_ns += time.perf_counter_ns() - begin - in_core
 
     def after_step(self, optimizer: Any) -> None:
