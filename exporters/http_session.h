@@ -97,7 +97,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     if (head.count(http::field::host) > 1) return send(refusal(400, "more than one Host"), false);
     const HttpRequest request{text(head.method_string()), text(head[http::field::host]), text(head.target()),
                               parser_->chunked() || parser_->content_length().value_or(0) > 0};
-    const HttpReply reply = shared_->routes.answer(request, *shared_->current());
+    const HttpReply reply = shared_->routes.answer(request, shared_->current());
     const bool unread_body = request.has_body;
     send(reply, head.keep_alive() && !unread_body);
   }

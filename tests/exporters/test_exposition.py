@@ -71,8 +71,9 @@ def free_port():
 
 @needs["promtool"]
 def test_promtool_finds_nothing_to_complain_of(address):
-    checked = subprocess.run(["promtool", "check", "metrics"], input=get(f"http://{address}/metrics"), text=True,
-                             capture_output=True)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=get(f"http://{address}/metrics"), text=True, capture_output=True
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
@@ -80,11 +81,21 @@ def test_promtool_finds_nothing_to_complain_of(address):
 def test_prometheus_keeps_the_target_up(address, tmp_path):
     port = free_port()
     config = tmp_path / "prometheus.yml"
-    config.write_text("scrape_configs:\n- job_name: foreshock\n  scrape_interval: 500ms\n  scrape_timeout: 400ms\n"
-                      f"  static_configs: [{{targets: ['{address}']}}]\n")
+    config.write_text(
+        "scrape_configs:\n- job_name: foreshock\n  scrape_interval: 500ms\n  scrape_timeout: 400ms\n"
+        f"  static_configs: [{{targets: ['{address}']}}]\n"
+    )
     with open(tmp_path / "log", "w") as log:
-        server = subprocess.Popen(["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
-                                   f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        server = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={tmp_path / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
     with ended(server):
         base = f"http://127.0.0.1:{port}"
         wait_until(lambda: query(base, "count_over_time(up[1m]) >= 4"))
@@ -123,6 +134,8 @@ def test_a_hundred_half_open_clients_do_not_delay_a_scrape(address):
             process.wait()
         for client in idle:
             client.close()
-    print(f"scrape beside 100 half-open clients and {len(busy)} busy processes: "
-          f"median {sorted(times)[10]:.1f} ms, worst {max(times):.1f} ms")
+    print(
+        f"scrape beside 100 half-open clients and {len(busy)} busy processes: "
+        f"median {sorted(times)[10]:.1f} ms, worst {max(times):.1f} ms"
+    )
     assert sorted(times)[-2] < 100, times  # one of twenty may meet another program's burst
