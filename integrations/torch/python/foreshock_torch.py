@@ -8,6 +8,7 @@ switches the monitor off for this process. Standard library only; torch is taken
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import sys
@@ -297,6 +298,7 @@ class _Monitor:
     """Counts a training step at the step of one optimizer whose call follows a backward pass."""
 
     UNSEEN_CALLS = 3  # calls without any backward pass seen, after which every call counts
+    LOOK_AT = 4  # parameters whose optimizer state is looked at for the step
     SEARCH_AT = 3  # tick at which modules are searched for, if names are still missing
 
     def __init__(self, core: _Core) -> None:
@@ -310,7 +312,7 @@ class _Monitor:
         self._unseen_calls = 0
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
-        self._named_for: tuple[int, ...] = ()
+        self._named_for: list[int] = []
         self._missing_names = self._described = False
         self._whole = True
         self._ticks = 0
@@ -322,12 +324,12 @@ class _Monitor:
         begin = time.perf_counter_ns()
         together = [optimizer, *(o for ref in self._companions if (o := ref()) not in (None, optimizer))]
         parameters = [p for o in together for p in _parameters(o)]
-        self._name(parameters)
+        addresses = [p._cdata for p in parameters]
+        self._name(parameters, addresses)
         scale = self._scale(optimizer)
         in_backward = torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward
-        addresses = [p._cdata for p in parameters] if publish else []
-        in_core = self.core.step_begins(addresses, 1 / (scale or 1), self.modules.copies)
+        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies)
         self._spent_ns += time.perf_counter_ns() - begin - in_core
 
     def after_step(self, optimizer: Any) -> None:
@@ -370,8 +372,9 @@ class _Monitor:
         """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
         if (_on_cpu(getattr(optimizer, "found_inf", None)) or 0) > 0:
             return _COUNTED, None
-        for parameter in _parameters(optimizer):
-            state = optimizer.state.get(parameter) if parameter.grad is not None else None
+        used = (parameter for parameter in _parameters(optimizer) if parameter.grad is not None)
+        for parameter in itertools.islice(used, self.LOOK_AT):
+            state = optimizer.state.get(parameter)
             step = _on_cpu(state.get("step")) if state else None
             if step is not None:
                 now = (parameter._cdata, int(step))
@@ -385,8 +388,7 @@ class _Monitor:
         scale = getattr(optimizer, "grad_scale", None)
         return 1.0 if scale is None else _on_cpu(scale)
 
-    def _name(self, parameters: list[Any]) -> None:
-        addresses = tuple(parameter._cdata for parameter in parameters)
+    def _name(self, parameters: list[Any], addresses: list[int]) -> None:
         search = self._missing_names and self._ticks >= self.SEARCH_AT
         if addresses == self._named_for and not search:
             return
@@ -403,7 +405,7 @@ class _Monitor:
         labels = layer_labels(matrices, [name for name, _ in named.values()])
         rows = [(address, name, labels[name], p.numel()) for address, (name, p) in named.items()]
         if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
-            self._named_for = ()  # not monitored yet
+            self._named_for = []  # not monitored yet
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[str, Any]]) -> bool:
