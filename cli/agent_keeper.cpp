@@ -64,6 +64,7 @@ void AgentKeeper::tick() {
   // starts.
   if (!starter_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
   if (is_locked(directory_ + "/agent.lock")) {
+    failures_ = 0;  // somebody else's agent serves
     starter_.release();
     return;
   }

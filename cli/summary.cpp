@@ -148,6 +148,11 @@ std::string reason_facts(const std::string& name, const PassTotals& forward, con
   return fact(name, "forward: " + ahead + "; backward: " + back);
 }
 
+// z needs 16 slices; before that a bias is noise.
+std::string z_text(const PassTotals& totals) {
+  return totals.bias && !totals.bias_z ? "few slices" : formatted("%+.1f", totals.bias_z);
+}
+
 std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
   const PassTotals &forward = passes[0], &backward = passes[1];
   std::string out = paint.dim(row("", kPasses[0], kPasses[1]));
@@ -167,7 +172,7 @@ std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
   out +=
       both("  largest", "%.2f", &PassTotals::ratio_max, "above 2 forward or 3 backward something is wrong");
   out += both("bias", "%+.3f ulp", &PassTotals::bias, "signed; 0 for a rounding that is fair");
-  out += both("  z between slices", "%+.1f", &PassTotals::bias_z, "");
+  out += row("  z between slices", z_text(forward), z_text(backward));
   return out;
 }
 

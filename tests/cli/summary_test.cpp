@@ -62,6 +62,12 @@ TEST(Summary, UnknownIsNotZero) {
   EXPECT_THAT(text, HasSubstr("no attention was judged"));
 }
 
+TEST(Summary, ABiasOfFewSlicesIsMarkedAsSuch) {
+  Json early = rank(0, 0.9);
+  early["attention"]["forward"]["bias_z"] = nullptr;
+  EXPECT_THAT(text_of(Json::array({early})), HasSubstr("few slices"));
+}
+
 TEST(Summary, AddsUpRanksAndShowsEach) {
   const std::string text = text_of(Json::array({rank(0, 0.5), rank(1, 0.7)}));
   EXPECT_THAT(text, HasSubstr("2 ranks"));
