@@ -54,13 +54,14 @@ struct SampleLine {
   std::optional<double> scale;
   std::optional<int64_t> reference_version;
   std::optional<double> relative_error_mean, relative_error_max;              // of the kernel
-  std::optional<double> plain_relative_error_mean, plain_relative_error_max;  // the noise floor
-  std::optional<double> deviation_ratio_mean, deviation_ratio_max;
+  std::optional<double> error_norm, plain_error_norm;  // of the kernel, and of plain attention: the noise floor
+  std::optional<double> deviation_ratio;               // the one over the other
   // The bias over several samples is the quotient of the sums: add the sums up, do not average the quotients.
   std::optional<double> bias_ulp, bias_error_sum, bias_ulp_sum;
   std::optional<double> rounded_reference_bias_ulp, rounded_reference_bias_error_sum;
   std::optional<double> lse_error_abs_max, logit_abs_max;
   std::optional<double> entropy_nats_min, entropy_nats_mean, near_tie_ratio;
+  std::optional<double> grad_out_drift;
   std::optional<uint64_t> nonfinite_values;
   std::optional<double> judge_seconds;  // CPU time it took
 };
