@@ -47,7 +47,6 @@ void AgentKeeper::reap() {
   const milliseconds pause = std::min(kFirstPause * (1 << std::min(failures_, 5)), kLongestPause);
   next_start_ = steady_clock::now() + pause;
   pid_ = -1;
-  is_up_ = false;
   starter_.release();
 }
 
@@ -55,8 +54,8 @@ void AgentKeeper::tick() {
   reap();
   if (pid_ >= 0) {
     const std::optional<AgentAddress> agent = read_agent_address(directory_);
-    is_up_ = agent && agent->pid == pid_;
-    if (is_up_ || steady_clock::now() - started_ > kStartTimeout) starter_.release();
+    const bool is_up = agent && agent->pid == pid_;
+    if (is_up || steady_clock::now() - started_ > kStartTimeout) starter_.release();
     return;
   }
   if (steady_clock::now() < next_start_) return;

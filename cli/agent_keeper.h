@@ -38,8 +38,8 @@ class AgentKeeper {
   // Where the agent is, when that has changed since the last question.
   std::optional<AgentAddress> news();
 
-  // Three agents in a row ended within their first second, and none is up now.
-  bool has_failed() const { return failures_ >= 3 && !is_up_; }
+  // Three agents in a row ended within their first second, and no other one runs yet.
+  bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
   // The last line of agent.log.
   std::string last_words() const;
@@ -53,7 +53,6 @@ class AgentKeeper {
   FileLock starter_;  // held from before the start until the agent has told its address
   pid_t pid_ = -1;    // of our own agent, -1 when somebody else's serves
   pid_t told_pid_ = -1;
-  bool is_up_ = false;  // our own agent has told its address
   int failures_ = 0;
   std::chrono::steady_clock::time_point started_{}, next_start_{};
 };
