@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/sum_of_squares.h"
 #include "libmonitor/sampler.h"
@@ -182,7 +183,12 @@ void Monitor::skip(int32_t op, uint32_t reason) {
 
 bool Monitor::wake(uint64_t slot_bytes_needed) {
   if (!g_guest.arm(slot_bytes_needed)) return false;
-  // In a child that trains by itself nothing of its parent's clock is left.
+  // In a child that trains by itself nothing of its parent's clock is left. What was seen before the first segment
+  // stays: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but wakes nobody.
+  if (std::exchange(has_woken_, true)) {
+    loss_ = {};
+    skipped_steps_.store(0);
+  }
   step_.store(-1);
   next_step_.store(-1);
   ticket_.store(0);
@@ -194,7 +200,6 @@ bool Monitor::wake(uint64_t slot_bytes_needed) {
   last_totals_ = {};
   budget_ = {};
   budget_.set_limit(g_guest.settings().max_slowdown);
-  loss_ = {};
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
   for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_}) flag->clear();

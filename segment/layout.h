@@ -113,7 +113,7 @@ struct Layer {
   uint32_t ready;
   uint32_t reserved;
   char label[32];
-  char name[128];  // of the parameter that owns it
+  char name[128];  // of the module that holds all its parameters named so far: it only gets shorter
   uint64_t gradient_step;     // of the norm below; 0: none yet
   double gradient_norm;       // before clipping
   uint64_t nonfinite_steps;   // steps whose gradient here held NaN or Inf

@@ -30,7 +30,8 @@ TEST_F(Layers, FindsWhatWasNamed) {
   EXPECT_EQ(table_->find(&places_[64]), -1);
   EXPECT_EQ(table_->find(nullptr), -1);
   EXPECT_STREQ(records_[0].label, "000");
-  EXPECT_STREQ(records_[0].name, "a.0.q.weight");
+  EXPECT_STREQ(records_[0].name, "a.0");
+  EXPECT_STREQ(records_[1].name, "a.1.q.weight");
   EXPECT_EQ(records_[1].ready, 1u);
 }
 
