@@ -173,10 +173,10 @@ void Monitor::name_layer(const foreshock_attention_call& call, segment::Slot* sl
 void Monitor::skip(int32_t op, uint32_t reason) {
   const OpenCall open = t_open;
   t_open = {};
-  if (open.op < 0 || open.op != op || open.waking) return;
+  if (open.op < 0 || open.waking) return;
   const Counting counting = g_guest.counting();
-  const uint32_t known = reason < FORESHOCK_SKIP_REASONS ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN};
-  counting.add(counting.block->skipped[g_guest.pass_of(op)][known]);
+  const bool is_known = open.op == op && reason < FORESHOCK_SKIP_REASONS;
+  counting.add(counting.block->skipped[g_guest.pass_of(open.op)][is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
 }
 
 // -- life --

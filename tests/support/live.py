@@ -32,7 +32,7 @@ class Live:
     """`command` (that ends in this file) as a process of its own; do() runs code in it, finish() ends it."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
