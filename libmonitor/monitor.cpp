@@ -240,7 +240,7 @@ void Monitor::begin_step() {
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
   if (!is_sampled_step(step, interval_.load(std::memory_order_relaxed))) return;
-  if (!budget_.allows(interval_.load(std::memory_order_relaxed))) return g_guest.set_bits(kHotNoBudget);
+  if (!budget_.allows()) return g_guest.set_bits(kHotNoBudget);
   free_slots_.store(g_guest.writer().free_slots(), std::memory_order_relaxed);
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
@@ -294,7 +294,7 @@ void Monitor::end_step(const foreshock_step& step) {
   g_guest.writer().append_step(record);
 
   budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, static_cast<double>(record.cost_ns) * 1e-9,
-                   step_was_sampled_);
+                   record.interval);
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
   last_totals_ = {totals.calls, totals.cost_ns + own};
   last_tick_ns_ = begin;

@@ -71,7 +71,7 @@ struct Identity {
 
 // One per registered operation, in order of their numbers.
 struct Op {
-  char name[48];
+  char name[64];
   uint32_t pass;
   uint32_t ready;
 };
