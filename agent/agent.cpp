@@ -31,9 +31,9 @@ using Clock = Followed::Clock;
 
 constexpr std::chrono::milliseconds kShortestSleep = 1ms;
 constexpr std::chrono::milliseconds kLongestSleep = 32ms;
-constexpr auto kPublishEvery = 500ms;
+constexpr auto kPublishEvery = 1s;
 constexpr auto kCadenceEvery = 2s;
-constexpr auto kDiscoverEvery = 50ms;
+constexpr auto kDiscoverEvery = 200ms;
 // Unlocked and unmoved for so long: the trainer is gone, though nobody said so.
 constexpr auto kGoneAfter = 10s;
 // Its launcher said that the command has ended: then unlocked is enough, once a last store has had time to

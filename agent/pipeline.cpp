@@ -94,6 +94,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
 }
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
+  segment.look_again();
   poll(segment, rank);
   for (const SegmentReader::Ready& torn : segment.torn())
     segment.consume_lost(torn.slot, torn.ticket, torn.view.header.pass, segment::Lost::kTorn);

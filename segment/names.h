@@ -17,7 +17,8 @@ constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given
 
 constexpr const char* name_of(LayerSource source) {
   constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal"};
-  return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)] : kNames[0];
+  return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)]
+                                                           : kNames[0];
 }
 
 constexpr const char* step_source_name(uint32_t source) {
