@@ -1,7 +1,10 @@
-// What the ABI's fast path adds to a call: off, and on but not sampled. A direct call of a function in another object
-// stands beside them; ten thousand calls a turn, the three taking turns, medians over the turns.
+// What the ABI's fast path adds to a call: off, and on but not sampled. A direct call of a function in
+// another object stands beside them; ten thousand calls a turn, the three taking turns, medians over the
+// turns.
 //
 // The aims: at most 2 ns off and 5 ns on, over the direct call.
+#include "foreshock/hook.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,8 +12,6 @@
 #include <filesystem>
 #include <string>
 #include <vector>
-
-#include "foreshock/hook.h"
 
 namespace {
 
@@ -44,8 +45,8 @@ void measure(const char* what, double aim) {
     of_hook.push_back(nanoseconds(hook));
   }
   const double added = median(of_hook) - median(of_plain);
-  std::printf("%-22s direct %.2f ns   hook %.2f ns   added %+.2f ns   aim %.0f ns: %s\n", what, median(of_plain),
-              median(of_hook), added, aim, added <= aim ? "met" : "missed");
+  std::printf("%-22s direct %.2f ns   hook %.2f ns   added %+.2f ns   aim %.0f ns: %s\n", what,
+              median(of_plain), median(of_hook), added, aim, added <= aim ? "met" : "missed");
 }
 
 }  // namespace

@@ -13,24 +13,35 @@ enum class DType : uint32_t { kNone = 0, kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 
 
 constexpr size_t size_of(DType type) {
   switch (type) {
-    case DType::kFp64: return 8;
-    case DType::kFp32: return 4;
+    case DType::kFp64:
+      return 8;
+    case DType::kFp32:
+      return 4;
     case DType::kBf16:
-    case DType::kFp16: return 2;
-    case DType::kBool: return 1;
-    case DType::kNone: break;
+    case DType::kFp16:
+      return 2;
+    case DType::kBool:
+      return 1;
+    case DType::kNone:
+      break;
   }
   return 0;
 }
 
 constexpr const char* name_of(DType type) {
   switch (type) {
-    case DType::kFp64: return "fp64";
-    case DType::kFp32: return "fp32";
-    case DType::kBf16: return "bf16";
-    case DType::kFp16: return "fp16";
-    case DType::kBool: return "bool";
-    case DType::kNone: break;
+    case DType::kFp64:
+      return "fp64";
+    case DType::kFp32:
+      return "fp32";
+    case DType::kBf16:
+      return "bf16";
+    case DType::kFp16:
+      return "fp16";
+    case DType::kBool:
+      return "bool";
+    case DType::kNone:
+      break;
   }
   return "none";
 }
@@ -46,10 +57,14 @@ struct Format {
 };
 constexpr Format format_of(DType type) {
   switch (type) {
-    case DType::kFp32: return {24, -126};
-    case DType::kBf16: return {8, -126};
-    case DType::kFp16: return {11, -14};
-    default: return {53, -1022};
+    case DType::kFp32:
+      return {24, -126};
+    case DType::kBf16:
+      return {8, -126};
+    case DType::kFp16:
+      return {11, -14};
+    default:
+      return {53, -1022};
   }
 }
 
@@ -86,7 +101,8 @@ inline double load_as_double(const void* data, DType type, size_t index) {
       std::memcpy(&bits, at, sizeof bits);
       return type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
     }
-    default: return 0;
+    default:
+      return 0;
   }
 }
 

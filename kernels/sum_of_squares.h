@@ -8,8 +8,8 @@
 
 namespace foreshock {
 
-// `type` must be floating. A NaN or an infinity among the values makes the result NaN or infinite. The error of
-// the sum is at most count / 8 * 2^-53 relative (eight chains), far below the rounding of any gradient.
+// `type` must be floating. A NaN or an infinity among the values makes the result NaN or infinite. The error
+// of the sum is at most count / 8 * 2^-53 relative (eight chains), far below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
 }  // namespace foreshock

@@ -21,7 +21,9 @@ class LauncherFiles : public testing::Test {
     directory_ = pattern;
   }
   void TearDown() override { fs::remove_all(directory_); }
-  void write(const std::string& name, const std::string& text) { std::ofstream(directory_ + "/" + name) << text; }
+  void write(const std::string& name, const std::string& text) {
+    std::ofstream(directory_ + "/" + name) << text;
+  }
   std::string directory_;
 };
 

@@ -42,7 +42,8 @@ TEST(Pipeline, TheLayerThatIsWrongIsTheWorst) {
   pipeline.poll(*reader, &rank);
   for (int n = 9; n <= 16; ++n) trainer.sample(n, n % 2 == 0 ? 1.0 : 1.0 + 0x1p-6, n % 2 == 0 ? 0 : 1);
   pipeline.poll(*reader, &rank);
-  // Layer 0 (label 003) was wrong in even steps up to 8, layer 1 (007) in odd steps from 9 on: both are, equally.
+  // Layer 0 (label 003) was wrong in even steps up to 8, layer 1 (007) in odd steps from 9 on: both are,
+  // equally.
   ASSERT_NE(rank.worst_layer(), nullptr);
   EXPECT_NEAR(*max_of(rank.layers["003"].pass[0].relative_error_max), 0x1p-6, 1e-9);
   EXPECT_NEAR(*max_of(rank.layers["007"].pass[0].relative_error_max), 0x1p-6, 1e-9);

@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "tests/agent/segment_of_a_trainer.h"
 #include "agent/pipeline.h"
+#include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {
 namespace {
@@ -26,7 +26,8 @@ RankStatistics some_rank() {
 }
 
 TEST(Publish, EverySeriesIsAccepted) {
-  // Registry::set refuses wrong labels and values outside their closed sets: a refused series would be missing here.
+  // Registry::set refuses wrong labels and values outside their closed sets: a refused series would be
+  // missing here.
   Registry registry;
   publish_rank(some_rank(), 2, &registry);
   const std::string text = exposition(*registry.snapshot());
@@ -37,7 +38,8 @@ TEST(Publish, EverySeriesIsAccepted) {
         "foreshock_attention_skipped_total{run=\"run\",rank=\"0\",pass=\"backward\",reason=\"ring_full\"} 0",
         "foreshock_attention_lost_total{run=\"run\",rank=\"0\",pass=\"forward\",reason=\"torn\"} 0",
         "foreshock_layer_attention_deviation_ratio{run=\"run\",rank=\"0\",layer=\"003\",pass=\"forward\"}",
-        "foreshock_loss{run=\"run\",rank=\"0\"} 2", "foreshock_slowdown_ratio{", "foreshock_overhead_seconds_total{"})
+        "foreshock_loss{run=\"run\",rank=\"0\"} 2", "foreshock_slowdown_ratio{",
+        "foreshock_overhead_seconds_total{"})
     EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
 }
 
@@ -53,8 +55,8 @@ TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {
 
 TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   const nlohmann::json rank = summary_of(some_rank(), 2);
-  for (const char* key : {"rank", "steps", "step_source", "attention", "worst_layer", "layer_source", "loss",
-                          "slowdown_ratio"})
+  for (const char* key :
+       {"rank", "steps", "step_source", "attention", "worst_layer", "layer_source", "loss", "slowdown_ratio"})
     EXPECT_TRUE(rank.contains(key)) << key;
   for (const char* pass : {"forward", "backward"}) {
     const nlohmann::json& of = rank["attention"][pass];

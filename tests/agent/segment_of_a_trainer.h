@@ -19,7 +19,8 @@ namespace foreshock {
 class SegmentOfATrainer {
  public:
   SegmentOfATrainer() {
-    std::string pattern = std::filesystem::is_directory("/dev/shm") ? "/dev/shm/agent-XXXXXX" : "/tmp/agent-XXXXXX";
+    std::string pattern =
+        std::filesystem::is_directory("/dev/shm") ? "/dev/shm/agent-XXXXXX" : "/tmp/agent-XXXXXX";
     if (mkdtemp(pattern.data()) != nullptr) directory = pattern;
     EXPECT_EQ(writer.create({directory.c_str(), 0, 0x10, 8, 1 << 16}), nullptr);
     segment::Op* ops = writer.ops();
@@ -76,7 +77,7 @@ class SegmentOfATrainer {
       for (int d = 0; d < kDim; ++d) out[row * kDim + d] = mean[d] / sum * factor;
     }
     uint64_t at = (sizeof(segment::Slot) + 63) / 64 * 64;
-    const auto put = [&](segment::PayloadId id, const double (&values)[8]) {
+    const auto put = [&](segment::PayloadId id, const double(&values)[8]) {
       slot->payload[id] = {at, sizeof values};
       std::memcpy(reinterpret_cast<char*>(slot) + at, values, sizeof values);
       at += 64;

@@ -47,9 +47,11 @@ TEST_P(Gather, CopiesWhatIndexingSees) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Gather,
-                         testing::Values(Case{"contiguous", {105, 35, 5, 1}}, Case{"heads_inside", {105, 5, 15, 1}},
+                         testing::Values(Case{"contiguous", {105, 35, 5, 1}},
+                                         Case{"heads_inside", {105, 5, 15, 1}},
                                          Case{"padded", {200, 60, 8, 1}}, Case{"transposed", {105, 35, 1, 7}},
-                                         Case{"broadcast_row", {105, 35, 0, 1}}, Case{"broadcast_all", {0, 0, 0, 0}},
+                                         Case{"broadcast_row", {105, 35, 0, 1}},
+                                         Case{"broadcast_all", {0, 0, 0, 0}},
                                          Case{"negative", {105, 35, -5, 1}}),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -11,8 +11,8 @@ namespace {
 
 class SumOfSquares : public testing::TestWithParam<size_t> {};
 
-// Against long double, for lengths around the number of chains. Bound: each chain adds n/8 terms, so the relative
-// error is at most (n / 8 + 8) * 2^-53 (all terms are positive).
+// Against long double, for lengths around the number of chains. Bound: each chain adds n/8 terms, so the
+// relative error is at most (n / 8 + 8) * 2^-53 (all terms are positive).
 TEST_P(SumOfSquares, AgreesWithLongDouble) {
   const size_t count = GetParam();
   std::mt19937_64 random(count);

@@ -5,8 +5,8 @@
 namespace foreshock {
 namespace {
 
-// A training of 10 ms steps, sampled every `interval`, where a sampled step costs `cost` seconds and every step `base`.
-// Returns our share.
+// A training of 10 ms steps, sampled every `interval`, where a sampled step costs `cost` seconds and every
+// step `base`. Returns our share.
 double share_of(double cost, double limit, uint64_t interval, int steps, double base = 0) {
   Budget budget;
   budget.set_limit(limit);

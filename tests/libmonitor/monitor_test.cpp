@@ -1,5 +1,5 @@
-// The ABI as an adapter uses it, with the segment read back by the agent's reader. The monitor is one object per
-// process, so every case runs in a child of its own.
+// The ABI as an adapter uses it, with the segment read back by the agent's reader. The monitor is one object
+// per process, so every case runs in a child of its own.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -179,7 +179,9 @@ TEST_F(Monitor, EveryReasonToSkipIsCountedAsItself) {
   in_child({}, [] {
     Trainer trainer;
     trainer.step(1, 1);
-    const auto enter = [&] { return foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT); };
+    const auto enter = [&] {
+      return foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT);
+    };
     ASSERT_NE(enter(), 0);
     foreshock_attention_call call = trainer.call(trainer.forward_op, false);
     call.dropout = 0.5;

@@ -20,8 +20,13 @@ struct Call {
   foreshock_tensor tensor(std::vector<float>* storage, int64_t heads, int64_t length, float first) {
     storage->resize(batch * heads * length * dim);
     std::iota(storage->begin(), storage->end(), first);
-    return {storage->data(), {batch, heads, length, dim}, {length * heads * dim, dim, heads * dim, 1},
-            FORESHOCK_FP32,  4,                           FORESHOCK_DEVICE_CPU,               0};
+    return {storage->data(),
+            {batch, heads, length, dim},
+            {length * heads * dim, dim, heads * dim, 1},
+            FORESHOCK_FP32,
+            4,
+            FORESHOCK_DEVICE_CPU,
+            0};
   }
   void build(bool backward) {
     call.size = sizeof call;
@@ -34,8 +39,13 @@ struct Call {
     call.out = tensor(&out, heads, queries, 30000);
     lse.resize(batch * heads * queries);
     std::iota(lse.begin(), lse.end(), 40000.f);
-    call.log_sum_exp = {lse.data(),     {batch, heads, queries, 1}, {heads * queries, queries, 1, 0},
-                        FORESHOCK_FP32, 3,                          FORESHOCK_DEVICE_CPU, 0};
+    call.log_sum_exp = {lse.data(),
+                        {batch, heads, queries, 1},
+                        {heads * queries, queries, 1, 0},
+                        FORESHOCK_FP32,
+                        3,
+                        FORESHOCK_DEVICE_CPU,
+                        0};
     if (!backward) return;
     call.grad_out = tensor(&grad_out, heads, queries, 50000);
     call.grad_query = tensor(&grad_query, heads, queries, 60000);
@@ -71,7 +81,8 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
         most = std::max(most, slot.key_limit[row]);
         for (int64_t d = 0; d < call.dim; ++d) {
           EXPECT_EQ(payload(segment::kQuery)[row * call.dim + d],
-                    call.at(call.query, call.heads, call.queries, slot.batch, slot.head[row], slot.position[row], d));
+                    call.at(call.query, call.heads, call.queries, slot.batch, slot.head[row],
+                            slot.position[row], d));
           if (backward) {
             EXPECT_EQ(payload(segment::kGradQuery)[row * call.dim + d],
                       call.at(call.grad_query, call.heads, call.queries, slot.batch, slot.head[row],
@@ -96,8 +107,13 @@ TEST(SliceCopy, MasksAreBroadcast) {
   call.mask.resize(call.queries * call.keys);
   std::iota(call.mask.begin(), call.mask.end(), 0.f);
   // Two dimensions stand for (position, key), whatever the batch and head.
-  call.call.mask = {call.mask.data(), {call.queries, call.keys, 1, 1}, {call.keys, 1, 0, 0},
-                    FORESHOCK_FP32,   2,                               FORESHOCK_DEVICE_CPU, 0};
+  call.call.mask = {call.mask.data(),
+                    {call.queries, call.keys, 1, 1},
+                    {call.keys, 1, 0, 0},
+                    FORESHOCK_FP32,
+                    2,
+                    FORESHOCK_DEVICE_CPU,
+                    0};
   CheckedCall checked;
   ASSERT_EQ(check_call(call.call, 0, &checked), -1);
   const Slice slice = choose_slice(checked.shape, 1, 1, 1, 0);
