@@ -9,8 +9,12 @@
 namespace foreshock::lab {
 namespace {
 
+Tensors matrix_product(const Tensors& inputs, const Settings&, Arithmetic& arithmetic) {
+  return {{"out", arithmetic.multiply(inputs.at("left"), inputs.at("right"))}};
+}
+
 // The first of a family is its plain algorithm.
-constexpr std::array<Algorithm, 21> kAlgorithms = {{
+constexpr std::array<Algorithm, 22> kAlgorithms = {{
     {"plain", Family::kAttention, attention_plain, "unfused attention"},
     {"flash_reimplemented", Family::kAttention, flash_reimplemented, "FA1, every intermediate in the format"},
     {"flash2_reimplemented", Family::kAttention, flash2_reimplemented, "FA2, running state in the format"},
@@ -33,6 +37,7 @@ constexpr std::array<Algorithm, 21> kAlgorithms = {{
     {"cross_entropy_chunked", Family::kCrossEntropy, cross_entropy_chunked, "chunks, state in registers"},
     {"cross_entropy_chunked_reimplemented", Family::kCrossEntropy, cross_entropy_chunked_reimplemented,
      "chunks, state in the format"},
+    {"matrix_product", Family::kMatrixProduct, matrix_product, "one product, to see the accumulator alone"},
 }};
 
 }  // namespace
@@ -58,6 +63,7 @@ std::string_view name_of(Family family) {
     case Family::kSoftmax: return "softmax";
     case Family::kLayerNorm: return "layer_norm";
     case Family::kCrossEntropy: return "cross_entropy";
+    case Family::kMatrixProduct: return "matrix_product";
   }
   return "";
 }

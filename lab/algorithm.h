@@ -18,8 +18,9 @@ namespace foreshock::lab {
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]
+//   matrix_product  left [rows][d], right [d][n], in the format -> out [rows][n] as the accumulator leaves it
 //   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1] -> loss [rows][1], grad_hidden [rows][d]
-enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy };
+enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
 // delta of the backward: the sum of dO * O, as shipped kernels take it, or of dP * P (arXiv 2510.04212, section 3.2).
 enum class DeltaSource { kOut, kProbabilities };

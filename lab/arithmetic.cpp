@@ -36,9 +36,12 @@ void Arithmetic::multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const
 }
 
 double Arithmetic::row_sum(const Tensor& x, int row) const {
-  double sum = 0;
-  for (int j = 0; j < x.cols; ++j) sum = in_register(sum + x.at(row, j));
-  return sum;
+  constexpr int kLanes = 16;
+  double lane[kLanes] = {};
+  for (int j = 0; j < x.cols; ++j) lane[j % kLanes] = in_register(lane[j % kLanes] + x.at(row, j));
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] = in_register(lane[i] + lane[i + width]);
+  return lane[0];
 }
 
 double Arithmetic::row_max(const Tensor& x, int row) { return *std::max_element(x.row(row), x.row(row) + x.cols); }

@@ -40,7 +40,8 @@ class Arithmetic {
   Tensor multiply(const Tensor& a, const Tensor& b) const;
   void multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const;
 
-  // Sums and largest elements of rows; a sum is a chain in registers.
+  // Sums and largest elements of rows. A sum is sixteen interleaved chains in registers, merged pairwise, as vector
+  // units and warps take it: one chain would lose small terms that no real kernel loses.
   double row_sum(const Tensor& x, int row) const;
   static double row_max(const Tensor& x, int row);
 

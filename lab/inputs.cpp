@@ -42,7 +42,7 @@ bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind:
 
 // Column c of the keys holds the scores of the rows whose query is the c-th unit vector times sqrt(d): these rows see
 // `ties` maxima of their own and a crowd far below that together weighs kResidue.
-constexpr double kResidue = 1e-4;
+constexpr double kResidue = 2e-4;
 
 void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   Tensor &query = inputs.at("query"), &key = inputs.at("key");
@@ -73,7 +73,7 @@ Tensors attention_inputs(const Shape& shape, const InputLaw& law, uint64_t seed)
     for (double& q : x["query"].data) q *= 3e-4;
   if (is_one_signed(law.kind)) {
     x["value"] = drawn(shape.n, shape.d, Kind::kUniform, seed, kValue);
-    for (double& v : x["value"].data) v = -1 - v;
+    for (double& v : x["value"].data) v = -0.5 - v;
     for (double& g : x["grad_out"].data) g = -std::fabs(g);
   }
   if (law.kind == Kind::kTies) plant_ties(x, law, seed);
@@ -87,6 +87,9 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
               {"filter", drawn(shape.rows, shape.d * 9, Kind::kNormal, seed, kKey)}};
     case Family::kSoftmax: return {{"logits", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
     case Family::kLayerNorm: return {{"input", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
+    case Family::kMatrixProduct:
+      return {{"left", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
+              {"right", drawn(shape.d, shape.n, law.kind, seed, kKey)}};
     default: break;
   }
   Tensors x{{"hidden", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
@@ -106,6 +109,7 @@ const char* scaled_input(Family family) {
     case Family::kSoftmax: return "logits";
     case Family::kLayerNorm: return "input";
     case Family::kCrossEntropy: return "hidden";
+    case Family::kMatrixProduct: return "left";
   }
   return "query";
 }

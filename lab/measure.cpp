@@ -19,6 +19,7 @@ struct Group {
 
 struct Result {
   std::map<std::string, Deviation> own, plain;  // by tensor
+  std::map<std::string, double> from_plain;
 };
 
 NumberFormat format_of(const Point& point) { return *parse_format(point.format); }
@@ -56,17 +57,21 @@ std::vector<Group> groups_of(std::span<const Point> points) {
   return groups;
 }
 
-bool is_reported(const std::string& tensor, bool backward) {
-  return tensor != "log_sum_exp" && (!backward || tensor != "out");
-}
-
-std::map<std::string, Deviation> deviations(const Tensors& results, const Tensors& reference, const Point& point,
+std::map<std::string, Deviation> deviations(const Tensors& results, const Tensors& reference,
                                             const Arithmetic& arithmetic) {
   std::map<std::string, Deviation> all;
   for (const auto& [name, tensor] : results)
-    if (is_reported(name, point.backward))
-      all[name] = deviation_of(tensor, reference.at(name), arithmetic.storage());
+    all[name] = deviation_of(tensor, reference.at(name), arithmetic.storage());
   return all;
+}
+
+double largest_difference(const Tensor& a, const Tensor& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.data.size(); ++i) {
+    const double difference = std::fabs(a.data[i] - b.data[i]);
+    if (!(difference <= largest)) largest = difference;  // a NaN stays
+  }
+  return largest;
 }
 
 // One group with one seed: results[point] gets element `seed`.
@@ -81,20 +86,24 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
                        seed_value, format);
   };
   const NumberFormat fp64 = *parse_format("fp64");
-  const Tensors inputs = inputs_in(any.storage());
+  const bool in_format = plain.family == Family::kMatrixProduct;
+  const Tensors inputs = inputs_in(in_format ? any.format() : any.storage());
   Settings settings = settings_of(first);
   settings.delta = DeltaSource::kOut;
   Arithmetic exact(fp64, *parse_accumulator("fp64"));
   const Tensors reference =
       plain.run(first.reference == "stored" ? inputs : inputs_in(fp64), settings, exact);
   Arithmetic plain_arithmetic = arithmetic_of(first, seed_value);
-  const auto plain_deviation =
-      deviations(plain.run(inputs, settings, plain_arithmetic), reference, first, plain_arithmetic);
+  const Tensors plain_results = plain.run(inputs, settings, plain_arithmetic);
+  const auto plain_deviation = deviations(plain_results, reference, plain_arithmetic);
   for (size_t index : group.points) {
     const Point& point = points[index];
     Arithmetic arithmetic = arithmetic_of(point, seed_value);
     const Tensors own = find_algorithm(point.algorithm)->run(inputs, settings_of(point), arithmetic);
-    results[index][seed] = {deviations(own, reference, point, arithmetic), plain_deviation};
+    Result& result = results[index][seed];
+    result = {deviations(own, reference, arithmetic), plain_deviation, {}};
+    for (const auto& [name, tensor] : own)
+      result.from_plain[name] = largest_difference(tensor, plain_results.at(name));
   }
 }
 
@@ -121,7 +130,12 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
   m.over_roundoff = interval_of(over_seeds([](D own, D) { return own.over_roundoff; }));
   m.ratio_to_plain = interval_of(over_seeds([](D own, D p) { return ratio(own.relative_l2, p.relative_l2); }));
   m.max_ratio_to_plain = interval_of(over_seeds([](D own, D p) { return ratio(own.max_abs, p.max_abs); }));
-  for (const Result& seed : seeds) m.non_finite += seed.own.at(tensor).non_finite;
+  std::vector<double> from_plain;
+  for (const Result& seed : seeds) {
+    m.non_finite += seed.own.at(tensor).non_finite;
+    from_plain.push_back(seed.from_plain.at(tensor));
+  }
+  m.max_from_plain = interval_of(from_plain);
   return m;
 }
 

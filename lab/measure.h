@@ -25,7 +25,7 @@ struct Point {
   std::string rounding = "rne";
   std::string delta = "out";         // or "probabilities"
   std::string reference = "stored";  // the reference takes the rounded inputs; "original": those before rounding
-  int n = 1024, d = 64, rows = 128;
+  int n = 1024, d = 64, rows = 256;
   int block_q = 64, block_k = 64, splits = 4;
   bool reverse = false;   // keys from the last tile to the first
   bool backward = false;  // attention only
@@ -37,11 +37,12 @@ struct Point {
 // One output tensor of one point.
 struct Measurement {
   Point point;
-  std::string tensor;  // "out", "grad_query", ...
+  std::string tensor;  // as the family calls it (algorithm.h): "out", "grad_query", ...
   Interval max_abs, mean_abs, std_abs, relative_l2, bias_ulp, signed_sum, over_roundoff;
   double bias_z = 0;       // between seeds
   Interval ratio_to_plain;      // of relative_l2, per seed, to plain in the same format and accumulator
   Interval max_ratio_to_plain;  // of max_abs
+  Interval max_from_plain;      // largest |own - plain|, both in this format
   int64_t non_finite = 0;       // elements, over all seeds
 };
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 
 namespace foreshock::lab {
@@ -29,8 +31,11 @@ std::optional<NumberFormat> parse_general(const std::string& text) {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  const int exponent = x == 0 || !std::isfinite(x) ? min_exponent : std::max(std::ilogb(x), min_exponent);
-  return std::ldexp(1.0, exponent - (precision - 1));
+  // By bits, since it is asked for every element: powers of two below x, at the smallest normal, and the spacing.
+  const auto power = [](int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); };
+  const double below = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000u);
+  const double binade = std::isfinite(x) ? std::max(below, power(min_exponent)) : power(min_exponent);
+  return binade * power(1 - precision);
 }
 
 std::optional<NumberFormat> parse_format(std::string_view text) {
