@@ -1,5 +1,5 @@
-// What is needed to judge one sampled slice of one attention call: the rows that were sampled, all the keys they
-// see, and what the trainer's kernel made of them.
+// What is needed to judge one sampled slice of one attention call: the rows that were sampled, all the keys
+// they see, and what the trainer's kernel made of them.
 #ifndef FORESHOCK_SHADOW_SLICE_H_
 #define FORESHOCK_SHADOW_SLICE_H_
 
@@ -11,8 +11,8 @@ namespace foreshock {
 
 inline constexpr int kMaxSliceRows = 16;
 
-// All arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows of one slice share batch and
-// kv-head, hence keys and values.
+// All arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows of one slice share batch
+// and kv-head, hence keys and values.
 struct AttentionSlice {
   DType dtype = DType::kNone;  // of every floating array but log_sum_exp and mask
   int rows = 0;                // 1..16

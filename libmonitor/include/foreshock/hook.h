@@ -97,12 +97,14 @@ typedef struct foreshock_attention_call {
   foreshock_tensor value;         /* (B, KVH, M, DV) */
   foreshock_tensor out;           /* (B, H, N, DV) */
   foreshock_tensor log_sum_exp;   /* (B, H, N), natural logarithm of the row sum of exp(scaled score); may be absent */
-  foreshock_tensor mask;          /* broadcast to (B, H, N, M): bool (true = visible) or additive; absent: none */
+  foreshock_tensor mask;          /* broadcast to (B, H, N, M), fewer dimensions are the last ones: bool (true =
+                                     visible) or additive; absent: none */
   foreshock_tensor grad_out;      /* backward only, (B, H, N, DV) */
   foreshock_tensor grad_query;    /* backward only, (B, H, N, D) */
   const void* layer_identity;     /* opaque, equal for all calls of one layer (see foreshock_parameter); NULL: unknown */
   const char* layer_name;         /* explicit annotation, wins over layer_identity; NULL: none */
   void* stream;                   /* reserved for devices */
+  uint64_t prepare_ns;            /* what the caller spent on this description, for the monitor's own account */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */
@@ -118,6 +120,7 @@ typedef struct foreshock_step {
   uint64_t batch_id;
   uint32_t given;         /* FORESHOCK_GIVEN_... : which of the above are meant */
   uint32_t reserved2;
+  uint64_t prepare_ns;    /* what the caller spent for the monitor since the step before */
 } foreshock_step;
 
 enum { FORESHOCK_STEP_REPORTED = 1, FORESHOCK_STEP_OPTIMIZER_STATE = 2, FORESHOCK_STEP_COUNTED = 3 };

@@ -1,0 +1,21 @@
+#include "agent/cadence.h"
+
+namespace foreshock {
+
+double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
+  const double n = static_cast<double>(interval);
+  const double per_interval =
+      cost.sampled_step_seconds + cost.agent_seconds + (n - 1) * cost.other_step_seconds;
+  return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
+}
+
+uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force) {
+  if (cost.step_seconds <= 0) return in_force;
+  uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
+  while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown) interval *= 2;
+  if (interval != in_force) return interval;
+  while (interval > kLeastInterval && predicted_slowdown(cost, interval / 2) <= 0.8 * max_slowdown) interval /= 2;
+  return interval;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,32 @@
+#include "agent/followed.h"
+
+namespace foreshock {
+
+Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline)
+    : segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
+  rank.run = run;
+  pipeline_->refresh(*segment_, &rank);
+}
+
+void Followed::look(Clock::time_point now) {
+  if (finished_) return;
+  // The lock before the counters: a trainer that ends in between has stored its last count by then.
+  rank.alive = segment_->is_locked();
+  pipeline_->refresh(*segment_, &rank);
+  if (rank.alive || !(rank.totals == seen_)) changed_ = now;
+  seen_ = rank.totals;
+}
+
+bool Followed::is_gone(Clock::time_point now, Clock::duration quiet) const {
+  return !rank.alive && now - changed_ >= quiet;
+}
+
+void Followed::finish(RunState state) {
+  if (finished_) return;
+  pipeline_->finish(*segment_, &rank);
+  rank.state = state;
+  rank.alive = segment_->is_locked();
+  finished_ = true;
+}
+
+}  // namespace foreshock

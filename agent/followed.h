@@ -1,0 +1,46 @@
+// One segment that the agent follows: its reader, what is known of its rank, and whether its trainer lives.
+#ifndef FORESHOCK_AGENT_FOLLOWED_H_
+#define FORESHOCK_AGENT_FOLLOWED_H_
+
+#include <chrono>
+#include <memory>
+
+#include "agent/pipeline.h"
+
+namespace foreshock {
+
+class Followed {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
+
+  // Takes what is new. False when there was nothing, or nothing can come any more.
+  bool poll() { return !finished_ && pipeline_->poll(*segment_, &rank); }
+
+  // Reads the counters, and whether the trainer still holds its lock.
+  void look(Clock::time_point now);
+
+  // The trainer has let go of its lock, and nothing has moved since for `quiet`.
+  bool is_gone(Clock::time_point now, Clock::duration quiet) const;
+
+  // Judges what is left and keeps the segment as it is.
+  void finish(RunState state);
+  bool is_finished() const { return finished_; }
+
+  uint64_t launcher_pid() const { return rank.identity.launcher_pid; }
+  segment::SegmentReader& segment() { return *segment_; }
+
+  RankStatistics rank;
+
+ private:
+  std::unique_ptr<segment::SegmentReader> segment_;
+  Pipeline* pipeline_;
+  segment::Totals seen_;
+  Clock::time_point changed_;
+  bool finished_ = false;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_FOLLOWED_H_

@@ -1,0 +1,241 @@
+#include "agent/publish.h"
+
+#include <cmath>
+
+#include "segment/names.h"
+
+namespace foreshock {
+namespace {
+
+using nlohmann::json;
+
+json number(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? json(*value) : json(nullptr);
+}
+
+json number_or_null(int64_t value) { return value >= 0 ? json(value) : json(nullptr); }
+
+// Gauges keep their last value; what is unknown is not exported at all.
+class RankWriter {
+ public:
+  RankWriter(const RankStatistics& rank, Registry* registry)
+      : run_(rank.run), rank_(std::to_string(rank.identity.rank)), registry_(registry) {}
+
+  template <class... Labels>
+  void set(Metric metric, const std::optional<double>& value, const Labels&... labels) {
+    if (value) registry_->set(metric, {run_, rank_, std::string_view(labels)...}, *value);
+  }
+  template <class... Labels>
+  void set(Metric metric, uint64_t value, const Labels&... labels) {
+    registry_->set(metric, {run_, rank_, std::string_view(labels)...}, static_cast<double>(value));
+  }
+  void clear(Metric metric) { registry_->clear_metric(metric, run_, rank_); }
+
+ private:
+  std::string run_, rank_;
+  Registry* registry_;
+};
+
+void publish_identity(const RankStatistics& rank, RankWriter& to) {
+  const segment::Identity& id = rank.identity;
+  const auto text = [](int32_t value) { return std::to_string(value); };
+  const bool late = id.late_ready == 1;
+  const auto coordinate = [&](int32_t value) { return text(late ? value : -1); };
+  to.clear(Metric::kRankInfo);
+  to.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
+         coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
+         coordinate(id.expert_parallel), "none", "unknown", late ? segment::text_of(id.framework) : "unknown");
+  to.clear(Metric::kSourceInfo);
+  to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source), rank.layer_source,
+         segment::loss_source_name(rank.last_step.loss_source));
+  to.set(Metric::kRankUp, uint64_t{rank.alive});
+  if (id.world_size > 0) to.set(Metric::kWorldSize, static_cast<uint64_t>(id.world_size));
+}
+
+void publish_counts(const RankStatistics& rank, RankWriter& to) {
+  for (size_t op = 0; op < rank.ops.size(); ++op)
+    if (rank.totals.calls[op] > 0)
+      to.set(Metric::kAttentionCallsTotal, rank.totals.calls[op], segment::kPassNames[rank.ops[op].pass],
+             segment::text_of(rank.ops[op].name));
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    const char* name = segment::kPassNames[pass];
+    to.set(Metric::kAttentionUnsampledTotal, rank.totals.unsampled[pass], name);
+    to.set(Metric::kAttentionSamplesTotal, rank.totals.sampled[pass], name);
+    to.set(Metric::kAttentionJudgedTotal, rank.judged[pass], name);
+    to.set(Metric::kAttentionInFlight, rank.in_flight(pass), name);
+    for (uint32_t reason = 0; reason < segment::kSkipReasons; ++reason)
+      to.set(Metric::kAttentionSkippedTotal, rank.totals.skipped[pass][reason], name,
+             segment::kSkipReasonNames[reason]);
+    for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
+      to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
+  }
+  to.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen()});
+}
+
+void publish_pass(const PassStatistics& pass, const char* name, RankWriter& to) {
+  to.set(Metric::kAttentionRelativeError, mean_of(pass.relative_error_mean), name, "mean");
+  to.set(Metric::kAttentionRelativeError, max_of(pass.relative_error_max), name, "max");
+  to.set(Metric::kAttentionDeviationRatio, mean_of(pass.deviation_ratio), name, "mean");
+  to.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
+  const auto bias = [&](const BiasPool& pool, const char* of) {
+    const std::optional<Bias> now = pool.bias();
+    if (!now) return;
+    to.set(Metric::kAttentionBiasUlp, std::optional<double>(now->ulp), name, of);
+    to.set(Metric::kAttentionBiasZscore, now->z, name, of);
+  };
+  bias(pass.bias, "kernel");
+  bias(pass.rounded_bias, "rounded_reference");
+}
+
+void publish_layer(const LayerStatistics& layer, RankWriter& to) {
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    to.set(Metric::kLayerAttentionDeviationRatio, mean_of(layer.pass[pass].deviation_ratio), layer.label,
+           segment::kPassNames[pass]);
+    if (const std::optional<Bias> bias = layer.pass[pass].bias.bias())
+      to.set(Metric::kLayerAttentionBiasUlp, std::optional<double>(bias->ulp), layer.label, segment::kPassNames[pass]);
+  }
+  to.set(Metric::kLayerAttentionLogitAbsMax, max_of(layer.scores.logit), layer.label);
+  to.set(Metric::kLayerGradientNorm, layer.gradient_norm, layer.label);
+}
+
+void publish_training(const RankStatistics& rank, RankWriter& to) {
+  if (rank.last_step.sequence == 0) return;
+  to.set(Metric::kStep, std::optional<double>(static_cast<double>(rank.last_step.step)));
+  to.set(Metric::kStepsTotal, rank.steps + rank.steps_lost);
+  to.set(Metric::kStepsLostTotal, rank.steps_lost);
+  to.set(Metric::kSkippedStepsTotal, rank.last_step.skipped_steps, "overflow");
+  to.set(Metric::kLastStepTimestampSeconds,
+         std::optional<double>(1e-9 * static_cast<double>(rank.last_step.time_ns)));
+  to.set(Metric::kLoss, rank.last_loss);
+  to.set(Metric::kLossWindow, min_of(rank.loss_window), "min");
+  to.set(Metric::kLossWindow, mean_of(rank.loss_window), "mean");
+  to.set(Metric::kLossWindow, max_of(rank.loss_window), "max");
+  to.set(Metric::kLossZscore, rank.loss_zscore);
+  to.set(Metric::kLossSpikesTotal, uint64_t{rank.spike_steps.size()});
+  to.set(Metric::kGradientNorm, rank.gradient_norm);
+  to.set(Metric::kGradientNormWindowMax, max_of(rank.gradient_window));
+  to.set(Metric::kGradientNormZscore, rank.gradient_zscore);
+  to.set(Metric::kLearningRate, rank.learning_rate);
+  to.set(Metric::kSampleIntervalSteps, rank.last_step.interval);
+}
+
+json pass_summary(const RankStatistics& rank, uint32_t pass) {
+  const PassStatistics& statistics = rank.pass[pass];
+  json skipped = json::object(), lost = json::object();
+  for (uint32_t reason = 0; reason < segment::kSkipReasons; ++reason)
+    skipped[segment::kSkipReasonNames[reason]] = rank.totals.skipped[pass][reason];
+  for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
+    lost[segment::kLostReasonNames[reason]] = rank.lost[pass][reason];
+  const std::optional<Bias> bias = statistics.bias.bias();
+  const std::optional<Bias> control = statistics.rounded_bias.bias();
+  const auto ulp = [](const std::optional<Bias>& of) { return of ? json(of->ulp) : json(nullptr); };
+  const auto z = [](const std::optional<Bias>& of) { return of ? number(of->z) : json(nullptr); };
+  return {{"calls", rank.calls(pass)},
+          {"unsampled", rank.totals.unsampled[pass]},
+          {"sampled", rank.totals.sampled[pass]},
+          {"judged", rank.judged[pass]},
+          {"in_flight", rank.in_flight(pass)},
+          {"skipped", skipped},
+          {"lost", lost},
+          {"relative_error",
+           {{"mean", number(mean_of(statistics.relative_error_mean))}, {"max", number(max_of(statistics.relative_error_max))}}},
+          {"deviation_ratio",
+           {{"mean", number(mean_of(statistics.deviation_ratio))}, {"max", number(max_of(statistics.deviation_ratio))}}},
+          {"bias_ulp", ulp(bias)},
+          {"bias_z", z(bias)},
+          {"rounded_reference_bias_ulp", ulp(control)},
+          {"rounded_reference_bias_z", z(control)}};
+}
+
+json layer_json(const LayerStatistics& layer) {
+  const std::optional<Bias> bias = layer.pass[0].bias.bias();
+  return {{"layer", layer.label},
+          {"name", layer.name.empty() ? json(nullptr) : json(layer.name)},
+          {"deviation_ratio", number(mean_of(layer.pass[0].deviation_ratio))},
+          {"deviation_ratio_backward", number(mean_of(layer.pass[1].deviation_ratio))},
+          {"bias_ulp", bias ? json(bias->ulp) : json(nullptr)},
+          {"bias_z", bias ? number(bias->z) : json(nullptr)},
+          {"relative_error", number(mean_of(layer.pass[0].relative_error_mean))},
+          {"gradient_norm", number(layer.gradient_norm)},
+          {"nonfinite_steps", layer.nonfinite_steps},
+          {"last_nonfinite_step", number_or_null(layer.last_nonfinite_step)}};
+}
+
+}  // namespace
+
+void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry) {
+  RankWriter to(rank, registry);
+  publish_identity(rank, to);
+  publish_counts(rank, to);
+  publish_training(rank, to);
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+    publish_pass(rank.pass[pass], segment::kPassNames[pass], to);
+  const ScoreStatistics& scores = rank.scores;
+  to.set(Metric::kAttentionLseErrorAbsMax, max_of(scores.lse_error));
+  to.set(Metric::kAttentionLogitAbsMax, max_of(scores.logit));
+  to.set(Metric::kAttentionEntropyNats, min_of(scores.entropy_min), "min");
+  to.set(Metric::kAttentionEntropyNats, mean_of(scores.entropy_mean), "mean");
+  to.set(Metric::kAttentionNearTieRatio, mean_of(scores.near_tie_ratio));
+  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
+  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
+  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
+  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient, "attention_gradient");
+  to.set(Metric::kSlowdownRatio, rank.slowdown(cores_per_rank));
+  to.set(Metric::kOverheadSecondsTotal, std::optional<double>(1e-9 * static_cast<double>(rank.totals.hook_ns)),
+         "attention");
+  to.set(Metric::kOverheadSecondsTotal, std::optional<double>(1e-9 * static_cast<double>(rank.totals.step_ns)), "step");
+  to.set(Metric::kOverheadSecondsTotal, std::optional<double>(rank.agent_seconds), "agent");
+  to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
+  to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
+  for (const auto& [label, layer] : rank.layers) publish_layer(layer, to);
+}
+
+json summary_of(const RankStatistics& rank, int cores_per_rank) {
+  const LayerStatistics* worst = rank.worst_layer();
+  json spikes = json::array();
+  for (int64_t step : rank.spike_steps) spikes.push_back(step);
+  json nonfinite = json::array();
+  for (const auto& [label, layer] : rank.layers)
+    if (layer.nonfinite_steps > 0) nonfinite.push_back(label);
+  return {{"rank", rank.identity.rank},
+          {"state", name_of(rank.state)},
+          {"steps", rank.steps + rank.steps_lost},
+          {"steps_lost", rank.steps_lost},
+          {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
+          {"step_source", segment::step_source_name(rank.last_step.step_source)},
+          {"skipped_steps", rank.last_step.skipped_steps},
+          {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
+          {"no_attention_seen", rank.no_attention_seen()},
+          {"worst_layer", worst != nullptr ? json(worst->label) : json(nullptr)},
+          {"worst_layer_name", worst != nullptr && !worst->name.empty() ? json(worst->name) : json(nullptr)},
+          {"layer_source", rank.layer_source},
+          {"loss",
+           {{"first", number(rank.first_loss)},
+            {"last", number(rank.last_loss)},
+            {"spikes", rank.spike_steps.size()},
+            {"spike_steps", spikes},
+            {"source", segment::loss_source_name(rank.last_step.loss_source)}}},
+          {"gradient", {{"norm", number(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
+          {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
+          {"slowdown_ratio", number(rank.slowdown(cores_per_rank))}};
+}
+
+json state_of(const RankStatistics& rank, int cores_per_rank) {
+  json state = summary_of(rank, cores_per_rank);
+  state["alive"] = rank.alive;
+  state["on"] = rank.switched_on;
+  json steps = json::array(), loss = json::array(), gradient = json::array(), ratio = json::array();
+  for (const HistoryPoint& point : rank.history) {
+    steps.push_back(point.step);
+    loss.push_back(number(point.loss));
+    gradient.push_back(number(point.gradient_norm));
+    ratio.push_back(number(point.deviation_ratio));
+  }
+  state["history"] = {{"step", steps}, {"loss", loss}, {"gradient_norm", gradient}, {"deviation_ratio", ratio}};
+  json layers = json::array();
+  for (const auto& [label, layer] : rank.layers) layers.push_back(layer_json(layer));
+  state["layers"] = layers;
+  return state;
+}
+
+}  // namespace foreshock

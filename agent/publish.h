@@ -1,0 +1,23 @@
+// From what is known of the ranks to metrics (/metrics) and to JSON (/api/v1/state, the summary).
+#ifndef FORESHOCK_AGENT_PUBLISH_H_
+#define FORESHOCK_AGENT_PUBLISH_H_
+
+#include <nlohmann/json.hpp>
+
+#include "agent/rank.h"
+#include "exporters/registry.h"
+
+namespace foreshock {
+
+// Sets every series of one rank.
+void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry);
+
+// One entry of "ranks" in the summary (DESIGN of the summary: docs/summary.md). Unknown is null.
+nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
+
+// The same with what only the status page shows: history by step and the layers.
+nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_PUBLISH_H_

@@ -1,0 +1,67 @@
+#include "agent/rank.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "detect/thresholds.h"
+
+namespace foreshock {
+namespace {
+
+// 1: at the alarm's threshold. What cannot be said is 0.
+double alarm_nearness(const LayerStatistics& layer) {
+  double nearness = 0;
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    const PassStatistics& statistics = layer.pass[pass];
+    if (statistics.relative_error_max.nonfinite() > 0) return INFINITY;
+    const double limit = pass == 0 ? kDeviationRatioForward : kDeviationRatioBackward;
+    nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / limit);
+    const std::optional<Bias> bias = statistics.bias.bias();
+    if (bias && bias->z && std::fabs(*bias->z) > kBiasZ)
+      nearness = std::max(nearness, std::fabs(bias->ulp) / kBiasUlp);
+  }
+  return nearness;
+}
+
+}  // namespace
+
+const char* name_of(RunState state) {
+  constexpr const char* kNames[] = {"running", "finished", "failed", "preempted"};
+  return kNames[static_cast<int>(state)];
+}
+
+uint64_t RankStatistics::calls(uint32_t which) const {
+  uint64_t sum = 0;
+  for (size_t op = 0; op < ops.size(); ++op)
+    if (ops[op].pass == which) sum += totals.calls[op];
+  return sum;
+}
+
+uint64_t RankStatistics::in_flight(uint32_t which) const {
+  uint64_t ended = judged[which];
+  for (uint64_t count : lost[which]) ended += count;
+  // The two are read one after the other: a slice judged in between must not make this negative.
+  return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
+}
+
+std::optional<double> RankStatistics::slowdown(int cores_per_rank) const {
+  const double theirs = train_seconds - cost_seconds;
+  if (theirs <= 0) return std::nullopt;
+  return (cost_seconds + agent_seconds / std::max(cores_per_rank, 1)) / theirs;
+}
+
+const LayerStatistics* RankStatistics::worst_layer() const {
+  const LayerStatistics* worst = nullptr;
+  double most = -1;
+  for (const auto& [label, layer] : layers) {
+    if (layer.pass[0].judged + layer.pass[1].judged == 0) continue;
+    const double nearness = alarm_nearness(layer);
+    if (nearness > most) {
+      most = nearness;
+      worst = &layer;
+    }
+  }
+  return worst;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,112 @@
+// All that the agent knows of one rank. Plain data: the pipeline fills it, publish and state only read it.
+#ifndef FORESHOCK_AGENT_RANK_H_
+#define FORESHOCK_AGENT_RANK_H_
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "detect/loss_event.h"
+#include "detect/window.h"
+#include "segment/parser.h"
+#include "shadow/bias.h"
+
+namespace foreshock {
+
+using SampleWindow = Window<BiasPool::kSlices>;  // as many samples as the bias is pooled over
+using StepWindow = Window<64>;
+
+template <size_t n>
+std::optional<double> mean_of(const Window<n>& window) {
+  const auto summary = window.summary();
+  return summary ? std::optional<double>(summary->mean) : std::nullopt;
+}
+template <size_t n>
+std::optional<double> min_of(const Window<n>& window) {
+  const auto summary = window.summary();
+  return summary ? std::optional<double>(summary->min) : std::nullopt;
+}
+template <size_t n>
+std::optional<double> max_of(const Window<n>& window) {
+  const auto summary = window.summary();
+  return summary ? std::optional<double>(summary->max) : std::nullopt;
+}
+
+// What the last samples of one pass say, of a rank or of a layer.
+struct PassStatistics {
+  uint64_t judged = 0;
+  SampleWindow relative_error_mean, relative_error_max, deviation_ratio;
+  BiasPool bias, rounded_bias;
+};
+
+struct ScoreStatistics {
+  SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
+};
+
+struct LayerStatistics {
+  std::string label, name, source;
+  PassStatistics pass[segment::kPasses];
+  ScoreStatistics scores;
+  std::optional<double> gradient_norm;
+  uint64_t nonfinite_steps = 0;
+  int64_t last_nonfinite_step = -1;
+};
+
+struct HistoryPoint {
+  int64_t step;
+  std::optional<double> loss, gradient_norm, deviation_ratio;
+};
+inline constexpr size_t kHistoryPoints = 512;
+
+enum class RunState { kRunning, kFinished, kFailed, kPreempted };
+const char* name_of(RunState state);
+
+struct RankStatistics {
+  std::string run;
+  segment::Identity identity = {};
+  std::vector<segment::Op> ops;
+  segment::Totals totals;
+  uint64_t judged[segment::kPasses] = {};
+  uint64_t lost[segment::kPasses][segment::kLostReasons] = {};
+  bool alive = true;
+  bool current = true;  // false: a later process has taken over this rank's number
+  bool switched_on = true;
+  RunState state = RunState::kRunning;
+
+  PassStatistics pass[segment::kPasses];
+  ScoreStatistics scores;
+  std::map<std::string, LayerStatistics> layers;  // by label
+  std::string layer_source = "unknown";
+
+  uint64_t steps = 0, steps_lost = 0;
+  segment::StepRecord last_step = {};
+  std::optional<double> first_loss, last_loss;
+  std::optional<double> gradient_norm, learning_rate;
+  LossEventRule loss_events;
+  std::vector<int64_t> spike_steps;
+  StepWindow loss_window, gradient_window;
+  Window<kLossWindow> gradient_reference;
+  std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it
+  double train_seconds = 0, cost_seconds = 0;  // of the steps seen
+  StepWindow step_seconds, other_step_cost;    // our part taken off; ours in steps that were not sampled
+  Window<16> sampled_step_cost;
+  uint64_t sampled_steps = 0;
+  double agent_seconds = 0;                    // CPU time spent on this rank
+  uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
+  uint64_t refused_slots = 0;
+  std::deque<HistoryPoint> history;
+
+  uint64_t calls(uint32_t pass) const;
+  uint64_t in_flight(uint32_t pass) const;
+  bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }
+  // Our time on the threads that train over the time without us, and the agent's share of the node's cores.
+  std::optional<double> slowdown(int cores_per_rank) const;
+  // The layer nearest to, or furthest beyond, an alarm; null when no layer has been judged.
+  const LayerStatistics* worst_layer() const;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_RANK_H_

@@ -1,0 +1,112 @@
+#include "cli/agent_keeper.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/process.h"
+
+namespace foreshock::cli {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kFirstPause{200}, kLongestPause{5000}, kShortLife{1000}, kStartTimeout{5000};
+
+}  // namespace
+
+std::string AgentAddress::url() const {
+  const bool is_v6 = address.find(':') != std::string::npos;
+  return "http://" + (is_v6 ? "[" + address + "]" : address) + ":" + std::to_string(port) + "/";
+}
+
+std::optional<AgentAddress> read_agent_address(const std::string& directory) {
+  std::ifstream file(directory + "/agent.json");
+  const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
+  if (!json.is_object() || !json.value("pid", nlohmann::json()).is_number_integer() ||
+      !json.value("port", nlohmann::json()).is_number_integer() ||
+      !json.value("address", nlohmann::json()).is_string()) {
+    return std::nullopt;
+  }
+  AgentAddress agent = {json["pid"], json["address"], json["port"]};
+  if (agent.pid <= 0 || (kill(agent.pid, 0) != 0 && errno != EPERM)) return std::nullopt;
+  return agent;
+}
+
+void AgentKeeper::reap() {
+  if (pid_ < 0 || !poll_exit(pid_)) return;
+  const bool short_life = steady_clock::now() - started_ < kShortLife;
+  failures_ = short_life ? failures_ + 1 : 0;
+  const milliseconds pause = std::min(kFirstPause * (1 << std::min(failures_, 5)), kLongestPause);
+  next_start_ = steady_clock::now() + pause;
+  pid_ = -1;
+  starter_.release();
+}
+
+void AgentKeeper::tick() {
+  reap();
+  if (pid_ >= 0) {
+    const std::optional<AgentAddress> agent = read_agent_address(directory_);
+    const bool is_up = agent && agent->pid == pid_;
+    if (is_up || steady_clock::now() - started_ > kStartTimeout) starter_.release();
+    return;
+  }
+  if (steady_clock::now() < next_start_) return;
+  // Only the holder of agent.start touches agent.lock, so no probe can take the lock from an agent that
+  // starts.
+  if (!starter_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
+  if (is_locked(directory_ + "/agent.lock")) {
+    starter_.release();
+    return;
+  }
+  start();
+}
+
+void AgentKeeper::start() {
+  const int log = open((directory_ + "/agent.log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  sigset_t none;
+  sigemptyset(&none);
+  const SpawnPlan plan = {.command = command_,
+                          .environment = own_environment(),
+                          .signal_mask = &none,
+                          .own_session = true,
+                          .output = log,
+                          .errors = log};
+  started_ = steady_clock::now();
+  if (spawn(plan, &pid_) != 0) {
+    pid_ = -1;
+    ++failures_;
+    next_start_ = started_ + kLongestPause;
+    starter_.release();
+  }
+  if (log >= 0) close(log);
+}
+
+std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
+  const steady_clock::time_point end = steady_clock::now() + milliseconds(timeout_ms);
+  for (;;) {
+    tick();
+    std::optional<AgentAddress> agent = read_agent_address(directory_);
+    if (agent || has_failed() || steady_clock::now() >= end) return agent;
+    const timespec pause = {0, 20'000'000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+std::string AgentKeeper::last_words() const {
+  std::ifstream log(directory_ + "/agent.log");
+  std::string line, last;
+  while (std::getline(log, line)) {
+    if (!line.empty()) last = line;
+  }
+  return last.empty() ? "it said nothing" : last;
+}
+
+}  // namespace foreshock::cli

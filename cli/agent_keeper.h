@@ -1,0 +1,58 @@
+// Keeps one agent alive for a run directory, whoever of the runs that share it started it.
+#ifndef FORESHOCK_CLI_AGENT_KEEPER_H_
+#define FORESHOCK_CLI_AGENT_KEEPER_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/file_lock.h"
+
+namespace foreshock::cli {
+
+struct AgentAddress {
+  pid_t pid = -1;
+  std::string address;
+  int port = 0;
+  std::string url() const;  // of the page
+};
+
+// From <directory>/agent.json, when the process it names lives.
+std::optional<AgentAddress> read_agent_address(const std::string& directory);
+
+class AgentKeeper {
+ public:
+  // `command` starts the agent. Its output goes to <directory>/agent.log.
+  AgentKeeper(std::string directory, std::vector<std::string> command)
+      : directory_(std::move(directory)), command_(std::move(command)) {}
+
+  // Starts an agent if there is none. Cheap; call it every 200 ms or so.
+  void tick();
+
+  // Ticks until the agent has told its address, or `timeout_ms` have passed, or it failed again and again.
+  std::optional<AgentAddress> wait_for_address(int timeout_ms);
+
+  // Three agents in a row ended within their first second.
+  bool has_failed() const { return failures_ >= 3; }
+
+  // The last line of agent.log.
+  std::string last_words() const;
+
+ private:
+  void reap();
+  void start();
+
+  std::string directory_;
+  std::vector<std::string> command_;
+  FileLock starter_;  // held from before the start until the agent has told its address
+  pid_t pid_ = -1;    // of our own agent, -1 when somebody else's serves
+  int failures_ = 0;
+  std::chrono::steady_clock::time_point started_{}, next_start_{};
+};
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_AGENT_KEEPER_H_

@@ -1,0 +1,174 @@
+#include "cli/arguments.h"
+
+#include <algorithm>
+
+#include "cli/run_id.h"
+
+namespace foreshock::cli {
+namespace {
+
+const Option* find_flag(const std::string& flag, uint32_t reader) {
+  for (const Option& row : kOptions) {
+    if (row.flag != nullptr && flag == row.flag && (row.readers & reader) != 0) return &row;
+  }
+  return nullptr;
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "127.0.0.1" || address == "::1" || address == "localhost";
+}
+
+std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
+
+// As code in a Markdown table, where a bar would end the cell.
+std::string code(const std::string& text) {
+  if (text.empty()) return "";
+  std::string quoted(1, '`');
+  for (char c : text) {
+    if (c == '|') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + '`';
+}
+
+std::string flag_with_value(const Option& row) {
+  std::string text = or_empty(row.flag);
+  if (!text.empty() && row.value != nullptr) (text += ' ') += row.value;
+  return text;
+}
+
+bool is_count_up_to(const std::string& text, uint64_t most) {
+  uint64_t number = 0;
+  return parse_count(text.c_str(), &number) && number <= most;
+}
+
+}  // namespace
+
+std::string value_wanted(OptionId id, const std::string& text) {
+  double ratio = 0;
+  uint64_t number = 0;
+  bool on = false;
+  switch (id) {
+    case OptionId::kEvery:
+    case OptionId::kSeed:
+      return parse_count(text.c_str(), &number) ? "" : "a whole number";
+    case OptionId::kMaxSlowdown:
+      return parse_ratio(text.c_str(), &ratio) && ratio > 0 ? "" : "a share above zero such as 1% or 0.01";
+    case OptionId::kMemory:
+      return parse_bytes(text.c_str(), &number) ? "" : "a size such as 64MiB";
+    case OptionId::kSlices:
+    case OptionId::kEnabled:
+      return parse_switch(text.c_str(), &on) ? "" : "on or off";
+    case OptionId::kPort:
+      return is_count_up_to(text, 65535) ? "" : "a port number from 0 to 65535";
+    case OptionId::kBind:
+      return is_loopback(text)
+                 ? ""
+                 : "a loopback address such as 127.0.0.1 (put a proxy in front to serve others)";
+    case OptionId::kRunId:
+      return run_id_problem(text).empty()
+                 ? ""
+                 : "1 to 63 letters, digits, '_', '.' or '-', not starting with a dot";
+    default:
+      return "";
+  }
+}
+
+std::string Arguments::parse(const std::vector<std::string>& words, uint32_t reader) {
+  const bool takes_command = (reader & (kReaderRun | kReaderDoctor)) != 0;
+  for (size_t at = 0; at < words.size(); ++at) {
+    const std::string& word = words[at];
+    if (word == "--help" || word == "-h") {
+      wants_help_ = true;
+      return "";
+    }
+    const bool is_option = word.size() > 1 && word[0] == '-' && word != "--";
+    if (!is_option) {
+      if (!takes_command)
+        return "take away '" + word + "': this command has options only (--help lists them)";
+      command_.assign(words.begin() + at + (word == "--" ? 1 : 0), words.end());
+      break;
+    }
+    if (std::string problem = take_flag(words, &at, reader); !problem.empty()) return problem;
+  }
+  return check_values(reader);
+}
+
+std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* at, uint32_t reader) {
+  const std::string& word = words[*at];
+  const size_t equals = word.find('=');
+  const std::string flag = word.substr(0, equals);
+  const Option* row = find_flag(flag, reader);
+  if (row == nullptr) return "there is no option " + flag + " here: --help lists what there is";
+  std::optional<std::string>& slot = flags_[static_cast<size_t>(row->id)];
+  if (row->value == nullptr) {
+    if (equals != std::string::npos) return flag + " takes no value";
+    slot = "1";
+  } else if (equals != std::string::npos) {
+    slot = word.substr(equals + 1);
+  } else if (*at + 1 < words.size()) {
+    slot = words[++*at];
+  }
+  if (!slot || slot->empty()) return "give " + flag + " a value: " + flag + " " + row->value;
+  return "";
+}
+
+std::string Arguments::check_values(uint32_t reader) const {
+  for (const Option& row : kOptions) {
+    if ((row.readers & reader) == 0) continue;
+    const std::string value = text(row.id);
+    if (value == row.fallback) continue;
+    if (const std::string wanted = value_wanted(row.id, value); !wanted.empty()) {
+      return std::string(has_flag(row.id) ? row.flag : row.variable) + " wants " + wanted + ", not '" +
+             value + "'";
+    }
+  }
+  return "";
+}
+
+std::string Arguments::text(OptionId id) const {
+  const std::optional<std::string>& flag = flags_[static_cast<size_t>(id)];
+  return flag ? *flag : option_value(id);
+}
+
+std::string options_help(uint32_t reader) {
+  std::string text;
+  for (const Option& row : kOptions) {
+    if (row.flag == nullptr || (row.readers & reader) == 0) continue;
+    std::string left =
+        std::string("  ") + row.flag + (row.value != nullptr ? std::string(" ") + row.value : "");
+    left.resize(std::max<size_t>(left.size() + 2, 26), ' ');
+    text += left + row.help;
+    if (*row.fallback != '\0') ((text += " [") += row.fallback) += "]";
+    text += "\n";
+  }
+  return text;
+}
+
+std::string options_markdown() {
+  constexpr struct {
+    OptionReader reader;
+    const char* name;
+  } kReaders[] = {{kReaderRun, "run"},       {kReaderAgent, "agent"},
+                  {kReaderStatus, "status"}, {kReaderSwitch, "pause, resume"},
+                  {kReaderDoctor, "doctor"}, {kReaderTrainer, "the trainer"}};
+  std::string text =
+      "# Options\n\n"
+      "Generated by `./dev docs` from `libmonitor/options.h`. A flag wins over its variable, a variable over "
+      "the "
+      "default.\n\n"
+      "| flag | variable | default | meaning | read by |\n| --- | --- | --- | --- | --- |\n";
+  for (const Option& row : kOptions) {
+    std::string readers;
+    for (const auto& [reader, name] : kReaders) {
+      if ((row.readers & reader) == 0) continue;
+      if (!readers.empty()) readers += ", ";
+      readers += name;
+    }
+    text += "| " + code(flag_with_value(row)) + " | " + code(or_empty(row.variable)) + " | " +
+            code(row.fallback) + " | " + row.help + " | " + readers + " |\n";
+  }
+  return text;
+}
+
+}  // namespace foreshock::cli

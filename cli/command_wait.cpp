@@ -1,0 +1,55 @@
+#include "cli/command_wait.h"
+
+#include <time.h>
+#include <unistd.h>
+
+namespace foreshock::cli {
+namespace {
+
+constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr int kTickMs = 200;
+
+bool asks_to_stop(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
+
+// The terminal (and a hang-up of it) signals the whole foreground group: a command in our group has it
+// already.
+bool came_from_terminal(const siginfo_t& info, pid_t pid) {
+  return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
+}
+
+}  // namespace
+
+SignalPasser::SignalPasser() {
+  sigemptyset(&waited_);
+  sigaddset(&waited_, SIGCHLD);
+  for (int signal : kPassedOn) sigaddset(&waited_, signal);
+  signal(SIGCHLD, SIG_DFL);  // ignored, exit statuses would be lost
+  sigset_t blocked = waited_;
+  sigaddset(&blocked, SIGPIPE);
+  sigprocmask(SIG_BLOCK, &blocked, &original_);
+}
+
+int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
+  const timespec period = {period_ms / 1000, period_ms % 1000 * 1000000L};
+  const int signal = sigtimedwait(&waited_, info, &period);
+  if (signal > 0 && asks_to_stop(signal)) asked_to_stop_ = true;
+  return signal;
+}
+
+ExitStatus SignalPasser::wait_for(pid_t pid, const std::function<void()>& tick) {
+  for (;;) {
+    if (const std::optional<ExitStatus> status = poll_exit(pid)) return *status;
+    siginfo_t info = {};
+    const int signal = next_signal(kTickMs, &info);
+    if (signal <= 0) tick();
+    if (signal > 0 && signal != SIGCHLD && !came_from_terminal(info, pid)) kill(pid, signal);
+  }
+}
+
+bool SignalPasser::interrupted_within(int period_ms) {
+  siginfo_t info = {};
+  const int signal = next_signal(period_ms, &info);
+  return signal > 0 && asks_to_stop(signal);
+}
+
+}  // namespace foreshock::cli

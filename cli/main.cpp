@@ -1,0 +1,69 @@
+// foreshock: reads the name of the command and hands over to the file of that name.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/say.h"
+#include "cli/version.h"
+
+namespace foreshock::cli {
+namespace {
+
+struct Command {
+  const char* name;
+  int (*function)(const Arguments&);
+  OptionReader reader;
+  const char* usage;
+  const char* help;
+};
+
+constexpr Command kCommands[] = {
+    {"run", run, kReaderRun, "run [options] -- COMMAND ...", "run a training under observation"},
+    {"status", status, kReaderStatus, "status [options]", "the live runs and their latest signals"},
+    {"doctor", doctor, kReaderDoctor, "doctor [options] [-- COMMAND ...]",
+     "what will be seen here, what will not, and why; builds the adapter"},
+    {"pause", pause, kReaderSwitch, "pause [options]", "switch a live run's monitor off"},
+    {"resume", resume, kReaderSwitch, "resume [options]", "switch it on again"},
+    {"agent", agent, kReaderAgent, "agent --dir DIR [options]", "serve one run directory (`run` starts it)"},
+};
+
+int print_help() {
+  std::printf("foreshock %s: a seismograph for training runs\n\n", kVersion);
+  for (const Command& command : kCommands) std::printf("  foreshock %-36s%s\n", command.usage, command.help);
+  std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
+  return 0;
+}
+
+int print_help(const Command& command) {
+  std::printf("foreshock %s\n%s\n\n%s", command.usage, command.help, options_help(command.reader).c_str());
+  return 0;
+}
+
+int dispatch(const Command& command, const std::vector<std::string>& words) {
+  Arguments arguments;
+  const std::string problem = arguments.parse(words, command.reader);
+  if (!problem.empty()) return wrong_use(problem);
+  return arguments.wants_help() ? print_help(command) : command.function(arguments);
+}
+
+int main(const std::vector<std::string>& words) {
+  if (words.empty()) return wrong_use("say what to do: foreshock run -- COMMAND, or foreshock --help");
+  const std::string name = words[0];
+  const std::vector<std::string> rest(words.begin() + 1, words.end());
+  if (name == "--help" || name == "-h" || name == "help") return print_help();
+  if (name == "--version") {
+    std::printf("foreshock %s\n", kVersion);
+    return 0;
+  }
+  if (name == "docs") return docs(rest);
+  for (const Command& command : kCommands) {
+    if (name == command.name) return dispatch(command, rest);
+  }
+  return wrong_use("there is no command '" + name + "': foreshock --help lists what there is");
+}
+
+}  // namespace
+}  // namespace foreshock::cli
+
+int main(int count, char** words) { return foreshock::cli::main({words + 1, words + count}); }

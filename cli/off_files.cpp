@@ -1,0 +1,65 @@
+#include "cli/off_files.h"
+
+#include <map>
+
+namespace foreshock::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Advice {
+  const char* reason;
+  const char* text;
+};
+
+constexpr Advice kAdvice[] = {
+    {"adapter_missing",
+     "no adapter was built for its torch; run `foreshock doctor -- COMMAND` with the same command"},
+    {"adapter_not_loadable",
+     "the adapter does not load; remove it from the cache and run `foreshock doctor`"},
+    {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
+    {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
+    {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},
+    {"no_directory", "its run directory is gone or not writable; start it with `foreshock run`"},
+    {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup)"},
+    {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
+    {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
+};
+
+// "off.1234.no_space" -> "no_space"; "" for any other name.
+std::string reason_of(const std::string& file) {
+  if (file.rfind("off.", 0) != 0) return "";
+  const size_t dot = file.find('.', 4);
+  return dot == std::string::npos ? "" : file.substr(dot + 1);
+}
+
+}  // namespace
+
+std::string advice_for(const std::string& reason) {
+  for (const Advice& row : kAdvice) {
+    if (reason == row.reason) return row.text;
+  }
+  return "run `foreshock doctor -- COMMAND` to see more";
+}
+
+std::vector<std::string> off_lines(const std::string& directory, fs::file_time_type started) {
+  std::map<std::string, int> processes;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    const std::string reason = reason_of(entry.path().filename());
+    if (!reason.empty() && entry.last_write_time(error) >= started) ++processes[reason];
+  }
+  std::vector<std::string> lines;
+  for (const auto& [reason, count] : processes) {
+    lines.push_back("monitoring was off in " + std::to_string(count) +
+                    (count == 1 ? " process (" : " processes (") + reason + "): " + advice_for(reason));
+  }
+  return lines;
+}
+
+std::string no_segment_line() {
+  return "no segment seen: no training step or attention call was met in the command; "
+         "`foreshock doctor -- COMMAND` tells what is seen";
+}
+
+}  // namespace foreshock::cli

@@ -1,0 +1,22 @@
+// The files off.<pid>.<reason> that trainers leave when they cannot be monitored.
+#ifndef FORESHOCK_CLI_OFF_FILES_H_
+#define FORESHOCK_CLI_OFF_FILES_H_
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace foreshock::cli {
+
+// One line per reason found in `directory` since `started`: what is off, in how many processes, what to do.
+std::vector<std::string> off_lines(const std::string& directory, std::filesystem::file_time_type started);
+
+// What to do about `reason`; a general hint for an unknown one.
+std::string advice_for(const std::string& reason);
+
+// Said when a command ended without any sign of a trainer.
+std::string no_segment_line();
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_OFF_FILES_H_

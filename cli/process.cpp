@@ -1,0 +1,176 @@
+#include "cli/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+
+namespace foreshock::cli {
+namespace {
+
+std::vector<char*> pointers(const std::vector<std::string>& words) {
+  std::vector<char*> result;
+  for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+ExitStatus decode(int status) {
+  if (WIFSIGNALED(status)) return {128 + WTERMSIG(status), WTERMSIG(status)};
+  return {WEXITSTATUS(status), 0};
+}
+
+// Reads what is there; false at the end of the stream.
+bool read_some(int descriptor, std::string* text) {
+  char buffer[4096];
+  const ssize_t got = read(descriptor, buffer, sizeof buffer);
+  if (got > 0) text->append(buffer, static_cast<size_t>(got));
+  return got > 0 || (got < 0 && errno == EINTR);
+}
+
+int milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return static_cast<int>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start)
+          .count());
+}
+
+struct Pipe {
+  int read_end = -1, write_end = -1;
+  Pipe() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) == 0) read_end = ends[0], write_end = ends[1];
+  }
+  ~Pipe() {
+    if (read_end >= 0) close(read_end);
+    close_write();
+  }
+  void close_write() {
+    if (write_end >= 0) close(write_end);
+    write_end = -1;
+  }
+};
+
+}  // namespace
+
+int spawn(const SpawnPlan& plan, pid_t* pid) {
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  short flags = 0;
+  if (plan.signal_mask != nullptr) {
+    posix_spawnattr_setsigmask(&attributes, plan.signal_mask);
+    flags |= POSIX_SPAWN_SETSIGMASK;
+  }
+  if (plan.own_session) {
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    flags |= POSIX_SPAWN_SETSID;
+  }
+  posix_spawnattr_setflags(&attributes, flags);
+  if (plan.output >= 0) posix_spawn_file_actions_adddup2(&actions, plan.output, STDOUT_FILENO);
+  if (plan.errors >= 0) posix_spawn_file_actions_adddup2(&actions, plan.errors, STDERR_FILENO);
+
+  const std::vector<char*> environment = pointers(plan.environment);
+  std::vector<char*> words = pointers(plan.command);
+  int error = posix_spawnp(pid, words[0], &actions, &attributes, words.data(), environment.data());
+  if (error == ENOEXEC) {  // a script without a first line that names its interpreter, as execvp treats it
+    words.insert(words.begin(), const_cast<char*>("/bin/sh"));
+    error = posix_spawnp(pid, words[0], &actions, &attributes, words.data(), environment.data());
+  }
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  return error;
+}
+
+std::optional<ExitStatus> poll_exit(pid_t pid) {
+  int status = 0;
+  if (waitpid(pid, &status, WNOHANG) != pid) return std::nullopt;
+  return decode(status);
+}
+
+void end_like(const ExitStatus& status) {
+  if (status.signal != 0) {
+    const rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    prctl(PR_SET_DUMPABLE, 0);  // a core_pattern that is a pipe ignores the limit
+    signal(status.signal, SIG_DFL);
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, status.signal);
+    kill(getpid(), status.signal);
+    sigprocmask(SIG_UNBLOCK, &only, nullptr);
+  }
+  _exit(status.code);
+}
+
+int status_of_failed_start(int error) { return error == ENOENT ? 127 : 126; }
+
+Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+                         int timeout_ms, void (*waiting)()) {
+  Captured result;
+  Pipe output, errors;
+  const SpawnPlan plan = {
+      .command = command, .environment = environment, .output = output.write_end, .errors = errors.write_end};
+  pid_t pid = -1;
+  result.start_error = spawn(plan, &pid);
+  if (result.start_error != 0) return result;
+  output.close_write();
+  errors.close_write();
+
+  const auto start = std::chrono::steady_clock::now();
+  bool output_open = true, errors_open = true;
+  while (output_open || errors_open) {
+    const int elapsed = milliseconds_since(start);
+    if (elapsed >= timeout_ms) {
+      result.timed_out = true;
+      kill(pid, SIGKILL);
+      break;
+    }
+    if (waiting != nullptr && elapsed >= 1000) {
+      waiting();
+      waiting = nullptr;
+    }
+    pollfd ready[2] = {{output_open ? output.read_end : -1, POLLIN, 0},
+                       {errors_open ? errors.read_end : -1, POLLIN, 0}};
+    poll(ready, 2, std::min(100, timeout_ms - elapsed));
+    if (ready[0].revents != 0) output_open = read_some(output.read_end, &result.output);
+    if (ready[1].revents != 0) errors_open = read_some(errors.read_end, &result.errors);
+  }
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  result.status = decode(status);
+  return result;
+}
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) result.push_back(*entry);
+  return result;
+}
+
+std::string environment_value(const std::vector<std::string>& environment, const std::string& name) {
+  for (const std::string& entry : environment) {
+    if (entry.compare(0, name.size() + 1, name + "=") == 0) return entry.substr(name.size() + 1);
+  }
+  return "";
+}
+
+void set_environment(std::vector<std::string>* environment, const std::string& name,
+                     const std::string& value) {
+  const std::string entry = name + "=" + value;
+  for (std::string& old : *environment) {
+    if (old.compare(0, name.size() + 1, name + "=") != 0) continue;
+    old = entry;
+    return;
+  }
+  environment->push_back(entry);
+}
+
+}  // namespace foreshock::cli

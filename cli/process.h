@@ -1,0 +1,64 @@
+// Starting processes, waiting for them, and ending as they ended.
+#ifndef FORESHOCK_CLI_PROCESS_H_
+#define FORESHOCK_CLI_PROCESS_H_
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace foreshock::cli {
+
+struct ExitStatus {
+  int code = 0;    // exit status, when signal is 0
+  int signal = 0;  // the signal that ended the process
+};
+
+struct SpawnPlan {
+  std::vector<std::string> command;       // looked up in PATH; never empty
+  std::vector<std::string> environment;   // "NAME=value"
+  const sigset_t* signal_mask = nullptr;  // the child's; nullptr: ours
+  bool own_session = false;               // setsid, standard input from /dev/null
+  int output = -1;                        // descriptor for standard output; -1: ours
+  int errors = -1;                        // descriptor for standard error; -1: ours
+};
+
+// Returns 0 and the process id, or an errno.
+int spawn(const SpawnPlan& plan, pid_t* pid);
+
+// How `pid`, a child of ours, ended; empty while it lives. Does not wait.
+std::optional<ExitStatus> poll_exit(pid_t pid);
+
+// Ends this process as `status` says: with the same exit status, or by the same signal, without a core file.
+[[noreturn]] void end_like(const ExitStatus& status);
+
+// The exit status a shell gives to a command that could not be started: 127 not found, 126 otherwise.
+int status_of_failed_start(int error);
+
+struct Captured {
+  int start_error = 0;  // errno
+  bool timed_out = false;
+  ExitStatus status;
+  std::string output, errors;
+};
+
+// Runs a command to its end, or kills it after `timeout_ms`. `waiting`, if given, is called once after a
+// second.
+Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+                         int timeout_ms, void (*waiting)() = nullptr);
+
+// Our own environment as "NAME=value".
+std::vector<std::string> own_environment();
+
+// The value of NAME in such an environment, or "".
+std::string environment_value(const std::vector<std::string>& environment, const std::string& name);
+
+// Sets or replaces NAME.
+void set_environment(std::vector<std::string>* environment, const std::string& name,
+                     const std::string& value);
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_PROCESS_H_

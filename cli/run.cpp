@@ -1,0 +1,193 @@
+// foreshock run: a command under observation. The story is run(); whatever cannot be had turns into one line
+// and the command running alone.
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/adapter.h"
+#include "cli/agent_keeper.h"
+#include "cli/arguments.h"
+#include "cli/base_directory.h"
+#include "cli/command_environment.h"
+#include "cli/command_wait.h"
+#include "cli/commands.h"
+#include "cli/installation.h"
+#include "cli/off_files.h"
+#include "cli/python_finder.h"
+#include "cli/run_directory.h"
+#include "cli/run_id.h"
+#include "cli/say.h"
+#include "cli/summary.h"
+
+namespace foreshock::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kAgentStartTimeoutMs = 5000;
+constexpr int kSummaryTimeoutMs = 30000;
+constexpr int kSummaryPollMs = 50;
+
+// Replaces this process by the command: its exit status needs no passing on.
+int run_alone(const std::vector<std::string>& command) {
+  std::vector<char*> words;
+  for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  execvp(words[0], words.data());
+  say("cannot start '" + command[0] + "': " + strerror(errno));
+  return status_of_failed_start(errno);
+}
+
+int run_unmonitored(const std::vector<std::string>& command, const std::string& reason) {
+  say("not monitoring: " + reason);
+  return run_alone(command);
+}
+
+std::string absolute(const std::string& path) { return path.empty() ? "" : fs::absolute(path).string(); }
+
+// What would only fail at the end of a long run is refused at its start.
+std::string output_problem(const Arguments& arguments, OptionId id) {
+  const std::string path = absolute(arguments.text(id));
+  if (path.empty()) return "";
+  const std::string folder = fs::path(path).parent_path();
+  const bool exists = access(path.c_str(), F_OK) == 0;
+  if (fs::is_directory(path) || access((exists ? path : folder).c_str(), W_OK) != 0) {
+    return std::string(option(id).flag) + ": " + path +
+           " cannot be written; name a file in a directory you may write";
+  }
+  return "";
+}
+
+// Prepares the adapter; "" when the trainer may find what it needs.
+std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
+                            const std::string& cache) {
+  const FoundPython python = find_python(command);
+  if (python.executable.empty()) return "";
+  const Adapter adapter = prepare_adapter(installation, python.executable, cache);
+  // A guessed interpreter says nothing about the command, which may be a C++ trainer.
+  return adapter.usable() || !python.certain ? "" : adapter.reason;
+}
+
+std::vector<std::string> agent_command(const Installation& installation, const Arguments& arguments,
+                                       const std::string& directory, const std::string& run_id) {
+  std::vector<std::string> command = {
+      installation.executable, "agent", "--dir", directory, "--run-id", run_id};
+  for (OptionId id : {OptionId::kBind, OptionId::kPort, OptionId::kMaxSlowdown, OptionId::kEvery}) {
+    command.insert(command.end(), {option(id).flag, arguments.text(id)});
+  }
+  if (const std::string record = absolute(arguments.text(OptionId::kRecord)); !record.empty()) {
+    command.insert(command.end(), {option(OptionId::kRecord).flag, record});
+  }
+  return command;
+}
+
+bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
+
+// Tells the agent how the command ended; in one rename, so that it never reads half a file.
+void write_exit_file(const std::string& directory, const ExitStatus& status, bool was_asked_to_stop) {
+  const bool stopped = was_asked_to_stop || is_stop_signal(status.signal) ||
+                       (status.code > 128 && is_stop_signal(status.code - 128));
+  const char* state = stopped ? "preempted" : status.code == 0 ? "finished" : "failed";
+  const nlohmann::json json = {{"status", status.code}, {"signal", status.signal}, {"state", state}};
+  const std::string path = directory + "/exit." + std::to_string(getpid()) + ".json";
+  std::ofstream(path + ".new") << json.dump() << "\n";
+  rename((path + ".new").c_str(), path.c_str());
+}
+
+// The agent's summary of our ranks as JSON text; "" when none has come.
+std::string wait_for_summary(const std::string& directory, SignalPasser* signals, AgentKeeper* keeper) {
+  const std::string path = directory + "/summary." + std::to_string(getpid()) + ".json";
+  for (int waited = 0; waited < kSummaryTimeoutMs && !keeper->has_failed(); waited += kSummaryPollMs) {
+    if (access(path.c_str(), R_OK) == 0) {
+      std::ifstream file(path);
+      return std::string(std::istreambuf_iterator<char>(file), {});
+    }
+    keeper->tick();
+    if (signals->interrupted_within(kSummaryPollMs)) break;
+  }
+  return "";
+}
+
+void report(const std::string& summary, const std::string& wanted_copy,
+            const std::vector<std::string>& off_lines, const AgentKeeper& keeper) {
+  if (summary.empty()) {
+    say("no summary: " + (keeper.has_failed() ? "the agent ended early (" + keeper.last_words() + ")"
+                                              : std::string("the agent did not answer")));
+  } else {
+    if (has_ranks(summary)) print_summary(summary, STDERR_FILENO);
+    if (!wanted_copy.empty() && !(std::ofstream(wanted_copy) << summary << std::flush)) {
+      say("the summary could not be written to " + wanted_copy);
+    }
+  }
+  for (const std::string& line : off_lines) say(line);
+  if (off_lines.empty() && !summary.empty() && !has_ranks(summary)) say(no_segment_line());
+}
+
+int run_monitored(const Arguments& arguments, const Installation& installation, const Monitored& monitored,
+                  const std::vector<std::string>& environment) {
+  RunDirectory directory;
+  if (const std::string problem = directory.enter(monitored.base, monitored.run_id); !problem.empty()) {
+    return run_unmonitored(arguments.command(), problem);
+  }
+  const fs::file_time_type started = fs::file_time_type::clock::now();
+  SignalPasser signals;
+  AgentKeeper keeper(directory.path(),
+                     agent_command(installation, arguments, directory.path(), monitored.run_id));
+  const std::optional<AgentAddress> agent = keeper.wait_for_address(kAgentStartTimeoutMs);
+  say("run " + monitored.run_id +
+      (agent ? ", page at " + agent->url() : ": no agent yet (" + keeper.last_words() + ")"));
+
+  pid_t pid = -1;
+  const int error = spawn(
+      {.command = arguments.command(), .environment = environment, .signal_mask = signals.original_mask()},
+      &pid);
+  if (error != 0) {
+    say("cannot start '" + arguments.command()[0] + "': " + strerror(error));
+    directory.leave();
+    return status_of_failed_start(error);
+  }
+  const ExitStatus status = signals.wait_for(pid, [&keeper] { keeper.tick(); });
+  write_exit_file(directory.path(), status, signals.was_asked_to_stop());
+  signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
+  const std::string summary = wait_for_summary(directory.path(), &signals, &keeper);
+  report(summary, absolute(arguments.text(OptionId::kSummary)), off_lines(directory.path(), started), keeper);
+  directory.leave();
+  end_like(status);
+}
+
+}  // namespace
+
+int run(const Arguments& arguments) {
+  const std::vector<std::string>& command = arguments.command();
+  if (command.empty()) return wrong_use("say what to run: foreshock run [options] -- COMMAND");
+  for (OptionId id : {OptionId::kSummary, OptionId::kRecord}) {
+    if (const std::string problem = output_problem(arguments, id); !problem.empty())
+      return wrong_use(problem);
+  }
+  bool enabled = true;
+  parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
+  if (!enabled) return run_alone(command);
+
+  const Installation installation = find_installation();
+  std::string problem = installation_problem(installation);
+  if (!problem.empty()) return run_unmonitored(command, problem);
+  const BaseDirectory base = choose_base_directory();
+  if (!base.problem.empty()) return run_unmonitored(command, base.problem);
+  const std::string cache = adapter_cache(installation);
+  problem = adapter_problem(installation, command, cache);
+  if (!problem.empty()) return run_unmonitored(command, problem);
+
+  const std::string given_id = arguments.text(OptionId::kRunId);
+  const Monitored monitored = {base.path, given_id.empty() ? default_run_id() : given_id, cache};
+  const std::vector<std::string> environment = command_environment(installation, arguments, monitored);
+  problem = preload_problem(environment, installation.library);
+  if (!problem.empty()) return run_unmonitored(command, problem);
+  return run_monitored(arguments, installation, monitored, environment);
+}
+
+}  // namespace foreshock::cli

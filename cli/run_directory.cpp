@@ -1,0 +1,86 @@
+#include "cli/run_directory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+namespace foreshock::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kBaseLockTimeoutMs = 10000;  // a leaving run holds it while its agent ends
+constexpr int kAgentEndTimeoutMs = 5000;
+constexpr int kProbeTimeoutMs = 100;  // the agent looks at run.lock by taking it for a moment
+
+// The trainer locks its segment through one descriptor that it never reopens; we never map or lock it.
+bool is_live(const fs::path& segment) {
+  const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (descriptor < 0) return false;
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  const bool live = fcntl(descriptor, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  close(descriptor);
+  return live;
+}
+
+}  // namespace
+
+bool has_live_segment(const std::string& directory) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    if (entry.path().extension() == ".seg" && is_live(entry.path())) return true;
+  }
+  return false;
+}
+
+bool remove_if_stale(const std::string& directory) {
+  // Only what a run has made: the base may be a directory that somebody else also uses.
+  if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
+  FileLock runs, agent;
+  if (!runs.try_lock(directory + "/run.lock", LOCK_EX) ||
+      !agent.try_lock(directory + "/agent.lock", LOCK_EX) || has_live_segment(directory)) {
+    return false;
+  }
+  std::error_code error;
+  fs::remove_all(directory, error);
+  return !error;
+}
+
+std::string RunDirectory::enter(const std::string& base, const std::string& run_id) {
+  base_ = base;
+  path_ = base + "/" + run_id;
+  FileLock base_lock;
+  if (!base_lock.lock_within(base + "/lock", LOCK_EX, kBaseLockTimeoutMs))
+    return base + "/lock cannot be taken";
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
+    if (entry.is_directory(error) && !entry.is_symlink(error)) remove_if_stale(entry.path());
+  }
+  if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
+  if (!use_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
+    return path_ + "/run.lock cannot be taken";
+  return "";
+}
+
+bool RunDirectory::leave() {
+  FileLock base_lock;
+  if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
+  use_.release();
+  FileLock alone;  // nobody new can come while we hold the base
+  if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
+    return false;
+  alone.release();  // the agent ends when no run holds this lock
+  FileLock agent;
+  if (!agent.lock_within(path_ + "/agent.lock", LOCK_EX, kAgentEndTimeoutMs)) return false;
+  std::error_code error;
+  fs::remove_all(path_, error);
+  return !error;
+}
+
+}  // namespace foreshock::cli

@@ -1,0 +1,37 @@
+// <base>/<run id>/ and who uses it (segment/SEGMENT.md, "Who is alive"). Every `run` holds a shared lock on
+// run.lock, the agent an exclusive one on agent.lock, each trainer an fcntl lock on its segment; directories
+// come and go under <base>/lock only.
+#ifndef FORESHOCK_CLI_RUN_DIRECTORY_H_
+#define FORESHOCK_CLI_RUN_DIRECTORY_H_
+
+#include <string>
+
+#include "cli/file_lock.h"
+
+namespace foreshock::cli {
+
+class RunDirectory {
+ public:
+  // Removes stale directories of the base, creates ours if need be, and takes part in it. "" or a reason.
+  std::string enter(const std::string& base, const std::string& run_id);
+
+  // Leaves. When no other `run` and no living trainer uses it, waits for the agent's end (seconds at most)
+  // and removes the directory; true then.
+  bool leave();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string base_, path_;
+  FileLock use_;
+};
+
+// Whether a trainer lives that stores into a segment in `directory`.
+bool has_live_segment(const std::string& directory);
+
+// Removes `directory` if it is a run's and nobody uses it. Call under the lock of the base.
+bool remove_if_stale(const std::string& directory);
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_RUN_DIRECTORY_H_

@@ -1,0 +1,289 @@
+#include "cli/summary.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+namespace foreshock::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kPasses[] = {"forward", "backward"};
+// A kernel whose error is this many times that of plain attention is wrong: the rule of flash-attention's
+// tests.
+constexpr double kRatioAlarm[] = {2, 3};
+constexpr size_t kMostRankLines = 16;
+
+std::optional<double> number(const Json& json, const std::string& pointer) {
+  const Json::json_pointer path(pointer);
+  if (!json.contains(path) || !json[path].is_number()) return std::nullopt;
+  return json[path].get<double>();
+}
+
+std::string text(const Json& json, const std::string& pointer) {
+  const Json::json_pointer path(pointer);
+  return json.contains(path) && json[path].is_string() ? json[path].get<std::string>() : "";
+}
+
+std::string formatted(const char* format, std::optional<double> value) {
+  if (!value) return "unknown";
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, *value);
+  return buffer;
+}
+
+// 1234567 -> "1 234 567"
+std::string count(std::optional<double> value) {
+  if (!value) return "unknown";
+  std::string digits = formatted("%.0f", value);
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, " ");
+  return digits;
+}
+
+class Paint {
+ public:
+  explicit Paint(bool on) : on_(on) {}
+  std::string bold(const std::string& text) const { return wrap("1", text); }
+  std::string dim(const std::string& text) const { return wrap("2", text); }
+  std::string good(const std::string& text) const { return wrap("32", text); }
+  std::string bad(const std::string& text) const { return wrap("1;31", text); }
+
+ private:
+  std::string wrap(const char* code, const std::string& text) const {
+    return on_ && !text.empty() ? std::string("\033[") + code + "m" + text + "\033[0m" : text;
+  }
+  bool on_;
+};
+
+// One pass over all ranks: counts add up, means weigh by what was judged, extremes stay extremes.
+struct PassTotals {
+  std::optional<double> calls, unsampled, sampled, judged, in_flight;
+  std::map<std::string, double> skipped, lost;
+  std::optional<double> error_mean, ratio_mean, ratio_max, bias, bias_z;
+};
+
+void add(std::optional<double>* total, std::optional<double> value) {
+  if (value) *total = total->value_or(0) + *value;
+}
+
+void add_reasons(std::map<std::string, double>* total, const Json& json, const std::string& pointer) {
+  const Json::json_pointer path(pointer);
+  if (!json.contains(path) || !json[path].is_object()) return;
+  for (const auto& [reason, value] : json[path].items()) {
+    if (value.is_number() && value.get<double>() > 0) (*total)[reason] += value.get<double>();
+  }
+}
+
+PassTotals totals_of(const Json& ranks, const std::string& pass) {
+  PassTotals totals;
+  double weight = 0, error = 0, ratio = 0;
+  for (const Json& rank : ranks) {
+    const std::string at = "/attention/" + pass;
+    add(&totals.calls, number(rank, at + "/calls"));
+    add(&totals.unsampled, number(rank, at + "/unsampled"));
+    add(&totals.sampled, number(rank, at + "/sampled"));
+    add(&totals.judged, number(rank, at + "/judged"));
+    add(&totals.in_flight, number(rank, at + "/in_flight"));
+    add_reasons(&totals.skipped, rank, at + "/skipped");
+    add_reasons(&totals.lost, rank, at + "/lost");
+    const std::optional<double> judged = number(rank, at + "/judged"),
+                                mean = number(rank, at + "/deviation_ratio/mean"),
+                                relative = number(rank, at + "/relative_error/mean"),
+                                max = number(rank, at + "/deviation_ratio/max"),
+                                bias = number(rank, at + "/bias_ulp");
+    if (judged && mean && relative) {
+      weight += *judged;
+      ratio += *judged * *mean;
+      error += *judged * *relative;
+    }
+    if (max) totals.ratio_max = std::max(totals.ratio_max.value_or(*max), *max);
+    if (bias && (!totals.bias || std::fabs(*bias) > std::fabs(*totals.bias))) {
+      totals.bias = bias;
+      totals.bias_z = number(rank, at + "/bias_z");
+    }
+  }
+  if (weight > 0) {
+    totals.ratio_mean = ratio / weight;
+    totals.error_mean = error / weight;
+  }
+  return totals;
+}
+
+std::string reasons(const std::map<std::string, double>& counts) {
+  std::string line;
+  for (const auto& [reason, value] : counts) line += (line.empty() ? "" : ", ") + count(value) + " " + reason;
+  return line.empty() ? "none" : line;
+}
+
+std::string row(const std::string& name, const std::string& forward, const std::string& backward,
+                const std::string& remark = "") {
+  char buffer[256];
+  std::snprintf(buffer, sizeof buffer, "  %-20s%14s%14s", name.c_str(), forward.c_str(), backward.c_str());
+  return buffer + (remark.empty() ? "" : "   " + remark) + "\n";
+}
+
+std::string fact(const std::string& name, const std::string& value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "  %-20s", name.c_str());
+  return buffer + value + "\n";
+}
+
+std::string reason_facts(const std::string& name, const PassTotals& forward, const PassTotals& backward,
+                         bool lost) {
+  const std::string ahead = reasons(lost ? forward.lost : forward.skipped);
+  const std::string back = reasons(lost ? backward.lost : backward.skipped);
+  if (ahead == "none" && back == "none") return row(name, "none", "none");
+  return fact(name, "forward: " + ahead + "; backward: " + back);
+}
+
+std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
+  const PassTotals &forward = passes[0], &backward = passes[1];
+  std::string out = paint.dim(row("", kPasses[0], kPasses[1]));
+  out += row("attention calls", count(forward.calls), count(backward.calls));
+  out += row("  sampled", count(forward.sampled), count(backward.sampled));
+  out += row("  judged in fp64", count(forward.judged), count(backward.judged));
+  out += reason_facts("  skipped", forward, backward, false);
+  out += reason_facts("  lost", forward, backward, true);
+  const auto both = [&](const std::string& name, const char* format, std::optional<double> PassTotals::*field,
+                        const std::string& remark) {
+    return row(name, formatted(format, forward.*field), formatted(format, backward.*field),
+               paint.dim(remark));
+  };
+  out += both("relative error", "%.1e", &PassTotals::error_mean, "against the fp64 reference");
+  out += both("deviation ratio", "%.2f", &PassTotals::ratio_mean,
+              "over the noise floor: 1 is what plain attention errs");
+  out +=
+      both("  largest", "%.2f", &PassTotals::ratio_max, "above 2 forward or 3 backward something is wrong");
+  out += both("bias", "%+.3f ulp", &PassTotals::bias, "signed; 0 for a rounding that is fair");
+  out += both("  z between slices", "%+.1f", &PassTotals::bias_z, "");
+  return out;
+}
+
+std::string verdict(const PassTotals (&passes)[2], const Paint& paint) {
+  bool judged = false;
+  for (int pass = 0; pass < 2; ++pass) {
+    const PassTotals& totals = passes[pass];
+    judged = judged || totals.judged.value_or(0) > 0;
+    if (totals.ratio_mean.value_or(0) > kRatioAlarm[pass]) {
+      return paint.bad(std::string("attention ") + kPasses[pass] + " errs more than its precision explains");
+    }
+    // Pooled |bias| > 0.05 ulp with |z| > 6; the rounded reference is the agent's business.
+    if (std::fabs(totals.bias.value_or(0)) > 0.05 && std::fabs(totals.bias_z.value_or(0)) > 6) {
+      return paint.bad(std::string("attention ") + kPasses[pass] + " is biased");
+    }
+  }
+  return judged ? paint.good("attention errs no more than its precision explains")
+                : "no attention was judged";
+}
+
+std::string span_of(const Json& ranks, const std::string& pointer) {
+  std::optional<double> low, high;
+  for (const Json& rank : ranks) {
+    const std::optional<double> value = number(rank, pointer);
+    if (!value) continue;
+    low = std::min(low.value_or(*value), *value);
+    high = std::max(high.value_or(*value), *value);
+  }
+  return low == high ? count(low) : count(low) + " to " + count(high);
+}
+
+std::string in_brackets(const std::string& text) { return text.empty() ? "" : " (" + text + ")"; }
+
+std::string loss_fact(const Json& rank) {
+  const std::optional<double> first = number(rank, "/loss/first"), last = number(rank, "/loss/last");
+  if (!last) return "unknown";
+  const std::optional<double> spikes = number(rank, "/loss/spikes");
+  return formatted("%.4g", first) + " -> " + formatted("%.4g", last) +
+         in_brackets(text(rank, "/loss/source")) +
+         (spikes
+              ? (*spikes == 0 ? ", no spike" : ", " + count(spikes) + (*spikes == 1 ? " spike" : " spikes"))
+              : "");
+}
+
+std::string layer_fact(const Json& rank) {
+  const std::string worst = text(rank, "/worst_layer"), source = text(rank, "/layer_source");
+  return (worst.empty() ? "unknown" : worst) + (source.empty() ? "" : " (layers by " + source + ")");
+}
+
+std::string slowdown_fact(const Json& ranks) {
+  std::optional<double> most;
+  for (const Json& rank : ranks) {
+    const std::optional<double> value = number(rank, "/slowdown_ratio");
+    if (value) most = std::max(most.value_or(*value), *value * 1.0);
+  }
+  if (most) *most *= 100;
+  return most ? formatted("%.2f %%", most) + (ranks.size() > 1 ? " (slowest rank)" : "") : "unknown";
+}
+
+std::string rank_lines(const Json& ranks) {
+  std::string out;
+  size_t shown = 0;
+  for (const Json& rank : ranks) {
+    if (++shown > kMostRankLines)
+      return out + fact("", "... and " + count(ranks.size() - kMostRankLines) + " more");
+    out += fact("rank " + count(number(rank, "/rank")),
+                "ratio " + formatted("%.2f", number(rank, "/attention/forward/deviation_ratio/mean")) +
+                    " / " + formatted("%.2f", number(rank, "/attention/backward/deviation_ratio/mean")) +
+                    ", worst layer " + layer_fact(rank) + ", loss " + loss_fact(rank));
+  }
+  return out;
+}
+
+bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
+  return passes[0].calls.value_or(0) + passes[1].calls.value_or(0) == 0 &&
+         number(ranks[0], "/steps").value_or(0) >= 10;
+}
+
+}  // namespace
+
+std::string summary_text(const std::string& json, bool colour) {
+  const Json summary = Json::parse(json, nullptr, false);
+  if (!summary.is_object()) return "";
+  const Paint paint(colour);
+  const Json ranks =
+      summary.contains("ranks") && summary["ranks"].is_array() ? summary["ranks"] : Json::array();
+  std::string out = "\n" + paint.bold("foreshock") + "  run " + paint.bold(text(summary, "/run"));
+  const std::string state = text(summary, "/state");
+  out += "  " + (state.empty() ? "unknown" : state);
+  if (ranks.empty()) return out + "  no rank seen\n\n";
+  out += "  " + count(ranks.size()) + (ranks.size() == 1 ? " rank" : " ranks") + "  " +
+         span_of(ranks, "/steps") + " steps" + in_brackets(text(ranks[0], "/step_source")) + "\n\n";
+
+  const PassTotals passes[2] = {totals_of(ranks, kPasses[0]), totals_of(ranks, kPasses[1])};
+  out += attention_table(passes, paint) + "\n";
+  out += fact("verdict", verdict(passes, paint));
+  if (saw_no_attention(passes, ranks)) {
+    out += fact("", "no attention call was seen: dropout > 0 or some masks put it on the math path,");
+    out += fact("", "which is counted by nobody and not judged");
+  }
+  if (ranks.size() == 1) {
+    out += fact("worst layer", layer_fact(ranks[0]));
+    out += fact("loss", loss_fact(ranks[0]));
+  } else {
+    out += rank_lines(ranks);
+  }
+  return out + fact("slowdown", slowdown_fact(ranks)) + "\n";
+}
+
+void print_summary(const std::string& json, int descriptor) {
+  const char* no_colour = std::getenv("NO_COLOR");
+  const bool colour = isatty(descriptor) == 1 && (no_colour == nullptr || *no_colour == '\0');
+  const std::string text = summary_text(json, colour);
+  [[maybe_unused]] const ssize_t written = write(descriptor, text.data(), text.size());
+}
+
+bool has_ranks(const std::string& json) {
+  const Json summary = Json::parse(json, nullptr, false);
+  return summary.is_object() && summary.contains("ranks") && summary["ranks"].is_array() &&
+         !summary["ranks"].empty();
+}
+
+}  // namespace foreshock::cli

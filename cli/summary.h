@@ -1,0 +1,21 @@
+// The end-of-run summary, printed from its JSON (docs/record.md has the fields). Numbers that are not known
+// are "unknown", never 0.
+#ifndef FORESHOCK_CLI_SUMMARY_H_
+#define FORESHOCK_CLI_SUMMARY_H_
+
+#include <string>
+
+namespace foreshock::cli {
+
+// The text of the summary; ANSI colour if `colour`. "" when `json` is none.
+std::string summary_text(const std::string& json, bool colour);
+
+// Writes it to a descriptor, in colour when that is a terminal and NO_COLOR is unset.
+void print_summary(const std::string& json, int descriptor);
+
+// Whether the summary speaks of any rank.
+bool has_ranks(const std::string& json);
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_SUMMARY_H_

@@ -1,0 +1,69 @@
+// The last values of a series and what is said about them.
+#ifndef FORESHOCK_DETECT_WINDOW_H_
+#define FORESHOCK_DETECT_WINDOW_H_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace foreshock {
+
+// Over the finite values of a window; std is the sample's (n - 1), 0 for one value.
+struct WindowSummary {
+  double min, max, mean, std;
+  size_t count;
+};
+
+// The last kCapacity finite values. NaN and Inf do not enter; they are counted, so that they cannot be
+// missed. Trivially copyable: its state is saved as it is. Summaries cost one pass, and carry no error from
+// earlier values.
+template <size_t kCapacity>
+class Window {
+ public:
+  void add(double x) {
+    if (!std::isfinite(x)) {
+      ++nonfinite_;
+      return;
+    }
+    values_[next_] = x;
+    next_ = (next_ + 1) % kCapacity;
+    size_ = std::min(size_ + 1, kCapacity);
+  }
+
+  void clear() { size_ = next_ = 0; }
+
+  size_t size() const { return size_; }
+  bool full() const { return size_ == kCapacity; }
+  // Of the whole series, not of the window.
+  uint64_t nonfinite() const { return nonfinite_; }
+
+  // The kept values, in no particular order; valid until the next add().
+  const double* data() const { return values_.data(); }
+
+  // Absent while empty. Values near the ends of double's range are scaled first, so that nothing overflows.
+  std::optional<WindowSummary> summary() const {
+    if (size_ == 0) return std::nullopt;
+    const auto [min, max] = std::minmax_element(values_.begin(), values_.begin() + size_);
+    const double largest = std::max(std::fabs(*min), std::fabs(*max));
+    const double unit = largest > 0x1p500 ? 0x1p-520 : 1;
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < size_; ++i) sum += values_[i] * unit;
+    const double mean = sum / size_;
+    for (size_t i = 0; i < size_; ++i) squares += (values_[i] * unit - mean) * (values_[i] * unit - mean);
+    const double std = size_ > 1 ? std::sqrt(squares / (size_ - 1)) : 0;
+    return WindowSummary{*min, *max, mean / unit, std / unit, size_};
+  }
+
+ private:
+  std::array<double, kCapacity> values_ = {};
+  size_t size_ = 0;
+  size_t next_ = 0;
+  uint64_t nonfinite_ = 0;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_WINDOW_H_

@@ -1,0 +1,214 @@
+#include "exporters/catalog.h"
+
+#include <initializer_list>
+#include <iterator>
+
+namespace foreshock {
+namespace {
+
+using Values = std::string_view;
+using enum Metric;
+using enum MetricType;
+
+// Closed sets of label values.
+constexpr Values kPasses[] = {"forward", "backward"};
+constexpr Values kMeanMax[] = {"mean", "max"};
+constexpr Values kMinMean[] = {"min", "mean"};
+constexpr Values kMinMeanMax[] = {"min", "mean", "max"};
+constexpr Values kBiasOf[] = {"kernel", "rounded_reference"};
+constexpr Values kRunStates[] = {"running", "finished", "failed", "preempted"};
+constexpr Values kSkippedSteps[] = {"overflow"};
+constexpr Values kSkipReasons[] = {"budget", "ring_full", "dropout",   "capture", "nested", "fp8",
+                                   "mask",   "layout",    "too_large", "off",     "unknown"};
+constexpr Values kLostReasons[] = {"torn", "agent_absent", "refused", "unsupported"};
+constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
+constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
+constexpr Values kComponents[] = {"trainer", "slices", "record"};
+constexpr Values kErrorComponents[] = {"segment", "control", "reference", "record", "http"};
+constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
+constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
+constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "unknown"};
+
+// Label lists. `run` and `rank` come first, so that a reader of a query finds them in one place.
+constexpr LabelInfo kRun[] = {{"run"}};
+constexpr LabelInfo kRank[] = {{"run"}, {"rank"}};
+constexpr LabelInfo kRankInfoLabels[] = {{"run"},     {"rank"},     {"node"},  {"local_rank"},
+                                         {"attempt"}, {"dp"},       {"tp"},    {"pp"},
+                                         {"ep"},      {"gpu_uuid"}, {"owner"}, {"framework"}};
+constexpr LabelInfo kRunStateLabels[] = {{"run"}, {"state", kRunStates}};
+constexpr LabelInfo kSourceLabels[] = {
+    {"run"}, {"rank"}, {"step", kStepSources}, {"layer", kLayerSources}, {"loss", kLossSources}};
+constexpr LabelInfo kRankSkippedSteps[] = {{"run"}, {"rank"}, {"reason", kSkippedSteps}};
+constexpr LabelInfo kRankPassOp[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"op"}};
+constexpr LabelInfo kRankPass[] = {{"run"}, {"rank"}, {"pass", kPasses}};
+constexpr LabelInfo kRankPassLost[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"reason", kLostReasons}};
+constexpr LabelInfo kRankPassSkip[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"reason", kSkipReasons}};
+constexpr LabelInfo kRankPassMeanMax[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"stat", kMeanMax}};
+constexpr LabelInfo kRankPassOf[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"of", kBiasOf}};
+constexpr LabelInfo kRankMinMean[] = {{"run"}, {"rank"}, {"stat", kMinMean}};
+constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax}};
+constexpr LabelInfo kRankLayerPass[] = {{"run"}, {"rank"}, {"layer"}, {"pass", kPasses}};
+constexpr LabelInfo kRankLayer[] = {{"run"}, {"rank"}, {"layer"}};
+constexpr LabelInfo kRankSite[] = {{"run"}, {"rank"}, {"site", kSites}};
+constexpr LabelInfo kRankWhere[] = {{"run"}, {"rank"}, {"where", kCostPlaces}};
+constexpr LabelInfo kRankComponent[] = {{"run"}, {"rank"}, {"component", kComponents}};
+constexpr LabelInfo kRunErrors[] = {{"run"}, {"component", kErrorComponents}};
+constexpr LabelInfo kVersion[] = {{"version"}};
+
+// In the order of the enum: metric_info() indexes it.
+constexpr MetricInfo kTable[] = {
+    {kRankInfo, "foreshock_rank_info", kGauge, "1",
+     "Always 1; the labels say what the rank is. Coordinates are -1 where unknown.", kRankInfoLabels},
+    {kRankUp, "foreshock_rank_up", kGauge, "bool", "1 while the rank's process lives.", kRank},
+    {kRunState, "foreshock_run_state", kGauge, "bool",
+     "1 for the state the run is in, from its exit status and signal; 0 for the others.", kRunStateLabels},
+    {kWorldSize, "foreshock_world_size", kGauge, "ranks", "Ranks of the whole job, as the rank knows it.",
+     kRank},
+    {kStep, "foreshock_step", kGauge, "steps",
+     "The last optimizer step that ended, counted from the start of the run.", kRank},
+    {kStepsTotal, "foreshock_steps_total", kCounter, "steps", "Optimizer steps seen.", kRank},
+    {kStepsLostTotal, "foreshock_steps_lost_total", kCounter, "steps",
+     "Step records overwritten before the agent read them.", kRank},
+    {kSourceInfo, "foreshock_source_info", kGauge, "1",
+     "Always 1; the labels say where step numbers, layer names and the loss come from.", kSourceLabels},
+    {kSkippedStepsTotal, "foreshock_skipped_steps_total", kCounter, "steps",
+     "Optimizer steps left out by the trainer.", kRankSkippedSteps},
+    {kLastStepTimestampSeconds, "foreshock_last_step_timestamp_seconds", kGauge, "seconds",
+     "When the last optimizer step ended, in seconds since 1970.", kRank},
+
+    {kAttentionCallsTotal, "foreshock_attention_calls_total", kCounter, "calls",
+     "Attention calls seen: unsampled, skipped and sampled.", kRankPassOp},
+    {kAttentionUnsampledTotal, "foreshock_attention_unsampled_total", kCounter, "calls",
+     "Attention calls that were not to be sampled.", kRankPass},
+    {kAttentionSamplesTotal, "foreshock_attention_samples_total", kCounter, "calls",
+     "Attention calls of which a slice was taken: judged, lost and in flight.", kRankPass},
+    {kAttentionJudgedTotal, "foreshock_attention_judged_total", kCounter, "calls",
+     "Slices compared with the fp64 reference.", kRankPass},
+    {kAttentionLostTotal, "foreshock_attention_lost_total", kCounter, "calls",
+     "Slices that could not be judged, by reason.", kRankPassLost},
+    {kAttentionInFlight, "foreshock_attention_in_flight", kGauge, "calls",
+     "Slices taken and not yet judged or lost.", kRankPass},
+    {kAttentionSkippedTotal, "foreshock_attention_skipped_total", kCounter, "calls",
+     "Attention calls that were to be sampled and were not, by reason.", kRankPassSkip},
+    {kNoAttentionSeen, "foreshock_no_attention_seen", kGauge, "bool",
+     "1 after 10 steps without an attention call that can be seen, as when dropout or a mask puts all of "
+     "them on the "
+     "unfused path.",
+     kRank},
+
+    {kAttentionRelativeError, "foreshock_attention_relative_error", kGauge, "ratio",
+     "Error of the kernel against the fp64 reference, L2 over L2 per row, over the last samples.",
+     kRankPassMeanMax},
+    {kAttentionDeviationRatio, "foreshock_attention_deviation_ratio", kGauge, "ratio",
+     "Error of the kernel over the error of unfused attention in the same precision on the same inputs, the "
+     "noise "
+     "floor. Healthy is below 1.",
+     kRankPassMeanMax},
+    {kAttentionBiasUlp, "foreshock_attention_bias_ulp", kGauge, "ulp",
+     "Signed error of the output towards larger magnitude, pooled over the last samples. The rounded "
+     "reference is the "
+     "control.",
+     kRankPassOf},
+    {kAttentionBiasZscore, "foreshock_attention_bias_zscore", kGauge, "standard errors",
+     "The bias in standard errors between samples.", kRankPassOf},
+    {kAttentionLseErrorAbsMax, "foreshock_attention_lse_error_abs_max", kGauge, "nats",
+     "Largest error of the log-sum-exp over the last samples.", kRank},
+    {kAttentionLogitAbsMax, "foreshock_attention_logit_abs_max", kGauge, "nats",
+     "Largest magnitude of a scaled score over the last samples.", kRank},
+    {kAttentionEntropyNats, "foreshock_attention_entropy_nats", kGauge, "nats",
+     "Entropy of the attention weights of a row, over the last samples.", kRankMinMean},
+    {kAttentionNearTieRatio, "foreshock_attention_near_tie_ratio", kGauge, "ratio",
+     "Share of rows whose second largest score lies within 1/512 of the largest.", kRank},
+    {kLayerAttentionDeviationRatio, "foreshock_layer_attention_deviation_ratio", kGauge, "ratio",
+     "Mean deviation ratio of one layer over its last samples.", kRankLayerPass},
+    {kLayerAttentionBiasUlp, "foreshock_layer_attention_bias_ulp", kGauge, "ulp",
+     "Pooled bias of one layer over its last samples.", kRankLayerPass},
+    {kLayerAttentionLogitAbsMax, "foreshock_layer_attention_logit_abs_max", kGauge, "nats",
+     "Largest magnitude of a scaled score of one layer over its last samples.", kRankLayer},
+
+    {kNonfiniteValuesTotal, "foreshock_nonfinite_values_total", kCounter, "values",
+     "NaN and infinite values seen, by where they were. Of gradients and the loss: steps that had some.",
+     kRankSite},
+    {kLoss, "foreshock_loss", kGauge, "nats", "Loss of the last step, mean over its micro-batches.", kRank},
+    {kLossWindow, "foreshock_loss_window", kGauge, "nats", "Loss over the last 64 steps.", kRankMinMeanMax},
+    {kLossZscore, "foreshock_loss_zscore", kGauge, "standard deviations",
+     "Distance of the loss from the mean of the last 128 steps, in their standard deviations.", kRank},
+    {kLossSpikesTotal, "foreshock_loss_spikes_total", kCounter, "events",
+     "Loss spikes by the fixed rule: more than 6 standard deviations above the mean of 128 steps, for 3 "
+     "steps.",
+     kRank},
+    {kGradientNorm, "foreshock_gradient_norm", kGauge, "1", "L2 norm of the gradient before clipping.",
+     kRank},
+    {kGradientNormWindowMax, "foreshock_gradient_norm_window_max", kGauge, "1",
+     "Largest gradient norm of the last 64 steps.", kRank},
+    {kGradientNormZscore, "foreshock_gradient_norm_zscore", kGauge, "standard deviations",
+     "Distance of the gradient norm from the mean of the last 128 steps, in their standard deviations.",
+     kRank},
+    {kLayerGradientNorm, "foreshock_layer_gradient_norm", kGauge, "1",
+     "L2 norm of the gradient of one layer before clipping.", kRankLayer},
+    {kLearningRate, "foreshock_learning_rate", kGauge, "1", "Learning rate of the last step.", kRank},
+
+    {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio",
+     "Time the monitor took on the threads that train, over wall time; on a CPU trainer with the agent's "
+     "share of the "
+     "cores.",
+     kRank},
+    {kOverheadSecondsTotal, "foreshock_overhead_seconds_total", kCounter, "seconds",
+     "Time the monitor took: on the trainer's threads at attention calls and at steps, and CPU time of the "
+     "agent for "
+     "this rank.",
+     kRankWhere},
+    {kSampleIntervalSteps, "foreshock_sample_interval_steps", kGauge, "steps",
+     "Every how many steps one is sampled.", kRank},
+    {kMonitorEnabled, "foreshock_monitor_enabled", kGauge, "bool",
+     "1 while this part of the monitor is at work.", kRankComponent},
+    {kMonitorErrorsTotal, "foreshock_monitor_errors_total", kCounter, "errors",
+     "Failures of the monitor itself; training is not affected.", kRunErrors},
+    {kSeriesDroppedTotal,
+     "foreshock_series_dropped_total",
+     kCounter,
+     "series",
+     "Series left out because the budget was used up.",
+     {}},
+    {kBuildInfo, "foreshock_build_info", kGauge, "1", "Always 1; the label says which foreshock this is.",
+     kVersion},
+};
+
+constexpr bool table_is_in_order() {
+  for (size_t i = 0; i < kMetricCount; ++i) {
+    if (kTable[i].metric != static_cast<Metric>(i) || kTable[i].labels.size() > kMaxLabels) return false;
+  }
+  return std::size(kTable) == kMetricCount;
+}
+static_assert(table_is_in_order());
+
+void append(std::string* text, std::initializer_list<std::string_view> pieces) {
+  for (std::string_view piece : pieces) *text += piece;
+}
+
+void append_labels(std::string* text, std::span<const LabelInfo> labels) {
+  for (size_t l = 0; l < labels.size(); ++l) {
+    append(text, {l == 0 ? "" : ", ", "`", labels[l].key, "`"});
+    for (size_t v = 0; v < labels[l].values.size(); ++v)
+      append(text, {v == 0 ? " = " : " \\| ", labels[l].values[v]});
+  }
+}
+
+}  // namespace
+
+const MetricInfo& metric_info(Metric metric) { return kTable[static_cast<size_t>(metric)]; }
+
+std::span<const MetricInfo> all_metrics() { return kTable; }
+
+std::string metrics_markdown() {
+  std::string text = "| metric | type | unit | labels | meaning |\n| --- | --- | --- | --- | --- |\n";
+  for (const MetricInfo& info : kTable) {
+    append(&text,
+           {"| `", info.name, "` | ", info.type == kCounter ? "counter" : "gauge", " | ", info.unit, " | "});
+    append_labels(&text, info.labels);
+    append(&text, {" | ", info.help, " |\n"});
+  }
+  return text;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,97 @@
+// Every metric foreshock exports, once: name, type, unit, help, labels. docs/metrics.md is generated from
+// this table; dashboards and rules are checked against it.
+#ifndef FORESHOCK_EXPORTERS_CATALOG_H_
+#define FORESHOCK_EXPORTERS_CATALOG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace foreshock {
+
+enum class Metric : uint16_t {
+  // the job and its clock
+  kRankInfo,
+  kRankUp,
+  kRunState,
+  kWorldSize,
+  kStep,
+  kStepsTotal,
+  kStepsLostTotal,
+  kSourceInfo,
+  kSkippedStepsTotal,
+  kLastStepTimestampSeconds,
+  // what became of the attention calls
+  kAttentionCallsTotal,
+  kAttentionUnsampledTotal,
+  kAttentionSamplesTotal,
+  kAttentionJudgedTotal,
+  kAttentionLostTotal,
+  kAttentionInFlight,
+  kAttentionSkippedTotal,
+  kNoAttentionSeen,
+  // what the samples say
+  kAttentionRelativeError,
+  kAttentionDeviationRatio,
+  kAttentionBiasUlp,
+  kAttentionBiasZscore,
+  kAttentionLseErrorAbsMax,
+  kAttentionLogitAbsMax,
+  kAttentionEntropyNats,
+  kAttentionNearTieRatio,
+  kLayerAttentionDeviationRatio,
+  kLayerAttentionBiasUlp,
+  kLayerAttentionLogitAbsMax,
+  // loss and gradient
+  kNonfiniteValuesTotal,
+  kLoss,
+  kLossWindow,
+  kLossZscore,
+  kLossSpikesTotal,
+  kGradientNorm,
+  kGradientNormWindowMax,
+  kGradientNormZscore,
+  kLayerGradientNorm,
+  kLearningRate,
+  // the monitor itself
+  kSlowdownRatio,
+  kOverheadSecondsTotal,
+  kSampleIntervalSteps,
+  kMonitorEnabled,
+  kMonitorErrorsTotal,
+  kSeriesDroppedTotal,
+  kBuildInfo,
+  kCount
+};
+
+inline constexpr size_t kMetricCount = static_cast<size_t>(Metric::kCount);
+inline constexpr size_t kMaxLabels = 12;
+
+enum class MetricType { kCounter, kGauge };
+
+// `values` empty: any text, made harmless by label_text(). Otherwise the closed set of allowed values.
+struct LabelInfo {
+  std::string_view key;
+  std::span<const std::string_view> values = {};
+};
+
+struct MetricInfo {
+  Metric metric;
+  std::string_view name;  // full, e.g. "foreshock_loss"
+  MetricType type;
+  std::string_view unit;              // for the reader, e.g. "ratio", "steps", "nats"
+  std::string_view help;              // no backslash, no newline: the text format would need them escaped
+  std::span<const LabelInfo> labels;  // in the order in which Registry::set takes their values
+};
+
+const MetricInfo& metric_info(Metric metric);
+std::span<const MetricInfo> all_metrics();
+
+// The table as Markdown, for docs/metrics.md.
+std::string metrics_markdown();
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_EXPORTERS_CATALOG_H_

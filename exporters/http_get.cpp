@@ -1,0 +1,152 @@
+#include "exporters/http_get.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+namespace foreshock {
+namespace {
+
+constexpr size_t kMaxResponseBytes = 64 << 20;
+
+class Socket {
+ public:
+  explicit Socket(int family) : file_(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
+  ~Socket() {
+    if (file_ >= 0) close(file_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  int file() const { return file_; }
+
+ private:
+  int file_;
+};
+
+using Clock = std::chrono::steady_clock;
+
+// False when the deadline passes first.
+bool wait_for(int file, short events, Clock::time_point deadline) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return false;
+    pollfd wanted{file, events, 0};
+    const int ready = poll(&wanted, 1, static_cast<int>(left));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+bool loopback_address(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
+  auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
+  *storage = {};
+  if (inet_pton(AF_INET, text.c_str(), &v4->sin_addr) == 1 && (ntohl(v4->sin_addr.s_addr) >> 24) == 127) {
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(static_cast<uint16_t>(port));
+    *length = sizeof *v4;
+    return true;
+  }
+  *storage = {};
+  if (inet_pton(AF_INET6, text.c_str(), &v6->sin6_addr) == 1 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)) {
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(static_cast<uint16_t>(port));
+    *length = sizeof *v6;
+    return true;
+  }
+  return false;
+}
+
+bool connect_to(int file, const sockaddr_storage& storage, socklen_t length, Clock::time_point deadline) {
+  if (connect(file, reinterpret_cast<const sockaddr*>(&storage), length) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  if (!wait_for(file, POLLOUT, deadline)) {
+    errno = ETIMEDOUT;
+    return false;
+  }
+  int result = 0;
+  socklen_t size = sizeof result;
+  getsockopt(file, SOL_SOCKET, SO_ERROR, &result, &size);
+  errno = result;
+  return result == 0;
+}
+
+bool send_all(int file, const std::string& text, Clock::time_point deadline) {
+  for (size_t sent = 0; sent < text.size();) {
+    const ssize_t n = send(file, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (n > 0) sent += static_cast<size_t>(n);
+    if (n >= 0 || errno == EINTR) continue;
+    if (errno != EAGAIN || !wait_for(file, POLLOUT, deadline)) return false;
+  }
+  return true;
+}
+
+// Until the other side closes.
+bool receive_all(int file, std::string* text, Clock::time_point deadline) {
+  char piece[65536];
+  while (text->size() <= kMaxResponseBytes) {
+    const ssize_t n = recv(file, piece, sizeof piece, 0);
+    if (n == 0) return true;
+    if (n > 0) {
+      text->append(piece, static_cast<size_t>(n));
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(file, POLLIN, deadline))) {
+      return false;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
+              std::string* body, std::string* error) {
+  const std::string place = address + " port " + std::to_string(port);
+  const auto fail = [&](const std::string& why) {
+    *error = place + ": " + why;
+    return false;
+  };
+  const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
+
+  sockaddr_storage storage;
+  socklen_t length = 0;
+  if (port < 1 || port > 65535 || !loopback_address(address, port, &storage, &length)) {
+    return fail("not a loopback address and port");
+  }
+  if (path.empty() || path[0] != '/' || path.find_first_of(" \r\n") != std::string::npos)
+    return fail("not a path");
+
+  const Socket socket(storage.ss_family);
+  if (socket.file() < 0 || !connect_to(socket.file(), storage, length, deadline))
+    return fail(std::strerror(errno));
+  // 1.0 and "close": the answer ends where the connection ends.
+  if (!send_all(socket.file(), "GET " + path + " HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+                deadline)) {
+    return fail("the request could not be sent in time");
+  }
+  std::string response;
+  if (!receive_all(socket.file(), &response, deadline)) return fail("no complete answer in time");
+
+  const size_t head_end = response.find("\r\n\r\n");
+  if (!response.starts_with("HTTP/1.") || response.size() < 12 || head_end == std::string::npos) {
+    return fail("the answer is not HTTP");
+  }
+  if (response.compare(9, 3, "200") != 0)
+    return fail("answered " + response.substr(9, response.find("\r\n") - 9));
+  const size_t length_at = response.find("\r\nContent-Length: ");
+  if (length_at < head_end &&
+      std::strtoull(response.c_str() + length_at + 18, nullptr, 10) != response.size() - head_end - 4) {
+    return fail("the answer ended early");
+  }
+  *body = response.substr(head_end + 4);
+  return true;
+}
+
+}  // namespace foreshock

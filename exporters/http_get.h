@@ -1,0 +1,17 @@
+// The smallest HTTP client that can read our own page.
+#ifndef FORESHOCK_EXPORTERS_HTTP_GET_H_
+#define FORESHOCK_EXPORTERS_HTTP_GET_H_
+
+#include <string>
+
+namespace foreshock {
+
+// GET http://address:port/path. `address` is a numeric loopback address, "127.0.0.1" or "::1". The whole
+// exchange takes at most about `timeout_ms`; a body of more than 64 MiB is refused. True: the status was 200
+// and *body holds the body. False: *error is one line. Thread-safe.
+bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
+              std::string* body, std::string* error);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_EXPORTERS_HTTP_GET_H_

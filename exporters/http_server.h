@@ -1,0 +1,54 @@
+// The agent's page: /metrics, /api/v1/state, /healthz and the status page, on the loopback interface only.
+#ifndef FORESHOCK_EXPORTERS_HTTP_SERVER_H_
+#define FORESHOCK_EXPORTERS_HTTP_SERVER_H_
+
+#include <memory>
+#include <string>
+
+#include "exporters/registry.h"
+
+namespace foreshock {
+
+// What the server shows until the next publish(). Immutable once published.
+struct Published {
+  std::shared_ptr<const Snapshot> metrics;  // null: /metrics is empty
+  std::string state_json;                   // body of /api/v1/state
+  bool healthy = true;                      // /healthz answers 200, else 503
+  std::string health_text;                  // one line
+};
+
+// One thread of its own, started by start(), joined by stop(). No client can hold up another: every exchange
+// is asynchronous, a request head must be complete within 1 s, an exchange within 5 s, and of more than 256
+// connections the one that has been silent longest is closed. GET and HEAD only.
+//
+// A request whose Host is not a loopback name is answered with 403, so that a foreign web page cannot read
+// the state through a name that it points at 127.0.0.1.
+class HttpServer {
+ public:
+  HttpServer();
+  ~HttpServer();  // stops
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  // Binds and starts to serve. `address`: "127.0.0.1", "::1" or "localhost"; everything else is refused.
+  // `port` 0: any free one; a busy port: the next free one of 100. False: *error is one line.
+  bool start(const std::string& address, int port, std::string* error);
+
+  // Valid after start().
+  const std::string& address() const;  // as bound, "127.0.0.1" or "::1"
+  int port() const;
+
+  // Any thread, at any time, also before start(). Never waits for a client: one pointer changes hands.
+  void publish(std::shared_ptr<const Published> published);
+
+  // Closes every connection. Harmless twice.
+  void stop();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_EXPORTERS_HTTP_SERVER_H_

@@ -1,0 +1,220 @@
+#include "exporters/registry.h"
+
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <list>
+#include <map>
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace foreshock {
+namespace {
+
+constexpr size_t kMaxLabelBytes = 64;
+// Between label values in a key. label_text() lets no control character through.
+constexpr char kSeparator = '\x1f';
+
+// What is dropped first has the highest number.
+enum Tier { kNode, kRank, kLayer, kTiers };
+
+bool has_open_label(const MetricInfo& info, std::string_view key) {
+  return std::any_of(info.labels.begin(), info.labels.end(),
+                     [&](const LabelInfo& label) { return label.key == key && label.values.empty(); });
+}
+
+// `layer` of source_info is a closed set and no layer.
+Tier tier_of(const MetricInfo& info) {
+  if (has_open_label(info, "layer")) return kLayer;
+  return has_open_label(info, "rank") ? kRank : kNode;
+}
+
+bool is_label_character(char c) {
+  return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+         c == ':' || c == '/' || c == '-';
+}
+
+bool allowed(const LabelInfo& label, std::string_view value) {
+  return label.values.empty() ||
+         std::find(label.values.begin(), label.values.end(), value) != label.values.end();
+}
+
+}  // namespace
+
+std::string label_text(std::string_view text) {
+  if (text.empty()) return "unknown";
+  std::string result(text.substr(0, kMaxLabelBytes));
+  for (char& c : result) {
+    if (!is_label_character(c)) c = '_';
+  }
+  return result;
+}
+
+std::string exposition(const Snapshot& snapshot) {
+  std::ostringstream out;
+  prometheus::TextSerializer().Serialize(out, snapshot.families);
+  std::string text = std::move(out).str();
+  // prometheus-cpp 1.0 writes "Nan", which Prometheus reads but the format does not know. No label or help
+  // text of ours has such an end of line.
+  for (size_t at = text.find(" Nan\n"); at != std::string::npos; at = text.find(" Nan\n", at))
+    text[at + 3] = 'N';
+  return text;
+}
+
+struct Registry::Store {
+  struct Series {
+    prometheus::ClientMetric client;  // labels set once, value changed in place
+    std::list<std::pair<Metric, std::string>>::iterator age;
+  };
+
+  explicit Store(size_t budget) : series_budget(budget) {}
+
+  size_t series_budget;
+  size_t count = 0;
+  uint64_t dropped = 0;
+  // Ordered, so that a scrape looks the same every time.
+  std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
+  std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // oldest first
+  std::unordered_set<std::string> left_out;  // names of series that are dropped now
+  std::string key;                           // scratch
+
+  bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
+  double* find_or_admit(const MetricInfo& info);
+  bool make_room(Tier tier);
+  void leave_out(Metric metric, const std::string& series_key);
+  void erase(Metric metric, std::map<std::string, Series, std::less<>>::iterator series);
+  void clear(Metric metric, const std::string& prefix);
+};
+
+// False when the label values do not fit the catalog.
+bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values) {
+  if (label_values.size() != info.labels.size()) return false;
+  key.clear();
+  size_t i = 0;
+  for (std::string_view value : label_values) {
+    const LabelInfo& label = info.labels[i++];
+    if (!allowed(label, value)) return false;
+    key += label_text(value);
+    key += kSeparator;
+  }
+  return true;
+}
+
+// The value of the series named by `key`; null when there is no room for it.
+double* Registry::Store::find_or_admit(const MetricInfo& info) {
+  auto& family = families[static_cast<size_t>(info.metric)];
+  auto value_of = [&](Series& series) {
+    return info.type == MetricType::kCounter ? &series.client.counter.value : &series.client.gauge.value;
+  };
+  if (auto found = family.find(key); found != family.end()) return value_of(found->second);
+
+  const Tier tier = tier_of(info);
+  if (count >= series_budget && !make_room(tier)) {
+    leave_out(info.metric, key);
+    return nullptr;
+  }
+  left_out.erase(std::string(info.name) + kSeparator + key);
+  Series& series = family[key];
+  size_t begin = 0;
+  for (const LabelInfo& label : info.labels) {
+    const size_t end = key.find(kSeparator, begin);
+    series.client.label.push_back({std::string(label.key), key.substr(begin, end - begin)});
+    begin = end + 1;
+  }
+  by_age[tier].emplace_back(info.metric, key);
+  series.age = std::prev(by_age[tier].end());
+  ++count;
+  return value_of(series);
+}
+
+// Drops the youngest series that the drop order puts before `tier`; node series are admitted in any case.
+bool Registry::Store::make_room(Tier tier) {
+  for (int victim = kLayer; victim > tier; --victim) {
+    if (by_age[victim].empty()) continue;
+    const auto [metric, series_key] = by_age[victim].back();
+    leave_out(metric, series_key);
+    auto& family = families[static_cast<size_t>(metric)];
+    erase(metric, family.find(series_key));
+    return true;
+  }
+  return tier == kNode;
+}
+
+void Registry::Store::leave_out(Metric metric, const std::string& series_key) {
+  if (left_out.insert(std::string(metric_info(metric).name) + kSeparator + series_key).second) ++dropped;
+}
+
+void Registry::Store::erase(Metric metric, std::map<std::string, Series, std::less<>>::iterator series) {
+  by_age[tier_of(metric_info(metric))].erase(series->second.age);
+  families[static_cast<size_t>(metric)].erase(series);
+  --count;
+}
+
+void Registry::Store::clear(Metric metric, const std::string& prefix) {
+  auto& family = families[static_cast<size_t>(metric)];
+  for (auto series = family.lower_bound(prefix);
+       series != family.end() && series->first.starts_with(prefix);) {
+    erase(metric, series++);
+  }
+}
+
+Registry::Registry(size_t series_budget) : store_(std::make_unique<Store>(series_budget)) {}
+Registry::~Registry() = default;
+
+bool Registry::set(Metric metric, std::initializer_list<std::string_view> label_values, double value) {
+  const MetricInfo& info = metric_info(metric);
+  const bool counter = info.type == MetricType::kCounter;
+  if (counter && !(std::isfinite(value) && value >= 0)) return false;
+  if (!store_->make_key(info, label_values)) return false;
+  double* stored = store_->find_or_admit(info);
+  if (stored == nullptr || (counter && value < *stored)) return false;
+  *stored = value;
+  return true;
+}
+
+bool Registry::add(Metric metric, std::initializer_list<std::string_view> label_values, double amount) {
+  const MetricInfo& info = metric_info(metric);
+  if (info.type == MetricType::kCounter && !(std::isfinite(amount) && amount >= 0)) return false;
+  if (!store_->make_key(info, label_values)) return false;
+  double* stored = store_->find_or_admit(info);
+  if (stored == nullptr) return false;
+  *stored += amount;
+  return true;
+}
+
+void Registry::clear_rank(std::string_view run, std::string_view rank) {
+  for (const MetricInfo& info : all_metrics()) clear_metric(info.metric, run, rank);
+}
+
+void Registry::clear_metric(Metric metric, std::string_view run, std::string_view rank) {
+  const MetricInfo& info = metric_info(metric);
+  if (!has_open_label(info, "rank")) return;
+  store_->clear(metric, label_text(run) + kSeparator + label_text(rank) + kSeparator);
+}
+
+size_t Registry::series_count() const { return store_->count; }
+uint64_t Registry::series_dropped() const { return store_->dropped; }
+
+std::shared_ptr<const Snapshot> Registry::snapshot() const {
+  auto result = std::make_shared<Snapshot>();
+  for (const MetricInfo& info : all_metrics()) {
+    prometheus::MetricFamily family;
+    family.name = info.name;
+    family.help = info.help;
+    family.type =
+        info.type == MetricType::kCounter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
+    if (info.metric == Metric::kSeriesDroppedTotal) {
+      family.metric.emplace_back().counter.value = static_cast<double>(store_->dropped);
+    }
+    for (const auto& [key, series] : store_->families[static_cast<size_t>(info.metric)]) {
+      family.metric.push_back(series.client);
+    }
+    if (!family.metric.empty()) result->families.push_back(std::move(family));
+  }
+  return result;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,194 @@
+"""Builds, tests and caches the adapter for the torch of the Python that runs this file.
+
+    python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--force]
+
+Prints one JSON line {"state", "torch", "path", "reason", "seconds"} and exits 0; wrong use exits 2. States: ready
+(was cached), built, no_torch, unsupported, no_compiler, failed. `reason` is one line that says what to do. Nothing of
+this runs inside a trainer: what it leaves is DIR/torch-<version>-<git>/adapter.so, which the trainer only loads.
+Standard library only. When the cache has the adapter torch is not imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+# Minor versions this adapter was tested with. The dispatcher's C++ interface changes between any two.
+SUPPORTED = {"2.13"}
+FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
+COMPILERS = ["g++", "c++", "clang++"]
+COMPILE_SECONDS, TEST_SECONDS = 600, 120
+
+
+class Outcome(Exception):
+    """A state other than ready or built, and what to do about it."""
+
+    def __init__(self, state: str, reason: str) -> None:
+        super().__init__(reason)
+        self.state, self.reason = state, " ".join(reason.split())
+
+
+def find_torch() -> tuple[Path, str, str]:
+    """Directory, version and git hash of the torch this Python would import, read without importing it."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin:
+        raise Outcome("no_torch", f"{sys.executable} has no torch; use the Python of the training")
+    home = Path(spec.origin).parent
+    try:
+        text = (home / "version.py").read_text()
+    except OSError as error:
+        raise Outcome("unsupported", f"torch at {home} has no version.py ({error.strerror})") from error
+    values = dict(re.findall(r"^(__version__|git_version)\s*=\s*['\"]([^'\"]+)['\"]", text, re.M))
+    if "__version__" not in values:
+        raise Outcome("unsupported", f"cannot read the version of torch from {home / 'version.py'}")
+    return home, values["__version__"], values.get("git_version", "unknown")
+
+
+def require_supported(version: str) -> None:
+    if ".".join(version.split(".")[:2]) not in SUPPORTED:
+        known = ", ".join(sorted(SUPPORTED))
+        raise Outcome("unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}")
+
+
+def find_compiler() -> str:
+    for name in [os.environ.get("CXX", ""), *COMPILERS]:
+        found = shutil.which(name.split()[0]) if name.strip() else None
+        if found:
+            return found
+    raise Outcome("no_compiler", "no C++ compiler found; install g++ (apt-get install g++) or set CXX")
+
+
+def digest(paths: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
+
+
+def source_digest(include: Path) -> str:
+    ours = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *(include / "foreshock").glob("*.h")])
+    return digest(ours)
+
+
+def is_current(place: Path, sources: str) -> bool:
+    """True when the stamp fits these sources and the file that lies beside it."""
+    try:
+        stamp = json.loads((place / "stamp.json").read_text())
+        return stamp["sources"] == sources and stamp["adapter"] == digest([place / "adapter.so"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def cxx11_abi(home: Path) -> str:
+    """1 or 0: how libtorch's own strings are compiled; wheels of both kinds exist."""
+    with (home / "lib" / "libc10.so").open("rb") as library:
+        return "1" if b"__cxx11" in library.read() else "0"
+
+
+def compile_command(compiler: str, home: Path, include: Path, target: Path) -> list[str]:
+    includes = ["-I", str(include)]
+    for path in (home / "include", home / "include" / "torch" / "csrc" / "api" / "include"):
+        includes += ["-isystem", str(path)]
+    libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={cxx11_abi(home)}"
+    return [compiler, *FLAGS, abi, *includes, str(SOURCES / "adapter.cpp"), "-o", str(target), *libraries]
+
+
+def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
+    except subprocess.TimeoutExpired as error:
+        raise Outcome("failed", f"{what} took longer than {seconds:.0f} s") from error
+    except OSError as error:
+        raise Outcome("failed", f"{what} did not start: {error}") from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
+        raise Outcome("failed", f"{what} failed with {done.returncode}: {telling[:300]}")
+
+
+def self_test(adapter: Path, library: Path) -> None:
+    """In a child with the core preloaded: each operation seen, results unchanged."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
+    environment |= {"LD_PRELOAD": str(library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
+    script = str(SOURCES / "self_test.py")
+    run_or_fail([sys.executable, script, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
+
+
+def build(home: Path, place: Path, sources: str, library: Path, include: Path) -> None:
+    """Compiles and tests in a directory beside `place`, then takes its name: nobody sees half of it."""
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
+        work = Path(scratch) / place.name
+        work.mkdir()
+        command = compile_command(compiler, home, include, work / "adapter.so")
+        run_or_fail(command, COMPILE_SECONDS, "compiling the adapter")
+        self_test(work / "adapter.so", library)
+        stamp = {"sources": sources, "adapter": digest([work / "adapter.so"]), "compiler": compiler, "flags": FLAGS}
+        (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
+        if place.exists():
+            place.rename(Path(scratch) / "old")
+        work.rename(place)
+
+
+def prepare(arguments: argparse.Namespace) -> dict[str, str]:
+    home, version, git = find_torch()
+    answer = {"torch": version, "path": "", "reason": ""}
+    try:
+        require_supported(version)
+        place = arguments.cache / f"torch-{version}-{git[:12]}"
+        answer["path"] = str(place / "adapter.so")
+        sources = source_digest(arguments.include)
+        if not arguments.force and is_current(place, sources):
+            return answer | {"state": "ready"}
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with (place.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not arguments.force and is_current(place, sources):  # somebody else has built it meanwhile
+                return answer | {"state": "ready"}
+            build(home, place, sources, arguments.library, arguments.include)
+        return answer | {"state": "built"}
+    except Outcome as outcome:
+        return answer | {"state": outcome.state, "reason": outcome.reason, "path": ""}
+    except OSError as error:
+        return answer | {"state": "failed", "reason": f"{error.filename}: {error.strerror}", "path": ""}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the PyTorch adapter of foreshock.")
+    parser.add_argument("--cache", type=Path, required=True, help="directory the adapters are kept in")
+    parser.add_argument("--library", type=Path, required=True, help="libforeshock.so, for the self-test")
+    parser.add_argument("--include", type=Path, required=True, help="directory with foreshock/hook.h")
+    parser.add_argument("--force", action="store_true", help="build even if the cache has it")
+    arguments = parser.parse_args()
+    arguments.cache = arguments.cache.resolve()
+    for path in (arguments.library, arguments.include / "foreshock" / "hook.h"):
+        if not path.is_file():
+            parser.error(f"{path} does not exist")
+    arguments.library, arguments.include = arguments.library.resolve(), arguments.include.resolve()
+    begin = time.monotonic()
+    try:
+        answer = prepare(arguments)
+    except Outcome as outcome:
+        answer = {"state": outcome.state, "torch": "", "path": "", "reason": outcome.reason}
+    order = {key: answer[key] for key in ("state", "torch", "path", "reason")}
+    print(json.dumps(order | {"seconds": round(time.monotonic() - begin, 3)}))
+
+
+if __name__ == "__main__":
+    main()

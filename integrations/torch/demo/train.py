@@ -1,0 +1,206 @@
+"""Trains a small byte-level GPT on the text of Python's own standard library. An ordinary trainer: it knows of no monitor.
+
+    python train.py [--steps N] [--seconds S] [--seed N]
+
+On a CPU without native bf16 arithmetic a bf16 linear layer is many times slower than an fp32 one and attention is not,
+so there the weights stay in fp32 and only q, k, v are bf16; elsewhere autocast does the whole forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BYTES = 256
+TEXT_LIMIT = 8 << 20  # bytes of source text read at most
+VALIDATION_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Size:
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    context: int
+    batch: int
+
+
+# From small to large; the largest whose step fits the time is taken.
+SIZES = [
+    Size(layers=2, heads=4, kv_heads=2, width=64, context=128, batch=4),
+    Size(layers=4, heads=4, kv_heads=2, width=128, context=128, batch=8),
+    Size(layers=4, heads=8, kv_heads=4, width=256, context=256, batch=8),
+    Size(layers=6, heads=8, kv_heads=4, width=384, context=256, batch=8),
+]
+STEPS_WANTED = 200  # in the time given: fewer would not show that it learns
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped heads, rotary positions, and q, k, v in bf16."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.d = size.heads, size.kv_heads, size.width // size.heads
+        self.qkv = nn.Linear(size.width, (size.heads + 2 * size.kv_heads) * self.d, bias=False)
+        self.out = nn.Linear(size.width, size.width, bias=False)
+        self.query_norm, self.key_norm = nn.RMSNorm(self.d), nn.RMSNorm(self.d)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, -1, self.d).transpose(1, 2)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        q, k = rotate(self.query_norm(q.float()), rotation), rotate(self.key_norm(k.float()), rotation)
+        q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(y.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cosine, sine = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+
+
+class Block(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(size.width), nn.RMSNorm(size.width)
+        self.attention = Attention(size)
+        self.up, self.down = nn.Linear(size.width, 4 * size.width), nn.Linear(4 * size.width, size.width)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation)
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(BYTES, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.width)
+        self.head = nn.Linear(size.width, BYTES, bias=False)
+        d = size.width // size.heads
+        angles = torch.arange(size.context)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
+        self.register_buffer("cosine", angles.cos(), persistent=False)
+        self.register_buffer("sine", angles.sin(), persistent=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                last = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if last else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, (self.cosine, self.sine))
+        return self.head(self.norm(x))
+
+
+class Text:
+    """Bytes of the standard library's own source, in a fixed order; the end is kept for validation."""
+
+    def __init__(self, seed: int) -> None:
+        parts, total = [], 0
+        for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+            parts.append(path.read_bytes())
+            total += len(parts[-1])
+            if total > TEXT_LIMIT:
+                break
+        data = torch.frombuffer(bytearray(b"\n".join(parts)), dtype=torch.uint8)
+        split = int(len(data) * (1 - VALIDATION_SHARE))
+        self.training, self.validation = data[:split], data[split:]
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def batch(self, size: Size, validation: bool = False) -> tuple[Tensor, Tensor]:
+        data = self.validation if validation else self.training
+        starts = torch.randint(len(data) - size.context - 1, (size.batch,), generator=self.generator)
+        rows = torch.stack([data[i : i + size.context + 1] for i in starts.tolist()]).long()
+        return rows[:, :-1], rows[:, 1:]
+
+
+def native_bf16() -> bool:
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def loss_of(model: Gpt, batch: tuple[Tensor, Tensor], autocast: bool) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = model(batch[0])
+    return F.cross_entropy(logits.float().flatten(0, 1), batch[1].flatten())
+
+
+def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
+    """The faster of two steps, after one to warm up; forward and backward only, the rest is small beside it."""
+    model = Gpt(size)
+    taken = []
+    for _ in range(3):
+        begin = time.monotonic()
+        loss_of(model, text.batch(size), autocast).backward()
+        taken.append(time.monotonic() - begin)
+    return min(taken[1:])
+
+
+def choose(text: Text, seconds: float, autocast: bool) -> Size:
+    """About a second of trying: grows the model while a run of it would still fit."""
+    chosen, begin = SIZES[0], time.monotonic()
+    for size in SIZES:
+        if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / STEPS_WANTED:
+            break
+        chosen = size
+    return chosen
+
+
+def learning_rate(progress: float) -> float:
+    """Short warm-up, then a cosine down to a tenth; `progress` runs from 0 to 1."""
+    return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
+
+
+def train(steps: int | None, seconds: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    text, autocast = Text(seed), native_bf16()
+    size = choose(text, seconds, autocast)
+    torch.manual_seed(seed)
+    model = Gpt(size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    precision = "autocast bf16" if autocast else "fp32 weights, bf16 q, k, v"
+    print(f"byte-level GPT, {count / 1e6:.2f} M parameters, {size.layers} layers, {precision}", flush=True)
+    begin, step, progress, said = time.monotonic(), 0, 0.0, 0.0
+    while progress < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * learning_rate(progress + 1e-3)
+        optimizer.zero_grad()
+        loss = loss_of(model, text.batch(size), autocast)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        passed = time.monotonic() - begin
+        progress = step / steps if steps else passed / seconds
+        if step == 1 or passed - said >= 5 or progress >= 1:
+            said = passed
+            print(f"step {step:5d}  loss {loss.item():.4f}  norm {norm.item():.3f}  {passed:5.1f} s", flush=True)
+    with torch.no_grad():
+        losses = [loss_of(model, text.batch(size, validation=True), autocast).item() for _ in range(8)]
+    print(f"validation loss {sum(losses) / len(losses):.4f} nats per byte", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a byte-level GPT on the standard library's source.")
+    parser.add_argument("--steps", type=int, help="stop after so many steps instead of after --seconds")
+    parser.add_argument("--seconds", type=float, default=70.0, help="how long to train (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    train(arguments.steps, arguments.seconds, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

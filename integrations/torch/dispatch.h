@@ -1,0 +1,89 @@
+// How a kernel of ours stands in torch's dispatcher: at BackendSelect, which is tried for every operation
+// below autograd and above the devices, and calls on below itself. Registering is done once and never undone:
+// taking a kernel out while another thread calls it makes that call fail.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <foreshock/hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace foreshock::adapter {
+
+using Stack = torch::jit::Stack;
+
+inline constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+
+// True when the call goes to a device with real data. Fake, meta and traced calls show another key here.
+inline bool GoesToDevice(c10::DispatchKeySet below) {
+  const c10::DispatchKey next = below.highestPriorityTypeId();
+  return next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA;
+}
+
+// A tensor subclass whose mode is switched off for this call (a fake tensor inside its own mode) has no data
+// either.
+inline bool HasData(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
+  return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();
+}
+
+inline bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// Value of a one-element floating tensor; empty for anything on a device (reading it would wait for the
+// device).
+inline std::optional<double> ScalarOnCpu(const at::Tensor& tensor) {
+  if (!HasData(tensor) || !tensor.is_cpu() || tensor.numel() != 1) return std::nullopt;
+  const void* data = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return *static_cast<const double*>(data);
+    case at::kFloat:
+      return *static_cast<const float*>(data);
+    case at::kBFloat16:
+      return static_cast<float>(*static_cast<const at::BFloat16*>(data));
+    case at::kHalf:
+      return static_cast<float>(*static_cast<const at::Half*>(data));
+    default:
+      return std::nullopt;
+  }
+}
+
+// Positions of arguments by name: names outlive versions, positions do not.
+inline int ArgumentIndex(const c10::FunctionSchema& schema, std::string_view name) {
+  const auto index = schema.argumentIndexWithName(name);
+  return index ? *index : -1;
+}
+
+// `index` counts from the first of the topmost `count` values; a negative one gives None.
+inline const c10::IValue& Peek(const Stack& stack, int count, int index) {
+  static const c10::IValue* none = new c10::IValue();
+  return index < 0 ? *none : stack[stack.size() - count + index];
+}
+
+inline const at::Tensor& TensorOrUndefined(const c10::IValue& value) {
+  static const at::Tensor* undefined = new at::Tensor();
+  return value.isTensor() ? value.toTensor() : *undefined;
+}
+
+// Puts `Kernel(schema, extra...)` at BackendSelect of one aten operation. False when this torch has no such
+// one.
+template <typename Kernel, typename... Extra>
+bool Hook(torch::Library& library, const std::string& name, const std::string& overload, Extra&&... extra) {
+  const auto found = c10::Dispatcher::singleton().findSchema({"aten::" + name, overload});
+  if (!found) return false;
+  library.impl((overload.empty() ? name : name + "." + overload).c_str(),
+               torch::CppFunction::makeFromBoxedFunctor(
+                   std::make_unique<Kernel>(found->schema(), std::forward<Extra>(extra)...)));
+  return true;
+}
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_

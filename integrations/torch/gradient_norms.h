@@ -1,0 +1,187 @@
+// The norms of gradients before clipping. Trainers that clip compute every gradient's norm themselves,
+// through _foreach_norm or linalg_vector_norm; the results are a few scalars, noted here with the tensor they
+// belong to. When the optimizer steps, those that belong to its parameters' gradients are published. Values
+// after clipping never are.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_NORMS_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_NORMS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "dispatch.h"
+#include "training_clock.h"
+
+namespace foreshock::adapter {
+
+class GradientNorms {
+ public:
+  static constexpr size_t kRoom = 16384;
+
+  // Notes one norm. Within one backward pass the first of a tensor counts: a later one may follow the
+  // clipping.
+  void Note(const at::Tensor& tensor, const std::optional<double>& value) noexcept {
+    if (!Lock()) return;
+    if (epoch_ != Clock().epoch()) Clear();
+    if (norms_.capacity() == 0) norms_.reserve(kRoom);
+    if (norms_.size() == kRoom) full_ = true;
+    if (norms_.size() < kRoom) {
+      const auto index = static_cast<uint32_t>(norms_.size());
+      norms_.push_back({Weak(tensor.getIntrusivePtr()), tensor.unsafeGetTensorImpl(), index,
+                        value.has_value(), value.value_or(0)});
+      sorted_ = false;
+    }
+    Unlock();
+  }
+
+  // The scaler divides these gradients after their norms were taken.
+  void Unscale(const c10::List<at::Tensor>& tensors, double inverse_scale) noexcept {
+    if (!Lock()) return;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (Norm* norm = Find(tensors.get(i).unsafeGetTensorImpl())) norm->value *= inverse_scale;
+    }
+    Unlock();
+  }
+
+  enum class Found { kNone, kSome, kAll };
+
+  // Fills `squares[i]` for tensor i from the norms noted in this backward pass, times inverse_scale.
+  Found Match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
+              std::vector<double>* squares) noexcept {
+    if (!Lock()) return Found::kSome;
+    if (epoch_ != Clock().epoch()) Clear();
+    size_t found = 0, unusable = full_ ? 1 : 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const Norm* norm = Find(tensors[i]);
+      if (!norm) continue;
+      found += 1;
+      unusable += !norm->known;
+      const double value = norm->value * inverse_scale;
+      (*squares)[i] = value * value;
+    }
+    Unlock();
+    if (found == 0 && unusable == 0) return Found::kNone;
+    return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
+  }
+
+  void Forget() noexcept {
+    if (!Lock()) return;
+    Clear();
+    Unlock();
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  struct Norm {
+    Weak keeps_address;  // so that no other tensor gets it meanwhile
+    const c10::TensorImpl* tensor;
+    uint32_t index;
+    bool known;  // false: a norm was taken that we could not read
+    double value;
+  };
+
+  Norm* Find(const c10::TensorImpl* tensor) noexcept {
+    const auto before = [](const Norm& a, const Norm& b) {
+      return a.tensor != b.tensor ? a.tensor < b.tensor : a.index < b.index;
+    };
+    if (!sorted_) std::sort(norms_.begin(), norms_.end(), before);
+    sorted_ = true;
+    const auto first =
+        std::lower_bound(norms_.begin(), norms_.end(), tensor,
+                         [](const Norm& norm, const c10::TensorImpl* t) { return norm.tensor < t; });
+    return first != norms_.end() && first->tensor == tensor ? &*first : nullptr;
+  }
+
+  void Clear() noexcept {
+    norms_.clear();
+    sorted_ = true;
+    full_ = false;
+    epoch_ = Clock().epoch();
+  }
+
+  // Never waits: whoever finds it taken drops its norms, and an incomplete list is not published.
+  bool Lock() noexcept {
+    if (!busy_.test_and_set(std::memory_order_acquire)) return true;
+    full_ = true;
+    return false;
+  }
+  void Unlock() noexcept { busy_.clear(std::memory_order_release); }
+
+  std::vector<Norm> norms_;
+  bool sorted_ = true;
+  uint64_t epoch_ = 0;
+  std::atomic<bool> full_{false};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+};
+
+inline GradientNorms& Norms() {
+  static GradientNorms* norms = new GradientNorms;  // never destroyed: hooks outlive static destructors
+  return *norms;
+}
+
+// Common to the two operations that take norms: only real tensors without a history, outside backward passes.
+class NormHook final : public c10::OperatorKernel {
+ public:
+  explicit NormHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        self_(ArgumentIndex(schema, "self")),
+        order_(ArgumentIndex(schema, "ord")),
+        dimension_(ArgumentIndex(schema, "dim")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    if (!GoesToDevice(below) || InBackward() || !Peek(*stack, arguments_, dimension_).isNone()) {
+      return op.redispatchBoxed(below, stack);
+    }
+    const c10::IValue self = Peek(*stack, arguments_, self_);
+    const c10::IValue& order = Peek(*stack, arguments_, order_);
+    const bool euclidean =
+        (order.isInt() && order.toInt() == 2) || (order.isDouble() && order.toDouble() == 2);
+    op.redispatchBoxed(below, stack);
+    Look(self, stack->back(), euclidean);
+  }
+
+ private:
+  static void Look(const c10::IValue& self, const c10::IValue& result, bool euclidean) noexcept {
+    if (self.isTensor()) return LookAt(self.toTensor(), result.toTensor(), euclidean);
+    if (!self.isTensorList() || !result.isTensorList()) return;
+    const auto tensors = self.toTensorList(), norms = result.toTensorList();
+    for (size_t i = 0; i < tensors.size() && i < norms.size(); ++i) LookAt(tensors[i], norms[i], euclidean);
+  }
+
+  static void LookAt(const at::Tensor& tensor, const at::Tensor& norm, bool euclidean) noexcept {
+    if (!HasData(tensor) || tensor.requires_grad()) return;
+    Norms().Note(tensor, euclidean ? ScalarOnCpu(norm) : std::nullopt);
+  }
+
+  const int arguments_, self_, order_, dimension_;
+};
+
+// _amp_foreach_non_finite_check_and_unscale_: gradients are divided by the scale in place.
+class UnscaleHook final : public c10::OperatorKernel {
+ public:
+  explicit UnscaleHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        self_(ArgumentIndex(schema, "self")),
+        inverse_(ArgumentIndex(schema, "inv_scale")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    if (GoesToDevice(below)) Look(Peek(*stack, arguments_, self_), Peek(*stack, arguments_, inverse_));
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  static void Look(const c10::IValue& tensors, const c10::IValue& inverse) noexcept {
+    Clock().SawUnscale();
+    const auto scale = ScalarOnCpu(TensorOrUndefined(inverse));
+    if (tensors.isTensorList() && scale) Norms().Unscale(tensors.toTensorList(), *scale);
+  }
+
+  const int arguments_, self_, inverse_;
+};
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_NORMS_H_

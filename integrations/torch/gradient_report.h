@@ -1,0 +1,116 @@
+// The gradients of one step, just before the optimizer uses them, from the parameters it was given.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_REPORT_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_REPORT_H_
+
+#include <algorithm>
+#include <vector>
+
+#include "attention_hook.h"
+#include "gradient_norms.h"
+
+namespace foreshock::adapter {
+
+// What a report came to; the helper shows it in its own tests only.
+enum class GradientSource : int { kNone = 0, kNorms = 1, kValues = 2 };
+
+// One caller at a time: the helper holds the interpreter lock.
+class GradientReport {
+ public:
+  // `parameters`: TensorImpl addresses, alive. `inverse_scale`: what the optimizer itself multiplies
+  // gradients by.
+  GradientSource Publish(const void* const* parameters, size_t count, double inverse_scale) {
+    if (!Collect(parameters, count) || gradients_.empty()) return GradientSource::kNone;
+    const auto found = Norms().Match(tensors_, inverse_scale, &squares_);
+    for (size_t i = 0; i < gradients_.size(); ++i) gradients_[i].sum_of_squares = squares_[i];
+    if (found == GradientNorms::Found::kAll) return Send(GradientSource::kNorms);
+    const bool untouched = found == GradientNorms::Found::kNone && Untouched();
+    if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return GradientSource::kNone;
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      if (!Values(*tensors_[i], &gradients_[i].values)) return GradientSource::kNone;
+    }
+    return Send(GradientSource::kValues);
+  }
+
+  // After the step: what a gradient that is kept over the step (zeroed, not dropped) starts from.
+  void StepEnded() noexcept {
+    kept_ = sentinel_;
+    kept_version_ = sentinel_version_;
+    sentinel_ = nullptr;
+  }
+
+ private:
+  GradientSource Send(GradientSource source) noexcept {
+    foreshock_observe_gradients(gradients_.data(), gradients_.size());
+    return source;
+  }
+
+  // False if any gradient is a part of a larger one, or is not dense: local values never pose as global ones.
+  bool Collect(const void* const* parameters, size_t count) {
+    gradients_.clear();
+    tensors_.clear();
+    sentinel_ = nullptr;
+    for (size_t i = 0; i < count; ++i) {
+      auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(parameters[i]));
+      const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl->autograd_meta());
+      if (!meta || !meta->grad_.defined()) continue;
+      const at::Tensor& gradient = meta->grad_;
+      if (!HasData(gradient) || gradient.layout() != at::kStrided) return false;
+      foreshock_gradient entry{};
+      entry.size = sizeof(entry);
+      entry.version = FORESHOCK_ABI_VERSION;
+      entry.identity = impl;
+      gradients_.push_back(entry);
+      tensors_.push_back(gradient.unsafeGetTensorImpl());
+      const uint32_t version = gradient.unsafeGetTensorImpl()->version_counter().current_version();
+      if (!sentinel_ || version < sentinel_version_) {
+        sentinel_ = tensors_.back();
+        sentinel_version_ = version;
+      }
+    }
+    squares_.assign(tensors_.size(), 0);
+    return true;
+  }
+
+  // Has nobody changed the gradients since the backward passes wrote them? Every in-place write moves a
+  // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more, unscaling 1 more.
+  // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see.
+  bool Untouched() const noexcept {
+    const uint32_t passes = Clock().roots();
+    if (passes == 0) return false;
+    const uint32_t fresh = passes - 1 + Clock().unscales();
+    return sentinel_version_ == fresh ||
+           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + Clock().unscales());
+  }
+
+  static bool Values(const c10::TensorImpl& gradient, foreshock_tensor* values) {
+    const auto tensor =
+        at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&gradient)));
+    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) return false;
+    *values = {};
+    values->data = tensor.const_data_ptr();
+    values->dims = 1;
+    values->dtype = DtypeOf(tensor);
+    values->device_type = FORESHOCK_DEVICE_CPU;
+    std::fill(values->shape, values->shape + FORESHOCK_TENSOR_DIMS, 1);
+    values->shape[0] = tensor.numel();
+    values->stride[0] = 1;
+    return true;
+  }
+
+  std::vector<foreshock_gradient> gradients_;
+  std::vector<const c10::TensorImpl*> tensors_;  // gradients of gradients_[i]
+  std::vector<double> squares_;
+  const c10::TensorImpl* sentinel_ = nullptr;
+  const c10::TensorImpl* kept_ = nullptr;
+  uint32_t sentinel_version_ = 0, kept_version_ = 0;
+};
+
+inline GradientReport& Gradients() {
+  static GradientReport* report = new GradientReport;
+  return *report;
+}
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_REPORT_H_

@@ -1,0 +1,48 @@
+"""Run by build_adapter.py in a child process that has the core preloaded: does this adapter work with this torch?
+
+    python self_test.py ADAPTER
+
+Attention forward and backward on a tiny CPU tensor before and after the hooks go in: every operation is seen exactly
+once and the bits are the same. Exits 0, or 1 with one line that says which check failed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+
+def attention(torch):  # noqa: ANN001, ANN201 (torch is imported late)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 2, 8, 16, generator=generator, requires_grad=True) for _ in range(3)]
+    out = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
+    out.square().sum().backward()
+    return [out.detach(), *(tensor.grad for tensor in tensors)]
+
+
+def main() -> str | None:
+    import torch
+
+    if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+        return "error: the core library is not preloaded"
+    before = attention(torch)
+    adapter = ctypes.CDLL(sys.argv[1])
+    hooked = adapter.foreshock_adapter_start()
+    if hooked < 2:
+        return f"error: only {hooked} attention operations could be hooked"
+    if adapter.foreshock_adapter_start() != hooked:
+        return "error: starting twice hooked twice"
+    adapter.foreshock_adapter_calls.restype = ctypes.c_uint64
+    after = attention(torch)
+    seen = [adapter.foreshock_adapter_calls(backward) for backward in (0, 1)]
+    if seen != [1, 1]:
+        return f"error: one forward and one backward call were seen as {seen[0]} and {seen[1]}"
+    if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+        return "error: results differ with the hooks in place"
+    return None
+
+
+if __name__ == "__main__":
+    problem = main()
+    if problem:
+        sys.exit(problem)

@@ -1,0 +1,190 @@
+// What the operations themselves tell about the course of training: that a backward pass has begun, the loss,
+// a step left out by a gradient scaler, and steps taken by a compiled optimizer, which runs none of our
+// Python. Any thread; no lock, no allocation.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_TRAINING_CLOCK_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_TRAINING_CLOCK_H_
+
+#include <c10/core/GradMode.h>
+
+#include <atomic>
+
+#include "dispatch.h"
+
+namespace foreshock::adapter {
+
+// The loss of a forward pass is published when its backward pass begins: an evaluation never has one.
+inline thread_local std::optional<double> pending_loss;
+
+class TrainingClock {
+ public:
+  // The root of backward(): a gradient of one was made for `loss`.
+  void SawRoot(double loss) noexcept {
+    roots_.fetch_add(1, std::memory_order_relaxed);
+    root_sum_.fetch_add(loss, std::memory_order_relaxed);
+    root_count_.fetch_add(1, std::memory_order_relaxed);
+    BackwardBegins();
+  }
+
+  // For trainers that pass the gradient in themselves: another graph task is another backward pass.
+  void SawAttentionBackward() noexcept {
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (task_.load(std::memory_order_relaxed) == task) return;
+    task_.store(task, std::memory_order_relaxed);
+    BackwardBegins();
+  }
+
+  void SawScaler() noexcept { scaler_.store(true, std::memory_order_relaxed); }
+  void SawUnscale() noexcept {
+    SawScaler();
+    unscales_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // `slot` holds a pointer that a compiled optimizer step replaces by another one (see the helper). Never
+  // freed.
+  void Watch(const void* const* slot) noexcept {
+    seen_.store(slot ? __atomic_load_n(slot, __ATOMIC_RELAXED) : nullptr);
+    slot_.store(slot);
+  }
+
+  // Outside backward passes: reports a compiled optimizer step that has happened since.
+  void Poll() noexcept {
+    const void* const* slot = slot_.load(std::memory_order_relaxed);
+    if (!slot) return;
+    const void* now = __atomic_load_n(slot, __ATOMIC_RELAXED);
+    const void* before = seen_.load(std::memory_order_relaxed);
+    if (now == before || !seen_.compare_exchange_strong(before, now)) return;
+    foreshock_step step{};
+    step.size = sizeof(step);
+    step.version = FORESHOCK_ABI_VERSION;
+    step.step = -1;
+    step.step_source = FORESHOCK_STEP_COUNTED;
+    FlushLoss();
+    foreshock_step_end(&step);
+    StepEnded();
+  }
+
+  // Before the optimizer's work: what has not been published yet. A root under a gradient scaler is a scaled
+  // loss.
+  void FlushLoss() noexcept {
+    PublishLoss();
+    const uint32_t count = root_count_.exchange(0, std::memory_order_relaxed);
+    const double sum = root_sum_.exchange(0, std::memory_order_relaxed);
+    if (count == 0 || scaler_.load(std::memory_order_relaxed)) return;
+    foreshock_observe_loss(sum / count, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+
+  void StepEnded() noexcept {
+    roots_.store(0, std::memory_order_relaxed);
+    unscales_.store(0, std::memory_order_relaxed);
+    backwards_.store(0, std::memory_order_relaxed);
+  }
+
+  uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
+  uint64_t backwards() const noexcept { return backwards_.load(std::memory_order_relaxed); }
+  uint32_t roots() const noexcept { return roots_.load(std::memory_order_relaxed); }
+  uint32_t unscales() const noexcept { return unscales_.load(std::memory_order_relaxed); }
+
+ private:
+  void BackwardBegins() noexcept {
+    epoch_.fetch_add(1, std::memory_order_relaxed);
+    backwards_.fetch_add(1, std::memory_order_relaxed);
+    PublishLoss();
+  }
+
+  static void PublishLoss() noexcept {
+    if (!pending_loss) return;
+    foreshock_observe_loss(*pending_loss, FORESHOCK_LOSS_NLL);
+    pending_loss.reset();
+  }
+
+  std::atomic<uint64_t> epoch_{1};      // moves whenever a backward pass begins
+  std::atomic<uint64_t> backwards_{0};  // since the last step; may count one pass twice
+  std::atomic<uint32_t> roots_{
+      0};  // since the last step; exact where the trainer calls backward() on a scalar
+  std::atomic<uint32_t> unscales_{0};  // since the last step
+  std::atomic<uint32_t> root_count_{0};
+  std::atomic<double> root_sum_{0};
+  std::atomic<int> task_{-1};
+  std::atomic<bool> scaler_{false};
+  std::atomic<const void* const*> slot_{nullptr};
+  std::atomic<const void*> seen_{nullptr};
+};
+
+inline constinit TrainingClock training_clock;
+inline TrainingClock& Clock() { return training_clock; }
+
+// nll_loss_forward and its 2-D twin. The input needs gradients; the output, below autograd, never does.
+class LossHook final : public c10::OperatorKernel {
+ public:
+  explicit LossHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        returns_(static_cast<int>(schema.returns().size())),
+        self_(ArgumentIndex(schema, "self")),
+        reduction_(ArgumentIndex(schema, "reduction")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    const at::Tensor& self = TensorOrUndefined(Peek(*stack, arguments_, self_));
+    const c10::IValue& reduction = Peek(*stack, arguments_, reduction_);
+    const bool is_loss = GoesToDevice(below) && HasData(self) && self.requires_grad() &&
+                         c10::GradMode::is_enabled() && !InBackward() && reduction.isInt() &&
+                         reduction.toInt() == kMean;
+    op.redispatchBoxed(below, stack);
+    if (!is_loss) return;
+    if (const auto loss = ScalarOnCpu(TensorOrUndefined(Peek(*stack, returns_, 0)))) pending_loss = loss;
+  }
+
+ private:
+  static constexpr int64_t kMean = 1;  // at::Reduction::Mean
+  const int arguments_, returns_, self_, reduction_;
+};
+
+// ones_like of a scalar that has a history, outside any backward pass: backward() makes its first gradient.
+class RootHook final : public c10::OperatorKernel {
+ public:
+  explicit RootHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    const at::Tensor& self = TensorOrUndefined(Peek(*stack, arguments_, 0));
+    if (self.defined() && self.numel() == 1 && GoesToDevice(below)) Look(self);
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  static void Look(const at::Tensor& self) noexcept {
+    const auto* meta = torch::autograd::impl::get_autograd_meta(self);
+    if (!meta || !meta->grad_fn_ || InBackward()) return;
+    Clock().Poll();
+    if (const auto loss = ScalarOnCpu(self)) Clock().SawRoot(*loss);
+  }
+
+  const int arguments_;
+};
+
+// _amp_update_scale_: the one place where a step left out by a gradient scaler can be seen.
+class ScalerHook final : public c10::OperatorKernel {
+ public:
+  explicit ScalerHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())), found_(ArgumentIndex(schema, "found_inf")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    if (GoesToDevice(below)) Look(TensorOrUndefined(Peek(*stack, arguments_, found_)));
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  static void Look(const at::Tensor& found) noexcept {
+    Clock().SawScaler();
+    const auto value = ScalarOnCpu(found);
+    if (value && *value > 0) foreshock_step_skipped();
+  }
+
+  const int arguments_, found_;
+};
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_TRAINING_CLOCK_H_

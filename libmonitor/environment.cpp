@@ -1,0 +1,53 @@
+#include "libmonitor/environment.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "libmonitor/options.h"
+
+namespace foreshock {
+namespace {
+
+// The first of the variables that holds a whole number, else `fallback`.
+int first_number(std::initializer_list<const char*> variables, int fallback) {
+  for (const char* variable : variables) {
+    const char* text = std::getenv(variable);
+    uint64_t value = 0;
+    if (text != nullptr && parse_count(text, &value) && value <= 10'000'000) return static_cast<int>(value);
+  }
+  return fallback;
+}
+
+}  // namespace
+
+bool read_environment(Settings* settings) {
+  bool enabled = true;
+  if (parse_switch(option_value(OptionId::kEnabled), &enabled) && !enabled) return false;
+  const char* base = option_value(OptionId::kBaseDirectory);
+  const char* run_id = option_value(OptionId::kRunId);
+  if (*base == '\0' || *run_id == '\0') return false;
+  Settings& s = *settings;
+  s = {};
+  if (std::snprintf(s.directory, sizeof s.directory, "%s/%s", base, run_id) >= int(sizeof s.directory)) return false;
+  if (std::snprintf(s.run_id, sizeof s.run_id, "%s", run_id) >= int(sizeof s.run_id)) return false;
+
+  // A value that cannot be read leaves the default: `run` has checked them, and here nobody could be told.
+  parse_ratio(option(OptionId::kMaxSlowdown).fallback, &s.max_slowdown);
+  parse_bytes(option(OptionId::kMemory).fallback, &s.memory);
+  s.slices = true;
+  parse_count(option_value(OptionId::kLauncher), &s.launcher_pid);
+  parse_count(option_value(OptionId::kEvery), &s.every);
+  parse_ratio(option_value(OptionId::kMaxSlowdown), &s.max_slowdown);
+  parse_bytes(option_value(OptionId::kMemory), &s.memory);
+  parse_switch(option_value(OptionId::kSlices), &s.slices);
+  parse_count(option_value(OptionId::kSeed), &s.seed);
+
+  s.rank = first_number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
+  s.local_rank = first_number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"}, -1);
+  s.world_size = first_number({"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
+  s.local_ranks = first_number({"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, 1);
+  s.attempt = first_number({"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}, 0);
+  return true;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,14 @@
+// What the environment says about this process: its rank in the job and the settings of the run.
+#ifndef FORESHOCK_LIBMONITOR_ENVIRONMENT_H_
+#define FORESHOCK_LIBMONITOR_ENVIRONMENT_H_
+
+#include "libmonitor/guest.h"
+
+namespace foreshock {
+
+// False when this process is not to be monitored (FORESHOCK=0, or no directory given). Reads the environment only.
+bool read_environment(Settings* settings);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_ENVIRONMENT_H_

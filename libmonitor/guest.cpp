@@ -1,0 +1,202 @@
+#include "libmonitor/guest.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "libmonitor/environment.h"
+#include "libmonitor/room.h"
+
+namespace foreshock {
+
+constinit Guest g_guest;
+
+namespace {
+
+// A slice of 8192 keys of 64 bf16 values: what is reserved per slot when no call has been seen yet.
+constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
+
+thread_local Counting t_counting;
+thread_local uint32_t t_generation = 0;  // of t_counting; 0: none
+
+uint64_t now_ns(clockid_t clock) {
+  timespec now = {};
+  clock_gettime(clock, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// Later processes get larger numbers: of two with one rank the earlier one stays (segment/writer.cpp).
+uint64_t fresh_nonce() {
+  return (now_ns(CLOCK_REALTIME) & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
+}
+
+// What goes into a file name.
+void copy_word(char* to, size_t capacity, const char* from) {
+  size_t n = 0;
+  for (; n + 1 < capacity && from[n] != '\0'; ++n) {
+    const char c = from[n];
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    to[n] = plain ? c : '_';
+  }
+  to[n] = '\0';
+}
+
+void copy_text(char* to, size_t capacity, const char* from) { std::snprintf(to, capacity, "%s", from); }
+
+}  // namespace
+
+bool Guest::is_inherited() const {
+  const pid_t armed = armed_.load(std::memory_order_relaxed);
+  return armed != 0 && armed != getpid();
+}
+
+Counting Guest::counting() {
+  if ((hot() & kHotArmed) == 0) return {&local_, true};
+  const uint32_t generation = generation_.load(std::memory_order_acquire);
+  if (t_generation != generation) {
+    t_counting = claim_block(writer_.threads());
+    t_generation = generation;
+  }
+  return t_counting;
+}
+
+bool Guest::prepare_hot_page() {
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return false;
+  if (madvise(page, 4096, MADV_WIPEONFORK) != 0) {
+    munmap(page, 4096);
+    return false;
+  }
+  hot_.store(new (page) std::atomic<uint32_t>(0), std::memory_order_release);
+  return true;
+}
+
+const char* Guest::create_segment(uint64_t slot_bytes_needed) {
+  if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
+  const uint64_t free = free_shared_memory(settings_.directory);
+  if (free == 0) return "no_tmpfs";
+  const uint64_t share = allowed_share(free, settings_.memory, settings_.local_ranks);
+  const uint64_t fixed = segment::segment_bytes(0, 0);
+  SlotPlan plan = {0, 0};
+  const uint64_t need = slot_bytes_needed != 0 ? slot_bytes_needed : kUnknownSlotBytes;
+  if (settings_.slices && share > fixed) plan = plan_slots(share - fixed, need);
+  if (fixed > free / 2) return "no_space";
+
+  segment::SegmentRequest request = {settings_.directory, settings_.rank, fresh_nonce(), plan.slots, plan.slot_bytes};
+  const char* why = writer_.create(request);
+  if (why != nullptr && std::strcmp(why, "no_space") == 0 && plan.slots > 0) {
+    request.slots = 0;  // somebody was faster with the rest of the memory: statistics only
+    request.slot_bytes = 0;
+    why = writer_.create(request);
+  }
+  if (why == nullptr) fill_identity(request, settings_.slices ? need : 0);
+  return why;
+}
+
+void Guest::fill_identity(const segment::SegmentRequest& given, uint64_t wanted) {
+  segment::Identity& identity = *writer_.identity();
+  identity.pid = static_cast<uint64_t>(getpid());
+  identity.launcher_pid = settings_.launcher_pid;
+  identity.start_time_ns = now_ns(CLOCK_REALTIME);
+  identity.sample_seed = settings_.seed;
+  identity.rank = settings_.rank;
+  identity.local_rank = settings_.local_rank;
+  identity.world_size = settings_.world_size;
+  identity.attempt = settings_.attempt;
+  copy_text(identity.run_id, sizeof identity.run_id, settings_.run_id);
+  gethostname(identity.host, sizeof identity.host - 1);
+  const ssize_t length = readlink("/proc/self/exe", identity.executable, sizeof identity.executable - 1);
+  if (length > 0) {
+    identity.executable[length] = '\0';
+    if (const char* slash = std::strrchr(identity.executable, '/'))
+      std::memmove(identity.executable, slash + 1, std::strlen(slash));
+  }
+  identity.slots_wanted = wanted > 0 ? segment::kMaxSlots : 0;
+  identity.slots_given = given.slots;
+  identity.slot_bytes = given.slot_bytes;
+  identity.max_slowdown = settings_.max_slowdown;
+  identity.fixed_interval = settings_.every;
+  identity.local_ranks = static_cast<uint32_t>(settings_.local_ranks);
+}
+
+bool Guest::arm(uint64_t slot_bytes_needed) {
+  if (is_off() || (hot() & kHotArmed) != 0) return false;
+  const pid_t self = getpid();
+  // A child of a process that was in the middle of this must not wait for a thread it does not have.
+  pid_t holder = arming_.load(std::memory_order_relaxed);
+  if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
+
+  const char* why = nullptr;
+  if (!read_environment(&settings_)) {
+    off_.store(true, std::memory_order_relaxed);  // not wanted: nobody needs to be told
+  } else if (!prepare_hot_page()) {
+    why = "no_mapping";
+  } else {
+    why = create_segment(slot_bytes_needed);
+  }
+  if (why != nullptr) off(why);
+  if (is_off()) {
+    arming_.store(0);
+    return false;
+  }
+  armed_.store(self);
+  const uint32_t known = ops_known_.load(std::memory_order_acquire);
+  std::copy_n(ops_, known, writer_.ops());
+  if (late_.late_ready != 0) describe(late_);
+  const uint32_t generation = generation_.fetch_add(1) + 1;
+  hot_.load()->store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
+  drain_local();
+  arming_.store(0);
+  return true;
+}
+
+void Guest::off(const char* reason) {
+  if (off_.exchange(true)) return;
+  hot_.load()->store(0, std::memory_order_relaxed);
+  Settings settings = {};
+  if (!read_environment(&settings)) return;
+  char path[512], word[48];
+  copy_word(word, sizeof word, reason);
+  const int length =
+      std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, static_cast<int>(getpid()), word);
+  if (length <= 0 || length >= static_cast<int>(sizeof path)) return;
+  const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (fd >= 0) close(fd);
+}
+
+int32_t Guest::register_op(const char* name, uint32_t pass) {
+  const uint32_t number = ops_known_.load(std::memory_order_relaxed);
+  if (number == segment::kMaxOps || pass >= segment::kPasses || name == nullptr) return -1;
+  segment::Op& op = ops_[number];
+  copy_text(op.name, sizeof op.name, name);
+  op.pass = pass;
+  op.ready = 1;
+  ops_known_.store(number + 1, std::memory_order_release);
+  if ((hot() & kHotArmed) != 0) writer_.ops()[number] = op;
+  return static_cast<int32_t>(number);
+}
+
+void Guest::describe(const segment::Identity& late) {
+  if (&late != &late_) late_ = late;
+  late_.late_ready = 1;
+  if (writer_.control() == nullptr || is_inherited()) return;
+  segment::Identity& identity = *writer_.identity();
+  if (late_.rank >= 0) identity.rank = late_.rank;
+  if (late_.local_rank >= 0) identity.local_rank = late_.local_rank;
+  if (late_.world_size >= 0) identity.world_size = late_.world_size;
+  if (late_.attempt >= 0) identity.attempt = late_.attempt;
+  identity.data_parallel = late_.data_parallel;
+  identity.tensor_parallel = late_.tensor_parallel;
+  identity.pipeline_parallel = late_.pipeline_parallel;
+  identity.expert_parallel = late_.expert_parallel;
+  copy_text(identity.framework, sizeof identity.framework, late_.framework);
+  std::atomic_ref<uint32_t>(identity.late_ready).store(1, std::memory_order_release);
+}
+
+}  // namespace foreshock

@@ -1,0 +1,95 @@
+// The life of the monitor in a process that is not ours: when it wakes, how it goes silent, what a child inherits.
+#ifndef FORESHOCK_LIBMONITOR_GUEST_H_
+#define FORESHOCK_LIBMONITOR_GUEST_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "libmonitor/counters.h"
+#include "segment/writer.h"
+
+namespace foreshock {
+
+// The word every call looks at first. It lies on a page that the kernel wipes in a forked child (MADV_WIPEONFORK),
+// so a child is inert without a handler, also after a raw clone. Bits, and above them the number of the segment:
+inline constexpr uint32_t kHotArmed = 1;
+inline constexpr uint32_t kHotSampledStep = 2;
+inline constexpr uint32_t kHotTickPending = 4;
+inline constexpr uint32_t kHotSwitchedOff = 8;
+inline constexpr uint32_t kHotNoBudget = 16;
+inline constexpr uint32_t kHotGeneration = 32;  // unit of the segment's number
+
+struct Settings {
+  char directory[400];  // <base>/<run id>
+  char run_id[64];
+  uint64_t launcher_pid;
+  uint64_t every;  // 0: adapted
+  double max_slowdown;
+  uint64_t memory;
+  bool slices;
+  uint64_t seed;
+  int rank, local_rank, world_size, local_ranks, attempt;
+};
+
+// Everything below is one object of static storage, never destroyed: threads may still call while the process ends.
+class Guest {
+ public:
+  // The hot word as every call reads it.
+  uint32_t hot() const { return hot_.load(std::memory_order_relaxed)->load(std::memory_order_relaxed); }
+  void set_bits(uint32_t bits) { hot_.load(std::memory_order_relaxed)->fetch_or(bits, std::memory_order_relaxed); }
+  void clear_bits(uint32_t bits) { hot_.load(std::memory_order_relaxed)->fetch_and(~bits, std::memory_order_relaxed); }
+
+  bool is_off() const { return off_.load(std::memory_order_relaxed); }
+
+  // True in a child (fork, clone) of the process that created the segment. Makes a system call.
+  bool is_inherited() const;
+
+  // Creates the segment, once. `slot_bytes_needed` 0: not known yet. Returns true when this call did it. Another
+  // thread in the middle of it makes this return false at once.
+  bool arm(uint64_t slot_bytes_needed);
+
+  // Silent for the rest of the process; an empty file tells the launcher why.
+  void off(const char* reason);
+
+  // Where this thread counts. Before the segment exists: a local block that every thread shares.
+  Counting counting();
+
+  // Counts from before the segment, moved into it. Called at step boundaries too: a thread may have been late.
+  void drain_local() { drain(&local_, &writer_.threads()[segment::kThreadBlocks - 1]); }
+
+  const Settings& settings() const { return settings_; }
+  segment::SegmentWriter& writer() { return writer_; }
+
+  // Operations, known from set-up on; copied into the segment when it is created.
+  int32_t register_op(const char* name, uint32_t pass);
+  uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
+
+  // Late facts about this process; kept until there is a segment.
+  void describe(const segment::Identity& late);
+
+ private:
+  const char* create_segment(uint64_t slot_bytes_needed);
+  bool prepare_hot_page();
+  void fill_identity(const segment::SegmentRequest& given, uint64_t wanted);
+
+  std::atomic<uint32_t> zero_{0};
+  std::atomic<std::atomic<uint32_t>*> hot_{&zero_};
+  std::atomic<bool> off_{false};
+  std::atomic<pid_t> arming_{0};  // pid of the thread's process that creates the segment
+  std::atomic<pid_t> armed_{0};   // pid of the process that has one
+  std::atomic<uint32_t> generation_{0};
+  std::atomic<uint32_t> ops_known_{0};
+  segment::Op ops_[segment::kMaxOps] = {};
+  segment::ThreadBlock local_ = {};
+  segment::Identity late_ = {};
+  Settings settings_ = {};
+  segment::SegmentWriter writer_;
+};
+
+extern Guest g_guest;
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_GUEST_H_

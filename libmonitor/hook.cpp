@@ -1,0 +1,106 @@
+// The C ABI: checks what it is given, then hands on. The one fast path of the trainer's side is here.
+#include "foreshock/hook.h"
+
+#include <cstddef>
+#include <cstdio>
+
+#include "libmonitor/monitor.h"
+
+using foreshock::g_guest;
+using foreshock::g_monitor;
+
+namespace {
+
+// Set where this thread last counted into a block of its own: equal to the hot word while the monitor is armed, on,
+// and in a step that is not sampled.
+thread_local uint32_t t_quiet_state = ~0u;
+thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
+
+template <class T>
+bool whole(const T* given, size_t least) {
+  return given != nullptr && given->version >= 1 && given->size >= least;
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t foreshock_abi_version(void) { return FORESHOCK_ABI_VERSION; }
+
+int foreshock_enabled(void) {
+  const uint32_t hot = g_guest.hot();
+  return (hot & foreshock::kHotArmed) != 0 && (hot & foreshock::kHotSwitchedOff) == 0;
+}
+
+void foreshock_off(const char* reason) { g_guest.off(reason != nullptr ? reason : "asked"); }
+
+int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_guest.register_op(name, pass); }
+
+int foreshock_attention_enter(int32_t op, uint32_t flags) {
+  const uint32_t hot = g_guest.hot();
+  if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
+    uint64_t& calls = t_block->calls[op];
+    if ((calls & 1023) != 1023) [[likely]] {
+      foreshock::bump(calls);
+      foreshock::bump(t_block->unsampled[g_guest.pass_of(op)]);
+      return 0;
+    }
+  }
+  const int wanted = g_monitor.enter(op, flags);
+  const uint32_t quiet = g_guest.hot() & ~(foreshock::kHotGeneration - 1);
+  if (g_guest.hot() == (quiet | foreshock::kHotArmed)) {
+    const foreshock::Counting counting = g_guest.counting();
+    if (!counting.shared) {
+      t_block = counting.block;
+      t_quiet_state = quiet | foreshock::kHotArmed;
+    }
+  }
+  return wanted;
+}
+
+void foreshock_attention_leave(const foreshock_attention_call* call) {
+  if (call != nullptr) g_monitor.leave(*call);
+}
+
+void foreshock_attention_skip(int32_t op, uint32_t reason) { g_monitor.skip(op, reason); }
+
+void foreshock_step_end(const foreshock_step* step) {
+  if (whole(step, offsetof(foreshock_step, reserved2)) && !g_guest.is_off()) g_monitor.end_step(*step);
+}
+
+void foreshock_step_skipped(void) { g_monitor.skip_step(); }
+
+void foreshock_observe_loss(double value, uint32_t source) {
+  if ((g_guest.hot() & foreshock::kHotArmed) != 0) g_monitor.observe_loss(value, source);
+}
+
+int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
+
+int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
+  if (parameters == nullptr || count == 0 || g_guest.is_off()) return 0;
+  if (!whole(parameters, sizeof(foreshock_parameter))) return 0;
+  return g_monitor.name_parameters(parameters, count);
+}
+
+void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
+  if (gradients == nullptr || count == 0 || g_guest.is_off()) return;
+  if (whole(gradients, sizeof(foreshock_gradient))) g_monitor.observe_gradients(gradients, count);
+}
+
+void foreshock_describe(const foreshock_identity* given) {
+  if (!whole(given, sizeof(foreshock_identity)) || g_guest.is_off()) return;
+  foreshock::segment::Identity late = {};
+  late.rank = given->rank;
+  late.local_rank = given->local_rank;
+  late.world_size = given->world_size;
+  late.attempt = given->attempt;
+  late.data_parallel = given->data_parallel;
+  late.tensor_parallel = given->tensor_parallel;
+  late.pipeline_parallel = given->pipeline_parallel;
+  late.expert_parallel = given->expert_parallel;
+  if (given->framework != nullptr)
+    std::snprintf(late.framework, sizeof late.framework, "%s", given->framework);
+  g_guest.describe(late);
+}
+
+}  // extern "C"

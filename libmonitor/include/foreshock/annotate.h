@@ -1,0 +1,62 @@
+/* foreshock/annotate.h: calls into the monitor for programs that are not linked with it. Every function has no
+ * effect, and returns 0, unless libforeshock.so is loaded (preloaded or linked) when the program runs. C99.
+ */
+#ifndef FORESHOCK_ANNOTATE_H_
+#define FORESHOCK_ANNOTATE_H_
+
+#include <foreshock/hook.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Weak: null unless the library is there. */
+extern int foreshock_enabled(void) __attribute__((weak));
+extern int32_t foreshock_register_op(const char* name, uint32_t pass) __attribute__((weak));
+extern int foreshock_attention_enter(int32_t op, uint32_t flags) __attribute__((weak));
+extern void foreshock_attention_leave(const foreshock_attention_call* call) __attribute__((weak));
+extern void foreshock_attention_skip(int32_t op, uint32_t reason) __attribute__((weak));
+extern void foreshock_step_end(const foreshock_step* step) __attribute__((weak));
+
+#ifdef __cplusplus
+}
+#endif
+
+static inline int foreshock_annotate_enabled(void) { return foreshock_enabled ? foreshock_enabled() : 0; }
+
+static inline int32_t foreshock_annotate_register_op(const char* name, uint32_t pass) {
+  return foreshock_register_op ? foreshock_register_op(name, pass) : -1;
+}
+
+static inline int foreshock_annotate_enter(int32_t op, uint32_t flags) {
+  return foreshock_attention_enter ? foreshock_attention_enter(op, flags) : 0;
+}
+
+static inline void foreshock_annotate_leave(const foreshock_attention_call* call) {
+  if (foreshock_attention_leave) foreshock_attention_leave(call);
+}
+
+static inline void foreshock_annotate_skip(int32_t op, uint32_t reason) {
+  if (foreshock_attention_skip) foreshock_attention_skip(op, reason);
+}
+
+/* One optimizer step has ended; `step` counts from 1, or is -1 to count on. */
+static inline void foreshock_annotate_step(int64_t step, double loss) {
+  foreshock_step record;
+  if (!foreshock_step_end) return;
+  record.size = sizeof record;
+  record.version = FORESHOCK_ABI_VERSION;
+  record.step = step;
+  record.step_source = FORESHOCK_STEP_REPORTED;
+  record.reserved = 0;
+  record.loss = loss;
+  record.learning_rate = 0;
+  record.gradient_norm = 0;
+  record.batch_id = 0;
+  record.given = FORESHOCK_GIVEN_LOSS;
+  record.reserved2 = 0;
+  record.prepare_ns = 0;
+  foreshock_step_end(&record);
+}
+
+#endif /* FORESHOCK_ANNOTATE_H_ */

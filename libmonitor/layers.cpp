@@ -1,0 +1,97 @@
+#include "libmonitor/layers.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "libmonitor/counters.h"
+
+namespace foreshock {
+namespace {
+
+uint32_t bucket_of(const void* identity) {
+  return static_cast<uint32_t>((reinterpret_cast<uintptr_t>(identity) >> 4) * 0x9e3779b97f4a7c15u >> 50);
+}
+
+template <class T>
+void store(T& word, T value) {
+  std::atomic_ref<T>(word).store(value, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void LayerTable::attach(segment::Layer* records) {
+  for (Entry& entry : entries_) {
+    entry.identity.store(nullptr, std::memory_order_relaxed);
+    entry.layer.store(-1, std::memory_order_relaxed);
+  }
+  records_ = records;
+  layers_ = named_ = 0;
+  std::memset(seen_, 0, sizeof seen_);
+}
+
+int LayerTable::index_of(const char* label, const char* name) {
+  for (uint32_t n = 0; n < layers_; ++n)
+    if (std::strncmp(records_[n].label, label, sizeof records_[n].label - 1) == 0) return static_cast<int>(n);
+  if (layers_ == segment::kMaxLayers) return -1;
+  segment::Layer& record = records_[layers_];
+  std::snprintf(record.label, sizeof record.label, "%s", label);
+  std::snprintf(record.name, sizeof record.name, "%s", name != nullptr ? name : label);
+  std::atomic_ref<uint32_t>(record.ready).store(1, std::memory_order_release);
+  return static_cast<int>(layers_++);
+}
+
+bool LayerTable::name(const foreshock_parameter& parameter) {
+  if (records_ == nullptr || parameter.identity == nullptr || parameter.layer == nullptr) return false;
+  if (named_ >= kBuckets / 2) return false;
+  const int layer = index_of(parameter.layer, parameter.name);
+  if (layer < 0) return false;
+  for (uint32_t n = bucket_of(parameter.identity);; n = (n + 1) % kBuckets) {
+    Entry& entry = entries_[n];
+    const void* there = entry.identity.load(std::memory_order_relaxed);
+    if (there != nullptr && there != parameter.identity) continue;
+    entry.layer.store(layer, std::memory_order_relaxed);
+    if (there == nullptr) ++named_;
+    entry.identity.store(parameter.identity, std::memory_order_release);
+    return true;
+  }
+}
+
+int LayerTable::find(const void* identity) const {
+  if (identity == nullptr) return -1;
+  for (uint32_t n = bucket_of(identity);; n = (n + 1) % kBuckets) {
+    const void* there = entries_[n].identity.load(std::memory_order_acquire);
+    if (there == identity) return entries_[n].layer.load(std::memory_order_relaxed);
+    if (there == nullptr) return -1;
+  }
+}
+
+void LayerTable::add_gradient(const void* identity, double sum_of_squares) {
+  const int layer = find(identity);
+  const uint32_t at = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);
+  sum_of_squares_[at] = (seen_[at] ? sum_of_squares_[at] : 0) + sum_of_squares;
+  seen_[at] = true;
+}
+
+bool LayerTable::publish_gradients(int64_t step, double* total_norm) {
+  double total = 0;
+  bool any = false;
+  for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {
+    if (!seen_[n]) continue;
+    seen_[n] = false;
+    any = true;
+    total += sum_of_squares_[n];
+    if (n == segment::kMaxLayers) continue;
+    segment::Layer& layer = records_[n];
+    store(layer.gradient_norm, std::sqrt(sum_of_squares_[n]));
+    store(layer.gradient_step, static_cast<uint64_t>(step));
+    if (!std::isfinite(sum_of_squares_[n])) {
+      bump(layer.nonfinite_steps);
+      store(layer.last_nonfinite_step, static_cast<uint64_t>(step));
+    }
+  }
+  if (any) *total_norm = std::sqrt(total);
+  return any;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,51 @@
+// Which layer a parameter belongs to, and the norm of its gradient.
+#ifndef FORESHOCK_LIBMONITOR_LAYERS_H_
+#define FORESHOCK_LIBMONITOR_LAYERS_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "foreshock/hook.h"
+#include "segment/layout.h"
+
+namespace foreshock {
+
+// Names come once and late, from one thread; lookups may come from any. Fixed room, no heap: what does not fit is
+// unknown.
+class LayerTable {
+ public:
+  // Forgets everything and stores into `records` (kMaxLayers of them) from now on.
+  void attach(segment::Layer* records);
+
+  // The index of the layer called `label`, added when it is new; -1 when there is no room.
+  int index_of(const char* label, const char* name);
+
+  // Returns false when there is no room. A later entry of the same identity wins.
+  bool name(const foreshock_parameter& parameter);
+
+  // -1: not known.
+  int find(const void* identity) const;
+
+  // Gradients of one step, as sums of squares.
+  void add_gradient(const void* identity, double sum_of_squares);
+
+  // Stores what was added as of `step`, and forgets it. False when nothing was added.
+  bool publish_gradients(int64_t step, double* total_norm);
+
+ private:
+  static constexpr uint32_t kBuckets = 1u << 14;
+  struct Entry {
+    std::atomic<const void*> identity;
+    std::atomic<int32_t> layer;
+  };
+  Entry entries_[kBuckets] = {};
+  segment::Layer* records_ = nullptr;
+  uint32_t layers_ = 0;
+  uint32_t named_ = 0;
+  double sum_of_squares_[segment::kMaxLayers + 1] = {};  // the last: parameters of no layer
+  bool seen_[segment::kMaxLayers + 1] = {};
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_LAYERS_H_

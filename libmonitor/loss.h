@@ -1,0 +1,37 @@
+// Which of the values that look like a loss is the loss, and what it was in a step. One writer at a time.
+#ifndef FORESHOCK_LIBMONITOR_LOSS_H_
+#define FORESHOCK_LIBMONITOR_LOSS_H_
+
+#include <cstdint>
+
+namespace foreshock {
+
+// Sources, best first: reported by the trainer, the output of a cross-entropy op, the root of backward(). The source
+// is settled by the first backward pass and kept for the life of the process:
+//   - a report settles it at once;
+//   - a cross-entropy is the loss if the root of the same backward is that value over a whole number (accumulation)
+//     or times a power of two (gradient scaler); label smoothing, auxiliary losses and the like fail this test, and
+//     then the root is the loss.
+class LossFollower {
+ public:
+  void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
+
+  // The mean over the micro-batches since the last call of this, or false when the step had none.
+  bool take(double* loss, uint32_t* source);
+
+ private:
+  struct Mean {
+    double sum = 0;
+    uint64_t count = 0;
+  };
+  void settle(double root);
+
+  uint32_t settled_ = 0;
+  Mean mean_[4];  // by source
+  double last_nll_ = 0;
+  uint64_t nll_since_root_ = 0;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_LOSS_H_

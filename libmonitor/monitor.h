@@ -1,0 +1,88 @@
+// The data path of the trainer's side: call -> sampler -> slot, and the clock of steps. Read this file first.
+#ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
+#define FORESHOCK_LIBMONITOR_MONITOR_H_
+
+#include "libmonitor/budget.h"
+#include "libmonitor/guest.h"
+#include "libmonitor/layers.h"
+#include "libmonitor/loss.h"
+#include "libmonitor/ordinal.h"
+
+namespace foreshock {
+
+// A lock that nobody waits for: what cannot have it at once goes without.
+class TryLock {
+ public:
+  explicit TryLock(std::atomic_flag& flag) : flag_(flag), owned_(!flag.test_and_set(std::memory_order_acquire)) {}
+  ~TryLock() {
+    if (owned_) flag_.clear(std::memory_order_release);
+  }
+  TryLock(const TryLock&) = delete;
+  TryLock& operator=(const TryLock&) = delete;
+  explicit operator bool() const { return owned_; }
+
+ private:
+  std::atomic_flag& flag_;
+  bool owned_;
+};
+
+class Monitor {
+ public:
+  // A call begins. Nonzero: describe it. The fast path (armed, on, not a sampled step) is in hook.cpp.
+  int enter(int32_t op, uint32_t flags);
+  void leave(const foreshock_attention_call& call);
+  void skip(int32_t op, uint32_t reason);
+
+  void end_step(const foreshock_step& step);
+  void skip_step();
+  void observe_loss(double value, uint32_t source);
+  bool step_is_sampled() const;
+
+  int name_parameters(const foreshock_parameter* parameters, size_t count);
+  void observe_gradients(const foreshock_gradient* gradients, size_t count);
+
+ private:
+  bool wake(uint64_t slot_bytes_needed);
+  int enter_asleep(int32_t op, uint32_t flags);
+  void count_call(const Counting& counting, int32_t op);
+  void begin_step();
+  void read_switches();
+  uint64_t interval_at(int64_t step) const;
+  void take_sample(const Counting& counting, const foreshock_attention_call& call, uint32_t pass);
+  void name_layer(const foreshock_attention_call& call, segment::Slot* slot);
+
+  std::atomic_flag clock_busy_;   // step state below
+  std::atomic_flag layer_busy_;   // ordinals, layer names by annotation
+  std::atomic_flag loss_busy_;
+  std::atomic<uint64_t> ticket_{0};
+
+  // The clock. Written under clock_busy_, read by every sampled call.
+  std::atomic<int64_t> step_{-1};       // the step that calls belong to now; -1 unknown
+  std::atomic<int64_t> next_step_{-1};  // once the pending tick takes effect
+  std::atomic<uint64_t> interval_{8};
+  std::atomic<uint64_t> call_in_step_{0};
+  std::atomic<uint64_t> calls_last_step_{0};
+  std::atomic<uint32_t> free_slots_{0};
+  std::atomic<uint64_t> skipped_steps_{0};
+  bool step_was_sampled_ = false;
+  uint64_t last_tick_ns_ = 0;
+  CallTotals last_totals_;
+  Budget budget_;
+  LossFollower loss_;
+  OrdinalFollower ordinal_;
+  LayerTable layers_;
+};
+
+extern Monitor g_monitor;
+
+// A call that returned nonzero from enter and has not ended.
+struct OpenCall {
+  int32_t op = -1;
+  bool waking = false;  // described only so that the segment can be made to its measure
+  uint64_t call = 0;
+  int ordinal = -1;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_MONITOR_H_

@@ -1,0 +1,79 @@
+#include "libmonitor/room.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "segment/layout.h"
+
+namespace foreshock {
+namespace {
+
+// Slots beyond this many are worth less than slots that are larger.
+constexpr uint32_t kSlotsBeforeLarger = 32;
+
+// The whole of a small file; empty when it cannot be read.
+size_t read_small(const char* path, char* to, size_t capacity) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  const ssize_t got = read(fd, to, capacity - 1);
+  close(fd);
+  const size_t length = got > 0 ? static_cast<size_t>(got) : 0;
+  to[length] = '\0';
+  return length;
+}
+
+bool read_number(const char* directory, const char* file, uint64_t* value) {
+  char path[512], text[64];
+  if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path)) return false;
+  if (read_small(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;  // "max"
+  *value = std::strtoull(text, nullptr, 10);
+  return true;
+}
+
+// memory.max - memory.current of the tightest cgroup (version 2) above us; UINT64_MAX without a limit.
+uint64_t cgroup_headroom() {
+  char text[1024];
+  if (read_small("/proc/self/cgroup", text, sizeof text) == 0) return UINT64_MAX;
+  char* line = std::strstr(text, "0::");
+  if (line == nullptr) return UINT64_MAX;
+  line += 3;
+  if (char* end = std::strchr(line, '\n')) *end = '\0';
+  char directory[1200];
+  std::snprintf(directory, sizeof directory, "/sys/fs/cgroup%s", line);
+  uint64_t headroom = UINT64_MAX;
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= std::strlen("/sys/fs/cgroup");) {
+    uint64_t most = 0, current = 0;
+    if (read_number(directory, "memory.max", &most) && read_number(directory, "memory.current", &current))
+      headroom = std::min(headroom, most > current ? most - current : 0);
+    cut = std::strrchr(directory, '/');
+    if (cut != nullptr) *cut = '\0';
+  }
+  return headroom;
+}
+
+}  // namespace
+
+uint64_t free_shared_memory(const char* directory) {
+  struct statfs status = {};
+  if (statfs(directory, &status) != 0 || status.f_type != TMPFS_MAGIC) return 0;
+  return std::min(static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize), cgroup_headroom());
+}
+
+uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
+  return std::min(free_bytes / 10 / static_cast<uint64_t>(std::max(local_ranks, 1)), limit);
+}
+
+SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
+  if (need == 0 || bytes / need < 2) return {0, 0};
+  if (bytes / need >= 2 * kSlotsBeforeLarger) need *= 2;
+  return {static_cast<uint32_t>(std::min<uint64_t>(bytes / need, segment::kMaxSlots)), need};
+}
+
+}  // namespace foreshock

@@ -1,0 +1,54 @@
+#include "libmonitor/sampler.h"
+
+#include <algorithm>
+
+namespace foreshock {
+namespace {
+
+constexpr uint64_t scramble(uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9u;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// A number below `bound`. The bias of at most bound / 2^32 does not matter here.
+int64_t below(uint64_t random, int64_t bound) {
+  return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
+}
+
+}  // namespace
+
+uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t x = scramble(seed + 0x9e3779b97f4a7c15u);
+  for (uint64_t word : {a, b, c}) x = scramble(x + word + 0x9e3779b97f4a7c15u);
+  return x;
+}
+
+bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t free_slots, uint64_t expected_calls) {
+  if (expected_calls <= free_slots) return free_slots > 0;
+  const uint64_t random = mix(seed, static_cast<uint64_t>(step), call, 0) >> 32;
+  return random * expected_calls < (static_cast<uint64_t>(free_slots) << 32);
+}
+
+Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
+  const auto random = [&](uint64_t purpose) {
+    return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
+  };
+  const int64_t group = shape.heads / shape.kv_heads;
+  Slice slice;
+  slice.batch = below(random(1), shape.batch);
+  slice.kv_head = below(random(2), shape.kv_heads);
+  slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));
+  slice.first_head = slice.kv_head * group + below(random(3), group - slice.heads + 1);
+  slice.positions = static_cast<int>(std::min<int64_t>(shape.queries, kRowsPerSample / slice.heads));
+  for (int n = 0; n < slice.positions; ++n) {
+    const int64_t begin = shape.queries * n / slice.positions;
+    const int64_t end = shape.queries * (n + 1) / slice.positions;
+    slice.position[n] = begin + below(random(16 + static_cast<uint64_t>(n)), end - begin);
+  }
+  return slice;
+}
+
+}  // namespace foreshock

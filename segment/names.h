@@ -1,0 +1,33 @@
+// Words for the numbers in a segment.
+#ifndef FORESHOCK_SEGMENT_NAMES_H_
+#define FORESHOCK_SEGMENT_NAMES_H_
+
+#include <iterator>
+
+#include "segment/layout.h"
+
+namespace foreshock::segment {
+
+inline constexpr const char* kPassNames[kPasses] = {"forward", "backward"};
+
+// Bits of StepRecord::given and numbers of its sources: those of hook.h.
+enum : uint32_t { kGivenLoss = 1, kGivenLearningRate = 2, kGivenGradientNorm = 4, kGivenBatchId = 8 };
+
+constexpr const char* name_of(LayerSource source) {
+  constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal"};
+  return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)] : kNames[0];
+}
+
+constexpr const char* step_source_name(uint32_t source) {
+  constexpr const char* kNames[] = {"unknown", "reported", "optimizer_state", "counted"};
+  return source < std::size(kNames) ? kNames[source] : kNames[0];
+}
+
+constexpr const char* loss_source_name(uint32_t source) {
+  constexpr const char* kNames[] = {"unknown", "reported", "nll", "backward_root"};
+  return source < std::size(kNames) ? kNames[source] : kNames[0];
+}
+
+}  // namespace foreshock::segment
+
+#endif  // FORESHOCK_SEGMENT_NAMES_H_

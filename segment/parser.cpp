@@ -1,0 +1,147 @@
+#include "segment/parser.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace foreshock::segment {
+namespace {
+
+// What a reader of layout version 1 must find in each region.
+struct Expected {
+  RegionId id;
+  uint64_t least_record;
+  uint64_t least_count, most_count;
+};
+constexpr Expected kExpected[] = {
+    {kIdentity, sizeof(Identity), 1, 1},
+    {kOps, sizeof(Op), 1, kMaxOps},
+    {kThreads, sizeof(ThreadBlock), 1, kThreadBlocks},
+    {kSteps, sizeof(StepRecord), 1, kStepRecords},
+    {kLayers, sizeof(Layer), 1, kMaxLayers},
+    {kSlots, sizeof(Slot), 0, kMaxSlots},
+};
+// No field of a record may grow without bound, or the arithmetic below would have to be checked for overflow.
+constexpr uint64_t kMostRecord = uint64_t{1} << 34;
+
+constexpr uint64_t element_bytes(uint32_t dtype) {
+  constexpr uint64_t kBytes[] = {0, 8, 4, 2, 2, 1};  // none, fp64, fp32, bf16, fp16, bool
+  return dtype < std::size(kBytes) ? kBytes[dtype] : 0;
+}
+
+bool is_floating(uint32_t dtype) { return dtype >= 1 && dtype <= 4; }
+
+const char* check_dimensions(const Slot& slot) {
+  if (slot.pass >= kPasses) return "unknown pass";
+  if (!is_floating(slot.dtype)) return "unknown storage format";
+  if (slot.mask_dtype > 5) return "unknown mask format";
+  if (slot.lse_dtype != 0 && !is_floating(slot.lse_dtype)) return "unknown log-sum-exp format";
+  if (slot.rows == 0 || slot.rows > kRowsPerSlice) return "rows out of range";
+  if (slot.keys == 0 || slot.keys > slot.key_length) return "keys out of range";
+  if (slot.head_dim == 0 || slot.head_dim > 4096 || slot.value_dim == 0 || slot.value_dim > 4096)
+    return "head dimension out of range";
+  if (slot.heads_in_slice == 0 || slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
+  if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
+  if (slot.layer_source > static_cast<uint32_t>(LayerSource::kOrdinal)) return "unknown layer source";
+  for (uint32_t row = 0; row < slot.rows; ++row) {
+    if (slot.key_limit[row] > slot.keys) return "key limit beyond the keys";
+    if (slot.position[row] >= slot.query_length) return "row position beyond the queries";
+  }
+  return nullptr;
+}
+
+// Bytes each payload must have by the dimensions; 0: must be absent.
+void expected_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
+  const uint64_t element = element_bytes(slot.dtype);
+  const uint64_t rows = slot.rows, keys = slot.keys;
+  sizes[kQuery] = rows * slot.head_dim * element;
+  sizes[kKey] = keys * slot.head_dim * element;
+  sizes[kValue] = keys * slot.value_dim * element;
+  sizes[kOut] = rows * slot.value_dim * element;
+  sizes[kLogSumExp] = rows * element_bytes(slot.lse_dtype);
+  sizes[kMask] = rows * keys * element_bytes(slot.mask_dtype);
+  const bool backward = slot.pass == 1;
+  sizes[kGradOut] = backward ? rows * slot.value_dim * element : 0;
+  sizes[kGradQuery] = backward ? rows * slot.head_dim * element : 0;
+}
+
+}  // namespace
+
+const char* parse_header(Bytes bytes, uint64_t file_size, Header* header) {
+  if (bytes.size() < sizeof(Header)) return "too short for a segment";
+  std::memcpy(header, bytes.data(), sizeof *header);
+  if (std::memcmp(header->magic, kSegmentMagic, sizeof kSegmentMagic) != 0) return "not a foreshock segment";
+  if (header->layout_version != kLayoutVersion) return "segment of another layout version";
+  if (header->header_size < sizeof(Header)) return "header too small";
+  if (header->file_size != file_size) return "file size differs from the header's";
+  for (const Expected& expected : kExpected) {
+    const Region& region = header->regions[expected.id];
+    if (region.count < expected.least_count || region.count > expected.most_count)
+      return "region with an impossible number of records";
+    if (region.count == 0) continue;
+    if (region.record_size < expected.least_record || region.record_size > kMostRecord ||
+        region.record_size % 8 != 0)
+      return "region with an impossible record size";
+    if (region.offset % 64 != 0 || region.offset > file_size ||
+        region.record_size * region.count > file_size - region.offset)
+      return "region outside the file";
+  }
+  return nullptr;
+}
+
+Totals parse_threads(Bytes region, const Region& shape) {
+  Totals totals;
+  const auto add = [](auto& to, const auto& from) {
+    auto* a = reinterpret_cast<uint64_t*>(&to);
+    const auto* b = reinterpret_cast<const uint64_t*>(&from);
+    for (size_t n = 0; n < sizeof(to) / sizeof(uint64_t); ++n) a[n] += b[n];
+  };
+  for (uint64_t n = 0; n < shape.count; ++n) {
+    const auto block = record_at<ThreadBlock>(region, shape.record_size, n);
+    add(totals.calls, block.calls);
+    add(totals.unsampled, block.unsampled);
+    add(totals.sampled, block.sampled);
+    add(totals.skipped, block.skipped);
+    totals.hook_ns += block.hook_ns;
+    totals.step_ns += block.step_ns;
+  }
+  return totals;
+}
+
+std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t cursor, uint64_t* lost) {
+  std::vector<StepRecord> records;
+  for (uint64_t n = 0; n < shape.count; ++n) {
+    const auto record = record_at<StepRecord>(region, shape.record_size, n);
+    if (record.sequence % 2 == 0 && record.sequence / 2 > cursor) records.push_back(record);
+  }
+  std::sort(records.begin(), records.end(),
+            [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
+  // Numbers are consecutive when nothing was overwritten. A writer in the middle of its newest record leaves a gap
+  // at the old end of the ring, which is the record it overwrites.
+  const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
+  *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
+  return records;
+}
+
+const char* parse_slot(Bytes bytes, SlotView* view) {
+  if (bytes.size() < sizeof(Slot)) return "slot too short";
+  std::memcpy(&view->header, bytes.data(), sizeof(Slot));
+  const Slot& slot = view->header;
+  if (const char* why = check_dimensions(slot)) return why;
+  uint64_t sizes[kPayloads] = {};
+  expected_sizes(slot, sizes);
+  for (uint32_t id = 0; id < kPayloads; ++id) {
+    const Payload& payload = slot.payload[id];
+    if (payload.bytes != sizes[id]) return "payload size differs from the dimensions";
+    if (payload.bytes == 0) {
+      view->payload[id] = {};
+      continue;
+    }
+    if (payload.offset < sizeof(Slot) || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
+        payload.bytes > bytes.size() - payload.offset)
+      return "payload outside the slot";
+    view->payload[id] = bytes.subspan(payload.offset, payload.bytes);
+  }
+  return nullptr;
+}
+
+}  // namespace foreshock::segment

@@ -1,0 +1,273 @@
+#include "segment/reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace foreshock::segment {
+namespace {
+
+bool read_exactly(int fd, void* to, size_t bytes, uint64_t offset) {
+  char* at = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = pread(fd, at, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    at += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+template <class T>
+void write_field(int fd, const T& value, uint64_t offset) {
+  // A failed store is seen at the next read of the same field; there is nothing better to do with it here.
+  while (pwrite(fd, &value, sizeof value, static_cast<off_t>(offset)) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory, const std::string& name,
+                                                   std::string* why) {
+  std::unique_ptr<SegmentReader> reader(new SegmentReader);
+  reader->name_ = name;
+  reader->path_ = directory + "/" + name + ".seg";
+  const auto refuse = [&](const char* reason) {
+    *why = reason;
+    return nullptr;
+  };
+  // The trainer's lock belongs to its process, so closing this descriptor frees nothing.
+  reader->segment_ = ::open(reader->path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (reader->segment_ < 0) return refuse("cannot be opened");
+  reader->control_file_ = ::open((directory + "/" + name + ".ctl").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (reader->control_file_ < 0) return refuse("its control file cannot be opened");
+  struct stat status = {};
+  if (fstat(reader->segment_, &status) != 0 || !S_ISREG(status.st_mode)) return refuse("not a regular file");
+  reader->device_ = status.st_dev;
+  reader->inode_ = status.st_ino;
+
+  std::byte page[4096];
+  const size_t head = std::min<size_t>(sizeof page, static_cast<size_t>(status.st_size));
+  if (!read_exactly(reader->segment_, page, head, 0)) return refuse("cannot be read");
+  if (const char* reason = parse_header({page, head}, static_cast<uint64_t>(status.st_size), &reader->header_))
+    return refuse(reason);
+
+  struct stat control_status = {};
+  if (fstat(reader->control_file_, &control_status) != 0 || control_status.st_size != kControlBytes ||
+      !read_exactly(reader->control_file_, &reader->control_, sizeof(Control), 0) ||
+      !read_exactly(reader->control_file_, reader->consumption_, sizeof reader->consumption_,
+                    kConsumptionOffset))
+    return refuse("its control file cannot be read");
+  const Control& control = reader->control_;
+  if (std::memcmp(control.magic, kControlMagic, sizeof kControlMagic) != 0 ||
+      control.layout_version != kLayoutVersion || control.nonce != reader->header_.nonce)
+    return refuse("its control file belongs to another segment");
+  return reader;
+}
+
+SegmentReader::~SegmentReader() {
+  if (segment_ >= 0) close(segment_);
+  if (control_file_ >= 0) close(control_file_);
+}
+
+bool SegmentReader::read_region(RegionId id, std::vector<std::byte>* into) const {
+  const Region& region = header_.regions[id];
+  into->resize(region.record_size * region.count);
+  return read_exactly(segment_, into->data(), into->size(), region.offset);
+}
+
+Identity SegmentReader::identity() const {
+  if (!read_region(kIdentity, &region_)) return {};
+  return record_at<Identity>(region_, header_.regions[kIdentity].record_size, 0);
+}
+
+std::vector<Op> SegmentReader::ops() const {
+  std::vector<Op> ops;
+  if (!read_region(kOps, &region_)) return ops;
+  const Region& region = header_.regions[kOps];
+  for (uint64_t n = 0; n < region.count; ++n) {
+    const auto op = record_at<Op>(region_, region.record_size, n);
+    if (op.ready != 1 || op.pass >= kPasses) break;
+    ops.push_back(op);
+  }
+  return ops;
+}
+
+std::vector<Layer> SegmentReader::layers() const {
+  std::vector<Layer> layers;
+  if (!read_region(kLayers, &region_)) return layers;
+  const Region& region = header_.regions[kLayers];
+  for (uint64_t n = 0; n < region.count; ++n) {
+    const auto layer = record_at<Layer>(region_, region.record_size, n);
+    if (layer.ready != 1) break;
+    layers.push_back(layer);
+  }
+  return layers;
+}
+
+Layer SegmentReader::layer(uint32_t index) const {
+  const Region& region = header_.regions[kLayers];
+  Layer layer = {};
+  if (index < region.count) read_exactly(segment_, &layer, sizeof layer, region.offset + region.record_size * index);
+  return layer;
+}
+
+Totals SegmentReader::totals() const {
+  if (!read_region(kThreads, &region_)) return {};
+  return parse_threads(region_, header_.regions[kThreads]);
+}
+
+std::vector<StepRecord> SegmentReader::new_steps() {
+  const Region& region = header_.regions[kSteps];
+  std::vector<StepRecord> records;
+  // Most polls find nothing new: look at the one record that would come next before reading the ring.
+  const uint64_t next = control_.step_cursor + 1;
+  uint64_t sequence = 0;
+  if (!read_exactly(segment_, &sequence, sizeof sequence,
+                    region.offset + region.record_size * (next % region.count)) ||
+      sequence < 2 * next)
+    return records;
+  if (!read_region(kSteps, &region_)) return records;
+  uint64_t lost = 0;
+  for (const StepRecord& record : parse_steps(region_, region, control_.step_cursor, &lost)) {
+    // Header, data, header: a record overwritten while it was read is left to the next call, or counted lost.
+    uint64_t again = 0;
+    const uint64_t at = region.offset + region.record_size * (record.sequence / 2 % region.count);
+    if (read_exactly(segment_, &again, sizeof again, at) && again == record.sequence) records.push_back(record);
+  }
+  if (records.empty()) return records;
+  const uint64_t newest = records.back().sequence / 2;
+  control_.steps_lost += newest - control_.step_cursor - std::min<uint64_t>(records.size(), newest - control_.step_cursor);
+  control_.step_cursor = newest;
+  write_field(control_file_, control_.step_cursor, offsetof(Control, step_cursor));
+  write_field(control_file_, control_.steps_lost, offsetof(Control, steps_lost));
+  return records;
+}
+
+StepRecord SegmentReader::last_step() const {
+  const Region& region = header_.regions[kSteps];
+  StepRecord record = {};
+  const uint64_t at = region.offset + region.record_size * (control_.step_cursor % region.count);
+  if (control_.step_cursor == 0 || !read_exactly(segment_, &record, sizeof record, at)) return {};
+  return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
+}
+
+uint64_t SegmentReader::slot_offset(uint32_t slot) const {
+  return header_.regions[kSlots].offset + header_.regions[kSlots].record_size * slot;
+}
+
+uint64_t SegmentReader::sequence_of(uint32_t slot) const {
+  uint64_t sequence = 0;
+  read_exactly(segment_, &sequence, sizeof sequence, slot_offset(slot));
+  return sequence;
+}
+
+bool SegmentReader::next_ready(Ready* ready) {
+  const uint32_t slots = static_cast<uint32_t>(header_.regions[kSlots].count);
+  for (uint32_t tried = 0; tried < slots; ++tried) {
+    const uint32_t slot = next_slot_;
+    next_slot_ = (next_slot_ + 1) % slots;
+    const uint64_t sequence = sequence_of(slot);
+    if (sequence % 2 != 0 || sequence == 2 * consumption_[slot].consumed) continue;
+    *ready = {};
+    ready->slot = slot;
+    ready->ticket = sequence / 2;
+    buffer_.resize(header_.regions[kSlots].record_size);
+    if (!read_exactly(segment_, buffer_.data(), sizeof(Slot), slot_offset(slot))) continue;
+    // The payloads are read as far as the header says they go, never more than the slot.
+    Slot head;
+    std::memcpy(&head, buffer_.data(), sizeof head);
+    uint64_t end = sizeof(Slot);
+    for (const Payload& payload : head.payload)
+      if (payload.offset <= buffer_.size() && payload.bytes <= buffer_.size() - payload.offset)
+        end = std::max(end, payload.offset + payload.bytes);
+    if (!read_exactly(segment_, buffer_.data() + sizeof(Slot), end - sizeof(Slot), slot_offset(slot) + sizeof(Slot)))
+      continue;
+    if (sequence_of(slot) != sequence) continue;
+    ready->why = parse_slot({buffer_.data(), end}, &ready->view);
+    if (ready->why == nullptr && ready->view.header.ticket != ready->ticket) ready->why = "ticket differs";
+    return true;
+  }
+  return false;
+}
+
+std::vector<SegmentReader::Ready> SegmentReader::torn() {
+  std::vector<Ready> result;
+  const uint32_t slots = static_cast<uint32_t>(header_.regions[kSlots].count);
+  for (uint32_t slot = 0; slot < slots; ++slot) {
+    const uint64_t sequence = sequence_of(slot);
+    const uint64_t ticket = (sequence + 1) / 2;
+    if (sequence % 2 == 0 || ticket == consumption_[slot].consumed) continue;
+    Ready ready;
+    ready.slot = slot;
+    ready.ticket = ticket;
+    ready.why = "its writer died in the middle";
+    read_exactly(segment_, &ready.view.header, sizeof(Slot), slot_offset(slot));
+    if (ready.view.header.pass >= kPasses) ready.view.header.pass = 0;
+    result.push_back(ready);
+  }
+  return result;
+}
+
+void SegmentReader::consume(uint32_t slot) {
+  write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
+}
+
+void SegmentReader::consume_judged(uint32_t slot, uint64_t ticket, uint32_t pass) {
+  consumption_[slot].consumed = ticket;
+  ++consumption_[slot].judged[pass % kPasses];
+  consume(slot);
+}
+
+void SegmentReader::consume_lost(uint32_t slot, uint64_t ticket, uint32_t pass, Lost reason) {
+  consumption_[slot].consumed = ticket;
+  ++consumption_[slot].lost[pass % kPasses][static_cast<uint32_t>(reason)];
+  consume(slot);
+}
+
+uint64_t SegmentReader::judged(uint32_t pass) const {
+  uint64_t sum = 0;
+  for (const Consumption& record : consumption_) sum += record.judged[pass];
+  return sum;
+}
+
+uint64_t SegmentReader::lost(uint32_t pass, Lost reason) const {
+  uint64_t sum = 0;
+  for (const Consumption& record : consumption_) sum += record.lost[pass][static_cast<uint32_t>(reason)];
+  return sum;
+}
+
+bool SegmentReader::is_locked() const {
+  struct stat status = {};
+  if (fstat(segment_, &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return false;
+  struct flock lock = {};
+  lock.l_type = F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(segment_, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+bool SegmentReader::switched_on() const {
+  Control now = {};
+  return read_exactly(control_file_, &now, sizeof now, 0) && now.agent_switch == 1 && now.command_switch == 1;
+}
+
+void SegmentReader::set_interval(uint64_t interval, int64_t from_step) {
+  // The step first: a trainer that reads between the two stores sees a step that is still to come.
+  control_.interval_from_step = from_step;
+  control_.interval = interval;
+  write_field(control_file_, control_.interval_from_step, offsetof(Control, interval_from_step));
+  write_field(control_file_, control_.interval, offsetof(Control, interval));
+}
+
+void SegmentReader::set_agent_pid(uint64_t pid) {
+  control_.agent_pid = pid;
+  write_field(control_file_, pid, offsetof(Control, agent_pid));
+}
+
+}  // namespace foreshock::segment

@@ -1,0 +1,88 @@
+// The agent's side of a segment: reads regions with pread, never maps, and answers in the control file. One thread.
+#ifndef FORESHOCK_SEGMENT_READER_H_
+#define FORESHOCK_SEGMENT_READER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "segment/parser.h"
+
+namespace foreshock::segment {
+
+class SegmentReader {
+ public:
+  // Opens `<directory>/<name>.seg` and its .ctl. Null when they cannot be followed; *why says it in one sentence.
+  static std::unique_ptr<SegmentReader> open(const std::string& directory, const std::string& name,
+                                             std::string* why);
+  ~SegmentReader();
+  SegmentReader(const SegmentReader&) = delete;
+  SegmentReader& operator=(const SegmentReader&) = delete;
+
+  const std::string& name() const { return name_; }
+  const Header& header() const { return header_; }
+
+  Identity identity() const;
+  std::vector<Op> ops() const;
+  std::vector<Layer> layers() const;
+  Layer layer(uint32_t index) const;  // all zero where there is none
+  Totals totals() const;
+
+  // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of the
+  // agent it goes on where the control file says.
+  std::vector<StepRecord> new_steps();
+  uint64_t steps_lost() const { return control_.steps_lost; }
+  // Taken over the life of the segment, by all agents it has had.
+  uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
+  // The last record that was taken; sequence 0 when there is none or it was overwritten.
+  StepRecord last_step() const;
+
+  // The next slot that holds a finished slice this agent has not consumed, or false. The view borrows from an
+  // inner buffer until the next call. `why` is set when the slot cannot be used: consume it as lost.
+  struct Ready {
+    uint32_t slot = 0;
+    uint64_t ticket = 0;
+    const char* why = nullptr;
+    SlotView view;
+  };
+  bool next_ready(Ready* ready);
+
+  // Slots left odd by a writer; meaningful once the trainer is gone.
+  std::vector<Ready> torn();
+
+  void consume_judged(uint32_t slot, uint64_t ticket, uint32_t pass);
+  void consume_lost(uint32_t slot, uint64_t ticket, uint32_t pass, Lost reason);
+
+  // Sums of what the control file says, over all agents this segment has had.
+  uint64_t judged(uint32_t pass) const;
+  uint64_t lost(uint32_t pass, Lost reason) const;
+
+  // Whether the trainer holds its lock. False as well when the file was replaced under us.
+  bool is_locked() const;
+
+  bool switched_on() const;
+  void set_interval(uint64_t interval, int64_t from_step);
+  void set_agent_pid(uint64_t pid);
+
+ private:
+  SegmentReader() = default;
+  bool read_region(RegionId id, std::vector<std::byte>* into) const;
+  uint64_t slot_offset(uint32_t slot) const;
+  uint64_t sequence_of(uint32_t slot) const;
+  void consume(uint32_t slot);
+
+  std::string name_, path_;
+  int segment_ = -1;
+  int control_file_ = -1;
+  uint64_t device_ = 0, inode_ = 0;
+  Header header_ = {};
+  Control control_ = {};
+  Consumption consumption_[kMaxSlots] = {};
+  uint32_t next_slot_ = 0;
+  mutable std::vector<std::byte> region_;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace foreshock::segment
+
+#endif  // FORESHOCK_SEGMENT_READER_H_

@@ -1,0 +1,206 @@
+#include "segment/writer.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+namespace foreshock::segment {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Fills the offset table; returns the size of the file.
+uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes) {
+  uint64_t end = kPage;  // the header has a page of its own
+  const auto place = [&](RegionId id, uint64_t record_size, uint64_t count) {
+    regions[id] = {end, record_size, count};
+    end = round_up(end + record_size * count, kPage);
+  };
+  place(kIdentity, sizeof(Identity), 1);
+  place(kOps, sizeof(Op), kMaxOps);
+  place(kThreads, round_up(sizeof(ThreadBlock), 64), kThreadBlocks);
+  place(kSteps, sizeof(StepRecord), kStepRecords);
+  place(kLayers, sizeof(Layer), kMaxLayers);
+  place(kSlots, round_up(slot_bytes, 64), slots);
+  return end;
+}
+
+struct Names {
+  char final_name[512];
+  char temporary[512];
+};
+
+bool make_names(const SegmentRequest& request, const char* suffix, Names* names) {
+  const int a = std::snprintf(names->final_name, sizeof names->final_name, "%s/%d-%016llx.%s", request.directory,
+                              request.rank, static_cast<unsigned long long>(request.nonce), suffix);
+  const int b = std::snprintf(names->temporary, sizeof names->temporary, "%s/.%d-%016llx.%s.new",
+                              request.directory, request.rank,
+                              static_cast<unsigned long long>(request.nonce), suffix);
+  return a > 0 && b > 0 && a < static_cast<int>(sizeof names->final_name) &&
+         b < static_cast<int>(sizeof names->temporary);
+}
+
+// A file of `size` reserved bytes under its temporary name; -1 when there is no room.
+int create_reserved(const Names& names, uint64_t size) {
+  const int fd = open(names.temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return -1;
+  // Reserved, not only sized: a store into a hole of a full tmpfs is SIGBUS.
+  if (posix_fallocate(fd, 0, static_cast<off_t>(size)) == 0) return fd;
+  close(fd);
+  unlink(names.temporary);
+  return -1;
+}
+
+bool lock_whole(int fd) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(fd, F_SETLK, &lock) == 0;
+}
+
+bool is_locked_by_other(const char* path) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  struct flock lock = {};
+  lock.l_type = F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  const bool locked = fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  close(fd);
+  return locked;
+}
+
+// Whether another live process holds a segment of this rank. Two that start at once both see each other: the
+// smaller nonce stays. Our own file is never opened here: closing it again would free our lock.
+bool rank_is_taken(const SegmentRequest& request) {
+  DIR* directory = opendir(request.directory);
+  if (directory == nullptr) return false;
+  bool taken = false;
+  while (const dirent* entry = readdir(directory)) {
+    int rank = 0;
+    unsigned long long nonce = 0;
+    int length = 0;
+    if (std::sscanf(entry->d_name, "%d-%16llx.seg%n", &rank, &nonce, &length) != 2) continue;
+    if (length == 0 || entry->d_name[length] != '\0' || rank != request.rank) continue;
+    if (nonce >= request.nonce) continue;
+    char path[512];
+    if (std::snprintf(path, sizeof path, "%s/%s", request.directory, entry->d_name) >= int(sizeof path)) continue;
+    taken |= is_locked_by_other(path);
+  }
+  closedir(directory);
+  return taken;
+}
+
+Control fresh_control(uint64_t nonce) {
+  Control control = {};
+  std::memcpy(control.magic, kControlMagic, sizeof control.magic);
+  control.layout_version = kLayoutVersion;
+  control.agent_switch = 1;
+  control.command_switch = 1;
+  control.nonce = nonce;
+  return control;
+}
+
+}  // namespace
+
+uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes) {
+  Region regions[kRegions] = {};
+  return lay_out(regions, slots, slot_bytes);
+}
+
+const char* SegmentWriter::create(const SegmentRequest& request) {
+  Names segment, control;
+  if (request.slots > kMaxSlots || !make_names(request, "seg", &segment) || !make_names(request, "ctl", &control))
+    return "no_directory";
+  if (access(request.directory, W_OK | X_OK) != 0) return "no_directory";
+
+  Header header = {};
+  std::memcpy(header.magic, kSegmentMagic, sizeof header.magic);
+  header.layout_version = kLayoutVersion;
+  header.header_size = sizeof(Header);
+  header.nonce = request.nonce;
+  header.file_size = lay_out(header.regions, request.slots, request.slot_bytes);
+
+  const int control_fd = create_reserved(control, kControlBytes);
+  if (control_fd < 0) return "no_space";
+  const int segment_fd = create_reserved(segment, header.file_size);
+  const auto undo = [&](const char* reason) {
+    if (segment_fd >= 0) close(segment_fd);
+    close(control_fd);
+    for (const char* name : {segment.temporary, segment.final_name, control.temporary, control.final_name})
+      unlink(name);
+    return reason;
+  };
+  if (segment_fd < 0) return undo("no_space");
+
+  const Control first = fresh_control(request.nonce);
+  if (pwrite(control_fd, &first, sizeof first, 0) != sizeof first) return undo("no_space");
+  void* control_map = mmap(nullptr, kControlBytes, PROT_READ, MAP_SHARED, control_fd, 0);
+  void* segment_map = mmap(nullptr, header.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, segment_fd, 0);
+  if (control_map == MAP_FAILED || segment_map == MAP_FAILED) return undo("no_mapping");
+  std::memcpy(segment_map, &header, sizeof header);
+
+  if (!lock_whole(segment_fd) || rename(control.temporary, control.final_name) != 0 ||
+      rename(segment.temporary, segment.final_name) != 0)
+    return undo("no_mapping");
+  if (rank_is_taken(request)) return undo("rank_taken");
+
+  close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process
+  base_ = static_cast<char*>(segment_map);
+  control_ = static_cast<Control*>(control_map);
+  steps_written_ = 0;
+  return nullptr;
+}
+
+Slot* SegmentWriter::slot(uint32_t index) const {
+  const Region& region = header()->regions[kSlots];
+  return reinterpret_cast<Slot*>(base_ + region.offset + region.record_size * index);
+}
+
+uint64_t SegmentWriter::consumed(uint32_t index) const {
+  auto* records = reinterpret_cast<Consumption*>(reinterpret_cast<char*>(control_) + kConsumptionOffset);
+  // atomic_ref needs an lvalue without const; the mapping is read-only and only loaded from.
+  return word(records[index].consumed).load(std::memory_order_acquire);
+}
+
+uint32_t SegmentWriter::free_slots() const {
+  uint32_t free = 0;
+  for (uint32_t n = 0; n < slots(); ++n)
+    free += word(slot(n)->sequence).load(std::memory_order_relaxed) == 2 * consumed(n);
+  return free;
+}
+
+Slot* SegmentWriter::claim(uint64_t ticket) const {
+  if (slots() == 0) return nullptr;
+  const uint32_t index = static_cast<uint32_t>(ticket % slots());
+  Slot* slot = this->slot(index);
+  uint64_t expected = 2 * consumed(index);
+  if (!word(slot->sequence).compare_exchange_strong(expected, 2 * ticket - 1, std::memory_order_acq_rel))
+    return nullptr;
+  std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the header
+  std::memset(reinterpret_cast<char*>(slot) + sizeof slot->sequence, 0, sizeof(Slot) - sizeof slot->sequence);
+  slot->ticket = ticket;
+  return slot;
+}
+
+void SegmentWriter::publish(Slot* slot, uint64_t ticket) const {
+  word(slot->sequence).store(2 * ticket, std::memory_order_release);
+}
+
+void SegmentWriter::append_step(const StepRecord& record) {
+  const Region& region = header()->regions[kSteps];
+  const uint64_t number = steps_written_ + 1;
+  auto* to = reinterpret_cast<StepRecord*>(base_ + region.offset + region.record_size * (number % region.count));
+  word(to->sequence).store(2 * number - 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the record
+  std::memcpy(&to->step, &record.step, sizeof(StepRecord) - offsetof(StepRecord, step));
+  word(to->sequence).store(2 * number, std::memory_order_release);
+  steps_written_ = number;
+}
+
+}  // namespace foreshock::segment

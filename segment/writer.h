@@ -1,0 +1,73 @@
+// The trainer's side of a segment: creates the two files and stores into them. Used inside a guest: after create()
+// nothing here allocates, blocks or makes a system call. segment/SEGMENT.md has the protocol.
+#ifndef FORESHOCK_SEGMENT_WRITER_H_
+#define FORESHOCK_SEGMENT_WRITER_H_
+
+#include <atomic>
+
+#include "segment/layout.h"
+
+namespace foreshock::segment {
+
+struct SegmentRequest {
+  const char* directory;  // <base>/<run id>, on tmpfs, exists
+  int rank;
+  uint64_t nonce;
+  uint32_t slots;       // 0: statistics only
+  uint64_t slot_bytes;  // rounded up to 64
+};
+
+// Bytes of the .seg file for a request.
+uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes);
+
+// A word that both processes see, as an atomic. The layout stays plain structs; the storage is shared memory.
+template <class T>
+std::atomic_ref<T> word(T& value) {
+  return std::atomic_ref<T>(value);
+}
+
+class SegmentWriter {
+ public:
+  // Creates, reserves, locks and names both files. Returns null, or a static word that tells why not
+  // ("no_space", "rank_taken", "no_directory", "no_mapping"); nothing is left behind then. The kernel lock lives as
+  // long as the process: the descriptor is never closed.
+  const char* create(const SegmentRequest& request);
+
+  Identity* identity() const { return at<Identity>(kIdentity); }
+  Op* ops() const { return at<Op>(kOps); }
+  ThreadBlock* threads() const { return at<ThreadBlock>(kThreads); }
+  Layer* layers() const { return at<Layer>(kLayers); }
+  uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
+  uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
+  const Control* control() const { return control_; }
+
+  // Slots that a claim could take now.
+  uint32_t free_slots() const;
+
+  // Claims the slot of `ticket`, or returns null when the agent still holds it (the ticket is burned). The slot's
+  // header is zeroed but for its sequence. Any thread.
+  Slot* claim(uint64_t ticket) const;
+
+  // Makes a claimed slot visible to the agent.
+  void publish(Slot* slot, uint64_t ticket) const;
+
+  // Appends to the ring of steps; `record.sequence` is set here. One caller at a time.
+  void append_step(const StepRecord& record);
+
+ private:
+  const Header* header() const { return reinterpret_cast<const Header*>(base_); }
+  template <class T>
+  T* at(RegionId region) const {
+    return reinterpret_cast<T*>(base_ + header()->regions[region].offset);
+  }
+  Slot* slot(uint32_t index) const;
+  uint64_t consumed(uint32_t index) const;
+
+  char* base_ = nullptr;
+  Control* control_ = nullptr;
+  uint64_t steps_written_ = 0;
+};
+
+}  // namespace foreshock::segment
+
+#endif  // FORESHOCK_SEGMENT_WRITER_H_

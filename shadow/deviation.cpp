@@ -1,0 +1,220 @@
+#include "shadow/deviation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "shadow/rounding.h"
+
+namespace foreshock {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Bits, not values: an all-ones exponent is NaN or Inf. Keys and values are most of what is read here.
+template <class Word, Word kExponent>
+uint64_t count_all_ones(const void* data, size_t count) {
+  const auto* bytes = static_cast<const char*>(data);
+  uint64_t total = 0;
+  for (size_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, bytes + i * sizeof(Word), sizeof(Word));
+    total += (word & kExponent) == kExponent;
+  }
+  return total;
+}
+
+uint64_t count_nonfinite(const void* data, DType type, size_t count) {
+  switch (type) {
+    case DType::kBf16:
+      return count_all_ones<uint16_t, 0x7f80>(data, count);
+    case DType::kFp16:
+      return count_all_ones<uint16_t, 0x7c00>(data, count);
+    case DType::kFp32:
+      return count_all_ones<uint32_t, 0x7f800000>(data, count);
+    case DType::kFp64:
+      return count_all_ones<uint64_t, 0x7ff0000000000000>(data, count);
+    default:
+      return 0;
+  }
+}
+
+void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
+  const size_t rows = s.rows, keys = s.keys, head = s.head_dim, value = s.value_dim;
+  d->nonfinite_inputs = count_nonfinite(s.query, s.dtype, rows * head) +
+                        count_nonfinite(s.key, s.dtype, keys * head) +
+                        count_nonfinite(s.value, s.dtype, keys * value);
+  d->nonfinite_out = count_nonfinite(s.out, s.dtype, rows * value);
+  if (s.log_sum_exp != nullptr) d->nonfinite_lse = count_nonfinite(s.log_sum_exp, s.log_sum_exp_dtype, rows);
+  if (!s.backward()) return;
+  d->nonfinite_inputs += count_nonfinite(s.grad_out, s.dtype, rows * value);
+  d->nonfinite_grad_query = count_nonfinite(s.grad_query, s.dtype, rows * head);
+}
+
+// One row of the judged tensor in all its versions.
+struct Row {
+  const void* trainer;
+  size_t first;  // element
+  DType dtype;
+  const double* reference;
+  const double* plain;
+  int columns;
+
+  double trainer_at(int c) const { return load_as_double(trainer, dtype, first + c); }
+};
+
+double squared_norm(const Row& row) {
+  double sum = 0;
+  for (int c = 0; c < row.columns; ++c) sum += row.reference[c] * row.reference[c];
+  return sum;
+}
+
+void add_bias(const Row& row, SliceDeviation* d) {
+  for (int c = 0; c < row.columns; ++c) {
+    const double exact = row.reference[c];
+    const double ulp = ulp_at(row.dtype, exact);
+    const double sign = exact > 0 ? 1 : exact < 0 ? -1 : 0;
+    const double trainer_error = (row.trainer_at(c) - exact) * sign;
+    const double rounded_error = (round_to(row.dtype, exact) - exact) * sign;
+    if (std::isfinite(trainer_error)) {
+      d->bias.numerator += trainer_error;
+      d->bias.denominator += ulp;
+    }
+    if (std::isfinite(rounded_error)) {
+      d->rounded_bias.numerator += rounded_error;
+      d->rounded_bias.denominator += ulp;
+    }
+  }
+}
+
+double squared_error(const Row& row, bool of_plain) {
+  double sum = 0;
+  for (int c = 0; c < row.columns; ++c) {
+    const double error = (of_plain ? row.plain[c] : row.trainer_at(c)) - row.reference[c];
+    sum += error * error;
+  }
+  return std::isnan(sum) ? kInfinity : sum;
+}
+
+// Sums over the compared rows, until they become means and norms.
+struct Errors {
+  double relative_sum = 0, relative_max = 0;
+  double kernel = 0, plain = 0;  // squares
+  int rows_with_plain = 0;
+};
+
+void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
+  const double norm = squared_norm(row);
+  if (!(norm > 0) || !(norm < kInfinity)) {
+    ++d->rows_not_comparable;
+    return;
+  }
+  ++d->rows_compared;
+  const double kernel = squared_error(row, false);
+  const double plain = squared_error(row, true);
+  const double relative = std::sqrt(kernel / norm);
+  errors->relative_sum += relative;
+  errors->relative_max = std::max(errors->relative_max, relative);
+  if (plain < kInfinity) {
+    ++errors->rows_with_plain;
+    errors->kernel += kernel;
+    errors->plain += plain;
+  }
+  add_bias(row, d);
+}
+
+void summarise(const Errors& errors, SliceDeviation* d) {
+  if (d->rows_compared > 0) {
+    d->relative_error_mean = errors.relative_sum / d->rows_compared;
+    d->relative_error_max = errors.relative_max;
+  }
+  d->kernel_error_norm = std::sqrt(errors.kernel);
+  d->plain_error_norm = std::sqrt(errors.plain);
+  if (errors.rows_with_plain > 0 && (errors.kernel > 0 || errors.plain > 0)) {
+    d->deviation_ratio = errors.plain > 0 ? d->kernel_error_norm / d->plain_error_norm : kInfinity;
+  }
+}
+
+void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDeviation* d) {
+  const bool backward = slice.backward();
+  Row row;
+  row.trainer = backward ? slice.grad_query : slice.out;
+  row.dtype = slice.dtype;
+  row.columns = backward ? slice.head_dim : slice.value_dim;
+  Errors errors;
+  for (int r = 0; r < slice.rows; ++r) {
+    row.first = static_cast<size_t>(r) * row.columns;
+    row.reference = (backward ? w.reference.grad_query : w.reference.out).data() + row.first;
+    row.plain = (backward ? w.plain.grad_query : w.plain.out).data() + row.first;
+    compare_row(row, &errors, d);
+  }
+  summarise(errors, d);
+}
+
+// NaN counts as the worst value there is.
+void raise(double value, std::optional<double>* max) {
+  const double known = std::isnan(value) ? kInfinity : value;
+  *max = max->has_value() ? std::max(**max, known) : known;
+}
+
+void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
+  double entropy_sum = 0;
+  int entropy_rows = 0;
+  for (int r = 0; r < slice.rows; ++r) {
+    if (ref.log_sum_exp[r] == -kInfinity) continue;
+    ++d->rows_with_keys;
+    d->near_tie_rows += ref.near_tie[r];
+    raise(std::isnan(ref.log_sum_exp[r]) ? kInfinity : ref.logit_abs_max[r], &d->logit_abs_max);
+    if (!std::isfinite(ref.log_sum_exp[r])) continue;
+    if (slice.log_sum_exp != nullptr) {
+      const double trainer = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, r);
+      raise(std::fabs(trainer - ref.log_sum_exp[r]), &d->lse_error_abs_max);
+    }
+    ++entropy_rows;
+    entropy_sum += ref.entropy_nats[r];
+    d->entropy_min = d->entropy_min ? std::min(*d->entropy_min, ref.entropy_nats[r]) : ref.entropy_nats[r];
+  }
+  if (entropy_rows > 0) d->entropy_mean = entropy_sum / entropy_rows;
+}
+
+void measure_drift(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
+  double sum = 0;
+  bool any = false;
+  for (int r = 0; r < slice.rows; ++r) {
+    if (!std::isfinite(ref.log_sum_exp[r])) continue;
+    any = true;
+    for (int c = 0; c < slice.value_dim; ++c) {
+      const size_t index = static_cast<size_t>(r) * slice.value_dim + c;
+      const double error = load_as_double(slice.out, slice.dtype, index) - ref.out[index];
+      sum += load_as_double(slice.grad_out, slice.dtype, index) * error;
+    }
+  }
+  if (any && std::isfinite(sum)) d->grad_out_drift = sum;
+}
+
+}  // namespace
+
+bool is_valid(const AttentionSlice& s) {
+  if (!is_floating(s.dtype)) return false;
+  if (s.rows < 1 || s.rows > kMaxSliceRows || s.keys < 0 || s.head_dim < 1 || s.value_dim < 1) return false;
+  if (!std::isfinite(s.scale)) return false;
+  if (s.key_limit == nullptr || s.query == nullptr || s.out == nullptr) return false;
+  if (s.keys > 0 && (s.key == nullptr || s.value == nullptr)) return false;
+  if (s.mask != nullptr && s.mask_dtype != DType::kBool && !is_floating(s.mask_dtype)) return false;
+  if (s.log_sum_exp != nullptr && !is_floating(s.log_sum_exp_dtype)) return false;
+  return (s.grad_out != nullptr) == (s.grad_query != nullptr);
+}
+
+SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace) {
+  SliceDeviation d;
+  d.backward = slice.backward();
+  count_all_nonfinite(slice, &d);
+  reference(slice, &workspace->reference);
+  plain(slice, &workspace->plain);
+  compare(slice, *workspace, &d);
+  describe_scores(slice, workspace->reference, &d);
+  if (d.backward) measure_drift(slice, workspace->reference, &d);
+  return d;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,74 @@
+// The judgement on one slice: how far the trainer's result is from the reference, beside what the same
+// precision costs anyway (plain attention) and beside the reference rounded once, which no alarm may fire on.
+#ifndef FORESHOCK_SHADOW_DEVIATION_H_
+#define FORESHOCK_SHADOW_DEVIATION_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "shadow/plain.h"
+#include "shadow/reference.h"
+#include "shadow/slice.h"
+
+namespace foreshock {
+
+// The two sums that a signed bias is the ratio of, see bias.h. Over elements finite in both.
+struct BiasSums {
+  double numerator = 0;    // sum of (x - x*) sign(x*); positive: away from zero
+  double denominator = 0;  // sum of ulp(x*) in the storage format
+};
+
+// "Judged" is out in a forward slice, grad_query in a backward slice. Errors are taken over its compared
+// rows: those whose reference is finite and not all zero. A row without a visible key, or whose inputs make
+// the reference itself non-finite, is not comparable. Nothing here is NaN; what cannot be said is absent.
+struct SliceDeviation {
+  bool backward = false;
+  int rows_compared = 0;
+  int rows_not_comparable = 0;
+
+  // ||x - x*|| / ||x*|| per row. +Inf as soon as one compared row of the trainer's holds NaN or Inf. Absent:
+  // no row was compared.
+  std::optional<double> relative_error_mean, relative_error_max;
+  // Root of the sum of squares over the compared rows; plain is itself finite there, else the row is in
+  // neither norm.
+  double kernel_error_norm = 0, plain_error_norm = 0;
+  // Their ratio. Absent when both are 0 or no row qualifies; +Inf when only plain's is 0, or the trainer's
+  // result is not finite where plain's is.
+  std::optional<double> deviation_ratio;
+
+  BiasSums bias;          // of the trainer's result
+  BiasSums rounded_bias;  // of the reference rounded once: the control
+
+  // Over rows that see a key. Absent: no such row, or (lse) no log_sum_exp given. +Inf: the trainer's is not
+  // finite.
+  std::optional<double> lse_error_abs_max;
+  std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf when one is NaN or +Inf
+  std::optional<double> entropy_min, entropy_mean;  // nats
+  int rows_with_keys = 0;
+  int near_tie_rows = 0;
+
+  // Counted before any comparison. Inputs: query, key, value, and grad_out; an additive mask is not counted.
+  uint64_t nonfinite_inputs = 0;
+  uint64_t nonfinite_out = 0;
+  uint64_t nonfinite_lse = 0;
+  uint64_t nonfinite_grad_query = 0;
+
+  // Sum of grad_out * (out - out*) over the rows compared by their out; backward slices only. Absent when no
+  // row was or the sum is not finite.
+  std::optional<double> grad_out_drift;
+};
+
+// Grows to the largest slice seen, then allocates no more. One per thread.
+struct DeviationWorkspace {
+  Reference reference;
+  PlainWorkspace plain;
+};
+
+// Whether a slice can be judged: known formats, sizes in range, no array missing. judge() needs it.
+bool is_valid(const AttentionSlice& slice);
+
+SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_SHADOW_DEVIATION_H_

@@ -1,0 +1,77 @@
+// The exponential and the logarithm of the reference. Written out, because a library's differ between
+// machines in the last bits and the reference is defined to the bit. Every operation below is one IEEE
+// operation, in this order; rows_in_lanes-inl.h repeats the exponential for vectors with the constants of
+// this file.
+#ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
+#define FORESHOCK_SHADOW_ELEMENTARY_H_
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace foreshock {
+
+// x = n ln 2 + r with |r| <= ln 2 / 2. The high part of ln 2 has 21 trailing zero bits, so n * high is exact.
+inline constexpr double kLog2E = 1.4426950408889634;
+inline constexpr double kLn2High = 6.93147180369123816490e-01;
+inline constexpr double kLn2Low = 1.90821492927058770002e-10;
+// Taylor, degree 12: the first term left out is r^13 / 13! < 2^-52 / 7 at |r| = ln 2 / 2.
+inline constexpr double kExpCoefficient[13] = {
+    1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
+    1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
+// Below, exp(x) is less than half of the smallest subnormal, so the clamped argument already gives +0.
+inline constexpr double kExpArgumentMin = -746.0;
+// Adding this rounds to a whole number n and leaves n + 1023 + 512 in the low bits. 2^(n + 512) is a normal
+// number for every n in use, so multiplying by it is exact and only the final 2^-512 can round: once, also
+// where the result is subnormal.
+inline constexpr double kExpRoundToInteger = 0x1.8p52 + 1023 + 512;
+inline constexpr double kExpUnscale = 0x1p-512;
+
+// exp(x) for x <= 0 and, from -746 down, 0. NaN for NaN. Error below 3 units in the last place.
+inline double exp_nonpositive(double x) {
+  x = x < kExpArgumentMin ? kExpArgumentMin : x;
+  const double biased = std::fma(x, kLog2E, kExpRoundToInteger);
+  const double n = biased - kExpRoundToInteger;
+  double r = std::fma(n, -kLn2High, x);
+  r = std::fma(n, -kLn2Low, r);
+  const double* c = kExpCoefficient;
+  const double r2 = r * r;
+  const double r4 = r2 * r2;
+  const double c23 = std::fma(c[3], r, c[2]);
+  const double c45 = std::fma(c[5], r, c[4]);
+  const double c67 = std::fma(c[7], r, c[6]);
+  const double c89 = std::fma(c[9], r, c[8]);
+  const double c1011 = std::fma(c[11], r, c[10]);
+  const double low = std::fma(c45, r2, c23);
+  const double middle = std::fma(c89, r2, c67);
+  const double high = std::fma(c[12], r2, c1011);
+  const double tail = std::fma(std::fma(high, r4, middle), r4, low);
+  const double mantissa = std::fma(r2, tail, r) + 1.0;
+  const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(biased) << 52);
+  return mantissa * power * kExpUnscale;
+}
+
+// log(x), by 2 atanh((f - 1) / (f + 1)) with f in [sqrt 1/2, sqrt 2). -Inf at 0; NaN for NaN and below 0. The
+// series ends at s^25 / 25 < 2^-68 relative, s <= 0.1716.
+inline double log_nonnegative(double x) {
+  if (x == 0) return -std::numeric_limits<double>::infinity();
+  if (!(x > 0)) return std::numeric_limits<double>::quiet_NaN();
+  if (x == std::numeric_limits<double>::infinity()) return x;
+  int exponent;
+  double f = std::frexp(x, &exponent);
+  if (f < 0.70710678118654752) {
+    f *= 2;
+    --exponent;
+  }
+  const double s = (f - 1) / (f + 1);
+  const double s2 = s * s;
+  double series = 0;
+  for (int k = 25; k >= 3; k -= 2) series = std::fma(series, s2, 1.0 / k);
+  const double log_f = std::fma(2 * s * s2, series, 2 * s);
+  return std::fma(exponent, kLn2High, std::fma(exponent, kLn2Low, log_f));
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_SHADOW_ELEMENTARY_H_

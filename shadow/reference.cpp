@@ -1,0 +1,278 @@
+#include "shadow/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "shadow/mask.h"
+#include "shadow/reference_scalar.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "shadow/reference.cpp"
+#include "hwy/foreach_target.h"
+// after foreach_target.h
+#include "hwy/highway.h"
+#include "shadow/rows_in_lanes-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foreshock {
+namespace HWY_NAMESPACE {
+
+#if HWY_NATIVE_FMA
+
+using D = LanesTag<double>;
+using V = hn::Vec<D>;
+constexpr int kLanes = lanes_of<double>();
+
+// What the scratch memory of a Reference is cut into. All arrays of doubles, 64-byte aligned, stride = padded
+// rows.
+struct Workspace {
+  int stride;
+  double *query, *out, *scores, *keys, *values;
+  double *max, *second, *min, *sum, *weighted, *factor, *limit;
+  double *grad_out, *grad_query, *grad_scores, *delta;
+
+  Workspace(const AttentionSlice& slice, std::vector<double>* scratch)
+      : stride(padded_rows<double>(slice.rows)) {
+    const size_t rows = stride, head = slice.head_dim, value = slice.value_dim, tile = kReferenceTile;
+    const size_t backward = slice.backward() ? 1 : 0;
+    const size_t total = rows * (head + value + tile + 7 + backward * (value + head + tile + 1)) +
+                         tile * (head + value) + 16 * 8;
+    if (scratch->size() < total + 8) scratch->resize(total + 8);
+    next_ = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
+    query = take(head * rows);
+    out = take(value * rows);
+    scores = take(tile * rows);
+    keys = take(tile * head);
+    values = take(tile * value);
+    for (double** row : {&max, &second, &min, &sum, &weighted, &factor, &limit}) *row = take(rows);
+    grad_out = take(backward * value * rows);
+    grad_query = take(backward * head * rows);
+    grad_scores = take(backward * tile * rows);
+    delta = take(backward * rows);
+  }
+
+ private:
+  double* take(size_t count) {
+    double* taken = next_;
+    next_ += (count + 7) / 8 * 8;
+    return taken;
+  }
+  double* next_;
+};
+
+HWY_INLINE V greater_of(V a, V b) { return hn::IfThenElse(hn::Gt(a, b), a, b); }
+
+// Masks one tile and takes its scores into max, second and min. Returns whether any maximum moved; factor
+// then holds the old ones.
+HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limited) {
+  const D d;
+  const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
+  const V highest = hn::Set(d, std::numeric_limits<double>::infinity());
+  bool moved = false;
+  for (int row = 0; row < w.stride; row += kLanes) {
+    const V old_max = hn::Load(d, w.max + row);
+    V max = old_max, second = hn::Load(d, w.second + row), min = hn::Load(d, w.min + row);
+    const V limit = hn::Load(d, w.limit + row);
+    for (int t = 0; t < count; ++t) {
+      V score = hn::Load(d, w.scores + t * w.stride + row);
+      if (limited) {
+        score = hn::IfThenElse(hn::Lt(hn::Set(d, first + t), limit), score, lowest);
+        hn::Store(score, d, w.scores + t * w.stride + row);
+      }
+      const auto above = hn::Gt(score, max);
+      second = greater_of(hn::IfThenElse(above, max, score), second);
+      max = hn::IfThenElse(above, score, max);
+      const V visible = hn::IfThenElse(hn::Eq(score, lowest), highest, score);
+      min = hn::IfThenElse(hn::Lt(visible, min), visible, min);
+    }
+    moved |= !hn::AllFalse(d, hn::Gt(max, old_max));
+    hn::Store(old_max, d, w.factor + row);
+    hn::Store(max, d, w.max + row);
+    hn::Store(second, d, w.second + row);
+    hn::Store(min, d, w.min + row);
+  }
+  return moved;
+}
+
+HWY_INLINE V shift_lanes(V max) {
+  const D d;
+  return hn::IfThenElse(hn::Eq(max, hn::Set(d, -std::numeric_limits<double>::infinity())), hn::Zero(d), max);
+}
+
+HWY_INLINE V clamp_lanes(V x) {
+  const V least = hn::Set(D(), kExpArgumentMin);
+  return hn::IfThenElse(hn::Lt(x, least), least, x);
+}
+
+// Brings the sums from the old maxima (in factor) to the new. Lanes whose maximum stands are multiplied by
+// exactly 1.
+HWY_INLINE void rescale(const Workspace& w, int value_dim) {
+  const D d;
+  for (int row = 0; row < w.stride; row += kLanes) {
+    const V shift = shift_lanes(hn::Load(d, w.max + row));
+    const V change = clamp_lanes(hn::Sub(hn::Load(d, w.factor + row), shift));
+    const V factor = exp_lanes(change);
+    const V sum = hn::Load(d, w.sum + row);
+    const V weighted = hn::MulAdd(change, sum, hn::Load(d, w.weighted + row));
+    hn::Store(hn::Mul(factor, weighted), d, w.weighted + row);
+    hn::Store(hn::Mul(sum, factor), d, w.sum + row);
+    for (int c = 0; c < value_dim; ++c) {
+      double* out = w.out + c * w.stride + row;
+      hn::Store(hn::Mul(hn::Load(d, out), factor), d, out);
+    }
+  }
+}
+
+// Scores become weights exp(score - max), added to the sums.
+HWY_INLINE void weigh_tile(const Workspace& w, int count) {
+  const D d;
+  for (int row = 0; row < w.stride; row += kLanes) {
+    const V shift = shift_lanes(hn::Load(d, w.max + row));
+    V sum = hn::Load(d, w.sum + row), weighted = hn::Load(d, w.weighted + row);
+    for (int t = 0; t < count; ++t) {
+      double* at = w.scores + t * w.stride + row;
+      const V shifted = clamp_lanes(hn::Sub(hn::Load(d, at), shift));
+      const V weight = exp_lanes(shifted);
+      sum = hn::Add(sum, weight);
+      weighted = hn::MulAdd(weight, shifted, weighted);
+      hn::Store(weight, d, at);
+    }
+    hn::Store(sum, d, w.sum + row);
+    hn::Store(weighted, d, w.weighted + row);
+  }
+}
+
+HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
+  const size_t dim = slice.head_dim;
+  load_tile(slice.key, slice.dtype, first * dim, count * dim, w.keys);
+  multiply<double>({w.query, w.stride, w.keys, 1, dim, slice.head_dim, false}, count, w.scores);
+  if (slice.mask != nullptr) apply_mask(slice, first, count, w.stride, w.scores);
+}
+
+HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
+  const size_t dim = slice.value_dim;
+  for (int first = 0; first < slice.keys; first += kReferenceTile) {
+    const int count = std::min(kReferenceTile, slice.keys - first);
+    score_tile(slice, w, first, count);
+    if (observe_tile(w, first, count, least_limit < first + count)) rescale(w, slice.value_dim);
+    weigh_tile(w, count);
+    load_tile(slice.value, slice.dtype, first * dim, count * dim, w.values);
+    multiply<double>({w.scores, w.stride, w.values, dim, 1, count, true}, slice.value_dim, w.out);
+  }
+}
+
+// grad_scores becomes weight * (grad_weight - delta), with weights from scores as they come out of the
+// product.
+HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool limited) {
+  const D d;
+  const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
+  for (int row = 0; row < w.stride; row += kLanes) {
+    const V shift = shift_lanes(hn::Load(d, w.max + row));
+    const V delta = hn::Load(d, w.delta + row);
+    const V limit = hn::Load(d, w.limit + row);
+    for (int t = 0; t < count; ++t) {
+      V score = hn::Load(d, w.scores + t * w.stride + row);
+      if (limited) score = hn::IfThenElse(hn::Lt(hn::Set(d, first + t), limit), score, lowest);
+      double* grad = w.grad_scores + t * w.stride + row;
+      hn::Store(hn::Mul(exp_lanes(hn::Sub(score, shift)), hn::Sub(hn::Load(d, grad), delta)), d, grad);
+    }
+  }
+}
+
+HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
+  const size_t head = slice.head_dim, value = slice.value_dim;
+  for (int first = 0; first < slice.keys; first += kReferenceTile) {
+    const int count = std::min(kReferenceTile, slice.keys - first);
+    score_tile(slice, w, first, count);
+    load_tile(slice.value, slice.dtype, first * value, count * value, w.values);
+    multiply<double>({w.grad_out, w.stride, w.values, 1, value, slice.value_dim, false}, count,
+                     w.grad_scores);
+    grad_score_tile(w, first, count, least_limit < first + count);
+    multiply<double>({w.grad_scores, w.stride, w.keys, head, 1, count, true}, slice.head_dim, w.grad_query);
+  }
+}
+
+int load_rows(const AttentionSlice& slice, const Workspace& w) {
+  load_lanes(slice.query, slice.dtype, slice.rows, slice.head_dim, slice.scale, w.query);
+  std::fill_n(w.out, slice.value_dim * w.stride, 0.0);
+  int least_limit = slice.keys;
+  for (int row = 0; row < w.stride; ++row) {
+    w.max[row] = w.second[row] = -std::numeric_limits<double>::infinity();
+    w.min[row] = std::numeric_limits<double>::infinity();
+    w.sum[row] = w.weighted[row] = 0;
+    w.limit[row] = row < slice.rows ? slice.key_limit[row] : slice.keys;
+    if (row < slice.rows && slice.key_limit[row] < static_cast<uint32_t>(least_limit)) {
+      least_limit = static_cast<int>(slice.key_limit[row]);
+    }
+  }
+  return least_limit;
+}
+
+void store_forward(const AttentionSlice& slice, const Workspace& w, Reference* result) {
+  for (int row = 0; row < slice.rows; ++row) {
+    const double sum = w.sum[row];
+    double* out = &result->out[static_cast<size_t>(row) * slice.value_dim];
+    for (int c = 0; c < slice.value_dim; ++c) out[c] = sum == 0 ? 0 : w.out[c * w.stride + row] / sum;
+    finish_row({w.max[row], w.second[row], w.min[row], sum, w.weighted[row]}, row, result);
+  }
+}
+
+void store_backward(const AttentionSlice& slice, const Workspace& w, Reference* result) {
+  for (int row = 0; row < slice.rows; ++row) {
+    const double sum = w.sum[row];
+    double* grad = &result->grad_query[static_cast<size_t>(row) * slice.head_dim];
+    for (int k = 0; k < slice.head_dim; ++k) {
+      grad[k] = sum == 0 ? 0 : w.grad_query[k * w.stride + row] / sum * slice.scale;
+    }
+  }
+}
+
+void reference_lanes(const AttentionSlice& slice, Reference* result) {
+  resize_reference(slice, result);
+  const Workspace w(slice, &result->scratch);
+  const int least_limit = load_rows(slice, w);
+  forward(slice, w, least_limit);
+  store_forward(slice, w, result);
+  if (!slice.backward()) return;
+  load_lanes(slice.grad_out, slice.dtype, slice.rows, slice.value_dim, 1.0, w.grad_out);
+  std::fill_n(w.grad_query, slice.head_dim * w.stride, 0.0);
+  std::fill_n(w.delta, w.stride, 0.0);
+  for (int row = 0; row < slice.rows; ++row) {
+    finish_delta(slice, row, result);
+    w.delta[row] = result->delta[row];
+  }
+  backward(slice, w, least_limit);
+  store_backward(slice, w, result);
+}
+
+const char* target_name() { return hwy::TargetName(HWY_TARGET); }
+
+#else  // no fused multiply-add: the definition itself runs
+
+void reference_lanes(const AttentionSlice& slice, Reference* result) { reference_scalar(slice, result); }
+
+const char* target_name() { return "scalar"; }
+
+#endif  // HWY_NATIVE_FMA
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foreshock
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foreshock {
+
+HWY_EXPORT(reference_lanes);
+HWY_EXPORT(target_name);
+
+void reference(const AttentionSlice& slice, Reference* result) {
+  HWY_DYNAMIC_DISPATCH(reference_lanes)(slice, result);
+}
+
+int64_t reference_targets_here() { return hwy::SupportedTargets() & HWY_TARGETS; }
+int64_t reference_targets_compiled() { return HWY_TARGETS; }
+const char* reference_target_name() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
+
+}  // namespace foreshock
+#endif  // HWY_ONCE

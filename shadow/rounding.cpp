@@ -1,0 +1,70 @@
+#include "shadow/rounding.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace foreshock {
+namespace {
+
+constexpr double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+// Every finite magnitude of bf16 and fp32 lies below 2^128.
+double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
+
+uint16_t narrow_bits(DType type, double rounded) {
+  if (type == DType::kBf16) {
+    // NaN must stay NaN when its low payload bits are cut off.
+    const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(rounded));
+    return static_cast<uint16_t>(bits >> 16 | (std::isnan(rounded) ? 0x40u : 0u));
+  }
+  const uint16_t sign = std::signbit(rounded) ? 0x8000 : 0;
+  const double magnitude = std::fabs(rounded);
+  if (std::isnan(rounded)) return sign | 0x7e00;
+  if (std::isinf(rounded)) return sign | 0x7c00;
+  if (magnitude < 0x1p-14) return sign | static_cast<uint16_t>(magnitude * 0x1p24);
+  const int exponent = std::ilogb(magnitude);
+  const auto fraction = static_cast<uint16_t>(std::ldexp(magnitude, 10 - exponent) - 1024);
+  return sign | static_cast<uint16_t>((exponent + 15) << 10) | fraction;
+}
+
+}  // namespace
+
+double ulp_at(DType type, double x) {
+  if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
+  // The exponent bits alone are 2^e; 0 for the subnormals of double, which the maximum then lifts.
+  const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000);
+  const Format format = format_of(type);
+  return std::max(power, power_of_two(format.min_exponent)) * power_of_two(1 - format.precision);
+}
+
+double round_to(DType type, double x) {
+  if (type == DType::kFp64 || !std::isfinite(x)) return x;
+  // |x| / quantum < 2^24, so the sum keeps exactly the bits from the quantum up and rounds the rest once.
+  // From 2^900 on the sum would overflow; there the answer is known.
+  const double overflow = overflow_of(type);
+  if (std::fabs(x) >= overflow) return std::copysign(std::numeric_limits<double>::infinity(), x);
+  const double shift = 0x1.8p52 * ulp_at(type, x);
+  const double rounded = std::copysign((x + shift) - shift, x);
+  return std::fabs(rounded) >= overflow ? std::copysign(std::numeric_limits<double>::infinity(), x) : rounded;
+}
+
+void store_rounded(DType type, double x, void* data, size_t index) {
+  char* at = static_cast<char*>(data) + index * size_of(type);
+  const double rounded = round_to(type, x);
+  if (type == DType::kFp64) {
+    std::memcpy(at, &rounded, sizeof rounded);
+  } else if (type == DType::kFp32) {
+    const auto narrow = static_cast<float>(rounded);
+    std::memcpy(at, &narrow, sizeof narrow);
+  } else {
+    const uint16_t bits = narrow_bits(type, rounded);
+    std::memcpy(at, &bits, sizeof bits);
+  }
+}
+
+}  // namespace foreshock

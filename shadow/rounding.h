@@ -1,0 +1,23 @@
+// Rounding to the storage formats: round to nearest, ties to even, overflow to infinity, subnormals kept.
+#ifndef FORESHOCK_SHADOW_ROUNDING_H_
+#define FORESHOCK_SHADOW_ROUNDING_H_
+
+#include <cstddef>
+
+#include "kernels/dtype.h"
+
+namespace foreshock {
+
+// The value of format `type` nearest to `x`, as a double. One rounding. `type` must be floating.
+double round_to(DType type, double x);
+
+// Spacing of the format at |x|: 2^(e - precision + 1), and the spacing of the subnormals below them.
+// Positive; NaN for an x that is not finite.
+double ulp_at(DType type, double x);
+
+// Stores round_to(type, x) as element `index` of a packed array.
+void store_rounded(DType type, double x, void* data, size_t index);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_SHADOW_ROUNDING_H_

@@ -1,0 +1,66 @@
+#include "cli/adapter.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+
+#include "tests/cli/temporary_directory.h"
+
+namespace foreshock::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// A shell script stands in for the interpreter: it answers as build_adapter.py does.
+class AdapterTest : public testing::Test {
+ protected:
+  Adapter prepare_with(const std::string& script) {
+    const std::string python = directory_.write("python3", "#!/bin/sh\n" + script + "\n", 0700);
+    return prepare_adapter(installation(), python, directory_.path() + "/cache");
+  }
+  Installation installation() const { return {"", "", "", directory_.path(), ""}; }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(AdapterTest, ReadsTheAnswer) {
+  const Adapter adapter = prepare_with(
+      R"(echo '{"state": "built", "torch": "2.13.0", "path": "/x/adapter.so", "reason": "", "seconds": 41.5}')");
+  EXPECT_TRUE(adapter.usable());
+  EXPECT_EQ(adapter.torch, "2.13.0");
+  EXPECT_EQ(adapter.path, "/x/adapter.so");
+  EXPECT_EQ(adapter.seconds, 41.5);
+}
+
+TEST_F(AdapterTest, KeepsTheReason) {
+  const Adapter adapter = prepare_with(
+      R"(echo '{"state": "no_compiler", "torch": "2.13.0", "path": null, "reason": "install g++"}')");
+  EXPECT_FALSE(adapter.usable());
+  EXPECT_EQ(adapter.reason, "install g++");
+}
+
+TEST_F(AdapterTest, ABrokenInterpreterIsAReason) {
+  EXPECT_THAT(prepare_with("echo first >&2; echo 'cannot load' >&2; exit 1").reason,
+              HasSubstr("cannot load"));
+  EXPECT_THAT(prepare_with("echo '[1'").reason, HasSubstr("could not be prepared"));
+  EXPECT_THAT(prepare_adapter({}, "/nonexistent/python", "/cache").reason, HasSubstr("No such file"));
+  EXPECT_THAT(prepare_adapter({}, "/nonexistent/python", "").reason, HasSubstr("FORESHOCK_CACHE"));
+}
+
+TEST_F(AdapterTest, TheCacheChangesWithTheSources) {
+  setenv("FORESHOCK_CACHE", "/cache", 1);
+  directory_.write("adapter.cpp", "int one;");
+  const std::string before = adapter_cache(installation());
+  EXPECT_THAT(before, StartsWith("/cache/adapters-"));
+  directory_.write("notes.txt", "not a source");
+  EXPECT_EQ(adapter_cache(installation()), before);
+  directory_.write("adapter.cpp", "int two;");
+  EXPECT_NE(adapter_cache(installation()), before);
+  unsetenv("FORESHOCK_CACHE");
+}
+
+}  // namespace
+}  // namespace foreshock::cli

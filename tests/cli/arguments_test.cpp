@@ -1,0 +1,93 @@
+#include "cli/arguments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace foreshock::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::string problem_of(const std::vector<std::string>& words, uint32_t reader = kReaderRun) {
+  Arguments arguments;
+  return arguments.parse(words, reader);
+}
+
+TEST(Arguments, TakesValuesInBothFormsAndLeavesTheCommandAlone) {
+  Arguments arguments;
+  EXPECT_EQ(arguments.parse({"--port", "0", "--every=16", "--", "python", "--port", "7"}, kReaderRun), "");
+  EXPECT_EQ(arguments.text(OptionId::kPort), "0");
+  EXPECT_EQ(arguments.text(OptionId::kEvery), "16");
+  EXPECT_EQ(arguments.text(OptionId::kMemory), "64MiB");
+  EXPECT_THAT(arguments.command(), ElementsAre("python", "--port", "7"));
+}
+
+TEST(Arguments, TheCommandMayStartWithoutDashes) {
+  Arguments arguments;
+  EXPECT_EQ(arguments.parse({"--port", "0", "torchrun", "--help"}, kReaderRun), "");
+  EXPECT_THAT(arguments.command(), ElementsAre("torchrun", "--help"));
+  EXPECT_FALSE(arguments.wants_help());
+}
+
+TEST(Arguments, FlagWinsOverVariableWinsOverDefault) {
+  Arguments arguments;
+  setenv("FORESHOCK_EVERY", "4", 1);
+  EXPECT_EQ(arguments.parse({"--", "true"}, kReaderRun), "");
+  EXPECT_EQ(arguments.text(OptionId::kEvery), "4");
+  EXPECT_EQ(arguments.parse({"--every", "2", "--", "true"}, kReaderRun), "");
+  EXPECT_EQ(arguments.text(OptionId::kEvery), "2");
+  unsetenv("FORESHOCK_EVERY");
+}
+
+TEST(Arguments, WrongValuesSayWhereTheyCameFrom) {
+  EXPECT_THAT(problem_of({"--every", "x", "--", "true"}), HasSubstr("--every wants a whole number, not 'x'"));
+  setenv("FORESHOCK_MAX_SLOWDOWN", "much", 1);
+  EXPECT_THAT(problem_of({"--", "true"}), HasSubstr("FORESHOCK_MAX_SLOWDOWN wants"));
+  unsetenv("FORESHOCK_MAX_SLOWDOWN");
+}
+
+TEST(Arguments, RefusesWhatIsNotThere) {
+  EXPECT_THAT(problem_of({"--frobnicate"}), HasSubstr("there is no option --frobnicate"));
+  EXPECT_THAT(problem_of({"--json"}), HasSubstr("there is no option --json"));  // an option of status
+  EXPECT_THAT(problem_of({"--port"}), HasSubstr("give --port a value"));
+  EXPECT_THAT(problem_of({"--port="}), HasSubstr("give --port a value"));
+  EXPECT_THAT(problem_of({"--json=1"}, kReaderStatus), HasSubstr("takes no value"));
+  EXPECT_THAT(problem_of({"stray"}, kReaderStatus), HasSubstr("take away 'stray'"));
+}
+
+TEST(Arguments, OnlyLoopbackMayBeBound) {
+  for (const char* address : {"127.0.0.1", "::1", "localhost"}) {
+    EXPECT_EQ(value_wanted(OptionId::kBind, address), "") << address;
+  }
+  for (const char* address : {"0.0.0.0", "192.168.0.1", "::", "", "127.0.0.1.evil.example", "*"}) {
+    EXPECT_THAT(value_wanted(OptionId::kBind, address), HasSubstr("loopback")) << address;
+  }
+}
+
+TEST(Arguments, HelpIsAskedForBeforeTheCommandOnly) {
+  Arguments arguments;
+  EXPECT_EQ(arguments.parse({"--every", "nonsense", "--help"}, kReaderRun), "");
+  EXPECT_TRUE(arguments.wants_help());
+  EXPECT_THAT(options_help(kReaderRun), HasSubstr("--run-id ID"));
+  EXPECT_THAT(options_help(kReaderStatus), testing::Not(HasSubstr("--every")));
+}
+
+TEST(Arguments, MarkdownHoldsEveryFlagAndVariable) {
+  const std::string page = options_markdown();
+  for (const Option& row : kOptions) {
+    if (row.flag != nullptr) {
+      EXPECT_THAT(page, HasSubstr(std::string("`") + row.flag));
+    }
+    if (row.variable != nullptr) {
+      EXPECT_THAT(page, HasSubstr(std::string("`") + row.variable + "`"));
+    }
+  }
+  EXPECT_THAT(page, HasSubstr("--slices on\\|off"));
+}
+
+}  // namespace
+}  // namespace foreshock::cli

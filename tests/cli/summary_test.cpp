@@ -1,0 +1,104 @@
+#include "cli/summary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace foreshock::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using Json = nlohmann::json;
+
+Json pass(double judged, double ratio, double bias, double z) {
+  return {{"calls", 4800},
+          {"unsampled", 4400},
+          {"sampled", judged},
+          {"judged", judged},
+          {"in_flight", 0},
+          {"skipped", {{"dropout", 12}, {"budget", 0}}},
+          {"lost", Json::object()},
+          {"relative_error", {{"mean", 0.0019}, {"max", 0.0024}}},
+          {"deviation_ratio", {{"mean", ratio}, {"max", ratio * 1.25}}},
+          {"bias_ulp", bias},
+          {"bias_z", z}};
+}
+
+Json rank(int number, double ratio, double bias = 0.01, double z = 0.8) {
+  return {{"rank", number},
+          {"steps", 1600},
+          {"step_source", "optimizer state"},
+          {"attention", {{"forward", pass(300, ratio, bias, z)}, {"backward", pass(100, 0.8, -0.004, -0.2)}}},
+          {"worst_layer", "003"},
+          {"layer_source", "parameter"},
+          {"loss", {{"first", 5.52}, {"last", 2.31}, {"spikes", 0}, {"source", "nll"}}},
+          {"slowdown_ratio", 0.0061}};
+}
+
+std::string text_of(const Json& ranks) {
+  return summary_text(Json{{"schema", 1}, {"run", "abc"}, {"state", "finished"}, {"ranks", ranks}}.dump(),
+                      false);
+}
+
+TEST(Summary, TellsTheStoryOfOneRank) {
+  const std::string text = text_of(Json::array({rank(0, 0.71)}));
+  for (const char* part :
+       {"run abc", "finished", "1 600 steps (optimizer state)", "4 800", "12 dropout", "0.71", "0.89",
+        "1.9e-03", "+0.010 ulp", "003 (layers by parameter)", "5.52 -> 2.31 (nll), no spike", "0.61 %",
+        "attention errs no more than its precision explains"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("unknown")));
+  EXPECT_THAT(text, Not(HasSubstr("\033")));
+}
+
+TEST(Summary, UnknownIsNotZero) {
+  Json lonely = {{"rank", 0}, {"steps", 3}};
+  const std::string text = text_of(Json::array({lonely}));
+  EXPECT_THAT(text, HasSubstr("unknown"));
+  EXPECT_THAT(text, Not(HasSubstr("0.00")));
+  EXPECT_THAT(text, HasSubstr("no attention was judged"));
+}
+
+TEST(Summary, AddsUpRanksAndShowsEach) {
+  const std::string text = text_of(Json::array({rank(0, 0.5), rank(1, 0.7)}));
+  EXPECT_THAT(text, HasSubstr("2 ranks"));
+  EXPECT_THAT(text, HasSubstr("9 600"));
+  EXPECT_THAT(text, HasSubstr("0.60"));  // the mean weighs both alike: they judged equally many
+  EXPECT_THAT(text, HasSubstr("rank 1"));
+}
+
+TEST(Summary, NamesWhatIsWrong) {
+  EXPECT_THAT(text_of(Json::array({rank(0, 2.5)})), HasSubstr("errs more than its precision explains"));
+  EXPECT_THAT(text_of(Json::array({rank(0, 0.9, 0.18, 26)})), HasSubstr("forward is biased"));
+  EXPECT_THAT(text_of(Json::array({rank(0, 0.9, 0.18, 2)})), Not(HasSubstr("biased")));
+}
+
+TEST(Summary, SaysWhenNoAttentionWasSeen) {
+  Json blind = rank(0, 0.7);
+  for (const char* name : {"forward", "backward"}) {
+    blind["attention"][name] = {{"calls", 0}, {"judged", 0}};
+  }
+  EXPECT_THAT(text_of(Json::array({blind})), HasSubstr("no attention call was seen"));
+}
+
+TEST(Summary, ManyRanksStayReadable) {
+  Json ranks = Json::array();
+  for (int number = 0; number < 40; ++number) ranks.push_back(rank(number, 0.7));
+  const std::string text = text_of(ranks);
+  EXPECT_THAT(text, HasSubstr("... and 24 more"));
+}
+
+TEST(Summary, OtherTextIsNoSummary) {
+  EXPECT_EQ(summary_text("not json", false), "");
+  EXPECT_FALSE(has_ranks("[]"));
+  EXPECT_FALSE(has_ranks(R"({"ranks": []})"));
+  EXPECT_TRUE(has_ranks(R"({"ranks": [{}]})"));
+  EXPECT_THAT(summary_text(R"({"ranks": [{"rank": "x", "loss": 3}], "state": 7})", true),
+              HasSubstr("unknown"));
+}
+
+}  // namespace
+}  // namespace foreshock::cli

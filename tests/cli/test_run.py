@@ -1,0 +1,204 @@
+"""`foreshock run` around plain commands: what it must never change, and what it leaves behind."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import pytest
+
+
+def run(foreshock, environment, *command, options=(), **more):
+    return subprocess.run(
+        [foreshock, "run", *options, "--", *command],
+        env=environment, capture_output=True, text=True, timeout=60, check=False, **more,
+    )  # fmt: skip
+
+
+def start(foreshock, environment, script, **more):
+    """Starts a shell script under run; returns once the script has said "ready"."""
+    process = subprocess.Popen(
+        [foreshock, "run", "--", "sh", "-c", script],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("status", [0, 1, 7, 255])
+def test_exit_status_passes_through(foreshock, environment, status):
+    assert run(foreshock, environment, "sh", "-c", f"exit {status}").returncode == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+def test_death_by_signal_passes_through(foreshock, environment, number):
+    result = run(foreshock, environment, "sh", "-c", f"kill -{int(number)} $$")
+    assert result.returncode == -number
+
+
+def test_output_and_input_are_the_command_s_own(foreshock, environment):
+    result = run(foreshock, environment, "cat", input="hello\n")
+    assert result.stdout == "hello\n"
+    assert all(line.startswith("foreshock: ") for line in result.stderr.splitlines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_signals_are_passed_on_once(foreshock, environment, number):
+    script = f"count=0; trap 'count=$((count+1))' {int(number)}; echo ready; sleep 1; sleep 1; exit $((40+count))"
+    process = start(foreshock, environment, script)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 41
+
+
+def test_interrupt_of_the_terminal_reaches_the_command_once(foreshock, environment):
+    """Ctrl-C signals the whole foreground group: run must not send it a second time."""
+    script = "count=0; trap 'count=$((count+1))' INT; echo ready; sleep 1; sleep 1; sleep 1; exit $((40+count))"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(foreshock, [foreshock, "run", "--", "sh", "-c", script], environment)
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(terminal, 4096)
+    time.sleep(0.2)
+    os.write(terminal, b"\x03")
+    try:
+        while os.read(terminal, 4096):
+            pass
+    except OSError:  # the other end is closed
+        pass
+    _, status = os.waitpid(pid, 0)
+    assert os.WEXITSTATUS(status) == 41
+
+
+def test_missing_command_is_127(foreshock, environment):
+    result = run(foreshock, environment, "no-such-command")
+    assert result.returncode == 127
+    assert "cannot start 'no-such-command'" in result.stderr
+
+
+def test_directory_is_gone_afterwards(foreshock, environment, base, tmp_path):
+    seen = run(foreshock, environment, "ls", str(base), options=("--run-id", "seen"), cwd=tmp_path)
+    assert "seen" in seen.stdout.split()
+    assert [entry.name for entry in base.iterdir()] == ["lock"]
+    assert not [entry for entry in tmp_path.iterdir() if entry.name != "cache"]
+
+
+def test_environment_of_the_command(foreshock, environment, base):
+    environment = environment | {"PYTHONPATH": "/mine", "FORESHOCK_EVERY": "4"}
+    names = "LD_PRELOAD PYTHONPATH FORESHOCK_DIR FORESHOCK_RUN_ID FORESHOCK_EVERY FORESHOCK_MEMORY"
+    show = f"for name in {names}; do eval echo \\$$name; done"
+    result = run(foreshock, environment, "sh", "-c", show, options=("--run-id", "me", "--memory", "8MiB"))
+    preload, path, *rest = result.stdout.splitlines()
+    assert preload.endswith("/lib/libforeshock.so")
+    assert path.endswith("/share/foreshock/python:/mine")
+    assert rest == [str(base), "me", "4", "8MiB"]
+
+
+def test_switched_off_nothing_is_changed(foreshock, environment, base):
+    result = run(foreshock, environment | {"FORESHOCK": "0"}, "sh", "-c", "echo [$LD_PRELOAD]; exit 3")
+    assert (result.returncode, result.stdout, result.stderr) == (3, "[]\n", "")
+    assert not list(base.iterdir())
+
+
+def test_without_tmpfs_the_command_runs_and_one_line_says_why(foreshock, environment, tmp_path):
+    result = run(foreshock, environment | {"FORESHOCK_DIR": str(tmp_path)}, "sh", "-c", "echo [$LD_PRELOAD]; exit 3")
+    assert (result.returncode, result.stdout) == (3, "[]\n")
+    assert len(result.stderr.splitlines()) == 1
+    assert "not on tmpfs" in result.stderr
+
+
+def test_without_torch_the_command_runs_and_one_line_says_why(foreshock, environment):
+    result = run(foreshock, environment, "/usr/bin/python3", "-S", "-c", "raise SystemExit(5)")
+    assert result.returncode == 5
+    assert len(result.stderr.splitlines()) == 1
+    assert "not monitoring: " in result.stderr
+
+
+def test_a_command_that_never_trains_ends_with_one_line(foreshock, environment):
+    result = run(foreshock, environment, "true")
+    assert result.returncode == 0
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2, lines
+    assert "page at http://127.0.0.1:" in lines[0]
+    assert "no segment seen" in lines[1]
+
+
+def test_summary_file(foreshock, environment, tmp_path):
+    wanted = tmp_path / "summary.json"
+    result = run(foreshock, environment, "true", options=("--summary", str(wanted), "--run-id", "me"))
+    assert result.returncode == 0
+    summary = json.loads(wanted.read_text())
+    assert (summary["schema"], summary["run"], summary["ranks"]) == (1, "me", [])
+    assert summary["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("script", "state"), [("exit 0", "finished"), ("exit 1", "failed"), ("kill -TERM $$", "preempted")]
+)
+def test_state_follows_the_exit(foreshock, environment, tmp_path, script, state):
+    wanted = tmp_path / "summary.json"
+    run(foreshock, environment, "sh", "-c", script, options=("--summary", str(wanted)))
+    assert json.loads(wanted.read_text())["state"] == state
+
+
+def test_killed_agent_is_started_again(foreshock, environment, base):
+    process = start(foreshock, environment | {"FORESHOCK_RUN_ID": "me"}, "echo ready; sleep 3")
+    agent_file = base / "me" / "agent.json"
+    first = json.loads(agent_file.read_text())["pid"]
+    os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + 2.5
+    while time.monotonic() < deadline and json.loads(agent_file.read_text())["pid"] == first:
+        time.sleep(0.05)
+    assert json.loads(agent_file.read_text())["pid"] != first
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "no segment seen" in errors
+
+
+def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
+    environment = environment | {"FORESHOCK_RUN_ID": "me"}
+    runs = [start(foreshock, environment, "echo ready; cat $FORESHOCK_DIR/me/agent.json; sleep 2") for _ in range(4)]
+    pids = {json.loads(process.communicate(timeout=60)[0])["pid"] for process in runs}
+    assert len(pids) == 1
+    assert [process.returncode for process in runs] == [0] * 4
+    assert [entry.name for entry in base.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["frobnicate"], ["run"], ["run", "--every", "x", "--", "true"], ["run", "--bind", "0.0.0.0", "--", "true"],
+     ["run", "--run-id", "a/b", "--", "true"], ["run", "--summary", "/nonexistent/s.json", "--", "true"],
+     ["run", "--frobnicate"], ["status", "stray"], ["pause", "--every", "2"], ["agent"], ["docs", "nothing"]],
+)  # fmt: skip
+def test_wrong_use_gets_one_line_and_status_2(foreshock, environment, base, arguments):
+    result = subprocess.run(
+        [foreshock, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("foreshock: ")
+    assert not list(base.iterdir())
+
+
+@pytest.mark.parametrize("command", ["status", "pause", "resume"])
+def test_without_a_run_there_is_nothing_to_show(foreshock, environment, command):
+    result = subprocess.run(
+        [foreshock, command], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert "no live run" in result.stderr
+
+
+def test_help_and_version(foreshock):
+    for arguments, part in (
+        (["--help"], "foreshock run"),
+        (["run", "--help"], "--max-slowdown"),
+        (["--version"], "foreshock 0."),
+    ):
+        result = subprocess.run([foreshock, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 0
+        assert part in result.stdout

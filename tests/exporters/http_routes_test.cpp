@@ -1,0 +1,85 @@
+#include "exporters/http_routes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "exporters/status_page.h"
+
+namespace foreshock {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+int status_of(const HttpRequest& request) { return HttpRoutes().answer(request, Published()).status; }
+
+TEST(LoopbackHost, NamesOfThisMachineOnly) {
+  for (const char* host :
+       {"127.0.0.1", "localhost", "[::1]", "localhost:9847", "[::1]:1", "127.0.0.1:65535"}) {
+    EXPECT_TRUE(is_loopback_host(host)) << host;
+  }
+  for (const char* host : {"", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example",
+                           "127.0.0.1:80@evil", "127.0.0.1:123456", "10.0.0.1", "[::1]x"}) {
+    EXPECT_FALSE(is_loopback_host(host)) << host;
+  }
+}
+
+TEST(HttpRoutes, RefusesWhatItDoesNotServe) {
+  EXPECT_EQ(status_of({"GET", "localhost", "/healthz"}), 200);
+  EXPECT_EQ(status_of({"GET", "", "/healthz"}), 400);
+  EXPECT_EQ(status_of({"GET", "evil.example", "/healthz"}), 403);
+  EXPECT_EQ(status_of({"POST", "localhost", "/healthz"}), 405);
+  EXPECT_EQ(status_of({"GET", "localhost", "/healthz", true}), 413);
+  EXPECT_EQ(status_of({"GET", "localhost", "http://evil.example/"}), 400);
+  EXPECT_EQ(status_of({"GET", "localhost", "/nothing"}), 404);
+}
+
+TEST(HttpRoutes, ServesWhatWasPublished) {
+  Registry registry;
+  registry.set(Metric::kLoss, {"r", "0"}, 3);
+  Published published{registry.snapshot(), R"({"schema":1})", false, "no rank lives"};
+  HttpRoutes routes;
+  const HttpReply metrics = routes.answer({"GET", "localhost", "/metrics"}, published);
+  EXPECT_EQ(metrics.content_type, "text/plain; version=0.0.4; charset=utf-8");
+  EXPECT_EQ(*metrics.body, exposition(*published.metrics));
+  const HttpReply state = routes.answer({"GET", "localhost", "/api/v1/state?x=1"}, published);
+  EXPECT_EQ(state.content_type, "application/json");
+  EXPECT_EQ(*state.body, R"({"schema":1})");
+  const HttpReply health = routes.answer({"GET", "localhost", "/healthz"}, published);
+  EXPECT_EQ(health.status, 503);
+  EXPECT_EQ(*health.body, "no rank lives\n");
+}
+
+TEST(HttpRoutes, RendersASnapshotOnceAndANewOneAnew) {
+  Registry registry;
+  registry.set(Metric::kLoss, {"r", "0"}, 3);
+  Published published{registry.snapshot(), "", true, ""};
+  HttpRoutes routes;
+  const auto first = routes.answer({"GET", "localhost", "/metrics"}, published).body;
+  EXPECT_EQ(routes.answer({"GET", "localhost", "/metrics"}, published).body, first);
+  registry.set(Metric::kLoss, {"r", "0"}, 4);
+  published.metrics = registry.snapshot();
+  EXPECT_THAT(*routes.answer({"GET", "localhost", "/metrics"}, published).body, HasSubstr("rank=\"0\"} 4\n"));
+}
+
+TEST(HttpRoutes, BeforeTheFirstSnapshotMetricsAreEmpty) {
+  EXPECT_EQ(*HttpRoutes().answer({"GET", "localhost", "/metrics"}, Published()).body, "");
+}
+
+// The content security policy allows no inline code and no other origin; the page must live with that.
+TEST(StatusPage, NeedsNothingFromElsewhereAndInsertsNoMarkup) {
+  EXPECT_THAT(std::string(kPageHtml), HasSubstr("<script src=\"/page.js\""));
+  for (std::string_view file : {kPageHtml, kPageJs, kPageCss}) {
+    std::string text(file);
+    EXPECT_FALSE(text.empty());
+    const std::string svg = "http://www.w3.org/2000/svg";  // a name, not an address
+    if (const size_t at = text.find(svg); at != std::string::npos) text.erase(at, svg.size());
+    for (const char* word : {"http:", "https:", "//cdn", "innerHTML", "outerHTML", "insertAdjacent",
+                             "document.write", "style=", "onclick=", "eval(", "url("}) {
+      EXPECT_THAT(text, Not(HasSubstr(word)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foreshock

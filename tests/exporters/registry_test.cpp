@@ -1,0 +1,202 @@
+#include "exporters/registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <clocale>
+#include <cmath>
+#include <limits>
+#include <locale>
+#include <string>
+
+namespace foreshock {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::string text_of(const Registry& registry) { return exposition(*registry.snapshot()); }
+
+TEST(LabelText, LetsHarmlessTextThrough) {
+  EXPECT_EQ(label_text("blocks.3/attn:q-k_v"), "blocks.3/attn:q-k_v");
+}
+
+TEST(LabelText, ReplacesEveryOtherByte) {
+  EXPECT_EQ(label_text("a b\"\\\n{}\xc3\xa4"),
+            "a_b____"
+            "__"
+            "_");
+  EXPECT_EQ(label_text(std::string_view("\0x\x7f", 3)), "_x_");
+}
+
+TEST(LabelText, IsNeverEmptyNorLongerThan64Bytes) {
+  EXPECT_EQ(label_text(""), "unknown");
+  EXPECT_EQ(label_text(std::string(1000, 'y')), std::string(64, 'y'));
+}
+
+TEST(Registry, GoldenExposition) {
+  Registry registry;
+  registry.set(Metric::kLoss, {"r", "1"}, 2.5);
+  registry.set(Metric::kLoss, {"r", "0"}, 0.1);
+  registry.set(Metric::kStepsTotal, {"r", "0"}, 12345678);
+  registry.set(Metric::kBuildInfo, {"0.1.0"}, 1);
+  EXPECT_EQ(text_of(registry), R"(# HELP foreshock_steps_total Optimizer steps seen.
+# TYPE foreshock_steps_total counter
+foreshock_steps_total{run="r",rank="0"} 12345678
+# HELP foreshock_loss Loss of the last step, mean over its micro-batches.
+# TYPE foreshock_loss gauge
+foreshock_loss{run="r",rank="0"} 0.1
+foreshock_loss{run="r",rank="1"} 2.5
+# HELP foreshock_series_dropped_total Series left out because the budget was used up.
+# TYPE foreshock_series_dropped_total counter
+foreshock_series_dropped_total 0
+# HELP foreshock_build_info Always 1; the label says which foreshock this is.
+# TYPE foreshock_build_info gauge
+foreshock_build_info{version="0.1.0"} 1
+)");
+}
+
+TEST(Registry, WritesNonFiniteGaugesAsTheFormatSays) {
+  Registry registry;
+  EXPECT_TRUE(registry.set(Metric::kLoss, {"Nan", "0"}, std::nan("")));
+  EXPECT_TRUE(registry.set(Metric::kLoss, {"r", "1"}, kInfinity));
+  EXPECT_TRUE(registry.set(Metric::kLoss, {"r", "2"}, -kInfinity));
+  const std::string text = text_of(registry);
+  EXPECT_THAT(text, HasSubstr("foreshock_loss{run=\"Nan\",rank=\"0\"} NaN\n"));
+  EXPECT_THAT(text, HasSubstr("foreshock_loss{run=\"r\",rank=\"1\"} +Inf\n"));
+  EXPECT_THAT(text, HasSubstr("foreshock_loss{run=\"r\",rank=\"2\"} -Inf\n"));
+}
+
+TEST(Registry, CountersNeverFallNorLoseTheirNumber) {
+  Registry registry;
+  EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "0"}, 7));
+  EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, 6));
+  EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, std::nan("")));
+  EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, kInfinity));
+  EXPECT_FALSE(registry.add(Metric::kStepsTotal, {"r", "0"}, -1));
+  EXPECT_TRUE(registry.add(Metric::kStepsTotal, {"r", "0"}, 2));
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_steps_total{run=\"r\",rank=\"0\"} 9\n"));
+}
+
+TEST(Registry, RefusesLabelsThatAreNotInTheCatalog) {
+  Registry registry;
+  EXPECT_FALSE(registry.set(Metric::kLoss, {"r"}, 1));
+  EXPECT_FALSE(registry.set(Metric::kLoss, {"r", "0", "extra"}, 1));
+  EXPECT_FALSE(registry.set(Metric::kLossWindow, {"r", "0", "median"}, 1));
+  EXPECT_EQ(registry.series_count(), 0u);
+}
+
+TEST(Registry, ForgetsOneRankOnly) {
+  Registry registry;
+  for (std::string_view rank : {"1", "10"}) {
+    registry.set(Metric::kStepsTotal, {"r", rank}, 5);
+    registry.set(Metric::kLoss, {"r", rank}, 5);
+  }
+  registry.clear_rank("r", "1");
+  const std::string text = text_of(registry);
+  EXPECT_THAT(text, Not(HasSubstr("rank=\"1\"")));
+  EXPECT_THAT(text, HasSubstr("foreshock_loss{run=\"r\",rank=\"10\"} 5\n"));
+  EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "1"}, 1))
+      << "a new life may start from a smaller total";
+}
+
+TEST(Registry, ForgetsOneMetricOfARank) {
+  Registry registry;
+  registry.set(Metric::kSourceInfo, {"r", "0", "counted", "unknown", "unknown"}, 1);
+  registry.set(Metric::kLoss, {"r", "0"}, 1);
+  registry.clear_metric(Metric::kSourceInfo, "r", "0");
+  EXPECT_THAT(text_of(registry), Not(HasSubstr("source_info")));
+  EXPECT_EQ(registry.series_count(), 1u);
+}
+
+// The drop order of registry.h: layer series first, the youngest first; rank series next; node series never.
+TEST(Registry, DropOrder) {
+  Registry registry(3);
+  EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "000"}, 1));
+  EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "001"}, 1));
+  EXPECT_TRUE(registry.set(Metric::kLoss, {"r", "0"}, 1));
+
+  EXPECT_FALSE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "002"}, 1));
+  EXPECT_FALSE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "002"}, 1)) << "counted once all the same";
+  EXPECT_EQ(registry.series_dropped(), 1u);
+
+  EXPECT_TRUE(registry.set(Metric::kStep, {"r", "0"}, 1))
+      << "a rank series pushes out the youngest layer series";
+  EXPECT_THAT(text_of(registry), Not(HasSubstr("layer=\"001\"")));
+  EXPECT_THAT(text_of(registry), HasSubstr("layer=\"000\""));
+  EXPECT_EQ(registry.series_dropped(), 2u);
+
+  EXPECT_TRUE(registry.set(Metric::kBuildInfo, {"0"}, 1));
+  EXPECT_TRUE(registry.set(Metric::kMonitorErrorsTotal, {"r", "segment"}, 1))
+      << "then the youngest rank series goes";
+  EXPECT_THAT(text_of(registry), Not(HasSubstr("foreshock_step{")));
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_loss{"));
+  EXPECT_FALSE(registry.set(Metric::kStep, {"r", "0"}, 1));
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_series_dropped_total 4\n"));
+  EXPECT_EQ(registry.series_count(), 3u);
+}
+
+TEST(Registry, NinetySixLayersOnEightRanksFitIntoTheDefaultBudget) {
+  Registry registry;
+  for (int rank = 0; rank < 8; ++rank) {
+    for (int layer = 0; layer < 96; ++layer) {
+      const std::string r = std::to_string(rank), l = std::to_string(layer);
+      for (const char* pass : {"forward", "backward"}) {
+        EXPECT_TRUE(registry.set(Metric::kLayerAttentionDeviationRatio, {"r", r, l, pass}, 1));
+      }
+      EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", r, l}, 1));
+      EXPECT_TRUE(registry.set(Metric::kLayerAttentionLogitAbsMax, {"r", r, l}, 1));
+    }
+  }
+  EXPECT_EQ(registry.series_dropped(), 0u);
+}
+
+TEST(Registry, SnapshotsDoNotChange) {
+  Registry registry;
+  registry.set(Metric::kLoss, {"r", "0"}, 1);
+  const auto before = registry.snapshot();
+  registry.set(Metric::kLoss, {"r", "0"}, 2);
+  EXPECT_THAT(exposition(*before), HasSubstr("foreshock_loss{run=\"r\",rank=\"0\"} 1\n"));
+}
+
+// A locale that writes 0,5 and 1.000, as a host program may have set it.
+struct GermanNumbers : std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(Registry, ExpositionIsIndependentOfTheLocale) {
+  Registry registry;
+  registry.set(Metric::kLoss, {"r", "0"}, 0.5);
+  registry.set(Metric::kStepsTotal, {"r", "0"}, 1234567);
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new GermanNumbers));
+  std::setlocale(LC_ALL, "de_DE.UTF-8");  // where it is installed
+  const std::string text = text_of(registry);
+  std::locale::global(before);
+  std::setlocale(LC_ALL, "C");
+  EXPECT_THAT(text, HasSubstr("foreshock_loss{run=\"r\",rank=\"0\"} 0.5\n"));
+  EXPECT_THAT(text, HasSubstr("foreshock_steps_total{run=\"r\",rank=\"0\"} 1234567\n"));
+}
+
+// The target is 1 us per series on a quiet core (bench_scrape measures it); the bound here leaves room for
+// sanitizers and a busy machine, and still finds anything that grows faster than the number of series.
+TEST(Registry, ScrapeCostGrowsWithTheSeriesOnly) {
+  Registry registry(20000);
+  for (int i = 0; i < 10000; ++i) {
+    registry.set(Metric::kLayerAttentionDeviationRatio, {"r", "0", std::to_string(i), "forward"}, i * 0.1);
+  }
+  const auto snapshot = registry.snapshot();
+  const auto begin = std::chrono::steady_clock::now();
+  const size_t bytes = exposition(*snapshot).size();
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GT(bytes, 10000u * 40);
+  RecordProperty("us_per_series", std::to_string(took.count() / 10000));
+  EXPECT_LT(took.count() / 10000, 50);
+}
+
+}  // namespace
+}  // namespace foreshock

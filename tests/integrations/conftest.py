@@ -1,0 +1,82 @@
+"""Builds the fake core and the adapter once, and runs pieces of training in fresh processes under them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INTEGRATION = ROOT / "integrations" / "torch"
+INCLUDE = ROOT / "libmonitor" / "include"
+BUILDER = INTEGRATION / "build_adapter.py"
+
+# What every piece can use: events() gives what the fake core was told since the last call.
+PREAMBLE = """
+import ctypes, json, sys
+import torch
+import torch.nn.functional as F
+torch.manual_seed(0)
+torch.set_num_threads(1)
+_fake = ctypes.CDLL(None)
+_fake.fake_events.restype = ctypes.c_char_p
+def events(kind=None):
+    rows = [json.loads(line) for line in _fake.fake_events().decode().splitlines()]
+    return [row for row in rows if kind is None or row["event"] == kind]
+def sdpa(q, k, v, **more): return F.scaled_dot_product_attention(q, k, v, **more)
+def qkv(b=2, h=4, n=16, d=8, dtype=torch.float32, grad=True):
+    return [torch.randn(b, h, n, d, dtype=dtype).requires_grad_(grad) for _ in range(3)]
+def count(rows, kind, passes=(0, 1)): return sum(r["event"] == kind and r.get("pass") in passes for r in rows)
+"""
+
+
+def build(cache: Path, library: Path, *more: str, python: str = sys.executable, env: dict | None = None) -> dict:
+    command = [python, str(BUILDER), "--cache", str(cache), "--library", str(library), "--include", str(INCLUDE)]
+    done = subprocess.run([*command, *more], capture_output=True, text=True, env=env, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def fake_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("fake") / "libfakecore.so"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "clang++"
+    source = str(Path(__file__).with_name("fake_core.cpp"))
+    flags = ["-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([compiler, *flags, f"-I{INCLUDE}", source, "-o", str(target)], check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def adapters(fake_core: Path, request: pytest.FixtureRequest) -> Path:
+    """Directory of built adapters, kept between test runs."""
+    cache = request.config.cache.mkdir("foreshock_adapters")
+    answer = build(cache, fake_core)
+    assert answer["state"] in ("ready", "built"), answer
+    return cache
+
+
+@pytest.fixture
+def trainer(fake_core: Path, adapters: Path, tmp_path: Path):
+    """trainer(code, **environment) runs code after PREAMBLE under the fake core; gives what it prints last, as JSON."""
+
+    def run(code: str, monitored: bool = True, **environment: str) -> object:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
+        env |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+        if monitored:
+            env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": str(INTEGRATION / "python")}
+            env |= {"FORESHOCK_DIR": str(tmp_path), "FORESHOCK_ADAPTERS": str(adapters)}
+        script = (PREAMBLE if monitored else "import torch\n") + textwrap.dedent(code)
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, env=env | environment, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+
+    return run

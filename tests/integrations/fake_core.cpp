@@ -1,0 +1,173 @@
+// Stands in for libforeshock.so in the tests of the PyTorch adapter: says "sample" to every call and keeps
+// what it is told as JSON lines, which the tests read through ctypes. Preloaded like the real one.
+#include <foreshock/hook.h>
+
+#include <atomic>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+
+std::mutex g_lock;
+std::string g_events;
+std::vector<std::pair<std::string, uint32_t>> g_ops;
+std::atomic<int> g_sample{1}, g_record{1};
+
+__attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+void Record(const std::string& line) {
+  if (!g_record) return;
+  const std::lock_guard<std::mutex> guard(g_lock);
+  g_events += line + "\n";
+}
+
+// JSON has no NaN; the tests read these words as Python does.
+std::string Number(double value) {
+  if (value != value) return "NaN";
+  if (value - value != 0) return value > 0 ? "Infinity" : "-Infinity";
+  return Format("%.17g", value);
+}
+
+double Element(const foreshock_tensor& tensor, int64_t offset) {
+  if (tensor.dtype == FORESHOCK_FP32) return static_cast<const float*>(tensor.data)[offset];
+  if (tensor.dtype == FORESHOCK_FP64) return static_cast<const double*>(tensor.data)[offset];
+  if (tensor.dtype == FORESHOCK_BOOL) return static_cast<const uint8_t*>(tensor.data)[offset];
+  if (tensor.dtype != FORESHOCK_BF16) return 0;
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(tensor.data)[offset]) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Sum of value * (1 + position in the logical order): differs when a stride or a shape is wrong.
+double Fingerprint(const foreshock_tensor& tensor) {
+  double total = 0;
+  int64_t order = 0;
+  for (int64_t a = 0; a < tensor.shape[0]; ++a)
+    for (int64_t b = 0; b < tensor.shape[1]; ++b)
+      for (int64_t c = 0; c < tensor.shape[2]; ++c)
+        for (int64_t d = 0; d < tensor.shape[3]; ++d)
+          total +=
+              static_cast<double>(++order) * Element(tensor, a * tensor.stride[0] + b * tensor.stride[1] +
+                                                                 c * tensor.stride[2] + d * tensor.stride[3]);
+  return total;
+}
+
+std::string Describe(const foreshock_tensor& tensor) {
+  if (!tensor.data) return "null";
+  const bool readable = tensor.device_type == FORESHOCK_DEVICE_CPU;
+  return Format("{\"data\": %" PRIuPTR ", \"shape\": [%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
+                "], \"dims\": %u, \"dtype\": %u, \"fingerprint\": %s}",
+                reinterpret_cast<uintptr_t>(tensor.data), tensor.shape[0], tensor.shape[1], tensor.shape[2],
+                tensor.shape[3], tensor.dims, tensor.dtype,
+                Number(readable ? Fingerprint(tensor) : 0).c_str());
+}
+
+uintptr_t Address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+}  // namespace
+
+extern "C" {
+
+// -- read by the tests --
+FORESHOCK_EXPORT const char* fake_events(void) {
+  static std::string copy;
+  const std::lock_guard<std::mutex> guard(g_lock);
+  copy.swap(g_events);
+  g_events.clear();
+  return copy.c_str();
+}
+FORESHOCK_EXPORT void fake_sample(int on) { g_sample = on; }
+FORESHOCK_EXPORT void fake_record(int on) { g_record = on; }
+
+// -- hook.h --
+uint32_t foreshock_abi_version(void) { return FORESHOCK_ABI_VERSION; }
+int foreshock_enabled(void) { return 1; }
+void foreshock_off(const char* reason) { Record(Format("{\"event\": \"off\", \"reason\": \"%s\"}", reason)); }
+
+void foreshock_describe(const foreshock_identity* identity) {
+  Record(Format("{\"event\": \"identity\", \"rank\": %d, \"world_size\": %d, \"framework\": \"%s\"}",
+                identity->rank, identity->world_size, identity->framework));
+}
+
+int32_t foreshock_register_op(const char* name, uint32_t pass) {
+  g_ops.emplace_back(name, pass);
+  return static_cast<int32_t>(g_ops.size()) - 1;
+}
+
+int foreshock_attention_enter(int32_t op, uint32_t flags) {
+  if (!g_record) return g_sample;
+  Record(Format("{\"event\": \"enter\", \"op\": \"%s\", \"pass\": %u, \"flags\": %u}",
+                g_ops[op].first.c_str(), g_ops[op].second, flags));
+  return g_sample;
+}
+
+void foreshock_attention_leave(const foreshock_attention_call* call) {
+  std::string line = Format(
+      "{\"event\": \"leave\", \"op\": \"%s\", \"pass\": %u, \"causal\": %d, \"layer\": %" PRIuPTR,
+      g_ops[call->op].first.c_str(), g_ops[call->op].second, call->causal, Address(call->layer_identity));
+  line += ", \"scale\": " + Number(call->scale) + ", \"dropout\": " + Number(call->dropout);
+  const std::pair<const char*, const foreshock_tensor*> tensors[] = {
+      {"query", &call->query},       {"key", &call->key},
+      {"value", &call->value},       {"out", &call->out},
+      {"lse", &call->log_sum_exp},   {"mask", &call->mask},
+      {"grad_out", &call->grad_out}, {"grad_query", &call->grad_query}};
+  for (const auto& [name, tensor] : tensors) line += std::string(", \"") + name + "\": " + Describe(*tensor);
+  Record(line + "}");
+}
+
+void foreshock_attention_skip(int32_t op, uint32_t reason) {
+  Record(Format("{\"event\": \"skip\", \"op\": \"%s\", \"reason\": %u}", g_ops[op].first.c_str(), reason));
+}
+
+void foreshock_step_end(const foreshock_step* step) {
+  Record(Format("{\"event\": \"step\", \"step\": %" PRId64
+                ", \"source\": %u, \"given\": %u, \"batch_id\": %" PRIu64 ", \"learning_rate\": %s}",
+                step->step, step->step_source, step->given, step->batch_id,
+                Number(step->learning_rate).c_str()));
+}
+
+void foreshock_step_skipped(void) { Record("{\"event\": \"step_skipped\"}"); }
+
+void foreshock_observe_loss(double value, uint32_t source) {
+  Record(Format("{\"event\": \"loss\", \"source\": %u, \"value\": %s}", source, Number(value).c_str()));
+}
+
+int foreshock_step_is_sampled(void) { return g_sample; }
+
+int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    Record(Format("{\"event\": \"name\", \"identity\": %" PRIuPTR
+                  ", \"name\": \"%s\", \"layer\": \"%s\", \"elements\": %" PRIu64 "}",
+                  Address(parameters[i].identity), parameters[i].name, parameters[i].layer,
+                  parameters[i].elements));
+  }
+  return static_cast<int>(count);
+}
+
+void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
+  std::string line = "{\"event\": \"gradients\", \"squares\": {";
+  for (size_t i = 0; i < count; ++i) {
+    double squares = gradients[i].sum_of_squares;
+    const foreshock_tensor& values = gradients[i].values;
+    if (values.data) {
+      squares = 0;
+      for (int64_t e = 0; e < values.shape[0]; ++e) squares += Element(values, e) * Element(values, e);
+    }
+    line += Format("%s\"%" PRIuPTR "\": ", i ? ", " : "", Address(gradients[i].identity)) + Number(squares);
+  }
+  Record(line + Format("}, \"from_values\": %s}", count && gradients[0].values.data ? "true" : "false"));
+}
+
+}  // extern "C"

@@ -1,0 +1,148 @@
+"""Layer identity: the parameter that made a call's query, by walking its history, and the labels of layers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
+from foreshock_torch import layer_labels, plain_name
+
+MODEL = """
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+class Block(nn.Module):
+    def __init__(self, d, h, fused=True, norm=False, rope=False, lora=False, bias=True):
+        super().__init__()
+        self.h, self.fused, self.norm, self.rope, self.lora = h, fused, norm, rope, lora
+        self.ln = nn.LayerNorm(d)
+        if fused: self.qkv = nn.Linear(d, 3 * d, bias=bias)
+        else: self.q, self.k, self.v = [nn.Linear(d, d, bias=bias) for _ in range(3)]
+        if norm: self.qn, self.kn = nn.RMSNorm(d // h), nn.RMSNorm(d // h)
+        if lora: self.la, self.lb = nn.Linear(d, 4, bias=False), nn.Linear(4, d, bias=False)
+        self.o = nn.Linear(d, d)
+    def forward(self, x):
+        y = self.ln(x); B, N, D = y.shape
+        q, k, v = self.qkv(y).split(D, 2) if self.fused else (self.q(y), self.k(y), self.v(y))
+        if self.lora: q = q + 2.0 * self.lb(self.la(y))
+        q, k, v = [t.view(B, N, self.h, D // self.h).transpose(1, 2) for t in (q, k, v)]
+        if self.norm: q, k = self.qn(q), self.kn(k)
+        if self.rope:
+            c = torch.ones(N, D // self.h)
+            half = lambda t: torch.cat((-t[..., 1::2], t[..., ::2]), -1)
+            q, k = [(t * c + half(t) * c).to(v.dtype) for t in (q, k)]
+        return x + self.o(sdpa(q, k, v, is_causal=True).transpose(1, 2).reshape(B, N, D))
+def run(forward, blocks, autocast):
+    names = {p._cdata: f"{i}.{n}" for i, b in enumerate(blocks) for n, p in b.named_parameters()}
+    events()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast): y = forward(torch.randn(2, 16, 64))
+    y.float().square().mean().backward()
+    rows = events("leave")
+    return [[names.get(r["layer"], r["layer"]) for r in rows if r["pass"] == p] for p in (0, 1)]
+def chain(blocks, call=lambda b, x: b(x)):
+    def forward(x):
+        for b in blocks: x = call(b, x)
+        return x
+    return forward
+"""
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("options", "owner"),
+    [
+        ("fused=True", "qkv.weight"),
+        ("fused=True, bias=False", "qkv.weight"),
+        ("fused=False", "q.weight"),
+        ("fused=False, norm=True, rope=True", "q.weight"),
+        ("fused=False, lora=True", "q.weight"),
+        ("fused=False, lora=True, bias=False", "q.weight"),
+    ],
+)
+def test_query_names_its_layer(trainer, options: str, owner: str, autocast: bool) -> None:
+    forward, backward = trainer(f"""{MODEL}
+blocks = [Block(64, 4, {options}) for _ in range(3)]
+print(json.dumps(run(chain(blocks), blocks, {autocast})))
+""")
+    assert forward == [f"{i}.{owner}" for i in range(3)]
+    assert backward == forward[::-1]
+
+
+def test_recomputation_and_accumulation(trainer) -> None:
+    seen = trainer(f"""{MODEL}
+blocks = [Block(64, 4) for _ in range(2)]
+plain = run(chain(blocks, lambda b, x: checkpoint(b, x, use_reentrant=False)), blocks, True)
+def reentrant(x):
+    x = x.requires_grad_()
+    return chain(blocks, lambda b, x: checkpoint(b, x, use_reentrant=True))(x)
+old = run(reentrant, blocks, True)
+print(json.dumps([plain, old]))
+""")
+    order = ["0.qkv.weight", "1.qkv.weight"]
+    assert seen[0] == [order + order[::-1], order[::-1]]
+    assert seen[1] == [[0, 0, *order[::-1]], order[::-1]]  # without gradients nothing is known
+
+
+def test_frozen_weights_are_unknown_not_the_layer_before(trainer) -> None:
+    frozen, adapted, compiled = trainer(f"""{MODEL}
+def freeze(blocks, *names):
+    for b in blocks:
+        for name in names: getattr(b, name).requires_grad_(False)
+    return blocks
+frozen = freeze([Block(64, 4, fused=False) for _ in range(3)], "q", "k")
+adapted = freeze([Block(64, 4, fused=False, lora=True) for _ in range(3)], "q", "k", "v")
+blocks = [Block(64, 4) for _ in range(2)]
+one = torch.compile(chain(blocks))
+print(json.dumps([run(chain(frozen), frozen, True), run(chain(adapted), adapted, True), run(one, blocks, False)]))
+""")
+    assert frozen == [[0, 0, 0], [0, 0, 0]]
+    assert adapted == [[0, 0, 0], [0, 0, 0]]
+    assert compiled == [[0, 0], [0, 0]]
+
+
+def test_walk_into_a_projection_made_elsewhere_stops(trainer) -> None:
+    seen = trainer("""
+        from torch import nn
+        before = nn.Linear(32, 32); conv = nn.Conv1d(32, 32, 1)
+        class Mine(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, w): ctx.save_for_backward(x, w); return x @ w.T
+            @staticmethod
+            def backward(ctx, g): x, w = ctx.saved_tensors; return g @ w, None
+        heads = lambda t: t.view(2, 16, 4, 8).transpose(1, 2)
+        x = before(torch.randn(2, 16, 32)); k = v = heads(x).detach()
+        weight = torch.randn(32, 32)
+        sdpa(heads(conv(x.transpose(1, 2)).transpose(1, 2).contiguous()), k, v)
+        sdpa(heads(Mine.apply(x, weight)), k, v)
+        sdpa(sdpa(heads(x), k, v), k, v)
+        rows = [row["layer"] for row in events("leave")]
+        print(json.dumps([rows, before.weight._cdata]))
+    """)
+    rows, before = seen
+    assert rows == [0, 0, before, 0]
+
+
+def test_labels() -> None:
+    gpt = ["wte.weight", "blocks.3.attn.qkv.weight", "blocks.10.mlp.0.weight"]
+    assert layer_labels(gpt, [*gpt, "blocks.3.ln.bias", "head.norm.bias"]) == {
+        "wte.weight": "wte",
+        "blocks.3.attn.qkv.weight": "003",
+        "blocks.10.mlp.0.weight": "010",
+        "blocks.3.ln.bias": "003",
+        "head.norm.bias": "head.norm",
+    }
+    towers = ["encoder.layers.3.q.weight", "decoder.layers.3.q.weight"]
+    assert list(layer_labels(towers, towers).values()) == ["encoder.003", "decoder.003"]
+    deep = ["a.x.layers.0.w", "a.y.layers.0.w", "b.x.layers.0.w"]
+    assert list(layer_labels(deep, deep).values()) == ["a.x.layers.000", "a.y.layers.000", "b.x.layers.000"]
+    assert layer_labels(["0.q.weight"], ["0.q.weight"]) == {"0.q.weight": "000"}
+    long = ["m" * 40 + ".weight"]
+    assert layer_labels(long, long) == {long[0]: "m" * 31}
+
+
+def test_wrappers_leave_names() -> None:
+    assert plain_name("module._orig_mod.blocks.0._checkpoint_wrapped_module.q.weight") == "blocks.0.q.weight"
+    assert plain_name("_fsdp_wrapped_module.blocks.0.module.q.weight") == "blocks.0.module.q.weight"
+    assert plain_name("_orig_mod.module.wte.weight") == "wte.weight"

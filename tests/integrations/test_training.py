@@ -1,0 +1,234 @@
+"""What the operations and the helper tell of a training: steps, loss, gradients before clipping, names."""
+
+from __future__ import annotations
+
+import pytest
+
+TOY = """
+from torch import nn
+class Toy(nn.Module):
+    def __init__(self, layers=2, d=32):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict(dict(qkv=nn.Linear(d, 3 * d), o=nn.Linear(d, d))) for _ in range(layers))
+        self.head = nn.Linear(d, 11)
+    def forward(self, x):
+        for b in self.blocks:
+            q, k, v = [t.view(2, 8, 4, 8).transpose(1, 2) for t in b["qkv"](x).split(32, 2)]
+            x = x + b["o"](sdpa(q, k, v).transpose(1, 2).reshape(2, 8, 32))
+        return self.head(x)
+def batch(): return torch.randn(2, 8, 32), torch.randint(11, (16,))
+def loss_of(model): x, y = batch(); return F.cross_entropy(model(x).flatten(0, 1), y)
+def steps(rows): return [r["step"] for r in rows if r["event"] == "step"]
+def squares(model): return {str(p._cdata): p.grad.double().square().sum().item() for p in model.parameters()}
+"""
+
+
+def close(found: dict, truth: dict, tolerance: float) -> bool:
+    return found.keys() == truth.keys() and all(abs(found[k] - v) <= tolerance * v for k, v in truth.items())
+
+
+def test_steps_loss_rate_and_names(trainer) -> None:
+    rows, losses, names = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.AdamW(model.parameters(), lr=0.25); losses = []
+for _ in range(3):
+    opt.zero_grad(); loss = loss_of(model); loss.backward(); opt.step(); losses.append(loss.item())
+print(json.dumps([events(), losses, {{str(p._cdata): n for n, p in model.named_parameters()}}]))
+""")
+    kind = lambda name: [row for row in rows if row["event"] == name]  # noqa: E731
+    assert [(r["step"], r["source"], r["learning_rate"], r["given"]) for r in kind("step")] == [
+        (step, 2, 0.25, 2) for step in (1, 2, 3)
+    ]
+    assert [r["value"] for r in kind("loss") if r["source"] == 2] == losses
+    assert [r["value"] for r in kind("loss") if r["source"] == 3] == losses
+    assert {str(r["identity"]): r["name"] for r in kind("name")} == names
+    assert {r["layer"] for r in kind("name")} == {"000", "001", "head"}
+    assert kind("identity")[0]["framework"].startswith("torch 2.")
+    assert not kind("off")
+    assert [e for e in (r["event"] for r in rows) if e in ("gradients", "step")] == ["gradients", "step"] * 3
+
+
+@pytest.mark.parametrize("foreach", [True, False, None])
+def test_norms_are_those_before_clipping(trainer, foreach: bool | None) -> None:
+    rows, truth = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3); truth = []
+for _ in range(3):
+    opt.zero_grad()
+    for _ in range(2): (100 * loss_of(model)).backward()
+    truth.append(squares(model))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach={foreach})
+    torch.nn.utils.get_total_norm([p.grad for p in reversed(list(model.parameters()))])   # logged after clipping
+    opt.step()
+print(json.dumps([events("gradients"), truth]))
+""")
+    assert [row["from_values"] for row in rows] == [False] * 3
+    # torch's own norm in fp32: 1e3 terms, 2^-24 each, squared.
+    assert all(close(row["squares"], expected, 1e-5) for row, expected in zip(rows, truth, strict=True))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_without_clipping_the_values_are_passed(trainer, set_to_none: bool) -> None:
+    rows, truth = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3); truth = []
+for _ in range(3):
+    opt.zero_grad(set_to_none={set_to_none})
+    for _ in range(2): loss_of(model).backward()
+    truth.append(squares(model)); opt.step()
+print(json.dumps([events("gradients"), truth]))
+""")
+    assert [row["from_values"] for row in rows] == [True] * 3
+    assert all(close(row["squares"], expected, 1e-12) for row, expected in zip(rows, truth, strict=True))
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        "torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type=float('inf'))",
+        "[p.grad.mul_(0.5) for p in model.parameters()]",
+        "torch.nn.utils.clip_grad_norm_(model.head.parameters(), 0.01)",
+    ],
+)
+def test_what_cannot_be_known_is_not_published(trainer, clip: str) -> None:
+    rows = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(3):
+    opt.zero_grad(); loss_of(model).backward(); {clip}; opt.step()
+print(json.dumps(events()))
+""")
+    assert [row["event"] for row in rows].count("step") == 3
+    assert not [row for row in rows if row["event"] == "gradients"]
+
+
+def test_planted_nan_is_in_its_parameter(trainer) -> None:
+    rows, planted = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+loss_of(model).backward(); model.blocks[1]["o"].weight.grad[0, 0] = float("nan")
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); opt.step()
+print(json.dumps([events("gradients"), str(model.blocks[1]["o"].weight._cdata)]))
+""")
+    assert [key for key, value in rows[0]["squares"].items() if value != value] == [planted]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradient_scaler(trainer, fused: bool) -> None:
+    """Overflow at step 2: it is skipped and the clock stands. Norms are free of the scale; so is the loss."""
+    rows, truth = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.AdamW(model.parameters(), fused={fused}); truth = []
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for i in range(4):
+    opt.zero_grad(); loss = loss_of(model) * 1.0; plain = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    truth.append({{str(p._cdata): g.double().square().sum().item() for p, g in zip(model.parameters(), plain)}})
+    scaler.scale(loss * (float("inf") if i == 1 else 1.0)).backward()
+    if i != 3: scaler.unscale_(opt)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); scaler.step(opt); scaler.update()
+print(json.dumps([events(), truth]))
+""")
+    kind = lambda name: [row for row in rows if row["event"] == name]  # noqa: E731
+    assert [r["step"] for r in kind("step")] == [1, 2, 3]
+    assert len(kind("step_skipped")) == 1
+    finite = [r for r in kind("gradients") if all(v - v == 0 for v in r["squares"].values())]
+    good = [truth[i] for i in (0, 2, 3)]
+    # The scale is a power of two, so scaled gradients are exact multiples.
+    assert all(close(row["squares"], expected, 1e-5) for row, expected in zip(finite, good, strict=True))
+    assert not [r for r in kind("loss") if r["source"] == 3]
+
+
+def test_clock_counts_a_step_once(trainer) -> None:
+    seen = trainer(f"""{TOY}
+import foreshock_torch
+out = {{}}
+def reset():
+    core = foreshock_torch._monitor.core
+    core.adapter.foreshock_adapter_step_ended(); foreshock_torch._monitor = foreshock_torch._Monitor(core); events()
+def fresh(): reset(); model = Toy(); return model, torch.optim.AdamW(model.parameters())
+m, o = fresh()
+for _ in range(2):
+    for _ in range(4): loss_of(m).backward()
+    o.step(); o.zero_grad()
+    with torch.no_grad(): loss_of(m)
+    loss_of(m)                                     # an evaluation that forgot no_grad
+    o.step()                                       # no backward since: not a step
+out["accumulation"] = steps(events())
+reset(); m = Toy(); params = list(m.parameters())
+a, b = torch.optim.AdamW(params[:4]), torch.optim.SGD(params[4:], lr=.1)
+for _ in range(3): loss_of(m).backward(); a.step(); b.step(); a.zero_grad(); b.zero_grad()
+rows = events(); out["two"] = steps(rows)
+out["two_gradients"] = [len(r["squares"]) for r in rows if r["event"] == "gradients"]
+g, d = Toy(), Toy(); og, od = torch.optim.AdamW(g.parameters()), torch.optim.AdamW(d.parameters()); reset()
+for _ in range(3):
+    loss_of(d).backward(); od.step(); od.zero_grad(); loss_of(g).backward(); og.step(); og.zero_grad()
+out["adversarial"] = steps(events())
+reset(); m = Toy(); each = {{p: torch.optim.AdamW([p]) for p in m.parameters()}}
+for p in m.parameters():
+    p.register_post_accumulate_grad_hook(lambda p: each[p].zero_grad(each[p].step()))
+for _ in range(3): loss_of(m).backward()
+rows = events(); out["in_backward"] = steps(rows); out["in_backward_gradients"] = sum(r["event"] == "gradients" for r in rows)
+m, o = fresh(); loss_of(m).backward(); o.step(); state = o.state_dict(); m, o = fresh(); state["state"][0]["step"] += 999
+o.load_state_dict(state); loss_of(m).backward(); o.step()
+out["resumed"] = steps(events())
+m = Toy(); o = torch.optim.SGD(m.parameters(), lr=.1); reset()
+for _ in range(6): m(batch()[0]).pow(2).mean().backward(); o.step()
+rows = events(); out["no_state"] = steps(rows)
+out["root_loss"] = sorted({{r["source"] for r in rows if r["event"] == "loss"}})
+m, o = fresh(); loss_of(m).backward(); foreshock_torch.report(loss=2.5, batch_id=7); o.step(); o.zero_grad()
+for step in (41, 42): loss_of(m).backward(); o.step(); foreshock_torch.report(step=step)
+rows = events(); out["reported"] = steps(rows); out["batch_ids"] = [r["batch_id"] for r in rows if r["event"] == "step"]
+out["off"] = [r for r in rows if r["event"] == "off"]
+print(json.dumps(out))
+""")
+    assert seen == {
+        "accumulation": [1, 2],
+        "two": [1, 2, 3],
+        "two_gradients": [4, 10, 10],
+        "adversarial": [1, 2, 3],
+        "in_backward": [1, 2, 3],
+        "in_backward_gradients": 0,
+        "resumed": [1000 + 1],
+        "no_state": [-1] * 6,
+        "root_loss": [3],
+        "reported": [1, 2, 41, 42],
+        "batch_ids": [7, 0, 0, 0],
+        "off": [],
+    }
+
+
+def test_compiled_optimizer_ticks_without_new_graphs(trainer, tmp_path) -> None:
+    """The keys of torch's compile caches are the same with and without us, so caches serve both ways."""
+    code = f"""{TOY}
+from torch._dynamo.utils import counters
+model = Toy(); opt = torch.optim.AdamW(model.parameters())
+@torch.compile
+def train(): opt.step()
+compiled = torch.compile(model)
+for _ in range(4): opt.zero_grad(); loss_of(compiled).backward(); train()
+graphs = [counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())]
+"""
+    plain = """
+import torch.nn.functional as F, json
+torch.manual_seed(0); torch.set_num_threads(1)
+def sdpa(q, k, v, **more): return F.scaled_dot_product_attention(q, k, v, **more)
+"""
+    keys = lambda: sorted(p.name for p in (tmp_path / "inductor").glob("*graph/*/*"))  # noqa: E731
+    without = trainer(plain + code + "print(json.dumps(graphs))", monitored=False)
+    first = keys()
+    rows, graphs, hits = trainer(code + "print(json.dumps([events(), graphs, counters['inductor']['fxgraph_cache_miss']]))")
+    assert first
+    assert keys() == first
+    assert graphs == without
+    assert hits == 0
+    # The fourth tick is reported at exit, after the last events() here.
+    assert [row["step"] for row in rows if row["event"] == "step"] == [-1] * 3
+
+
+def test_soft_targets_and_sums_are_not_the_loss(trainer) -> None:
+    rows = trainer("""
+        x = torch.randn(4, 5, requires_grad=True); y = torch.randint(5, (4,))
+        F.cross_entropy(x, y, reduction="sum").backward()
+        F.cross_entropy(x, torch.softmax(torch.randn(4, 5), 1)).backward()
+        F.cross_entropy(x.detach(), y)
+        torch.ones_like(torch.tensor(3.0)); torch.ones_like(x); torch.zeros_like(x)
+        image = torch.randn(2, 3, 4, 4, requires_grad=True)
+        loss = F.cross_entropy(image, torch.randint(3, (2, 4, 4))); loss.backward()
+        print(json.dumps([events("loss"), loss.item()]))
+    """)
+    assert [(row["source"], row["value"]) for row in rows[0]] == [(2, rows[1])]

@@ -1,0 +1,295 @@
+#include "shadow/deviation.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "shadow/bias.h"
+#include "tests/shadow/slice_data.h"
+
+namespace foreshock {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Fills the trainer's results with those of the reference, changed by `change(exact, ulp)` and stored in the
+// format.
+template <class Change>
+void fill_results(SliceData* data, Change change) {
+  const AttentionSlice s = data->view();
+  Reference ref;
+  reference(s, &ref);
+  for (size_t i = 0; i < data->out.size(); ++i)
+    data->out.set(i, change(ref.out[i], ulp_at(s.dtype, ref.out[i])));
+  data->log_sum_exp = PackedArray(DType::kFp32, s.rows);
+  for (int r = 0; r < s.rows; ++r) data->log_sum_exp.set(r, ref.log_sum_exp[r]);
+  if (!s.backward()) return;
+  for (size_t i = 0; i < data->grad_query.size(); ++i) {
+    data->grad_query.set(i, change(ref.grad_query[i], ulp_at(s.dtype, ref.grad_query[i])));
+  }
+}
+
+double unchanged(double exact, double) { return exact; }
+
+SliceDeviation judged(const SliceData& data) {
+  DeviationWorkspace workspace;
+  return judge(data.view(), &workspace);
+}
+
+TEST(Deviation, RoundedReferenceIsBelowTheNoiseFloor) {
+  for (const bool backward : {false, true}) {
+    SliceData data({DType::kBf16, 16, 500, 64, 64, backward});
+    fill_results(&data, unchanged);
+    const SliceDeviation d = judged(data);
+    EXPECT_EQ(d.backward, backward);
+    EXPECT_EQ(d.rows_compared, 16);
+    EXPECT_EQ(d.rows_not_comparable, 0);
+    // Rounding to 8 bits is at most 2^-8 / 2 per element, about 0.29 of the spacing 2^-8..2^-7 in the mean.
+    EXPECT_GT(*d.relative_error_mean, 1e-3);
+    EXPECT_LE(*d.relative_error_max, 0x1p-8);
+    EXPECT_LT(*d.deviation_ratio, 1);
+    EXPECT_EQ(d.bias.numerator, d.rounded_bias.numerator);
+    EXPECT_EQ(d.bias.denominator, d.rounded_bias.denominator);
+    EXPECT_LE(*d.lse_error_abs_max, 0x1p-21);  // half a spacing of fp32 at 8
+    EXPECT_EQ(d.nonfinite_inputs + d.nonfinite_out + d.nonfinite_lse + d.nonfinite_grad_query, 0u);
+  }
+}
+
+TEST(Deviation, PlainItselfHasRatioOne) {
+  SliceData data({DType::kBf16, 16, 500, 64, 64, true});
+  PlainWorkspace own;
+  plain(data.view(), &own);
+  for (size_t i = 0; i < data.grad_query.size(); ++i) data.grad_query.set(i, own.grad_query[i]);
+  for (size_t i = 0; i < data.out.size(); ++i) data.out.set(i, own.out[i]);
+  EXPECT_DOUBLE_EQ(*judged(data).deviation_ratio, 1);
+}
+
+TEST(Deviation, PlantedFactorIsFound) {
+  for (const bool backward : {false, true}) {
+    SliceData data({DType::kBf16, 16, 500, 64, 64, backward});
+    fill_results(&data, [](double x, double) { return x * (1 + 0x1p-6); });
+    const SliceDeviation d = judged(data);
+    // sqrt(2^-12 + rounding^2) with a rounding error of at most 2^-8.
+    EXPECT_GE(*d.relative_error_mean, 0x1p-6 - 0x1p-8);
+    EXPECT_LE(*d.relative_error_mean, 0x1.2p-6);
+    EXPECT_GT(*d.deviation_ratio, 2);
+    EXPECT_GT(d.bias.numerator / d.bias.denominator, 1);
+    EXPECT_LT(std::fabs(d.rounded_bias.numerator / d.rounded_bias.denominator), 0.1);
+  }
+}
+
+struct Pooled {
+  Bias kernel, control;
+  double relative_error;
+};
+
+template <class Fill>
+Pooled pool_of(int slices, const SliceShape& shape, Fill fill) {
+  BiasPool kernel, control;
+  double relative = 0;
+  DeviationWorkspace workspace;
+  for (int n = 0; n < slices; ++n) {
+    SliceData data(shape, 100 + n);
+    fill(&data);
+    const SliceDeviation d = judge(data.view(), &workspace);
+    kernel.add({.step = n}, d.bias);
+    control.add({.step = n}, d.rounded_bias);
+    relative += *d.relative_error_mean / slices;
+  }
+  return {*kernel.bias(), *control.bias(), relative};
+}
+
+void expect_quiet(const Bias& control) {
+  EXPECT_LT(std::fabs(control.ulp), 0.03);
+  EXPECT_LT(std::fabs(*control.z), 4);
+}
+
+TEST(Deviation, PlantedBiasIsFoundAndTheControlIsQuiet) {
+  for (const bool backward : {false, true}) {
+    const Pooled pooled = pool_of(64, {DType::kBf16, 16, 200, 64, 64, backward}, [](SliceData* data) {
+      fill_results(data, [](double x, double ulp) { return x + std::copysign(0.3 * ulp, x); });
+    });
+    // Rounding keeps the mean of a shift. Near powers of two the ulp of the result differs; hence the room.
+    EXPECT_NEAR(pooled.kernel.ulp, 0.3, 0.02);
+    EXPECT_GT(*pooled.kernel.z, 6);
+    expect_quiet(pooled.control);
+  }
+}
+
+TEST(Deviation, RoundedReferenceStaysQuietOverSlices) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32}) {
+    const Pooled pooled =
+        pool_of(64, {dtype, 16, 200, 64, 64, false}, [](SliceData* data) { fill_results(data, unchanged); });
+    expect_quiet(pooled.kernel);
+    expect_quiet(pooled.control);
+  }
+}
+
+// A fused kernel sums the weights before casting them to bf16 and multiplies with them after. Scores within
+// 2^-9 of the maximum cast to one, so on flat rows the output is too large: a bias that the relative error
+// hardly shows.
+void fill_as_fused_kernel(SliceData* data) {
+  const SliceShape& shape = data->shape;
+  for (size_t i = 0; i < data->query.size(); ++i) data->query.set(i, data->query.get(i) * 3e-4);
+  const AttentionSlice s = data->view();
+  std::vector<double> weight(shape.keys);
+  for (int row = 0; row < shape.rows; ++row) {
+    double max = -kInfinity, sum = 0;
+    for (int j = 0; j < shape.keys; ++j) {
+      weight[j] = 0;
+      for (int k = 0; k < shape.head_dim; ++k) {
+        weight[j] += data->query.get(row * shape.head_dim + k) * data->key.get(j * shape.head_dim + k);
+      }
+      weight[j] *= s.scale;
+      max = std::fmax(max, weight[j]);
+    }
+    for (double& w : weight) {
+      w = std::exp(w - max);
+      sum += w;
+      w = round_to(DType::kBf16, w);
+    }
+    for (int c = 0; c < shape.value_dim; ++c) {
+      double out = 0;
+      for (int j = 0; j < shape.keys; ++j) out += weight[j] * data->value.get(j * shape.value_dim + c);
+      data->out.set(row * shape.value_dim + c, out / sum);
+    }
+  }
+}
+
+TEST(Deviation, FlatRowsOfAFusedKernelAreBiased) {
+  const Pooled pooled = pool_of(32, {DType::kBf16, 16, 1024, 64, 64, false}, fill_as_fused_kernel);
+  EXPECT_GT(pooled.kernel.ulp, 0.05);
+  EXPECT_LT(pooled.kernel.ulp, 0.3);
+  EXPECT_GT(*pooled.kernel.z, 6);
+  EXPECT_LT(pooled.relative_error, 3e-3);
+  expect_quiet(pooled.control);
+}
+
+TEST(Deviation, NonFiniteResultIsAResult) {
+  for (const double planted : {kNaN, kInfinity}) {
+    SliceData data({DType::kBf16, 16, 100, 64, 64, false});
+    fill_results(&data, unchanged);
+    data.out.set(70, planted);
+    data.log_sum_exp.set(2, kNaN);
+    const SliceDeviation d = judged(data);
+    EXPECT_EQ(d.nonfinite_out, 1u);
+    EXPECT_EQ(d.nonfinite_lse, 1u);
+    EXPECT_EQ(d.rows_compared, 16);
+    EXPECT_EQ(*d.relative_error_max, kInfinity);
+    EXPECT_EQ(*d.relative_error_mean, kInfinity);
+    EXPECT_EQ(*d.deviation_ratio, kInfinity);
+    EXPECT_EQ(*d.lse_error_abs_max, kInfinity);
+    EXPECT_TRUE(std::isfinite(d.bias.numerator));
+    EXPECT_GT(d.bias.denominator, 0);
+  }
+}
+
+TEST(Deviation, NonFiniteInputsMakeRowsIncomparable) {
+  SliceData data({DType::kFp16, 16, 100, 64, 64, true});
+  fill_results(&data, unchanged);
+  data.query.set(64 * 3, kNaN);
+  data.grad_out.set(64 * 5, kInfinity);
+  const SliceDeviation d = judged(data);
+  EXPECT_EQ(d.nonfinite_inputs, 2u);
+  EXPECT_EQ(d.rows_not_comparable, 2);
+  EXPECT_EQ(d.rows_compared, 14);
+  EXPECT_TRUE(std::isfinite(*d.relative_error_max));
+  EXPECT_EQ(*d.logit_abs_max, kInfinity);
+}
+
+TEST(Deviation, RowsWithoutKeysAreCountedNotCompared) {
+  SliceData data({DType::kBf16, 4, 100, 32, 32, false});
+  data.key_limit[2] = 0;
+  fill_results(&data, unchanged);
+  const SliceDeviation d = judged(data);
+  EXPECT_EQ(d.rows_compared, 3);
+  EXPECT_EQ(d.rows_not_comparable, 1);
+  EXPECT_EQ(d.rows_with_keys, 3);
+  EXPECT_TRUE(std::isfinite(*d.lse_error_abs_max));
+  EXPECT_GT(*d.entropy_min, 0);
+}
+
+TEST(Deviation, NothingToCompareIsAbsent) {
+  SliceData data({DType::kBf16, 2, 10, 8, 8, true});
+  data.key_limit = {0, 0};
+  const SliceDeviation d = judged(data);
+  EXPECT_EQ(d.rows_compared, 0);
+  EXPECT_FALSE(d.relative_error_mean || d.relative_error_max || d.deviation_ratio || d.lse_error_abs_max ||
+               d.logit_abs_max || d.entropy_min || d.entropy_mean || d.grad_out_drift);
+}
+
+TEST(Deviation, OneKeyHasNoErrorAndNoRatio) {
+  SliceData data({DType::kBf16, 3, 1, 8, 8, false});
+  fill_results(&data, unchanged);
+  const SliceDeviation d = judged(data);
+  EXPECT_EQ(*d.relative_error_max, 0);
+  EXPECT_FALSE(d.deviation_ratio.has_value());
+  EXPECT_EQ(*d.entropy_mean, 0);
+}
+
+TEST(Deviation, LseErrorAndScores) {
+  SliceData data({DType::kFp64, 1, 2, 1, 1, false});
+  data.query.set(0, 1);
+  data.key.set(0, -5);
+  data.key.set(1, 1);
+  fill_results(&data, unchanged);
+  data.log_sum_exp = PackedArray(DType::kFp64, 1);
+  data.log_sum_exp.set(0, 1.25 + std::log1p(std::exp(-6)));
+  const SliceDeviation d = judged(data);
+  EXPECT_NEAR(*d.lse_error_abs_max, 0.25, 1e-15);
+  EXPECT_EQ(*d.logit_abs_max, 5);
+  EXPECT_EQ(d.near_tie_rows, 0);
+  const double p = 1 / (1 + std::exp(-6.0));
+  EXPECT_NEAR(*d.entropy_mean, -p * std::log(p) - (1 - p) * std::log(1 - p), 1e-15);
+}
+
+TEST(Deviation, DriftIsTheProductWithGradOut) {
+  SliceData data({DType::kFp32, 2, 50, 8, 8, true});
+  fill_results(&data, unchanged);
+  const double before = *judged(data).grad_out_drift;
+  data.out.set(9, data.out.get(9) + 0.5);
+  EXPECT_NEAR(*judged(data).grad_out_drift - before, 0.5 * data.grad_out.get(9), 1e-6);
+  data.out.set(9, kNaN);
+  EXPECT_FALSE(judged(data).grad_out_drift.has_value());
+}
+
+TEST(Deviation, PlainThatOverflowsIsLeftOutOfTheRatio) {
+  SliceData data({DType::kFp16, 2, 64, 8, 8, false});
+  for (int k = 0; k < 8; ++k) data.query.set(k, 6000);
+  fill_results(&data, unchanged);
+  const SliceDeviation d = judged(data);
+  EXPECT_EQ(d.rows_compared, 2);
+  EXPECT_TRUE(std::isfinite(*d.deviation_ratio));
+}
+
+TEST(Deviation, ValidSlices) {
+  const SliceData data({DType::kBf16, 2, 10, 8, 8, true});
+  EXPECT_TRUE(is_valid(data.view()));
+  auto broken = [&](auto change) {
+    AttentionSlice s = data.view();
+    change(&s);
+    return !is_valid(s);
+  };
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->dtype = DType::kBool; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->rows = 17; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->rows = 0; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->head_dim = 0; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->keys = -1; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->scale = kNaN; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->key = nullptr; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->grad_out = nullptr; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->mask = s->key; }));
+}
+
+TEST(Deviation, AllocatesNothingOnceWarm) {
+  SliceData data({DType::kBf16, 16, 300, 64, 64, true});
+  DeviationWorkspace workspace;
+  judge(data.view(), &workspace);
+  const double* scratch = workspace.plain.scratch.data();
+  judge(data.view(), &workspace);
+  EXPECT_EQ(workspace.plain.scratch.data(), scratch);
+}
+
+}  // namespace
+}  // namespace foreshock

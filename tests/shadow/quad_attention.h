@@ -1,0 +1,74 @@
+// Attention in binary128, as the formulas stand in a book: the truth the reference is held to.
+#ifndef FORESHOCK_TESTS_SHADOW_QUAD_ATTENTION_H_
+#define FORESHOCK_TESTS_SHADOW_QUAD_ATTENTION_H_
+
+#include <quadmath.h>
+
+#include <vector>
+
+#include "tests/shadow/slice_data.h"
+
+namespace foreshock {
+
+struct QuadRow {
+  std::vector<__float128> out, grad_query;
+  __float128 log_sum_exp, entropy;
+  double logit_max, logit_abs_max;
+};
+
+inline QuadRow quad_attention(const SliceData& data, int row) {
+  const AttentionSlice s = data.view();
+  std::vector<__float128> score, weight;
+  std::vector<int> seen;
+  for (int j = 0; j < s.keys; ++j) {
+    if (static_cast<uint32_t>(j) >= s.key_limit[row]) continue;
+    const size_t at = static_cast<size_t>(row) * s.keys + j;
+    if (s.mask_dtype == DType::kBool && static_cast<const unsigned char*>(s.mask)[at] == 0) continue;
+    __float128 sum = 0;
+    for (int k = 0; k < s.head_dim; ++k) {
+      sum += static_cast<__float128>(data.query.get(row * s.head_dim + k)) *
+             data.key.get(size_t(j) * s.head_dim + k);
+    }
+    sum *= s.scale;
+    if (s.mask != nullptr && s.mask_dtype != DType::kBool) sum += data.mask.get(at);
+    if (isinfq(sum)) continue;
+    score.push_back(sum);
+    seen.push_back(j);
+  }
+  QuadRow result{
+      std::vector<__float128>(s.value_dim), std::vector<__float128>(s.head_dim), 0, 0, -INFINITY, 0};
+  __float128 max = score.at(0), total = 0;
+  for (const __float128 x : score) {
+    max = x > max ? x : max;
+    result.logit_max = std::fmax(result.logit_max, static_cast<double>(x));
+    result.logit_abs_max = std::fmax(result.logit_abs_max, std::fabs(static_cast<double>(x)));
+  }
+  for (const __float128 x : score) {
+    weight.push_back(expq(x - max));
+    total += weight.back();
+  }
+  result.log_sum_exp = max + logq(total);
+  for (size_t i = 0; i < seen.size(); ++i) {
+    weight[i] /= total;
+    if (weight[i] > 0) result.entropy -= weight[i] * logq(weight[i]);
+    for (int c = 0; c < s.value_dim; ++c)
+      result.out[c] += weight[i] * data.value.get(size_t(seen[i]) * s.value_dim + c);
+  }
+  __float128 delta = 0;
+  for (int c = 0; c < s.value_dim; ++c) delta += result.out[c] * data.grad_out.get(row * s.value_dim + c);
+  for (size_t i = 0; i < seen.size(); ++i) {
+    __float128 grad_weight = 0;
+    for (int c = 0; c < s.value_dim; ++c) {
+      grad_weight += static_cast<__float128>(data.grad_out.get(row * s.value_dim + c)) *
+                     data.value.get(size_t(seen[i]) * s.value_dim + c);
+    }
+    const __float128 grad_score = weight[i] * (grad_weight - delta) * s.scale;
+    for (int k = 0; k < s.head_dim; ++k)
+      result.grad_query[k] += grad_score * data.key.get(size_t(seen[i]) * s.head_dim + k);
+  }
+  return result;
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_TESTS_SHADOW_QUAD_ATTENTION_H_
