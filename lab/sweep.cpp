@@ -126,7 +126,7 @@ std::vector<Point> backward_points() {
   Point base;
   base.n = base.block_k = 512;
   base.backward = true;
-  return with(with(with({base}, &Point::input, Names{"normal", "uniform", "one_signed", "ties:4:1.9e-3"}), &Point::delta,
+  return with(with(with({base}, &Point::input, Names{"normal", "ties:4:1.9e-3"}), &Point::delta,
                    Names{"out", "probabilities"}),
               &Point::algorithm, Names{"plain", "flash2_reimplemented", "flash2_shipped"});
 }
@@ -159,7 +159,7 @@ constexpr std::array<Sweep, 12> kSweeps = {{
     {"fig3", "What does each format cost, flash attention re-implemented beside plain?", "format", "max_abs",
      "algorithm", "out", false, true, fig3_points, claims_of_fig3},
     {"fig4", "Is flash attention ten times worse than plain, against fp64?", "algorithm", "max_ratio_to_plain",
-     "input", "out", false, true, fig4_points, claims_of_fig4},
+     "input,n", "out", false, true, fig4_points, claims_of_fig4},
     {"fig5", "Does the deviation grow with the sequence at a fixed tile?", "n", "max_abs", "algorithm", "out", true,
      true, fig5_points, claims_of_fig5},
     {"fig6", "What do tile size and shape change?", "block_k", "max_abs", "format", "out", true, true, fig6_points,
@@ -172,12 +172,12 @@ constexpr std::array<Sweep, 12> kSweeps = {{
      claims_of_bias},
     {"accumulators", "What does the unit that adds change?", "d", "relative_l2", "accumulator,format,algorithm", "out",
      true, true, accumulators_points, claims_of_accumulators},
-    {"backward", "What reaches the gradients, and does delta from P help?", "tensor", "relative_l2", "algorithm", "",
+    {"backward", "What reaches the gradients, and does delta from P help?", "tensor", "relative_l2", "algorithm,delta,input", "",
      false, true, backward_points, claims_of_backward},
     {"winograd", "What does a faster convolution cost?", "algorithm", "relative_l2", "format", "out", false, true,
      winograd_points, claims_of_winograd},
-    {"reductions", "What do fused softmax, layer norm and cross-entropy cost?", "algorithm", "relative_l2", "input",
-     "", false, true, reductions_points, claims_of_reductions},
+    {"reductions", "What do fused softmax, layer norm and cross-entropy cost?", "algorithm", "relative_l2",
+     "input,tensor", "", false, true, reductions_points, claims_of_reductions},
     {"fp32", "Would fp32 do as a reference for bf16?", "n", "relative_l2", "algorithm", "out", true, true,
      fp32_points, claims_of_fp32},
 }};
