@@ -17,6 +17,7 @@ std::vector<Claim> claims_of_ties(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_logits(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_bias(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_accumulators(std::span<const Measurement> measured);
+std::vector<Claim> claims_of_units(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_backward(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_winograd(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_reductions(std::span<const Measurement> measured);

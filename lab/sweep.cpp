@@ -98,28 +98,32 @@ std::vector<Point> bias_points() {
                     "flash2_cast_sum", "flash4_lazy", "split_k"});
 }
 
-// The accumulator alone, over the depth of the sum; then inside attention.
+const Names kBf16Units{"exact", "fp64", "fp32", "ampere", "hopper"};
+const Names kFp8Units{"exact", "fp32", "hopper_fp8", "hopper_fp8_promoted", "blackwell_fp8"};
+
+std::vector<Point> with_units(const Point& bf16) {
+  Point fp8 = bf16;
+  fp8.format = "e4m3";
+  if (fp8.algorithm == "flash2_shipped") fp8.algorithm = "flash3_fp8";
+  std::vector<Point> points = with({bf16}, &Point::accumulator, kBf16Units);
+  const std::vector<Point> others = with({fp8}, &Point::accumulator, kFp8Units);
+  points.insert(points.end(), others.begin(), others.end());
+  return points;
+}
+
 std::vector<Point> accumulators_points() {
-  const Names bf16{"exact", "fp64", "fp32", "ampere", "hopper"};
-  const Names fp8{"exact", "fp32", "hopper_fp8", "hopper_fp8_promoted", "blackwell_fp8"};
   Point product;
   product.algorithm = "matrix_product";
   product.n = product.rows = 64;
+  return with(with_units(product), &Point::d, std::vector{128, 512, 2048});
+}
+
+std::vector<Point> units_points() {
   Point attention;
+  attention.algorithm = "flash2_shipped";
   attention.rows = 32;
   attention.block_k = 128;
-  std::vector<Point> points;
-  for (const char* format : {"bf16", "e4m3"}) {
-    const bool is_bf16 = std::string_view(format) == "bf16";
-    product.format = attention.format = format;
-    attention.algorithm = is_bf16 ? "flash2_shipped" : "flash3_fp8";
-    const auto products = with(with({product}, &Point::accumulator, is_bf16 ? bf16 : fp8), &Point::d,
-                               std::vector{128, 512, 2048});
-    const auto attentions = with({attention}, &Point::accumulator, is_bf16 ? bf16 : fp8);
-    points.insert(points.end(), products.begin(), products.end());
-    points.insert(points.end(), attentions.begin(), attentions.end());
-  }
-  return points;
+  return with_units(attention);
 }
 
 std::vector<Point> backward_points() {
@@ -155,7 +159,7 @@ std::vector<Point> fp32_points() {
               &Point::algorithm, Names{"plain", "flash2_shipped"});
 }
 
-constexpr std::array<Sweep, 12> kSweeps = {{
+constexpr std::array<Sweep, 13> kSweeps = {{
     {"fig3", "What does each format cost, flash attention re-implemented beside plain?", "format", "max_abs",
      "algorithm", "out", false, true, fig3_points, claims_of_fig3},
     {"fig4", "Is flash attention ten times worse than plain, against fp64?", "algorithm", "max_ratio_to_plain",
@@ -170,8 +174,10 @@ constexpr std::array<Sweep, 12> kSweeps = {{
      logits_points, claims_of_logits},
     {"bias", "Which inputs bias which algorithm?", "input", "bias_ulp", "algorithm", "out", false, false, bias_points,
      claims_of_bias},
-    {"accumulators", "What does the unit that adds change?", "d", "relative_l2", "accumulator,format,algorithm", "out",
-     true, true, accumulators_points, claims_of_accumulators},
+    {"accumulators", "How exactly does the unit that adds, add?", "d", "relative_l2", "accumulator,format", "out", true, true,
+     accumulators_points, claims_of_accumulators},
+    {"units", "Does it matter to attention?", "accumulator", "relative_l2", "format", "out", false, true, units_points,
+     claims_of_units},
     {"backward", "What reaches the gradients, and does delta from P help?", "tensor", "relative_l2", "algorithm,delta,input", "",
      false, true, backward_points, claims_of_backward},
     {"winograd", "What does a faster convolution cost?", "algorithm", "relative_l2", "format", "out", false, true,

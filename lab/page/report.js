@@ -19,7 +19,8 @@
     return made;
   };
   const short = (x) => x === null || x === undefined ? '–'
-    : x === 0 ? '0' : Math.abs(x) >= 0.01 && Math.abs(x) < 1e4 ? String(+x.toPrecision(3)) : x.toExponential(2);
+    : Number.isInteger(x) && Math.abs(x) < 1e6 ? String(x)
+      : Math.abs(x) >= 0.01 && Math.abs(x) < 1e4 ? String(+x.toPrecision(3)) : String(x.toExponential(2)).replace(/\.?0+e/, 'e');
   const unique = (values) => [...new Set(values)];
   const varying = (points) => AXES.filter((axis) => unique(points.map((p) => p[axis])).length > 1);
 
@@ -47,18 +48,21 @@
     },
   };
 
+  // Categories lie at 0, 1, 2, ...; the series stand side by side around them.
   function datasets(points, drawing, statistic, labels) {
     const keys = drawing.series.split(',');
     const name = (p) => keys.map((key) => p[key]).join(', ');
-    return unique(points.map(name)).map((label, i) => {
+    const names = unique(points.map(name));
+    return names.map((label, i) => {
       const own = points.filter((p) => name(p) === label);
+      const aside = 0.6 * ((i + 0.5) / names.length - 0.5);
       if (!labels) own.sort((a, b) => a[drawing.x] - b[drawing.x]);
       const colour = COLOURS[i % COLOURS.length];
       return {
         label,
         points: own.map((p) => p[statistic]),
-        data: own.map((p) => ({ x: labels ? String(p[drawing.x]) : p[drawing.x], y: p[statistic].mean })),
-        borderColor: colour, backgroundColor: colour, borderWidth: 2, pointRadius: labels ? 5 : 3,
+        data: own.map((p) => ({ x: labels ? labels.indexOf(String(p[drawing.x])) + aside : p[drawing.x], y: p[statistic].mean })),
+        borderColor: colour, backgroundColor: colour, borderWidth: 2, pointRadius: labels ? 4.5 : 3,
         borderDash: i < COLOURS.length ? [] : [5, 4], showLine: !labels, tension: 0,
       };
     });
@@ -71,8 +75,12 @@
       type: log ? 'logarithmic' : 'linear', title: { display: true, text },
       ticks: { callback: (v) => log && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) }, grid: { color: '#eef1f4' },
     });
-    const x = labels ? { type: 'category', labels, offset: true, title: { display: true, text: drawing.x } }
-      : axis(drawing.log_x, drawing.x);
+    const x = axis(!labels && drawing.log_x, drawing.x);
+    if (labels) {
+      Object.assign(x, { min: -0.5, max: labels.length - 0.5 });
+      x.afterBuildTicks = (scale) => { scale.ticks = labels.map((_, value) => ({ value })); };
+      x.ticks.callback = (v) => labels[v];
+    }
     if (!labels && drawing.log_x) {
       const values = unique(points.map((p) => p[drawing.x])).sort((a, b) => a - b);
       x.afterBuildTicks = (scale) => { scale.ticks = values.map((value) => ({ value })); };
@@ -89,7 +97,8 @@
         scales: { x, y: axis(logarithmic, STATISTICS[statistic]) },
         plugins: {
           legend: { position: 'bottom', labels: { boxWidth: 12, boxHeight: 3, font: { size: 11 } } },
-          tooltip: { callbacks: { label: (item) => {
+          tooltip: { callbacks: { title: (items) => labels ? labels[Math.round(items[0].parsed.x)]
+            : `${drawing.x} ${short(items[0].parsed.x)}`, label: (item) => {
             const value = item.dataset.points[item.dataIndex];
             return `${item.dataset.label}: ${short(value.mean)}  (${short(value.low)} to ${short(value.high)})`;
           } } },
