@@ -145,7 +145,7 @@ std::vector<Point> winograd_points() {
 
 std::vector<Point> reductions_points() {
   Point base;
-  base.n = 4096;
+  base.n = 2048;
   return with(with({base}, &Point::input, Names{"normal", "shifted"}), &Point::algorithm,
               Names{"softmax_two_pass", "softmax_online", "layer_norm_two_pass", "layer_norm_fused",
                     "layer_norm_welford", "cross_entropy_plain", "cross_entropy_chunked",
