@@ -15,6 +15,7 @@ namespace foreshock::lab {
 // Algorithms of one family compute the same function of the same inputs.
 //   attention       query [rows][d], key, value [n][d], grad_out [rows][d] -> out, log_sum_exp [rows][1]; with
 //                   backward also delta [rows][1], grad_query, grad_key, grad_value
+//                   plain alone takes visible [rows][1]: how many keys, from the first on, a row sees
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <limits>
+
 #include "lab/attention.h"
 #include "lab/attention_backward.h"
 #include "lab/attention_operands.h"
@@ -5,9 +8,21 @@
 namespace foreshock::lab {
 namespace {
 
-// Scores of a row become probabilities, in registers. Returns the log-sum-exp.
+// The keys from `visible` on do not exist for the row.
+void hide(Tensor& scores, const Tensor& visible) {
+  for (int i = 0; i < scores.rows; ++i)
+    std::fill(scores.row(i) + static_cast<int>(visible.at(i, 0)), scores.row(i) + scores.cols,
+              -std::numeric_limits<double>::infinity());
+}
+
+// Scores of a row become probabilities, in registers. Returns the log-sum-exp; -infinity for a row without keys,
+// whose probabilities are 0.
 double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
   const double maximum = Arithmetic::row_max(scores, i);
+  if (maximum == -std::numeric_limits<double>::infinity()) {
+    std::fill(scores.row(i), scores.row(i) + scores.cols, 0.0);
+    return maximum;
+  }
   for (int j = 0; j < scores.cols; ++j)
     scores.at(i, j) = arithmetic.exp(arithmetic.in_register(scores.at(i, j) - maximum));
   const double sum = arithmetic.row_sum(scores, i);
@@ -23,6 +38,7 @@ Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithme
   arithmetic.store(scores);
   for (double& s : scores.data) s = arithmetic.in_register(s * x.score_scale);
   arithmetic.store(scores);
+  if (const auto visible = inputs.find("visible"); visible != inputs.end()) hide(scores, visible->second);
   Tensor log_sum_exp(scores.rows, 1);
   for (int i = 0; i < scores.rows; ++i) log_sum_exp.at(i, 0) = softmax_row(scores, i, arithmetic);
   const double probability_scale = quantise(arithmetic, scores, scores.rows)[0];

@@ -1,12 +1,12 @@
 #include "lab/measure.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <tuple>
+
+#include "lab/parallel.h"
 
 namespace foreshock::lab {
 namespace {
@@ -185,22 +185,14 @@ std::vector<Measurement> measure(std::span<const Point> points, int threads, con
   std::vector<std::vector<Result>> results(points.size());
   for (size_t i = 0; i < points.size(); ++i) results[i].resize(points[i].seeds);
 
-  // Each task writes only its own elements of `results`, so the outcome does not depend on who runs it.
-  std::atomic<size_t> next{0};
   std::mutex report;
   size_t done = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < tasks.size(); i = next++) {
-      run_group(points, *tasks[i].first, tasks[i].second, results);
-      const std::lock_guard lock(report);
-      ++done;
-      if (progress) progress(static_cast<double>(done) / static_cast<double>(tasks.size()));
-    }
-  };
-  std::vector<std::jthread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(work);
-  work();
-  others.clear();
+  parallel_for(tasks.size(), threads, [&](size_t i) {
+    run_group(points, *tasks[i].first, tasks[i].second, results);
+    const std::lock_guard lock(report);
+    ++done;
+    if (progress) progress(static_cast<double>(done) / static_cast<double>(tasks.size()));
+  });
 
   std::vector<Measurement> measurements;
   for (size_t i = 0; i < points.size(); ++i)

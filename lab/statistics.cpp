@@ -35,7 +35,7 @@ Sample sample_of(std::span<const double> values) {
 Deviation deviation_of(const Tensor& result, const Tensor& reference, const NumberFormat& format) {
   Deviation deviation;
   const double count = static_cast<double>(result.data.size());
-  double sum = 0, squares = 0, reference_squares = 0, towards = 0, ulps = 0, largest = 0;
+  double sum = 0, squares = 0, reference_squares = 0, largest = 0;
   for (size_t i = 0; i < result.data.size(); ++i) {
     const double expected = reference.data[i], difference = result.data[i] - expected;
     if (!std::isfinite(difference)) {
@@ -48,18 +48,18 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
     sum += magnitude;
     squares += magnitude * magnitude;
     reference_squares += expected * expected;
-    towards += expected < 0 ? -difference : difference;
-    ulps += format.ulp(expected);
+    deviation.towards += expected < 0 ? -difference : difference;
+    deviation.ulps += format.ulp(expected);
     largest = std::max(largest, std::fabs(expected));
   }
   if (deviation.non_finite > 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    return {nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};
+    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};
   }
   deviation.mean_abs = sum / count;
   deviation.std_abs = std::sqrt(std::max(0.0, squares / count - deviation.mean_abs * deviation.mean_abs));
   deviation.relative_l2 = ratio(std::sqrt(squares), std::sqrt(reference_squares));
-  deviation.bias_ulp = ratio(towards, ulps);
+  deviation.bias_ulp = ratio(deviation.towards, deviation.ulps);
   deviation.over_roundoff = ratio(deviation.max_abs, format.unit_roundoff() * largest);
   return deviation;
 }

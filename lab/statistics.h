@@ -17,6 +17,8 @@ struct Deviation {
   double std_abs = 0;      // of |difference| over the elements
   double relative_l2 = 0;  // |difference| / |reference|
   double bias_ulp = 0;     // sum of difference * sign(reference) over the sum of ulp(reference): > 0 is away from zero
+  double towards = 0;      // the two sums of bias_ulp, for pooling
+  double ulps = 0;
   double signed_sum = 0;   // of the difference
   double over_roundoff = 0;  // max_abs / (unit roundoff * largest |reference|)
   int64_t non_finite = 0;
