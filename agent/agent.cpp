@@ -62,6 +62,11 @@ int cores_of_node() {
   return cores;
 }
 
+// Names come from the trainer and may be no UTF-8: then a replacement character, not an exception.
+std::string text_of(const nlohmann::json& json, int indent) {
+  return json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 double process_cpu_seconds() {
   timespec now = {};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -234,7 +239,7 @@ void Agent::answer_launchers(Clock::time_point now) {
     publish();
     nlohmann::json summary = document(exit.launcher_pid, false);
     summary["state"] = name_of(exit.state);
-    if (!write_file(summary_path(options_.directory, exit.launcher_pid), summary.dump(2) + "\n"))
+    if (!write_file(summary_path(options_.directory, exit.launcher_pid), text_of(summary, 2) + "\n"))
       spdlog::error("the summary of launcher {} does not fit into {}", exit.launcher_pid, options_.directory);
   }
 }
@@ -278,7 +283,7 @@ void Agent::publish() {
                     {"series", registry_.series_count()},
                     {"series_dropped", registry_.series_dropped()},
                     {"segments_refused", refused_segments_}};
-  published->state_json = state.dump();
+  published->state_json = text_of(state, -1);
   published->health_text = "ok";
   server_.publish(std::move(published));
 }

@@ -77,11 +77,15 @@ struct LayerOfCall {
 };
 
 // The label under which a call is counted, or an empty one: then it belongs to the rank alone.
-LayerOfCall layer_of(const SegmentReader& segment, const segment::Slot& slot) {
+LayerOfCall layer_of(const SegmentReader& segment, const segment::Slot& slot, const RankStatistics& rank) {
   const auto source = static_cast<segment::LayerSource>(slot.layer_source);
   LayerOfCall layer = {"", "", segment::name_of(source)};
   if (slot.layer < 0) return layer;
   if (source == segment::LayerSource::kOrdinal) {
+    // Where layers have names, an ordinal (a forward call of an evaluation, say) is one of them under another name.
+    if (rank.layer_source == segment::name_of(segment::LayerSource::kParameter) ||
+        rank.layer_source == segment::name_of(segment::LayerSource::kAnnotation))
+      return {"", "", segment::name_of(segment::LayerSource::kUnknown)};
     // Not a layer's number but a place in the step, and called so: it can never be mistaken for a name.
     char label[16];
     std::snprintf(label, sizeof label, "call%03d", slot.layer);
@@ -93,6 +97,14 @@ LayerOfCall layer_of(const SegmentReader& segment, const segment::Slot& slot) {
   layer.label = segment::text_of(record.label);
   layer.name = segment::text_of(record.name);
   return layer;
+}
+
+// The best source that any call has had: annotation, parameter, ordinal, none.
+std::string better_source(const std::string& a, const std::string& b) {
+  for (auto source : {segment::LayerSource::kAnnotation, segment::LayerSource::kParameter,
+                      segment::LayerSource::kOrdinal})
+    if (a == segment::name_of(source) || b == segment::name_of(source)) return segment::name_of(source);
+  return segment::name_of(segment::LayerSource::kUnknown);
 }
 
 std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice], uint32_t count) {
@@ -131,7 +143,10 @@ SampleLine sample_line(const std::string& run, const RankStatistics& rank, const
   line.reference_version = kReferenceVersion;
   line.relative_error_mean = deviation.relative_error_mean;
   line.relative_error_max = deviation.relative_error_max;
-  line.deviation_ratio_mean = deviation.deviation_ratio;
+  line.error_norm = deviation.kernel_error_norm;
+  line.plain_error_norm = deviation.plain_error_norm;
+  line.deviation_ratio = deviation.deviation_ratio;
+  line.grad_out_drift = deviation.grad_out_drift;
   line.bias_error_sum = deviation.bias.numerator;
   line.bias_ulp_sum = deviation.bias.denominator;
   if (deviation.bias.denominator > 0) {
@@ -191,7 +206,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
 
   const SliceDeviation deviation = judge(slice, &workspace_);
-  const LayerOfCall layer = layer_of(segment, slot);
+  const LayerOfCall layer = layer_of(segment, slot, *rank);
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
   add_pass(deviation, cluster, &rank->pass[slot.pass]);
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
@@ -203,7 +218,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     add_pass(deviation, cluster, &statistics.pass[slot.pass]);
     if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   }
-  rank->layer_source = layer.source;
+  rank->layer_source = better_source(rank->layer_source, layer.source);
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   rank->nonfinite_attention_gradient += deviation.nonfinite_grad_query;
   if (deviation.nonfinite_out + deviation.nonfinite_grad_query > 0)
@@ -294,7 +309,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
       record_event(*rank, "nonfinite_gradient", static_cast<int64_t>(record.last_nonfinite_step), layer.label,
                    static_cast<double>(record.nonfinite_steps));
     layer.nonfinite_steps = record.nonfinite_steps;
-    layer.last_nonfinite_step = static_cast<int64_t>(record.last_nonfinite_step);
+    if (record.nonfinite_steps > 0) layer.last_nonfinite_step = static_cast<int64_t>(record.last_nonfinite_step);
   }
 }
 

@@ -55,6 +55,8 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   double most = -1;
   for (const auto& [label, layer] : layers) {
     if (layer.pass[0].judged + layer.pass[1].judged == 0) continue;
+    // An ordinal seen before the first name is one of the named layers.
+    if (layer.source == "ordinal" && layer_source != "ordinal") continue;
     const double nearness = alarm_nearness(layer);
     if (nearness > most) {
       most = nearness;

@@ -1,5 +1,5 @@
-// Cost of the lab's emulation, one thread: rounding per element, tensor-core models per multiply-add. Best of several
-// passes, since neighbours on the machine only ever add time.
+// Cost of the lab's emulation, one thread: rounding per element, tensor-core models per multiply-add. Best of
+// several passes, since neighbours on the machine only ever add time.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -61,7 +61,8 @@ void bench_tensor_cores() {
       c = Tensor(a.rows, b.cols);
       tensor_core_multiply_add(unit, format, a, b, c);
     });
-    report("tensor core", unit.name.data(), 1e9 * seconds / (1.0 * a.rows * a.cols * b.cols), kTensorCoreBound);
+    report("tensor core", unit.name.data(), 1e9 * seconds / (1.0 * a.rows * a.cols * b.cols),
+           kTensorCoreBound);
   }
 }
 

@@ -63,6 +63,7 @@ void AgentKeeper::tick() {
   // starts.
   if (!starter_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
   if (is_locked(directory_ + "/agent.lock")) {
+    failures_ = 0;  // somebody else's agent serves
     starter_.release();
     return;
   }
@@ -98,6 +99,13 @@ std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
     const timespec pause = {0, 20'000'000};
     nanosleep(&pause, nullptr);
   }
+}
+
+std::optional<AgentAddress> AgentKeeper::news() {
+  std::optional<AgentAddress> agent = read_agent_address(directory_);
+  if (!agent || agent->pid == told_pid_) return std::nullopt;
+  told_pid_ = agent->pid;
+  return agent;
 }
 
 std::string AgentKeeper::last_words() const {

@@ -35,8 +35,11 @@ class AgentKeeper {
   // Ticks until the agent has told its address, or `timeout_ms` have passed, or it failed again and again.
   std::optional<AgentAddress> wait_for_address(int timeout_ms);
 
-  // Three agents in a row ended within their first second.
-  bool has_failed() const { return failures_ >= 3; }
+  // Where the agent is, when that has changed since the last question.
+  std::optional<AgentAddress> news();
+
+  // Three agents in a row ended within their first second, and no other one runs yet.
+  bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
   // The last line of agent.log.
   std::string last_words() const;
@@ -49,6 +52,7 @@ class AgentKeeper {
   std::vector<std::string> command_;
   FileLock starter_;  // held from before the start until the agent has told its address
   pid_t pid_ = -1;    // of our own agent, -1 when somebody else's serves
+  pid_t told_pid_ = -1;
   int failures_ = 0;
   std::chrono::steady_clock::time_point started_{}, next_start_{};
 };

@@ -30,9 +30,9 @@ constexpr Coverage kCoverage[] = {
     {"judged", "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward and dQ,"},
     {"", "in bf16, fp16, fp32, fp64: GQA, causal, float and bool masks, strides, autocast,"},
     {"", "checkpointing, torch.compile, DDP"},
-    {"counted", "the same with dropout > 0; fused attention on other devices"},
-    {"not seen", "attention on the math path, written by hand, or by kernels PyTorch does not dispatch"},
-    {"", "(FlexAttention, flash-attn, Transformer Engine)"},
+    {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
+    {"not seen", "attention on the math path (dropout > 0 on the CPU takes it), written by hand, or by"},
+    {"", "kernels PyTorch does not dispatch (FlexAttention, flash-attn, Transformer Engine)"},
 };
 
 std::string size_text(uint64_t bytes) {

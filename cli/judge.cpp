@@ -17,11 +17,14 @@ namespace {
 
 constexpr const char* kHelp =
     "foreshock judge CALL.safetensors [--algorithm NAMES] [--block-k COUNT] [--key-order forward|reverse]\n"
-    "foreshock judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] [--quick]\n"
+    "foreshock judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] "
+    "[--quick]\n"
     "judge an attention call, or sweep an attention function, against fp64 beside plain attention\n\n"
-    "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and causal.\n"
+    "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
+    "causal.\n"
     "--algorithm shows what algorithms of the lab make of the same inputs (forward, no causal mask).\n"
-    "The exit status is 1 beyond the gates: 2 times the noise floor forward, 3 times backward, anything not finite,\n"
+    "The exit status is 1 beyond the gates: 2 times the noise floor forward, 3 times backward, anything not "
+    "finite,\n"
     "a bias of more than 0.05 ulp.\n";
 
 int wrong_use(const std::string& problem) {
@@ -65,12 +68,14 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
       if (value != "forward" && value != "reverse") return "--key-order is forward or reverse";
       request->tiling.reverse = value == "reverse";
     } else {
-      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), request->tiling.block_k);
+      const auto [end, error] =
+          std::from_chars(value.data(), value.data() + value.size(), request->tiling.block_k);
       if (error != std::errc() || end != value.data() + value.size() || request->tiling.block_k < 1)
         return "--block-k takes a number from 1 up";
     }
   }
-  return request->path.empty() ? "name a call: foreshock judge CALL.safetensors, or --function MODULE:NAME" : "";
+  return request->path.empty() ? "name a call: foreshock judge CALL.safetensors, or --function MODULE:NAME"
+                               : "";
 }
 
 int judge_call(const Request& request) {
@@ -81,16 +86,19 @@ int judge_call(const Request& request) {
     return wrong_use("--algorithm needs a call without a causal mask");
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const auto verdicts = lab::judge(call, request.models, request.tiling, threads);
-  std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n", request.path.c_str(),
-              foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.d,
-              call.scale, call.causal == lab::Causal::kNone ? "" : ", causal");
-  std::printf("  %-22s %10s %12s %12s %8s %10s %6s %14s\n", "tensor", "max", "relative L2", "noise floor", "ratio",
-              "bias ulp", "z", "rounded bias");
+  std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n",
+              request.path.c_str(), foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads,
+              call.queries, call.keys, call.d, call.scale,
+              call.causal == lab::Causal::kNone ? "" : ", causal");
+  std::printf("  %-22s %10s %12s %12s %8s %10s %6s %14s\n", "tensor", "max", "relative L2", "noise floor",
+              "ratio", "bias ulp", "z", "rounded bias");
   bool failed = false;
   for (const lab::Verdict& v : verdicts) {
     std::printf("  %-22s %10.2e %12.3e %12.3e %8.2f %+10.3f %+6.0f %+14.3f  %s\n", v.name.c_str(), v.max_abs,
                 v.relative_l2, v.floor_l2, v.ratio, v.bias_ulp, v.bias_z, v.rounded_bias_ulp,
-                !v.judged ? "model" : v.failure.empty() ? "ok" : ("FAILS: " + v.failure).c_str());
+                !v.judged           ? "model"
+                : v.failure.empty() ? "ok"
+                                    : ("FAILS: " + v.failure).c_str());
     failed |= !v.failure.empty();
   }
   std::printf("\n%s\n", failed ? "beyond the gates" : "within the gates");
@@ -109,7 +117,8 @@ int judge_function(std::vector<std::string> words) {
   std::error_code error;
   const auto executable = std::filesystem::read_symlink("/proc/self/exe", error);
   const auto script = executable.parent_path().parent_path() / "share/foreshock/lab/foreshock_judge.py";
-  if (error || !std::filesystem::exists(script)) return wrong_use("the sweep is not installed at " + script.string());
+  if (error || !std::filesystem::exists(script))
+    return wrong_use("the sweep is not installed at " + script.string());
   std::vector<std::string> all{python, script.string()};
   all.insert(all.end(), words.begin(), words.end());
   std::vector<char*> arguments;
@@ -122,7 +131,9 @@ int judge_function(std::vector<std::string> words) {
 }  // namespace
 
 int judge(const std::vector<std::string>& words) {
-  const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+  const auto has = [&](const char* word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
   if (has("--help") || has("-h")) return std::fputs(kHelp, stdout), 0;
   if (has("--function")) return judge_function(words);
   Request request;

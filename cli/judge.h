@@ -7,7 +7,8 @@
 
 namespace foreshock::cli {
 
-// `words` are those after "judge". Returns the exit status: 0 within the gates, 1 beyond them, 2 for wrong use.
+// `words` are those after "judge". Returns the exit status: 0 within the gates, 1 beyond them, 2 for wrong
+// use.
 int judge(const std::vector<std::string>& words);
 
 }  // namespace foreshock::cli

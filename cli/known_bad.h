@@ -1,5 +1,5 @@
-// Attention kernels that are publicly known to be wrong, by the versions that have them. Data with its source: a row
-// says what its issue says and no more.
+// Attention kernels that are publicly known to be wrong, by the versions that have them. Data with its
+// source: a row says what its issue says and no more.
 #ifndef FORESHOCK_CLI_KNOWN_BAD_H_
 #define FORESHOCK_CLI_KNOWN_BAD_H_
 
@@ -13,7 +13,8 @@ namespace foreshock::cli {
 
 // Versions `from` <= v < `before` of a component; empty: no bound known.
 struct VersionRange {
-  std::string_view component;  // torch, cudnn, cudnn-frontend, flash-attn, transformer-engine; empty: no condition
+  std::string_view
+      component;  // torch, cudnn, cudnn-frontend, flash-attn, transformer-engine; empty: no condition
   std::string_view from, before;
 };
 

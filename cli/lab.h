@@ -7,7 +7,8 @@
 
 namespace foreshock::cli {
 
-// `words` are those after "lab". Returns the exit status: 0, 1 when a file could not be written, 2 for wrong use.
+// `words` are those after "lab". Returns the exit status: 0, 1 when a file could not be written, 2 for wrong
+// use.
 int lab(const std::vector<std::string>& words);
 
 }  // namespace foreshock::cli

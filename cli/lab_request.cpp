@@ -1,11 +1,12 @@
 #include "cli/lab_request.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
 #include <thread>
-#include <unistd.h>
 
 namespace foreshock::cli {
 namespace {
@@ -22,13 +23,13 @@ bool to_double(const std::string& text, double* value) {
   return error == std::errc() && end == text.data() + text.size() && std::isfinite(*value);
 }
 
-template <std::string Point::* member>
+template <std::string Point::*member>
 bool set_text(const std::string& text, Point* point) {
   point->*member = text;
   return !text.empty();
 }
 
-template <int Point::* member>
+template <int Point::*member>
 bool set_int(const std::string& text, Point* point) {
   return to_int(text, &(point->*member));
 }
@@ -139,7 +140,8 @@ std::string check(LabRequest* request) {
       if (!problem.empty()) return problem;
       most = std::max(most, lab::bytes_needed(point));
     }
-  if (most > room) return "a point needs " + human(most) + " of memory, there are " + human(room) + ": lower --n or --rows";
+  if (most > room)
+    return "a point needs " + human(most) + " of memory, there are " + human(room) + ": lower --n or --rows";
   request->threads = std::min(request->threads, std::max(1, static_cast<int>(room / most)));
   return "";
 }
@@ -148,7 +150,8 @@ std::string check_path(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   if (path.empty() || path.back() == '/') return "'" + path + "' is no file name";
-  if (access(directory.c_str(), W_OK) != 0) return "cannot write into " + directory + ": choose another place for " + path;
+  if (access(directory.c_str(), W_OK) != 0)
+    return "cannot write into " + directory + ": choose another place for " + path;
   return "";
 }
 
@@ -158,7 +161,8 @@ std::string sweep_names() {
   return names + "custom";
 }
 
-std::string choose(const std::vector<std::string>& names, const std::vector<Given>& axes, LabRequest* request) {
+std::string choose(const std::vector<std::string>& names, const std::vector<Given>& axes,
+                   LabRequest* request) {
   const bool free_axis =
       std::any_of(axes.begin(), axes.end(), [](const Given& given) { return !given.axis->in_named_sweeps; });
   std::vector<std::string> wanted = names;
@@ -172,7 +176,8 @@ std::string choose(const std::vector<std::string>& names, const std::vector<Give
     for (const Given& given : axes) {
       if (chosen.sweep && !given.axis->in_named_sweeps)
         return std::string(given.axis->flag) + " belongs to custom sweeps: leave out '" + name + "'";
-      if (chosen.sweep && given.values.size() > 1) return std::string(given.axis->flag) + " takes one value here";
+      if (chosen.sweep && given.values.size() > 1)
+        return std::string(given.axis->flag) + " takes one value here";
       const std::string problem = apply(given, &chosen.points);
       if (!problem.empty()) return problem;
     }
@@ -205,11 +210,13 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
     } else {
       return flag + " needs a value: foreshock lab --help";
     }
-    const auto axis = std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return flag == a.flag; });
+    const auto axis =
+        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return flag == a.flag; });
     if (axis != std::end(kAxes)) {
       axes.push_back({axis, split(value)});
     } else if (flag == "--threads") {
-      if (!to_int(value, &request->threads) || request->threads < 1) return "--threads takes a number from 1 up";
+      if (!to_int(value, &request->threads) || request->threads < 1)
+        return "--threads takes a number from 1 up";
     } else if (flag == "--json" || flag == "--report") {
       const std::string problem = check_path(value);
       if (!problem.empty()) return problem;
@@ -232,7 +239,9 @@ std::string lab_help() {
     std::snprintf(line, sizeof line, "  %-14s %s\n", sweep.name.data(), sweep.question.data());
     text += line;
   }
-  text += "  custom         every combination of the axes below (what any axis means, too)\n\nAxes take comma lists:\n";
+  text +=
+      "  custom         every combination of the axes below (what any axis means, too)\n\nAxes take comma "
+      "lists:\n";
   for (const Axis& axis : kAxes) {
     std::snprintf(line, sizeof line, "  %-14s %-8s %s\n", axis.flag, axis.value, axis.help);
     text += line;

@@ -138,9 +138,12 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   SignalPasser signals;
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
-  const std::optional<AgentAddress> agent = keeper.wait_for_address(kAgentStartTimeoutMs);
-  say("run " + monitored.run_id +
-      (agent ? ", page at " + agent->url() : ": no agent yet (" + keeper.last_words() + ")"));
+  if (!keeper.wait_for_address(kAgentStartTimeoutMs)) say("no agent yet: " + keeper.last_words());
+  const auto keep_agent = [&keeper, &monitored] {
+    keeper.tick();
+    if (const auto agent = keeper.news()) say("run " + monitored.run_id + ", page at " + agent->url());
+  };
+  keep_agent();
 
   pid_t pid = -1;
   const int error = spawn(
@@ -151,7 +154,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     directory.leave();
     return status_of_failed_start(error);
   }
-  const ExitStatus status = signals.wait_for(pid, [&keeper] { keeper.tick(); });
+  const ExitStatus status = signals.wait_for(pid, keep_agent);
   write_exit_file(directory.path(), status, signals.was_asked_to_stop());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
   const std::string summary = wait_for_summary(directory.path(), &signals, &keeper);

@@ -1,4 +1,4 @@
-// The end-of-run summary, printed from its JSON (docs/record.md has the fields). Numbers that are not known
+// The end-of-run summary, printed from its JSON (docs/summary.md has the fields). Numbers that are not known
 // are "unknown", never 0.
 #ifndef FORESHOCK_CLI_SUMMARY_H_
 #define FORESHOCK_CLI_SUMMARY_H_

@@ -38,7 +38,7 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", text_};
 }
 
-HttpReply HttpRoutes::answer(const HttpRequest& request, const Published& published) {
+HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
   if (request.host.empty()) return refusal(400, "Host is missing");
   if (!is_loopback_host(request.host)) return refusal(403, "ask for this page as 127.0.0.1 or localhost");
   if (request.method != "GET" && request.method != "HEAD") return refusal(405, "only GET and HEAD");
@@ -46,9 +46,11 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const Published& publis
   if (!request.target.starts_with('/')) return refusal(400, "the target must be a path");
 
   const std::string_view path = request.target.substr(0, request.target.find('?'));
-  if (path == "/metrics") return metrics(published);
-  if (path == "/api/v1/state") return {200, "application/json", shared(published.state_json)};
-  if (path == "/healthz") return {published.healthy ? 200 : 503, kText, shared(published.health_text + "\n")};
+  if (path == "/metrics") return metrics(*published);
+  if (path == "/api/v1/state")
+    return {200, "application/json", std::shared_ptr<const std::string>(published, &published->state_json)};
+  if (path == "/healthz")
+    return {published->healthy ? 200 : 503, kText, shared(published->health_text + "\n")};
   if (path == "/") return {200, "text/html; charset=utf-8", shared(std::string(kPageHtml))};
   if (path == "/page.js") return {200, "text/javascript; charset=utf-8", shared(std::string(kPageJs))};
   if (path == "/page.css") return {200, "text/css; charset=utf-8", shared(std::string(kPageCss))};

@@ -31,7 +31,8 @@ HttpReply refusal(int status, std::string_view why);
 // rendering.
 class HttpRoutes {
  public:
-  HttpReply answer(const HttpRequest& request, const Published& published);
+  // The reply shares what it can with `published` instead of copying it.
+  HttpReply answer(const HttpRequest& request, const std::shared_ptr<const Published>& published);
 
  private:
   HttpReply metrics(const Published& published);

@@ -1,95 +1,14 @@
-// The record of a run: one JSON object a line, "schema": 1, "type": run | step | sample | event. Field names,
-// units and meanings stand in one table per type (record.cpp); docs/record.md is generated from it.
+// The record of a run: a file with one JSON object a line. record_line.h says what a line holds.
 #ifndef FORESHOCK_EXPORTERS_RECORD_H_
 #define FORESHOCK_EXPORTERS_RECORD_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
+
+#include "exporters/record_line.h"
 
 namespace foreshock {
-
-// In all lines: an empty string, an empty list and an empty optional are unknown and written as null. Times
-// are seconds since 1970. A number that is not finite is written as null, and its field is named in
-// "nonfinite".
-
-// A rank was found (state "started") or is gone ("ended").
-struct RunLine {
-  std::string run, state;
-  std::optional<int64_t> rank;
-  std::optional<double> time;
-  std::string foreshock_version, host, executable, framework, instruction_set;
-  std::optional<int64_t> pid, local_rank, world_size, attempt;
-  std::optional<int64_t> data_parallel, tensor_parallel, pipeline_parallel, expert_parallel;
-  std::optional<uint64_t> sample_seed, slots, slot_bytes;
-  std::optional<double> max_slowdown;
-};
-
-struct StepLine {
-  std::string run;
-  std::optional<int64_t> rank, step;
-  std::optional<double> time, duration_seconds;
-  std::optional<double> loss, learning_rate, gradient_norm;
-  std::optional<uint64_t> batch_id;
-  std::string step_source, loss_source;
-  std::optional<bool> sampled;
-  std::optional<uint64_t> attention_calls, skipped_steps, sample_interval_steps;
-  std::optional<double> overhead_seconds;
-};
-
-struct SampleLine {
-  std::string run;
-  std::optional<int64_t> rank;
-  std::optional<uint64_t> ticket;
-  std::optional<int64_t> step, step_judged;  // taken at, and the last step known when it was judged
-  std::optional<double> time;                // taken at
-  std::optional<uint64_t> call;              // ordinal of the call within its step
-  std::string pass, op;
-  std::string layer, layer_name, layer_source;
-  std::string dtype, mask;
-  std::optional<int64_t> batch, kv_head;
-  std::vector<int64_t> heads, positions;  // of each row
-  std::optional<int64_t> rows, keys, head_dim, value_dim, query_length, key_length;
-  std::optional<double> scale;
-  std::optional<int64_t> reference_version;
-  std::optional<double> relative_error_mean, relative_error_max;              // of the kernel
-  std::optional<double> plain_relative_error_mean, plain_relative_error_max;  // the noise floor
-  std::optional<double> deviation_ratio_mean, deviation_ratio_max;
-  // The bias over several samples is the quotient of the sums: add the sums up, do not average the quotients.
-  std::optional<double> bias_ulp, bias_error_sum, bias_ulp_sum;
-  std::optional<double> rounded_reference_bias_ulp, rounded_reference_bias_error_sum;
-  std::optional<double> lse_error_abs_max, logit_abs_max;
-  std::optional<double> entropy_nats_min, entropy_nats_mean, near_tie_ratio;
-  std::optional<uint64_t> nonfinite_values;
-  std::optional<double> judge_seconds;  // CPU time it took
-};
-
-// Something happened: loss_spike, divergence, nonfinite, rank_gone, no_attention_seen, monitor_off, ...
-struct EventLine {
-  std::string run;
-  std::optional<int64_t> rank, step;
-  std::optional<double> time;
-  std::string event, layer, layer_name, detail;
-  std::optional<double> value, threshold;
-};
-
-// One field of a line, for docs and tests.
-struct RecordField {
-  std::string name, type, unit, help;
-};
-std::vector<RecordField> record_fields(const std::string& line_type);  // "run", "step", "sample", "event"
-
-// The tables as Markdown, for docs/record.md.
-std::string record_markdown();
-
-// One line, without its newline.
-std::string to_json_line(const RunLine& line);
-std::string to_json_line(const StepLine& line);
-std::string to_json_line(const SampleLine& line);
-std::string to_json_line(const EventLine& line);
 
 // Thread-compatible. Lines are buffered (1 MiB at most) and go out at flush(), which write() calls by itself
 // once a second; the destructor flushes. A full disk does no harm: the file keeps whole lines only, what does

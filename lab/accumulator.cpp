@@ -5,8 +5,8 @@
 namespace foreshock::lab {
 namespace {
 
-// Steps and widths after MMA-Sim (arXiv 2511.10909) and Khattak and Mikaitis (arXiv 2512.07004). Promotion of the
-// 13-bit Hopper fp8 sum every 128 products is what DeepSeek-V3 (arXiv 2412.19437) does in software.
+// Steps and widths after MMA-Sim (arXiv 2511.10909) and Khattak and Mikaitis (arXiv 2512.07004). Promotion of
+// the 13-bit Hopper fp8 sum every 128 products is what DeepSeek-V3 (arXiv 2412.19437) does in software.
 constexpr std::array<Accumulator, 8> kAccumulators = {{
     {"exact", Accumulation::kExact},
     {"fp64", Accumulation::kFp64},
@@ -35,8 +35,10 @@ Accumulator natural_accumulator(const NumberFormat& format) {
 bool accepts(const Accumulator& accumulator, const NumberFormat& format) {
   switch (accumulator.kind) {
     case Accumulation::kExact:
-    case Accumulation::kFp64: return true;
-    case Accumulation::kFp32: return format.precision <= 24 && format.min_exponent >= -126;
+    case Accumulation::kFp64:
+      return true;
+    case Accumulation::kFp32:
+      return format.precision <= 24 && format.min_exponent >= -126;
     case Accumulation::kTensorCore:
       return accumulator.fp8_only ? format.is_fp8() : format.precision <= 24 && format.min_exponent >= -126;
   }

@@ -20,12 +20,12 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // Tensor cores only. One step adds `step` products to the accumulator; terms are cut to `fraction_bits` below the
-  // largest exponent among them, the sum is cut to `output_bits` fraction bits.
+  // Tensor cores only. One step adds `step` products to the accumulator; terms are cut to `fraction_bits`
+  // below the largest exponent among them, the sum is cut to `output_bits` fraction bits.
   int step = 0;
   int fraction_bits = 0;
   int output_bits = 0;
-  int promotion = 0;    // products after which the partial sum is added to an fp32 register; 0: never
+  int promotion = 0;      // products after which the partial sum is added to an fp32 register; 0: never
   bool fp8_only = false;  // the unit takes fp8 operands and no others
 };
 

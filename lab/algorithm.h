@@ -1,5 +1,5 @@
-// The one interface of everything the lab measures. A new optimisation is one file with one function of this type
-// and one row in the table of algorithm.cpp.
+// The one interface of everything the lab measures. A new optimisation is one file with one function of this
+// type and one row in the table of algorithm.cpp.
 #ifndef FORESHOCK_LAB_ALGORITHM_H_
 #define FORESHOCK_LAB_ALGORITHM_H_
 
@@ -13,17 +13,20 @@
 namespace foreshock::lab {
 
 // Algorithms of one family compute the same function of the same inputs.
-//   attention       query [rows][d], key, value [n][d], grad_out [rows][d] -> out, log_sum_exp [rows][1]; with
+//   attention       query [rows][d], key, value [n][d], grad_out [rows][d] -> out, log_sum_exp [rows][1];
+//   with
 //                   backward also delta [rows][1], grad_query, grad_key, grad_value
 //                   plain alone takes visible [rows][1]: how many keys, from the first on, a row sees
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]
 //   matrix_product  left [rows][d], right [d][n], in the format -> out [rows][n] as the accumulator leaves it
-//   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1] -> loss [rows][1], grad_hidden [rows][d]
+//   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1] -> loss [rows][1], grad_hidden
+//   [rows][d]
 enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
-// delta of the backward: the sum of dO * O, as shipped kernels take it, or of dP * P (arXiv 2510.04212, section 3.2).
+// delta of the backward: the sum of dO * O, as shipped kernels take it, or of dP * P (arXiv 2510.04212,
+// section 3.2).
 enum class DeltaSource { kOut, kProbabilities };
 
 struct Tiling {

@@ -44,7 +44,9 @@ double Arithmetic::row_sum(const Tensor& x, int row) const {
   return lane[0];
 }
 
-double Arithmetic::row_max(const Tensor& x, int row) { return *std::max_element(x.row(row), x.row(row) + x.cols); }
+double Arithmetic::row_max(const Tensor& x, int row) {
+  return *std::max_element(x.row(row), x.row(row) + x.cols);
+}
 
 std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows) {
   std::vector<double> scale(x.rows, 1.0);

@@ -1,5 +1,5 @@
-// The arithmetic an algorithm runs in. Every algorithm of the lab is written in terms of this, so that one text of it
-// serves all formats, roundings and accumulators.
+// The arithmetic an algorithm runs in. Every algorithm of the lab is written in terms of this, so that one
+// text of it serves all formats, roundings and accumulators.
 #ifndef FORESHOCK_LAB_ARITHMETIC_H_
 #define FORESHOCK_LAB_ARITHMETIC_H_
 
@@ -22,8 +22,8 @@ class Arithmetic {
 
   // The format under test: that of the operands of products.
   const NumberFormat& format() const { return format_; }
-  // The format of tensors and of state kept "in the format": the format itself, but bf16 around fp8, whose range
-  // holds neither scores nor sums.
+  // The format of tensors and of state kept "in the format": the format itself, but bf16 around fp8, whose
+  // range holds neither scores nor sums.
   const NumberFormat& storage() const { return storage_; }
 
   // Rounds to the format, for an operand.
@@ -40,8 +40,8 @@ class Arithmetic {
   Tensor multiply(const Tensor& a, const Tensor& b) const;
   void multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const;
 
-  // Sums and largest elements of rows. A sum is sixteen interleaved chains in registers, merged pairwise, as vector
-  // units and warps take it: one chain would lose small terms that no real kernel loses.
+  // Sums and largest elements of rows. A sum is sixteen interleaved chains in registers, merged pairwise, as
+  // vector units and warps take it: one chain would lose small terms that no real kernel loses.
   double row_sum(const Tensor& x, int row) const;
   static double row_max(const Tensor& x, int row);
 
@@ -53,8 +53,9 @@ class Arithmetic {
   bool wide_;
 };
 
-// fp8 only: x cut into blocks of rows, each scaled so that its largest magnitude is the format's largest number, then
-// cast. Returns one scale per row: x[i][j] was about scale[i] * x[i][j]. Other formats are left alone: scale 1.
+// fp8 only: x cut into blocks of rows, each scaled so that its largest magnitude is the format's largest
+// number, then cast. Returns one scale per row: x[i][j] was about scale[i] * x[i][j]. Other formats are left
+// alone: scale 1.
 std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows);
 
 }  // namespace foreshock::lab

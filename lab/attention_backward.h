@@ -9,9 +9,10 @@ namespace foreshock::lab {
 // Where intermediate results of an algorithm live.
 enum class State { kFormat, kRegisters };
 
-// Adds delta, grad_query, grad_key and grad_value to `results`, which holds out and log_sum_exp. P is recomputed as
-// exp(score - log_sum_exp), as kernels do. With State::kFormat every intermediate is stored in the format and
-// gradients are accumulated in it tile by tile; with kRegisters only what enters a product is cast.
+// Adds delta, grad_query, grad_key and grad_value to `results`, which holds out and log_sum_exp. P is
+// recomputed as exp(score - log_sum_exp), as kernels do. With State::kFormat every intermediate is stored in
+// the format and gradients are accumulated in it tile by tile; with kRegisters only what enters a product is
+// cast.
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results);
 

@@ -1,4 +1,5 @@
-// The operands of attention's products. Only fp8 needs anything done: one scale per tensor, as frameworks do it.
+// The operands of attention's products. Only fp8 needs anything done: one scale per tensor, as frameworks do
+// it.
 #ifndef FORESHOCK_LAB_ATTENTION_OPERANDS_H_
 #define FORESHOCK_LAB_ATTENTION_OPERANDS_H_
 

@@ -15,8 +15,8 @@ void hide(Tensor& scores, const Tensor& visible) {
               -std::numeric_limits<double>::infinity());
 }
 
-// Scores of a row become probabilities, in registers. Returns the log-sum-exp; -infinity for a row without keys,
-// whose probabilities are 0.
+// Scores of a row become probabilities, in registers. Returns the log-sum-exp; -infinity for a row without
+// keys, whose probabilities are 0.
 double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
   const double maximum = Arithmetic::row_max(scores, i);
   if (maximum == -std::numeric_limits<double>::infinity()) {

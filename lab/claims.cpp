@@ -32,7 +32,8 @@ std::vector<Measurement> where(Measured measured, Wanted wanted) {
 
 // The measurements of one algorithm's tensor.
 std::vector<Measurement> of(Measured measured, std::string_view algorithm, std::string_view tensor = "out") {
-  return where(measured, [=](const Measurement& m) { return m.point.algorithm == algorithm && m.tensor == tensor; });
+  return where(measured,
+               [=](const Measurement& m) { return m.point.algorithm == algorithm && m.tensor == tensor; });
 }
 
 std::vector<Measurement> with_input(Measured measured, std::string_view input) {
@@ -89,7 +90,8 @@ std::vector<Claim> claims_of_fig3(Measured measured) {
                fp64 = max_of("fp64");
   const auto apart = [&](const char* format) { return with_format(flash, format).at(0).max_from_plain.mean; };
   return {
-      {kStability, "the more mantissa bits, the smaller the deviation (Fig. 3); fp16 and tf32 have equally many",
+      {kStability,
+       "the more mantissa bits, the smaller the deviation (Fig. 3); fp16 and tf32 have equally many",
        text("bf16 %.1e, fp16 %.1e, tf32 %.1e, fp32 %.1e, fp64 %.1e", bf16, fp16, tf32, fp32, fp64),
        bf16 > fp16 && std::fabs(fp16 / tf32 - 1) < 0.05 && tf32 > fp32 && fp32 > fp64},
       {kStability, "flash attention and plain come closer in wider formats (Fig. 3)",
@@ -121,7 +123,8 @@ std::vector<Claim> claims_of_fig4(Measured measured) {
        text("%.1f to %.1f times", normal.low, normal.high), normal.within(1.5, 3.5)},
       {kThisLab, "and to the re-implementation: the kernel as shipped is better than plain",
        text("relative error %.2f to %.2f of plain's", shipped.low, shipped.high), shipped.within(0.3, 1)},
-      {"arXiv 2407.08608", "flash attention in fp16 has a 1.7 times smaller error than standard attention (Table 3)",
+      {"arXiv 2407.08608",
+       "flash attention in fp16 has a 1.7 times smaller error than standard attention (Table 3)",
        text("%.2f times, inputs with outliers, d 128, against fp64 of the inputs before rounding", fp16_gain),
        fp16_gain > 1.2 && fp16_gain < 2},
       {"vLLM kernel tests", "largest error is at most 2 unit roundoffs of the largest output",
@@ -139,7 +142,8 @@ std::vector<Claim> claims_of_fig5(Measured measured) {
   return {
       {kStability, "at a fixed tile the deviation grows with the sequence (Fig. 5)",
        text("largest deviation %.1e at n 128, %.1e at n 4096: %.1f times, at every step %s",
-            largest(flash.front()), largest(flash.back()), growth, is_rising(flash, largest) ? "up" : "not up"),
+            largest(flash.front()), largest(flash.back()), growth,
+            is_rising(flash, largest) ? "up" : "not up"),
        is_rising(flash, largest) && growth > 3},
       {kThisLab, "the kernel as shipped does not care about the sequence length (within 10 %)",
        text("%.2e to %.2e", shipped.low, shipped.high), shipped.within(0.9 * middle, 1.1 * middle)},
@@ -160,8 +164,9 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
       if (a.tensor == "out" && a.point.block_q == b.point.block_k && a.point.block_k == b.point.block_q &&
           a.point.block_k < b.point.block_k)
         (a.point.format == "fp32" ? fp32_worse : worse) += largest(a) > largest(b);
-      swaps += a.tensor == "out" && a.point.block_q == b.point.block_k && a.point.block_k == b.point.block_q &&
-               a.point.block_k < b.point.block_k && a.point.format != "fp32";
+      swaps += a.tensor == "out" && a.point.block_q == b.point.block_k &&
+               a.point.block_k == b.point.block_q && a.point.block_k < b.point.block_k &&
+               a.point.format != "fp32";
     }
   return {
       {kStability, "larger blocks, smaller deviation (Fig. 6c)",
@@ -174,7 +179,8 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
       {kThisLab, "not so in fp32, where short blocks of keys also make short sums",
        text("worse in %d of %d pairs", fp32_worse, swaps / 3), fp32_worse < swaps / 3},
       {kStability, "a square block changes nothing (Fig. 6b): only the key side counts",
-       rows_matter ? "the query side changes results" : "the query side of a block changes no bit of any figure",
+       rows_matter ? "the query side changes results"
+                   : "the query side of a block changes no bit of any figure",
        !rows_matter},
   };
 }
@@ -193,19 +199,23 @@ std::vector<Claim> claims_of_ties(Measured measured) {
   });
   const auto beyond = where(of(measured, "flash2_shipped"),
                             [](const Measurement& m) { return m.point.input.ends_with(":4e-3"); });
-  const Range biased = range_of(near, bias), unbiased = range_of(cast, bias), outside = range_of(beyond, bias);
+  const Range biased = range_of(near, bias), unbiased = range_of(cast, bias),
+              outside = range_of(beyond, bias);
   return {
       {kLowPrecision, "a repeated maximum biases the output away from zero when P . V is stored in bf16",
        text("two ties: %+.3f ulp, %.0f standard errors from 0", bias(in_format), in_format.bias_z),
        bias(in_format) > 0.1 && in_format.bias_z > 10},
-      {kLowPrecision, "a maximum shifted where it is repeated removes the bias", text("two ties: %+.4f ulp", fixed),
-       std::fabs(fixed) < 0.02},
-      {kThisLab, "scores within 2^-9 of the maximum bias even the shipped kernel, whose P rounds to 1 while its sum "
-                 "does not",
-       text("gap 1.9e-3, 2 to 16 near ties: %+.2f to %+.2f ulp", biased.low, biased.high), biased.within(0.1, 0.35)},
-      {kThisLab, "a gap of 4e-3 is outside that window", text("%+.3f to %+.3f ulp", outside.low, outside.high),
-       outside.within(-0.02, 0.02)},
-      {kThisLab, "summing P after its cast removes it", text("4 to 16 near ties: %+.3f to %+.3f ulp", unbiased.low, unbiased.high),
+      {kLowPrecision, "a maximum shifted where it is repeated removes the bias",
+       text("two ties: %+.4f ulp", fixed), std::fabs(fixed) < 0.02},
+      {kThisLab,
+       "scores within 2^-9 of the maximum bias even the shipped kernel, whose P rounds to 1 while its sum "
+       "does not",
+       text("gap 1.9e-3, 2 to 16 near ties: %+.2f to %+.2f ulp", biased.low, biased.high),
+       biased.within(0.1, 0.35)},
+      {kThisLab, "a gap of 4e-3 is outside that window",
+       text("%+.3f to %+.3f ulp", outside.low, outside.high), outside.within(-0.02, 0.02)},
+      {kThisLab, "summing P after its cast removes it",
+       text("4 to 16 near ties: %+.3f to %+.3f ulp", unbiased.low, unbiased.high),
        unbiased.within(-0.03, 0.03)},
   };
 }
@@ -213,10 +223,12 @@ std::vector<Claim> claims_of_ties(Measured measured) {
 std::vector<Claim> claims_of_logits(Measured measured) {
   const std::vector<Measurement> plain = of(measured, "plain"), shipped = of(measured, "flash2_shipped");
   return {
-      {"error model", "scores stored in bf16 err in proportion to their size: plain gets worse as logits grow",
+      {"error model",
+       "scores stored in bf16 err in proportion to their size: plain gets worse as logits grow",
        text("relative error %.1e to %.1e", l2(plain.front()), l2(plain.back())), is_rising(plain, l2)},
       {"error model", "scores in fp32 do not: a kernel's deviation says nothing about growing logits",
-       text("relative error %.1e down to %.1e", l2(shipped.front()), l2(shipped.back())), is_falling(shipped, l2)},
+       text("relative error %.1e down to %.1e", l2(shipped.front()), l2(shipped.back())),
+       is_falling(shipped, l2)},
   };
 }
 
@@ -250,14 +262,16 @@ std::vector<Claim> claims_of_accumulators(Measured measured) {
   return {
       {"arXiv 2511.10909", "Hopper's tensor cores keep one bit more than Ampere's",
        text("relative error of a product, depth 128: %.1e against %.1e", hopper, ampere), hopper < ampere},
-      {"arXiv 2412.19437", "Hopper's fp8 sums keep about 14 bits; promotion every 128 products mends long sums",
+      {"arXiv 2412.19437",
+       "Hopper's fp8 sums keep about 14 bits; promotion every 128 products mends long sums",
        text("depth 2048: %.1e, promoted %.1e, Blackwell %.1e", raw, promoted, blackwell),
        raw > 1e-4 && promoted < raw && blackwell < promoted / 10},
   };
 }
 
 std::vector<Claim> claims_of_units(Measured measured) {
-  const Range bf16 = range_of(of(measured, "flash2_shipped"), l2), fp8 = range_of(of(measured, "flash3_fp8"), l2);
+  const Range bf16 = range_of(of(measured, "flash2_shipped"), l2),
+              fp8 = range_of(of(measured, "flash3_fp8"), l2);
   return {
       {kThisLab, "the unit that adds is invisible in the output of bf16 attention",
        text("relative error %.4e to %.4e over exact, fp64, fp32, Ampere, Hopper", bf16.low, bf16.high),
@@ -292,8 +306,11 @@ std::vector<Claim> claims_of_backward(Measured measured) {
 std::vector<Claim> claims_of_winograd(Measured measured) {
   std::vector<Claim> claims;
   for (const char* format : {"bf16", "fp16", "fp32"}) {
-    const auto one = [&](const char* algorithm) { return l2(with_format(of(measured, algorithm), format).at(0)); };
-    const double direct = one("direct"), f2 = one("winograd_f2"), f4 = one("winograd_f4"), f6 = one("winograd_f6");
+    const auto one = [&](const char* algorithm) {
+      return l2(with_format(of(measured, algorithm), format).at(0));
+    };
+    const double direct = one("direct"), f2 = one("winograd_f2"), f4 = one("winograd_f4"),
+                 f6 = one("winograd_f6");
     claims.push_back({"arXiv 1803.10986", text("%s: the error grows with the tile", format),
                       text("relative error: direct %.1e, F2 %.1e, F4 %.1e, F6 %.1e", direct, f2, f4, f6),
                       f2 < f4 && f4 < f6});
@@ -306,22 +323,28 @@ std::vector<Claim> claims_of_reductions(Measured measured) {
     return with_input(of(measured, algorithm, tensor), input).at(0);
   };
   const double online = l2_ratio(at("softmax_online", "normal"));
-  const double fused = l2_ratio(at("layer_norm_fused", "shifted")), welford = l2_ratio(at("layer_norm_welford", "shifted"));
+  const double fused = l2_ratio(at("layer_norm_fused", "shifted")),
+               welford = l2_ratio(at("layer_norm_welford", "shifted"));
   const double chunked = l2_ratio(at("cross_entropy_chunked", "normal", "loss"));
   const double stored = l2_ratio(at("cross_entropy_chunked_reimplemented", "normal", "loss"));
   return {
       {kThisLab, "online softmax loses when its sum is stored in bf16 after each block",
        text("%.1f times two-pass", online), online > 1.5},
-      {"Chan, Golub, LeVeque 1983", "mean of squares minus square of mean fails where the mean exceeds the spread",
-       text("N(32,1): fused %.2f, Welford %.2f times two-pass", fused, welford), fused > 1.1 && welford < 1.1},
-      {kThisLab, "chunked cross-entropy is better than plain, which stores its logits; state in bf16 undoes that",
-       text("loss: %.4f times plain, %.2f with its state in bf16", chunked, stored), chunked < 0.1 && stored > 1},
+      {"Chan, Golub, LeVeque 1983",
+       "mean of squares minus square of mean fails where the mean exceeds the spread",
+       text("N(32,1): fused %.2f, Welford %.2f times two-pass", fused, welford),
+       fused > 1.1 && welford < 1.1},
+      {kThisLab,
+       "chunked cross-entropy is better than plain, which stores its logits; state in bf16 undoes that",
+       text("loss: %.4f times plain, %.2f with its state in bf16", chunked, stored),
+       chunked < 0.1 && stored > 1},
   };
 }
 
 std::vector<Claim> claims_of_fp32(Measured measured) {
   const Range tiled = range_of(of(measured, "flash2_shipped"), l2);
-  return {{kThisLab, "tiled fp32 attention errs by less than 2e-6: enough to judge bf16 (2e-3), not fp32 kernels",
+  return {{kThisLab,
+           "tiled fp32 attention errs by less than 2e-6: enough to judge bf16 (2e-3), not fp32 kernels",
            text("%.1e to %.1e for n 1024 and 4096", tiled.low, tiled.high), tiled.within(0, 2e-6)}};
 }
 

@@ -38,7 +38,8 @@ double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithme
   return arithmetic.in_register(maximum + std::log(sum));
 }
 
-Tensors loss_and_gradient(Tensor& logits, int chunk, Keep keep, const Tensors& inputs, Arithmetic& arithmetic) {
+Tensors loss_and_gradient(Tensor& logits, int chunk, Keep keep, const Tensors& inputs,
+                          Arithmetic& arithmetic) {
   Tensor loss(logits.rows, 1);
   for (int i = 0; i < logits.rows; ++i) {
     const int label = static_cast<int>(inputs.at("label").at(i, 0));

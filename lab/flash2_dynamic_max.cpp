@@ -1,6 +1,6 @@
-// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1): where the
-// row maximum is repeated, subtract something larger, so that no P is exactly 1 and sums of equal values of one sign
-// do not round one way. Softmax does not depend on the shift.
+// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
+// where the row maximum is repeated, subtract something larger, so that no P is exactly 1 and sums of equal
+// values of one sign do not round one way. Softmax does not depend on the shift.
 #include "lab/attention.h"
 #include "lab/flash2_state.h"
 

@@ -1,4 +1,5 @@
-// FlashAttention with its running state in registers, as kernels ship it: the parts in which they differ are options.
+// FlashAttention with its running state in registers, as kernels ship it: the parts in which they differ are
+// options.
 #ifndef FORESHOCK_LAB_FLASH2_REGISTERS_H_
 #define FORESHOCK_LAB_FLASH2_REGISTERS_H_
 

@@ -36,12 +36,13 @@ double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel
 }
 
 // Scores in powers of two become P; sums and the old output are brought to the new maximum.
-void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel, Running& running,
-              Arithmetic& arithmetic) {
+void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel,
+              Running& running, Arithmetic& arithmetic) {
   std::vector<double> tile_sum(scores.rows);
   for (int i = 0; i < scores.rows; ++i) {
     const double maximum = raised(running.maximum[i], Arithmetic::row_max(scores, i), kernel);
-    const double old_weight = arithmetic.in_register(std::exp2(arithmetic.in_register(running.maximum[i] - maximum)));
+    const double old_weight =
+        arithmetic.in_register(std::exp2(arithmetic.in_register(running.maximum[i] - maximum)));
     running.maximum[i] = maximum;
     for (int j = 0; j < scores.cols; ++j) {
       const double exponent = arithmetic.in_register(scores.at(i, j) - maximum + kernel.shift_log2);
@@ -60,8 +61,8 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
   if (value_scale == 1) return arithmetic.multiply_add(scores, value, running.out);
   const Tensor tile_out = arithmetic.multiply(scores, value);  // a scaled tile cannot share the accumulator
   for (size_t i = 0; i < tile_out.data.size(); ++i)
-    running.out.data[i] = arithmetic.in_register(
-        running.out.data[i] + arithmetic.in_register(tile_out.data[i] * value_scale));
+    running.out.data[i] =
+        arithmetic.in_register(running.out.data[i] + arithmetic.in_register(tile_out.data[i] * value_scale));
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ struct Tile {
   Tensor out;
 };
 
-Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double scale, Arithmetic& arithmetic) {
+Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double scale,
+             Arithmetic& arithmetic) {
   Tensor scores = arithmetic.multiply(query, transposed(key));
   arithmetic.store(scores);
   for (double& s : scores.data) s *= scale;

@@ -21,14 +21,17 @@ uint64_t key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); 
 double draw(Kind kind, uint64_t seed, Stream stream, uint64_t i) {
   const uint64_t key = key_of(seed, stream);
   switch (kind) {
-    case Kind::kUniform: return uniform(key, i);
-    case Kind::kShifted: return 32 + normal(key, i);
+    case Kind::kUniform:
+      return uniform(key, i);
+    case Kind::kShifted:
+      return 32 + normal(key, i);
     case Kind::kOutlier: {
       const uint64_t spikes = key_of(key, kOutliers);
       const bool spike = uniform(spikes, 3 * i) < 0.001;
       return normal(key, i) + (spike ? 10 * normal(mix(spikes), i) : 0);
     }
-    default: return normal(key, i);
+    default:
+      return normal(key, i);
   }
 }
 
@@ -40,8 +43,8 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
 
 bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
 
-// Column c of the keys holds the scores of the rows whose query is the c-th unit vector times sqrt(d): these rows see
-// `ties` maxima of their own and a crowd far below that together weighs kResidue.
+// Column c of the keys holds the scores of the rows whose query is the c-th unit vector times sqrt(d): these
+// rows see `ties` maxima of their own and a crowd far below that together weighs kResidue.
 constexpr double kResidue = 2e-4;
 
 void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
@@ -52,7 +55,8 @@ void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   const double top = law.gap > 0 ? 0 : 1;  // near zero the format resolves the gap
   const double fall = std::log(n / kResidue);
   for (int c = 0; c < d; ++c) {
-    for (int j = 0; j < n; ++j) key.at(j, c) = top - fall + 0.25 * normal(key_of(seed, kKey), uint64_t(c) * n + j);
+    for (int j = 0; j < n; ++j)
+      key.at(j, c) = top - fall + 0.25 * normal(key_of(seed, kKey), uint64_t(c) * n + j);
     uint64_t counter = uint64_t(c) << 32;
     for (int planted = 0; planted < std::min(law.ties, n);) {
       const int j = static_cast<int>(uniform(key_of(seed, kTiePositions), counter++) * n);
@@ -85,12 +89,15 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
     case Family::kConvolution:
       return {{"image", drawn(shape.d, shape.n * shape.n, law.kind, seed, kQuery)},
               {"filter", drawn(shape.rows, shape.d * 9, Kind::kNormal, seed, kKey)}};
-    case Family::kSoftmax: return {{"logits", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
-    case Family::kLayerNorm: return {{"input", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
+    case Family::kSoftmax:
+      return {{"logits", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
+    case Family::kLayerNorm:
+      return {{"input", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
     case Family::kMatrixProduct:
       return {{"left", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
               {"right", drawn(shape.d, shape.n, law.kind, seed, kKey)}};
-    default: break;
+    default:
+      break;
   }
   Tensors x{{"hidden", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
             {"classes", drawn(shape.n, shape.d, Kind::kNormal, seed, kKey)},
@@ -104,12 +111,18 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
 
 const char* scaled_input(Family family) {
   switch (family) {
-    case Family::kAttention: return "query";
-    case Family::kConvolution: return "image";
-    case Family::kSoftmax: return "logits";
-    case Family::kLayerNorm: return "input";
-    case Family::kCrossEntropy: return "hidden";
-    case Family::kMatrixProduct: return "left";
+    case Family::kAttention:
+      return "query";
+    case Family::kConvolution:
+      return "image";
+    case Family::kSoftmax:
+      return "logits";
+    case Family::kLayerNorm:
+      return "input";
+    case Family::kCrossEntropy:
+      return "hidden";
+    case Family::kMatrixProduct:
+      return "left";
   }
   return "query";
 }

@@ -20,8 +20,11 @@ struct Field {
   const char* tensor;
   bool per_query;
 };
-constexpr Field kResults[] = {{"out", "out", true},        {"lse", "log_sum_exp", true}, {"dq", "grad_query", true},
-                              {"dk", "grad_key", false},   {"dv", "grad_value", false}};
+constexpr Field kResults[] = {{"out", "out", true},
+                              {"lse", "log_sum_exp", true},
+                              {"dq", "grad_query", true},
+                              {"dk", "grad_key", false},
+                              {"dv", "grad_value", false}};
 
 bool is_backward(const std::string& name) { return name[0] == 'd'; }
 
@@ -83,7 +86,7 @@ struct Pooled {
   double l2 = 0, bias = 0, z = 0;
 };
 
-Pooled pooled(const std::vector<Part>& parts, Deviation Part::* which) {
+Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
   double error = 0, norm = 0, towards = 0, ulps = 0;
   std::vector<double> slices;
   for (const Part& part : parts) {
@@ -106,7 +109,8 @@ std::string failure_of(const Verdict& v, size_t slices) {
     std::snprintf(text, sizeof text, "error %.3g times the noise floor (gate %.0f)", v.ratio, gate);
   else if (slices >= kBiasSlices && std::fabs(v.bias_ulp) > kBiasGate && std::fabs(v.bias_z) > kBiasZ &&
            !(std::fabs(v.rounded_bias_ulp) > kBiasGate && std::fabs(v.rounded_bias_z) > kBiasZ))
-    std::snprintf(text, sizeof text, "biased by %+.3f ulp, z %.0f (gate %.2f)", v.bias_ulp, v.bias_z, kBiasGate);
+    std::snprintf(text, sizeof text, "biased by %+.3f ulp, z %.0f (gate %.2f)", v.bias_ulp, v.bias_z,
+                  kBiasGate);
   return text;
 }
 
@@ -179,9 +183,11 @@ std::string read_call(const std::string& path, StoredCall* call) {
     if (!shape_is(*call, name, q.shape)) return std::string(name) + " has not the shape of q";
   for (const char* name : {"k", "v", "dk", "dv"})
     if (!shape_is(*call, name, per_key)) return std::string(name) + " has not the shape of k";
-  if (!shape_is(*call, "lse", {q.shape[0], q.shape[1], q.shape[2]})) return "lse is not [batch, heads, length]";
+  if (!shape_is(*call, "lse", {q.shape[0], q.shape[1], q.shape[2]}))
+    return "lse is not [batch, heads, length]";
   if (call->heads % call->kv_heads != 0) return "the heads of q are no multiple of those of k";
-  call->backward = tensors.contains("dout") && (tensors.contains("dq") || tensors.contains("dk") || tensors.contains("dv"));
+  call->backward = tensors.contains("dout") &&
+                   (tensors.contains("dq") || tensors.contains("dk") || tensors.contains("dv"));
   return read_metadata(call);
 }
 
@@ -226,7 +232,8 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
   });
 
   std::vector<Verdict> verdicts;
-  for (size_t f = 0; f < fields.size(); ++f) verdicts.push_back(verdict_of(fields[f]->stored, parts[f], true));
+  for (size_t f = 0; f < fields.size(); ++f)
+    verdicts.push_back(verdict_of(fields[f]->stored, parts[f], true));
   for (size_t m = 0; m < models.size(); ++m)
     verdicts.push_back(verdict_of(std::string(models[m].name), parts[fields.size() + m], false));
   return verdicts;

@@ -32,8 +32,8 @@ std::string read_call(const std::string& path, StoredCall* call);
 struct Verdict {
   std::string name;
   double max_abs = 0, relative_l2 = 0, plain_l2 = 0;
-  double floor_l2 = 0;  // the larger of plain's error and that of the reference rounded once
-  double ratio = 0;     // relative_l2 / floor_l2
+  double floor_l2 = 0;              // the larger of plain's error and that of the reference rounded once
+  double ratio = 0;                 // relative_l2 / floor_l2
   double bias_ulp = 0, bias_z = 0;  // pooled over slices (batch x kv-head); z between slices
   double rounded_bias_ulp = 0, rounded_bias_z = 0;  // the same of the rounded reference
   int64_t non_finite = 0;
@@ -41,8 +41,9 @@ struct Verdict {
   std::string failure;  // empty: within the gates
 };
 
-// Gates: error at most 2 (forward) or 3 (backward) times the floor, nothing non-finite that the reference is not, and
-// no bias: |bias| > 0.05 ulp with |z| > 6 over at least 16 slices where the rounded reference has none.
+// Gates: error at most 2 (forward) or 3 (backward) times the floor, nothing non-finite that the reference is
+// not, and no bias: |bias| > 0.05 ulp with |z| > 6 over at least 16 slices where the rounded reference has
+// none.
 std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,
                            int threads);
 

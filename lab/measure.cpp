@@ -25,7 +25,8 @@ struct Result {
 NumberFormat format_of(const Point& point) { return *parse_format(point.format); }
 
 Accumulator accumulator_of(const Point& point) {
-  return point.accumulator.empty() ? natural_accumulator(format_of(point)) : *parse_accumulator(point.accumulator);
+  return point.accumulator.empty() ? natural_accumulator(format_of(point))
+                                   : *parse_accumulator(point.accumulator);
 }
 
 Arithmetic arithmetic_of(const Point& point, uint64_t seed) {
@@ -42,14 +43,25 @@ Settings settings_of(const Point& point) {
 }
 
 std::vector<Group> groups_of(std::span<const Point> points) {
-  using Key = std::tuple<Family, std::string, std::string, std::string, std::string, std::string, int, int, int,
-                         bool, double, uint64_t, int>;
+  using Key = std::tuple<Family, std::string, std::string, std::string, std::string, std::string, int, int,
+                         int, bool, double, uint64_t, int>;
   std::map<Key, size_t> index;
   std::vector<Group> groups;
   for (size_t i = 0; i < points.size(); ++i) {
     const Point& p = points[i];
-    const Key key{find_algorithm(p.algorithm)->family, p.format, p.accumulator, p.input, p.rounding, p.reference,
-                  p.n, p.d, p.rows, p.backward, p.scale, p.first_seed, p.seeds};
+    const Key key{find_algorithm(p.algorithm)->family,
+                  p.format,
+                  p.accumulator,
+                  p.input,
+                  p.rounding,
+                  p.reference,
+                  p.n,
+                  p.d,
+                  p.rows,
+                  p.backward,
+                  p.scale,
+                  p.first_seed,
+                  p.seeds};
     const auto [at, fresh] = index.try_emplace(key, groups.size());
     if (fresh) groups.push_back({{}, p.seeds});
     groups[at->second].points.push_back(i);
@@ -82,8 +94,8 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   const uint64_t seed_value = first.first_seed + seed;
   const Arithmetic any = arithmetic_of(first, seed_value);
   const auto inputs_in = [&](const NumberFormat& format) {
-    return make_inputs({plain.family, first.rows, first.n, first.d}, *parse_input_law(first.input), first.scale,
-                       seed_value, format);
+    return make_inputs({plain.family, first.rows, first.n, first.d}, *parse_input_law(first.input),
+                       first.scale, seed_value, format);
   };
   const NumberFormat fp64 = *parse_format("fp64");
   const bool in_format = plain.family == Family::kMatrixProduct;
@@ -128,7 +140,8 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
   m.bias_z = z_of(bias);
   m.signed_sum = interval_of(over_seeds([](D own, D) { return own.signed_sum; }));
   m.over_roundoff = interval_of(over_seeds([](D own, D) { return own.over_roundoff; }));
-  m.ratio_to_plain = interval_of(over_seeds([](D own, D p) { return ratio(own.relative_l2, p.relative_l2); }));
+  m.ratio_to_plain =
+      interval_of(over_seeds([](D own, D p) { return ratio(own.relative_l2, p.relative_l2); }));
   m.max_ratio_to_plain = interval_of(over_seeds([](D own, D p) { return ratio(own.max_abs, p.max_abs); }));
   std::vector<double> from_plain;
   for (const Result& seed : seeds) {
@@ -145,13 +158,15 @@ std::string why_not(const Point& p) {
   const auto algorithm = find_algorithm(p.algorithm);
   if (!algorithm) return "unknown algorithm '" + p.algorithm + "'; see foreshock lab --help";
   const auto format = parse_format(p.format);
-  if (!format) return "unknown format '" + p.format + "'; use fp64, fp32, tf32, bf16, fp16, e4m3, e5m2 or p5e-14:15";
+  if (!format)
+    return "unknown format '" + p.format + "'; use fp64, fp32, tf32, bf16, fp16, e4m3, e5m2 or p5e-14:15";
   if (!p.accumulator.empty() && !parse_accumulator(p.accumulator))
     return "unknown accumulator '" + p.accumulator + "'; see foreshock lab --help";
   if (!accepts(accumulator_of(p), *format))
     return "no such unit: accumulator " + p.accumulator + " does not take " + p.format;
   const auto law = parse_input_law(p.input);
-  if (!law) return "unknown input law '" + p.input + "'; use normal, uniform, outlier, one_signed, flat or ties:2";
+  if (!law)
+    return "unknown input law '" + p.input + "'; use normal, uniform, outlier, one_signed, flat or ties:2";
   if (!parse_rounding(p.rounding)) return "unknown rounding '" + p.rounding + "'; use rne, rtz or stochastic";
   if (p.delta != "out" && p.delta != "probabilities") return "delta is 'out' or 'probabilities'";
   if (p.reference != "stored" && p.reference != "original") return "reference is 'stored' or 'original'";
@@ -162,17 +177,20 @@ std::string why_not(const Point& p) {
   if (law->ties > p.n) return "input " + p.input + " needs n of at least " + std::to_string(law->ties);
   if (p.backward && (algorithm->family != Family::kAttention || format->is_fp8()))
     return "the backward exists for attention in formats wider than fp8";
-  if (algorithm->family == Family::kConvolution && p.n < 3) return "a 3 x 3 convolution needs n of at least 3";
-  if (format->is_fp64() && p.rounding != "rne") return "fp64 is the lab's own arithmetic: it rounds to nearest only";
+  if (algorithm->family == Family::kConvolution && p.n < 3)
+    return "a 3 x 3 convolution needs n of at least 3";
+  if (format->is_fp64() && p.rounding != "rne")
+    return "fp64 is the lab's own arithmetic: it rounds to nearest only";
   return "";
 }
 
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // Inputs, results and their transposes, then the score-like matrices alive at the same time (counted generously).
-  const double tensors = family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9)
-                                                        : 6 * (rows + 2 * n) * d;
+  // Inputs, results and their transposes, then the score-like matrices alive at the same time (counted
+  // generously).
+  const double tensors =
+      family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;
   return sizeof(double) * (tensors + scores);
 }

@@ -1,5 +1,5 @@
-// Measures points of a sweep: every algorithm against the fp64 reference and beside plain, over several seeds, on all
-// cores. Results do not depend on the number of threads.
+// Measures points of a sweep: every algorithm against the fp64 reference and beside plain, over several
+// seeds, on all cores. Results do not depend on the number of threads.
 #ifndef FORESHOCK_LAB_MEASURE_H_
 #define FORESHOCK_LAB_MEASURE_H_
 
@@ -23,8 +23,9 @@ struct Point {
   std::string accumulator;  // empty: the natural one of the format
   std::string input = "normal";
   std::string rounding = "rne";
-  std::string delta = "out";         // or "probabilities"
-  std::string reference = "stored";  // the reference takes the rounded inputs; "original": those before rounding
+  std::string delta = "out";  // or "probabilities"
+  std::string reference =
+      "stored";  // the reference takes the rounded inputs; "original": those before rounding
   int n = 1024, d = 64, rows = 256;
   int block_q = 64, block_k = 64, splits = 4;
   bool reverse = false;   // keys from the last tile to the first
@@ -39,7 +40,7 @@ struct Measurement {
   Point point;
   std::string tensor;  // as the family calls it (algorithm.h): "out", "grad_query", ...
   Interval max_abs, mean_abs, std_abs, relative_l2, bias_ulp, signed_sum, over_roundoff;
-  double bias_z = 0;       // between seeds
+  double bias_z = 0;            // between seeds
   Interval ratio_to_plain;      // of relative_l2, per seed, to plain in the same format and accumulator
   Interval max_ratio_to_plain;  // of max_abs
   Interval max_from_plain;      // largest |own - plain|, both in this format

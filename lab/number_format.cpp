@@ -19,7 +19,8 @@ double largest(int precision, int max_exponent) {
 
 std::optional<NumberFormat> parse_general(const std::string& text) {
   int precision = 0, min_exponent = 0, max_exponent = 0, used = 0;
-  const int fields = std::sscanf(text.c_str(), "p%de%d:%d%n", &precision, &min_exponent, &max_exponent, &used);
+  const int fields =
+      std::sscanf(text.c_str(), "p%de%d:%d%n", &precision, &min_exponent, &max_exponent, &used);
   if (fields != 3 || used != static_cast<int>(text.size())) return std::nullopt;
   if (precision < 2 || precision > 40 || min_exponent < -900 || max_exponent > 900) return std::nullopt;
   if (min_exponent > 0 || max_exponent < 0) return std::nullopt;  // 1.0 must be a number of the format
@@ -31,8 +32,11 @@ std::optional<NumberFormat> parse_general(const std::string& text) {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  // By bits, since it is asked for every element: powers of two below x, at the smallest normal, and the spacing.
-  const auto power = [](int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); };
+  // By bits, since it is asked for every element: powers of two below x, at the smallest normal, and the
+  // spacing.
+  const auto power = [](int exponent) {
+    return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+  };
   const double below = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000u);
   const double binade = std::isfinite(x) ? std::max(below, power(min_exponent)) : power(min_exponent);
   return binade * power(1 - precision);

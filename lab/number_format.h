@@ -14,7 +14,7 @@ enum class Overflow { kInfinity, kSaturate, kNan };
 
 struct NumberFormat {
   std::string name;
-  int precision = 53;       // significand bits, the hidden one included
+  int precision = 53;        // significand bits, the hidden one included
   int min_exponent = -1022;  // of the smallest normal number, 2^min_exponent
   double max_finite = 0;
   Overflow overflow = Overflow::kInfinity;
@@ -27,10 +27,10 @@ struct NumberFormat {
   double ulp(double x) const;
 };
 
-// fp64, fp32, tf32, bf16, fp16; e4m3 and e5m2 saturate as the hardware's conversions do by default, e4m3nosat and
-// e5m2nosat overflow to NaN and infinity. Any other format is written p<precision>e<min>:<max exponent>, for
-// example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900.
-// nullopt: not a format.
+// fp64, fp32, tf32, bf16, fp16; e4m3 and e5m2 saturate as the hardware's conversions do by default, e4m3nosat
+// and e5m2nosat overflow to NaN and infinity. Any other format is written p<precision>e<min>:<max exponent>,
+// for example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900. nullopt: not
+// a format.
 std::optional<NumberFormat> parse_format(std::string_view text);
 
 // Names parse_format knows, without the general form.

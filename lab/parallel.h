@@ -1,5 +1,5 @@
-// A loop over independent tasks on several threads. Tasks write only what is theirs, so the outcome does not depend
-// on who runs them.
+// A loop over independent tasks on several threads. Tasks write only what is theirs, so the outcome does not
+// depend on who runs them.
 #ifndef FORESHOCK_LAB_PARALLEL_H_
 #define FORESHOCK_LAB_PARALLEL_H_
 
@@ -10,7 +10,8 @@
 
 namespace foreshock::lab {
 
-// Calls task(0) ... task(count - 1), each once, in no particular order. The caller's thread is one of `threads`.
+// Calls task(0) ... task(count - 1), each once, in no particular order. The caller's thread is one of
+// `threads`.
 template <class Task>
 void parallel_for(size_t count, int threads, const Task& task) {
   std::atomic<size_t> next{0};

@@ -100,8 +100,7 @@ void multiply_add_chain(Chain chain, const Tensor& a, const Tensor& b, Tensor& c
   const std::vector<T> left = packed<T>(a, rows, a.cols), right = packed<T>(b, b.rows, cols);
   std::vector<T> sum = packed<T>(c, rows, cols);
   chain(left.data(), right.data(), sum.data(), rows, a.cols, cols);
-  for (int i = 0; i < c.rows; ++i)
-    std::copy_n(sum.begin() + static_cast<size_t>(i) * cols, c.cols, c.row(i));
+  for (int i = 0; i < c.rows; ++i) std::copy_n(sum.begin() + static_cast<size_t>(i) * cols, c.cols, c.row(i));
 }
 
 // Adds x to an expansion: a list of non-overlapping numbers, smallest first, whose exact sum is the value.
@@ -118,8 +117,8 @@ void grow(std::vector<double>& expansion, double x) {
   expansion.push_back(x);
 }
 
-// The value of an expansion rounded to nearest even. The first non-zero remainder decides, unless it sits exactly on
-// a tie: then the sign of what lies below it does.
+// The value of an expansion rounded to nearest even. The first non-zero remainder decides, unless it sits
+// exactly on a tie: then the sign of what lies below it does.
 double rounded(const std::vector<double>& expansion) {
   size_t n = expansion.size();
   double high = expansion[--n];
@@ -154,22 +153,25 @@ double exact_dot(const double* a, const double* b, int b_stride, int count, doub
   return std::isfinite(plain) ? rounded(expansion) : plain;
 }
 
-void multiply_add(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a, const Tensor& b,
-                  Tensor& c) {
+void multiply_add(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a,
+                  const Tensor& b, Tensor& c) {
   switch (accumulator.kind) {
     case Accumulation::kExact:
       for (int i = 0; i < c.rows; ++i)
         for (int j = 0; j < c.cols; ++j)
           c.at(i, j) = exact_dot(a.row(i), &b.data[j], b.cols, a.cols, c.at(i, j));
       return;
-    case Accumulation::kFp64: return multiply_add_chain<double>(HWY_DYNAMIC_DISPATCH(chain_fp64), a, b, c);
-    case Accumulation::kFp32: return multiply_add_chain<float>(HWY_DYNAMIC_DISPATCH(chain_fp32), a, b, c);
+    case Accumulation::kFp64:
+      return multiply_add_chain<double>(HWY_DYNAMIC_DISPATCH(chain_fp64), a, b, c);
+    case Accumulation::kFp32:
+      return multiply_add_chain<float>(HWY_DYNAMIC_DISPATCH(chain_fp32), a, b, c);
     case Accumulation::kTensorCore:
       return tensor_core_multiply_add(for_operands(accumulator, format), format, a, b, c);
   }
 }
 
-Tensor multiply(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a, const Tensor& b) {
+Tensor multiply(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a,
+                const Tensor& b) {
   Tensor c(a.rows, b.cols);
   multiply_add(accumulator, format, a, b, c);
   return c;

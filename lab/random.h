@@ -1,5 +1,5 @@
-// Counter-based random numbers: a value is a pure function of (key, counter), so no result depends on the order in
-// which threads ask, and a seed printed in a report is enough to get the same inputs again.
+// Counter-based random numbers: a value is a pure function of (key, counter), so no result depends on the
+// order in which threads ask, and a seed printed in a report is enough to get the same inputs again.
 #ifndef FORESHOCK_LAB_RANDOM_H_
 #define FORESHOCK_LAB_RANDOM_H_
 
@@ -9,7 +9,8 @@
 
 namespace foreshock::lab {
 
-// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection whose output bits all depend on all input bits.
+// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection whose output bits all depend on all input
+// bits.
 constexpr uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -91,9 +91,12 @@ void round_all(const NumberFormat& format, double* values, size_t count, uint64_
 void round_dispatched(const NumberFormat& format, Rounding rounding, double* values, size_t count,
                       uint64_t key) {
   switch (rounding) {
-    case Rounding::kNearestEven: return round_all<Rounding::kNearestEven>(format, values, count, key);
-    case Rounding::kTowardZero: return round_all<Rounding::kTowardZero>(format, values, count, key);
-    case Rounding::kStochastic: return round_all<Rounding::kStochastic>(format, values, count, key);
+    case Rounding::kNearestEven:
+      return round_all<Rounding::kNearestEven>(format, values, count, key);
+    case Rounding::kTowardZero:
+      return round_all<Rounding::kTowardZero>(format, values, count, key);
+    case Rounding::kStochastic:
+      return round_all<Rounding::kStochastic>(format, values, count, key);
   }
 }
 
@@ -114,9 +117,12 @@ std::optional<Rounding> parse_rounding(std::string_view text) {
 
 std::string_view name_of(Rounding rounding) {
   switch (rounding) {
-    case Rounding::kNearestEven: return "rne";
-    case Rounding::kTowardZero: return "rtz";
-    case Rounding::kStochastic: return "stochastic";
+    case Rounding::kNearestEven:
+      return "rne";
+    case Rounding::kTowardZero:
+      return "rtz";
+    case Rounding::kStochastic:
+      return "stochastic";
   }
   return "";
 }

@@ -1,6 +1,6 @@
-// Rounding of fp64 values to any narrower format. One rounding of an fp64 result equals the format's own operation
-// for + - * / and square root whenever 53 >= 2p + 2, that is p <= 25; sums and fused chains are rounded where the
-// emulated hardware rounds (accumulator.h).
+// Rounding of fp64 values to any narrower format. One rounding of an fp64 result equals the format's own
+// operation for + - * / and square root whenever 53 >= 2p + 2, that is p <= 25; sums and fused chains are
+// rounded where the emulated hardware rounds (accumulator.h).
 #ifndef FORESHOCK_LAB_ROUNDING_H_
 #define FORESHOCK_LAB_ROUNDING_H_
 
@@ -13,8 +13,8 @@
 
 namespace foreshock::lab {
 
-// RNE, RTZ (which never rounds a finite value beyond max_finite), and up or down with probability equal to the
-// fraction of the spacing.
+// RNE, RTZ (which never rounds a finite value beyond max_finite), and up or down with probability equal to
+// the fraction of the spacing.
 enum class Rounding { kNearestEven, kTowardZero, kStochastic };
 
 std::optional<Rounding> parse_rounding(std::string_view text);  // "rne", "rtz", "stochastic"

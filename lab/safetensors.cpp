@@ -30,21 +30,24 @@ bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count
 
 std::string add_tensor(const std::string& name, const json& entry, Safetensors* file) {
   const std::string bad = "tensor '" + name + "' ";
-  if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") || !entry.contains("data_offsets"))
+  if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
+      !entry.contains("data_offsets"))
     return bad + "lacks dtype, shape or data_offsets";
   if (!entry["dtype"].is_string() || !entry["shape"].is_array() || !entry["data_offsets"].is_array() ||
       entry["data_offsets"].size() != 2)
     return bad + "has an ill-formed entry";
   StoredTensor tensor;
   tensor.dtype = dtype_of(entry["dtype"].get<std::string>());
-  if (tensor.dtype == DType::kNone) return "";  // other tensors may be of any type; ours are asked for by name
+  if (tensor.dtype == DType::kNone)
+    return "";  // other tensors may be of any type; ours are asked for by name
   for (const json& extent : entry["shape"]) {
     if (!extent.is_number_integer()) return bad + "has an ill-formed shape";
     tensor.shape.push_back(extent.get<int64_t>());
   }
   for (const json& offset : entry["data_offsets"])
     if (!offset.is_number_unsigned()) return bad + "has ill-formed offsets";
-  const uint64_t begin = entry["data_offsets"][0].get<uint64_t>(), end = entry["data_offsets"][1].get<uint64_t>();
+  const uint64_t begin = entry["data_offsets"][0].get<uint64_t>(),
+                 end = entry["data_offsets"][1].get<uint64_t>();
   uint64_t count = 0;
   if (begin > end || end > file->bytes.size() || !count_of(tensor.shape, file->bytes.size(), &count) ||
       count * size_of(tensor.dtype) != end - begin)

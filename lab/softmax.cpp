@@ -8,8 +8,7 @@ namespace {
 
 void normalise(Tensor& x, int i, double maximum, double sum, const Arithmetic& arithmetic) {
   for (int j = 0; j < x.cols; ++j)
-    x.at(i, j) = arithmetic.in_register(
-        arithmetic.exp(arithmetic.in_register(x.at(i, j) - maximum)) / sum);
+    x.at(i, j) = arithmetic.in_register(arithmetic.exp(arithmetic.in_register(x.at(i, j) - maximum)) / sum);
 }
 
 }  // namespace

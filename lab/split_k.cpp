@@ -37,8 +37,8 @@ Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& ari
       const double weight = arithmetic.exp(arithmetic.in_register(part.at("log_sum_exp").at(i, 0) - maximum));
       sum = arithmetic.in_register(sum + weight);
       for (int c = 0; c < out.cols; ++c)
-        out.at(i, c) = arithmetic.in_register(out.at(i, c) +
-                                              arithmetic.in_register(weight * part.at("out").at(i, c)));
+        out.at(i, c) =
+            arithmetic.in_register(out.at(i, c) + arithmetic.in_register(weight * part.at("out").at(i, c)));
     }
     for (int c = 0; c < out.cols; ++c) out.at(i, c) = arithmetic.in_register(out.at(i, c) / sum);
     log_sum_exp.at(i, 0) = arithmetic.in_register(maximum + std::log(sum));

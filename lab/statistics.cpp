@@ -9,7 +9,8 @@ namespace {
 
 double ratio(double a, double b) { return a == 0 ? 0 : a / b; }
 
-// 97.5 % quantiles of Student's t for 1..30 degrees of freedom; beyond, within 0.5 % of the limit's expansion.
+// 97.5 % quantiles of Student's t for 1..30 degrees of freedom; beyond, within 0.5 % of the limit's
+// expansion.
 double student_t(size_t degrees) {
   constexpr double kTable[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
                                2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,

@@ -16,10 +16,11 @@ struct Deviation {
   double mean_abs = 0;
   double std_abs = 0;      // of |difference| over the elements
   double relative_l2 = 0;  // |difference| / |reference|
-  double bias_ulp = 0;     // sum of difference * sign(reference) over the sum of ulp(reference): > 0 is away from zero
-  double towards = 0;      // the two sums of bias_ulp, for pooling
+  double bias_ulp =
+      0;  // sum of difference * sign(reference) over the sum of ulp(reference): > 0 is away from zero
+  double towards = 0;  // the two sums of bias_ulp, for pooling
   double ulps = 0;
-  double signed_sum = 0;   // of the difference
+  double signed_sum = 0;     // of the difference
   double over_roundoff = 0;  // max_abs / (unit roundoff * largest |reference|)
   int64_t non_finite = 0;
 };
@@ -33,7 +34,8 @@ struct Interval {
 };
 Interval interval_of(std::span<const double> values);
 
-// Mean over its own standard error: how many standard errors the mean is from zero. 0 for fewer than two values.
+// Mean over its own standard error: how many standard errors the mean is from zero. 0 for fewer than two
+// values.
 double z_of(std::span<const double> values);
 
 }  // namespace foreshock::lab

@@ -12,7 +12,7 @@
 namespace foreshock::lab {
 
 struct SweepResult {
-  std::string name;             // of the sweep, or "custom"
+  std::string name;              // of the sweep, or "custom"
   const Sweep* sweep = nullptr;  // null: custom
   std::vector<Measurement> measurements;
   std::vector<Claim> claims;

@@ -44,7 +44,9 @@ ordered_json to_json(const Measurement& m) {
 }
 
 ordered_json whole(const Study& study) {
-  ordered_json root{{"schema", 1}, {"versions", ordered_json::object()}, {"points", ordered_json::array()},
+  ordered_json root{{"schema", 1},
+                    {"versions", ordered_json::object()},
+                    {"points", ordered_json::array()},
                     {"claims", ordered_json::array()}};
   for (const auto& [name, version] : versions()) root["versions"][name] = version;
   for (const SweepResult& sweep : study.sweeps) {

@@ -35,9 +35,10 @@ std::vector<Point> fig3_points() {
 
 std::vector<Point> fig4_points() {
   const Names algorithms{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_shipped"};
-  std::vector<Point> points = with(with({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n,
-                                   std::vector{1024, 2048});
-  Point outlier;  // the error table of FlashAttention-3: fp16, d 128, inputs with outliers, error to the originals
+  std::vector<Point> points =
+      with(with({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n, std::vector{1024, 2048});
+  Point outlier;  // the error table of FlashAttention-3: fp16, d 128, inputs with outliers, error to the
+                  // originals
   outlier.input = "outlier";
   outlier.format = "fp16";
   outlier.d = 128;
@@ -47,8 +48,8 @@ std::vector<Point> fig4_points() {
 }
 
 std::vector<Point> fig5_points() {
-  return with(with(uniform_base(), &Point::n, std::vector{128, 256, 512, 1024, 2048, 4096}), &Point::algorithm,
-              Names{"plain", "flash_reimplemented", "flash2_shipped"});
+  return with(with(uniform_base(), &Point::n, std::vector{128, 256, 512, 1024, 2048, 4096}),
+              &Point::algorithm, Names{"plain", "flash_reimplemented", "flash2_shipped"});
 }
 
 std::vector<Point> fig6_points() {
@@ -77,11 +78,12 @@ std::vector<Point> ties_points() {
   base.n = base.block_k = 512;
   base.rows = 64;
   base.seeds = 16;
-  return with(with({base}, &Point::input,
-                   Names{"ties:2", "ties:3", "ties:4", "ties:8", "ties:2:1.9e-3", "ties:4:1.9e-3", "ties:8:1.9e-3",
-                         "ties:16:1.9e-3", "ties:2:4e-3", "ties:4:4e-3"}),
-              &Point::algorithm,
-              Names{"plain", "flash2_reimplemented", "flash2_dynamic_max", "flash2_shipped", "flash2_cast_sum"});
+  return with(
+      with({base}, &Point::input,
+           Names{"ties:2", "ties:3", "ties:4", "ties:8", "ties:2:1.9e-3", "ties:4:1.9e-3", "ties:8:1.9e-3",
+                 "ties:16:1.9e-3", "ties:2:4e-3", "ties:4:4e-3"}),
+      &Point::algorithm,
+      Names{"plain", "flash2_reimplemented", "flash2_dynamic_max", "flash2_shipped", "flash2_cast_sum"});
 }
 
 std::vector<Point> logits_points() {
@@ -92,10 +94,11 @@ std::vector<Point> logits_points() {
 std::vector<Point> bias_points() {
   Point base;
   base.seeds = 16;
-  return with(with({base}, &Point::input, Names{"normal", "uniform", "one_signed", "flat", "ties:2", "ties:4:1.9e-3"}),
+  return with(with({base}, &Point::input,
+                   Names{"normal", "uniform", "one_signed", "flat", "ties:2", "ties:4:1.9e-3"}),
               &Point::algorithm,
-              Names{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_dynamic_max", "flash2_shipped",
-                    "flash2_cast_sum", "flash4_lazy", "split_k"});
+              Names{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_dynamic_max",
+                    "flash2_shipped", "flash2_cast_sum", "flash4_lazy", "split_k"});
 }
 
 const Names kBf16Units{"exact", "fp64", "fp32", "ampere", "hopper"};
@@ -155,33 +158,34 @@ std::vector<Point> reductions_points() {
 std::vector<Point> fp32_points() {
   Point base;
   base.format = "fp32";
-  return with(with(with({base}, &Point::input, Names{"normal", "uniform"}), &Point::n, std::vector{1024, 4096}),
-              &Point::algorithm, Names{"plain", "flash2_shipped"});
+  return with(
+      with(with({base}, &Point::input, Names{"normal", "uniform"}), &Point::n, std::vector{1024, 4096}),
+      &Point::algorithm, Names{"plain", "flash2_shipped"});
 }
 
 constexpr std::array<Sweep, 13> kSweeps = {{
     {"fig3", "What does each format cost, flash attention re-implemented beside plain?", "format", "max_abs",
      "algorithm", "out", false, true, fig3_points, claims_of_fig3},
-    {"fig4", "Is flash attention ten times worse than plain, against fp64?", "algorithm", "max_ratio_to_plain",
-     "input,n", "out", false, true, fig4_points, claims_of_fig4},
-    {"fig5", "Does the deviation grow with the sequence at a fixed tile?", "n", "max_abs", "algorithm", "out", true,
-     true, fig5_points, claims_of_fig5},
-    {"fig6", "What do tile size and shape change?", "block_k", "max_abs", "format", "out", true, true, fig6_points,
-     claims_of_fig6},
+    {"fig4", "Is flash attention ten times worse than plain, against fp64?", "algorithm",
+     "max_ratio_to_plain", "input,n", "out", false, true, fig4_points, claims_of_fig4},
+    {"fig5", "Does the deviation grow with the sequence at a fixed tile?", "n", "max_abs", "algorithm", "out",
+     true, true, fig5_points, claims_of_fig5},
+    {"fig6", "What do tile size and shape change?", "block_k", "max_abs", "format", "out", true, true,
+     fig6_points, claims_of_fig6},
     {"ties", "Which way do repeated maxima round?", "input", "bias_ulp", "algorithm", "out", false, false,
      ties_points, claims_of_ties},
-    {"logits", "What do growing logits do to the deviation?", "scale", "relative_l2", "algorithm", "out", true, true,
-     logits_points, claims_of_logits},
-    {"bias", "Which inputs bias which algorithm?", "input", "bias_ulp", "algorithm", "out", false, false, bias_points,
-     claims_of_bias},
-    {"accumulators", "How exactly does the unit that adds, add?", "d", "relative_l2", "accumulator,format", "out", true, true,
-     accumulators_points, claims_of_accumulators},
-    {"units", "Does it matter to attention?", "accumulator", "relative_l2", "format", "out", false, true, units_points,
-     claims_of_units},
-    {"backward", "What reaches the gradients, and does delta from P help?", "tensor", "relative_l2", "algorithm,delta,input", "",
-     false, true, backward_points, claims_of_backward},
-    {"winograd", "What does a faster convolution cost?", "algorithm", "relative_l2", "format", "out", false, true,
-     winograd_points, claims_of_winograd},
+    {"logits", "What do growing logits do to the deviation?", "scale", "relative_l2", "algorithm", "out",
+     true, true, logits_points, claims_of_logits},
+    {"bias", "Which inputs bias which algorithm?", "input", "bias_ulp", "algorithm", "out", false, false,
+     bias_points, claims_of_bias},
+    {"accumulators", "How exactly does the unit that adds, add?", "d", "relative_l2", "accumulator,format",
+     "out", true, true, accumulators_points, claims_of_accumulators},
+    {"units", "Does it matter to attention?", "accumulator", "relative_l2", "format", "out", false, true,
+     units_points, claims_of_units},
+    {"backward", "What reaches the gradients, and does delta from P help?", "tensor", "relative_l2",
+     "algorithm,delta,input", "", false, true, backward_points, claims_of_backward},
+    {"winograd", "What does a faster convolution cost?", "algorithm", "relative_l2", "format", "out", false,
+     true, winograd_points, claims_of_winograd},
     {"reductions", "What do fused softmax, layer norm and cross-entropy cost?", "algorithm", "relative_l2",
      "input,tensor", "", false, true, reductions_points, claims_of_reductions},
     {"fp32", "Would fp32 do as a reference for bf16?", "n", "relative_l2", "algorithm", "out", true, true,

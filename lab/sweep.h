@@ -13,14 +13,14 @@ namespace foreshock::lab {
 
 // One statement, and what the measurements say to it.
 struct Claim {
-  std::string source;    // where the statement comes from
+  std::string source;  // where the statement comes from
   std::string statement;
   std::string measured;
   bool holds = false;
 };
 
-// x, y and series are names of axes and statistics as in the JSON (series: one or several, by comma); `tensor` is the one the table and the chart show
-// (empty: all).
+// x, y and series are names of axes and statistics as in the JSON (series: one or several, by comma);
+// `tensor` is the one the table and the chart show (empty: all).
 struct Sweep {
   std::string_view name;
   std::string_view question;

@@ -55,11 +55,13 @@ Row figures(const Measurement& m) {
           written("%.2f", m.max_ratio_to_plain.mean)};
 }
 
-const Row kFigures = {"tensor", "max", "mean", "std", "relative L2", "bias ulp", "z", "L2/plain", "max/plain"};
+const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
+                      "bias ulp", "z",   "L2/plain", "max/plain"};
 
 // Columns as wide as need be; a multi-byte ± counts as one.
 size_t width_of(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 std::string aligned(const std::vector<Row>& rows, size_t left_columns) {

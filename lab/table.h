@@ -8,8 +8,8 @@
 
 namespace foreshock::lab {
 
-// One line per measurement: the axes that vary, then the figures. What does not vary is said once above. Below: the
-// claims. Only the sweep's own tensor is shown. `colour`: ANSI colours for the verdicts.
+// One line per measurement: the axes that vary, then the figures. What does not vary is said once above.
+// Below: the claims. Only the sweep's own tensor is shown. `colour`: ANSI colours for the verdicts.
 std::string table_of(const SweepResult& result, bool colour);
 
 }  // namespace foreshock::lab

@@ -1,5 +1,5 @@
-// A dense row-major matrix of doubles. Every narrower format of the lab is a subset of fp64, so one element type
-// holds the values of all of them exactly.
+// A dense row-major matrix of doubles. Every narrower format of the lab is a subset of fp64, so one element
+// type holds the values of all of them exactly.
 #ifndef FORESHOCK_LAB_TENSOR_H_
 #define FORESHOCK_LAB_TENSOR_H_
 

@@ -16,8 +16,8 @@
 #define FORESHOCK_LAB_TENSOR_CORE_OPERANDS
 namespace foreshock::lab {
 
-// An operand matrix as the vector code wants it: values, and the power of two of each one's exponent (0 for a zero).
-// k is padded to whole steps and the columns to whole vectors with zeros, which change nothing.
+// An operand matrix as the vector code wants it: values, and the power of two of each one's exponent (0 for a
+// zero). k is padded to whole steps and the columns to whole vectors with zeros, which change nothing.
 struct PackedOperand {
   int rows = 0, cols = 0;
   std::vector<double> value, binade;
@@ -227,8 +227,8 @@ void tensor_core_multiply_add(const Accumulator& unit, const NumberFormat& forma
   }
   const int depth = padded(a.cols, unit.step);
   HWY_DYNAMIC_DISPATCH(multiply_packed)
-  (unit, packed(format, a, padded(a.rows, 2), depth), packed(format, b, depth, padded(b.cols, kColumnPadding)),
-   c);
+  (unit, packed(format, a, padded(a.rows, 2), depth),
+   packed(format, b, depth, padded(b.cols, kColumnPadding)), c);
 }
 
 }  // namespace foreshock::lab

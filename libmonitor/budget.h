@@ -6,26 +6,29 @@
 
 namespace foreshock {
 
-// Enforced in the trainer, agent or no agent: a sampled step may cost at most max_slowdown x interval x the time of
-// a step. What it cost beyond that is a debt, and sampled steps are left out until it is paid. The debt of one step
-// is bounded, so that a single stall (a page fault storm, a stopped process) does not silence the monitor for long.
+// Enforced in the trainer, agent or no agent. Every step earns max_slowdown times its length and pays what was ours in
+// it, sampled or not; a sampled step is allowed while nothing is owed. What is saved up is at most one interval's
+// earnings, so that a quiet hour does not pay for a dear minute. What is owed is at most 64 intervals' earnings, so that
+// one stall (a page fault storm, a stopped process) does not silence the monitor for good.
 class Budget {
  public:
   void set_limit(double max_slowdown) { max_slowdown_ = max_slowdown; }
 
-  // A step has ended: its length, and what of it was ours. `sampled`: it was a sampled one.
-  void end_step(double step_seconds, double cost_seconds, bool sampled);
+  // A step has ended: its length, what of it was ours, and the sampling interval in force.
+  void end_step(double step_seconds, double cost_seconds, uint64_t interval);
 
-  // Whether the sampled step that begins now is allowed, `interval` steps after the last one.
-  bool allows(uint64_t interval);
+  // Whether the sampled step that begins now is allowed. A limit of 100 % allows everything.
+  bool allows() const { return max_slowdown_ >= 1 || balance_seconds_ >= 0; }
 
  private:
   static constexpr double kWeight = 0.1;  // of a new step in the running mean of the step time
-  static constexpr double kMostDebts = 8;  // in allowances of one interval
+  static constexpr double kMostOwed = 64;  // earnings of an interval
+  static constexpr int kFirstSteps = 2;    // set-up falls into them: shown in the cost, not held against sampling
 
   double max_slowdown_ = 0.01;
   double step_seconds_ = 0;  // running mean, our part taken off
-  double debt_seconds_ = 0;
+  double balance_seconds_ = 0;
+  int steps_ = 0;
 };
 
 }  // namespace foreshock

@@ -59,7 +59,8 @@ int foreshock_attention_enter(int32_t op, uint32_t flags) {
 }
 
 void foreshock_attention_leave(const foreshock_attention_call* call) {
-  if (call != nullptr) g_monitor.leave(*call);
+  if (call == nullptr) return g_monitor.skip(-1, FORESHOCK_SKIP_UNKNOWN);
+  g_monitor.leave(*call);
 }
 
 void foreshock_attention_skip(int32_t op, uint32_t reason) { g_monitor.skip(op, reason); }
@@ -71,7 +72,7 @@ void foreshock_step_end(const foreshock_step* step) {
 void foreshock_step_skipped(void) { g_monitor.skip_step(); }
 
 void foreshock_observe_loss(double value, uint32_t source) {
-  if ((g_guest.hot() & foreshock::kHotArmed) != 0) g_monitor.observe_loss(value, source);
+  if (!g_guest.is_off()) g_monitor.observe_loss(value, source);
 }
 
 int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }

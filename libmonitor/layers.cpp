@@ -30,9 +30,21 @@ void LayerTable::attach(segment::Layer* records) {
   std::memset(seen_, 0, sizeof seen_);
 }
 
+void LayerTable::shorten(segment::Layer* record, const char* name) {
+  size_t common = 0;
+  for (size_t n = 0; record->name[n] != '\0' && record->name[n] == name[n]; ++n) {
+    const char one = record->name[n + 1], other = name[n + 1];
+    if ((one == '.' || one == '\0') && (other == '.' || other == '\0')) common = n + 1;
+  }
+  store(record->name[common], '\0');
+}
+
 int LayerTable::index_of(const char* label, const char* name) {
   for (uint32_t n = 0; n < layers_; ++n)
-    if (std::strncmp(records_[n].label, label, sizeof records_[n].label - 1) == 0) return static_cast<int>(n);
+    if (std::strncmp(records_[n].label, label, sizeof records_[n].label - 1) == 0) {
+      if (name != nullptr) shorten(&records_[n], name);
+      return static_cast<int>(n);
+    }
   if (layers_ == segment::kMaxLayers) return -1;
   segment::Layer& record = records_[layers_];
   std::snprintf(record.label, sizeof record.label, "%s", label);

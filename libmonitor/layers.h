@@ -17,7 +17,8 @@ class LayerTable {
   // Forgets everything and stores into `records` (kMaxLayers of them) from now on.
   void attach(segment::Layer* records);
 
-  // The index of the layer called `label`, added when it is new; -1 when there is no room.
+  // The index of the layer called `label`, added when it is new; -1 when there is no room. `name` may be null; of
+  // several names the layer keeps the components they begin with in common.
   int index_of(const char* label, const char* name);
 
   // Returns false when there is no room. A later entry of the same identity wins.
@@ -33,6 +34,8 @@ class LayerTable {
   bool publish_gradients(int64_t step, double* total_norm);
 
  private:
+  static void shorten(segment::Layer* record, const char* name);
+
   static constexpr uint32_t kBuckets = 1u << 14;
   struct Entry {
     std::atomic<const void*> identity;

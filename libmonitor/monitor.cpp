@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/sum_of_squares.h"
 #include "libmonitor/sampler.h"
@@ -172,17 +173,22 @@ void Monitor::name_layer(const foreshock_attention_call& call, segment::Slot* sl
 void Monitor::skip(int32_t op, uint32_t reason) {
   const OpenCall open = t_open;
   t_open = {};
-  if (open.op < 0 || open.op != op || open.waking) return;
+  if (open.op < 0 || open.waking) return;
   const Counting counting = g_guest.counting();
-  const uint32_t known = reason < FORESHOCK_SKIP_REASONS ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN};
-  counting.add(counting.block->skipped[g_guest.pass_of(op)][known]);
+  const bool is_known = open.op == op && reason < FORESHOCK_SKIP_REASONS;
+  counting.add(counting.block->skipped[g_guest.pass_of(open.op)][is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
 }
 
 // -- life --
 
 bool Monitor::wake(uint64_t slot_bytes_needed) {
   if (!g_guest.arm(slot_bytes_needed)) return false;
-  // In a child that trains by itself nothing of its parent's clock is left.
+  // In a child that trains by itself nothing of its parent's clock is left. What was seen before the first segment
+  // stays: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but wakes nobody.
+  if (std::exchange(has_woken_, true)) {
+    loss_ = {};
+    skipped_steps_.store(0);
+  }
   step_.store(-1);
   next_step_.store(-1);
   ticket_.store(0);
@@ -194,7 +200,6 @@ bool Monitor::wake(uint64_t slot_bytes_needed) {
   last_totals_ = {};
   budget_ = {};
   budget_.set_limit(g_guest.settings().max_slowdown);
-  loss_ = {};
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
   for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_}) flag->clear();
@@ -235,7 +240,7 @@ void Monitor::begin_step() {
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
   if (!is_sampled_step(step, interval_.load(std::memory_order_relaxed))) return;
-  if (!budget_.allows(interval_.load(std::memory_order_relaxed))) return g_guest.set_bits(kHotNoBudget);
+  if (!budget_.allows()) return g_guest.set_bits(kHotNoBudget);
   free_slots_.store(g_guest.writer().free_slots(), std::memory_order_relaxed);
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
@@ -289,7 +294,7 @@ void Monitor::end_step(const foreshock_step& step) {
   g_guest.writer().append_step(record);
 
   budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, static_cast<double>(record.cost_ns) * 1e-9,
-                   step_was_sampled_);
+                   record.interval);
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
   last_totals_ = {totals.calls, totals.cost_ns + own};
   last_tick_ns_ = begin;

@@ -59,7 +59,7 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kEnabled, nullptr, "FORESHOCK", "1", "0|1",
      "0: nothing is monitored, the command runs as if alone", kReaderRun | kReaderTrainer},
     {OptionId::kBaseDirectory, nullptr, "FORESHOCK_DIR", "", "DIR",
-     "base directory of the runs, on tmpfs; by default /dev/shm/foreshock-<uid>, else under $XDG_RUNTIME_DIR",
+     "base directory of the runs, on tmpfs; by default /dev/shm/foreshock-UID, else under $XDG_RUNTIME_DIR",
      kReaderRun | kReaderStatus | kReaderSwitch | kReaderDoctor | kReaderTrainer},
     {OptionId::kRunId, "--run-id", "FORESHOCK_RUN_ID", "", "ID",
      "name of the run over all its restarts; by default from W&B, Slurm or torchrun, else random",

@@ -21,15 +21,14 @@ void OrdinalFollower::end_run() {
 
 int OrdinalFollower::next(bool backward, bool in_backward) {
   if (!backward && in_backward) return -1;
-  const bool trusted = !unstable_ && agreed_ >= kRunsToTrust;
   if (!backward) {
     backward_ = 0;
     const uint32_t place = run_++;
-    return trusted ? static_cast<int>(place % period_) : -1;
+    return is_trusted() ? static_cast<int>(place % period_) : -1;
   }
   if (run_ > 0) end_run();
   const uint32_t place = backward_++;
-  if (!trusted || place >= last_run_) return -1;
+  if (!is_trusted() || place >= last_run_) return -1;
   return static_cast<int>((last_run_ - 1 - place) % period_);
 }
 

@@ -20,6 +20,7 @@ class OrdinalFollower {
  private:
   static constexpr uint32_t kRunsToTrust = 2;
   void end_run();
+  bool is_trusted() const { return !unstable_ && agreed_ >= kRunsToTrust; }
 
   uint32_t run_ = 0;        // forward calls since the last turn
   uint32_t backward_ = 0;   // backward calls since the last turn

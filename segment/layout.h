@@ -71,13 +71,14 @@ struct Identity {
 
 // One per registered operation, in order of their numbers.
 struct Op {
-  char name[48];
+  char name[64];
   uint32_t pass;
   uint32_t ready;
 };
 
-// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled.
-struct ThreadBlock {
+// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled. Cache lines of
+// their own, so that threads do not take them from each other.
+struct alignas(64) ThreadBlock {
   uint64_t claimed;  // 1: in use
   uint64_t calls[kMaxOps];
   uint64_t unsampled[kPasses];
@@ -112,7 +113,7 @@ struct Layer {
   uint32_t ready;
   uint32_t reserved;
   char label[32];
-  char name[128];  // of the parameter that owns it
+  char name[128];  // of the module that holds all its parameters named so far: it only gets shorter
   uint64_t gradient_step;     // of the norm below; 0: none yet
   double gradient_norm;       // before clipping
   uint64_t nonfinite_steps;   // steps whose gradient here held NaN or Inf

@@ -24,7 +24,7 @@ uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes) {
   };
   place(kIdentity, sizeof(Identity), 1);
   place(kOps, sizeof(Op), kMaxOps);
-  place(kThreads, round_up(sizeof(ThreadBlock), 64), kThreadBlocks);
+  place(kThreads, sizeof(ThreadBlock), kThreadBlocks);
   place(kSteps, sizeof(StepRecord), kStepRecords);
   place(kLayers, sizeof(Layer), kMaxLayers);
   place(kSlots, round_up(slot_bytes, 64), slots);

@@ -4,15 +4,19 @@
 
 const POLL_MS = 2000;
 const ALARM_RATIO = { forward: 2, backward: 3 };
+const ALARM_BIAS_ULP = 0.05;
+const ALARM_BIAS_Z = 6;
 const SVG = "http://www.w3.org/2000/svg";
 const views = new Map(); // rank -> its elements, kept so that focus and open details survive an update
 
 const known = (value) => value !== null && value !== undefined;
-const number = (value, digits = 4) =>
-  !known(value) ? "–" : Number.isFinite(value) ? Number(value.toPrecision(digits)).toString() : String(value);
-const count = (value) => (known(value) ? value.toLocaleString("en") : "–");
-const percent = (value) => (known(value) ? number(value * 100, 2) + " %" : "–");
-const signed = (value) => (known(value) && value > 0 ? "+" : "") + number(value, 3);
+const finite = (value) => known(value) && Number.isFinite(value);
+const minus = (text) => text.replace("-", "\u2212");
+const number = (value, digits = 4) => (finite(value) ? minus(value.toPrecision(digits)) : "–");
+const fixed = (value, digits) => (finite(value) ? minus(value.toFixed(digits)) : "–");
+const signed = (value, digits) => (finite(value) && value > 0 ? "+" : "") + fixed(value, digits);
+const count = (value) => (finite(value) ? value.toLocaleString("en") : "–");
+const percent = (value) => (finite(value) ? fixed(value * 100, 2) + " %" : "unknown");
 
 function element(tag, className, text) {
   const result = document.createElement(tag);
@@ -43,15 +47,13 @@ function createRank(rank) {
   const section = element("section");
   const title = add(section, "div", "title");
   add(title, "h2", "", "rank " + rank);
-  const view = { section, step: add(title, "span"), sources: add(title, "span", "quiet") };
+  const view = { section, step: add(title, "span"), state: add(title, "span", "badge"), sources: add(title, "span", "quiet") };
   const figures = add(section, "div", "figures");
   view.loss = figure(figures, "loss");
-  view.forward = figure(figures, "deviation ratio, forward");
-  view.backward = figure(figures, "deviation ratio, backward");
+  view.ratio = figure(figures, "deviation ratio");
+  view.bias = figure(figures, "bias");
   view.gradient = figure(figures, "gradient norm before clipping");
-  view.backward.chart.remove();
-  view.backward.range.remove();
-  view.worst = add(section, "p", "");
+  view.notes = add(section, "ul", "notes");
   view.layers = table(section, "Layers", [
     "layer", "name", "ratio forward", "ratio backward", "bias, ulp", "relative error", "gradient norm", "steps with NaN or Inf",
   ], 2);
@@ -93,9 +95,10 @@ function fill(view, rows) {
 
 // A curve over the step, not over time; `floor` draws the noise floor.
 function draw(view, steps, values, floor) {
-  const points = (steps || []).map((x, i) => [x, (values || [])[i]]).filter(([x, y]) => known(x) && Number.isFinite(y));
+  const points = (steps || []).map((x, i) => [x, (values || [])[i]]).filter(([x, y]) => finite(x) && finite(y));
   view.chart.replaceChildren();
   view.range.hidden = points.length < 2;
+  view.chart.style.display = points.length < 2 ? "none" : "block";
   if (points.length < 2) return view.chart.setAttribute("aria-label", view.name + ": no history yet");
   const ys = points.map((p) => p[1]).concat(known(floor) ? [floor] : []);
   const [low, high] = [Math.min(...ys), Math.max(...ys)];
@@ -120,18 +123,23 @@ function line(chart, className, path) {
 function show(view, text, alarm, note) {
   view.value.textContent = text;
   view.value.className = alarm ? "value alarm" : "value";
-  view.note.textContent = note || "";
+  view.note.textContent = note;
 }
 
-function ratioCell(value, pass) {
-  return { text: number(value, 3), alarm: known(value) && value > ALARM_RATIO[pass] };
-}
+const exceeds = (ratio, pass) => finite(ratio) && ratio > ALARM_RATIO[pass];
+const ratioCell = (ratio, pass) => ({ text: fixed(ratio, 2), alarm: exceeds(ratio, pass) });
 
-function updatePass(view, attention, pass) {
-  const ratio = attention.deviation_ratio || {};
-  const alarm = known(ratio.mean) && ratio.mean > ALARM_RATIO[pass];
-  show(view, number(ratio.mean, 3), alarm,
-    `noise floor 1, max ${number(ratio.max, 3)}, bias ${signed(attention.bias_ulp)} ulp (z ${signed(attention.bias_z)})`);
+// The control must be silent: what the rounded reference shows too is no alarm.
+const biased = (ulp, z) => finite(ulp) && finite(z) && Math.abs(ulp) > ALARM_BIAS_ULP && Math.abs(z) > ALARM_BIAS_Z;
+
+function showAttention(view, forward, backward) {
+  const [ratio, other] = [forward.deviation_ratio || {}, backward.deviation_ratio || {}];
+  show(view.ratio, fixed(ratio.mean, 2), exceeds(ratio.mean, "forward") || exceeds(other.mean, "backward"),
+    `forward, max ${fixed(ratio.max, 2)}; backward ${fixed(other.mean, 2)}; noise floor 1 (dashed)`);
+  const control = [forward.rounded_reference_bias_ulp, forward.rounded_reference_bias_z];
+  show(view.bias, signed(forward.bias_ulp, 3) + (finite(forward.bias_ulp) ? " ulp" : ""),
+    biased(forward.bias_ulp, forward.bias_z) && !biased(...control),
+    `z ${signed(forward.bias_z, 1)}; rounded reference ${signed(control[0], 3)} (z ${signed(control[1], 1)})`);
 }
 
 function total(counters) {
@@ -150,34 +158,50 @@ function countRow(pass, attention) {
 }
 
 function layerRow(layer) {
-  const broken = layer.nonfinite_steps > 0;
   return [layer.layer ?? "–", layer.name ?? "–", ratioCell(layer.deviation_ratio, "forward"),
-    ratioCell(layer.deviation_ratio_backward, "backward"), signed(layer.bias_ulp), number(layer.relative_error, 3),
-    number(layer.gradient_norm), { text: count(layer.nonfinite_steps), alarm: broken }];
+    ratioCell(layer.deviation_ratio_backward, "backward"), signed(layer.bias_ulp, 3), number(layer.relative_error, 2),
+    number(layer.gradient_norm, 3), { text: count(layer.nonfinite_steps), alarm: layer.nonfinite_steps > 0 }];
 }
 
+// What a reader should know beside the figures, one sentence each.
+function notes(rank) {
+  const lines = [];
+  const steps = (rank.loss || {}).spike_steps || [];
+  const broken = (rank.gradient || {}).nonfinite_layers || [];
+  if (known(rank.worst_layer)) lines.push({ text: "Worst layer: " + layerText(rank), alarm: false });
+  if (steps.length) lines.push({ text: "Loss spikes at step " + steps.slice(-5).map(count).join(", "), alarm: true });
+  if (broken.length) lines.push({ text: "NaN or Inf in the gradient of " + broken.map(nameOf).join(", "), alarm: true });
+  if (rank.no_attention_seen) {
+    lines.push({ text: "No attention call has been seen; dropout or a mask may put all of them on the unfused path.", alarm: true });
+  }
+  if (rank.on === false) lines.push({ text: "Paused.", alarm: false });
+  return lines;
+}
+
+const nameOf = (layer) => (typeof layer === "object" && layer ? layer.name ?? layer.layer : layer);
+
 function updateRank(view, rank) {
-  const attention = rank.attention || {};
-  const passes = ["forward", "backward"].filter((pass) => attention[pass]);
-  const history = rank.history || {};
-  const loss = rank.loss || {};
+  const { attention = {}, history = {}, loss = {} } = rank;
   view.step.textContent = `step ${count(rank.step ?? rank.steps)}`;
+  view.state.textContent = rank.state ?? "";
+  view.state.hidden = !known(rank.state);
   view.sources.textContent =
     `step from ${rank.step_source ?? "–"}, layers from ${rank.layer_source ?? "–"}, loss from ${loss.source ?? "–"}`;
   show(view.loss, number(loss.last), loss.spikes > 0, `first ${number(loss.first)}, spikes ${count(loss.spikes)}`);
   draw(view.loss, history.step, history.loss);
-  updatePass(view.forward, attention.forward || {}, "forward");
-  draw(view.forward, history.step, history.deviation_ratio, 1);
-  updatePass(view.backward, attention.backward || {}, "backward");
+  showAttention(view, attention.forward || {}, attention.backward || {});
+  draw(view.ratio, history.step, history.deviation_ratio, 1);
+  draw(view.bias, [], []);
   const norms = (history.gradient_norm || []).filter(known);
-  show(view.gradient, number(rank.gradient_norm ?? norms[norms.length - 1]), false, "");
+  show(view.gradient, number((rank.gradient || {}).norm ?? norms[norms.length - 1]), false, "all layers");
   draw(view.gradient, history.step, history.gradient_norm);
-  view.worst.textContent = known(rank.worst_layer) ? "Worst layer: " + layerText(rank) : "";
+  view.notes.replaceChildren(...notes(rank).map((line) => element("li", line.alarm ? "alarm" : "", line.text)));
   fill(view.layers, (rank.layers || []).map(layerRow));
   view.counts.lastIsText = true;
+  const passes = ["forward", "backward"].filter((pass) => attention[pass]);
   fill(view.counts, passes.map((pass) => countRow(pass, attention[pass])));
-  view.cost.textContent = `Slowdown ${percent(rank.slowdown_ratio)}. calls = unsampled + skipped + sampled; ` +
-    "sampled = judged + lost + in flight.";
+  view.cost.textContent = `Slowdown ${percent(rank.slowdown_ratio)}, one step of ${count(rank.sample_interval_steps)} sampled. ` +
+    "calls = unsampled + skipped + sampled; sampled = judged + lost + in flight.";
 }
 
 function layerText(rank) {

@@ -72,16 +72,18 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
 }
 
 // Before the optimizer's work. `parameters` holds `count` TensorImpl addresses (parameter._cdata) of
-// everything that steps now; pass none to publish no gradients. Returns 0 (nothing published), 1 (norms), 2
-// (values).
-FORESHOCK_EXPORT int foreshock_adapter_step_begins(const void* const* parameters, size_t count,
-                                                   double inverse_scale) {
+// everything that steps now; none: publish no gradients. See GradientReport::Publish for the rest. Returns
+// the nanoseconds spent inside the core, which accounts for them.
+FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
+                                                        double inverse_scale, uint32_t copies) {
+  auto& gradients = foreshock::adapter::Gradients();
+  const uint64_t before = gradients.core_ns();
   try {
-    foreshock::adapter::Clock().FlushLoss();
-    return static_cast<int>(foreshock::adapter::Gradients().Publish(parameters, count, inverse_scale));
+    gradients.Publish(parameters, count, inverse_scale, copies);
   } catch (...) {
-    return 0;
+    foreshock_off("adapter_gradients");
   }
+  return gradients.core_ns() - before;
 }
 
 // After foreshock_step_end.

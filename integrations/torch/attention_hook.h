@@ -123,6 +123,7 @@ class AttentionHook final : public c10::OperatorKernel {
     at::Tensor query, key, value, out, log_sum_exp, mask, grad_out;
     double scale = 0, dropout = 0;
     bool causal = false;
+    uint64_t keeping_ns = 0;
   };
 
   bool Sampled(const at::Tensor& query) const noexcept {
@@ -141,6 +142,7 @@ class AttentionHook final : public c10::OperatorKernel {
 
   // References, not copies: the operation takes its arguments off the stack.
   Inputs Keep(const Stack& stack) const {
+    const uint64_t begin = NowNs();
     const auto tensor = [&](int index) { return TensorOrUndefined(Peek(stack, arguments_, index)); };
     Inputs inputs{tensor(query_), tensor(key_), tensor(value_), {}, {}, tensor(mask_), tensor(grad_out_)};
     if (backward_) {
@@ -153,10 +155,12 @@ class AttentionHook final : public c10::OperatorKernel {
     if (scale.isDouble()) inputs.scale = scale.toDouble();
     if (dropout.isDouble()) inputs.dropout = dropout.toDouble();
     inputs.causal = causal.isBool() && causal.toBool();
+    inputs.keeping_ns = NowNs() - begin;
     return inputs;
   }
 
   void Report(const Inputs& inputs, const Stack& stack) const noexcept {
+    const uint64_t begin = NowNs();
     foreshock_attention_call call{};
     uint32_t reason = FORESHOCK_SKIP_LAYOUT;
     try {
@@ -164,6 +168,7 @@ class AttentionHook final : public c10::OperatorKernel {
     } catch (...) {
       reason = FORESHOCK_SKIP_UNKNOWN;
     }
+    call.prepare_ns = inputs.keeping_ns + NowNs() - begin;
     if (reason == FORESHOCK_SKIP_REASONS) return foreshock_attention_leave(&call);
     foreshock_attention_skip(number_, reason);
   }

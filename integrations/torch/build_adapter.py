@@ -32,7 +32,7 @@ COMPILERS = ["g++", "c++", "clang++"]
 COMPILE_SECONDS, TEST_SECONDS = 600, 120
 
 
-class Outcome(Exception):
+class BuildError(Exception):
     """A state other than ready or built, and what to do about it."""
 
     def __init__(self, state: str, reason: str) -> None:
@@ -47,22 +47,24 @@ def find_torch() -> tuple[Path, str, str]:
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.origin:
-        raise Outcome("no_torch", f"{sys.executable} has no torch; use the Python of the training")
+        raise BuildError("no_torch", f"{sys.executable} has no torch; use the Python of the training")
     home = Path(spec.origin).parent
     try:
         text = (home / "version.py").read_text()
     except OSError as error:
-        raise Outcome("unsupported", f"torch at {home} has no version.py ({error.strerror})") from error
+        raise BuildError("unsupported", f"torch at {home} has no version.py ({error.strerror})") from error
     values = dict(re.findall(r"^(__version__|git_version)\s*=\s*['\"]([^'\"]+)['\"]", text, re.M))
     if "__version__" not in values:
-        raise Outcome("unsupported", f"cannot read the version of torch from {home / 'version.py'}")
+        raise BuildError("unsupported", f"cannot read the version of torch from {home / 'version.py'}")
     return home, values["__version__"], values.get("git_version", "unknown")
 
 
 def require_supported(version: str) -> None:
     if ".".join(version.split(".")[:2]) not in SUPPORTED:
         known = ", ".join(sorted(SUPPORTED))
-        raise Outcome("unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}")
+        raise BuildError(
+            "unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}"
+        )
 
 
 def find_compiler() -> str:
@@ -70,7 +72,7 @@ def find_compiler() -> str:
         found = shutil.which(name.split()[0]) if name.strip() else None
         if found:
             return found
-    raise Outcome("no_compiler", "no C++ compiler found; install g++ (apt-get install g++) or set CXX")
+    raise BuildError("no_compiler", "no C++ compiler found; install g++ (apt-get install g++) or set CXX")
 
 
 def digest(paths: list[Path]) -> str:
@@ -113,13 +115,15 @@ def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
     except subprocess.TimeoutExpired as error:
-        raise Outcome("failed", f"{what} took longer than {seconds:.0f} s") from error
+        raise BuildError("failed", f"{what} took longer than {seconds:.0f} s") from error
     except OSError as error:
-        raise Outcome("failed", f"{what} did not start: {error}") from error
+        raise BuildError("failed", f"{what} did not start: {error}") from error
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
-        raise Outcome("failed", f"{what} failed with {done.returncode}: {telling[:300]}")
+        telling = next(
+            (line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output"
+        )
+        raise BuildError("failed", f"{what} failed with {done.returncode}: {telling[:300]}")
 
 
 def self_test(adapter: Path, library: Path) -> None:
@@ -127,7 +131,9 @@ def self_test(adapter: Path, library: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
     script = str(SOURCES / "self_test.py")
-    run_or_fail([sys.executable, script, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
+    run_or_fail(
+        [sys.executable, script, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment
+    )
 
 
 def build(home: Path, place: Path, sources: str, library: Path, include: Path) -> None:
@@ -139,7 +145,12 @@ def build(home: Path, place: Path, sources: str, library: Path, include: Path) -
         command = compile_command(compiler, home, include, work / "adapter.so")
         run_or_fail(command, COMPILE_SECONDS, "compiling the adapter")
         self_test(work / "adapter.so", library)
-        stamp = {"sources": sources, "adapter": digest([work / "adapter.so"]), "compiler": compiler, "flags": FLAGS}
+        stamp = {
+            "sources": sources,
+            "adapter": digest([work / "adapter.so"]),
+            "compiler": compiler,
+            "flags": FLAGS,
+        }
         (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
         if place.exists():
             place.rename(Path(scratch) / "old")
@@ -163,8 +174,8 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
                 return answer | {"state": "ready"}
             build(home, place, sources, arguments.library, arguments.include)
         return answer | {"state": "built"}
-    except Outcome as outcome:
-        return answer | {"state": outcome.state, "reason": outcome.reason, "path": ""}
+    except BuildError as error:
+        return answer | {"state": error.state, "reason": error.reason, "path": ""}
     except OSError as error:
         return answer | {"state": "failed", "reason": f"{error.filename}: {error.strerror}", "path": ""}
 
@@ -184,8 +195,8 @@ def main() -> None:
     begin = time.monotonic()
     try:
         answer = prepare(arguments)
-    except Outcome as outcome:
-        answer = {"state": outcome.state, "torch": "", "path": "", "reason": outcome.reason}
+    except BuildError as error:
+        answer = {"state": error.state, "torch": "", "path": "", "reason": error.reason}
     order = {key: answer[key] for key in ("state", "torch", "path", "reason")}
     print(json.dumps(order | {"seconds": round(time.monotonic() - begin, 3)}))
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,12 @@ inline bool HasData(const at::Tensor& tensor) {
 }
 
 inline bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// Only where a clock may be read: sampled calls and the ends of steps.
+inline uint64_t NowNs() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
 
 // Value of a one-element floating tensor; empty for anything on a device (reading it would wait for the
 // device).

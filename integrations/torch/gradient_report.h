@@ -10,26 +10,26 @@
 
 namespace foreshock::adapter {
 
-// What a report came to; the helper shows it in its own tests only.
-enum class GradientSource : int { kNone = 0, kNorms = 1, kValues = 2 };
-
 // One caller at a time: the helper holds the interpreter lock.
 class GradientReport {
  public:
   // `parameters`: TensorImpl addresses, alive. `inverse_scale`: what the optimizer itself multiplies
   // gradients by.
-  GradientSource Publish(const void* const* parameters, size_t count, double inverse_scale) {
-    if (!Collect(parameters, count) || gradients_.empty()) return GradientSource::kNone;
+  void Publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies) {
+    if (!Collect(parameters, count) || gradients_.empty()) return;
     const auto found = Norms().Match(tensors_, inverse_scale, &squares_);
     for (size_t i = 0; i < gradients_.size(); ++i) gradients_[i].sum_of_squares = squares_[i];
-    if (found == GradientNorms::Found::kAll) return Send(GradientSource::kNorms);
-    const bool untouched = found == GradientNorms::Found::kNone && Untouched();
-    if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return GradientSource::kNone;
+    if (found == GradientNorms::Found::kAll) return Send();
+    const bool untouched = found == GradientNorms::Found::kNone && Untouched(copies);
+    if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
-      if (!Values(*tensors_[i], &gradients_[i].values)) return GradientSource::kNone;
+      if (!Values(*tensors_[i], &gradients_[i].values)) return;
     }
-    return Send(GradientSource::kValues);
+    Send();
   }
+
+  // Time spent inside the core so far, which it accounts for itself.
+  uint64_t core_ns() const noexcept { return core_ns_; }
 
   // After the step: what a gradient that is kept over the step (zeroed, not dropped) starts from.
   void StepEnded() noexcept {
@@ -39,9 +39,10 @@ class GradientReport {
   }
 
  private:
-  GradientSource Send(GradientSource source) noexcept {
+  void Send() noexcept {
+    const uint64_t begin = NowNs();
     foreshock_observe_gradients(gradients_.data(), gradients_.size());
-    return source;
+    core_ns_ += NowNs() - begin;
   }
 
   // False if any gradient is a part of a larger one, or is not dense: local values never pose as global ones.
@@ -74,12 +75,13 @@ class GradientReport {
   // Has nobody changed the gradients since the backward passes wrote them? Every in-place write moves a
   // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more, unscaling 1 more.
   // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see.
-  bool Untouched() const noexcept {
+  bool Untouched(uint32_t copies) const noexcept {
     const uint32_t passes = Clock().roots();
     if (passes == 0) return false;
-    const uint32_t fresh = passes - 1 + Clock().unscales();
+    const uint32_t after = Clock().unscales() + copies;
+    const uint32_t fresh = passes - 1 + after;
     return sentinel_version_ == fresh ||
-           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + Clock().unscales());
+           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + after);
   }
 
   static bool Values(const c10::TensorImpl& gradient, foreshock_tensor* values) {
@@ -101,6 +103,7 @@ class GradientReport {
   std::vector<foreshock_gradient> gradients_;
   std::vector<const c10::TensorImpl*> tensors_;  // gradients of gradients_[i]
   std::vector<double> squares_;
+  uint64_t core_ns_ = 0;
   const c10::TensorImpl* sentinel_ = nullptr;
   const c10::TensorImpl* kept_ = nullptr;
   uint32_t sentinel_version_ = 0, kept_version_ = 0;

@@ -7,6 +7,8 @@
 #include <c10/core/GradMode.h>
 
 #include <atomic>
+#include <cstring>
+#include <typeinfo>
 
 #include "dispatch.h"
 
@@ -17,12 +19,15 @@ inline thread_local std::optional<double> pending_loss;
 
 class TrainingClock {
  public:
-  // The root of backward(): a gradient of one was made for `loss`.
-  void SawRoot(double loss) noexcept {
+  // The root of backward(): a gradient of one was made for `loss`. With a gradient scaler it is not the loss
+  // but a multiple; until the first step has shown whether there is one, a product needs a cross-entropy
+  // beside it.
+  void SawRoot(double loss, bool is_product) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
-    root_sum_.fetch_add(loss, std::memory_order_relaxed);
-    root_count_.fetch_add(1, std::memory_order_relaxed);
-    BackwardBegins();
+    const bool beside_loss = BackwardBegins();
+    const bool maybe_scaled = is_product && !beside_loss && !stepped_.load(std::memory_order_relaxed);
+    if (maybe_scaled || scaler_.load(std::memory_order_relaxed)) return;
+    foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // For trainers that pass the gradient in themselves: another graph task is another backward pass.
@@ -58,22 +63,12 @@ class TrainingClock {
     step.version = FORESHOCK_ABI_VERSION;
     step.step = -1;
     step.step_source = FORESHOCK_STEP_COUNTED;
-    FlushLoss();
     foreshock_step_end(&step);
     StepEnded();
   }
 
-  // Before the optimizer's work: what has not been published yet. A root under a gradient scaler is a scaled
-  // loss.
-  void FlushLoss() noexcept {
-    PublishLoss();
-    const uint32_t count = root_count_.exchange(0, std::memory_order_relaxed);
-    const double sum = root_sum_.exchange(0, std::memory_order_relaxed);
-    if (count == 0 || scaler_.load(std::memory_order_relaxed)) return;
-    foreshock_observe_loss(sum / count, FORESHOCK_LOSS_BACKWARD_ROOT);
-  }
-
   void StepEnded() noexcept {
+    stepped_.store(true, std::memory_order_relaxed);
     roots_.store(0, std::memory_order_relaxed);
     unscales_.store(0, std::memory_order_relaxed);
     backwards_.store(0, std::memory_order_relaxed);
@@ -85,16 +80,14 @@ class TrainingClock {
   uint32_t unscales() const noexcept { return unscales_.load(std::memory_order_relaxed); }
 
  private:
-  void BackwardBegins() noexcept {
+  // True when a cross-entropy belongs to this backward pass.
+  bool BackwardBegins() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     backwards_.fetch_add(1, std::memory_order_relaxed);
-    PublishLoss();
-  }
-
-  static void PublishLoss() noexcept {
-    if (!pending_loss) return;
+    if (!pending_loss) return false;
     foreshock_observe_loss(*pending_loss, FORESHOCK_LOSS_NLL);
     pending_loss.reset();
+    return true;
   }
 
   std::atomic<uint64_t> epoch_{1};      // moves whenever a backward pass begins
@@ -102,10 +95,9 @@ class TrainingClock {
   std::atomic<uint32_t> roots_{
       0};  // since the last step; exact where the trainer calls backward() on a scalar
   std::atomic<uint32_t> unscales_{0};  // since the last step
-  std::atomic<uint32_t> root_count_{0};
-  std::atomic<double> root_sum_{0};
   std::atomic<int> task_{-1};
   std::atomic<bool> scaler_{false};
+  std::atomic<bool> stepped_{false};
   std::atomic<const void* const*> slot_{nullptr};
   std::atomic<const void*> seen_{nullptr};
 };
@@ -157,7 +149,8 @@ class RootHook final : public c10::OperatorKernel {
     const auto* meta = torch::autograd::impl::get_autograd_meta(self);
     if (!meta || !meta->grad_fn_ || InBackward()) return;
     Clock().Poll();
-    if (const auto loss = ScalarOnCpu(self)) Clock().SawRoot(*loss);
+    const bool is_product = std::strstr(typeid(*meta->grad_fn_).name(), "MulBackward") != nullptr;
+    if (const auto loss = ScalarOnCpu(self)) Clock().SawRoot(*loss, is_product);
   }
 
   const int arguments_;

@@ -174,7 +174,9 @@ def run_all(call, x, grad: bool) -> dict[str, torch.Tensor]:
     out = call(*leaves)
     results = {"out": out}
     if grad:
-        results |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, x["grad_out"].to(out.dtype))))
+        results |= dict(
+            zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, x["grad_out"].to(out.dtype)), strict=True)
+        )
     return {name: tensor.detach() for name, tensor in results.items()}
 
 
@@ -347,9 +349,7 @@ def main() -> int:
             print(f"\r{done} of {total} cases", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
     dtype = DTYPES[options.dtype]
-    report = judge(
-        function, options.function, options.device, dtype, options.grad, options.quick, progress=progress
-    )
+    report = judge(function, options.function, options.device, dtype, options.grad, options.quick, progress=progress)
     print(report)
     return 1 if report.findings else 0
 

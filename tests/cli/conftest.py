@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def foreshock() -> str:
-    build = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
+    build = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
     executable = build / "bin" / "foreshock"
     if not executable.exists():
         pytest.fail(f"{executable} is missing: build it first with ./dev build")

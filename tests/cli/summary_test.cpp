@@ -29,7 +29,7 @@ Json pass(double judged, double ratio, double bias, double z) {
 Json rank(int number, double ratio, double bias = 0.01, double z = 0.8) {
   return {{"rank", number},
           {"steps", 1600},
-          {"step_source", "optimizer state"},
+          {"step_source", "optimizer_state"},
           {"attention", {{"forward", pass(300, ratio, bias, z)}, {"backward", pass(100, 0.8, -0.004, -0.2)}}},
           {"worst_layer", "003"},
           {"layer_source", "parameter"},
@@ -46,7 +46,7 @@ TEST(Summary, TellsTheStoryOfOneRank) {
   const std::string text = text_of(Json::array({rank(0, 0.71)}));
   for (const char* part :
        {"run abc", "finished", "1 600 steps (optimizer state)", "4 800", "12 dropout", "0.71", "0.89",
-        "1.9e-03", "+0.010 ulp", "003 (layers by parameter)", "5.52 -> 2.31 (nll), no spike", "0.61 %",
+        "1.9e-03", "+0.010 ulp", "003 (named by parameter)", "5.52 -> 2.31 (nll), no spike", "0.61 %",
         "attention errs no more than its precision explains"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
@@ -62,6 +62,12 @@ TEST(Summary, UnknownIsNotZero) {
   EXPECT_THAT(text, HasSubstr("no attention was judged"));
 }
 
+TEST(Summary, ABiasOfFewSlicesIsMarkedAsSuch) {
+  Json early = rank(0, 0.9);
+  early["attention"]["forward"]["bias_z"] = nullptr;
+  EXPECT_THAT(text_of(Json::array({early})), HasSubstr("few slices"));
+}
+
 TEST(Summary, AddsUpRanksAndShowsEach) {
   const std::string text = text_of(Json::array({rank(0, 0.5), rank(1, 0.7)}));
   EXPECT_THAT(text, HasSubstr("2 ranks"));
@@ -74,6 +80,16 @@ TEST(Summary, NamesWhatIsWrong) {
   EXPECT_THAT(text_of(Json::array({rank(0, 2.5)})), HasSubstr("errs more than its precision explains"));
   EXPECT_THAT(text_of(Json::array({rank(0, 0.9, 0.18, 26)})), HasSubstr("forward is biased"));
   EXPECT_THAT(text_of(Json::array({rank(0, 0.9, 0.18, 2)})), Not(HasSubstr("biased")));
+  Json rounding = rank(0, 0.9, 0.18, 26);
+  rounding["attention"]["forward"]["rounded_reference_bias_ulp"] = 0.17;
+  rounding["attention"]["forward"]["rounded_reference_bias_z"] = 20;
+  EXPECT_THAT(text_of(Json::array({rounding})), Not(HasSubstr("biased")));
+  Json broken = rank(0, 0.9);
+  broken["gradient"] = {{"norm", 1.5}, {"nonfinite_layers", {"002"}}};
+  broken["loss"]["spikes"] = 1;
+  broken["loss"]["spike_steps"] = Json::array({812});
+  EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("1 spike, first at step 812"));
+  EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("not finite at times in layer 002"));
 }
 
 TEST(Summary, SaysWhenNoAttentionWasSeen) {

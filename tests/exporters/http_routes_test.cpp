@@ -11,7 +11,9 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-int status_of(const HttpRequest& request) { return HttpRoutes().answer(request, Published()).status; }
+int status_of(const HttpRequest& request) {
+  return HttpRoutes().answer(request, std::make_shared<Published>()).status;
+}
 
 TEST(LoopbackHost, NamesOfThisMachineOnly) {
   for (const char* host :
@@ -37,14 +39,15 @@ TEST(HttpRoutes, RefusesWhatItDoesNotServe) {
 TEST(HttpRoutes, ServesWhatWasPublished) {
   Registry registry;
   registry.set(Metric::kLoss, {"r", "0"}, 3);
-  Published published{registry.snapshot(), R"({"schema":1})", false, "no rank lives"};
+  const auto published =
+      std::make_shared<Published>(Published{registry.snapshot(), R"({"schema":1})", false, "no rank lives"});
   HttpRoutes routes;
   const HttpReply metrics = routes.answer({"GET", "localhost", "/metrics"}, published);
   EXPECT_EQ(metrics.content_type, "text/plain; version=0.0.4; charset=utf-8");
-  EXPECT_EQ(*metrics.body, exposition(*published.metrics));
+  EXPECT_EQ(*metrics.body, exposition(*published->metrics));
   const HttpReply state = routes.answer({"GET", "localhost", "/api/v1/state?x=1"}, published);
   EXPECT_EQ(state.content_type, "application/json");
-  EXPECT_EQ(*state.body, R"({"schema":1})");
+  EXPECT_EQ(state.body.get(), &published->state_json) << "shared, however many ask for it";
   const HttpReply health = routes.answer({"GET", "localhost", "/healthz"}, published);
   EXPECT_EQ(health.status, 503);
   EXPECT_EQ(*health.body, "no rank lives\n");
@@ -53,17 +56,17 @@ TEST(HttpRoutes, ServesWhatWasPublished) {
 TEST(HttpRoutes, RendersASnapshotOnceAndANewOneAnew) {
   Registry registry;
   registry.set(Metric::kLoss, {"r", "0"}, 3);
-  Published published{registry.snapshot(), "", true, ""};
+  const auto published = std::make_shared<Published>(Published{registry.snapshot(), "", true, ""});
   HttpRoutes routes;
   const auto first = routes.answer({"GET", "localhost", "/metrics"}, published).body;
   EXPECT_EQ(routes.answer({"GET", "localhost", "/metrics"}, published).body, first);
   registry.set(Metric::kLoss, {"r", "0"}, 4);
-  published.metrics = registry.snapshot();
+  published->metrics = registry.snapshot();
   EXPECT_THAT(*routes.answer({"GET", "localhost", "/metrics"}, published).body, HasSubstr("rank=\"0\"} 4\n"));
 }
 
 TEST(HttpRoutes, BeforeTheFirstSnapshotMetricsAreEmpty) {
-  EXPECT_EQ(*HttpRoutes().answer({"GET", "localhost", "/metrics"}, Published()).body, "");
+  EXPECT_EQ(*HttpRoutes().answer({"GET", "localhost", "/metrics"}, std::make_shared<Published>()).body, "");
 }
 
 // The content security policy allows no inline code and no other origin; the page must live with that.

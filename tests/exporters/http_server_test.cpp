@@ -153,13 +153,16 @@ TEST_F(Server, AHalfSentHeadIsDroppedAfterASecond) {
   EXPECT_LT(ms_since(begin), 3000);
 }
 
-TEST_F(Server, AClientThatNeverReadsIsDropped) {
-  publish("ok", std::string(64 << 20, 'x'));  // more than socket buffers hold
+TEST_F(Server, AClientThatDoesNotReadDelaysNobodyAndIsDropped) {
+  const size_t size = 32 << 20;  // more than the socket buffers hold
+  publish("ok", std::string(size, 'x'));
   const Client deaf(server_.port());
   deaf.say("GET /api/v1/state HTTP/1.1\r\nHost: localhost\r\n\r\n");
   const auto begin = Clock::now();
   get("/metrics");
   EXPECT_LT(ms_since(begin), 500);
+  std::this_thread::sleep_for(std::chrono::seconds(5));  // longer than the server waits for a reply to leave
+  EXPECT_LT(deaf.hear().size(), size);
 }
 
 TEST_F(Server, BeyondTheCapTheOldestIdleConnectionGoes) {

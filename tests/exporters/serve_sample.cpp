@@ -5,7 +5,9 @@
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
+#include <sstream>
 
 #include "exporters/http_server.h"
 
@@ -30,20 +32,23 @@ void fill_rank(foreshock::Registry* registry, std::string_view run, std::string_
   registry->set(Metric::kLayerGradientNorm, {run, rank, std::string(200, 'x')}, 1);
 }
 
-std::shared_ptr<const foreshock::Published> sample(foreshock::Registry* registry, double tick) {
+std::shared_ptr<const foreshock::Published> sample(foreshock::Registry* registry, const std::string& state,
+                                                   double tick) {
   registry->set(Metric::kBuildInfo, {"0.1.0"}, 1);
   for (std::string_view rank : {"0", "1"})
     fill_rank(registry, "hostile\x01run\n\xf0\x9f\x98\x80", rank, tick);
   auto published = std::make_shared<foreshock::Published>();
   published->metrics = registry->snapshot();
-  published->state_json = R"({"schema":1,"run":"<script>alert(1)</script>","state":"running","ranks":[]})";
+  published->state_json = state;
   published->health_text = "ok";
   return published;
 }
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  std::ostringstream state;
+  if (argc > 1) state << std::ifstream(argv[1]).rdbuf();
   foreshock::Registry registry;
   foreshock::HttpServer server;
   std::string error;
@@ -51,9 +56,10 @@ int main() {
     std::fprintf(stderr, "%s\n", error.c_str());
     return 1;
   }
-  server.publish(sample(&registry, 1));
+  server.publish(sample(&registry, state.str(), 1));
   std::printf("%s %d\n", server.address().c_str(), server.port());
   std::fflush(stdout);
   pollfd input{STDIN_FILENO, POLLIN, 0};
-  for (double tick = 2; poll(&input, 1, 200) == 0; ++tick) server.publish(sample(&registry, tick));
+  for (double tick = 2; poll(&input, 1, 200) == 0; ++tick)
+    server.publish(sample(&registry, state.str(), tick));
 }

@@ -36,12 +36,29 @@ def count(rows, kind, passes=(0, 1)): return sum(r["event"] == kind and r.get("p
 """
 
 
-def build(cache: Path, library: Path, *more: str, python: str = sys.executable, env: dict | None = None) -> dict:
-    command = [python, str(BUILDER), "--cache", str(cache), "--library", str(library), "--include", str(INCLUDE)]
+def build(
+    cache: Path, library: Path, *more: str, python: str = sys.executable, env: dict | None = None
+) -> dict:
+    command = [
+        python,
+        str(BUILDER),
+        "--cache",
+        str(cache),
+        "--library",
+        str(library),
+        "--include",
+        str(INCLUDE),
+    ]
     done = subprocess.run([*command, *more], capture_output=True, text=True, env=env, timeout=900)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def build_adapter():
+    """build_adapter(cache, library, *options, env=None): the builder's answer."""
+    return build
 
 
 @pytest.fixture(scope="session")

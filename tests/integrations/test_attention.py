@@ -10,7 +10,12 @@ def test_forward_and_backward_are_seen_once(trainer) -> None:
         print(json.dumps(events()))
     """)
     calls = [row for row in rows if row["event"] in ("enter", "leave")]
-    assert [(row["event"], row["pass"]) for row in calls] == [("enter", 0), ("leave", 0), ("enter", 1), ("leave", 1)]
+    assert [(row["event"], row["pass"]) for row in calls] == [
+        ("enter", 0),
+        ("leave", 0),
+        ("enter", 1),
+        ("leave", 1),
+    ]
     assert calls[0]["flags"] == 1
     assert calls[2]["flags"] == 3
     assert calls[1]["causal"] == 1

@@ -12,7 +12,8 @@ namespace {
 const NumberFormat kFp64 = *parse_format("fp64");
 const NumberFormat kBf16 = *parse_format("bf16");
 
-Tensors run(std::string_view name, const Tensors& inputs, const Settings& settings, const NumberFormat& format) {
+Tensors run(std::string_view name, const Tensors& inputs, const Settings& settings,
+            const NumberFormat& format) {
   Arithmetic arithmetic(format, natural_accumulator(format));
   return find_algorithm(name)->run(inputs, settings, arithmetic);
 }
@@ -40,9 +41,9 @@ void expect_close(const Tensors& a, const Tensors& b, double tolerance, std::str
 // Attention and its gradients as anyone would write them down, in long double (64 bits of significand).
 Tensors obvious_attention(const Tensors& x, double scale) {
   const Tensor &q = x.at("query"), &k = x.at("key"), &v = x.at("value"), &g = x.at("grad_out");
-  Tensors y{{"out", Tensor(q.rows, v.cols)},        {"log_sum_exp", Tensor(q.rows, 1)},
-            {"delta", Tensor(q.rows, 1)},           {"grad_query", Tensor(q.rows, q.cols)},
-            {"grad_key", Tensor(k.rows, k.cols)},   {"grad_value", Tensor(v.rows, v.cols)}};
+  Tensors y{{"out", Tensor(q.rows, v.cols)},      {"log_sum_exp", Tensor(q.rows, 1)},
+            {"delta", Tensor(q.rows, 1)},         {"grad_query", Tensor(q.rows, q.cols)},
+            {"grad_key", Tensor(k.rows, k.cols)}, {"grad_value", Tensor(v.rows, v.cols)}};
   for (int i = 0; i < q.rows; ++i) {
     std::vector<long double> p(k.rows);
     long double sum = 0, delta = 0;
@@ -79,8 +80,8 @@ Tensors obvious_attention(const Tensors& x, double scale) {
 // Scores up to 5, sums of 70 terms of size 1: errors stay below 1e3 fp64 roundoffs, 1e-13.
 TEST(Attention, PlainInFp64IsAttention) {
   const Tensors inputs = attention_inputs(33, 70, 20, kFp64);
-  expect_close(run("plain", inputs, attention_settings(20, true), kFp64), obvious_attention(inputs, 1 / std::sqrt(20)),
-               1e-13, "plain");
+  expect_close(run("plain", inputs, attention_settings(20, true), kFp64),
+               obvious_attention(inputs, 1 / std::sqrt(20)), 1e-13, "plain");
 }
 
 TEST(Attention, EveryAlgorithmComputesTheSameInFp64) {
@@ -128,7 +129,8 @@ TEST(Attention, VariantsAreTheirOriginalWhereTheyDoNotDiffer) {
   EXPECT_EQ(out("flash3_fp8"), out("flash2_shipped"));  // bf16 has no scales
   Settings one_part = settings;
   one_part.tiling.splits = 1;
-  const Tensors whole = run("split_k", inputs, one_part, kBf16), shipped = run("flash2_shipped", inputs, settings, kBf16);
+  const Tensors whole = run("split_k", inputs, one_part, kBf16),
+                shipped = run("flash2_shipped", inputs, settings, kBf16);
   EXPECT_EQ(whole.at("out").data, shipped.at("out").data);
 }
 
@@ -141,7 +143,8 @@ TEST(Attention, OutputsAreNumbersOfTheStorageFormat) {
       if (algorithm.family != Family::kAttention) continue;
       const Tensors results = algorithm.run(inputs, attention_settings(32), arithmetic);
       for (double x : results.at("out").data)
-        ASSERT_EQ(x, round_scalar(arithmetic.storage(), Rounding::kNearestEven, x)) << algorithm.name << " " << name;
+        ASSERT_EQ(x, round_scalar(arithmetic.storage(), Rounding::kNearestEven, x))
+            << algorithm.name << " " << name;
     }
   }
 }
@@ -149,7 +152,8 @@ TEST(Attention, OutputsAreNumbersOfTheStorageFormat) {
 // Sides whose outputs are no multiple of the tile as well: 14 - 2 = 12, 11 - 2 = 9.
 TEST(Convolution, WinogradIsConvolution) {
   for (int side : {3, 11, 14}) {
-    const Tensors inputs = make_inputs({Family::kConvolution, 5, side, 7}, *parse_input_law("normal"), 1, 1, kFp64);
+    const Tensors inputs =
+        make_inputs({Family::kConvolution, 5, side, 7}, *parse_input_law("normal"), 1, 1, kFp64);
     const Tensors truth = run("direct", inputs, {}, kFp64);
     // The transforms of F(6, 3) grow numbers by up to 100, so 1e2 * 63 terms * 1e-16.
     for (const char* name : {"winograd_f2", "winograd_f4", "winograd_f6"})
@@ -187,7 +191,8 @@ TEST(Reductions, PlainIsWhatItIsCalled) {
   EXPECT_NEAR(run("layer_norm_two_pass", norm, {}, kFp64).at("out").at(0, 1), 1 / std::sqrt(1 + 1e-5), 1e-15);
   Tensors loss{{"hidden", Tensor(1, 1, 1.0)}, {"classes", Tensor(2, 1)}, {"label", Tensor(1, 1, 1.0)}};
   loss["classes"].data = {0, 2};  // logits 0 and 2, label 1: log(1 + e^-2)
-  EXPECT_NEAR(run("cross_entropy_plain", loss, {}, kFp64).at("loss").at(0, 0), std::log1p(std::exp(-2.0)), 1e-15);
+  EXPECT_NEAR(run("cross_entropy_plain", loss, {}, kFp64).at("loss").at(0, 0), std::log1p(std::exp(-2.0)),
+              1e-15);
 }
 
 }  // namespace

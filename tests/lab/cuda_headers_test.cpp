@@ -38,13 +38,17 @@ void expect_same(const char* name, Rounding rounding, Convert convert) {
 }
 
 TEST(CudaHeaders, Bf16) {
-  expect_same("bf16", Rounding::kNearestEven, [](float x) -> double { return __bfloat162float(__float2bfloat16_rn(x)); });
-  expect_same("bf16", Rounding::kTowardZero, [](float x) -> double { return __bfloat162float(__float2bfloat16_rz(x)); });
+  expect_same("bf16", Rounding::kNearestEven,
+              [](float x) -> double { return __bfloat162float(__float2bfloat16_rn(x)); });
+  expect_same("bf16", Rounding::kTowardZero,
+              [](float x) -> double { return __bfloat162float(__float2bfloat16_rz(x)); });
 }
 
 TEST(CudaHeaders, Fp16) {
-  expect_same("fp16", Rounding::kNearestEven, [](float x) -> double { return __half2float(__float2half_rn(x)); });
-  expect_same("fp16", Rounding::kTowardZero, [](float x) -> double { return __half2float(__float2half_rz(x)); });
+  expect_same("fp16", Rounding::kNearestEven,
+              [](float x) -> double { return __half2float(__float2half_rn(x)); });
+  expect_same("fp16", Rounding::kTowardZero,
+              [](float x) -> double { return __half2float(__float2half_rz(x)); });
 }
 
 TEST(CudaHeaders, Fp8) {

@@ -1,5 +1,5 @@
-// Values that exercise a format: every exponent it has, its subnormals, halfway cases and their neighbours, and what
-// lies beyond its range.
+// Values that exercise a format: every exponent it has, its subnormals, halfway cases and their neighbours,
+// and what lies beyond its range.
 #ifndef FORESHOCK_TESTS_LAB_FORMAT_SAMPLES_H_
 #define FORESHOCK_TESTS_LAB_FORMAT_SAMPLES_H_
 
@@ -22,7 +22,8 @@ inline std::vector<double> format_samples(const NumberFormat& format, int count,
     double value = std::ldexp(1 + uniform(seed, 4 * i + 1), exponent);
     const int quantum = std::max(exponent, format.min_exponent) - (format.precision - 1);
     switch (random_bits(seed, 4 * i + 2) % 4) {
-      case 0: break;
+      case 0:
+        break;
       case 1:  // halfway between two numbers of the format
         value = std::ldexp(std::floor(std::ldexp(value, -quantum)) + 0.5, quantum);
         break;

@@ -43,8 +43,8 @@ TEST(Inputs, DependOnTheSeedAndOnNothingElse) {
     EXPECT_LE(std::fabs(rounded.data[i] - exact.data[i]), kBf16.ulp(exact.data[i]) / 2);
 }
 
-// Scores of each row, in nats: T at the top, or one at the top and the rest the gap below it; the others weigh 2e-4
-// together (within the spread of their 0.25-sd noise, whose mean factor is e^(1/32)).
+// Scores of each row, in nats: T at the top, or one at the top and the rest the gap below it; the others
+// weigh 2e-4 together (within the spread of their 0.25-sd noise, whose mean factor is e^(1/32)).
 TEST(Inputs, TiesAreWhereTheyWereAskedFor) {
   for (const auto& [law, ties, gap] : {std::tuple{"ties:3", 3, 0.0}, {"ties:4:1.9e-3", 4, 1.9e-3}}) {
     const Tensors x = inputs(law, 5, kBf16);

@@ -20,7 +20,8 @@ TEST(LabRequest, NothingMeansThePapersFigures) {
 
 TEST(LabRequest, AxesMultiply) {
   LabRequest request;
-  ASSERT_EQ(parse_lab_request({"--format", "bf16,fp16", "--n=256,512,1024", "--scale", "0.5", "--seeds", "3"}, &request),
+  ASSERT_EQ(parse_lab_request({"--format", "bf16,fp16", "--n=256,512,1024", "--scale", "0.5", "--seeds", "3"},
+                              &request),
             "");
   ASSERT_EQ(request.sweeps.size(), 1u);
   ASSERT_EQ(request.sweeps[0].points.size(), 6u);
@@ -38,11 +39,21 @@ TEST(LabRequest, NamedSweepsTakeSeedsButNoOtherAxes) {
 }
 
 TEST(LabRequest, ImpossibleAsksGetOneLine) {
-  const std::vector<std::vector<std::string>> asks = {
-      {"--block-k", "0"},     {"--d", "0"},           {"--format", "fp17"}, {"--n", "2000000000", "--rows", "2000000000"},
-      {"--n", "12x"},         {"--n"},                {"fig7"},             {"--colour", "red"},
-      {"--seeds", "0"},       {"--format", "bf16,"},  {"--scale", "nan"},   {"--report", "/nonexistent/page.html"},
-      {"--threads", "0"},     {"--json", "/tmp/"},    {"--n", "99999999999999999999"}};
+  const std::vector<std::vector<std::string>> asks = {{"--block-k", "0"},
+                                                      {"--d", "0"},
+                                                      {"--format", "fp17"},
+                                                      {"--n", "2000000000", "--rows", "2000000000"},
+                                                      {"--n", "12x"},
+                                                      {"--n"},
+                                                      {"fig7"},
+                                                      {"--colour", "red"},
+                                                      {"--seeds", "0"},
+                                                      {"--format", "bf16,"},
+                                                      {"--scale", "nan"},
+                                                      {"--report", "/nonexistent/page.html"},
+                                                      {"--threads", "0"},
+                                                      {"--json", "/tmp/"},
+                                                      {"--n", "99999999999999999999"}};
   for (const auto& ask : asks) {
     const std::string line = refusal(ask);
     EXPECT_FALSE(line.empty()) << ask[0];

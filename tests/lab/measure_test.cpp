@@ -52,7 +52,8 @@ TEST(Measure, IntervalsHoldTheMeanAndShrinkWithSeeds) {
   const auto few = measure(std::vector{point}, 2), more = measure(std::vector{many}, 2);
   for (size_t i = 0; i < few.size(); ++i) {
     EXPECT_LE(few[i].max_abs.low, few[i].max_abs.mean);
-    EXPECT_LT(more[i].relative_l2.high - more[i].relative_l2.low, few[i].relative_l2.high - few[i].relative_l2.low);
+    EXPECT_LT(more[i].relative_l2.high - more[i].relative_l2.low,
+              few[i].relative_l2.high - few[i].relative_l2.low);
   }
 }
 

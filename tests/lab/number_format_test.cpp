@@ -22,7 +22,8 @@ TEST(NumberFormat, ParsesTheGeneralForm) {
 }
 
 TEST(NumberFormat, RefusesWhatIsNoFormat) {
-  for (const char* text : {"", "fp17", "p11", "p1e-14:15", "p41e-14:15", "p11e-14:15x", "p11e1:15", "p11e-9999:15"})
+  for (const char* text :
+       {"", "fp17", "p11", "p1e-14:15", "p41e-14:15", "p11e-14:15x", "p11e1:15", "p11e-9999:15"})
     EXPECT_FALSE(parse_format(text)) << text;
 }
 

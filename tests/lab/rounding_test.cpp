@@ -35,7 +35,8 @@ class RoundingOf : public testing::TestWithParam<const char*> {};
 
 TEST_P(RoundingOf, AgreesWithMpfrAndWithItsDefinition) {
   const NumberFormat format = *parse_format(GetParam());
-  for (auto [rounding, mode] : {std::pair{Rounding::kNearestEven, MPFR_RNDN}, {Rounding::kTowardZero, MPFR_RNDZ}}) {
+  for (auto [rounding, mode] :
+       {std::pair{Rounding::kNearestEven, MPFR_RNDN}, {Rounding::kTowardZero, MPFR_RNDZ}}) {
     const std::vector<double> x = format_samples(format, kSamples, false, 7);
     std::vector<double> fast = x;
     round_to(format, rounding, fast.data(), fast.size());
@@ -52,8 +53,8 @@ TEST_P(RoundingOf, AgreesWithMpfrAndWithItsDefinition) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, RoundingOf,
-                         testing::Values("fp32", "tf32", "bf16", "fp16", "e4m3", "e5m2", "e4m3nosat", "e5m2nosat",
-                                         "p5e-14:15", "p20e-60:60"),
+                         testing::Values("fp32", "tf32", "bf16", "fp16", "e4m3", "e5m2", "e4m3nosat",
+                                         "e5m2nosat", "p5e-14:15", "p20e-60:60"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = std::isalnum(c) ? c : '_';

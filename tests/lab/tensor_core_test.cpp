@@ -32,28 +32,32 @@ TEST_P(TensorCore, VectorisedIsTheScalarModel) {
   const Accumulator unit = for_operands(*parse_accumulator(GetParam().accumulator), format);
   int64_t dots = 0, mismatches = 0;
   for (int depth : {1, 64, 128, 200}) {
-    const Tensor a = random_tensor(161, depth, format, 3, depth), b = random_tensor(depth, 163, format, 1, 2 + depth);
+    const Tensor a = random_tensor(161, depth, format, 3, depth),
+                 b = random_tensor(depth, 163, format, 1, 2 + depth);
     Tensor c(a.rows, b.cols);
     for (size_t i = 0; i < c.data.size(); ++i) c.data[i] = i % 5 ? static_cast<float>(normal(5, i)) : 0.0f;
     Tensor fast = c;
     tensor_core_multiply_add(unit, format, a, b, fast);
     for (int i = 0; i < c.rows; ++i)
       for (int j = 0; j < c.cols; ++j, ++dots)
-        mismatches += fast.at(i, j) !=
-                      tensor_core_dot(unit, format, a.row(i), &b.data[j], b.cols, depth, c.at(i, j));
+        mismatches +=
+            fast.at(i, j) != tensor_core_dot(unit, format, a.row(i), &b.data[j], b.cols, depth, c.at(i, j));
   }
   EXPECT_GE(dots, 100'000);
   EXPECT_EQ(mismatches, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Units, TensorCore,
-                         testing::Values(Case{"ampere", "bf16"}, Case{"ampere", "fp16"}, Case{"ampere", "tf32"},
-                                         Case{"hopper", "bf16"}, Case{"hopper", "fp32"}, Case{"hopper_fp8", "e4m3"},
+                         testing::Values(Case{"ampere", "bf16"}, Case{"ampere", "fp16"},
+                                         Case{"ampere", "tf32"}, Case{"hopper", "bf16"},
+                                         Case{"hopper", "fp32"}, Case{"hopper_fp8", "e4m3"},
                                          Case{"hopper_fp8_promoted", "e5m2"}, Case{"blackwell_fp8", "e4m3"}),
-                         [](const auto& info) { return std::string(info.param.accumulator) + "_" + info.param.format; });
+                         [](const auto& info) {
+                           return std::string(info.param.accumulator) + "_" + info.param.format;
+                         });
 
-// Worked by hand: products 2^0 and 2^-25 with F = 24 are aligned to 2^0, the second is cut off; F = 25 keeps it until
-// the sum is cut to 23 fraction bits.
+// Worked by hand: products 2^0 and 2^-25 with F = 24 are aligned to 2^0, the second is cut off; F = 25 keeps
+// it until the sum is cut to 23 fraction bits.
 TEST(TensorCoreModel, AlignsCutsAndCutsAgain) {
   const NumberFormat bf16 = *parse_format("bf16");
   const double a[] = {1, 0x1p-25, 0x1p-25, -0x1p-25}, ones[] = {1, 1, 1, 1};
@@ -92,7 +96,8 @@ double relative_error(const char* accumulator, const char* format_name) {
   return std::sqrt(error / norm);
 }
 
-// Depth 128. Measured: Ampere 2.7e-7, Hopper 1.8e-7, Hopper fp8 2.8e-4, Blackwell fp8 5.5e-8; bounds a factor 2 wide.
+// Depth 128. Measured: Ampere 2.7e-7, Hopper 1.8e-7, Hopper fp8 2.8e-4, Blackwell fp8 5.5e-8; bounds a factor
+// 2 wide.
 TEST(TensorCoreModel, ErrorsHaveTheKnownSizes) {
   const double ampere = relative_error("ampere", "bf16"), hopper = relative_error("hopper", "bf16");
   EXPECT_LT(hopper, ampere);

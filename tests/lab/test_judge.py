@@ -16,7 +16,9 @@ HERE = pathlib.Path(__file__).parent
 
 
 def judge_file(foreshock, path, *options):
-    return subprocess.run([foreshock, "judge", path, *options], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [foreshock, "judge", path, *options], capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.parametrize("options", [
@@ -66,7 +68,8 @@ def test_the_model_of_the_shipped_kernel_has_the_bias_of_a_real_one(foreshock, t
     done = judge_file(foreshock, tmp_path / "call.safetensors", "--algorithm", models, "--block-k", "512")
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith("  ")}
     real, model, cast = (float(rows[name][5]) for name in ("out", "flash2_shipped", "flash2_cast_sum"))
-    assert done.returncode == 1 and "biased" in done.stdout
+    assert done.returncode == 1
+    assert "biased" in done.stdout
     assert real > 0.1
     assert abs(model - real) < 0.07
     assert abs(cast) < 0.03
@@ -119,7 +122,8 @@ def test_a_right_kernel_passes(foreshock):
 
 def test_causal_off_by_one_fails_for_causal_masks_only():
     findings = findings_of(wrong_kernels.causal_off_by_one, only=small)
-    assert findings and {finding.case.mask for finding in findings} == {"causal"}
+    assert findings
+    assert {finding.case.mask for finding in findings} == {"causal"}
 
 
 def test_wrong_scale_fails_for_the_head_dimensions_that_are_padded():
@@ -129,7 +133,8 @@ def test_wrong_scale_fails_for_the_head_dimensions_that_are_padded():
 
 def test_dropped_key_block_fails_for_ragged_lengths():
     findings = findings_of(wrong_kernels.dropped_block, only=small)
-    assert findings and all(finding.case.keys % 64 for finding in findings)
+    assert findings
+    assert all(finding.case.keys % 64 for finding in findings)
     assert any(finding.case.shape == "ragged" for finding in findings)
 
 
@@ -146,12 +151,15 @@ def test_gradient_of_the_wrong_group_fails_for_grouped_heads():
 
 def test_a_race_fails_by_its_bits():
     findings = findings_of(wrong_kernels.race, only=small)
-    assert findings and all("race" in finding.measured for finding in findings)
+    assert findings
+    assert all("race" in finding.measured for finding in findings)
 
 
 def test_what_the_function_cannot_take_is_said_and_not_judged():
     report = foreshock_judge.judge(wrong_kernels.low_precision_state, only=lambda case: case.mask == "causal")
-    assert report.cases == 0 and report.skipped and not report.findings
+    assert report.cases == 0
+    assert report.skipped
+    assert not report.findings
 
 
 def test_as_a_fixture_of_one_s_own_tests(tmp_path):

@@ -15,7 +15,9 @@ QUICK = ("--n", "64,128", "--rows", "16", "--d", "16", "--algorithm", "plain,fla
 
 
 def lab(foreshock, *options, **more):
-    return subprocess.run([foreshock, "lab", *map(str, options)], capture_output=True, text=True, timeout=300, check=False, **more)
+    return subprocess.run(
+        [foreshock, "lab", *map(str, options)], capture_output=True, text=True, timeout=300, check=False, **more
+    )
 
 
 def test_json_has_its_shape(foreshock, tmp_path):
@@ -51,7 +53,8 @@ def test_the_default_is_the_paper_within_two_minutes(foreshock, tmp_path):
     assert done.returncode == 0
     study = json.loads((tmp_path / "out.json").read_text())
     assert {point["sweep"] for point in study["points"]} == {"fig3", "fig4", "fig5", "fig6"}
-    assert study["claims"] and all(claim["holds"] for claim in study["claims"])
+    assert study["claims"]
+    assert all(claim["holds"] for claim in study["claims"])
     assert "fails" not in done.stdout
 
 
@@ -63,7 +66,8 @@ def test_impossible_asks_get_one_line_and_status_two(foreshock, options):
     done = lab(foreshock, *options)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("foreshock lab: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("foreshock lab: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_interrupt_stops_at_once_and_leaves_no_file(foreshock, tmp_path):
@@ -100,7 +104,8 @@ def test_the_page_asks_for_nothing_from_outside(page):
     assert "Chart.js" in text
     # The licence comments of the chart library name its home; nothing may load from anywhere.
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)[^"']*["']""", text)
-    assert "@import" not in text and "url(" not in text
+    assert "@import" not in text
+    assert "url(" not in text
 
 
 def test_the_page_opens_without_a_complaint(page, tmp_path):

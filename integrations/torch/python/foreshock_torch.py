@@ -7,9 +7,12 @@ switches the monitor off for this process. Standard library only; torch is taken
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import sys
+import time
 from typing import Any
 
 __all__ = ["autoload", "layer_labels", "report"]
@@ -103,6 +106,7 @@ def _structures() -> tuple[Any, Any, Any]:
             ("batch_id", c.c_uint64),
             ("given", c.c_uint32),
             ("reserved2", c.c_uint32),
+            ("prepare_ns", c.c_uint64),
         ]
 
     class Parameter(c.Structure):
@@ -141,27 +145,36 @@ class _Core:
             getattr(self.core, name).restype = None
         self.adapter = c.PyDLL(adapter_path)
         self.adapter.foreshock_adapter_backwards.restype = c.c_uint64
-        self.adapter.foreshock_adapter_step_begins.argtypes = [c.c_void_p, c.c_size_t, c.c_double]
+        self.adapter.foreshock_adapter_step_begins.restype = c.c_uint64
+        self.adapter.foreshock_adapter_step_begins.argtypes = [
+            c.c_void_p,
+            c.c_size_t,
+            c.c_double,
+            c.c_uint32,
+        ]
         self.adapter.foreshock_adapter_watch.argtypes = [c.c_void_p]
         self.hooked = self.adapter.foreshock_adapter_start()
 
-    def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None) -> None:
+    def step_end(
+        self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0
+    ) -> None:
         import ctypes as c
 
         record = self.Step(size=c.sizeof(self.Step), version=_ABI, step=step, step_source=source)
+        record.prepare_ns = prepare_ns
         if rate is not None:
             record.learning_rate, record.given = rate, record.given | _GIVEN_LEARNING_RATE
         if batch_id is not None:
             record.batch_id, record.given = batch_id & (2**64 - 1), record.given | _GIVEN_BATCH_ID
         self.core.foreshock_step_end(c.byref(record))
 
-    def step_begins(self, addresses: list[int], inverse_scale: float) -> int:
+    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int) -> int:
         import ctypes as c
 
         array = (c.c_void_p * len(addresses))(*addresses)
-        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale)
+        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies)
 
-    def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
+    def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> int:
         import ctypes as c
 
         array = (self.Parameter * len(rows))()
@@ -169,7 +182,7 @@ class _Core:
             entry.size, entry.version = c.sizeof(self.Parameter), _ABI
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
-        self.core.foreshock_name_parameters(array, len(rows))
+        return self.core.foreshock_name_parameters(array, len(rows))
 
     def describe(self) -> None:
         import ctypes as c
@@ -219,6 +232,7 @@ class _Modules:
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
+        self.copies = 0  # in-place writes per step into gradients by those who average them over ranks
 
     def note(self, module: Any) -> None:
         import weakref
@@ -246,6 +260,8 @@ class _Modules:
         named: dict[int, tuple[str, Any]] = {}
         for hits, rows, root in sorted(trees, key=lambda tree: -tree[0]):
             if hits:
+                if type(root).__name__ == "DistributedDataParallel" and not root.gradient_as_bucket_view:
+                    self.copies = 1
                 for address, row in {**rows, **self._gathered(root, rows)}.items():
                     named.setdefault(address, row)
         return named
@@ -282,6 +298,7 @@ class _Monitor:
     """Counts a training step at the step of one optimizer whose call follows a backward pass."""
 
     UNSEEN_CALLS = 3  # calls without any backward pass seen, after which every call counts
+    LOOK_AT = 4  # parameters whose optimizer state is looked at for the step
     SEARCH_AT = 3  # tick at which modules are searched for, if names are still missing
 
     def __init__(self, core: _Core) -> None:
@@ -295,23 +312,28 @@ class _Monitor:
         self._unseen_calls = 0
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
-        self._named_for: tuple[int, ...] = ()
-        self._missing_names = False
+        self._named_for: list[int] = []
+        self._missing_names = self._described = False
         self._whole = True
         self._ticks = 0
+        self._spent_ns = 0  # our own time since the last tick
 
     def before_step(self, optimizer: Any) -> None:
         if self._clock is not None and self._clock() not in (None, optimizer):
             return
+        begin = time.perf_counter_ns()
         together = [optimizer, *(o for ref in self._companions if (o := ref()) not in (None, optimizer))]
         parameters = [p for o in together for p in _parameters(o)]
-        self._name(parameters)
+        addresses = [p._cdata for p in parameters]
+        self._name(parameters, addresses)
         scale = self._scale(optimizer)
         in_backward = torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward
-        self.core.step_begins([p._cdata for p in parameters] if publish else [], 1 / (scale or 1))
+        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies)
+        self._spent_ns += time.perf_counter_ns() - begin - in_core
 
     def after_step(self, optimizer: Any) -> None:
+        begin = time.perf_counter_ns()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
             return
@@ -319,8 +341,10 @@ class _Monitor:
         source, step = self._state_step(optimizer)
         if step is not None and not self.reported:
             rate = _on_cpu(optimizer.param_groups[0].get("lr"))
-            self.core.step_end(step, source, rate, self.batch_id)
+            spent = self._spent_ns + time.perf_counter_ns() - begin
+            self.core.step_end(step, source, rate, self.batch_id, spent)
             self.batch_id = None
+            self._spent_ns = 0
             self._ticks += 1
         self.core.adapter.foreshock_adapter_step_ended()
 
@@ -348,8 +372,9 @@ class _Monitor:
         """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
         if (_on_cpu(getattr(optimizer, "found_inf", None)) or 0) > 0:
             return _COUNTED, None
-        for parameter in _parameters(optimizer):
-            state = optimizer.state.get(parameter) if parameter.grad is not None else None
+        used = (parameter for parameter in _parameters(optimizer) if parameter.grad is not None)
+        for parameter in itertools.islice(used, self.LOOK_AT):
+            state = optimizer.state.get(parameter)
             step = _on_cpu(state.get("step")) if state else None
             if step is not None:
                 now = (parameter._cdata, int(step))
@@ -363,13 +388,13 @@ class _Monitor:
         scale = getattr(optimizer, "grad_scale", None)
         return 1.0 if scale is None else _on_cpu(scale)
 
-    def _name(self, parameters: list[Any]) -> None:
-        addresses = tuple(parameter._cdata for parameter in parameters)
+    def _name(self, parameters: list[Any], addresses: list[int]) -> None:
         search = self._missing_names and self._ticks >= self.SEARCH_AT
         if addresses == self._named_for and not search:
             return
-        if not self._named_for:
+        if not self._described:
             self.core.describe()
+            self._described = True
         if search:
             self.modules.search()
         self._named_for = addresses
@@ -378,9 +403,9 @@ class _Monitor:
         self._whole = self._is_whole(parameters, named)
         matrices = [name for name, parameter in named.values() if parameter.dim() == 2]
         labels = layer_labels(matrices, [name for name, _ in named.values()])
-        self.core.name_parameters(
-            [(address, name, labels[name], p.numel()) for address, (name, p) in named.items()]
-        )
+        rows = [(address, name, labels[name], p.numel()) for address, (name, p) in named.items()]
+        if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
+            self._named_for = []  # not monitored yet
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[str, Any]]) -> bool:
@@ -415,11 +440,9 @@ def _guarded(name: str, *arguments: Any) -> None:
         getattr(monitor, name)(*arguments)
     except Exception as error:
         _monitor = None
-        try:
+        with contextlib.suppress(Exception):
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
             monitor.core.core.foreshock_off(reason.encode()[:47])
-        except Exception:
-            pass
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -436,10 +459,8 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def _module_grows(module: Any, name: str, part: Any) -> None:
     if _monitor is not None and not torch.compiler.is_compiling():
-        try:
+        with contextlib.suppress(Exception):
             _monitor.modules.note(module)
-        except Exception:
-            pass
 
 
 def report(step: int | None = None, loss: float | None = None, batch_id: int | None = None) -> None:

@@ -1,0 +1,134 @@
+"""What the PyTorch adapter adds to an attention call that is not sampled, and to calls of other operations.
+
+    python bench/adapter_overhead.py --library LIB --cache DIR [--rounds 200]
+
+Two processes of this same file, one plain and one with the library preloaded and the adapter in place, take
+turns, each turn a few milliseconds of calls; a round is one turn of each. Printed: the median over rounds of
+either, and of the difference with its 95 % bounds (order statistics of the rounds, no distribution assumed).
+The aim: at most +0.6 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET_US = 0.6
+TURN_SECONDS = 0.004
+
+
+def workloads() -> dict:
+    import torch
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 2, 8) for _ in range(3))  # as small as can be: all of it is dispatch
+    x, scalar = torch.randn(4), torch.tensor(1.0)
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return {
+        "attention op": lambda: op(q, k, v),
+        "scaled_dot_product_attention": lambda: sdpa(q, k, v),
+        "ones_like": lambda: torch.ones_like(scalar),
+        "add (not hooked)": lambda: torch.add(x, x),
+    }
+
+
+def serve(adapter: str) -> None:
+    """Answers every line on stdin, a workload's name, with the microseconds per call of one turn."""
+    import ctypes
+
+    import torch
+
+    torch.set_num_threads(1)
+    if adapter:
+        assert ctypes.CDLL(adapter).foreshock_adapter_start() > 0
+        fake = getattr(ctypes.CDLL(None), "fake_sample", None)
+        if fake:  # the stand-in of the tests: neither samples nor records
+            fake(0)
+            ctypes.CDLL(None).fake_record(0)
+    calls = workloads()
+    repeats = dict.fromkeys(calls, 100)
+    for line in sys.stdin:
+        work, count = calls[line.strip()], repeats[line.strip()]
+        with torch.no_grad():
+            begin = time.perf_counter()
+            for _ in range(count):
+                work()
+            seconds = time.perf_counter() - begin
+        repeats[line.strip()] = max(10, int(count * TURN_SECONDS / seconds))
+        print(seconds / count * 1e6, flush=True)
+
+
+class Child:
+    def __init__(self, adapter: str, library: str) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
+        env |= {"LD_PRELOAD": library} if adapter else {}
+        command = [sys.executable, __file__, "--serve", adapter]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, bufsize=1
+        )
+
+    def turn(self, name: str) -> float:
+        self.process.stdin.write(name + "\n")
+        return float(self.process.stdout.readline())
+
+
+def median_bounds(values: list[float]) -> tuple[float, float, float]:
+    """Median and its 95 % interval from the binomial law of how many rounds fall below it."""
+    ranked = sorted(values)
+    reach = math.ceil(0.98 * math.sqrt(len(ranked))) + 1
+    middle = len(ranked) // 2
+    return (
+        statistics.median(ranked),
+        ranked[max(0, middle - reach)],
+        ranked[min(len(ranked) - 1, middle + reach)],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Cost of the PyTorch adapter per call.")
+    parser.add_argument("--library", help="libforeshock.so")
+    parser.add_argument("--cache", help="directory of built adapters")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        serve(arguments.serve)
+        return
+    if not arguments.library or not arguments.cache:
+        parser.error("--library and --cache are needed")
+    builder = [sys.executable, str(ROOT / "integrations" / "torch" / "build_adapter.py")]
+    builder += ["--cache", arguments.cache, "--library", arguments.library]
+    builder += ["--include", str(ROOT / "libmonitor" / "include")]
+    answer = json.loads(subprocess.run(builder, check=True, capture_output=True, text=True).stdout)
+    if not answer["path"]:
+        sys.exit(f"no adapter: {answer['reason']}")
+    children = [Child("", ""), Child(answer["path"], os.path.abspath(arguments.library))]
+    worst = 0.0
+    for name in ("attention op", "scaled_dot_product_attention", "ones_like", "add (not hooked)"):
+        for child in children * 3:
+            child.turn(name)
+        rounds = [[child.turn(name) for child in children] for _ in range(arguments.rounds)]
+        plain, hooked = (statistics.median(column) for column in zip(*rounds, strict=True))
+        added, low, high = median_bounds([on - off for off, on in rounds])
+        print(
+            f"{name:30s} {plain:7.2f} -> {hooked:7.2f} us   added {added:+.3f} us [{low:+.3f}, {high:+.3f}]"
+        )
+        worst = max(worst, high) if "attention" in name else worst
+    verdict = "met" if worst <= TARGET_US else "missed"
+    print(f"attention calls: at most {worst:+.3f} us, target {TARGET_US:+.1f} us: {verdict}")
+    for child in children:
+        child.process.stdin.close()
+        child.process.wait()
+
+
+if __name__ == "__main__":
+    main()

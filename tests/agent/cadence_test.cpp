@@ -1,0 +1,47 @@
+#include "agent/cadence.h"
+
+#include <gtest/gtest.h>
+
+namespace foreshock {
+namespace {
+
+// A step of 10 ms; a sampled one costs `milliseconds` of ours.
+SamplingCost cost_of(double milliseconds) { return {0.010, milliseconds * 1e-3, 0, 0}; }
+
+TEST(Cadence, TheSmallestPowerOfTwoThatKeepsTheBudget) {
+  // 1 % of 10 ms is 0.1 ms a step: a sampled step of 0.7 ms is paid for in 8 steps, one of 3 ms in 32.
+  EXPECT_EQ(choose_interval(cost_of(0.7), 0.01, 8), 8u);
+  EXPECT_EQ(choose_interval(cost_of(0.9), 0.01, 8), 16u);
+  EXPECT_EQ(choose_interval(cost_of(3.0), 0.01, 8), 32u);
+}
+
+TEST(Cadence, AlwaysKeepsTheBudgetOrTheLongestInterval) {
+  for (double milliseconds : {0.01, 0.3, 1.0, 5.0, 40.0, 1000.0}) {
+    for (uint64_t in_force : {8u, 64u, 1024u}) {
+      const uint64_t interval = choose_interval(cost_of(milliseconds), 0.01, in_force);
+      EXPECT_TRUE(predicted_slowdown(cost_of(milliseconds), interval) <= 0.01 || interval == kMostInterval);
+      EXPECT_EQ(interval & (interval - 1), 0u);
+    }
+  }
+}
+
+TEST(Cadence, ShrinksOnlyWithRoomToSpareSoItDoesNotSwing) {
+  // At 16 steps 0.75 ms is 0.47 %, at 8 it would be 0.94 %: allowed, but too near to go back to.
+  EXPECT_EQ(choose_interval(cost_of(0.75), 0.01, 16), 16u);
+  EXPECT_EQ(choose_interval(cost_of(0.60), 0.01, 16), 8u);
+  for (double milliseconds = 0.1; milliseconds < 20; milliseconds *= 1.1) {
+    const uint64_t once = choose_interval(cost_of(milliseconds), 0.01, 64);
+    EXPECT_EQ(choose_interval(cost_of(milliseconds), 0.01, once), once) << milliseconds;
+  }
+}
+
+TEST(Cadence, TheAgentsOwnTimeCounts) {
+  SamplingCost cost = cost_of(0.7);
+  cost.agent_seconds = 0.0005;
+  EXPECT_EQ(choose_interval(cost, 0.01, 8), 16u);
+}
+
+TEST(Cadence, KnowsNothingBeforeTheFirstStep) { EXPECT_EQ(choose_interval({}, 0.01, 8), 8u); }
+
+}  // namespace
+}  // namespace foreshock

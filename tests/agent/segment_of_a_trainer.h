@@ -1,0 +1,112 @@
+// A segment as a trainer leaves it, for the tests of the agent.
+#ifndef FORESHOCK_TESTS_AGENT_SEGMENT_OF_A_TRAINER_H_
+#define FORESHOCK_TESTS_AGENT_SEGMENT_OF_A_TRAINER_H_
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "segment/reader.h"
+#include "segment/writer.h"
+
+namespace foreshock {
+
+class SegmentOfATrainer {
+ public:
+  SegmentOfATrainer() {
+    std::string pattern = std::filesystem::is_directory("/dev/shm") ? "/dev/shm/agent-XXXXXX" : "/tmp/agent-XXXXXX";
+    if (mkdtemp(pattern.data()) != nullptr) directory = pattern;
+    EXPECT_EQ(writer.create({directory.c_str(), 0, 0x10, 8, 1 << 16}), nullptr);
+    segment::Op* ops = writer.ops();
+    ops[0] = {"attention", 0, 1};
+    ops[1] = {"attention_backward", 1, 1};
+    segment::Layer& layer = writer.layers()[0];
+    std::strcpy(layer.label, "003");
+    std::strcpy(layer.name, "blocks.3.attention.qkv.weight");
+    layer.ready = 1;
+  }
+  ~SegmentOfATrainer() { std::filesystem::remove_all(directory); }
+
+  std::unique_ptr<segment::SegmentReader> open() {
+    std::string why;
+    auto reader = segment::SegmentReader::open(directory, "0-0000000000000010", &why);
+    EXPECT_NE(reader, nullptr) << why;
+    return reader;
+  }
+
+  // Four fp64 rows over four keys; `factor` is how wrong the kernel's output is.
+  void sample(int64_t step, double factor, int layer = 0) {
+    constexpr int kRows = 4, kKeys = 4, kDim = 2;
+    writer.threads()[0].claimed = 1;
+    ++writer.threads()[0].calls[0];
+    ++writer.threads()[0].sampled[0];
+    const uint64_t ticket = ++tickets_;
+    segment::Slot* slot = writer.claim(ticket);
+    ASSERT_NE(slot, nullptr);
+    slot->step = step;
+    slot->dtype = 1;
+    slot->rows = kRows;
+    slot->keys = kKeys;
+    slot->head_dim = slot->value_dim = kDim;
+    slot->heads_in_slice = 1;
+    slot->query_length = slot->key_length = kKeys;
+    slot->scale = 1;
+    slot->layer = layer;
+    slot->layer_source = static_cast<uint32_t>(segment::LayerSource::kParameter);
+    double query[kRows * kDim], key[kKeys * kDim], value[kKeys * kDim], out[kRows * kDim];
+    for (int n = 0; n < kKeys * kDim; ++n) {
+      query[n] = 0.1 * (n % 3);
+      key[n] = 0.2 * (n % 5) + 0.01 * static_cast<double>(ticket);
+      value[n] = 1 + n;
+    }
+    for (int row = 0; row < kRows; ++row) {
+      slot->key_limit[row] = kKeys;
+      slot->position[row] = static_cast<uint32_t>(row);
+      double sum = 0, mean[kDim] = {};
+      for (int k = 0; k < kKeys; ++k) {
+        const double p = std::exp(query[row * 2] * key[k * 2] + query[row * 2 + 1] * key[k * 2 + 1]);
+        sum += p;
+        for (int d = 0; d < kDim; ++d) mean[d] += p * value[k * kDim + d];
+      }
+      for (int d = 0; d < kDim; ++d) out[row * kDim + d] = mean[d] / sum * factor;
+    }
+    uint64_t at = (sizeof(segment::Slot) + 63) / 64 * 64;
+    const auto put = [&](segment::PayloadId id, const double (&values)[8]) {
+      slot->payload[id] = {at, sizeof values};
+      std::memcpy(reinterpret_cast<char*>(slot) + at, values, sizeof values);
+      at += 64;
+    };
+    put(segment::kQuery, query);
+    put(segment::kKey, key);
+    put(segment::kValue, value);
+    put(segment::kOut, out);
+    writer.publish(slot, ticket);
+  }
+
+  void step(int64_t number, double loss) {
+    segment::StepRecord record = {};
+    record.step = number;
+    record.loss = loss;
+    record.given = 1;
+    record.duration_ns = 10'000'000;
+    record.cost_ns = 100'000;
+    record.loss_source = 2;
+    record.step_source = 2;
+    writer.append_step(record);
+  }
+
+  std::string directory;
+  segment::SegmentWriter writer;
+
+ private:
+  uint64_t tickets_ = 0;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_TESTS_AGENT_SEGMENT_OF_A_TRAINER_H_

@@ -1,0 +1,85 @@
+"""The dev script decides rightly what is missing, and never installs what it must not."""
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def dev(monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader = importlib.machinery.SourceFileLoader("dev", str(ROOT / "dev"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def dpkg(tmp_path, monkeypatch):
+    """A dpkg-query that knows the packages it is told."""
+
+    def install(*names):
+        script = tmp_path / "dpkg-query"
+        lines = "\n".join(f"echo {name} installed" for name in names)
+        script.write_text(f"#!/bin/sh\n{lines}\necho cmake not-installed\n")
+        script.chmod(0o700)
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return install
+
+
+def test_missing_packages_are_those_not_installed(dev, dpkg):
+    dpkg("g++", "git")
+    missing = dev.missing_system_packages()
+    assert "cmake" in missing
+    assert "git" not in missing
+
+
+def test_any_version_of_the_sanitizer_runtime_will_do(dev, dpkg):
+    dpkg(*(name for name in dev.SYSTEM_PACKAGES if name not in ("libclang-rt-dev", "cmake")), "libclang-rt-14-dev")
+    assert dev.missing_system_packages() == ["cmake"]
+
+
+def test_without_root_one_line_says_what_to_type(dev, dpkg, monkeypatch, capsys):
+    dpkg("git")
+    monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "test"])
+    assert dev.main() == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert "type: sudo apt-get install -y --no-install-recommends" in lines[0]
+    assert "cmake" in lines[0]
+
+
+def test_local_versions_count_as_the_pinned_one(dev, monkeypatch):
+    answer = '{"torch": "2.13.0+cpu", "numpy": "0.1"}'
+    monkeypatch.setattr(dev, "wanted_python_packages", lambda: {"torch": "2.13.0", "numpy": "2.4.6", "pytest": "9.2.0"})
+    monkeypatch.setattr(dev, "PYTHON", ROOT / "dev")
+    monkeypatch.setattr(
+        dev.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=answer, stderr="")
+    )
+    assert dev.missing_python_packages() == ["numpy", "pytest"]
+
+
+def test_nothing_is_run_when_all_is_there(dev, monkeypatch):
+    monkeypatch.setattr(dev, "missing_system_packages", list)
+    monkeypatch.setattr(dev, "missing_python_packages", list)
+    monkeypatch.setattr(dev, "run", lambda *_, **__: pytest.fail("something was run"))
+    dev.ensure_system()
+    dev.ensure_venv()
+
+
+def test_failing_stage_fails_the_whole(dev, monkeypatch, capsys):
+    monkeypatch.setattr(dev, "ensure_all", lambda: None)
+    monkeypatch.setattr(dev, "run", lambda command, *_, **__: 1 if command == "ctest" else 0)
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "test", "--quick"])
+    assert dev.main() == 1
+    said = capsys.readouterr().out
+    assert "ctest    FAILED" in said
+    assert "pytest   passed" in said

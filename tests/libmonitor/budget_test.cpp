@@ -1,0 +1,70 @@
+#include "libmonitor/budget.h"
+
+#include <gtest/gtest.h>
+
+namespace foreshock {
+namespace {
+
+// A training of 10 ms steps, sampled every `interval`, where a sampled step costs `cost` seconds and every step `base`.
+// Returns our share.
+double share_of(double cost, double limit, uint64_t interval, int steps, double base = 0) {
+  Budget budget;
+  budget.set_limit(limit);
+  double ours = 0, total = 0;
+  for (int step = 1; step <= steps; ++step) {
+    const bool due = step % static_cast<int>(interval) == 0;
+    const double own = base + (due && budget.allows() ? cost : 0);
+    budget.end_step(0.010 + own, own, interval);
+    ours += own;
+    total += 0.010;
+  }
+  return ours / total;
+}
+
+TEST(Budget, CheapSamplingIsNeverStopped) {
+  // 0.4 ms every 8 steps of 10 ms is 0.5 %.
+  EXPECT_NEAR(share_of(0.0004, 0.01, 8, 8000), 0.005, 1e-4);
+}
+
+TEST(Budget, DearSamplingIsHeldToTheLimit) {
+  for (double cost : {0.001, 0.002, 0.005, 0.020}) {
+    const double share = share_of(cost, 0.01, 8, 80000);
+    EXPECT_LE(share, 0.0101) << cost;
+    EXPECT_GE(share, 0.008) << cost;  // held, not stopped
+  }
+}
+
+TEST(Budget, WhatEveryStepCostsIsPaidFirst) {
+  // 0.06 ms in every step leave 0.04 ms a step for sampling.
+  EXPECT_LE(share_of(0.002, 0.01, 8, 80000, 0.00006), 0.0101);
+  // More than the limit in every step: nothing is left, and nothing is sampled on top of it.
+  EXPECT_NEAR(share_of(0.002, 0.01, 8, 8000, 0.0002), 0.02, 1e-3);
+}
+
+TEST(Budget, OneStallDoesNotSilenceForGood) {
+  Budget budget;
+  budget.set_limit(0.01);
+  for (int step = 0; step < 20; ++step) budget.end_step(0.010, 0, 8);
+  budget.end_step(10, 9.99, 8);  // a hundred thousand times its allowance
+  int waited = 0;
+  for (; !budget.allows(); ++waited) budget.end_step(0.010, 0, 8);
+  EXPECT_LE(waited, 64 * 8);
+  EXPECT_GE(waited, 8);
+}
+
+TEST(Budget, SetUpIsNotHeldAgainstSampling) {
+  Budget budget;
+  budget.set_limit(0.01);
+  budget.end_step(1.0, 0.5, 8);
+  EXPECT_TRUE(budget.allows());
+}
+
+TEST(Budget, AHundredPercentMeansNoLimit) {
+  Budget budget;
+  budget.set_limit(1);
+  for (int step = 0; step < 10; ++step) budget.end_step(0.001, 0.01, 1);
+  EXPECT_TRUE(budget.allows());
+}
+
+}  // namespace
+}  // namespace foreshock

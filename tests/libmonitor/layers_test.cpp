@@ -1,0 +1,78 @@
+#include "libmonitor/layers.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+
+namespace foreshock {
+namespace {
+
+class Layers : public testing::Test {
+ protected:
+  void SetUp() override { table_->attach(records_.get()); }
+
+  foreshock_parameter parameter(const void* identity, const char* name, const char* layer) {
+    return {sizeof(foreshock_parameter), FORESHOCK_ABI_VERSION, identity, name, layer, 10};
+  }
+  std::unique_ptr<segment::Layer[]> records_ = std::make_unique<segment::Layer[]>(segment::kMaxLayers);
+  std::unique_ptr<LayerTable> table_ = std::make_unique<LayerTable>();
+  char places_[20000];  // addresses to stand for parameters
+};
+
+TEST_F(Layers, FindsWhatWasNamed) {
+  EXPECT_TRUE(table_->name(parameter(&places_[16], "a.0.q.weight", "000")));
+  EXPECT_TRUE(table_->name(parameter(&places_[32], "a.0.k.weight", "000")));
+  EXPECT_TRUE(table_->name(parameter(&places_[48], "a.1.q.weight", "001")));
+  EXPECT_EQ(table_->find(&places_[16]), table_->find(&places_[32]));
+  EXPECT_NE(table_->find(&places_[16]), table_->find(&places_[48]));
+  EXPECT_EQ(table_->find(&places_[64]), -1);
+  EXPECT_EQ(table_->find(nullptr), -1);
+  EXPECT_STREQ(records_[0].label, "000");
+  EXPECT_STREQ(records_[0].name, "a.0");
+  EXPECT_STREQ(records_[1].name, "a.1.q.weight");
+  EXPECT_EQ(records_[1].ready, 1u);
+}
+
+TEST_F(Layers, ALaterNameWins) {
+  table_->name(parameter(&places_[16], "old", "000"));
+  table_->name(parameter(&places_[16], "new", "005"));
+  EXPECT_STREQ(records_[table_->find(&places_[16])].label, "005");
+}
+
+TEST_F(Layers, FullTablesRefuseAndStayRight) {
+  int kept = 0;
+  for (int n = 0; n < 600; ++n)
+    kept += table_->name(parameter(&places_[16 * (n + 1)], "x", ("layer" + std::to_string(n)).c_str()));
+  EXPECT_EQ(kept, static_cast<int>(segment::kMaxLayers));
+  EXPECT_EQ(table_->find(&places_[16]), 0);
+  EXPECT_EQ(table_->find(&places_[16 * 599]), -1);
+}
+
+TEST_F(Layers, GradientsAreSummedByLayerAndPublishedOnce) {
+  table_->name(parameter(&places_[16], "a", "000"));
+  table_->name(parameter(&places_[32], "b", "000"));
+  table_->name(parameter(&places_[48], "c", "001"));
+  table_->add_gradient(&places_[16], 9);
+  table_->add_gradient(&places_[32], 16);
+  table_->add_gradient(&places_[48], 144);
+  table_->add_gradient(&places_[64], 56);  // of no layer
+  double norm = 0;
+  ASSERT_TRUE(table_->publish_gradients(7, &norm));
+  EXPECT_EQ(norm, 15);
+  EXPECT_EQ(records_[0].gradient_norm, 5);
+  EXPECT_EQ(records_[1].gradient_norm, 12);
+  EXPECT_EQ(records_[1].gradient_step, 7u);
+  EXPECT_FALSE(table_->publish_gradients(8, &norm));
+  table_->add_gradient(&places_[48], NAN);
+  ASSERT_TRUE(table_->publish_gradients(9, &norm));
+  EXPECT_TRUE(std::isnan(norm));
+  EXPECT_EQ(records_[1].nonfinite_steps, 1u);
+  EXPECT_EQ(records_[1].last_nonfinite_step, 9u);
+  EXPECT_EQ(records_[0].nonfinite_steps, 0u);
+  EXPECT_EQ(records_[0].gradient_norm, 5);  // nothing new was seen of it
+}
+
+}  // namespace
+}  // namespace foreshock

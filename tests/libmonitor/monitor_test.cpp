@@ -1,0 +1,350 @@
+// The ABI as an adapter uses it, with the segment read back by the agent's reader. The monitor is one object per
+// process, so every case runs in a child of its own.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include "foreshock/hook.h"
+#include "segment/reader.h"
+
+namespace foreshock {
+namespace {
+
+namespace fs = std::filesystem;
+using segment::SegmentReader;
+
+class Monitor : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = "/dev/shm/foreshock-test-XXXXXX";
+    if (mkdtemp(pattern.data()) == nullptr) GTEST_SKIP() << "no tmpfs at /dev/shm";
+    base_ = pattern;
+    fs::create_directory(base_ + "/r");
+  }
+  void TearDown() override { fs::remove_all(base_); }
+
+  template <class Body>
+  void in_child(std::vector<std::pair<const char*, const char*>> variables, Body body) {
+    const pid_t child = fork();
+    if (child == 0) {
+      unsetenv("FORESHOCK");
+      setenv("FORESHOCK_DIR", base_.c_str(), 1);
+      setenv("FORESHOCK_RUN_ID", "r", 1);
+      setenv("FORESHOCK_EVERY", "1", 1);
+      setenv("FORESHOCK_MAX_SLOWDOWN", "100%", 1);
+      for (const auto& [name, value] : variables) setenv(name, value, 1);
+      body();
+      _exit(HasFailure() ? 1 : 0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0) << "the child failed";
+  }
+
+  std::vector<std::string> files(const std::string& ending) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(base_ + "/r"))
+      if (entry.path().string().ends_with(ending)) names.push_back(entry.path().stem());
+    return names;
+  }
+
+  std::unique_ptr<SegmentReader> open() {
+    const auto names = files(".seg");
+    if (names.size() != 1) return nullptr;
+    std::string why;
+    auto reader = SegmentReader::open(base_ + "/r", names[0], &why);
+    EXPECT_NE(reader, nullptr) << why;
+    return reader;
+  }
+  std::string base_;
+};
+
+// A training of `layers` attention calls each way.
+struct Trainer {
+  int32_t forward_op = foreshock_register_op("test::forward", FORESHOCK_FORWARD);
+  int32_t backward_op = foreshock_register_op("test::backward", FORESHOCK_BACKWARD);
+  std::vector<float> data = std::vector<float>(2 * 4 * 8 * 16, 0.5f);
+  std::vector<float> lse = std::vector<float>(2 * 4 * 8, 1.f);
+  int described = 0;
+
+  foreshock_attention_call call(int32_t op, bool backward) {
+    foreshock_attention_call call = {};
+    call.size = sizeof call;
+    call.version = FORESHOCK_ABI_VERSION;
+    call.op = op;
+    call.scale = 0.25;
+    const foreshock_tensor tensor = {data.data(), {2, 4, 8, 16}, {512, 128, 16, 1}, FORESHOCK_FP32, 4, 0, 0};
+    call.query = call.key = call.value = call.out = tensor;
+    call.log_sum_exp = {lse.data(), {2, 4, 8, 1}, {32, 8, 1, 0}, FORESHOCK_FP32, 3, 0, 0};
+    if (backward) call.grad_out = call.grad_query = tensor;
+    return call;
+  }
+  void attention(bool backward, uint32_t flags = 0) {
+    const int32_t op = backward ? backward_op : forward_op;
+    if (foreshock_attention_enter(op, flags) == 0) return;
+    ++described;
+    const foreshock_attention_call description = call(op, backward);
+    foreshock_attention_leave(&description);
+  }
+  void step(int64_t number, int layers) {
+    for (int n = 0; n < layers; ++n) attention(false, FORESHOCK_NEEDS_GRADIENT);
+    for (int n = 0; n < layers; ++n) attention(true, FORESHOCK_IN_BACKWARD);
+    end(number);
+  }
+  void end(int64_t number) {
+    foreshock_step record = {};
+    record.size = sizeof record;
+    record.version = FORESHOCK_ABI_VERSION;
+    record.step = number;
+    record.step_source = FORESHOCK_STEP_REPORTED;
+    record.loss = 1.0 / static_cast<double>(number);
+    record.given = FORESHOCK_GIVEN_LOSS;
+    foreshock_step_end(&record);
+  }
+};
+
+struct Sums {
+  uint64_t calls = 0, unsampled = 0, sampled = 0, skipped = 0;
+};
+Sums sums_of(const segment::Totals& totals, uint32_t op, uint32_t pass) {
+  Sums sums = {totals.calls[op], totals.unsampled[pass], totals.sampled[pass], 0};
+  for (uint64_t count : totals.skipped[pass]) sums.skipped += count;
+  return sums;
+}
+
+TEST_F(Monitor, CountsEveryCallAndSamplesAfterTheFirstStep) {
+  in_child({}, [] {
+    Trainer trainer;
+    for (int n = 1; n <= 5; ++n) trainer.step(n, 3);
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  const segment::Totals totals = reader->totals();
+  for (uint32_t pass : {0u, 1u}) {
+    const Sums sums = sums_of(totals, pass, pass);
+    EXPECT_EQ(sums.calls, 15u);
+    EXPECT_EQ(sums.calls, sums.unsampled + sums.sampled + sums.skipped);
+    EXPECT_EQ(sums.sampled, 12u);  // the first step had no number yet
+  }
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), 5u);
+  EXPECT_EQ(steps[4].step, 5);
+  EXPECT_EQ(steps[4].calls, 6u);
+  EXPECT_EQ(steps[4].loss, 0.2);
+  SegmentReader::Ready ready;
+  int judged = 0;
+  while (reader->next_ready(&ready)) {
+    ASSERT_EQ(ready.why, nullptr) << ready.why;
+    EXPECT_GE(ready.view.header.step, 2);
+    EXPECT_LE(ready.view.header.step, 5);
+    reader->consume_judged(ready.slot, ready.ticket, ready.view.header.pass);
+    ++judged;
+  }
+  EXPECT_EQ(judged, 24);
+}
+
+TEST_F(Monitor, AProcessThatNeverTrainsLeavesNothing) {
+  in_child({}, [] {
+    Trainer trainer;
+    for (int n = 0; n < 100; ++n) trainer.attention(false);
+    EXPECT_EQ(trainer.described, 0);
+    EXPECT_EQ(foreshock_enabled(), 0);
+  });
+  EXPECT_TRUE(fs::is_empty(base_ + "/r"));
+}
+
+TEST_F(Monitor, SwitchedOffByTheEnvironment) {
+  in_child({{"FORESHOCK", "0"}}, [] {
+    Trainer trainer;
+    for (int n = 1; n <= 3; ++n) trainer.step(n, 2);
+    EXPECT_EQ(foreshock_enabled(), 0);
+  });
+  EXPECT_TRUE(fs::is_empty(base_ + "/r"));
+}
+
+TEST_F(Monitor, AnUnwritableDirectoryIsOffWithoutAWord) {
+  in_child({{"FORESHOCK_RUN_ID", "missing"}}, [] {
+    Trainer trainer;
+    for (int n = 1; n <= 3; ++n) trainer.step(n, 2);
+    EXPECT_EQ(foreshock_enabled(), 0);
+  });
+}
+
+TEST_F(Monitor, EveryReasonToSkipIsCountedAsItself) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    const auto enter = [&] { return foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT); };
+    ASSERT_NE(enter(), 0);
+    foreshock_attention_call call = trainer.call(trainer.forward_op, false);
+    call.dropout = 0.5;
+    foreshock_attention_leave(&call);
+    // One call a step was seen: the second in this step is sampled by chance only, so a new step begins.
+    trainer.end(2);
+    ASSERT_NE(enter(), 0);
+    call = trainer.call(trainer.forward_op, false);
+    call.mask = call.query;
+    foreshock_attention_leave(&call);
+    trainer.end(3);
+    ASSERT_NE(enter(), 0);
+    foreshock_attention_skip(trainer.forward_op, FORESHOCK_SKIP_UNKNOWN);
+  });
+  const segment::Totals totals = open()->totals();
+  EXPECT_EQ(totals.skipped[0][FORESHOCK_SKIP_DROPOUT], 1u);
+  EXPECT_EQ(totals.skipped[0][FORESHOCK_SKIP_MASK], 1u);
+  EXPECT_EQ(totals.skipped[0][FORESHOCK_SKIP_UNKNOWN], 1u);
+  EXPECT_EQ(totals.calls[0], 4u);
+}
+
+TEST_F(Monitor, AFullRingIsCountedAndForgotten) {
+  in_child({}, [] {
+    Trainer trainer;
+    for (int n = 1; n <= 200; ++n) trainer.step(n, 4);  // nobody reads
+  });
+  const segment::Totals totals = open()->totals();
+  for (uint32_t pass : {0u, 1u}) {
+    const Sums sums = sums_of(totals, pass, pass);
+    EXPECT_EQ(sums.calls, 800u);
+    EXPECT_EQ(sums.calls, sums.unsampled + sums.sampled + sums.skipped);
+  }
+  EXPECT_EQ(totals.sampled[0] + totals.sampled[1], uint64_t{segment::kMaxSlots});
+}
+
+TEST_F(Monitor, OnlyMultiplesOfTheIntervalAreSampled) {
+  in_child({{"FORESHOCK_EVERY", "4"}}, [] {
+    Trainer trainer;
+    for (int n = 1000; n <= 1012; ++n) trainer.step(n, 1);
+  });
+  auto reader = open();
+  SegmentReader::Ready ready;
+  std::vector<int64_t> steps;
+  while (reader->next_ready(&ready)) {
+    steps.push_back(ready.view.header.step);
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+  }
+  EXPECT_EQ(steps, std::vector<int64_t>({1004, 1004, 1008, 1008, 1012, 1012}));
+}
+
+TEST_F(Monitor, ATickDuringBackwardTakesEffectAtTheNextForward) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.step(1, 2);
+    for (int n = 2; n <= 4; ++n) {  // an optimizer inside the backward pass
+      trainer.attention(false, FORESHOCK_NEEDS_GRADIENT);
+      trainer.attention(true, FORESHOCK_IN_BACKWARD);
+      trainer.end(n);
+      trainer.attention(true, FORESHOCK_IN_BACKWARD);
+    }
+  });
+  auto reader = open();
+  SegmentReader::Ready ready;
+  std::vector<int> per_step(8);
+  while (reader->next_ready(&ready)) {
+    ++per_step[ready.view.header.step];
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+  }
+  EXPECT_EQ(per_step, std::vector<int>({0, 0, 3, 3, 3, 0, 0, 0}));
+}
+
+TEST_F(Monitor, AForkedChildIsInertUntilItTrains) {
+  in_child({}, [this] {
+    Trainer trainer;
+    trainer.step(1, 2);
+    const segment::Totals before = open()->totals();
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int n = 0; n < 50; ++n) trainer.attention(false);
+      _exit(foreshock_enabled());
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_TRUE(open()->totals() == before);
+    trainer.step(2, 2);
+    EXPECT_EQ(open()->totals().calls[0], before.calls[0] + 2);
+  });
+}
+
+TEST_F(Monitor, AForkedChildThatTrainsHasASegmentOfItsOwn) {
+  in_child({}, [this] {
+    Trainer trainer;
+    trainer.step(1, 2);
+    const pid_t child = fork();
+    if (child == 0) {
+      setenv("RANK", "1", 1);
+      for (int n = 1; n <= 3; ++n) trainer.step(n, 2);
+      _exit(foreshock_enabled() ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(files(".seg").size(), 2u);
+  });
+}
+
+TEST_F(Monitor, TwoProcessesOfOneRankTheSecondIsOffAloud) {
+  in_child({}, [this] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    const pid_t child = fork();
+    if (child == 0) {
+      trainer.step(1, 1);  // trains under its parent's rank
+      _exit(foreshock_enabled());
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(files(".rank_taken").size(), 1u);
+  });
+}
+
+TEST_F(Monitor, ThreadsCountExactly) {
+  in_child({{"FORESHOCK_EVERY", "3"}}, [] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    for (int n = 2; n <= 30; ++n) {
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 3; ++t)
+        threads.emplace_back([&trainer, t] {
+          for (int call = 0; call < 40; ++call) {
+            const int32_t op = t == 2 ? trainer.backward_op : trainer.forward_op;
+            if (foreshock_attention_enter(op, t == 2 ? FORESHOCK_IN_BACKWARD : FORESHOCK_NEEDS_GRADIENT) == 0)
+              continue;
+            const auto description = trainer.call(op, t == 2);
+            foreshock_attention_leave(&description);
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+      trainer.end(n);
+    }
+  });
+  const segment::Totals totals = open()->totals();
+  EXPECT_EQ(totals.calls[0], 1u + 29 * 80);
+  EXPECT_EQ(totals.calls[1], 1u + 29 * 40);
+  for (uint32_t pass : {0u, 1u}) {
+    const Sums sums = sums_of(totals, pass, pass);
+    EXPECT_EQ(sums.calls, sums.unsampled + sums.sampled + sums.skipped);
+  }
+}
+
+TEST_F(Monitor, AnOlderShorterCallIsAccepted) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    ASSERT_NE(foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT), 0);
+    foreshock_attention_call call = trainer.call(trainer.forward_op, false);
+    call.size = offsetof(foreshock_attention_call, layer_identity);
+    call.layer_identity = reinterpret_cast<void*>(1);
+    call.layer_name = reinterpret_cast<const char*>(1);  // must not be followed
+    foreshock_attention_leave(&call);
+  });
+  EXPECT_EQ(open()->totals().sampled[0], 1u);
+}
+
+}  // namespace
+}  // namespace foreshock

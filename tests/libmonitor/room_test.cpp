@@ -1,0 +1,34 @@
+#include "libmonitor/room.h"
+
+#include <gtest/gtest.h>
+
+#include "segment/layout.h"
+
+namespace foreshock {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+TEST(Room, ATenthDividedByTheRanks) {
+  EXPECT_EQ(allowed_share(1000 * kMiB, 64 * kMiB, 1), 64 * kMiB);
+  EXPECT_EQ(allowed_share(1000 * kMiB, 64 * kMiB, 8), 1000 * kMiB / 80);
+  EXPECT_EQ(allowed_share(64 * kMiB, 64 * kMiB, 1), 64 * kMiB / 10);
+  EXPECT_EQ(allowed_share(0, 64 * kMiB, 0), 0u);
+}
+
+TEST(Room, SlotsAreAsManyAsUsefulThenLarger) {
+  EXPECT_EQ(plan_slots(kMiB, kMiB).slots, 0u);  // one slot is none
+  EXPECT_EQ(plan_slots(3 * kMiB, kMiB).slots, 3u);
+  const SlotPlan roomy = plan_slots(1000 * kMiB, kMiB);
+  EXPECT_EQ(roomy.slots, segment::kMaxSlots);
+  EXPECT_EQ(roomy.slot_bytes, 2 * kMiB);
+  EXPECT_EQ(plan_slots(64 * kMiB, 0).slots, 0u);
+}
+
+TEST(Room, OnlyMemoryCounts) {
+  EXPECT_EQ(free_shared_memory("/proc"), 0u);
+  EXPECT_EQ(free_shared_memory("/no/such/directory"), 0u);
+}
+
+}  // namespace
+}  // namespace foreshock

@@ -1,0 +1,92 @@
+#include "libmonitor/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <vector>
+
+namespace foreshock {
+namespace {
+
+TEST(Sampler, StepsAreMultiplesOfTheInterval) {
+  EXPECT_TRUE(is_sampled_step(16, 8));
+  EXPECT_FALSE(is_sampled_step(17, 8));
+  EXPECT_FALSE(is_sampled_step(-1, 1));  // unknown
+  EXPECT_FALSE(is_sampled_step(5, 0));
+}
+
+TEST(Sampler, ShareOfCallsIsFreeSlotsOverCalls) {
+  // Binomial: 20000 draws at p = 0.25 have sd 61; five of them leave one false alarm in a million.
+  int taken = 0;
+  for (int step = 0; step < 200; ++step)
+    for (uint64_t call = 0; call < 100; ++call) taken += is_sampled_call(7, step, call, 25, 100);
+  EXPECT_NEAR(taken, 5000, 5 * 61);
+}
+
+TEST(Sampler, EveryCallHasItsTurn) {
+  std::set<uint64_t> seen;
+  for (int step = 0; step < 200; ++step)
+    for (uint64_t call = 0; call < 64; ++call)
+      if (is_sampled_call(1, step, call, 4, 64)) seen.insert(call);
+  EXPECT_EQ(seen.size(), 64u);
+}
+
+TEST(Sampler, AllCallsWhenThereIsRoomAndNoneWithout) {
+  for (uint64_t call = 0; call < 50; ++call) {
+    EXPECT_TRUE(is_sampled_call(3, 1, call, 60, 50));
+    EXPECT_FALSE(is_sampled_call(3, 1, call, 0, 50));
+    EXPECT_FALSE(is_sampled_call(3, 1, call, 0, 0));
+  }
+}
+
+TEST(Sampler, SlicesStayInsideTheCall) {
+  const CallShape shapes[] = {{1, 1, 1, 1, 1},   {2, 8, 2, 5, 9},    {3, 32, 8, 100, 100}, {1, 24, 1, 7, 7},
+                              {4, 16, 16, 3, 3}, {2, 64, 1, 1, 512}, {1, 6, 2, 1000, 1000}};
+  for (const CallShape& shape : shapes) {
+    for (uint64_t call = 0; call < 200; ++call) {
+      const Slice slice = choose_slice(shape, 11, 4, call, 0);
+      const int64_t group = shape.heads / shape.kv_heads;
+      ASSERT_GE(slice.rows(), 1);
+      ASSERT_LE(slice.rows(), kRowsPerSample);
+      ASSERT_LT(slice.batch, shape.batch);
+      ASSERT_LT(slice.kv_head, shape.kv_heads);
+      ASSERT_GE(slice.first_head, slice.kv_head * group);
+      ASSERT_LE(slice.first_head + slice.heads, (slice.kv_head + 1) * group);
+      for (int n = 0; n < slice.positions; ++n) {
+        ASSERT_GE(slice.position[n], n == 0 ? 0 : slice.position[n - 1] + 1);  // one from each part, in order
+        ASSERT_LT(slice.position[n], shape.queries);
+      }
+    }
+  }
+}
+
+TEST(Sampler, EveryPlaceIsChosenAboutEquallyOften) {
+  const CallShape shape = {2, 4, 2, 32, 32};
+  std::vector<int> positions(32), kv_heads(2);
+  constexpr int kDraws = 8000;
+  for (int step = 0; step < kDraws; ++step) {
+    const Slice slice = choose_slice(shape, 5, step, 0, 0);
+    ++kv_heads[slice.kv_head];
+    for (int n = 0; n < slice.positions; ++n) ++positions[slice.position[n]];
+  }
+  // 8 positions in 8 parts of 4: each position is drawn with p = 1/4, sd = sqrt(8000 * 3/16) = 39.
+  for (int count : positions) EXPECT_NEAR(count, kDraws / 4, 5 * 39);
+  EXPECT_NEAR(kv_heads[0], kDraws / 2, 5 * 45);
+}
+
+TEST(Sampler, DependsOnSeedStepCallAndRankAlone) {
+  const CallShape shape = {8, 8, 8, 1000, 1000};
+  const auto place = [&](uint64_t seed, int64_t step, uint64_t call, int rank) {
+    const Slice slice = choose_slice(shape, seed, step, call, rank);
+    return std::vector<int64_t>{slice.batch, slice.kv_head, slice.position[0], slice.position[7]};
+  };
+  EXPECT_EQ(place(1, 2, 3, 4), place(1, 2, 3, 4));
+  EXPECT_NE(place(1, 2, 3, 4), place(2, 2, 3, 4));
+  EXPECT_NE(place(1, 2, 3, 4), place(1, 3, 3, 4));
+  EXPECT_NE(place(1, 2, 3, 4), place(1, 2, 4, 4));
+  EXPECT_NE(place(1, 2, 3, 4), place(1, 2, 3, 5));
+}
+
+}  // namespace
+}  // namespace foreshock

@@ -1,0 +1,66 @@
+// libFuzzer target: everything that the agent does with bytes that a trainer left. The first byte chooses the entry,
+// so that short inputs reach each parser; the rest is its input.
+#include <cstdlib>
+#include <cstring>
+
+#include "segment/parser.h"
+
+namespace {
+
+using namespace foreshock::segment;
+
+// What comes out must be usable without further checks: touch every byte that a caller would.
+void use(const SlotView& view) {
+  volatile unsigned sum = 0;
+  for (const Bytes& payload : view.payload)
+    for (std::byte byte : payload) sum = sum + static_cast<unsigned>(byte);
+  if (view.header.rows == 0 || view.header.rows > kRowsPerSlice) std::abort();
+  for (uint32_t row = 0; row < view.header.rows; ++row)
+    if (view.header.key_limit[row] > view.header.keys) std::abort();
+}
+
+void parse_whole_file(Bytes file) {
+  Header header;
+  if (parse_header(file, file.size(), &header) != nullptr) return;
+  const auto region = [&](RegionId id) {
+    const Region& shape = header.regions[id];
+    return file.subspan(shape.offset, shape.record_size * shape.count);
+  };
+  parse_threads(region(kThreads), header.regions[kThreads]);
+  uint64_t lost = 0;
+  parse_steps(region(kSteps), header.regions[kSteps], 3, &lost);
+  for (uint64_t n = 0; n < header.regions[kLayers].count; ++n)
+    text_of(record_at<Layer>(region(kLayers), header.regions[kLayers].record_size, n).label);
+  const Region& slots = header.regions[kSlots];
+  for (uint64_t n = 0; n < slots.count; ++n) {
+    SlotView view;
+    if (parse_slot(region(kSlots).subspan(n * slots.record_size, slots.record_size), &view) == nullptr) use(view);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const Bytes bytes(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
+  switch (data[0] % 4) {
+    case 0: parse_whole_file(bytes); break;
+    case 1: {
+      SlotView view;
+      if (parse_slot(bytes, &view) == nullptr) use(view);
+      break;
+    }
+    case 2: {
+      uint64_t lost = 0;
+      const Region shape = {0, sizeof(StepRecord), bytes.size() / sizeof(StepRecord)};
+      parse_steps(bytes, shape, data[0], &lost);
+      break;
+    }
+    case 3: {
+      const Region shape = {0, sizeof(ThreadBlock), bytes.size() / sizeof(ThreadBlock)};
+      parse_threads(bytes, shape);
+      break;
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,154 @@
+#include "segment/parser.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+namespace foreshock::segment {
+namespace {
+
+// A slot as a trainer writes it: 2 rows of 8, 3 keys, fp32, backward, with a bool mask.
+std::vector<std::byte> good_slot() {
+  Slot slot = {};
+  slot.pass = 1;
+  slot.dtype = 2;
+  slot.mask_dtype = 5;
+  slot.lse_dtype = 2;
+  slot.rows = 2;
+  slot.keys = 3;
+  slot.head_dim = slot.value_dim = 8;
+  slot.heads_in_slice = 1;
+  slot.query_length = 10;
+  slot.key_length = 4;
+  slot.scale = 0.5;
+  slot.layer = -1;
+  slot.key_limit[0] = 1;
+  slot.key_limit[1] = 3;
+  slot.position[1] = 9;
+  uint64_t end = sizeof(Slot);
+  const auto place = [&](PayloadId id, uint64_t bytes) {
+    slot.payload[id] = {end, bytes};
+    end = (end + bytes + 63) / 64 * 64;
+  };
+  place(kQuery, 2 * 8 * 4);
+  place(kKey, 3 * 8 * 4);
+  place(kValue, 3 * 8 * 4);
+  place(kOut, 2 * 8 * 4);
+  place(kLogSumExp, 2 * 4);
+  place(kMask, 2 * 3);
+  place(kGradOut, 2 * 8 * 4);
+  place(kGradQuery, 2 * 8 * 4);
+  std::vector<std::byte> bytes(end);
+  std::memcpy(bytes.data(), &slot, sizeof slot);
+  return bytes;
+}
+
+const char* parse_changed(const std::function<void(Slot&)>& change) {
+  std::vector<std::byte> bytes = good_slot();
+  Slot slot;
+  std::memcpy(&slot, bytes.data(), sizeof slot);
+  change(slot);
+  std::memcpy(bytes.data(), &slot, sizeof slot);
+  SlotView view;
+  return parse_slot(bytes, &view);
+}
+
+TEST(ParseSlot, AcceptsWhatTheWriterMakes) {
+  const std::vector<std::byte> bytes = good_slot();
+  SlotView view;
+  ASSERT_EQ(parse_slot(bytes, &view), nullptr);
+  EXPECT_EQ(view.payload[kKey].size(), 96u);
+  EXPECT_EQ(view.payload[kMask].size(), 6u);
+}
+
+TEST(ParseSlot, RefusesEachWrongField) {
+  const std::vector<std::pair<const char*, std::function<void(Slot&)>>> changes = {
+      {"pass", [](Slot& s) { s.pass = 2; }},
+      {"dtype", [](Slot& s) { s.dtype = 77; }},
+      {"dtype bool", [](Slot& s) { s.dtype = 5; }},
+      {"no rows", [](Slot& s) { s.rows = 0; }},
+      {"many rows", [](Slot& s) { s.rows = 17; }},
+      {"no keys", [](Slot& s) { s.keys = 0; }},
+      {"more keys than the call", [](Slot& s) { s.keys = 5; }},
+      {"huge head_dim", [](Slot& s) { s.head_dim = 1u << 31; }},
+      {"heads", [](Slot& s) { s.heads_in_slice = 0; }},
+      {"heads do not divide", [](Slot& s) { s.heads_in_slice = 3; }},
+      {"limit", [](Slot& s) { s.key_limit[1] = 4; }},
+      {"position", [](Slot& s) { s.position[1] = 10; }},
+      {"scale", [](Slot& s) { s.scale = NAN; }},
+      {"scale zero", [](Slot& s) { s.scale = 0; }},
+      {"mask dtype", [](Slot& s) { s.mask_dtype = 6; }},
+      {"layer source", [](Slot& s) { s.layer_source = 9; }},
+      {"offset beyond", [](Slot& s) { s.payload[kValue].offset = 1u << 20; }},
+      {"offset wraps", [](Slot& s) { s.payload[kValue].offset = ~uint64_t{7}; }},
+      {"offset inside the header", [](Slot& s) { s.payload[kValue].offset = 64; }},
+      {"misaligned", [](Slot& s) { s.payload[kValue].offset += 4; }},
+      {"size", [](Slot& s) { s.payload[kOut].bytes -= 4; }},
+      {"absent query", [](Slot& s) { s.payload[kQuery] = {}; }},
+      {"unexpected payload", [](Slot& s) { s.payload[10] = {sizeof(Slot), 8}; }},
+      {"forward with a gradient", [](Slot& s) { s.pass = 0; }},
+  };
+  for (const auto& [name, change] : changes) EXPECT_NE(parse_changed(change), nullptr) << name;
+}
+
+TEST(ParseSlot, RefusesEveryTruncation) {
+  const std::vector<std::byte> bytes = good_slot();
+  for (size_t size = 0; size + 64 < bytes.size(); size += 8) {
+    SlotView view;
+    // The last payload ends within the last 64 bytes; anything shorter cannot hold it.
+    EXPECT_NE(parse_slot(Bytes(bytes).first(size), &view), nullptr) << size;
+  }
+}
+
+TEST(ParseHeader, RefusesWhatIsNotOurs) {
+  Header header;
+  std::vector<std::byte> zeros(4096);
+  EXPECT_NE(parse_header(zeros, 4096, &header), nullptr);
+  EXPECT_NE(parse_header(Bytes(zeros).first(10), 10, &header), nullptr);
+}
+
+StepRecord step_record(uint64_t number) {
+  StepRecord record = {};
+  record.sequence = 2 * number;
+  record.step = static_cast<int64_t>(number);
+  return record;
+}
+
+TEST(ParseSteps, OrdersAndCountsWhatWasOverwritten) {
+  const Region shape = {0, sizeof(StepRecord), 4};
+  std::vector<StepRecord> ring(4);
+  for (uint64_t number = 5; number <= 8; ++number) ring[number % 4] = step_record(number);
+  uint64_t lost = 0;
+  auto steps = parse_steps(std::as_bytes(std::span(ring)), shape, 2, &lost);
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps.front().step, 5);
+  EXPECT_EQ(steps.back().step, 8);
+  EXPECT_EQ(lost, 2u);  // 3 and 4
+  steps = parse_steps(std::as_bytes(std::span(ring)), shape, 7, &lost);
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_EQ(lost, 0u);
+  // A record being written is neither read nor believed.
+  ring[9 % 4].sequence = 2 * 9 - 1;
+  steps = parse_steps(std::as_bytes(std::span(ring)), shape, 5, &lost);
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_EQ(lost, 0u);
+}
+
+TEST(ParseThreads, SumsBlocksOfALongerRecord) {
+  // A later writer may have appended fields: the record size says where the next block begins.
+  const uint64_t record_size = sizeof(ThreadBlock) + 64;
+  std::vector<std::byte> region(record_size * 2);
+  for (uint64_t n = 0; n < 2; ++n) {
+    ThreadBlock block = {};
+    block.calls[3] = 10 + n;
+    block.skipped[1][2] = 5;
+    std::memcpy(region.data() + n * record_size, &block, sizeof block);
+  }
+  const Totals totals = parse_threads(region, {0, record_size, 2});
+  EXPECT_EQ(totals.calls[3], 21u);
+  EXPECT_EQ(totals.skipped[1][2], 10u);
+}
+
+}  // namespace
+}  // namespace foreshock::segment

@@ -1,0 +1,300 @@
+// The two sides of the protocol against each other, on a real tmpfs where there is one.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "segment/reader.h"
+#include "segment/writer.h"
+
+namespace foreshock::segment {
+namespace {
+
+namespace fs = std::filesystem;
+
+class SegmentFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* base = fs::is_directory("/dev/shm") ? "/dev/shm" : "/tmp";
+    std::string pattern = std::string(base) + "/foreshock-test-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  const char* create(SegmentWriter* writer, int rank = 0, uint64_t nonce = 0x10, uint32_t slots = 4) {
+    return writer->create({directory_.c_str(), rank, nonce, slots, 4096});
+  }
+  std::unique_ptr<SegmentReader> open(const std::string& name = "0-0000000000000010") {
+    std::string why;
+    auto reader = SegmentReader::open(directory_, name, &why);
+    EXPECT_NE(reader, nullptr) << why;
+    return reader;
+  }
+  std::string directory_;
+};
+
+// Fills a claimed slot with a slice of one row whose query tells its ticket.
+void fill(Slot* slot, uint64_t ticket) {
+  slot->dtype = 1;  // fp64
+  slot->rows = slot->keys = slot->head_dim = slot->value_dim = slot->heads_in_slice = 1;
+  slot->query_length = slot->key_length = 1;
+  slot->scale = 1;
+  slot->key_limit[0] = 1;
+  uint64_t at = (sizeof(Slot) + 63) / 64 * 64;
+  for (PayloadId id : {kQuery, kKey, kValue, kOut}) {
+    slot->payload[id] = {at, 8};
+    const double value = static_cast<double>(ticket);
+    std::memcpy(reinterpret_cast<char*>(slot) + at, &value, 8);
+    at += 64;
+  }
+}
+
+double query_of(const SegmentReader::Ready& ready) {
+  double value = 0;
+  std::memcpy(&value, ready.view.payload[kQuery].data(), 8);
+  return value;
+}
+
+TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  EXPECT_TRUE(reader->header().regions[kSlots].count == 4);
+  SegmentReader::Ready ready;
+  EXPECT_FALSE(reader->next_ready(&ready));
+
+  for (uint64_t ticket = 1; ticket <= 4; ++ticket) {
+    Slot* slot = writer.claim(ticket);
+    ASSERT_NE(slot, nullptr);
+    fill(slot, ticket);
+    writer.publish(slot, ticket);
+  }
+  EXPECT_EQ(writer.claim(5), nullptr);  // full: the ticket is burned
+  EXPECT_EQ(writer.free_slots(), 0u);
+  double sum = 0;
+  while (reader->next_ready(&ready)) {
+    ASSERT_EQ(ready.why, nullptr) << ready.why;
+    EXPECT_EQ(query_of(ready), static_cast<double>(ready.ticket));
+    sum += query_of(ready);
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+  }
+  EXPECT_EQ(sum, 10);
+  EXPECT_EQ(reader->judged(0), 4u);
+  EXPECT_EQ(writer.free_slots(), 4u);
+  EXPECT_NE(writer.claim(6), nullptr);
+}
+
+TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  for (uint64_t ticket = 1; ticket <= 3; ++ticket) {
+    Slot* slot = writer.claim(ticket);
+    fill(slot, ticket);
+    writer.publish(slot, ticket);
+    StepRecord step = {};
+    step.step = static_cast<int64_t>(ticket);
+    writer.append_step(step);
+  }
+  SegmentReader::Ready ready;
+  {
+    auto first = open();
+    EXPECT_EQ(first->new_steps().size(), 3u);
+    ASSERT_TRUE(first->next_ready(&ready));
+    first->consume_judged(ready.slot, ready.ticket, 0);
+    ASSERT_TRUE(first->next_ready(&ready));
+    first->consume_lost(ready.slot, ready.ticket, 1, Lost::kRefused);
+    ASSERT_TRUE(first->next_ready(&ready));  // judged, but the agent dies before it says so
+  }
+  auto second = open();
+  EXPECT_EQ(second->judged(0), 1u);
+  EXPECT_EQ(second->lost(1, Lost::kRefused), 1u);
+  EXPECT_EQ(second->steps_taken(), 3u);
+  EXPECT_EQ(second->last_step().step, 3);
+  EXPECT_TRUE(second->new_steps().empty());
+  const uint64_t again = ready.ticket;
+  ASSERT_TRUE(second->next_ready(&ready));
+  EXPECT_EQ(ready.ticket, again);
+  second->consume_judged(ready.slot, ready.ticket, 0);
+  EXPECT_FALSE(second->next_ready(&ready));
+  EXPECT_EQ(second->judged(0) + second->lost(1, Lost::kRefused), 3u);
+}
+
+TEST_F(SegmentFiles, OverwrittenStepsAreCounted) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  for (int n = 1; n <= static_cast<int>(kStepRecords) + 10; ++n) {
+    StepRecord step = {};
+    step.step = n;
+    writer.append_step(step);
+  }
+  const auto steps = reader->new_steps();
+  EXPECT_EQ(steps.size(), kStepRecords);
+  EXPECT_EQ(reader->steps_lost(), 10u);
+  EXPECT_EQ(steps.back().step, static_cast<int>(kStepRecords) + 10);
+}
+
+TEST_F(SegmentFiles, AWriterThatDiedInMidSlotLeavesATornSlice) {
+  const pid_t child = fork();
+  if (child == 0) {
+    SegmentWriter writer;
+    if (create(&writer) != nullptr) _exit(1);
+    fill(writer.claim(1), 1);
+    Slot* slot = writer.claim(2);
+    fill(slot, 2);
+    writer.publish(slot, 2);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_EQ(status, 0);
+  auto reader = open();
+  EXPECT_FALSE(reader->is_locked());
+  SegmentReader::Ready ready;
+  ASSERT_TRUE(reader->next_ready(&ready));
+  EXPECT_EQ(ready.ticket, 2u);
+  reader->consume_judged(ready.slot, ready.ticket, 0);
+  ASSERT_EQ(reader->torn().size(), 1u);
+  EXPECT_EQ(reader->torn()[0].ticket, 1u);
+  reader->consume_lost(reader->torn()[0].slot, 1, 0, Lost::kTorn);
+  EXPECT_TRUE(reader->torn().empty());
+}
+
+// Runs `body` in a child that owns a segment and ends when told.
+template <class Body>
+void with_live_segment(const std::string& directory, int rank, uint64_t nonce, Body body) {
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    SegmentWriter writer;
+    const char* why = writer.create({directory.c_str(), rank, nonce, 2, 4096});
+    const char byte = why == nullptr ? 'y' : 'n';
+    if (write(ready[1], &byte, 1) != 1) _exit(1);
+    pause();
+    _exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 'y');
+  body();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ready[0]);
+  close(ready[1]);
+}
+
+TEST_F(SegmentFiles, LivenessIsAKernelLock) {
+  std::unique_ptr<SegmentReader> reader;
+  with_live_segment(directory_, 0, 0x10, [&] {
+    reader = open();
+    EXPECT_TRUE(reader->is_locked());
+  });
+  EXPECT_FALSE(reader->is_locked());
+}
+
+TEST_F(SegmentFiles, TheSecondOfOneRankIsRefusedWhileTheFirstLives) {
+  with_live_segment(directory_, 3, 0x10, [&] {
+    SegmentWriter second, other_rank;
+    EXPECT_STREQ(create(&second, 3, 0x20), "rank_taken");
+    EXPECT_FALSE(fs::exists(directory_ + "/3-0000000000000020.seg"));
+    EXPECT_FALSE(fs::exists(directory_ + "/3-0000000000000020.ctl"));
+    EXPECT_EQ(create(&other_rank, 4, 0x30), nullptr);
+  });
+  SegmentWriter after;
+  EXPECT_EQ(create(&after, 3, 0x40), nullptr);
+}
+
+TEST_F(SegmentFiles, HostileFilesAreRefusedWithAReason) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  const std::string good = directory_ + "/0-0000000000000010";
+  const auto refused = [&](const char* what) {
+    std::string why;
+    EXPECT_EQ(SegmentReader::open(directory_, "bad", &why), nullptr) << what;
+    EXPECT_FALSE(why.empty()) << what;
+    fs::remove(directory_ + "/bad.seg");
+    fs::remove(directory_ + "/bad.ctl");
+  };
+  const auto copy = [&] {
+    fs::copy_file(good + ".seg", directory_ + "/bad.seg");
+    fs::copy_file(good + ".ctl", directory_ + "/bad.ctl");
+  };
+  refused("no file");
+  fs::copy_file(good + ".seg", directory_ + "/bad.seg");
+  refused("no control file");
+  copy();
+  fs::resize_file(directory_ + "/bad.seg", 100);
+  refused("truncated to less than a header");
+  copy();
+  fs::resize_file(directory_ + "/bad.seg", 8192);
+  refused("truncated");
+  copy();
+  fs::resize_file(directory_ + "/bad.ctl", 100);
+  refused("control file of another size");
+  copy();
+  std::ofstream(directory_ + "/bad.seg", std::ios::in | std::ios::binary) << "GARBAGE!";
+  refused("magic");
+  fs::create_directory(directory_ + "/bad.seg");
+  fs::copy_file(good + ".ctl", directory_ + "/bad.ctl");
+  refused("a directory");
+  fs::create_symlink(good + ".seg", directory_ + "/bad.seg");
+  fs::copy_file(good + ".ctl", directory_ + "/bad.ctl");
+  refused("a link");
+}
+
+TEST_F(SegmentFiles, ManyThreadsAndAReaderLoseNothing) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
+  auto reader = open();
+  std::atomic<uint64_t> tickets{0}, published{0};
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 4; ++n) {
+    threads.emplace_back([&] {
+      for (int mine = 0; mine < 300;) {
+        const uint64_t ticket = tickets.fetch_add(1) + 1;
+        Slot* slot = writer.claim(ticket);
+        if (slot == nullptr) {
+          std::this_thread::yield();
+          continue;
+        }
+        fill(slot, ticket);
+        writer.publish(slot, ticket);
+        published.fetch_add(1);
+        ++mine;
+      }
+    });
+  }
+  std::thread judge([&] {
+    SegmentReader::Ready ready;
+    while (true) {
+      const bool last = done.load();
+      bool any = false;
+      while (reader->next_ready(&ready)) {
+        any = true;
+        ASSERT_EQ(ready.why, nullptr);
+        ASSERT_EQ(query_of(ready), static_cast<double>(ready.ticket));
+        reader->consume_judged(ready.slot, ready.ticket, 0);
+      }
+      if (last && !any) return;
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  judge.join();
+  EXPECT_EQ(reader->judged(0), published.load());
+  EXPECT_EQ(published.load(), 1200u);
+  EXPECT_TRUE(reader->torn().empty());
+}
+
+}  // namespace
+}  // namespace foreshock::segment

@@ -1,0 +1,98 @@
+"""Runs trainings alone and under `foreshock run`, for the tests of the whole path."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
+FORESHOCK = BUILD / "bin" / "foreshock"
+LIBRARY = BUILD / "lib" / "libforeshock.so"
+PYTHON = os.environ.get("FORESHOCK_PYTHON", sys.executable)
+ADAPTER_CACHE = pathlib.Path(os.environ.get("FORESHOCK_CACHE", ROOT / "build" / "adapters"))
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment without anything that would reach into the run; one thread, so that sums repeat."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FORESHOCK", "SLURM", "WANDB", "TORCHELASTIC"))
+    }
+    for name in ("LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        kept.pop(name, None)
+    return kept | {"OMP_NUM_THREADS": "1", "FORESHOCK_CACHE": str(ADAPTER_CACHE)} | more
+
+
+@dataclasses.dataclass
+class Run:
+    """What a run left: its process, the summary as a dict, and the lines of its record by type."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    summary: dict | None = None
+    lines: list[dict] = dataclasses.field(default_factory=list)
+
+    def of(self, kind: str) -> list[dict]:
+        return [line for line in self.lines if line["type"] == kind]
+
+    def rank(self, number: int = 0) -> dict:
+        assert self.summary is not None, self.stderr
+        ranks = [rank for rank in self.summary["ranks"] if rank["rank"] == number]
+        assert len(ranks) == 1, self.summary["ranks"]
+        return ranks[0]
+
+
+def run_plain(command: list[str], timeout: float = 300, **environment: str) -> Run:
+    done = subprocess.run(
+        command, env=clean_environment(**environment), capture_output=True, text=True, timeout=timeout, check=False
+    )
+    return Run(done.returncode, done.stdout, done.stderr)
+
+
+def run_monitored(
+    command: list[str], *options: str, timeout: float = 300, base: str | None = None, **environment: str
+) -> Run:
+    """`foreshock run OPTIONS -- COMMAND` in a base directory of its own, with summary and record."""
+    own_base = base or tempfile.mkdtemp(prefix="foreshock-e2e-", dir="/dev/shm")
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-e2e-"))
+    try:
+        line = [str(FORESHOCK), "run", "--port", "0", "--summary", str(scratch / "summary.json")]
+        line += ["--record", str(scratch / "record.jsonl"), *options, "--", *command]
+        done = subprocess.run(
+            line,
+            env=clean_environment(FORESHOCK_DIR=own_base, **environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        run = Run(done.returncode, done.stdout, done.stderr)
+        if (scratch / "summary.json").exists():
+            run.summary = json.loads((scratch / "summary.json").read_text())
+        if (scratch / "record.jsonl").exists():
+            run.lines = [json.loads(text) for text in (scratch / "record.jsonl").read_text().splitlines()]
+        return run
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if base is None:
+            shutil.rmtree(own_base, ignore_errors=True)
+
+
+# Every training call is looked at, whatever it costs.
+EVERYTHING = ("--every", "1", "--max-slowdown", "100%")
+
+
+def assert_conserved(rank: dict) -> None:
+    """Rule 3: calls = unsampled + skipped + sampled; sampled = judged + lost + in flight, and 0 in flight at the end."""
+    for name, of in rank["attention"].items():
+        skipped, lost = sum(of["skipped"].values()), sum(of["lost"].values())
+        assert of["calls"] == of["unsampled"] + skipped + of["sampled"], (name, of)
+        assert of["sampled"] == of["judged"] + lost + of["in_flight"], (name, of)
+        assert of["in_flight"] == 0, (name, of)
