@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "lab/random.h"
+#include "tests/lab/every_target.h"
 
 namespace foreshock::lab {
 namespace {
@@ -16,25 +17,34 @@ Tensor random_tensor(int rows, int cols, uint64_t seed) {
   return x;
 }
 
+// The definition: std::fma over k, in fp32 and in fp64.
+void expect_chains(const Tensor& a, const Tensor& b, const Tensor& start, const Tensor& c32,
+                   const Tensor& c64) {
+  for (int i = 0; i < a.rows; ++i)
+    for (int j = 0; j < b.cols; ++j) {
+      float narrow = static_cast<float>(start.at(i, j));
+      double wide = start.at(i, j);
+      for (int k = 0; k < a.cols; ++k) {
+        narrow = std::fma(static_cast<float>(a.at(i, k)), static_cast<float>(b.at(k, j)), narrow);
+        wide = std::fma(a.at(i, k), b.at(k, j), wide);
+      }
+      EXPECT_EQ(c32.at(i, j), narrow);
+      EXPECT_EQ(c64.at(i, j), wide);
+    }
+}
+
 TEST(Product, ChainsAreFusedMultiplyAddsInTheOrderOfDepth) {
   const NumberFormat fp32 = *parse_format("fp32");
   for (auto [rows, depth, cols] : {std::array{1, 1, 1}, std::array{5, 33, 7}, std::array{9, 64, 65}}) {
     const Tensor a = random_tensor(rows, depth, 1), b = random_tensor(depth, cols, 2);
     Tensor c32 = random_tensor(rows, cols, 3), c64 = c32;
     const Tensor start = c32;
-    multiply_add(*parse_accumulator("fp32"), fp32, a, b, c32);
-    multiply_add(*parse_accumulator("fp64"), fp32, a, b, c64);
-    for (int i = 0; i < rows; ++i)
-      for (int j = 0; j < cols; ++j) {
-        float narrow = static_cast<float>(start.at(i, j));
-        double wide = start.at(i, j);
-        for (int k = 0; k < depth; ++k) {
-          narrow = std::fma(static_cast<float>(a.at(i, k)), static_cast<float>(b.at(k, j)), narrow);
-          wide = std::fma(a.at(i, k), b.at(k, j), wide);
-        }
-        EXPECT_EQ(c32.at(i, j), narrow);
-        EXPECT_EQ(c64.at(i, j), wide);
-      }
+    on_every_target([&] {
+      c32 = c64 = start;
+      multiply_add(*parse_accumulator("fp32"), fp32, a, b, c32);
+      multiply_add(*parse_accumulator("fp64"), fp32, a, b, c64);
+      expect_chains(a, b, start, c32, c64);
+    });
   }
 }
 

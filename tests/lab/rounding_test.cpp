@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "lab/random.h"
+#include "tests/lab/every_target.h"
 #include "tests/lab/format_samples.h"
 
 namespace foreshock::lab {
@@ -66,6 +67,22 @@ TEST(Rounding, Fp64IsLeftAlone) {
   const std::vector<double> before(std::begin(x), std::end(x));
   round_to(*parse_format("fp64"), Rounding::kNearestEven, x, 4);
   EXPECT_EQ(before, std::vector<double>(std::begin(x), std::end(x)));
+}
+
+TEST(Rounding, EveryInstructionSetGivesTheSameBits) {
+  for (const char* name : {"bf16", "fp32", "e4m3nosat"})
+    for (Rounding rounding : {Rounding::kNearestEven, Rounding::kTowardZero, Rounding::kStochastic}) {
+      const NumberFormat format = *parse_format(name);
+      const std::vector<double> x = format_samples(format, 100'003, false, 17);
+      on_every_target([&] {
+        std::vector<double> own = x;
+        round_to(format, rounding, own.data(), own.size(), 5);
+        int64_t mismatches = 0;
+        for (size_t i = 0; i < x.size(); ++i)
+          mismatches += !same(own[i], round_scalar(format, rounding, x[i], uniform(5, i)));
+        EXPECT_EQ(mismatches, 0) << name << " " << name_of(rounding);
+      });
+    }
 }
 
 TEST(Rounding, LengthsThatAreNoMultipleOfAVectorTouchNothingElse) {

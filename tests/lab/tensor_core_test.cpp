@@ -7,6 +7,7 @@
 #include "lab/product.h"
 #include "lab/random.h"
 #include "lab/rounding.h"
+#include "tests/lab/every_target.h"
 
 namespace foreshock::lab {
 namespace {
@@ -55,6 +56,21 @@ INSTANTIATE_TEST_SUITE_P(Units, TensorCore,
                          [](const auto& info) {
                            return std::string(info.param.accumulator) + "_" + info.param.format;
                          });
+
+TEST(TensorCoreModel, EveryInstructionSetGivesTheSameBits) {
+  for (const char* name : {"ampere", "hopper_fp8_promoted"}) {
+    const Accumulator unit = *parse_accumulator(name);
+    const NumberFormat format = *parse_format(unit.fp8_only ? "e4m3" : "bf16");
+    const Tensor a = random_tensor(33, 150, format, 3, 1), b = random_tensor(150, 35, format, 3, 2);
+    on_every_target([&] {
+      Tensor c(a.rows, b.cols);
+      tensor_core_multiply_add(unit, format, a, b, c);
+      for (int i = 0; i < c.rows; ++i)
+        for (int j = 0; j < c.cols; ++j)
+          ASSERT_EQ(c.at(i, j), tensor_core_dot(unit, format, a.row(i), &b.data[j], b.cols, a.cols, 0));
+    });
+  }
+}
 
 // Worked by hand: products 2^0 and 2^-25 with F = 24 are aligned to 2^0, the second is cut off; F = 25 keeps
 // it until the sum is cut to 23 fraction bits.
