@@ -19,7 +19,9 @@
 #include "agent/followed.h"
 #include "agent/launcher_files.h"
 #include "agent/publish.h"
+#include "agent/record_lines.h"
 #include "exporters/http_server.h"
+#include "shadow/reference.h"
 
 namespace foreshock {
 namespace {
@@ -29,23 +31,26 @@ using Clock = Followed::Clock;
 
 constexpr std::chrono::milliseconds kShortestSleep = 1ms;
 constexpr std::chrono::milliseconds kLongestSleep = 32ms;
-constexpr auto kPublishEvery = 500ms;
+constexpr auto kPublishEvery = 1s;
 constexpr auto kCadenceEvery = 2s;
-constexpr auto kDiscoverEvery = 50ms;
+constexpr auto kDiscoverEvery = 200ms;
 // Unlocked and unmoved for so long: the trainer is gone, though nobody said so.
 constexpr auto kGoneAfter = 10s;
-// Its launcher said that the command has ended: then unlocked is enough, once a last store has had time to land.
+// Its launcher said that the command has ended: then unlocked is enough, once a last store has had time to
+// land.
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks of an ended command that still run after this are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
-// Steps between the decision on an interval and its taking effect: every rank of the node must still be before it.
+// Steps between the decision on an interval and its taking effect: every rank of the node must still be
+// before it.
 constexpr int64_t kStepsAhead = 4;
 
 volatile std::sig_atomic_t g_stop = 0;
 void ask_to_stop(int) { g_stop = 1; }
 
-// The shadow work gives way to everything else on the node. Nice alone is void between sessions where the kernel
-// groups them (autogroup), so the group gets it too. The HTTP thread was started before and keeps its own value.
+// The shadow work gives way to everything else on the node. Nice alone is void between sessions where the
+// kernel groups them (autogroup), so the group gets it too. The HTTP thread was started before and keeps its
+// own value.
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
   std::ofstream("/proc/self/autogroup") << "19";
@@ -89,6 +94,7 @@ class Agent {
   void follow(std::unique_ptr<segment::SegmentReader> segment);
   void look_for_life(Clock::time_point now);
   void answer_launchers(Clock::time_point now);
+  void announce(Followed& followed);
   void finish(Followed& followed, RunState state);
   nlohmann::json document(uint64_t launcher_pid, bool for_page) const;
   void publish();
@@ -140,7 +146,7 @@ int Agent::run() {
     record_ = RecordWriter::open(options_.record, &error);
     if (record_ == nullptr) return fail(error);
   }
-  pipeline_ = std::make_unique<Pipeline>(options_.run_id, record_.get());
+  pipeline_ = std::make_unique<Pipeline>(record_.get());
   publish();
   if (!server_.start(options_.bind, options_.port, &error)) return fail(error);
   if (!say_address()) return fail("cannot write to " + options_.directory + "; free some space there");
@@ -197,7 +203,6 @@ void Agent::follow(std::unique_ptr<segment::SegmentReader> segment) {
     if (other->rank.identity.rank == rank.identity.rank) other->rank.current = false;
   registry_.clear_rank(options_.run_id, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
-  record_run(rank, "started");
   followed_.push_back(std::move(followed));
 }
 
@@ -205,14 +210,23 @@ void Agent::look_for_life(Clock::time_point now) {
   for (auto& followed : followed_) {
     if (followed->is_finished()) continue;
     followed->look(now);
+    if (followed->rank.identity.late_ready == 1) announce(*followed);
     // Nobody told how it ended. A launcher that lives may still do so.
     if (followed->is_gone(now, kGoneAfter) && !has_launcher(options_.directory))
       finish(*followed, RunState::kFailed);
   }
 }
 
+// Who a rank is becomes known a little after its segment: the line of the record waits for that.
+void Agent::announce(Followed& followed) {
+  if (followed.announced) return;
+  followed.announced = true;
+  record_run(followed.rank, "started");
+}
+
 void Agent::finish(Followed& followed, RunState state) {
   followed.finish(state);
+  announce(followed);
   record_run(followed.rank, "ended");
 }
 
@@ -250,10 +264,12 @@ nlohmann::json Agent::document(uint64_t launcher_pid, bool for_page) const {
   std::vector<const Followed*> ordered;
   for (const auto& followed : followed_)
     if (launcher_pid == 0 || followed->launcher_pid() == launcher_pid) ordered.push_back(followed.get());
-  std::stable_sort(ordered.begin(), ordered.end(),
-                   [](const Followed* a, const Followed* b) { return a->rank.identity.rank < b->rank.identity.rank; });
+  std::stable_sort(ordered.begin(), ordered.end(), [](const Followed* a, const Followed* b) {
+    return a->rank.identity.rank < b->rank.identity.rank;
+  });
   for (const Followed* followed : ordered)
-    ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank()) : summary_of(followed->rank, cores_per_rank()));
+    ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
+                             : summary_of(followed->rank, cores_per_rank()));
   return {{"schema", 1}, {"run", options_.run_id}, {"state", name_of(state_)}, {"ranks", ranks}};
 }
 
@@ -267,7 +283,8 @@ void Agent::publish() {
   registry_.set(Metric::kMonitorErrorsTotal, {options_.run_id, "segment"}, static_cast<double>(refused));
   if (record_ != nullptr) {
     record_->flush();
-    registry_.set(Metric::kMonitorErrorsTotal, {options_.run_id, "record"}, static_cast<double>(record_->errors()));
+    registry_.set(Metric::kMonitorErrorsTotal, {options_.run_id, "record"},
+                  static_cast<double>(record_->errors()));
     if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
   }
   registry_.set(Metric::kBuildInfo, {FORESHOCK_VERSION}, 1);
@@ -280,6 +297,7 @@ void Agent::publish() {
   state["agent"] = {{"pid", getpid()},
                     {"cpu_seconds", process_cpu_seconds()},
                     {"cores", cores_},
+                    {"instruction_set", reference_target_name()},
                     {"series", registry_.series_count()},
                     {"series_dropped", registry_.series_dropped()},
                     {"segments_refused", refused_segments_}};
@@ -297,9 +315,11 @@ void Agent::choose_cadence() {
   for (const auto& followed : followed_) {
     const RankStatistics& rank = followed->rank;
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
-    if (rank.identity.world_size > static_cast<int>(rank.identity.local_ranks)) return;  // other nodes do not hear this
+    if (rank.identity.world_size > static_cast<int>(rank.identity.local_ranks))
+      return;  // other nodes do not hear this
     cost.step_seconds = std::max(cost.step_seconds, mean_of(rank.step_seconds).value_or(0));
-    cost.sampled_step_seconds = std::max(cost.sampled_step_seconds, mean_of(rank.sampled_step_cost).value_or(0));
+    cost.sampled_step_seconds =
+        std::max(cost.sampled_step_seconds, mean_of(rank.sampled_step_cost).value_or(0));
     cost.other_step_seconds = std::max(cost.other_step_seconds, mean_of(rank.other_step_cost).value_or(0));
     sampled_steps = std::max(sampled_steps, rank.sampled_steps);
     newest_step = std::max(newest_step, rank.last_step.step);
@@ -322,7 +342,8 @@ void Agent::choose_cadence() {
 
 bool Agent::is_needed() const {
   if (options_.keep_alive || has_launcher(options_.directory)) return true;
-  return std::any_of(followed_.begin(), followed_.end(), [](const auto& each) { return !each->is_finished(); });
+  return std::any_of(followed_.begin(), followed_.end(),
+                     [](const auto& each) { return !each->is_finished(); });
 }
 
 int Agent::cores_per_rank() const {
@@ -332,26 +353,7 @@ int Agent::cores_per_rank() const {
 }
 
 void Agent::record_run(const RankStatistics& rank, const char* state) {
-  if (record_ == nullptr) return;
-  const segment::Identity& id = rank.identity;
-  RunLine line;
-  line.run = options_.run_id;
-  line.state = state;
-  line.rank = id.rank;
-  line.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  line.foreshock_version = FORESHOCK_VERSION;
-  line.host = segment::text_of(id.host);
-  line.executable = segment::text_of(id.executable);
-  line.framework = segment::text_of(id.framework);
-  line.pid = static_cast<int64_t>(id.pid);
-  line.local_rank = id.local_rank;
-  line.world_size = id.world_size;
-  line.attempt = id.attempt;
-  line.sample_seed = id.sample_seed;
-  line.slots = id.slots_given;
-  line.slot_bytes = id.slot_bytes;
-  line.max_slowdown = id.max_slowdown;
-  record_->write(line);
+  if (record_ != nullptr) record_->write(run_line(rank, state));
 }
 
 }  // namespace

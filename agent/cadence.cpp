@@ -14,7 +14,8 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
   uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
   while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown) interval *= 2;
   if (interval != in_force) return interval;
-  while (interval > kLeastInterval && predicted_slowdown(cost, interval / 2) <= 0.8 * max_slowdown) interval /= 2;
+  while (interval > kLeastInterval && predicted_slowdown(cost, interval / 2) <= 0.8 * max_slowdown)
+    interval /= 2;
   return interval;
 }
 

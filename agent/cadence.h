@@ -8,10 +8,10 @@ namespace foreshock {
 
 // Measured costs, of the slowest rank: what a synchronous job pays.
 struct SamplingCost {
-  double step_seconds = 0;           // of a step, our part taken off
-  double sampled_step_seconds = 0;   // ours in a sampled step, in the trainer
-  double other_step_seconds = 0;     // ours in every other step
-  double agent_seconds = 0;          // CPU time of the agent per sampled step, over the cores it may use
+  double step_seconds = 0;          // of a step, our part taken off
+  double sampled_step_seconds = 0;  // ours in a sampled step, in the trainer
+  double other_step_seconds = 0;    // ours in every other step
+  double agent_seconds = 0;         // CPU time of the agent per sampled step, over the cores it may use
 };
 
 inline constexpr uint64_t kLeastInterval = 8;
@@ -20,8 +20,8 @@ inline constexpr uint64_t kMostInterval = 1u << 16;
 // The share of the training's time that sampling every `interval` steps takes.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
-// The interval to use from now on, given the one in force. It grows as soon as the budget is broken and shrinks only
-// when the smaller one would leave a fifth of the budget unused, so that it does not swing.
+// The interval to use from now on, given the one in force. It grows as soon as the budget is broken and
+// shrinks only when the smaller one would leave a fifth of the budget unused, so that it does not swing.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
 }  // namespace foreshock

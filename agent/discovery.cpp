@@ -6,13 +6,15 @@
 
 namespace foreshock {
 
-std::vector<std::string> names_in(const std::string& directory, const std::string& begin, const std::string& end) {
+std::vector<std::string> names_in(const std::string& directory, const std::string& begin,
+                                  const std::string& end) {
   std::vector<std::string> names;
   DIR* stream = opendir(directory.c_str());
   if (stream == nullptr) return names;
   while (const dirent* entry = readdir(stream)) {
     const std::string name = entry->d_name;
-    if (name[0] != '.' && name.size() > begin.size() + end.size() && name.starts_with(begin) && name.ends_with(end))
+    if (name[0] != '.' && name.size() > begin.size() + end.size() && name.starts_with(begin) &&
+        name.ends_with(end))
       names.push_back(name);
   }
   closedir(stream);

@@ -29,7 +29,8 @@ class Discovery {
 };
 
 // Names in `directory` that begin and end as given, sorted.
-std::vector<std::string> names_in(const std::string& directory, const std::string& begin, const std::string& end);
+std::vector<std::string> names_in(const std::string& directory, const std::string& begin,
+                                  const std::string& end);
 
 }  // namespace foreshock
 

@@ -2,7 +2,8 @@
 
 namespace foreshock {
 
-Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline)
+Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run,
+                   Pipeline* pipeline)
     : segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
   rank.run = run;
   pipeline_->refresh(*segment_, &rank);

@@ -32,6 +32,7 @@ class Followed {
   segment::SegmentReader& segment() { return *segment_; }
 
   RankStatistics rank;
+  bool announced = false;  // in the record
 
  private:
   std::unique_ptr<segment::SegmentReader> segment_;

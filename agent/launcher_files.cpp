@@ -31,10 +31,12 @@ std::vector<LauncherExit> unanswered_exits(const std::string& directory) {
   for (const std::string& name : names_in(directory, "exit.", ".json")) {
     LauncherExit exit;
     exit.launcher_pid = std::strtoull(name.c_str() + 5, nullptr, 10);
-    if (exit.launcher_pid == 0 || access(summary_path(directory, exit.launcher_pid).c_str(), F_OK) == 0) continue;
+    if (exit.launcher_pid == 0 || access(summary_path(directory, exit.launcher_pid).c_str(), F_OK) == 0)
+      continue;
     std::ifstream file(directory + "/" + name);
     const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
-    if (json.is_object() && json.contains("state") && json["state"].is_string()) exit.state = state_from(json["state"]);
+    if (json.is_object() && json.contains("state") && json["state"].is_string())
+      exit.state = state_from(json["state"]);
     exits.push_back(exit);
   }
   return exits;

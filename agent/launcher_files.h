@@ -1,5 +1,5 @@
-// What a `foreshock run` and the agent tell each other through the run directory: `exit.<pid>.json` (the command of
-// this launcher has ended, and how) is answered with `summary.<pid>.json`.
+// What a `foreshock run` and the agent tell each other through the run directory: `exit.<pid>.json` (the
+// command of this launcher has ended, and how) is answered with `summary.<pid>.json`.
 #ifndef FORESHOCK_AGENT_LAUNCHER_FILES_H_
 #define FORESHOCK_AGENT_LAUNCHER_FILES_H_
 

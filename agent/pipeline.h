@@ -1,4 +1,5 @@
-// The data path of the agent: segment -> slices judged, steps followed -> statistics of a rank and the record.
+// The data path of the agent: segment -> slices judged, steps followed -> statistics of a rank and the
+// record.
 #ifndef FORESHOCK_AGENT_PIPELINE_H_
 #define FORESHOCK_AGENT_PIPELINE_H_
 
@@ -14,7 +15,7 @@ namespace foreshock {
 class Pipeline {
  public:
   // `record` may be null; it outlives the pipeline.
-  Pipeline(std::string run, RecordWriter* record) : run_(std::move(run)), record_(record) {}
+  explicit Pipeline(RecordWriter* record) : record_(record) {}
 
   // Takes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
@@ -26,12 +27,11 @@ class Pipeline {
   void finish(segment::SegmentReader& segment, RankStatistics* rank);
 
  private:
-  void follow_step(const segment::StepRecord& step, RankStatistics* rank);
-  void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready, RankStatistics* rank);
-  void record_event(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
-                    std::optional<double> value);
+  void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
+                  RankStatistics* rank);
+  void tell(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
+            std::optional<double> value);
 
-  std::string run_;
   RecordWriter* record_;
   DeviationWorkspace workspace_;
 };

@@ -44,10 +44,11 @@ void publish_identity(const RankStatistics& rank, RankWriter& to) {
   to.clear(Metric::kRankInfo);
   to.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
          coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
-         coordinate(id.expert_parallel), "none", "unknown", late ? segment::text_of(id.framework) : "unknown");
+         coordinate(id.expert_parallel), "none", "unknown",
+         late ? segment::text_of(id.framework) : "unknown");
   to.clear(Metric::kSourceInfo);
-  to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source), rank.layer_source,
-         segment::loss_source_name(rank.last_step.loss_source));
+  to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),
+         rank.layer_source, segment::loss_source_name(rank.last_step.loss_source));
   to.set(Metric::kRankUp, uint64_t{rank.alive});
   if (id.world_size > 0) to.set(Metric::kWorldSize, static_cast<uint64_t>(id.world_size));
 }
@@ -92,7 +93,8 @@ void publish_layer(const LayerStatistics& layer, RankWriter& to) {
     to.set(Metric::kLayerAttentionDeviationRatio, mean_of(layer.pass[pass].deviation_ratio), layer.label,
            segment::kPassNames[pass]);
     if (const std::optional<Bias> bias = layer.pass[pass].bias.bias())
-      to.set(Metric::kLayerAttentionBiasUlp, std::optional<double>(bias->ulp), layer.label, segment::kPassNames[pass]);
+      to.set(Metric::kLayerAttentionBiasUlp, std::optional<double>(bias->ulp), layer.label,
+             segment::kPassNames[pass]);
   }
   to.set(Metric::kLayerAttentionLogitAbsMax, max_of(layer.scores.logit), layer.label);
   to.set(Metric::kLayerGradientNorm, layer.gradient_norm, layer.label);
@@ -138,9 +140,11 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"skipped", skipped},
           {"lost", lost},
           {"relative_error",
-           {{"mean", number(mean_of(statistics.relative_error_mean))}, {"max", number(max_of(statistics.relative_error_max))}}},
+           {{"mean", number(mean_of(statistics.relative_error_mean))},
+            {"max", number(max_of(statistics.relative_error_max))}}},
           {"deviation_ratio",
-           {{"mean", number(mean_of(statistics.deviation_ratio))}, {"max", number(max_of(statistics.deviation_ratio))}}},
+           {{"mean", number(mean_of(statistics.deviation_ratio))},
+            {"max", number(max_of(statistics.deviation_ratio))}}},
           {"bias_ulp", ulp(bias)},
           {"bias_z", z(bias)},
           {"rounded_reference_bias_ulp", ulp(control)},
@@ -159,6 +163,16 @@ json layer_json(const LayerStatistics& layer) {
           {"gradient_norm", number(layer.gradient_norm)},
           {"nonfinite_steps", layer.nonfinite_steps},
           {"last_nonfinite_step", number_or_null(layer.last_nonfinite_step)}};
+}
+
+json alarms_json(const RankStatistics& rank) {
+  json alarms = json::array();
+  for (const LayerAlarm& alarm : rank.alarms())
+    alarms.push_back({{"layer", alarm.layer->label},
+                      {"pass", segment::kPassNames[alarm.pass]},
+                      {"of", alarm.of},
+                      {"value", number(alarm.value)}});
+  return alarms;
 }
 
 }  // namespace
@@ -181,9 +195,10 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient, "attention_gradient");
   to.set(Metric::kSlowdownRatio, rank.slowdown(cores_per_rank));
-  to.set(Metric::kOverheadSecondsTotal, std::optional<double>(1e-9 * static_cast<double>(rank.totals.hook_ns)),
-         "attention");
-  to.set(Metric::kOverheadSecondsTotal, std::optional<double>(1e-9 * static_cast<double>(rank.totals.step_ns)), "step");
+  to.set(Metric::kOverheadSecondsTotal,
+         std::optional<double>(1e-9 * static_cast<double>(rank.totals.hook_ns)), "attention");
+  to.set(Metric::kOverheadSecondsTotal,
+         std::optional<double>(1e-9 * static_cast<double>(rank.totals.step_ns)), "step");
   to.set(Metric::kOverheadSecondsTotal, std::optional<double>(rank.agent_seconds), "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
@@ -197,27 +212,29 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
   json nonfinite = json::array();
   for (const auto& [label, layer] : rank.layers)
     if (layer.nonfinite_steps > 0) nonfinite.push_back(label);
-  return {{"rank", rank.identity.rank},
-          {"state", name_of(rank.state)},
-          {"steps", rank.steps + rank.steps_lost},
-          {"steps_lost", rank.steps_lost},
-          {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
-          {"step_source", segment::step_source_name(rank.last_step.step_source)},
-          {"skipped_steps", rank.last_step.skipped_steps},
-          {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
-          {"no_attention_seen", rank.no_attention_seen()},
-          {"worst_layer", worst != nullptr ? json(worst->label) : json(nullptr)},
-          {"worst_layer_name", worst != nullptr && !worst->name.empty() ? json(worst->name) : json(nullptr)},
-          {"layer_source", rank.layer_source},
-          {"loss",
-           {{"first", number(rank.first_loss)},
-            {"last", number(rank.last_loss)},
-            {"spikes", rank.spike_steps.size()},
-            {"spike_steps", spikes},
-            {"source", segment::loss_source_name(rank.last_step.loss_source)}}},
-          {"gradient", {{"norm", number(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
-          {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
-          {"slowdown_ratio", number(rank.slowdown(cores_per_rank))}};
+  return {
+      {"rank", rank.identity.rank},
+      {"state", name_of(rank.state)},
+      {"steps", rank.steps + rank.steps_lost},
+      {"steps_lost", rank.steps_lost},
+      {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
+      {"step_source", segment::step_source_name(rank.last_step.step_source)},
+      {"skipped_steps", rank.last_step.skipped_steps},
+      {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
+      {"no_attention_seen", rank.no_attention_seen()},
+      {"worst_layer", worst != nullptr ? json(worst->label) : json(nullptr)},
+      {"worst_layer_name", worst != nullptr && !worst->name.empty() ? json(worst->name) : json(nullptr)},
+      {"layer_source", rank.layer_source},
+      {"alarms", alarms_json(rank)},
+      {"loss",
+       {{"first", number(rank.first_loss)},
+        {"last", number(rank.last_loss)},
+        {"spikes", rank.spike_steps.size()},
+        {"spike_steps", spikes},
+        {"source", segment::loss_source_name(rank.last_step.loss_source)}}},
+      {"gradient", {{"norm", number(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
+      {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
+      {"slowdown_ratio", number(rank.slowdown(cores_per_rank))}};
 }
 
 json state_of(const RankStatistics& rank, int cores_per_rank) {
@@ -231,7 +248,8 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
     gradient.push_back(number(point.gradient_norm));
     ratio.push_back(number(point.deviation_ratio));
   }
-  state["history"] = {{"step", steps}, {"loss", loss}, {"gradient_norm", gradient}, {"deviation_ratio", ratio}};
+  state["history"] = {
+      {"step", steps}, {"loss", loss}, {"gradient_norm", gradient}, {"deviation_ratio", ratio}};
   json layers = json::array();
   for (const auto& [label, layer] : rank.layers) layers.push_back(layer_json(layer));
   state["layers"] = layers;

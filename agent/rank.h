@@ -60,6 +60,15 @@ struct HistoryPoint {
 };
 inline constexpr size_t kHistoryPoints = 512;
 
+// What is wrong with the attention of one layer. `value`: the largest ratio or the bias in ulp; absent for
+// NaN and Inf.
+struct LayerAlarm {
+  const LayerStatistics* layer;
+  uint32_t pass;
+  const char* of;  // deviation_ratio, bias or nonfinite
+  std::optional<double> value;
+};
+
 enum class RunState { kRunning, kFinished, kFailed, kPreempted };
 const char* name_of(RunState state);
 
@@ -89,11 +98,11 @@ struct RankStatistics {
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_reference;
   std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it
-  double train_seconds = 0, cost_seconds = 0;  // of the steps seen
-  StepWindow step_seconds, other_step_cost;    // our part taken off; ours in steps that were not sampled
+  double train_seconds = 0, cost_seconds = 0;          // of the steps seen
+  StepWindow step_seconds, other_step_cost;  // our part taken off; ours in steps that were not sampled
   Window<16> sampled_step_cost;
   uint64_t sampled_steps = 0;
-  double agent_seconds = 0;                    // CPU time spent on this rank
+  double agent_seconds = 0;  // CPU time spent on this rank
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   uint64_t refused_slots = 0;
   std::deque<HistoryPoint> history;
@@ -105,6 +114,9 @@ struct RankStatistics {
   std::optional<double> slowdown(int cores_per_rank) const;
   // The layer nearest to, or furthest beyond, an alarm; null when no layer has been judged.
   const LayerStatistics* worst_layer() const;
+  // In the order of the labels. A mean over the whole model would hide what one layer, or one head of it,
+  // does.
+  std::vector<LayerAlarm> alarms() const;
 };
 
 }  // namespace foreshock

@@ -12,6 +12,7 @@
 #include "cli/known_bad.h"
 #include "cli/process.h"
 #include "cli/python_finder.h"
+#include "shadow/reference.h"
 
 namespace foreshock::cli {
 namespace {
@@ -83,6 +84,11 @@ Check check_adapter(const Adapter& adapter) {
   return {true, torch, built};
 }
 
+// Every instruction set gives the same bits; this one only says how fast.
+Check check_reference() {
+  return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
+}
+
 // The Python helper comes in through PYTHONPATH and torch's entry points. Without it steps stay unknown.
 Check check_helper(const FoundPython& python) {
   for (const std::string& option : python.options) {
@@ -121,7 +127,7 @@ void print_known_bad(const std::string& python) {
 int doctor(const Arguments& arguments) {
   const Installation installation = find_installation();
   const BaseDirectory base = choose_base_directory();
-  std::vector<Check> checks = {check_installation(installation), check_base(base)};
+  std::vector<Check> checks = {check_installation(installation), check_base(base), check_reference()};
   if (checks[0].ok) checks.push_back(check_preload(installation, arguments, base.path));
   const FoundPython python = choose_python(arguments);
   checks.push_back(check_python(python, arguments));

@@ -93,6 +93,8 @@ constexpr Field<SampleLine> kSampleFields[] = {
     {"heads", &SampleLine::heads, "", "Query head of each row."},
     {"positions", &SampleLine::positions, "", "Query position of each row."},
     {"rows", &SampleLine::rows, "rows", "Query rows judged."},
+    {"rows_not_comparable", &SampleLine::rows_not_comparable, "rows",
+     "Those of them that no error is taken over: a row that sees no key, or whose inputs are not finite."},
     {"keys", &SampleLine::keys, "keys", "Keys copied."},
     {"head_dim", &SampleLine::head_dim, "", "Length of a query and key vector."},
     {"value_dim", &SampleLine::value_dim, "", "Length of a value vector."},

@@ -50,7 +50,7 @@ struct SampleLine {
   std::string dtype, mask;
   std::optional<int64_t> batch, kv_head;
   std::vector<int64_t> heads, positions;  // of each row
-  std::optional<int64_t> rows, keys, head_dim, value_dim, query_length, key_length;
+  std::optional<int64_t> rows, rows_not_comparable, keys, head_dim, value_dim, query_length, key_length;
   std::optional<double> scale;
   std::optional<int64_t> reference_version;
   std::optional<double> relative_error_mean, relative_error_max;              // of the kernel

@@ -57,7 +57,7 @@ bool Guest::is_inherited() const {
 }
 
 Counting Guest::counting() {
-  if ((hot() & kHotArmed) == 0) return {&local_, true};
+  if ((hot() & kHotArmed) == 0) return {&own()->local, true};
   const uint32_t generation = generation_.load(std::memory_order_acquire);
   if (t_generation != generation) {
     t_counting = claim_block(writer_.threads());
@@ -66,15 +66,15 @@ Counting Guest::counting() {
   return t_counting;
 }
 
-bool Guest::prepare_hot_page() {
-  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+bool Guest::prepare_own_page() {
+  OwnPage* none = &before_set_up_;
+  if (own() != none) return true;
+  void* page = mmap(nullptr, sizeof(OwnPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return false;
-  if (madvise(page, 4096, MADV_WIPEONFORK) != 0) {
-    munmap(page, 4096);
-    return false;
-  }
-  hot_.store(new (page) std::atomic<uint32_t>(0), std::memory_order_release);
-  return true;
+  if (madvise(page, sizeof(OwnPage), MADV_WIPEONFORK) != 0 ||
+      !own_.compare_exchange_strong(none, new (page) OwnPage, std::memory_order_acq_rel))
+    munmap(page, sizeof(OwnPage));
+  return own() != &before_set_up_;
 }
 
 const char* Guest::create_segment(uint64_t slot_bytes_needed) {
@@ -135,7 +135,7 @@ bool Guest::arm(uint64_t slot_bytes_needed) {
   const char* why = nullptr;
   if (!read_environment(&settings_)) {
     off_.store(true, std::memory_order_relaxed);  // not wanted: nobody needs to be told
-  } else if (!prepare_hot_page()) {
+  } else if (!prepare_own_page()) {
     why = "no_mapping";
   } else {
     why = create_segment(slot_bytes_needed);
@@ -150,7 +150,7 @@ bool Guest::arm(uint64_t slot_bytes_needed) {
   std::copy_n(ops_, known, writer_.ops());
   if (late_.late_ready != 0) describe(late_);
   const uint32_t generation = generation_.fetch_add(1) + 1;
-  hot_.load()->store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
+  own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
   drain_local();
   arming_.store(0);
   return true;
@@ -158,7 +158,7 @@ bool Guest::arm(uint64_t slot_bytes_needed) {
 
 void Guest::off(const char* reason) {
   if (off_.exchange(true)) return;
-  hot_.load()->store(0, std::memory_order_relaxed);
+  own()->hot.store(0, std::memory_order_relaxed);
   Settings settings = {};
   if (!read_environment(&settings)) return;
   char path[512], word[48];
@@ -173,6 +173,7 @@ void Guest::off(const char* reason) {
 int32_t Guest::register_op(const char* name, uint32_t pass) {
   const uint32_t number = ops_known_.load(std::memory_order_relaxed);
   if (number == segment::kMaxOps || pass >= segment::kPasses || name == nullptr) return -1;
+  prepare_own_page();  // in time for what is counted before the first step
   segment::Op& op = ops_[number];
   copy_text(op.name, sizeof op.name, name);
   op.pass = pass;

@@ -12,14 +12,21 @@
 
 namespace foreshock {
 
-// The word every call looks at first. It lies on a page that the kernel wipes in a forked child (MADV_WIPEONFORK),
-// so a child is inert without a handler, also after a raw clone. Bits, and above them the number of the segment:
+// Bits of the word that every call looks at first, and above them the number of the segment:
 inline constexpr uint32_t kHotArmed = 1;
 inline constexpr uint32_t kHotSampledStep = 2;
 inline constexpr uint32_t kHotTickPending = 4;
 inline constexpr uint32_t kHotSwitchedOff = 8;
 inline constexpr uint32_t kHotNoBudget = 16;
 inline constexpr uint32_t kHotGeneration = 32;  // unit of the segment's number
+
+// What a child must not find: it lies on a page that the kernel wipes in a forked child (MADV_WIPEONFORK), so a child
+// is inert without a handler, also after a raw clone, and counts from nothing.
+struct OwnPage {
+  std::atomic<uint32_t> hot{0};
+  segment::ThreadBlock local = {};  // counts from before there is a segment; shared by all threads
+};
+static_assert(sizeof(OwnPage) <= 4096);
 
 struct Settings {
   char directory[400];  // <base>/<run id>
@@ -37,9 +44,9 @@ struct Settings {
 class Guest {
  public:
   // The hot word as every call reads it.
-  uint32_t hot() const { return hot_.load(std::memory_order_relaxed)->load(std::memory_order_relaxed); }
-  void set_bits(uint32_t bits) { hot_.load(std::memory_order_relaxed)->fetch_or(bits, std::memory_order_relaxed); }
-  void clear_bits(uint32_t bits) { hot_.load(std::memory_order_relaxed)->fetch_and(~bits, std::memory_order_relaxed); }
+  uint32_t hot() const { return own()->hot.load(std::memory_order_relaxed); }
+  void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
+  void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
   bool is_off() const { return off_.load(std::memory_order_relaxed); }
 
@@ -57,7 +64,7 @@ class Guest {
   Counting counting();
 
   // Counts from before the segment, moved into it. Called at step boundaries too: a thread may have been late.
-  void drain_local() { drain(&local_, &writer_.threads()[segment::kThreadBlocks - 1]); }
+  void drain_local() { drain(&own()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
 
   const Settings& settings() const { return settings_; }
   segment::SegmentWriter& writer() { return writer_; }
@@ -71,18 +78,18 @@ class Guest {
 
  private:
   const char* create_segment(uint64_t slot_bytes_needed);
-  bool prepare_hot_page();
+  OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
+  bool prepare_own_page();
   void fill_identity(const segment::SegmentRequest& given, uint64_t wanted);
 
-  std::atomic<uint32_t> zero_{0};
-  std::atomic<std::atomic<uint32_t>*> hot_{&zero_};
+  OwnPage before_set_up_;
+  std::atomic<OwnPage*> own_{&before_set_up_};
   std::atomic<bool> off_{false};
   std::atomic<pid_t> arming_{0};  // pid of the thread's process that creates the segment
   std::atomic<pid_t> armed_{0};   // pid of the process that has one
   std::atomic<uint32_t> generation_{0};
   std::atomic<uint32_t> ops_known_{0};
   segment::Op ops_[segment::kMaxOps] = {};
-  segment::ThreadBlock local_ = {};
   segment::Identity late_ = {};
   Settings settings_ = {};
   segment::SegmentWriter writer_;

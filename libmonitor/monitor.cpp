@@ -288,7 +288,10 @@ void Monitor::end_step(const foreshock_step& step) {
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   record.interval = interval_.load(std::memory_order_relaxed);
   const bool has_prepare = step.size >= offsetof(foreshock_step, prepare_ns) + sizeof step.prepare_ns;
-  const uint64_t own = now_ns() - begin + (has_prepare ? step.prepare_ns : 0) + record.calls * kUnsampledCallNs;
+  // A step's time counts from the creation of the segment on, so what went before it (that creation) cannot be in its
+  // cost.
+  const uint64_t prepare_ns = has_prepare ? std::min(step.prepare_ns, record.duration_ns) : 0;
+  const uint64_t own = now_ns() - begin + prepare_ns + record.calls * kUnsampledCallNs;
   counting.add(counting.block->step_ns, own);
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
   g_guest.writer().append_step(record);

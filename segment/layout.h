@@ -1,6 +1,6 @@
-// What lies in a .seg file (the trainer stores) and in its .ctl file (the agent stores). Plain structs of fixed
-// size; every record may grow at its end, which is why the offset table carries record sizes. segment/SEGMENT.md
-// tells the protocol. All words are little-endian, native on every platform supported.
+// What lies in a .seg file (the trainer stores) and in its .ctl file (the agent stores). Plain structs of
+// fixed size; every record may grow at its end, which is why the offset table carries record sizes.
+// segment/SEGMENT.md tells the protocol. All words are little-endian, native on every platform supported.
 #ifndef FORESHOCK_SEGMENT_LAYOUT_H_
 #define FORESHOCK_SEGMENT_LAYOUT_H_
 
@@ -24,13 +24,15 @@ inline constexpr uint32_t kMaxSlots = 60;  // as many consumption records as fit
 inline constexpr uint32_t kRowsPerSlice = 16;
 inline constexpr uint32_t kControlBytes = 4096;
 
-inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
-    "budget", "ring_full", "dropout", "capture", "nested", "fp8", "mask", "layout", "too_large", "off", "unknown"};
+inline constexpr const char* kSkipReasonNames[kSkipReasons] = {"budget",    "ring_full", "dropout", "capture",
+                                                               "nested",    "fp8",       "mask",    "layout",
+                                                               "too_large", "off",       "unknown"};
 
 enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
-inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused", "unsupported"};
+inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
+                                                               "unsupported"};
 
-enum RegionId : uint32_t { kIdentity, kOps, kThreads, kSteps, kLayers, kSlots, kRegions = 8 };
+enum RegionId : uint32_t { kIdentity, kOps, kThreads, kSteps, kLayers, kSlots, kProgress, kRegions = 8 };
 
 struct Region {
   uint64_t offset;       // from the start of the file; a multiple of 64
@@ -52,7 +54,7 @@ static_assert(sizeof(Header) == 224);
 // Late facts bear their own ready flag, stored last with release order; before it they are not read.
 struct Identity {
   uint64_t pid;
-  uint64_t launcher_pid;  // of the `foreshock run` that started this process; 0: none
+  uint64_t launcher_pid;   // of the `foreshock run` that started this process; 0: none
   uint64_t start_time_ns;  // CLOCK_REALTIME
   uint64_t sample_seed;
   int32_t rank, local_rank, world_size, attempt;  // -1: unknown
@@ -61,7 +63,7 @@ struct Identity {
   char executable[64];  // basename
   uint32_t slots_wanted, slots_given;
   uint64_t slot_bytes;
-  double max_slowdown;  // ratio, e.g. 0.01
+  double max_slowdown;      // ratio, e.g. 0.01
   uint64_t fixed_interval;  // --every; 0: set by the agent
   uint32_t local_ranks;
   uint32_t late_ready;  // 1: the fields below are valid
@@ -76,8 +78,8 @@ struct Op {
   uint32_t ready;
 };
 
-// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled. Cache lines of
-// their own, so that threads do not take them from each other.
+// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled. Cache
+// lines of their own, so that threads do not take them from each other.
 struct alignas(64) ThreadBlock {
   uint64_t claimed;  // 1: in use
   uint64_t calls[kMaxOps];
@@ -91,17 +93,17 @@ struct alignas(64) ThreadBlock {
 
 // A record that is overwritten in place: odd while it is written, read header-data-header.
 struct StepRecord {
-  uint64_t sequence;  // 2n when it holds the n-th record of the run (n from 1), 2n - 1 while being written
-  int64_t step;       // absolute; -1 unknown
-  uint64_t time_ns;   // CLOCK_REALTIME at the end of the step
+  uint64_t sequence;     // 2n when it holds the n-th record of the run (n from 1), 2n - 1 while being written
+  int64_t step;          // absolute; -1 unknown
+  uint64_t time_ns;      // CLOCK_REALTIME at the end of the step
   uint64_t duration_ns;  // since the end of the step before
   double loss, learning_rate, gradient_norm;
   uint64_t batch_id;
-  uint32_t given;        // FORESHOCK_GIVEN_...
-  uint32_t loss_source;  // FORESHOCK_LOSS_...
-  uint32_t step_source;  // FORESHOCK_STEP_...
-  uint32_t sampled;      // 1: this step was a sampled one
-  uint64_t calls;        // attention calls in this step
+  uint32_t given;          // FORESHOCK_GIVEN_...
+  uint32_t loss_source;    // FORESHOCK_LOSS_...
+  uint32_t step_source;    // FORESHOCK_STEP_...
+  uint32_t sampled;        // 1: this step was a sampled one
+  uint64_t calls;          // attention calls in this step
   uint64_t skipped_steps;  // optimizer steps left out so far in this process
   uint64_t interval;       // N in force
   uint64_t cost_ns;        // our own time in this step on the threads that train
@@ -113,18 +115,32 @@ struct Layer {
   uint32_t ready;
   uint32_t reserved;
   char label[32];
-  char name[128];  // of the module that holds all its parameters named so far: it only gets shorter
-  uint64_t gradient_step;     // of the norm below; 0: none yet
-  double gradient_norm;       // before clipping
-  uint64_t nonfinite_steps;   // steps whose gradient here held NaN or Inf
+  char name[128];            // of the module that holds all its parameters named so far: it only gets shorter
+  uint64_t gradient_step;    // of the norm below; 0: none yet
+  double gradient_norm;      // before clipping
+  uint64_t nonfinite_steps;  // steps whose gradient here held NaN or Inf
   uint64_t last_nonfinite_step;
 };
 
 enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal };
 
+// What the agent looks at before it reads anything else: when this has not moved, no slot has.
+struct Progress {
+  uint64_t published;  // slices made visible so far
+  uint64_t reserved[7];
+};
+
 // The header of a slot. The payload follows at `payload[...]`, offsets from the start of the slot.
 enum PayloadId : uint32_t {
-  kQuery, kKey, kValue, kOut, kLogSumExp, kMask, kGradOut, kGradQuery, kPayloads = 12
+  kQuery,
+  kKey,
+  kValue,
+  kOut,
+  kLogSumExp,
+  kMask,
+  kGradOut,
+  kGradQuery,
+  kPayloads = 12
 };
 struct Payload {
   uint64_t offset;  // from the start of the slot; 0: absent
@@ -173,12 +189,12 @@ struct Control {
   uint32_t agent_switch;    // 1: on
   uint32_t command_switch;  // 1: on; stored by `foreshock pause|resume`
   uint32_t reserved;
-  uint64_t nonce;           // of the segment this belongs to
-  uint64_t interval;        // N, from the step below on; 0: not set
+  uint64_t nonce;     // of the segment this belongs to
+  uint64_t interval;  // N, from the step below on; 0: not set
   int64_t interval_from_step;
-  uint64_t step_cursor;     // the last step record the agent has taken (its n)
+  uint64_t step_cursor;  // the last step record the agent has taken (its n)
   uint64_t agent_pid;
-  uint64_t steps_lost;      // overwritten before they were read
+  uint64_t steps_lost;  // overwritten before they were read
   uint64_t reserved2[8];
   uint64_t reserved3[12];
 };

@@ -13,9 +13,12 @@ inline constexpr const char* kPassNames[kPasses] = {"forward", "backward"};
 // Bits of StepRecord::given and numbers of its sources: those of hook.h.
 enum : uint32_t { kGivenLoss = 1, kGivenLearningRate = 2, kGivenGradientNorm = 4, kGivenBatchId = 8 };
 
+constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given & what) != 0; }
+
 constexpr const char* name_of(LayerSource source) {
   constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal"};
-  return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)] : kNames[0];
+  return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)]
+                                                           : kNames[0];
 }
 
 constexpr const char* step_source_name(uint32_t source) {

@@ -18,6 +18,7 @@ constexpr Expected kExpected[] = {
     {kThreads, sizeof(ThreadBlock), 1, kThreadBlocks},
     {kSteps, sizeof(StepRecord), 1, kStepRecords},
     {kLayers, sizeof(Layer), 1, kMaxLayers},
+    {kProgress, sizeof(Progress), 1, 1},
     {kSlots, sizeof(Slot), 0, kMaxSlots},
 };
 // No field of a record may grow without bound, or the arithmetic below would have to be checked for overflow.
@@ -115,8 +116,8 @@ std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t 
   }
   std::sort(records.begin(), records.end(),
             [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
-  // Numbers are consecutive when nothing was overwritten. A writer in the middle of its newest record leaves a gap
-  // at the old end of the ring, which is the record it overwrites.
+  // Numbers are consecutive when nothing was overwritten. A writer in the middle of its newest record leaves
+  // a gap at the old end of the ring, which is the record it overwrites.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
   *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
   return records;

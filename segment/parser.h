@@ -1,5 +1,5 @@
-// Reads bytes that a trainer left: everything in them may be torn, truncated or hostile. Pure functions of spans; a
-// refusal is a static sentence. This header is the whole target of the fuzzer.
+// Reads bytes that a trainer left: everything in them may be torn, truncated or hostile. Pure functions of
+// spans; a refusal is a static sentence. This header is the whole target of the fuzzer.
 #ifndef FORESHOCK_SEGMENT_PARSER_H_
 #define FORESHOCK_SEGMENT_PARSER_H_
 
@@ -15,8 +15,8 @@ namespace foreshock::segment {
 
 using Bytes = std::span<const std::byte>;
 
-// Null when `bytes` (the first page of a file of `file_size` bytes) is a header this program can follow, else why
-// not. On success *header is filled and every region lies inside the file.
+// Null when `bytes` (the first page of a file of `file_size` bytes) is a header this program can follow, else
+// why not. On success *header is filled and every region lies inside the file.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
 // Text fields cut at the first NUL, never beyond their array.
@@ -53,8 +53,8 @@ Totals parse_threads(Bytes region, const Region& shape);
 // Step records with numbers in (cursor, newest], oldest first, each whole; `*lost` counts those overwritten.
 std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t cursor, uint64_t* lost);
 
-// A slot's header and its payload, checked against each other: every offset and size fits, dimensions are those of
-// the sizes, limits and indices are in range. The spans borrow from `bytes`.
+// A slot's header and its payload, checked against each other: every offset and size fits, dimensions are
+// those of the sizes, limits and indices are in range. The spans borrow from `bytes`.
 struct SlotView {
   Slot header;
   Bytes payload[kPayloads];

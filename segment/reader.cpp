@@ -55,7 +55,8 @@ std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory,
   std::byte page[4096];
   const size_t head = std::min<size_t>(sizeof page, static_cast<size_t>(status.st_size));
   if (!read_exactly(reader->segment_, page, head, 0)) return refuse("cannot be read");
-  if (const char* reason = parse_header({page, head}, static_cast<uint64_t>(status.st_size), &reader->header_))
+  if (const char* reason =
+          parse_header({page, head}, static_cast<uint64_t>(status.st_size), &reader->header_))
     return refuse(reason);
 
   struct stat control_status = {};
@@ -114,7 +115,8 @@ std::vector<Layer> SegmentReader::layers() const {
 Layer SegmentReader::layer(uint32_t index) const {
   const Region& region = header_.regions[kLayers];
   Layer layer = {};
-  if (index < region.count) read_exactly(segment_, &layer, sizeof layer, region.offset + region.record_size * index);
+  if (index < region.count)
+    read_exactly(segment_, &layer, sizeof layer, region.offset + region.record_size * index);
   return layer;
 }
 
@@ -139,11 +141,13 @@ std::vector<StepRecord> SegmentReader::new_steps() {
     // Header, data, header: a record overwritten while it was read is left to the next call, or counted lost.
     uint64_t again = 0;
     const uint64_t at = region.offset + region.record_size * (record.sequence / 2 % region.count);
-    if (read_exactly(segment_, &again, sizeof again, at) && again == record.sequence) records.push_back(record);
+    if (read_exactly(segment_, &again, sizeof again, at) && again == record.sequence)
+      records.push_back(record);
   }
   if (records.empty()) return records;
   const uint64_t newest = records.back().sequence / 2;
-  control_.steps_lost += newest - control_.step_cursor - std::min<uint64_t>(records.size(), newest - control_.step_cursor);
+  control_.steps_lost +=
+      newest - control_.step_cursor - std::min<uint64_t>(records.size(), newest - control_.step_cursor);
   control_.step_cursor = newest;
   write_field(control_file_, control_.step_cursor, offsetof(Control, step_cursor));
   write_field(control_file_, control_.steps_lost, offsetof(Control, steps_lost));
@@ -170,6 +174,10 @@ uint64_t SegmentReader::sequence_of(uint32_t slot) const {
 
 bool SegmentReader::next_ready(Ready* ready) {
   const uint32_t slots = static_cast<uint32_t>(header_.regions[kSlots].count);
+  // Read before the slots: what is published while they are looked at is found the next time.
+  uint64_t published = 0;
+  read_exactly(segment_, &published, sizeof published, header_.regions[kProgress].offset);
+  if (published == published_) return false;
   for (uint32_t tried = 0; tried < slots; ++tried) {
     const uint32_t slot = next_slot_;
     next_slot_ = (next_slot_ + 1) % slots;
@@ -187,13 +195,15 @@ bool SegmentReader::next_ready(Ready* ready) {
     for (const Payload& payload : head.payload)
       if (payload.offset <= buffer_.size() && payload.bytes <= buffer_.size() - payload.offset)
         end = std::max(end, payload.offset + payload.bytes);
-    if (!read_exactly(segment_, buffer_.data() + sizeof(Slot), end - sizeof(Slot), slot_offset(slot) + sizeof(Slot)))
+    if (!read_exactly(segment_, buffer_.data() + sizeof(Slot), end - sizeof(Slot),
+                      slot_offset(slot) + sizeof(Slot)))
       continue;
     if (sequence_of(slot) != sequence) continue;
     ready->why = parse_slot({buffer_.data(), end}, &ready->view);
     if (ready->why == nullptr && ready->view.header.ticket != ready->ticket) ready->why = "ticket differs";
     return true;
   }
+  published_ = published;
   return false;
 }
 

@@ -1,4 +1,5 @@
-// The agent's side of a segment: reads regions with pread, never maps, and answers in the control file. One thread.
+// The agent's side of a segment: reads regions with pread, never maps, and answers in the control file. One
+// thread.
 #ifndef FORESHOCK_SEGMENT_READER_H_
 #define FORESHOCK_SEGMENT_READER_H_
 
@@ -12,7 +13,8 @@ namespace foreshock::segment {
 
 class SegmentReader {
  public:
-  // Opens `<directory>/<name>.seg` and its .ctl. Null when they cannot be followed; *why says it in one sentence.
+  // Opens `<directory>/<name>.seg` and its .ctl. Null when they cannot be followed; *why says it in one
+  // sentence.
   static std::unique_ptr<SegmentReader> open(const std::string& directory, const std::string& name,
                                              std::string* why);
   ~SegmentReader();
@@ -28,8 +30,8 @@ class SegmentReader {
   Layer layer(uint32_t index) const;  // all zero where there is none
   Totals totals() const;
 
-  // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of the
-  // agent it goes on where the control file says.
+  // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of
+  // the agent it goes on where the control file says.
   std::vector<StepRecord> new_steps();
   uint64_t steps_lost() const { return control_.steps_lost; }
   // Taken over the life of the segment, by all agents it has had.
@@ -37,8 +39,9 @@ class SegmentReader {
   // The last record that was taken; sequence 0 when there is none or it was overwritten.
   StepRecord last_step() const;
 
-  // The next slot that holds a finished slice this agent has not consumed, or false. The view borrows from an
-  // inner buffer until the next call. `why` is set when the slot cannot be used: consume it as lost.
+  // The next slot that holds a finished slice this agent has not consumed, or false. Costs one read when
+  // nothing was published since the last time that it was false. The view borrows from an inner buffer until
+  // the next call. `why` is set when the slot cannot be used: consume it as lost.
   struct Ready {
     uint32_t slot = 0;
     uint64_t ticket = 0;
@@ -46,6 +49,10 @@ class SegmentReader {
     SlotView view;
   };
   bool next_ready(Ready* ready);
+
+  // Makes next_ready() look at every slot again: a writer may have died after it published and before it
+  // counted.
+  void look_again() { published_ = ~uint64_t{0}; }
 
   // Slots left odd by a writer; meaningful once the trainer is gone.
   std::vector<Ready> torn();
@@ -79,6 +86,7 @@ class SegmentReader {
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
   uint32_t next_slot_ = 0;
+  uint64_t published_ = ~uint64_t{0};  // when all slots were last found consumed
   mutable std::vector<std::byte> region_;
   std::vector<std::byte> buffer_;
 };

@@ -27,6 +27,7 @@ uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes) {
   place(kThreads, sizeof(ThreadBlock), kThreadBlocks);
   place(kSteps, sizeof(StepRecord), kStepRecords);
   place(kLayers, sizeof(Layer), kMaxLayers);
+  place(kProgress, sizeof(Progress), 1);
   place(kSlots, round_up(slot_bytes, 64), slots);
   return end;
 }
@@ -37,11 +38,12 @@ struct Names {
 };
 
 bool make_names(const SegmentRequest& request, const char* suffix, Names* names) {
-  const int a = std::snprintf(names->final_name, sizeof names->final_name, "%s/%d-%016llx.%s", request.directory,
-                              request.rank, static_cast<unsigned long long>(request.nonce), suffix);
-  const int b = std::snprintf(names->temporary, sizeof names->temporary, "%s/.%d-%016llx.%s.new",
-                              request.directory, request.rank,
-                              static_cast<unsigned long long>(request.nonce), suffix);
+  const int a =
+      std::snprintf(names->final_name, sizeof names->final_name, "%s/%d-%016llx.%s", request.directory,
+                    request.rank, static_cast<unsigned long long>(request.nonce), suffix);
+  const int b =
+      std::snprintf(names->temporary, sizeof names->temporary, "%s/.%d-%016llx.%s.new", request.directory,
+                    request.rank, static_cast<unsigned long long>(request.nonce), suffix);
   return a > 0 && b > 0 && a < static_cast<int>(sizeof names->final_name) &&
          b < static_cast<int>(sizeof names->temporary);
 }
@@ -89,7 +91,8 @@ bool rank_is_taken(const SegmentRequest& request) {
     if (length == 0 || entry->d_name[length] != '\0' || rank != request.rank) continue;
     if (nonce >= request.nonce) continue;
     char path[512];
-    if (std::snprintf(path, sizeof path, "%s/%s", request.directory, entry->d_name) >= int(sizeof path)) continue;
+    if (std::snprintf(path, sizeof path, "%s/%s", request.directory, entry->d_name) >= int(sizeof path))
+      continue;
     taken |= is_locked_by_other(path);
   }
   closedir(directory);
@@ -115,7 +118,8 @@ uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes) {
 
 const char* SegmentWriter::create(const SegmentRequest& request) {
   Names segment, control;
-  if (request.slots > kMaxSlots || !make_names(request, "seg", &segment) || !make_names(request, "ctl", &control))
+  if (request.slots > kMaxSlots || !make_names(request, "seg", &segment) ||
+      !make_names(request, "ctl", &control))
     return "no_directory";
   if (access(request.directory, W_OK | X_OK) != 0) return "no_directory";
 
@@ -190,12 +194,14 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
 
 void SegmentWriter::publish(Slot* slot, uint64_t ticket) const {
   word(slot->sequence).store(2 * ticket, std::memory_order_release);
+  word(at<Progress>(kProgress)->published).fetch_add(1, std::memory_order_release);
 }
 
 void SegmentWriter::append_step(const StepRecord& record) {
   const Region& region = header()->regions[kSteps];
   const uint64_t number = steps_written_ + 1;
-  auto* to = reinterpret_cast<StepRecord*>(base_ + region.offset + region.record_size * (number % region.count));
+  auto* to =
+      reinterpret_cast<StepRecord*>(base_ + region.offset + region.record_size * (number % region.count));
   word(to->sequence).store(2 * number - 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the record
   std::memcpy(&to->step, &record.step, sizeof(StepRecord) - offsetof(StepRecord, step));

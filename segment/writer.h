@@ -1,5 +1,5 @@
-// The trainer's side of a segment: creates the two files and stores into them. Used inside a guest: after create()
-// nothing here allocates, blocks or makes a system call. segment/SEGMENT.md has the protocol.
+// The trainer's side of a segment: creates the two files and stores into them. Used inside a guest: after
+// create() nothing here allocates, blocks or makes a system call. segment/SEGMENT.md has the protocol.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
 
@@ -29,8 +29,8 @@ std::atomic_ref<T> word(T& value) {
 class SegmentWriter {
  public:
   // Creates, reserves, locks and names both files. Returns null, or a static word that tells why not
-  // ("no_space", "rank_taken", "no_directory", "no_mapping"); nothing is left behind then. The kernel lock lives as
-  // long as the process: the descriptor is never closed.
+  // ("no_space", "rank_taken", "no_directory", "no_mapping"); nothing is left behind then. The kernel lock
+  // lives as long as the process: the descriptor is never closed.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
@@ -44,8 +44,8 @@ class SegmentWriter {
   // Slots that a claim could take now.
   uint32_t free_slots() const;
 
-  // Claims the slot of `ticket`, or returns null when the agent still holds it (the ticket is burned). The slot's
-  // header is zeroed but for its sequence. Any thread.
+  // Claims the slot of `ticket`, or returns null when the agent still holds it (the ticket is burned). The
+  // slot's header is zeroed but for its sequence. Any thread.
   Slot* claim(uint64_t ticket) const;
 
   // Makes a claimed slot visible to the agent.

@@ -12,7 +12,7 @@ namespace {
 TEST(Pipeline, JudgesEverySliceOnceAndKeepsTheCount) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
-  Pipeline pipeline("run", nullptr);
+  Pipeline pipeline(nullptr);
   RankStatistics rank;
   for (int n = 1; n <= 20; ++n) {
     trainer.step(n, 2.0);
@@ -36,7 +36,7 @@ TEST(Pipeline, TheLayerThatIsWrongIsTheWorst) {
   std::strcpy(trainer.writer.layers()[1].label, "007");
   trainer.writer.layers()[1].ready = 1;
   auto reader = trainer.open();
-  Pipeline pipeline("run", nullptr);
+  Pipeline pipeline(nullptr);
   RankStatistics rank;
   for (int n = 1; n <= 8; ++n) trainer.sample(n, n % 2 == 0 ? 1.0 + 0x1p-6 : 1.0, n % 2);
   pipeline.poll(*reader, &rank);
@@ -51,7 +51,7 @@ TEST(Pipeline, TheLayerThatIsWrongIsTheWorst) {
 TEST(Pipeline, ANaNOfTheKernelIsCountedAndMakesItsLayerTheWorst) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
-  Pipeline pipeline("run", nullptr);
+  Pipeline pipeline(nullptr);
   RankStatistics rank;
   trainer.sample(1, NAN);
   pipeline.poll(*reader, &rank);
@@ -63,7 +63,7 @@ TEST(Pipeline, ANaNOfTheKernelIsCountedAndMakesItsLayerTheWorst) {
 TEST(Pipeline, AHostileSlotIsRefusedCountedAndTheRestGoesOn) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
-  Pipeline pipeline("run", nullptr);
+  Pipeline pipeline(nullptr);
   RankStatistics rank;
   segment::Slot* slot = trainer.writer.claim(100);
   slot->rows = 1000;
@@ -79,7 +79,7 @@ TEST(Pipeline, AHostileSlotIsRefusedCountedAndTheRestGoesOn) {
 TEST(Pipeline, WhatATrainerLeftHalfWrittenIsLostAsTorn) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
-  Pipeline pipeline("run", nullptr);
+  Pipeline pipeline(nullptr);
   RankStatistics rank;
   trainer.sample(1, 1.0);
   ++trainer.writer.threads()[0].calls[0];
@@ -94,7 +94,7 @@ TEST(Pipeline, WhatATrainerLeftHalfWrittenIsLostAsTorn) {
 TEST(Pipeline, ASpikeOfTheLossIsAnEventWithItsStep) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
-  Pipeline pipeline("run", nullptr);
+  Pipeline pipeline(nullptr);
   RankStatistics rank;
   for (int n = 1; n <= 200; ++n) trainer.step(n, 2.0 + 0.01 * (n % 7));
   for (int n = 201; n <= 204; ++n) trainer.step(n, 9.0);
@@ -110,7 +110,7 @@ TEST(Pipeline, TheRecordTellsStepsAndSamples) {
   auto record = RecordWriter::open(path, &error);
   ASSERT_NE(record, nullptr) << error;
   auto reader = trainer.open();
-  Pipeline pipeline("run", record.get());
+  Pipeline pipeline(record.get());
   RankStatistics rank;
   trainer.step(1, 2.0);
   trainer.sample(2, 1.0 + 0x1p-10);

@@ -13,7 +13,7 @@ namespace {
 RankStatistics some_rank() {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
-  Pipeline pipeline("run", nullptr);
+  Pipeline pipeline(nullptr);
   RankStatistics rank;
   rank.run = "run";
   for (int n = 1; n <= 6; ++n) {

@@ -92,6 +92,22 @@ TEST(Summary, NamesWhatIsWrong) {
   EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("not finite at times in layer 002"));
 }
 
+TEST(Summary, OneLayerIsNotHiddenByTheOthers) {
+  Json guilty = rank(0, 1.1);
+  guilty["alarms"] = {{{"layer", "007"}, {"pass", "forward"}, {"of", "deviation_ratio"}, {"value", 7.82}},
+                      {{"layer", "008"}, {"pass", "backward"}, {"of", "bias"}, {"value", -0.3}}};
+  EXPECT_THAT(text_of(Json::array({guilty})),
+              HasSubstr("attention of layer 007 forward errs up to 7.8 times what its precision explains (and 1 more)"));
+  guilty["alarms"].erase(0);
+  EXPECT_THAT(text_of(Json::array({rank(0, 0.9), guilty})), HasSubstr("rank 0 layer 008 backward is biased by -0.30"));
+}
+
+TEST(Summary, ANormThatIsNotFiniteNamesItsLayer) {
+  Json broken = rank(0, 0.9);
+  broken["gradient"] = {{"norm", nullptr}, {"nonfinite_layers", {"002"}}};
+  EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("not finite at times in layer 002"));
+}
+
 TEST(Summary, SaysWhenNoAttentionWasSeen) {
   Json blind = rank(0, 0.7);
   for (const char* name : {"forward", "backward"}) {

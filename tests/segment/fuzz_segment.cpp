@@ -1,5 +1,5 @@
-// libFuzzer target: everything that the agent does with bytes that a trainer left. The first byte chooses the entry,
-// so that short inputs reach each parser; the rest is its input.
+// libFuzzer target: everything that the agent does with bytes that a trainer left. The first byte chooses the
+// entry, so that short inputs reach each parser; the rest is its input.
 #include <cstdlib>
 #include <cstring>
 
@@ -34,7 +34,8 @@ void parse_whole_file(Bytes file) {
   const Region& slots = header.regions[kSlots];
   for (uint64_t n = 0; n < slots.count; ++n) {
     SlotView view;
-    if (parse_slot(region(kSlots).subspan(n * slots.record_size, slots.record_size), &view) == nullptr) use(view);
+    if (parse_slot(region(kSlots).subspan(n * slots.record_size, slots.record_size), &view) == nullptr)
+      use(view);
   }
 }
 
@@ -44,7 +45,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Bytes bytes(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
   switch (data[0] % 4) {
-    case 0: parse_whole_file(bytes); break;
+    case 0:
+      parse_whole_file(bytes);
+      break;
     case 1: {
       SlotView view;
       if (parse_slot(bytes, &view) == nullptr) use(view);

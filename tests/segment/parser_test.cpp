@@ -86,7 +86,10 @@ TEST(ParseSlot, RefusesEachWrongField) {
       {"misaligned", [](Slot& s) { s.payload[kValue].offset += 4; }},
       {"size", [](Slot& s) { s.payload[kOut].bytes -= 4; }},
       {"absent query", [](Slot& s) { s.payload[kQuery] = {}; }},
-      {"unexpected payload", [](Slot& s) { s.payload[10] = {sizeof(Slot), 8}; }},
+      {"unexpected payload",
+       [](Slot& s) {
+         s.payload[10] = {sizeof(Slot), 8};
+       }},
       {"forward with a gradient", [](Slot& s) { s.pass = 0; }},
   };
   for (const auto& [name, change] : changes) EXPECT_NE(parse_changed(change), nullptr) << name;

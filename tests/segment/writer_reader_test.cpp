@@ -92,6 +92,20 @@ TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
   EXPECT_NE(writer.claim(6), nullptr);
 }
 
+TEST_F(SegmentFiles, ASliceWhoseWriterDiedBeforeItCountedIsFoundAtTheEnd) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  SegmentReader::Ready ready;
+  EXPECT_FALSE(reader->next_ready(&ready));
+  Slot* slot = writer.claim(1);
+  fill(slot, 1);
+  word(slot->sequence).store(2, std::memory_order_release);  // publish() up to its last line
+  EXPECT_FALSE(reader->next_ready(&ready));
+  reader->look_again();
+  EXPECT_TRUE(reader->next_ready(&ready));
+}
+
 TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);

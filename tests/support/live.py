@@ -99,7 +99,7 @@ class Hand:
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the code prints must not pass for an answer
-    names: dict[str, object] = {"os": os, "sys": sys, "ctypes": ctypes}
+    names: dict[str, object] = {"os": os, "sys": sys, "ctypes": ctypes, "core": ctypes.CDLL(None)}
     if "HAND_LIBRARY" in os.environ:
         names["hand"] = Hand(os.environ["HAND_LIBRARY"])
     for line in sys.stdin:

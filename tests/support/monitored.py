@@ -42,6 +42,11 @@ class Run:
     def of(self, kind: str) -> list[dict]:
         return [line for line in self.lines if line["type"] == kind]
 
+    def told(self) -> list[dict]:
+        """What the training itself told (tell() of tiny_gpt.py), one entry per process that did."""
+        assert self.returncode == 0, self.stderr
+        return [json.loads(line) for line in self.stdout.splitlines() if line.startswith("{")]
+
     def rank(self, number: int = 0) -> dict:
         assert self.summary is not None, self.stderr
         ranks = [rank for rank in self.summary["ranks"] if rank["rank"] == number]

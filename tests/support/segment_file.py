@@ -9,6 +9,7 @@ SKIP_REASONS = (
 )  # fmt: skip
 LOST_REASONS = ("torn", "agent_absent", "refused", "unsupported")
 PASSES = ("forward", "backward")
+OP_NAME = 64  # bytes of an operation's name
 MAX_OPS, CONSUMPTION_OFFSET, MAX_SLOTS = 32, 256, 60
 IDENTITY, OPS, THREADS, STEPS, LAYERS, SLOTS = range(6)
 STEP_RECORD = struct.Struct("<QqQQdddQIIIIQQQQ")
@@ -55,7 +56,7 @@ class Segment:
 
     def attention(self) -> dict[str, dict]:
         """As in the summary: {"forward": {"calls", "unsampled", "sampled", "skipped", "judged", "lost"}, ...}."""
-        passes = [struct.unpack_from("<I", self.bytes, at + 48)[0] for at in self._records(OPS)]
+        passes = [struct.unpack_from("<I", self.bytes, at + OP_NAME)[0] for at in self._records(OPS)]
         result = {}
         for number, name in enumerate(PASSES):
             counts = {"calls": 0, "unsampled": 0, "sampled": 0, "judged": 0}

@@ -249,22 +249,41 @@ class _Modules:
             if issubclass(type(thing), torch.nn.Module):
                 self.note(thing)
 
-    def named(self, wanted: set[int]) -> dict[int, tuple[str, Any]]:
+    def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[str, Any]]:
         """{address: (name, parameter)} of trees that hold any parameter in `wanted`, the fullest tree first."""
         alive = [module for ref in list(self._seen.values()) if (module := ref()) is not None]
         children = {id(child) for module in alive for child in module.children()}
         trees = []
         for root in (module for module in alive if id(module) not in children):
             rows = {p._cdata: (plain_name(name), p) for name, p in root.named_parameters()}
-            trees.append((len(wanted & rows.keys()), rows, root))
+            if hits := len(rows.keys() & set(wanted)):
+                trees.append((hits, rows, root))
         named: dict[int, tuple[str, Any]] = {}
-        for hits, rows, root in sorted(trees, key=lambda tree: -tree[0]):
-            if hits:
-                if type(root).__name__ == "DistributedDataParallel" and not root.gradient_as_bucket_view:
-                    self.copies = 1
-                for address, row in {**rows, **self._gathered(root, rows)}.items():
-                    named.setdefault(address, row)
-        return named
+        models = []
+        for _, rows, root in sorted(trees, key=lambda tree: -tree[0]):
+            if type(root).__name__ == "DistributedDataParallel" and not root.gradient_as_bucket_view:
+                self.copies = 1
+            new = {a: row for a, row in {**rows, **self._gathered(root, rows)}.items() if a not in named}
+            named.update(new)
+            models.append((root, new))
+        return self._told_apart(models, {address: n for n, address in enumerate(wanted)}) or named
+
+    @staticmethod
+    def _told_apart(models: list[tuple[Any, Any]], order: dict[int, int]) -> dict[int, tuple[str, Any]]:
+        """With each model's class before its names where two models use the same ones; else nothing."""
+        names = [name for _, rows in models for name in {name for name, _ in rows.values()}]
+        if len(names) == len(set(names)):
+            return {}
+        models.sort(key=lambda model: min((order.get(a, len(order)) for a in model[1]), default=len(order)))
+        kinds, told = [], {}
+        for root, _ in models:
+            while wrapped := getattr(root, "_orig_mod", None) or getattr(root, "module", None):
+                root = wrapped
+            kinds.append(type(root).__name__)
+        for n, (_, rows) in enumerate(models):
+            number = f"_{kinds[:n].count(kinds[n])}" if kinds.count(kinds[n]) > 1 else ""
+            told.update({a: (f"{kinds[n]}{number}.{name}", p) for a, (name, p) in rows.items()})
+        return told
 
     @staticmethod
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
@@ -398,7 +417,7 @@ class _Monitor:
         if search:
             self.modules.search()
         self._named_for = addresses
-        named = self.modules.named(set(addresses))
+        named = self.modules.named(addresses)
         self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)
         matrices = [name for name, parameter in named.values() if parameter.dim() == 2]

@@ -1,0 +1,124 @@
+#include "agent/observe.h"
+
+#include <cmath>
+
+#include "segment/names.h"
+
+namespace foreshock {
+namespace {
+
+using segment::given;
+
+void add(SampleWindow& window, const std::optional<double>& value) {
+  if (value) window.add(*value);
+}
+
+void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassStatistics* pass) {
+  ++pass->judged;
+  add(pass->relative_error_mean, deviation.relative_error_mean);
+  add(pass->relative_error_max, deviation.relative_error_max);
+  add(pass->deviation_ratio, deviation.deviation_ratio);
+  pass->bias.add(cluster, deviation.bias);
+  pass->rounded_bias.add(cluster, deviation.rounded_bias);
+}
+
+void add_scores(const SliceDeviation& deviation, ScoreStatistics* scores) {
+  add(scores->lse_error, deviation.lse_error_abs_max);
+  add(scores->logit, deviation.logit_abs_max);
+  add(scores->entropy_min, deviation.entropy_min);
+  add(scores->entropy_mean, deviation.entropy_mean);
+  add(scores->near_tie_ratio, near_tie_ratio(deviation));
+}
+
+// The best source that any call has had: annotation, parameter, ordinal, none.
+std::string better_source(const std::string& a, const std::string& b) {
+  for (auto source :
+       {segment::LayerSource::kAnnotation, segment::LayerSource::kParameter, segment::LayerSource::kOrdinal})
+    if (a == segment::name_of(source) || b == segment::name_of(source)) return segment::name_of(source);
+  return segment::name_of(segment::LayerSource::kUnknown);
+}
+
+// Against the full window before it, as the rule of loss events does.
+std::optional<double> standard_score(const Window<kLossWindow>& window, double x) {
+  const auto summary = window.summary();
+  if (!summary || !window.full() || !(summary->std > 0) || !std::isfinite(x)) return std::nullopt;
+  return (x - summary->mean) / summary->std;
+}
+
+std::optional<LossEvent> observe_loss(const segment::StepRecord& step, RankStatistics* rank) {
+  if (!std::isfinite(step.loss)) ++rank->nonfinite_loss;
+  if (!rank->first_loss) rank->first_loss = step.loss;
+  rank->last_loss = step.loss;
+  rank->loss_window.add(step.loss);
+  const LossVerdict verdict = rank->loss_events.observe(step.step, step.loss);
+  rank->loss_zscore = verdict.z;
+  if (verdict.event) rank->spike_steps.push_back(verdict.event->onset_step);
+  return verdict.event;
+}
+
+void observe_gradient(double norm, RankStatistics* rank) {
+  if (!std::isfinite(norm)) ++rank->nonfinite_gradient;
+  rank->gradient_norm = norm;
+  rank->gradient_window.add(norm);
+  rank->gradient_zscore = standard_score(rank->gradient_reference, norm);
+  rank->gradient_reference.add(norm);
+}
+
+void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
+  const double seconds = 1e-9 * static_cast<double>(step.duration_ns),
+               cost = 1e-9 * static_cast<double>(step.cost_ns);
+  rank->train_seconds += seconds;
+  rank->cost_seconds += cost;
+  rank->step_seconds.add(seconds - cost);
+  if (step.sampled != 0) {
+    ++rank->sampled_steps;
+    rank->sampled_step_cost.add(cost);
+  } else {
+    rank->other_step_cost.add(cost);
+  }
+}
+
+}  // namespace
+
+std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
+  if (deviation.rows_with_keys == 0) return std::nullopt;
+  return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
+}
+
+void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
+                   RankStatistics* rank) {
+  const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
+  add_pass(deviation, cluster, &rank->pass[slot.pass]);
+  if (slot.pass == 0) add_scores(deviation, &rank->scores);
+  rank->layer_source = better_source(rank->layer_source, layer.source);
+  rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
+  rank->nonfinite_attention_gradient += deviation.nonfinite_grad_query;
+  if (layer.label.empty()) return;
+  LayerStatistics& statistics = rank->layers[layer.label];
+  statistics.label = layer.label;
+  statistics.name = layer.name;
+  statistics.source = layer.source;
+  add_pass(deviation, cluster, &statistics.pass[slot.pass]);
+  if (slot.pass == 0) add_scores(deviation, &statistics.scores);
+}
+
+std::optional<LossEvent> observe_step(const segment::StepRecord& step, RankStatistics* rank) {
+  rank->last_step = step;
+  observe_cost(step, rank);
+  std::optional<LossEvent> event;
+  HistoryPoint point = {step.step, {}, {}, mean_of(rank->pass[0].deviation_ratio)};
+  if (given(step, segment::kGivenLoss)) {
+    point.loss = step.loss;
+    event = observe_loss(step, rank);
+  }
+  if (given(step, segment::kGivenGradientNorm)) {
+    point.gradient_norm = step.gradient_norm;
+    observe_gradient(step.gradient_norm, rank);
+  }
+  if (given(step, segment::kGivenLearningRate)) rank->learning_rate = step.learning_rate;
+  rank->history.push_back(point);
+  if (rank->history.size() > kHistoryPoints) rank->history.pop_front();
+  return event;
+}
+
+}  // namespace foreshock

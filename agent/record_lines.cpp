@@ -1,0 +1,130 @@
+#include "agent/record_lines.h"
+
+#include <chrono>
+
+#include "agent/observe.h"
+#include "segment/names.h"
+
+namespace foreshock {
+namespace {
+
+std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice], uint32_t count) {
+  return {words, words + count};
+}
+
+}  // namespace
+
+SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
+                       const SliceDeviation& deviation, double judge_seconds) {
+  SampleLine line;
+  line.run = rank.run;
+  line.rank = rank.identity.rank;
+  line.ticket = slot.ticket;
+  line.step = slot.step;
+  if (rank.last_step.sequence != 0) line.step_judged = rank.last_step.step;
+  line.time = 1e-9 * static_cast<double>(slot.time_ns);
+  line.call = slot.call;
+  line.pass = segment::kPassNames[slot.pass];
+  if (slot.op >= 0 && static_cast<size_t>(slot.op) < rank.ops.size())
+    line.op = segment::text_of(rank.ops[static_cast<size_t>(slot.op)].name);
+  line.layer = layer.label;
+  line.layer_name = layer.name;
+  line.layer_source = layer.source;
+  line.dtype = name_of(static_cast<DType>(slot.dtype));
+  line.mask = name_of(static_cast<DType>(slot.mask_dtype));
+  line.batch = slot.batch;
+  line.kv_head = slot.kv_head;
+  line.heads = copy_words(slot.head, slot.rows);
+  line.positions = copy_words(slot.position, slot.rows);
+  line.rows = slot.rows;
+  line.rows_not_comparable = deviation.rows_not_comparable;
+  line.keys = slot.keys;
+  line.head_dim = slot.head_dim;
+  line.value_dim = slot.value_dim;
+  line.query_length = static_cast<int64_t>(slot.query_length);
+  line.key_length = static_cast<int64_t>(slot.key_length);
+  line.scale = slot.scale;
+  line.reference_version = kReferenceVersion;
+  line.relative_error_mean = deviation.relative_error_mean;
+  line.relative_error_max = deviation.relative_error_max;
+  line.error_norm = deviation.kernel_error_norm;
+  line.plain_error_norm = deviation.plain_error_norm;
+  line.deviation_ratio = deviation.deviation_ratio;
+  line.grad_out_drift = deviation.grad_out_drift;
+  line.bias_error_sum = deviation.bias.numerator;
+  line.bias_ulp_sum = deviation.bias.denominator;
+  if (deviation.bias.denominator > 0) {
+    line.bias_ulp = deviation.bias.numerator / deviation.bias.denominator;
+    line.rounded_reference_bias_ulp = deviation.rounded_bias.numerator / deviation.rounded_bias.denominator;
+  }
+  line.rounded_reference_bias_error_sum = deviation.rounded_bias.numerator;
+  line.lse_error_abs_max = deviation.lse_error_abs_max;
+  line.logit_abs_max = deviation.logit_abs_max;
+  line.entropy_nats_min = deviation.entropy_min;
+  line.entropy_nats_mean = deviation.entropy_mean;
+  line.near_tie_ratio = near_tie_ratio(deviation);
+  line.nonfinite_values = deviation.nonfinite_inputs + deviation.nonfinite_out + deviation.nonfinite_lse +
+                          deviation.nonfinite_grad_query;
+  line.judge_seconds = judge_seconds;
+  return line;
+}
+
+StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step) {
+  using segment::given;
+  StepLine line;
+  line.run = rank.run;
+  line.rank = rank.identity.rank;
+  line.step = step.step;
+  line.time = 1e-9 * static_cast<double>(step.time_ns);
+  line.duration_seconds = 1e-9 * static_cast<double>(step.duration_ns);
+  if (given(step, segment::kGivenLoss)) line.loss = step.loss;
+  if (given(step, segment::kGivenGradientNorm)) line.gradient_norm = step.gradient_norm;
+  if (given(step, segment::kGivenLearningRate)) line.learning_rate = step.learning_rate;
+  if (given(step, segment::kGivenBatchId)) line.batch_id = step.batch_id;
+  line.step_source = segment::step_source_name(step.step_source);
+  line.loss_source = segment::loss_source_name(step.loss_source);
+  line.sampled = step.sampled != 0;
+  line.attention_calls = step.calls;
+  line.skipped_steps = step.skipped_steps;
+  line.sample_interval_steps = step.interval;
+  line.overhead_seconds = 1e-9 * static_cast<double>(step.cost_ns);
+  return line;
+}
+
+RunLine run_line(const RankStatistics& rank, const char* state) {
+  const segment::Identity& id = rank.identity;
+  RunLine line;
+  line.run = rank.run;
+  line.state = state;
+  line.rank = id.rank;
+  line.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  line.foreshock_version = FORESHOCK_VERSION;
+  line.host = segment::text_of(id.host);
+  line.executable = segment::text_of(id.executable);
+  line.framework = segment::text_of(id.framework);
+  line.instruction_set = reference_target_name();
+  line.instruction_set = reference_target_name();
+  line.pid = static_cast<int64_t>(id.pid);
+  line.local_rank = id.local_rank;
+  line.world_size = id.world_size;
+  line.attempt = id.attempt;
+  line.sample_seed = id.sample_seed;
+  line.slots = id.slots_given;
+  line.slot_bytes = id.slot_bytes;
+  line.max_slowdown = id.max_slowdown;
+  return line;
+}
+
+EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
+                     std::optional<double> value) {
+  EventLine line;
+  line.run = rank.run;
+  line.rank = rank.identity.rank;
+  line.step = step;
+  line.event = event;
+  line.layer = layer;
+  line.value = value;
+  return line;
+}
+
+}  // namespace foreshock

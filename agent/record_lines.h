@@ -1,0 +1,22 @@
+// Lines of the record from what the agent knows.
+#ifndef FORESHOCK_AGENT_RECORD_LINES_H_
+#define FORESHOCK_AGENT_RECORD_LINES_H_
+
+#include "agent/rank.h"
+#include "agent/slot_slice.h"
+#include "exporters/record.h"
+#include "shadow/deviation.h"
+
+namespace foreshock {
+
+// `judge_seconds`: CPU time the judgement took.
+SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
+                       const SliceDeviation& deviation, double judge_seconds);
+StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
+RunLine run_line(const RankStatistics& rank, const char* state);
+EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
+                     std::optional<double> value);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_RECORD_LINES_H_
