@@ -240,7 +240,7 @@ std::string lab_help() {
     text += line;
   }
   text +=
-      "  custom         every combination of the axes below (what any axis means, too)\n\nAxes take comma "
+      "  custom         every combination of the axes below\n\nAxes take comma "
       "lists:\n";
   for (const Axis& axis : kAxes) {
     std::snprintf(line, sizeof line, "  %-14s %-8s %s\n", axis.flag, axis.value, axis.help);

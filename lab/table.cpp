@@ -23,11 +23,17 @@ std::string spread(const Interval& interval) {
   return interval.mean == 0 ? "" : written(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
 }
 
+// A sweep says which tensor it is about. Elsewhere the log-sum-exp, which is not stored in the format, is left to the
+// JSON.
+bool is_shown(const SweepResult& result, const Measurement& m) {
+  if (result.sweep && !result.sweep->tensor.empty()) return m.tensor == result.sweep->tensor;
+  return m.tensor != "log_sum_exp";
+}
+
 std::vector<Measurement> shown(const SweepResult& result) {
   std::vector<Measurement> measurements;
   for (const Measurement& m : result.measurements)
-    if (!result.sweep || result.sweep->tensor.empty() || m.tensor == result.sweep->tensor)
-      measurements.push_back(m);
+    if (is_shown(result, m)) measurements.push_back(m);
   return measurements;
 }
 

@@ -166,7 +166,7 @@
   function sweepSection(drawing) {
     const all = study.points.filter((p) => p.sweep === drawing.name);
     drawing = guessed(all, drawing);
-    const points = drawing.tensor ? all.filter((p) => p.tensor === drawing.tensor) : all;
+    const points = all.filter((p) => drawing.tensor ? p.tensor === drawing.tensor : p.tensor !== 'log_sum_exp');
     const fixed = AXES.filter((axis) => !varying(points).includes(axis) && !['first_seed', 'tensor'].includes(axis));
     const facts = element('p', { className: 'facts' });
     fixed.forEach((axis) => facts.append(`${axis} `, element('b', { textContent: points[0][axis] }), '   '));
