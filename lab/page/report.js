@@ -113,17 +113,26 @@
       ([value, text]) => element('option', { value, textContent: text, selected: value === drawing.y })));
     const scale = element('input', { type: 'checkbox', checked: drawing.log_y });
     controls.append(element('label', {}, 'show ', statistic), element('label', {}, scale, ' logarithmic'));
+    const tensors = unique(points.map((p) => p.tensor));
+    const tensor = element('select', {}, ...tensors.map(
+      (value) => element('option', { value, textContent: value, selected: value === 'out' })));
+    if (drawing.choose && tensors.length > 1) controls.prepend(element('label', {}, 'tensor ', tensor));
+    const frame = element('div', { className: 'chart' }, canvas);
     let chart = null;
     const redraw = () => {
       if (chart) chart.destroy();
-      chart = draw(canvas, points, drawing, statistic.value, scale.checked);
+      const own = drawing.choose ? points.filter((p) => p.tensor === tensor.value) : points;
+      const series = unique(own.map((p) => drawing.series.split(',').map((key) => p[key]).join(', '))).length;
+      frame.style.height = `${340 + 7 * series}px`;
+      chart = draw(canvas, own, drawing, statistic.value, scale.checked);
     };
+    tensor.onchange = redraw;
     statistic.onchange = () => {
       scale.checked = points.every((p) => p[statistic.value].mean > 0);
       redraw();
     };
     scale.onchange = redraw;
-    const panel = element('div', {}, controls, element('div', { className: 'chart' }, canvas));
+    const panel = element('div', {}, controls, frame);
     return { panel, redraw };
   }
 
@@ -151,14 +160,15 @@
         element('tbody', {}, ...rows))));
   }
 
-  // A sweep of one's own: the axis with most values runs along x, the others tell the series apart.
+  // A sweep of one's own: the axis with most values runs along x, a number before a name; the others tell the series
+  // apart, and tensors are chosen one at a time.
   function guessed(points, drawing) {
     if (drawing.x) return drawing;
-    const axes = varying(points).filter((axis) => axis !== 'first_seed');
-    const count = (axis) => unique(points.map((p) => p[axis])).length;
-    const x = [...axes].sort((a, b) => count(b) - count(a))[0] || 'algorithm';
+    const axes = varying(points).filter((axis) => axis !== 'first_seed' && axis !== 'tensor');
+    const rank = (axis) => unique(points.map((p) => p[axis])).length + (typeof points[0][axis] === 'number' ? 1e3 : 0);
+    const x = [...axes].sort((a, b) => rank(b) - rank(a))[0] || 'algorithm';
     const series = axes.filter((axis) => axis !== x);
-    return { ...drawing, question: 'points of your own', x, y: 'relative_l2', tensor: '',
+    return { ...drawing, question: 'points of your own', x, y: 'relative_l2', tensor: '', choose: true,
       series: (series.length ? series : ['algorithm']).join(','), log_y: true,
       log_x: typeof points[0][x] === 'number' };
   }
@@ -171,7 +181,8 @@
     const facts = element('p', { className: 'facts' });
     fixed.forEach((axis) => facts.append(`${axis} `, element('b', { textContent: points[0][axis] }), '   '));
     facts.append('first seed ', element('b', { textContent: points[0].first_seed }));
-    const columns = element('div', { className: 'columns' });
+    const claims = study.claims.filter((claim) => claim.sweep === drawing.name);
+    const columns = element('div', { className: claims.length ? 'columns' : '' });
     let redraw = () => {};
     if (window.Chart) {
       const chart = chartPanel(points, drawing);
@@ -180,7 +191,7 @@
     } else {
       columns.append(element('p', { textContent: 'built without the chart library: tables only' }));
     }
-    columns.append(claimsPanel(study.claims.filter((claim) => claim.sweep === drawing.name)));
+    columns.append(claimsPanel(claims));
     const section = element('section', { id: drawing.name }, element('h2', {}, drawing.name,
       element('small', { textContent: drawing.question })), facts, columns, dataTable(all));
     document.getElementById('sweeps').append(section);
