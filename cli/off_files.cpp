@@ -1,5 +1,6 @@
 #include "cli/off_files.h"
 
+#include <fstream>
 #include <map>
 
 namespace foreshock::cli {
@@ -33,6 +34,12 @@ std::string reason_of(const std::string& file) {
   return dot == std::string::npos ? "" : file.substr(dot + 1);
 }
 
+// Without a launcher's pid in it, a file may be anybody's.
+bool may_belong_to(const fs::path& file, int64_t launcher_pid) {
+  int64_t owner = 0;
+  return !(std::ifstream(file) >> owner) || owner <= 0 || owner == launcher_pid;
+}
+
 }  // namespace
 
 std::string advice_for(const std::string& reason) {
@@ -42,12 +49,14 @@ std::string advice_for(const std::string& reason) {
   return "run `foreshock doctor -- COMMAND` to see more";
 }
 
-std::vector<std::string> off_lines(const std::string& directory, fs::file_time_type started) {
+std::vector<std::string> off_lines(const std::string& directory, fs::file_time_type started,
+                                   int64_t launcher_pid) {
   std::map<std::string, int> processes;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string reason = reason_of(entry.path().filename());
-    if (!reason.empty() && entry.last_write_time(error) >= started) ++processes[reason];
+    if (reason.empty() || entry.last_write_time(error) < started) continue;
+    if (may_belong_to(entry.path(), launcher_pid)) ++processes[reason];
   }
   std::vector<std::string> lines;
   for (const auto& [reason, count] : processes) {

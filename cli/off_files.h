@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_CLI_OFF_FILES_H_
 #define FORESHOCK_CLI_OFF_FILES_H_
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -9,7 +10,9 @@
 namespace foreshock::cli {
 
 // One line per reason found in `directory` since `started`: what is off, in how many processes, what to do.
-std::vector<std::string> off_lines(const std::string& directory, std::filesystem::file_time_type started);
+// Processes that belong to another launcher than `launcher_pid` are left to it.
+std::vector<std::string> off_lines(const std::string& directory, std::filesystem::file_time_type started,
+                                   int64_t launcher_pid);
 
 // What to do about `reason`; a general hint for an unknown one.
 std::string advice_for(const std::string& reason);

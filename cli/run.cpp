@@ -158,7 +158,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   write_exit_file(directory.path(), status, signals.was_asked_to_stop());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
   const std::string summary = wait_for_summary(directory.path(), &signals, &keeper);
-  report(summary, absolute(arguments.text(OptionId::kSummary)), off_lines(directory.path(), started), keeper);
+  report(summary, absolute(arguments.text(OptionId::kSummary)), off_lines(directory.path(), started, getpid()),
+         keeper);
   directory.leave();
   end_like(status);
 }

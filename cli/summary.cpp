@@ -304,6 +304,14 @@ std::string rank_lines(const Json& ranks) {
   return out;
 }
 
+// Only a live run's state says whether a rank is switched on.
+std::string paused_fact(const Json& ranks) {
+  std::string paused;
+  for (const Json& rank : ranks)
+    if (rank.contains("on") && rank["on"] == false) paused += " " + count(number(rank, "/rank"));
+  return paused.empty() ? "" : fact("paused", "rank" + paused + "; `foreshock resume` goes on");
+}
+
 bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[0].calls == 0 && passes[1].calls == 0 && number(ranks[0], "/steps").value_or(0) >= 10;
 }
@@ -337,7 +345,7 @@ std::string summary_text(const std::string& json, bool colour) {
   } else {
     out += rank_lines(ranks);
   }
-  return out + fact("slowdown", slowdown_fact(ranks)) + "\n";
+  return out + fact("slowdown", slowdown_fact(ranks)) + paused_fact(ranks) + "\n";
 }
 
 void print_summary(const std::string& json, int descriptor) {

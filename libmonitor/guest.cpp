@@ -88,7 +88,8 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
   if (settings_.slices && share > fixed) plan = plan_slots(share - fixed, need);
   if (fixed > free / 2) return "no_space";
 
-  segment::SegmentRequest request = {settings_.directory, settings_.rank, fresh_nonce(), plan.slots, plan.slot_bytes};
+  segment::SegmentRequest request = {settings_.directory, settings_.rank, fresh_nonce(), plan.slots,
+                                     plan.slot_bytes};
   const char* why = writer_.create(request);
   if (why != nullptr && std::strcmp(why, "no_space") == 0 && plan.slots > 0) {
     request.slots = 0;  // somebody was faster with the rest of the memory: statistics only
@@ -167,7 +168,13 @@ void Guest::off(const char* reason) {
       std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, static_cast<int>(getpid()), word);
   if (length <= 0 || length >= static_cast<int>(sizeof path)) return;
   const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  if (fd >= 0) close(fd);
+  if (fd < 0) return;
+  // Whose command it was; on a full tmpfs the file stays empty, and every launcher of the run tells it.
+  char launcher[24];
+  const int digits = std::snprintf(launcher, sizeof launcher, "%llu",
+                                   static_cast<unsigned long long>(settings.launcher_pid));
+  [[maybe_unused]] const ssize_t written = write(fd, launcher, static_cast<size_t>(digits));
+  close(fd);
 }
 
 int32_t Guest::register_op(const char* name, uint32_t pass) {

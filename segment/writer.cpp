@@ -122,6 +122,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
       !make_names(request, "ctl", &control))
     return "no_directory";
   if (access(request.directory, W_OK | X_OK) != 0) return "no_directory";
+  if (rank_is_taken(request)) return "rank_taken";  // before an agent can see two of one rank
 
   Header header = {};
   std::memcpy(header.magic, kSegmentMagic, sizeof header.magic);

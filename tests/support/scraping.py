@@ -1,0 +1,109 @@
+"""Clients of an exporter: plain HTTP, Prometheus itself, and a crowd that never finishes its request."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+needs = {
+    name: pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed")
+    for name in ("promtool", "prometheus")
+}
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def get(url: str, timeout: float = 5) -> str:
+    with urllib.request.urlopen(url, timeout=timeout) as reply:
+        return reply.read().decode()
+
+
+def wait_until(what: Callable[[], object], seconds: float = 30) -> object:
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if result := what():
+                return result
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def promtool_complaints(metrics: str) -> str:
+    """What `promtool check metrics` says; empty when all is well."""
+    checked = subprocess.run(["promtool", "check", "metrics"], input=metrics, text=True, capture_output=True)
+    return checked.stdout + checked.stderr + (f"status {checked.returncode}" if checked.returncode else "")
+
+
+class Prometheus:
+    """A real one that scrapes `address` twice a second."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+
+    def query(self, expression: str) -> list[dict]:
+        reply = json.loads(get(f"{self.base}/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
+        return reply["data"]["result"]
+
+    def wait_for_scrapes(self, count: int) -> None:
+        wait_until(lambda: self.query(f"count_over_time(up[1m]) >= {count}"))
+
+
+@contextlib.contextmanager
+def prometheus(address: str, folder: pathlib.Path) -> Iterator[Prometheus]:
+    port = free_port()
+    config = folder / "prometheus.yml"
+    config.write_text(
+        "scrape_configs:\n- job_name: foreshock\n  scrape_interval: 500ms\n  scrape_timeout: 400ms\n"
+        f"  static_configs: [{{targets: ['{address}']}}]\n"
+    )
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    with ended(server):
+        yield Prometheus(f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def half_open_clients(address: str, count: int = 100) -> Iterator[None]:
+    """Connections that say nothing, or half a request, and stay."""
+    host, port = address.split(":")
+    clients = [socket.create_connection((host, int(port))) for _ in range(count)]
+    try:
+        for client in clients[1::2]:
+            client.send(b"GET /metrics HTTP/1.1\r\nHost: local")
+        yield
+    finally:
+        for client in clients:
+            client.close()
+
+
+def scrape_milliseconds(address: str, count: int = 20, pause: float = 0.02) -> list[float]:
+    """How long each of `count` scrapes took, sorted."""
+    times = []
+    for _ in range(count):
+        begin = time.monotonic()
+        get(f"http://{address}/metrics")
+        times.append((time.monotonic() - begin) * 1e3)
+        time.sleep(pause)
+    return sorted(times)
