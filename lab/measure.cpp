@@ -81,7 +81,8 @@ double largest_difference(const Tensor& a, const Tensor& b) {
   double largest = 0;
   for (size_t i = 0; i < a.data.size(); ++i) {
     const double difference = std::fabs(a.data[i] - b.data[i]);
-    if (!(difference <= largest)) largest = difference;  // a NaN stays
+    if (std::isnan(difference)) return difference;
+    largest = std::max(largest, difference);
   }
   return largest;
 }

@@ -1,5 +1,5 @@
 // Every statement of every sweep holds: the paper's findings, where they do not generalise, and what else the
-// sweeps are for. The ranges are in lab/claims.cpp, beside the statements.
+// sweeps are for. The ranges are in lab/claims_*.cpp, beside the statements.
 #include <gtest/gtest.h>
 
 #include <set>
