@@ -6,10 +6,11 @@
 
 namespace foreshock {
 
-// Enforced in the trainer, agent or no agent. Every step earns max_slowdown times its length and pays what was ours in
-// it, sampled or not; a sampled step is allowed while nothing is owed. What is saved up is at most one interval's
-// earnings, so that a quiet hour does not pay for a dear minute. What is owed is at most 64 intervals' earnings, so that
-// one stall (a page fault storm, a stopped process) does not silence the monitor for good.
+// Enforced in the trainer, agent or no agent. Every step earns max_slowdown times its length and pays what
+// was ours in it, sampled or not; a sampled step is allowed while nothing is owed. What is saved up is at
+// most one interval's earnings, so that a quiet hour does not pay for a dear minute. What is owed is at most
+// 64 intervals' earnings, so that one stall (a page fault storm, a stopped process) does not silence the
+// monitor for good.
 class Budget {
  public:
   void set_limit(double max_slowdown) { max_slowdown_ = max_slowdown; }
@@ -21,9 +22,10 @@ class Budget {
   bool allows() const { return max_slowdown_ >= 1 || balance_seconds_ >= 0; }
 
  private:
-  static constexpr double kWeight = 0.1;  // of a new step in the running mean of the step time
+  static constexpr double kWeight = 0.1;   // of a new step in the running mean of the step time
   static constexpr double kMostOwed = 64;  // earnings of an interval
-  static constexpr int kFirstSteps = 2;    // set-up falls into them: shown in the cost, not held against sampling
+  static constexpr int kFirstSteps =
+      2;  // set-up falls into them: shown in the cost, not held against sampling
 
   double max_slowdown_ = 0.01;
   double step_seconds_ = 0;  // running mean, our part taken off

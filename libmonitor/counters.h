@@ -31,12 +31,12 @@ struct Counting {
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };
 
-// A free block among `blocks`, or the last one, shared. Blocks are never given back: threads come and go, their
-// counts stay.
+// A free block among `blocks`, or the last one, shared. Blocks are never given back: threads come and go,
+// their counts stay.
 Counting claim_block(segment::ThreadBlock* blocks);
 
-// Moves every count of `from` (written with shared adds) into the shared block `to`; loses none that are added
-// meanwhile.
+// Moves every count of `from` (written with shared adds) into the shared block `to`; loses none that are
+// added meanwhile.
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 
 // Sums over all blocks that are in use.

@@ -1,10 +1,11 @@
-// How the monitor gets into a PyTorch process that only preloads it: torch/_C calls `initModule` of libtorch_python
-// through its PLT, once, in `import torch`. Ours runs first, calls the real one, then loads the adapter that was
-// built for exactly this torch. dlopen and dlsym themselves are never interposed: glibc takes the RUNPATH of the
-// caller of dlopen, and cuDNN's sub-libraries were not found any more (bloomberg/memray#212).
+// How the monitor gets into a PyTorch process that only preloads it: torch/_C calls `initModule` of
+// libtorch_python through its PLT, once, in `import torch`. Ours runs first, calls the real one, then loads
+// the adapter that was built for exactly this torch. dlopen and dlsym themselves are never interposed: glibc
+// takes the RUNPATH of the caller of dlopen, and cuDNN's sub-libraries were not found any more
+// (bloomberg/memray#212).
 #include <dlfcn.h>
-#include <link.h>
 #include <fcntl.h>
+#include <link.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -100,8 +101,8 @@ void load_adapter() {
 
 using InitModule = void* (*)();
 
-// libtorch_python is loaded locally, so RTLD_NEXT does not see it: it is found by its place in the link map. The
-// return address is no help, since PyInit__C tail-calls initModule.
+// libtorch_python is loaded locally, so RTLD_NEXT does not see it: it is found by its place in the link map.
+// The return address is no help, since PyInit__C tail-calls initModule.
 InitModule real_init_module() {
   Search python = {};
   void* found = nullptr;

@@ -28,7 +28,8 @@ bool read_environment(Settings* settings) {
   if (*base == '\0' || *run_id == '\0') return false;
   Settings& s = *settings;
   s = {};
-  if (std::snprintf(s.directory, sizeof s.directory, "%s/%s", base, run_id) >= int(sizeof s.directory)) return false;
+  if (std::snprintf(s.directory, sizeof s.directory, "%s/%s", base, run_id) >= int(sizeof s.directory))
+    return false;
   if (std::snprintf(s.run_id, sizeof s.run_id, "%s", run_id) >= int(sizeof s.run_id)) return false;
 
   // A value that cannot be read leaves the default: `run` has checked them, and here nobody could be told.
@@ -45,7 +46,8 @@ bool read_environment(Settings* settings) {
   s.rank = first_number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
   s.local_rank = first_number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"}, -1);
   s.world_size = first_number({"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
-  s.local_ranks = first_number({"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, 1);
+  s.local_ranks =
+      first_number({"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, 1);
   s.attempt = first_number({"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}, 0);
   return true;
 }

@@ -6,7 +6,8 @@
 
 namespace foreshock {
 
-// False when this process is not to be monitored (FORESHOCK=0, or no directory given). Reads the environment only.
+// False when this process is not to be monitored (FORESHOCK=0, or no directory given). Reads the environment
+// only.
 bool read_environment(Settings* settings);
 
 }  // namespace foreshock

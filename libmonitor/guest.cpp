@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cstring>
 #include <new>
 
+#include "libmonitor/clocks.h"
 #include "libmonitor/environment.h"
 #include "libmonitor/room.h"
 
@@ -25,15 +25,9 @@ constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 thread_local Counting t_counting;
 thread_local uint32_t t_generation = 0;  // of t_counting; 0: none
 
-uint64_t now_ns(clockid_t clock) {
-  timespec now = {};
-  clock_gettime(clock, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
-
 // Later processes get larger numbers: of two with one rank the earlier one stays (segment/writer.cpp).
 uint64_t fresh_nonce() {
-  return (now_ns(CLOCK_REALTIME) & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
+  return (realtime_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
 }
 
 // What goes into a file name.
@@ -80,7 +74,7 @@ bool Guest::prepare_own_page() {
 const char* Guest::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const uint64_t free = free_shared_memory(settings_.directory);
-  if (free == 0) return "no_tmpfs";
+  if (!is_on_tmpfs(settings_.directory)) return "no_tmpfs";
   const uint64_t share = allowed_share(free, settings_.memory, settings_.local_ranks);
   const uint64_t fixed = segment::segment_bytes(0, 0);
   SlotPlan plan = {0, 0};
@@ -104,7 +98,7 @@ void Guest::fill_identity(const segment::SegmentRequest& given, uint64_t wanted)
   segment::Identity& identity = *writer_.identity();
   identity.pid = static_cast<uint64_t>(getpid());
   identity.launcher_pid = settings_.launcher_pid;
-  identity.start_time_ns = now_ns(CLOCK_REALTIME);
+  identity.start_time_ns = realtime_ns();
   identity.sample_seed = settings_.seed;
   identity.rank = settings_.rank;
   identity.local_rank = settings_.local_rank;

@@ -1,4 +1,5 @@
-// The life of the monitor in a process that is not ours: when it wakes, how it goes silent, what a child inherits.
+// The life of the monitor in a process that is not ours: when it wakes, how it goes silent, what a child
+// inherits.
 #ifndef FORESHOCK_LIBMONITOR_GUEST_H_
 #define FORESHOCK_LIBMONITOR_GUEST_H_
 
@@ -20,8 +21,8 @@ inline constexpr uint32_t kHotSwitchedOff = 8;
 inline constexpr uint32_t kHotNoBudget = 16;
 inline constexpr uint32_t kHotGeneration = 32;  // unit of the segment's number
 
-// What a child must not find: it lies on a page that the kernel wipes in a forked child (MADV_WIPEONFORK), so a child
-// is inert without a handler, also after a raw clone, and counts from nothing.
+// What a child must not find: it lies on a page that the kernel wipes in a forked child (MADV_WIPEONFORK), so
+// a child is inert without a handler, also after a raw clone, and counts from nothing.
 struct OwnPage {
   std::atomic<uint32_t> hot{0};
   segment::ThreadBlock local = {};  // counts from before there is a segment; shared by all threads
@@ -40,7 +41,8 @@ struct Settings {
   int rank, local_rank, world_size, local_ranks, attempt;
 };
 
-// Everything below is one object of static storage, never destroyed: threads may still call while the process ends.
+// Everything below is one object of static storage, never destroyed: threads may still call while the process
+// ends.
 class Guest {
  public:
   // The hot word as every call reads it.
@@ -53,8 +55,8 @@ class Guest {
   // True in a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
 
-  // Creates the segment, once. `slot_bytes_needed` 0: not known yet. Returns true when this call did it. Another
-  // thread in the middle of it makes this return false at once.
+  // Creates the segment, once. `slot_bytes_needed` 0: not known yet. Returns true when this call did it.
+  // Another thread in the middle of it makes this return false at once.
   bool arm(uint64_t slot_bytes_needed);
 
   // Silent for the rest of the process; an empty file tells the launcher why.
@@ -63,7 +65,8 @@ class Guest {
   // Where this thread counts. Before the segment exists: a local block that every thread shares.
   Counting counting();
 
-  // Counts from before the segment, moved into it. Called at step boundaries too: a thread may have been late.
+  // Counts from before the segment, moved into it. Called at step boundaries too: a thread may have been
+  // late.
   void drain_local() { drain(&own()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
 
   const Settings& settings() const { return settings_; }

@@ -11,8 +11,8 @@ using foreshock::g_monitor;
 
 namespace {
 
-// Set where this thread last counted into a block of its own: equal to the hot word while the monitor is armed, on,
-// and in a step that is not sampled.
+// Set where this thread last counted into a block of its own: equal to the hot word while the monitor is
+// armed, on, and in a step that is not sampled.
 thread_local uint32_t t_quiet_state = ~0u;
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
 

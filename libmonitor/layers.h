@@ -10,15 +10,15 @@
 
 namespace foreshock {
 
-// Names come once and late, from one thread; lookups may come from any. Fixed room, no heap: what does not fit is
-// unknown.
+// Names come once and late, from one thread; lookups may come from any. Fixed room, no heap: what does not
+// fit is unknown.
 class LayerTable {
  public:
   // Forgets everything and stores into `records` (kMaxLayers of them) from now on.
   void attach(segment::Layer* records);
 
-  // The index of the layer called `label`, added when it is new; -1 when there is no room. `name` may be null; of
-  // several names the layer keeps the components they begin with in common.
+  // The index of the layer called `label`, added when it is new; -1 when there is no room. `name` may be
+  // null; of several names the layer keeps the components they begin with in common.
   int index_of(const char* label, const char* name);
 
   // Returns false when there is no room. A later entry of the same identity wins.

@@ -7,8 +7,8 @@
 namespace foreshock {
 namespace {
 
-// fp32 division and scaling round once, 2^-24; 1e-5 leaves room for a loss computed in another order. Neighbouring
-// 1/k differ by more than that up to k = 1e5.
+// fp32 division and scaling round once, 2^-24; 1e-5 leaves room for a loss computed in another order.
+// Neighbouring 1/k differ by more than that up to k = 1e5.
 constexpr double kTolerance = 1e-5;
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
@@ -20,7 +20,8 @@ bool is_scaled(double root, double nll) {
   if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < 1e5;
   int exponent = 0;
   const double mantissa = std::frexp(ratio, &exponent);  // in [0.5, 1)
-  // A scaler's scale is a power of two of at least 2^1; with accumulation the numerator is a small whole number.
+  // A scaler's scale is a power of two of at least 2^1; with accumulation the numerator is a small whole
+  // number.
   for (int k = 1; k <= 64; ++k) {
     int shift = 0;
     if (std::fabs(std::frexp(k, &shift) - mantissa) <= kTolerance) return true;

@@ -6,12 +6,13 @@
 
 namespace foreshock {
 
-// Sources, best first: reported by the trainer, the output of a cross-entropy op, the root of backward(). The source
-// is settled by the first backward pass and kept for the life of the process:
+// Sources, best first: reported by the trainer, the output of a cross-entropy op, the root of backward(). The
+// source is settled by the first backward pass and kept for the life of the process:
 //   - a report settles it at once;
-//   - a cross-entropy is the loss if the root of the same backward is that value over a whole number (accumulation)
-//     or times a power of two (gradient scaler); label smoothing, auxiliary losses and the like fail this test, and
-//     then the root is the loss.
+//   - a cross-entropy is the loss if the root of the same backward is that value over a whole number
+//   (accumulation)
+//     or times a power of two (gradient scaler); label smoothing, auxiliary losses and the like fail this
+//     test, and then the root is the loss.
 class LossFollower {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...

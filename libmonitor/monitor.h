@@ -13,7 +13,8 @@ namespace foreshock {
 // A lock that nobody waits for: what cannot have it at once goes without.
 class TryLock {
  public:
-  explicit TryLock(std::atomic_flag& flag) : flag_(flag), owned_(!flag.test_and_set(std::memory_order_acquire)) {}
+  explicit TryLock(std::atomic_flag& flag)
+      : flag_(flag), owned_(!flag.test_and_set(std::memory_order_acquire)) {}
   ~TryLock() {
     if (owned_) flag_.clear(std::memory_order_release);
   }
@@ -51,8 +52,8 @@ class Monitor {
   void take_sample(const Counting& counting, const foreshock_attention_call& call, uint32_t pass);
   void name_layer(const foreshock_attention_call& call, segment::Slot* slot);
 
-  std::atomic_flag clock_busy_;   // step state below
-  std::atomic_flag layer_busy_;   // ordinals, layer names by annotation
+  std::atomic_flag clock_busy_;  // step state below
+  std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
   std::atomic_flag loss_busy_;
   std::atomic<uint64_t> ticket_{0};
 

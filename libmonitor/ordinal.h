@@ -1,4 +1,5 @@
-// The layer of a call that nothing else names: its place in the run of calls since the last turn of direction.
+// The layer of a call that nothing else names: its place in the run of calls since the last turn of
+// direction.
 #ifndef FORESHOCK_LIBMONITOR_ORDINAL_H_
 #define FORESHOCK_LIBMONITOR_ORDINAL_H_
 
@@ -6,9 +7,9 @@
 
 namespace foreshock {
 
-// Fed with every call of the sampled steps, in order. Forward calls count up from the last backward call, backward
-// calls count down through the forward run before them. The length of a forward run is the period; only once two
-// steps in a row have shown the same one is an ordinal given, and never again after it changed.
+// Fed with every call of the sampled steps, in order. Forward calls count up from the last backward call,
+// backward calls count down through the forward run before them. The length of a forward run is the period;
+// only once two steps in a row have shown the same one is an ordinal given, and never again after it changed.
 class OrdinalFollower {
  public:
   // At the start of a sampled step.
@@ -22,11 +23,11 @@ class OrdinalFollower {
   void end_run();
   bool is_trusted() const { return !unstable_ && agreed_ >= kRunsToTrust; }
 
-  uint32_t run_ = 0;        // forward calls since the last turn
-  uint32_t backward_ = 0;   // backward calls since the last turn
-  uint32_t last_run_ = 0;   // length of the forward run before this backward
+  uint32_t run_ = 0;       // forward calls since the last turn
+  uint32_t backward_ = 0;  // backward calls since the last turn
+  uint32_t last_run_ = 0;  // length of the forward run before this backward
   uint32_t period_ = 0;
-  uint32_t agreed_ = 0;     // runs in a row of this period
+  uint32_t agreed_ = 0;  // runs in a row of this period
   bool unstable_ = false;
 };
 

@@ -31,7 +31,8 @@ size_t read_small(const char* path, char* to, size_t capacity) {
 
 bool read_number(const char* directory, const char* file, uint64_t* value) {
   char path[512], text[64];
-  if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path)) return false;
+  if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path))
+    return false;
   if (read_small(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;  // "max"
   *value = std::strtoull(text, nullptr, 10);
   return true;
@@ -60,10 +61,17 @@ uint64_t cgroup_headroom() {
 
 }  // namespace
 
+bool is_on_tmpfs(const char* directory) {
+  struct statfs status = {};
+  return statfs(directory, &status) == 0 && status.f_type == TMPFS_MAGIC;
+}
+
 uint64_t free_shared_memory(const char* directory) {
   struct statfs status = {};
   if (statfs(directory, &status) != 0 || status.f_type != TMPFS_MAGIC) return 0;
-  return std::min(static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize), cgroup_headroom());
+  if (status.f_blocks == 0) return cgroup_headroom();  // mounted without a size: it reports no blocks at all
+  return std::min(static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize),
+                  cgroup_headroom());
 }
 
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {

@@ -6,20 +6,23 @@
 
 namespace foreshock {
 
-// What is free on the mount of `directory` (tmpfs only; 0 elsewhere), also bounded by what the process's memory
-// cgroup still allows. Set-up only: makes system calls.
+// Whether `directory` lies in memory. Set-up only, as the next one: makes system calls.
+bool is_on_tmpfs(const char* directory);
+
+// What is free on the mount of `directory` (tmpfs only; 0 elsewhere), also bounded by what the process's
+// memory cgroup still allows.
 uint64_t free_shared_memory(const char* directory);
 
-// A tenth of what is free, divided by the ranks of the node, never above `limit`. Ninety per cent and more stay free
-// for the user's own shared memory.
+// A tenth of what is free, divided by the ranks of the node, never above `limit`. Ninety per cent and more
+// stay free for the user's own shared memory.
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks);
 
 struct SlotPlan {
   uint32_t slots;  // 0: statistics only
   uint64_t slot_bytes;
 };
-// Slots for slices of `need` bytes within `bytes` for all of them. Where there is room for it a slot is twice as
-// large as needed, since later calls may have longer keys. Fewer than two slots are none.
+// Slots for slices of `need` bytes within `bytes` for all of them. Where there is room for it a slot is twice
+// as large as needed, since later calls may have longer keys. Fewer than two slots are none.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
 }  // namespace foreshock

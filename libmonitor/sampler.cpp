@@ -26,7 +26,8 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
   return x;
 }
 
-bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t free_slots, uint64_t expected_calls) {
+bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t free_slots,
+                     uint64_t expected_calls) {
   if (expected_calls <= free_slots) return free_slots > 0;
   const uint64_t random = mix(seed, static_cast<uint64_t>(step), call, 0) >> 32;
   return random * expected_calls < (static_cast<uint64_t>(free_slots) << 32);

@@ -1,5 +1,5 @@
-// Which steps, calls, heads and rows are looked at. Pure: the same seed and place give the same answer on every rank
-// and in every rerun.
+// Which steps, calls, heads and rows are looked at. Pure: the same seed and place give the same answer on
+// every rank and in every rerun.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_SAMPLER_H_
 
@@ -12,14 +12,16 @@ inline constexpr int kRowsPerSample = 16;
 // A well mixed word from four (splitmix64's finaliser applied in turn).
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
-// A step is sampled when its absolute number is a multiple of the interval; an unknown step (negative) never is.
+// A step is sampled when its absolute number is a multiple of the interval; an unknown step (negative) never
+// is.
 constexpr bool is_sampled_step(int64_t step, uint64_t interval) {
   return step >= 0 && interval > 0 && static_cast<uint64_t>(step) % interval == 0;
 }
 
 // Within a sampled step, whether call number `call` gives a slice, so that about `free_slots` of
 // `expected_calls` do and layers take turns over the steps.
-bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t free_slots, uint64_t expected_calls);
+bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t free_slots,
+                     uint64_t expected_calls);
 
 struct CallShape {
   int64_t batch, heads, kv_heads, queries, keys;
@@ -34,8 +36,8 @@ struct Slice {
   int rows() const { return heads * positions; }
 };
 
-// min(G, 16) query heads of one kv-head, and as many positions as still fit into 16 rows, one from each of so many
-// equal parts of the sequence. All numbers of the shape are positive, and kv_heads divides heads.
+// min(G, 16) query heads of one kv-head, and as many positions as still fit into 16 rows, one from each of so
+// many equal parts of the sequence. All numbers of the shape are positive, and kv_heads divides heads.
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
 }  // namespace foreshock

@@ -40,7 +40,8 @@ TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
 }
 
 bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t d) {
-  return view.data != nullptr && view.shape[0] == a && view.shape[1] == b && view.shape[2] == c && view.shape[3] == d;
+  return view.data != nullptr && view.shape[0] == a && view.shape[1] == b && view.shape[2] == c &&
+         view.shape[3] == d;
 }
 
 bool broadcasts(int64_t have, int64_t want) { return have == want || have == 1; }
@@ -56,7 +57,8 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
 int64_t visible_keys(const CheckedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
-  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT) limit = position + 1 + call.shape.keys - call.shape.queries;
+  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
+    limit = position + 1 + call.shape.keys - call.shape.queries;
   return std::clamp<int64_t>(limit, 0, call.shape.keys);
 }
 
@@ -99,15 +101,15 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
   c.shape = {batch, heads, kv_heads, queries, keys};
   if (batch < 1 || heads < 1 || queries < 1 || keys < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
       c.head_dim < 1 || c.value_dim < 1 || c.head_dim > 4096 || c.value_dim > 4096 ||
-      !has_shape(c.query, batch, heads, queries, c.head_dim) || !has_shape(c.key, batch, kv_heads, keys, c.head_dim) ||
+      !has_shape(c.query, batch, heads, queries, c.head_dim) ||
+      !has_shape(c.key, batch, kv_heads, keys, c.head_dim) ||
       !has_shape(c.value, batch, kv_heads, keys, c.value_dim) ||
-      !has_shape(c.out, batch, heads, queries, c.value_dim) || c.key.dtype != c.dtype || c.value.dtype != c.dtype ||
-      c.out.dtype != c.dtype)
+      !has_shape(c.out, batch, heads, queries, c.value_dim) || c.key.dtype != c.dtype ||
+      c.value.dtype != c.dtype || c.out.dtype != c.dtype)
     return FORESHOCK_SKIP_LAYOUT;
-  if (pass == FORESHOCK_BACKWARD &&
-      (!has_shape(c.grad_out, batch, heads, queries, c.value_dim) ||
-       !has_shape(c.grad_query, batch, heads, queries, c.head_dim) || c.grad_out.dtype != c.dtype ||
-       c.grad_query.dtype != c.dtype))
+  if (pass == FORESHOCK_BACKWARD && (!has_shape(c.grad_out, batch, heads, queries, c.value_dim) ||
+                                     !has_shape(c.grad_query, batch, heads, queries, c.head_dim) ||
+                                     c.grad_out.dtype != c.dtype || c.grad_query.dtype != c.dtype))
     return FORESHOCK_SKIP_LAYOUT;
   if (c.log_sum_exp.data != nullptr &&
       (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))
@@ -124,7 +126,8 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
 
 uint64_t slot_bytes_for(const CheckedCall& call) {
   const uint64_t element = size_of(call.dtype), rows = kRowsPerSample;
-  const uint64_t head_dim = static_cast<uint64_t>(call.head_dim), value_dim = static_cast<uint64_t>(call.value_dim);
+  const uint64_t head_dim = static_cast<uint64_t>(call.head_dim),
+                 value_dim = static_cast<uint64_t>(call.value_dim);
   const uint64_t keys = static_cast<uint64_t>(call.shape.keys);
   uint64_t bytes = round_up(sizeof(segment::Slot)) + round_up(keys * head_dim * element) +
                    round_up(keys * value_dim * element) + 2 * round_up(rows * head_dim * element) +

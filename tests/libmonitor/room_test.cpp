@@ -28,6 +28,8 @@ TEST(Room, SlotsAreAsManyAsUsefulThenLarger) {
 TEST(Room, OnlyMemoryCounts) {
   EXPECT_EQ(free_shared_memory("/proc"), 0u);
   EXPECT_EQ(free_shared_memory("/no/such/directory"), 0u);
+  EXPECT_FALSE(is_on_tmpfs("/proc"));
+  EXPECT_FALSE(is_on_tmpfs("/no/such/directory"));
 }
 
 }  // namespace

@@ -1,0 +1,71 @@
+#include "agent/rank.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+namespace foreshock {
+namespace {
+
+// 64 slices of a sound layer: ratios around 0.9, biases of both signs. Each slice is a cluster of its own.
+LayerStatistics sound_layer(const std::string& label) {
+  LayerStatistics layer;
+  layer.label = label;
+  for (int n = 0; n < 64; ++n) {
+    for (PassStatistics& pass : layer.pass) {
+      ++pass.judged;
+      pass.deviation_ratio.add(0.9 + 0.01 * (n % 7));
+      pass.relative_error_max.add(0.002);
+      pass.bias.add({0, 0, n, 0}, {n % 2 == 0 ? 0.03 : -0.03, 1});
+      pass.rounded_bias.add({0, 0, n, 0}, {n % 2 == 0 ? 0.03 : -0.03, 1});
+    }
+  }
+  return layer;
+}
+
+RankStatistics rank_of(const LayerStatistics& second) {
+  RankStatistics rank;
+  for (const LayerStatistics& layer : {sound_layer("000"), second, sound_layer("002")})
+    rank.layers[layer.label] = layer;
+  return rank;
+}
+
+void expect_alarm(const LayerStatistics& layer, uint32_t pass, const std::string& of) {
+  const RankStatistics rank = rank_of(layer);
+  const std::vector<LayerAlarm> alarms = rank.alarms();
+  ASSERT_EQ(alarms.size(), 1u);
+  EXPECT_EQ(alarms[0].layer->label, layer.label);
+  EXPECT_EQ(alarms[0].pass, pass);
+  EXPECT_EQ(alarms[0].of, of);
+  EXPECT_EQ(rank.worst_layer()->label, layer.label);
+}
+
+TEST(Rank, SoundLayersGiveNoAlarm) { EXPECT_TRUE(rank_of(sound_layer("001")).alarms().empty()); }
+
+TEST(Rank, OneBadHeadOfManyIsAnAlarmOneOddSliceIsNot) {
+  LayerStatistics layer = sound_layer("001");
+  layer.pass[0].deviation_ratio.add(8);
+  EXPECT_TRUE(rank_of(layer).alarms().empty());
+  layer.pass[0].deviation_ratio.add(7);
+  expect_alarm(layer, 0, "deviation_ratio");
+  EXPECT_EQ(rank_of(layer).alarms()[0].value, 8);
+}
+
+TEST(Rank, ABiasIsAnAlarmUnlessTheRoundedReferenceHasItToo) {
+  LayerStatistics layer = sound_layer("001");
+  for (int n = 0; n < 64; ++n) layer.pass[1].bias.add({0, 0, n, 0}, {0.3 + (n % 2 == 0 ? 0.03 : -0.03), 1});
+  expect_alarm(layer, 1, "bias");
+  for (int n = 0; n < 64; ++n)
+    layer.pass[1].rounded_bias.add({0, 0, n, 0}, {0.3 + (n % 2 == 0 ? 0.03 : -0.03), 1});
+  EXPECT_TRUE(rank_of(layer).alarms().empty());
+}
+
+TEST(Rank, ValuesThatAreNotFiniteAreAnAlarm) {
+  LayerStatistics layer = sound_layer("001");
+  layer.pass[0].relative_error_max.add(INFINITY);
+  expect_alarm(layer, 0, "nonfinite");
+}
+
+}  // namespace
+}  // namespace foreshock

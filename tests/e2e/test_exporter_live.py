@@ -1,0 +1,103 @@
+"""The endpoint of a live agent while two trainings keep the cores busy: scraped, checked, and crowded."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from monitored import FORESHOCK, PYTHON, clean_environment
+from scraping import (
+    ended,
+    get,
+    half_open_clients,
+    needs,
+    prometheus,
+    promtool_complaints,
+    scrape_milliseconds,
+    wait_until,
+)
+
+HERE = Path(__file__).parent
+RANKS = len(os.sched_getaffinity(0))  # one training per core
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """127.0.0.1:port of the agent of a job with a training on every core, all of them past their first samples."""
+    folder = tmp_path_factory.mktemp("job")
+    base = Path("/dev/shm") / f"foreshock-live-{os.getpid()}"
+    base.mkdir(mode=0o700)
+    with contextlib.ExitStack() as stack:
+        stack.callback(subprocess.run, ["rm", "-r", str(base)])
+        for rank in range(RANKS):
+            environment = clean_environment(
+                FORESHOCK_DIR=str(base), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS),
+                LOCAL_WORLD_SIZE=str(RANKS), PYTHONPATH=str(HERE.parent / "support"),
+            )  # fmt: skip
+            command = [
+                str(FORESHOCK),
+                "run",
+                "--run-id",
+                "job",
+                "--port",
+                "0",
+                "--every",
+                "8",
+                "--max-slowdown",
+                "100%",
+            ]
+            command += ["--", PYTHON, str(HERE / "rank_training.py"), "0", str(folder), str(RANKS)]
+            stack.enter_context(
+                ended(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            )
+        agent = wait_until(lambda: json.loads((base / "job" / "agent.json").read_text()))
+        address = f"127.0.0.1:{agent['port']}"
+
+        def judged() -> set[str]:
+            lines = re.findall(r"foreshock_attention_judged_total{(.*?)} [1-9]", get(f"http://{address}/metrics"))
+            return {label for line in lines for label in re.findall(r'rank="(\d+)"', line)}
+
+        wait_until(lambda: len(judged()) == RANKS, seconds=90)
+        yield address
+
+
+def steps(address: str) -> dict[int, int]:
+    state = json.loads(get(f"http://{address}/api/v1/state"))
+    return {rank["rank"]: rank["steps"] for rank in state["ranks"]}
+
+
+@needs["promtool"]
+def test_promtool_finds_nothing_to_complain_of(address):
+    metrics = get(f"http://{address}/metrics")
+    assert promtool_complaints(metrics) == ""
+    names = set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE))
+    assert {"foreshock_loss", "foreshock_gradient_norm", "foreshock_attention_deviation_ratio"} <= names
+    assert get(f"http://{address}/healthz").strip() == "ok"
+
+
+@needs["prometheus"]
+def test_prometheus_keeps_the_live_target_up(address, tmp_path):
+    with prometheus(address, tmp_path) as server:
+        server.wait_for_scrapes(8)
+        assert server.query("min_over_time(up[1m])")[0]["value"][1] == "1", "every scrape was taken"
+        loss = {row["metric"]["rank"]: float(row["value"][1]) for row in server.query("foreshock_loss")}
+        assert set(loss) == {str(rank) for rank in range(RANKS)}
+        assert all(0 < value < 10 for value in loss.values())
+        grown = server.query("increase(foreshock_attention_judged_total[1m])")
+        assert len(grown) == 2 * RANKS
+        assert all(float(row["value"][1]) > 0 for row in grown)
+
+
+def test_half_open_clients_do_not_delay_a_scrape_while_the_cores_train(address, capsys):
+    before = steps(address)
+    with half_open_clients(address):
+        times = scrape_milliseconds(address, count=40, pause=0.05)
+    after = steps(address)
+    figures = f"scrape: median {times[20]:.1f} ms, worst {times[-1]:.1f} ms"
+    with capsys.disabled():
+        print(f"\n  [{RANKS} trainings, 100 half-open clients] {figures}", end="")
+    assert all(after[rank] > before[rank] for rank in range(RANKS)), "they did train meanwhile"
+    assert times[-3] < 100, times  # two of forty may meet another program's burst

@@ -1,0 +1,74 @@
+"""`foreshock status`, `pause` and `resume` beside a live run."""
+
+import json
+
+from scraping import wait_until
+
+
+def shape(value: object) -> object:
+    """Names and kinds of values; a number, a flag and null are of one kind, since what is unknown is null."""
+    if isinstance(value, dict):
+        return {name: shape(inner) for name, inner in value.items()}
+    return "list" if isinstance(value, list) else "text" if isinstance(value, str) else "value"
+
+
+def test_status_has_the_shape_of_the_summary(start_hand, foreshock):
+    trainer = start_hand("me")
+    trainer.do("hand.step(30)")
+
+    def settled() -> dict:
+        (line,) = foreshock("status", "--json").stdout.splitlines()
+        state = json.loads(line)
+        return state if state["ranks"] and state["ranks"][0]["steps"] == 30 else {}
+
+    state = wait_until(settled)
+    (told,) = state["ranks"]
+    assert (state["schema"], state["run"], state["state"], told["rank"]) == (1, "me", "running", 0)
+    assert trainer.finish() == 0
+    summary = json.loads(trainer.summary.read_text())
+    (rank,) = summary["ranks"]
+    assert shape({name: told[name] for name in rank}) == shape(rank)
+    assert {name: of["calls"] for name, of in told["attention"].items()} == {
+        name: of["calls"] for name, of in rank["attention"].items()
+    }
+    assert set(summary) <= set(state)
+
+    ended = foreshock("status", "--json")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "no live run" in ended.stderr
+
+
+def test_each_run_is_told_by_its_id(start_hand, foreshock):
+    for name in ("first", "second"):
+        start_hand(name).do("hand.step(2)")
+    lines = [json.loads(line)["run"] for line in foreshock("status", "--json").stdout.splitlines()]
+    assert lines == ["first", "second"]
+    (only,) = foreshock("status", "--json", "--run-id", "second").stdout.splitlines()
+    assert json.loads(only)["run"] == "second"
+    other = foreshock("status", "--run-id", "third")
+    assert (other.returncode, other.stderr) == (1, "foreshock: no live run 'third'\n")
+
+
+def test_pause_and_resume_show(start_hand, foreshock):
+    trainer = start_hand("me")
+    trainer.do("hand.step(10)")
+
+    def switches() -> list[bool]:
+        return [rank["on"] for rank in json.loads(foreshock("status", "--json").stdout)["ranks"]]
+
+    wait_until(lambda: switches() == [True])
+    assert "paused" not in foreshock("status").stdout
+    assert foreshock("pause").stderr == "foreshock: paused 1 rank\n"
+    wait_until(lambda: switches() == [False])
+    assert "paused              rank 0; `foreshock resume` goes on" in foreshock("status").stdout
+    trainer.do("hand.step(10)")
+    assert foreshock("resume").stderr == "foreshock: resumed 1 rank\n"
+    wait_until(lambda: switches() == [True])
+    assert "paused" not in foreshock("status").stdout
+    trainer.do("hand.step(10)")
+    assert trainer.finish() == 0
+    (rank,) = json.loads(trainer.summary.read_text())["ranks"]
+    of = rank["attention"]["forward"]
+    # A switch is looked at when a step ends: the step after the change may still be of the old kind.
+    assert 16 <= of["skipped"]["off"] <= 22
+    assert of["calls"] == 60
