@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/judge.h"
+#include "cli/lab.h"
 #include "cli/say.h"
 #include "cli/version.h"
 
@@ -31,6 +33,8 @@ constexpr Command kCommands[] = {
 int print_help() {
   std::printf("foreshock %s: a seismograph for training runs\n\n", kVersion);
   for (const Command& command : kCommands) std::printf("  foreshock %-36s%s\n", command.usage, command.help);
+  std::printf("  foreshock %-36s%s\n", "lab [SWEEP ...] [options]", "measure algorithms and formats against fp64");
+  std::printf("  foreshock %-36s%s\n", "judge CALL|--function MODULE:NAME", "an attention kernel of your own against fp64");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;
 }
@@ -57,6 +61,8 @@ int main(const std::vector<std::string>& words) {
     return 0;
   }
   if (name == "docs") return docs(rest);
+  if (name == "lab") return lab(rest);
+  if (name == "judge") return judge(rest);
   for (const Command& command : kCommands) {
     if (name == command.name) return dispatch(command, rest);
   }

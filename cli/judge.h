@@ -1,0 +1,16 @@
+// foreshock judge: a stored attention call, or somebody's Python attention function, against fp64.
+#ifndef FORESHOCK_CLI_JUDGE_H_
+#define FORESHOCK_CLI_JUDGE_H_
+
+#include <string>
+#include <vector>
+
+namespace foreshock::cli {
+
+// `words` are those after "judge". Returns the exit status: 0 within the gates, 1 beyond them, 2 for wrong
+// use.
+int judge(const std::vector<std::string>& words);
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_JUDGE_H_

@@ -1,0 +1,64 @@
+// The one interface of everything the lab measures. A new optimisation is one file with one function of this
+// type and one row in the table of algorithm.cpp.
+#ifndef FORESHOCK_LAB_ALGORITHM_H_
+#define FORESHOCK_LAB_ALGORITHM_H_
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "lab/arithmetic.h"
+#include "lab/tensor.h"
+
+namespace foreshock::lab {
+
+// Algorithms of one family compute the same function of the same inputs.
+//   attention       query [rows][d], key, value [n][d], grad_out [rows][d] -> out, log_sum_exp [rows][1];
+//   with
+//                   backward also delta [rows][1], grad_query, grad_key, grad_value
+//                   plain alone takes visible [rows][1]: how many keys, from the first on, a row sees
+//   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
+//   softmax         logits [rows][n] -> out [rows][n]
+//   layer_norm      input [rows][n] -> out [rows][n]
+//   matrix_product  left [rows][d], right [d][n], in the format -> out [rows][n] as the accumulator leaves it
+//   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1] -> loss [rows][1], grad_hidden
+//   [rows][d]
+enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
+
+// delta of the backward: the sum of dO * O, as shipped kernels take it, or of dP * P (arXiv 2510.04212,
+// section 3.2).
+enum class DeltaSource { kOut, kProbabilities };
+
+struct Tiling {
+  int block_q = 64;      // rows of a tile
+  int block_k = 64;      // keys (classes, columns) of a tile
+  int splits = 4;        // parts of split_k
+  bool reverse = false;  // tiles of keys from last to first
+};
+
+struct Settings {
+  Tiling tiling;
+  double scale = 1;  // of the scores, usually 1 / sqrt(d)
+  bool backward = false;
+  DeltaSource delta = DeltaSource::kOut;
+};
+
+using Run = Tensors (*)(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
+
+struct Algorithm {
+  std::string_view name;
+  Family family;
+  Run run;
+  std::string_view summary;
+};
+
+std::span<const Algorithm> algorithms();
+std::optional<Algorithm> find_algorithm(std::string_view name);
+
+// The unfused algorithm of the family, the noise floor. In fp64 it is also the reference.
+const Algorithm& plain_of(Family family);
+std::string_view name_of(Family family);
+
+}  // namespace foreshock::lab
+
+#endif  // FORESHOCK_LAB_ALGORITHM_H_

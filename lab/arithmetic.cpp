@@ -1,0 +1,70 @@
+#include "lab/arithmetic.h"
+
+#include <algorithm>
+
+#include "lab/random.h"
+
+namespace foreshock::lab {
+
+Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding rounding, uint64_t seed)
+    : format_(std::move(format)),
+      storage_(format_.is_fp8() ? *parse_format("bf16") : format_),
+      accumulator_(accumulator),
+      rounding_(rounding),
+      seed_(seed),
+      wide_(format_.precision > 24) {}
+
+void Arithmetic::cast(Tensor& x) {
+  round_to(format_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
+}
+
+void Arithmetic::store(Tensor& x) {
+  round_to(storage_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
+}
+
+double Arithmetic::store(double x) {
+  round_to(storage_, rounding_, &x, 1, mix(seed_ + ++roundings_));
+  return x;
+}
+
+Tensor Arithmetic::multiply(const Tensor& a, const Tensor& b) const {
+  return lab::multiply(accumulator_, format_, a, b);
+}
+
+void Arithmetic::multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const {
+  lab::multiply_add(accumulator_, format_, a, b, c);
+}
+
+double Arithmetic::row_sum(const Tensor& x, int row) const {
+  constexpr int kLanes = 16;
+  double lane[kLanes] = {};
+  for (int j = 0; j < x.cols; ++j) lane[j % kLanes] = in_register(lane[j % kLanes] + x.at(row, j));
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] = in_register(lane[i] + lane[i + width]);
+  return lane[0];
+}
+
+double Arithmetic::row_max(const Tensor& x, int row) {
+  return *std::max_element(x.row(row), x.row(row) + x.cols);
+}
+
+std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows) {
+  std::vector<double> scale(x.rows, 1.0);
+  if (!arithmetic.format().is_fp8()) return scale;
+  for (int begin = 0; begin < x.rows; begin += block_rows) {
+    const int end = std::min(begin + block_rows, x.rows);
+    double largest = 0;
+    for (double* at = x.row(begin); at != x.row(begin) + static_cast<size_t>(end - begin) * x.cols; ++at)
+      largest = std::max(largest, std::fabs(*at));
+    if (!(largest > 0) || !std::isfinite(largest)) continue;
+    const double factor = arithmetic.in_register(largest / arithmetic.format().max_finite);
+    for (int i = begin; i < end; ++i) {
+      scale[i] = factor;
+      for (int j = 0; j < x.cols; ++j) x.at(i, j) = arithmetic.in_register(x.at(i, j) / factor);
+    }
+  }
+  arithmetic.cast(x);
+  return scale;
+}
+
+}  // namespace foreshock::lab

@@ -1,0 +1,93 @@
+#include "lab/attention_backward.h"
+
+#include <algorithm>
+
+namespace foreshock::lab {
+namespace {
+
+// x as the next operation finds it: stored in the format, or still in registers.
+void keep(Tensor& x, State state, Arithmetic& arithmetic) {
+  if (state == State::kFormat) return arithmetic.store(x);
+  for (double& v : x.data) v = arithmetic.in_register(v);
+}
+
+Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arithmetic) {
+  Tensor dots(a.rows, 1);
+  for (int i = 0; i < a.rows; ++i) {
+    double sum = 0;
+    for (int j = 0; j < a.cols; ++j)
+      sum = arithmetic.in_register(sum + arithmetic.in_register(a.at(i, j) * b.at(i, j)));
+    dots.at(i, 0) = sum;
+  }
+  keep(dots, state, arithmetic);
+  return dots;
+}
+
+// a . b, the depth cut into tiles of `block` when state lives in the format: then each tile's sum is stored.
+Tensor tiled_product(const Tensor& a, const Tensor& b, int block, State state, Arithmetic& arithmetic) {
+  if (state == State::kRegisters) return arithmetic.multiply(a, b);
+  const Tensor a_by_depth = transposed(a);
+  Tensor total(a.rows, b.cols);
+  for (int begin = 0; begin < a.cols; begin += block) {
+    const int end = std::min(begin + block, a.cols);
+    Tensor part = arithmetic.multiply(transposed(rows_of(a_by_depth, begin, end)), rows_of(b, begin, end));
+    arithmetic.store(part);
+    for (size_t i = 0; i < part.data.size(); ++i) total.data[i] += part.data[i];
+    arithmetic.store(total);
+  }
+  return total;
+}
+
+void scale_all(Tensor& x, double factor, Arithmetic& arithmetic) {
+  for (double& v : x.data) v = arithmetic.in_register(v * factor);
+}
+
+}  // namespace
+
+void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
+                        Tensors& results) {
+  Tensor probabilities = arithmetic.multiply(inputs.at("query"), transposed(inputs.at("key")));
+  keep(probabilities, state, arithmetic);
+  scale_all(probabilities, settings.scale, arithmetic);
+  keep(probabilities, state, arithmetic);
+  const Tensor& log_sum_exp = results.at("log_sum_exp");
+  for (int i = 0; i < probabilities.rows; ++i)
+    for (int j = 0; j < probabilities.cols; ++j)
+      probabilities.at(i, j) =
+          arithmetic.exp(arithmetic.in_register(probabilities.at(i, j) - log_sum_exp.at(i, 0)));
+  keep(probabilities, state, arithmetic);
+  attention_backward_from(probabilities, inputs, settings, state, arithmetic, results);
+}
+
+void attention_backward_from(const Tensor& probabilities, const Tensors& inputs, const Settings& settings,
+                             State state, Arithmetic& arithmetic, Tensors& results) {
+  const Tensor& grad_out = inputs.at("grad_out");
+  Tensor grad_probabilities = arithmetic.multiply(grad_out, transposed(inputs.at("value")));
+  keep(grad_probabilities, state, arithmetic);
+  const Tensor delta = settings.delta == DeltaSource::kOut
+                           ? row_dots(grad_out, results.at("out"), state, arithmetic)
+                           : row_dots(grad_probabilities, probabilities, state, arithmetic);
+  Tensor grad_scores = grad_probabilities;
+  for (int i = 0; i < grad_scores.rows; ++i)
+    for (int j = 0; j < grad_scores.cols; ++j) {
+      const double centred = arithmetic.in_register(grad_scores.at(i, j) - delta.at(i, 0));
+      grad_scores.at(i, j) = arithmetic.in_register(probabilities.at(i, j) * centred);
+    }
+  arithmetic.cast(grad_scores);
+  Tensor cast = probabilities;
+  arithmetic.cast(cast);
+  const Tiling& tiling = settings.tiling;
+  Tensor grad_query = tiled_product(grad_scores, inputs.at("key"), tiling.block_k, state, arithmetic);
+  Tensor grad_key =
+      tiled_product(transposed(grad_scores), inputs.at("query"), tiling.block_q, state, arithmetic);
+  Tensor grad_value = tiled_product(transposed(cast), grad_out, tiling.block_q, state, arithmetic);
+  scale_all(grad_query, settings.scale, arithmetic);
+  scale_all(grad_key, settings.scale, arithmetic);
+  for (Tensor* gradient : {&grad_query, &grad_key, &grad_value}) arithmetic.store(*gradient);
+  results["delta"] = delta;
+  results["grad_query"] = std::move(grad_query);
+  results["grad_key"] = std::move(grad_key);
+  results["grad_value"] = std::move(grad_value);
+}
+
+}  // namespace foreshock::lab

@@ -1,0 +1,159 @@
+#include "lab/inputs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "lab/random.h"
+#include "lab/rounding.h"
+
+namespace foreshock::lab {
+namespace {
+
+using Kind = InputLaw::Kind;
+
+// One stream of random numbers per tensor.
+enum Stream : uint64_t { kQuery = 1, kKey, kValue, kGradOut, kOutliers, kTiePositions, kLabel };
+
+uint64_t key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); }
+
+double draw(Kind kind, uint64_t seed, Stream stream, uint64_t i) {
+  const uint64_t key = key_of(seed, stream);
+  switch (kind) {
+    case Kind::kUniform:
+      return uniform(key, i);
+    case Kind::kShifted:
+      return 32 + normal(key, i);
+    case Kind::kOutlier: {
+      const uint64_t spikes = key_of(key, kOutliers);
+      const bool spike = uniform(spikes, 3 * i) < 0.001;
+      return normal(key, i) + (spike ? 10 * normal(mix(spikes), i) : 0);
+    }
+    default:
+      return normal(key, i);
+  }
+}
+
+Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
+  Tensor x(rows, cols);
+  for (size_t i = 0; i < x.data.size(); ++i) x.data[i] = draw(kind, seed, stream, i);
+  return x;
+}
+
+bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
+
+// Column c of the keys holds the scores of the rows whose query is the c-th unit vector times sqrt(d): these
+// rows see `ties` maxima of their own and a crowd far below that together weighs kResidue.
+constexpr double kResidue = 2e-4;
+
+void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
+  Tensor &query = inputs.at("query"), &key = inputs.at("key");
+  const int n = key.rows, d = key.cols;
+  std::fill(query.data.begin(), query.data.end(), 0.0);
+  for (int i = 0; i < query.rows; ++i) query.at(i, i % d) = std::sqrt(d);
+  const double top = law.gap > 0 ? 0 : 1;  // near zero the format resolves the gap
+  const double fall = std::log(n / kResidue);
+  for (int c = 0; c < d; ++c) {
+    for (int j = 0; j < n; ++j)
+      key.at(j, c) = top - fall + 0.25 * normal(key_of(seed, kKey), uint64_t(c) * n + j);
+    uint64_t counter = uint64_t(c) << 32;
+    for (int planted = 0; planted < std::min(law.ties, n);) {
+      const int j = static_cast<int>(uniform(key_of(seed, kTiePositions), counter++) * n);
+      if (key.at(j, c) >= top - law.gap) continue;
+      key.at(j, c) = planted == 0 ? top : top - law.gap;
+      ++planted;
+    }
+  }
+}
+
+Tensors attention_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
+  Tensors x;
+  x["query"] = drawn(shape.rows, shape.d, law.kind, seed, kQuery);
+  x["key"] = drawn(shape.n, shape.d, law.kind, seed, kKey);
+  x["value"] = drawn(shape.n, shape.d, law.kind, seed, kValue);
+  x["grad_out"] = drawn(shape.rows, shape.d, Kind::kNormal, seed, kGradOut);
+  if (law.kind == Kind::kFlat)
+    for (double& q : x["query"].data) q *= 3e-4;
+  if (is_one_signed(law.kind)) {
+    x["value"] = drawn(shape.n, shape.d, Kind::kUniform, seed, kValue);
+    for (double& v : x["value"].data) v = -0.5 - v;
+    for (double& g : x["grad_out"].data) g = -std::fabs(g);
+  }
+  if (law.kind == Kind::kTies) plant_ties(x, law, seed);
+  return x;
+}
+
+Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
+  switch (shape.family) {
+    case Family::kConvolution:
+      return {{"image", drawn(shape.d, shape.n * shape.n, law.kind, seed, kQuery)},
+              {"filter", drawn(shape.rows, shape.d * 9, Kind::kNormal, seed, kKey)}};
+    case Family::kSoftmax:
+      return {{"logits", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
+    case Family::kLayerNorm:
+      return {{"input", drawn(shape.rows, shape.n, law.kind, seed, kQuery)}};
+    case Family::kMatrixProduct:
+      return {{"left", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
+              {"right", drawn(shape.d, shape.n, law.kind, seed, kKey)}};
+    default:
+      break;
+  }
+  Tensors x{{"hidden", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
+            {"classes", drawn(shape.n, shape.d, Kind::kNormal, seed, kKey)},
+            {"label", Tensor(shape.rows, 1)}};
+  // Rows of unit length times normal hidden states: logits of spread 1, as at the start of a training.
+  for (double& w : x["classes"].data) w /= std::sqrt(shape.d);
+  for (int i = 0; i < shape.rows; ++i)
+    x["label"].at(i, 0) = std::floor(uniform(key_of(seed, kLabel), i) * shape.n);
+  return x;
+}
+
+const char* scaled_input(Family family) {
+  switch (family) {
+    case Family::kAttention:
+      return "query";
+    case Family::kConvolution:
+      return "image";
+    case Family::kSoftmax:
+      return "logits";
+    case Family::kLayerNorm:
+      return "input";
+    case Family::kCrossEntropy:
+      return "hidden";
+    case Family::kMatrixProduct:
+      return "left";
+  }
+  return "query";
+}
+
+}  // namespace
+
+std::optional<InputLaw> parse_input_law(std::string_view text) {
+  constexpr std::pair<const char*, Kind> kNamed[] = {
+      {"normal", Kind::kNormal},        {"uniform", Kind::kUniform}, {"outlier", Kind::kOutlier},
+      {"one_signed", Kind::kOneSigned}, {"flat", Kind::kFlat},       {"shifted", Kind::kShifted}};
+  for (const auto& [name, kind] : kNamed)
+    if (text == name) return InputLaw{kind, 0, 0, name};
+  const std::string whole(text);
+  InputLaw law{Kind::kTies, 0, 0, whole};
+  int used = 0;
+  if (std::sscanf(whole.c_str(), "ties:%d%n", &law.ties, &used) != 1 || law.ties < 1) return std::nullopt;
+  if (used == static_cast<int>(whole.size())) return law;
+  int used_by_gap = 0;
+  if (std::sscanf(whole.c_str() + used, ":%lf%n", &law.gap, &used_by_gap) != 1) return std::nullopt;
+  if (used + used_by_gap != static_cast<int>(whole.size())) return std::nullopt;
+  return law.gap > 0 && law.gap < 1 ? std::optional(law) : std::nullopt;
+}
+
+Tensors make_inputs(const Shape& shape, const InputLaw& law, double query_scale, uint64_t seed,
+                    const NumberFormat& storage) {
+  Tensors inputs = shape.family == Family::kAttention ? attention_inputs(shape, law, seed)
+                                                      : other_inputs(shape, law, seed);
+  for (double& x : inputs.at(scaled_input(shape.family)).data) x *= query_scale;
+  for (auto& [name, tensor] : inputs)
+    if (name != "label") round_to(storage, Rounding::kNearestEven, tensor.data.data(), tensor.data.size());
+  return inputs;
+}
+
+}  // namespace foreshock::lab

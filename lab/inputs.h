@@ -1,0 +1,48 @@
+// Random inputs of the algorithms, by law.
+#ifndef FORESHOCK_LAB_INPUTS_H_
+#define FORESHOCK_LAB_INPUTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "lab/algorithm.h"
+#include "lab/number_format.h"
+#include "lab/tensor.h"
+
+namespace foreshock::lab {
+
+// normal       N(0, 1)
+// uniform      U(0, 1)
+// outlier      N(0, 1) + N(0, 100) * Bernoulli(0.001), of FlashAttention-3's error table (arXiv
+// 2407.08608, 4.3) one_signed   as normal, but value in -[0.5, 1.5) and grad_out negative flat         as
+// normal, query * 3e-4: scores so close that P rounds to 1 in bf16 shifted      N(32, 1): a mean far above
+// the spread ties:T[:GAP] T keys of each row share the maximum, or lie GAP below the first of them; the other
+// keys together
+//              weigh 2e-4; value and grad_out one-signed. Needs d >= 1 and T <= n.
+struct InputLaw {
+  enum class Kind { kNormal, kUniform, kOutlier, kOneSigned, kFlat, kShifted, kTies };
+  Kind kind = Kind::kNormal;
+  int ties = 0;
+  double gap = 0;  // nats
+  std::string name = "normal";
+};
+
+std::optional<InputLaw> parse_input_law(std::string_view text);
+
+struct Shape {
+  Family family = Family::kAttention;
+  int rows = 128;  // query rows; output channels of a convolution
+  int n = 1024;    // keys, classes, columns; side of an image
+  int d = 64;      // head dimension; channels
+};
+
+// The inputs of the family as rounded to `storage`; `query_scale` multiplies the query (the logits,
+// elsewhere). The same seed gives the same numbers before rounding, whatever the format.
+Tensors make_inputs(const Shape& shape, const InputLaw& law, double query_scale, uint64_t seed,
+                    const NumberFormat& storage);
+
+}  // namespace foreshock::lab
+
+#endif  // FORESHOCK_LAB_INPUTS_H_

@@ -1,0 +1,242 @@
+#include "lab/judgement.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "lab/parallel.h"
+#include "lab/statistics.h"
+
+namespace foreshock::lab {
+namespace {
+
+constexpr double kForwardGate = 2, kBackwardGate = 3;
+constexpr double kBiasGate = 0.05, kBiasZ = 6;
+constexpr size_t kBiasSlices = 16;
+
+// Name in the file, name in the lab, and whether its rows are those of the queries.
+struct Field {
+  const char* stored;
+  const char* tensor;
+  bool per_query;
+};
+constexpr Field kResults[] = {{"out", "out", true},
+                              {"lse", "log_sum_exp", true},
+                              {"dq", "grad_query", true},
+                              {"dk", "grad_key", false},
+                              {"dv", "grad_value", false}};
+
+bool is_backward(const std::string& name) { return name[0] == 'd'; }
+
+// Rows of slice (batch b, kv-head h) of a stored tensor: its own rows, or those of the heads it serves.
+Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b, int h) {
+  const StoredTensor& stored = call.file.tensors.at(name);
+  const int group = per_query ? call.heads / call.kv_heads : 1;
+  const int rows = group * (per_query ? call.queries : call.keys);
+  const int cols = std::string_view(name) == "lse" ? 1 : call.d;
+  Tensor x(rows, cols);
+  const size_t first = (static_cast<size_t>(b) * call.kv_heads + h) * x.data.size();
+  for (size_t i = 0; i < x.data.size(); ++i)
+    x.data[i] = load_as_double(call.file.data(stored), stored.dtype, first + i);
+  return x;
+}
+
+// How many keys each row of a slice sees.
+Tensor visible_keys(const StoredCall& call) {
+  const int group = call.heads / call.kv_heads;
+  Tensor visible(group * call.queries, 1, call.keys);
+  if (call.causal == Causal::kNone) return visible;
+  const int shift = call.causal == Causal::kBottomRight ? call.keys - call.queries : 0;
+  for (int i = 0; i < visible.rows; ++i)
+    visible.at(i, 0) = std::clamp(i % call.queries + 1 + shift, 0, call.keys);
+  return visible;
+}
+
+// What one slice contributes to one verdict.
+struct Part {
+  Deviation own, plain, rounded;
+  double squares = 0;  // of the reference
+};
+
+double squares_of(const Tensor& x) {
+  double sum = 0;
+  for (double v : x.data)
+    if (std::isfinite(v)) sum += v * v;
+  return sum;
+}
+
+// Places where the reference is not finite (rows without keys) are not compared.
+void forgive(const Tensor& reference, Tensor* result) {
+  for (size_t i = 0; i < reference.data.size(); ++i)
+    if (!std::isfinite(reference.data[i])) result->data[i] = 0;
+}
+
+Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
+  forgive(reference, &own);
+  forgive(reference, &plain);
+  Tensor itself = reference;
+  forgive(itself, &reference);
+  Tensor rounded = reference;
+  round_to(format, Rounding::kNearestEven, rounded.data.data(), rounded.data.size());
+  return {deviation_of(own, reference, format), deviation_of(plain, reference, format),
+          deviation_of(rounded, reference, format), squares_of(reference)};
+}
+
+struct Pooled {
+  double l2 = 0, bias = 0, z = 0;
+};
+
+Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
+  double error = 0, norm = 0, towards = 0, ulps = 0;
+  std::vector<double> slices;
+  for (const Part& part : parts) {
+    const Deviation& d = part.*which;
+    error += d.relative_l2 * d.relative_l2 * part.squares;
+    norm += part.squares;
+    towards += d.towards;
+    ulps += d.ulps;
+    slices.push_back(d.towards);
+  }
+  return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? towards / ulps : 0, z_of(slices)};
+}
+
+std::string failure_of(const Verdict& v, size_t slices) {
+  const double gate = is_backward(v.name) ? kBackwardGate : kForwardGate;
+  char text[160] = "";
+  if (v.non_finite > 0)
+    std::snprintf(text, sizeof text, "%lld elements are not finite", static_cast<long long>(v.non_finite));
+  else if (!(v.ratio <= gate))
+    std::snprintf(text, sizeof text, "error %.3g times the noise floor (gate %.0f)", v.ratio, gate);
+  else if (slices >= kBiasSlices && std::fabs(v.bias_ulp) > kBiasGate && std::fabs(v.bias_z) > kBiasZ &&
+           !(std::fabs(v.rounded_bias_ulp) > kBiasGate && std::fabs(v.rounded_bias_z) > kBiasZ))
+    std::snprintf(text, sizeof text, "biased by %+.3f ulp, z %.0f (gate %.2f)", v.bias_ulp, v.bias_z,
+                  kBiasGate);
+  return text;
+}
+
+Verdict verdict_of(const std::string& name, const std::vector<Part>& parts, bool judged) {
+  const Pooled own = pooled(parts, &Part::own), plain = pooled(parts, &Part::plain),
+               rounded = pooled(parts, &Part::rounded);
+  Verdict v;
+  v.name = name;
+  v.judged = judged;
+  v.relative_l2 = own.l2;
+  v.plain_l2 = plain.l2;
+  v.floor_l2 = std::max(plain.l2, rounded.l2);
+  v.ratio = v.relative_l2 == 0 ? 0 : v.relative_l2 / v.floor_l2;
+  v.bias_ulp = own.bias;
+  v.bias_z = own.z;
+  v.rounded_bias_ulp = rounded.bias;
+  v.rounded_bias_z = rounded.z;
+  for (const Part& part : parts) {
+    v.non_finite += part.own.non_finite;
+    v.max_abs = std::max(v.max_abs, part.own.max_abs);
+  }
+  if (judged) v.failure = failure_of(v, parts.size());
+  return v;
+}
+
+bool shape_is(const StoredCall& call, const char* name, std::vector<int64_t> shape) {
+  const auto at = call.file.tensors.find(name);
+  return at == call.file.tensors.end() || at->second.shape == shape;
+}
+
+std::string read_metadata(StoredCall* call) {
+  call->scale = 1 / std::sqrt(call->d);
+  if (const auto scale = call->file.metadata.find("scale"); scale != call->file.metadata.end()) {
+    const std::string& text = scale->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), call->scale);
+    if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(call->scale))
+      return "metadata scale '" + text + "' is no number";
+  }
+  const auto causal = call->file.metadata.find("causal");
+  const std::string text = causal == call->file.metadata.end() ? "false" : causal->second;
+  if (text == "true" || text == "True" || text == "1" || text == "top-left")
+    call->causal = Causal::kTopLeft;
+  else if (text == "bottom-right")
+    call->causal = Causal::kBottomRight;
+  else if (text != "false" && text != "False" && text != "0")
+    return "metadata causal '" + text + "' is none of true, false, top-left, bottom-right";
+  return "";
+}
+
+}  // namespace
+
+std::string read_call(const std::string& path, StoredCall* call) {
+  if (const std::string problem = read_safetensors(path, &call->file); !problem.empty()) return problem;
+  const auto& tensors = call->file.tensors;
+  for (const char* name : {"q", "k", "v", "out"})
+    if (!tensors.contains(name) || tensors.at(name).shape.size() != 4)
+      return path + " needs q, k, v, out as [batch, heads, length, d] in fp64, fp32, bf16 or fp16";
+  const StoredTensor &q = tensors.at("q"), &k = tensors.at("k");
+  for (int64_t extent : {q.shape[0], q.shape[1], q.shape[2], q.shape[3], k.shape[1], k.shape[2]})
+    if (extent < 1 || extent > 1 << 20) return path + " has an empty or impossible shape";
+  call->dtype = q.dtype;
+  call->batch = static_cast<int>(q.shape[0]);
+  call->heads = static_cast<int>(q.shape[1]);
+  call->queries = static_cast<int>(q.shape[2]);
+  call->d = static_cast<int>(q.shape[3]);
+  call->kv_heads = static_cast<int>(k.shape[1]);
+  call->keys = static_cast<int>(k.shape[2]);
+  const std::vector<int64_t> per_key{q.shape[0], k.shape[1], k.shape[2], q.shape[3]};
+  for (const char* name : {"out", "dout", "dq"})
+    if (!shape_is(*call, name, q.shape)) return std::string(name) + " has not the shape of q";
+  for (const char* name : {"k", "v", "dk", "dv"})
+    if (!shape_is(*call, name, per_key)) return std::string(name) + " has not the shape of k";
+  if (!shape_is(*call, "lse", {q.shape[0], q.shape[1], q.shape[2]}))
+    return "lse is not [batch, heads, length]";
+  if (call->heads % call->kv_heads != 0) return "the heads of q are no multiple of those of k";
+  call->backward = tensors.contains("dout") &&
+                   (tensors.contains("dq") || tensors.contains("dk") || tensors.contains("dv"));
+  return read_metadata(call);
+}
+
+std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,
+                           int threads) {
+  const NumberFormat format = *parse_format(name_of(call.dtype)), fp64 = *parse_format("fp64");
+  Settings settings;
+  settings.scale = call.scale;
+  settings.tiling = tiling;
+  settings.backward = call.backward;
+  const size_t slices = static_cast<size_t>(call.batch) * call.kv_heads;
+  std::vector<const Field*> fields;
+  for (const Field& field : kResults)
+    if (call.file.tensors.contains(field.stored) && (call.backward || !is_backward(field.stored)))
+      fields.push_back(&field);
+  std::vector<std::vector<Part>> parts(fields.size() + models.size(), std::vector<Part>(slices));
+
+  const Tensor visible = visible_keys(call);
+  parallel_for(slices, threads, [&](size_t slice) {
+    const int b = static_cast<int>(slice) / call.kv_heads, h = static_cast<int>(slice) % call.kv_heads;
+    Tensors inputs{{"query", slice_of(call, "q", true, b, h)},
+                   {"key", slice_of(call, "k", false, b, h)},
+                   {"value", slice_of(call, "v", false, b, h)},
+                   {"visible", visible}};
+    if (call.backward) inputs["grad_out"] = slice_of(call, "dout", true, b, h);
+    const auto run = [&](Run algorithm, const NumberFormat& in) {
+      Arithmetic arithmetic(in, natural_accumulator(in));
+      return algorithm(inputs, settings, arithmetic);
+    };
+    const Run unfused = plain_of(Family::kAttention).run;
+    const Tensors reference = run(unfused, fp64), plain = run(unfused, format);
+    for (size_t f = 0; f < fields.size(); ++f) {
+      const char* name = fields[f]->tensor;
+      // The log-sum-exp has a type of its own, usually fp32.
+      const NumberFormat stored = *parse_format(name_of(call.file.tensors.at(fields[f]->stored).dtype));
+      parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
+                                reference.at(name), stored);
+    }
+    for (size_t m = 0; m < models.size(); ++m)
+      parts[fields.size() + m][slice] =
+          part_of(run(models[m].run, format).at("out"), plain.at("out"), reference.at("out"), format);
+  });
+
+  std::vector<Verdict> verdicts;
+  for (size_t f = 0; f < fields.size(); ++f)
+    verdicts.push_back(verdict_of(fields[f]->stored, parts[f], true));
+  for (size_t m = 0; m < models.size(); ++m)
+    verdicts.push_back(verdict_of(std::string(models[m].name), parts[fields.size() + m], false));
+  return verdicts;
+}
+
+}  // namespace foreshock::lab

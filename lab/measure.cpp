@@ -1,0 +1,223 @@
+#include "lab/measure.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "lab/parallel.h"
+
+namespace foreshock::lab {
+namespace {
+
+// Points that share inputs, reference and plain.
+struct Group {
+  std::vector<size_t> points;
+  int seeds = 0;
+};
+
+struct Result {
+  std::map<std::string, Deviation> own, plain;  // by tensor
+  std::map<std::string, double> from_plain;
+};
+
+NumberFormat format_of(const Point& point) { return *parse_format(point.format); }
+
+Accumulator accumulator_of(const Point& point) {
+  return point.accumulator.empty() ? natural_accumulator(format_of(point))
+                                   : *parse_accumulator(point.accumulator);
+}
+
+Arithmetic arithmetic_of(const Point& point, uint64_t seed) {
+  return Arithmetic(format_of(point), accumulator_of(point), *parse_rounding(point.rounding), seed);
+}
+
+Settings settings_of(const Point& point) {
+  Settings settings;
+  settings.tiling = {point.block_q, point.block_k, point.splits, point.reverse};
+  settings.scale = 1 / std::sqrt(point.d);
+  settings.backward = point.backward;
+  settings.delta = point.delta == "out" ? DeltaSource::kOut : DeltaSource::kProbabilities;
+  return settings;
+}
+
+std::vector<Group> groups_of(std::span<const Point> points) {
+  using Key = std::tuple<Family, std::string, std::string, std::string, std::string, std::string, int, int,
+                         int, bool, double, uint64_t, int>;
+  std::map<Key, size_t> index;
+  std::vector<Group> groups;
+  for (size_t i = 0; i < points.size(); ++i) {
+    const Point& p = points[i];
+    const Key key{find_algorithm(p.algorithm)->family,
+                  p.format,
+                  p.accumulator,
+                  p.input,
+                  p.rounding,
+                  p.reference,
+                  p.n,
+                  p.d,
+                  p.rows,
+                  p.backward,
+                  p.scale,
+                  p.first_seed,
+                  p.seeds};
+    const auto [at, fresh] = index.try_emplace(key, groups.size());
+    if (fresh) groups.push_back({{}, p.seeds});
+    groups[at->second].points.push_back(i);
+  }
+  return groups;
+}
+
+std::map<std::string, Deviation> deviations(const Tensors& results, const Tensors& reference,
+                                            const Arithmetic& arithmetic) {
+  std::map<std::string, Deviation> all;
+  for (const auto& [name, tensor] : results)
+    all[name] = deviation_of(tensor, reference.at(name), arithmetic.storage());
+  return all;
+}
+
+double largest_difference(const Tensor& a, const Tensor& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.data.size(); ++i) {
+    const double difference = std::fabs(a.data[i] - b.data[i]);
+    if (std::isnan(difference)) return difference;
+    largest = std::max(largest, difference);
+  }
+  return largest;
+}
+
+// One group with one seed: results[point] gets element `seed`.
+void run_group(std::span<const Point> points, const Group& group, int seed,
+               std::vector<std::vector<Result>>& results) {
+  const Point& first = points[group.points[0]];
+  const Algorithm& plain = plain_of(find_algorithm(first.algorithm)->family);
+  const uint64_t seed_value = first.first_seed + seed;
+  const Arithmetic any = arithmetic_of(first, seed_value);
+  const auto inputs_in = [&](const NumberFormat& format) {
+    return make_inputs({plain.family, first.rows, first.n, first.d}, *parse_input_law(first.input),
+                       first.scale, seed_value, format);
+  };
+  const NumberFormat fp64 = *parse_format("fp64");
+  const bool in_format = plain.family == Family::kMatrixProduct;
+  const Tensors inputs = inputs_in(in_format ? any.format() : any.storage());
+  Settings settings = settings_of(first);
+  settings.delta = DeltaSource::kOut;
+  Arithmetic exact(fp64, *parse_accumulator("fp64"));
+  const Tensors reference =
+      plain.run(first.reference == "stored" ? inputs : inputs_in(fp64), settings, exact);
+  Arithmetic plain_arithmetic = arithmetic_of(first, seed_value);
+  const Tensors plain_results = plain.run(inputs, settings, plain_arithmetic);
+  const auto plain_deviation = deviations(plain_results, reference, plain_arithmetic);
+  for (size_t index : group.points) {
+    const Point& point = points[index];
+    Arithmetic arithmetic = arithmetic_of(point, seed_value);
+    const Tensors own = find_algorithm(point.algorithm)->run(inputs, settings_of(point), arithmetic);
+    Result& result = results[index][seed];
+    result = {deviations(own, reference, arithmetic), plain_deviation, {}};
+    for (const auto& [name, tensor] : own)
+      result.from_plain[name] = largest_difference(tensor, plain_results.at(name));
+  }
+}
+
+double ratio(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }
+
+Measurement summary_of(const Point& point, const std::string& tensor, const std::vector<Result>& seeds) {
+  Measurement m;
+  m.point = point;
+  m.tensor = tensor;
+  const auto over_seeds = [&](auto value_of) {
+    std::vector<double> values;
+    for (const Result& seed : seeds) values.push_back(value_of(seed.own.at(tensor), seed.plain.at(tensor)));
+    return values;
+  };
+  using D = const Deviation&;
+  m.max_abs = interval_of(over_seeds([](D own, D) { return own.max_abs; }));
+  m.mean_abs = interval_of(over_seeds([](D own, D) { return own.mean_abs; }));
+  m.std_abs = interval_of(over_seeds([](D own, D) { return own.std_abs; }));
+  m.relative_l2 = interval_of(over_seeds([](D own, D) { return own.relative_l2; }));
+  const std::vector<double> bias = over_seeds([](D own, D) { return own.bias_ulp; });
+  m.bias_ulp = interval_of(bias);
+  m.bias_z = z_of(bias);
+  m.signed_sum = interval_of(over_seeds([](D own, D) { return own.signed_sum; }));
+  m.over_roundoff = interval_of(over_seeds([](D own, D) { return own.over_roundoff; }));
+  m.ratio_to_plain =
+      interval_of(over_seeds([](D own, D p) { return ratio(own.relative_l2, p.relative_l2); }));
+  m.max_ratio_to_plain = interval_of(over_seeds([](D own, D p) { return ratio(own.max_abs, p.max_abs); }));
+  std::vector<double> from_plain;
+  for (const Result& seed : seeds) {
+    m.non_finite += seed.own.at(tensor).non_finite;
+    from_plain.push_back(seed.from_plain.at(tensor));
+  }
+  m.max_from_plain = interval_of(from_plain);
+  return m;
+}
+
+}  // namespace
+
+std::string why_not(const Point& p) {
+  const auto algorithm = find_algorithm(p.algorithm);
+  if (!algorithm) return "unknown algorithm '" + p.algorithm + "'; see foreshock lab --help";
+  const auto format = parse_format(p.format);
+  if (!format)
+    return "unknown format '" + p.format + "'; use fp64, fp32, tf32, bf16, fp16, e4m3, e5m2 or p5e-14:15";
+  if (!p.accumulator.empty() && !parse_accumulator(p.accumulator))
+    return "unknown accumulator '" + p.accumulator + "'; see foreshock lab --help";
+  if (!accepts(accumulator_of(p), *format))
+    return "no such unit: accumulator " + p.accumulator + " does not take " + p.format;
+  const auto law = parse_input_law(p.input);
+  if (!law)
+    return "unknown input law '" + p.input + "'; use normal, uniform, outlier, one_signed, flat or ties:2";
+  if (!parse_rounding(p.rounding)) return "unknown rounding '" + p.rounding + "'; use rne, rtz or stochastic";
+  if (p.delta != "out" && p.delta != "probabilities") return "delta is 'out' or 'probabilities'";
+  if (p.reference != "stored" && p.reference != "original") return "reference is 'stored' or 'original'";
+  if (p.n < 1 || p.d < 1 || p.rows < 1) return "n, d and rows must be at least 1";
+  if (p.block_q < 1 || p.block_k < 1 || p.splits < 1) return "block-q, block-k and splits must be at least 1";
+  if (p.seeds < 1) return "seeds must be at least 1";
+  if (!std::isfinite(p.scale)) return "scale must be a finite number";
+  if (law->ties > p.n) return "input " + p.input + " needs n of at least " + std::to_string(law->ties);
+  if (p.backward && (algorithm->family != Family::kAttention || format->is_fp8()))
+    return "the backward exists for attention in formats wider than fp8";
+  if (algorithm->family == Family::kConvolution && p.n < 3)
+    return "a 3 x 3 convolution needs n of at least 3";
+  if (format->is_fp64() && p.rounding != "rne")
+    return "fp64 is the lab's own arithmetic: it rounds to nearest only";
+  return "";
+}
+
+double bytes_needed(const Point& p) {
+  const double n = p.n, d = p.d, rows = p.rows;
+  const Family family = find_algorithm(p.algorithm)->family;
+  // Inputs, results and their transposes, then the score-like matrices alive at the same time (counted
+  // generously).
+  const double tensors =
+      family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
+  const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;
+  return sizeof(double) * (tensors + scores);
+}
+
+std::vector<Measurement> measure(std::span<const Point> points, int threads, const Progress& progress) {
+  const std::vector<Group> groups = groups_of(points);
+  std::vector<std::pair<const Group*, int>> tasks;
+  for (const Group& group : groups)
+    for (int seed = 0; seed < group.seeds; ++seed) tasks.emplace_back(&group, seed);
+  std::vector<std::vector<Result>> results(points.size());
+  for (size_t i = 0; i < points.size(); ++i) results[i].resize(points[i].seeds);
+
+  std::mutex report;
+  size_t done = 0;
+  parallel_for(tasks.size(), threads, [&](size_t i) {
+    run_group(points, *tasks[i].first, tasks[i].second, results);
+    const std::lock_guard lock(report);
+    ++done;
+    if (progress) progress(static_cast<double>(done) / static_cast<double>(tasks.size()));
+  });
+
+  std::vector<Measurement> measurements;
+  for (size_t i = 0; i < points.size(); ++i)
+    for (const auto& [tensor, deviation] : results[i][0].own)
+      measurements.push_back(summary_of(points[i], tensor, results[i]));
+  return measurements;
+}
+
+}  // namespace foreshock::lab

@@ -1,0 +1,64 @@
+// Measures points of a sweep: every algorithm against the fp64 reference and beside plain, over several
+// seeds, on all cores. Results do not depend on the number of threads.
+#ifndef FORESHOCK_LAB_MEASURE_H_
+#define FORESHOCK_LAB_MEASURE_H_
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lab/accumulator.h"
+#include "lab/algorithm.h"
+#include "lab/inputs.h"
+#include "lab/statistics.h"
+
+namespace foreshock::lab {
+
+// One place in the space of axes.
+struct Point {
+  std::string sweep = "custom";
+  std::string algorithm = "plain";
+  std::string format = "bf16";
+  std::string accumulator;  // empty: the natural one of the format
+  std::string input = "normal";
+  std::string rounding = "rne";
+  std::string delta = "out";  // or "probabilities"
+  std::string reference =
+      "stored";  // the reference takes the rounded inputs; "original": those before rounding
+  int n = 1024, d = 64, rows = 256;
+  int block_q = 64, block_k = 64, splits = 4;
+  bool reverse = false;   // keys from the last tile to the first
+  bool backward = false;  // attention only
+  double scale = 1;       // of the query
+  int seeds = 8;
+  uint64_t first_seed = 1;
+};
+
+// One output tensor of one point.
+struct Measurement {
+  Point point;
+  std::string tensor;  // as the family calls it (algorithm.h): "out", "grad_query", ...
+  Interval max_abs, mean_abs, std_abs, relative_l2, bias_ulp, signed_sum, over_roundoff;
+  double bias_z = 0;            // between seeds
+  Interval ratio_to_plain;      // of relative_l2, per seed, to plain in the same format and accumulator
+  Interval max_ratio_to_plain;  // of max_abs
+  Interval max_from_plain;      // largest |own - plain|, both in this format
+  int64_t non_finite = 0;       // elements, over all seeds
+};
+
+// An empty string when the point can be measured, else one line that says what is wrong with it.
+std::string why_not(const Point& point);
+
+// Upper estimate of the memory one thread needs for the point.
+double bytes_needed(const Point& point);
+
+// Called from one thread at a time with the share of the work that is done, 0..1.
+using Progress = std::function<void(double)>;
+
+// All points must be measurable (why_not is empty). The order of results is that of the points.
+std::vector<Measurement> measure(std::span<const Point> points, int threads, const Progress& progress = {});
+
+}  // namespace foreshock::lab
+
+#endif  // FORESHOCK_LAB_MEASURE_H_

@@ -1,0 +1,62 @@
+#include "lab/number_format.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+
+namespace foreshock::lab {
+namespace {
+
+constexpr std::array<std::string_view, 9> kNames = {"fp64", "fp32", "tf32",      "bf16",     "fp16",
+                                                    "e4m3", "e5m2", "e4m3nosat", "e5m2nosat"};
+
+double largest(int precision, int max_exponent) {
+  return std::ldexp(2 - std::ldexp(1.0, 1 - precision), max_exponent);
+}
+
+std::optional<NumberFormat> parse_general(const std::string& text) {
+  int precision = 0, min_exponent = 0, max_exponent = 0, used = 0;
+  const int fields =
+      std::sscanf(text.c_str(), "p%de%d:%d%n", &precision, &min_exponent, &max_exponent, &used);
+  if (fields != 3 || used != static_cast<int>(text.size())) return std::nullopt;
+  if (precision < 2 || precision > 40 || min_exponent < -900 || max_exponent > 900) return std::nullopt;
+  if (min_exponent > 0 || max_exponent < 0) return std::nullopt;  // 1.0 must be a number of the format
+  return NumberFormat{text, precision, min_exponent, largest(precision, max_exponent), Overflow::kInfinity};
+}
+
+}  // namespace
+
+double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
+
+double NumberFormat::ulp(double x) const {
+  // By bits, since it is asked for every element: powers of two below x, at the smallest normal, and the
+  // spacing.
+  const auto power = [](int exponent) {
+    return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+  };
+  const double below = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000u);
+  const double binade = std::isfinite(x) ? std::max(below, power(min_exponent)) : power(min_exponent);
+  return binade * power(1 - precision);
+}
+
+std::optional<NumberFormat> parse_format(std::string_view text) {
+  const std::string name(text);
+  if (name == "fp64") return NumberFormat{name, 53, -1022, largest(53, 1023), Overflow::kInfinity};
+  if (name == "fp32") return NumberFormat{name, 24, -126, largest(24, 127), Overflow::kInfinity};
+  if (name == "tf32") return NumberFormat{name, 11, -126, largest(11, 127), Overflow::kInfinity};
+  if (name == "bf16") return NumberFormat{name, 8, -126, largest(8, 127), Overflow::kInfinity};
+  if (name == "fp16") return NumberFormat{name, 11, -14, largest(11, 15), Overflow::kInfinity};
+  // e4m3 gives its top code to NaN, so its largest number is 448 and not 480.
+  if (name == "e4m3") return NumberFormat{name, 4, -6, 448, Overflow::kSaturate};
+  if (name == "e4m3nosat") return NumberFormat{name, 4, -6, 448, Overflow::kNan};
+  if (name == "e5m2") return NumberFormat{name, 3, -14, largest(3, 15), Overflow::kSaturate};
+  if (name == "e5m2nosat") return NumberFormat{name, 3, -14, largest(3, 15), Overflow::kInfinity};
+  return parse_general(name);
+}
+
+std::span<const std::string_view> format_names() { return kNames; }
+
+}  // namespace foreshock::lab

@@ -1,0 +1,41 @@
+// Floating-point formats by precision, exponent range and what happens beyond the largest number.
+#ifndef FORESHOCK_LAB_NUMBER_FORMAT_H_
+#define FORESHOCK_LAB_NUMBER_FORMAT_H_
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace foreshock::lab {
+
+// What a finite value becomes when it rounds beyond max_finite; an infinity goes the same way.
+enum class Overflow { kInfinity, kSaturate, kNan };
+
+struct NumberFormat {
+  std::string name;
+  int precision = 53;        // significand bits, the hidden one included
+  int min_exponent = -1022;  // of the smallest normal number, 2^min_exponent
+  double max_finite = 0;
+  Overflow overflow = Overflow::kInfinity;
+
+  bool is_fp64() const { return precision == 53; }
+  bool is_fp8() const { return precision <= 4; }
+  // Half the spacing of numbers relative to 1: the unit roundoff.
+  double unit_roundoff() const;
+  // Spacing of the format's numbers around x (the subnormal spacing near zero).
+  double ulp(double x) const;
+};
+
+// fp64, fp32, tf32, bf16, fp16; e4m3 and e5m2 saturate as the hardware's conversions do by default, e4m3nosat
+// and e5m2nosat overflow to NaN and infinity. Any other format is written p<precision>e<min>:<max exponent>,
+// for example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900. nullopt: not
+// a format.
+std::optional<NumberFormat> parse_format(std::string_view text);
+
+// Names parse_format knows, without the general form.
+std::span<const std::string_view> format_names();
+
+}  // namespace foreshock::lab
+
+#endif  // FORESHOCK_LAB_NUMBER_FORMAT_H_

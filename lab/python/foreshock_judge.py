@@ -1,0 +1,358 @@
+"""Judges an attention function against fp64, beside plain attention in the same precision.
+
+    foreshock judge --function MODULE:NAME [--device cuda] [--dtype bf16] [--grad]
+
+or, in one's own tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["foreshock_judge"]`:
+
+    def test_kernel(judge_attention):
+        judge_attention(my_attention, device="cuda", grad=True)
+
+The function is called as torch's scaled_dot_product_attention is, with query, key, value of shape
+[batch, heads, length, d], and as many of attn_mask, is_causal, scale, enable_gqa as it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import math
+import os
+import sys
+from dataclasses import dataclass, field
+
+import torch
+
+FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # times the noise floor
+BIAS_GATE, BIAS_Z, BIAS_SLICES = 0.05, 6.0, 16
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: str  # the class of shape, in words
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    d: int
+    mask: str = "none"  # none, causal, bool, float
+    law: str = "normal"
+
+    def __str__(self) -> str:
+        sizes = f"{self.batch}x{self.heads}/{self.kv_heads} {self.queries}x{self.keys} d{self.d}"
+        return f"{self.shape} ({sizes}), mask {self.mask}, input {self.law}"
+
+
+@dataclass
+class Finding:
+    case: Case
+    tensor: str
+    measured: str
+
+
+@dataclass
+class Report:
+    name: str
+    cases: int = 0
+    skipped: list[str] = field(default_factory=list)
+    worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # tensor: (ratio to the floor, case)
+    findings: list[Finding] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.cases} cases against fp64, noise floor: plain attention in the same precision"]
+        for tensor, (ratio, case) in self.worst.items():
+            lines.append(f"  {tensor:12} worst {ratio:8.2f} times the noise floor: {case}")
+        for line in self.skipped:
+            lines.append(f"  not run: {line}")
+        for finding in self.findings:
+            lines.append(f"  FAILS {finding.tensor}: {finding.measured}\n        {finding.case}")
+        if self.findings:
+            by_class = sorted({f"mask {f.case.mask}, input {f.case.law}, {f.case.shape}" for f in self.findings})
+            lines.append("beyond the gates for: " + "; ".join(by_class))
+        else:
+            lines.append("within the gates")
+        return "\n".join(lines)
+
+
+def cases(quick: bool = False) -> list[Case]:
+    square = ("square", 2, 2, 2, 64, 64, 64)
+    shapes = [
+        square,
+        ("ragged", 1, 2, 2, 77, 133, 64),
+        ("one query", 2, 4, 4, 1, 256, 64),
+        ("more queries than keys", 1, 2, 2, 160, 96, 64),
+        ("grouped heads", 1, 8, 2, 96, 96, 64),
+        ("long", 1, 2, 2, 64, 1100, 64),
+    ]
+    shapes += [(f"head dimension {d}", 1, 2, 2, 80, 80, d) for d in (24, 40, 128, 256)]
+    many = ("many slices", 4, 8, 8, 128, 256, 64)
+    all_cases = [Case(*shape) for shape in shapes]
+    all_cases += [Case(*shape, mask="causal") for shape in shapes if 1 < shape[4] <= shape[5]]
+    all_cases += [Case(*shape, mask=mask) for shape in shapes[:2] + shapes[4:5] for mask in ("bool", "float")]
+    all_cases += [Case(*many, law=law) for law in ("normal", "flat", "ties", "one-signed")]
+    all_cases += [Case("long", 1, 2, 2, 64, 1100, 64, law=law) for law in ("uniform", "one-signed")]
+    all_cases += [Case(*square, law=law) for law in ("massive", "very negative")]
+    return [c for c in all_cases if c.shape in ("square", "ragged", "grouped heads")] if quick else all_cases
+
+
+def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """query, key, value, grad_out, and mask if the case has one, on the CPU."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    q = normal(case.batch, case.heads, case.queries, case.d)
+    k, v = (normal(case.batch, case.kv_heads, case.keys, case.d) for _ in range(2))
+    if case.law == "uniform":
+        q, k, v = (torch.special.ndtr(x) for x in (q, k, v))
+    elif case.law == "flat":
+        q = q * 3e-4
+    elif case.law == "one-signed":
+        v = -v.abs()
+    elif case.law == "massive":  # one channel far above the others, as trained models have it
+        q[..., 3] *= 30
+        k[..., 3] *= 30
+        v[..., 3] *= 1000
+    elif case.law == "very negative":  # every score near -300
+        direction = normal(case.d)
+        direction *= math.sqrt(300 / direction.square().sum().item() * math.sqrt(case.d))
+        q, k = q + direction, k - direction
+    elif case.law == "ties":  # every key twice
+        half = (case.keys + 1) // 2
+        k = torch.cat([k[..., :half, :], k[..., : case.keys - half, :]], dim=-2)
+    made = {"q": q, "k": k, "v": v, "grad_out": normal(case.batch, case.heads, case.queries, case.d)}
+    made = {name: x.to(dtype) for name, x in made.items()}
+    if case.mask == "bool":
+        made["mask"] = torch.rand(case.queries, case.keys, generator=random) < 0.7
+        made["mask"][:, 0] = True  # no row without a key: frameworks differ in what they make of one
+    elif case.mask == "float":
+        made["mask"] = normal(case.queries, case.keys).to(dtype)
+    return made
+
+
+def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Tensor:
+    """Unfused attention in the dtype of its inputs; fp64 inputs make it the reference."""
+    group = case.heads // case.kv_heads
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(case.d))
+    if case.mask == "causal":
+        seen = torch.ones(case.queries, case.keys, dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    elif case.mask == "bool":
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif case.mask == "float":
+        scores = scores + mask.to(scores.dtype)
+    return probabilities_of(scores, dim=-1) @ v
+
+
+def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """fp64 gradients whose delta comes from the output as stored: what no kernel that stores it can beat."""
+    leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
+    kept = {}
+
+    def softmax_and_keep(scores, dim):
+        kept["scores"], kept["p"] = scores, torch.softmax(scores, dim=dim)
+        return kept["p"]
+
+    out = plain(*leaves, case, mask, softmax_and_keep)
+    group = case.heads // case.kv_heads
+    grad_out, rounded = x["grad_out"].double(), out.detach().to(dtype).double()
+    p = kept["p"].detach()
+    grad_p = grad_out @ leaves[2].detach().repeat_interleave(group, dim=1).transpose(-1, -2)
+    grad_scores = p * (grad_p - (grad_out * rounded).sum(-1, keepdim=True))
+    grad_q, grad_k = torch.autograd.grad(kept["scores"], leaves[:2], grad_scores, retain_graph=True)
+    grad_v = torch.autograd.grad(out, leaves[2], grad_out)[0]
+    return {"dq": grad_q, "dk": grad_k, "dv": grad_v}
+
+
+def run_all(call, x, grad: bool) -> dict[str, torch.Tensor]:
+    leaves = [x[name].detach().clone().requires_grad_(grad) for name in ("q", "k", "v")]
+    out = call(*leaves)
+    results = {"out": out}
+    if grad:
+        results |= dict(
+            zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, x["grad_out"].to(out.dtype)), strict=True)
+        )
+    return {name: tensor.detach() for name, tensor in results.items()}
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    norm = reference.norm().item()
+    error = (result.double() - reference).norm().item()
+    return error / norm if norm > 0 else error
+
+
+def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    info = torch.finfo(dtype)
+    magnitude = reference.abs().clamp(min=info.tiny)
+    return torch.exp2(torch.floor(torch.log2(magnitude))) * info.eps
+
+
+def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> tuple[float, float]:
+    """Pooled signed error in ulps, away from zero, and its z between slices (batch x kv-head)."""
+    signed = (result.double() - reference) * reference.sign()
+    towards = signed.unflatten(1, (kv_heads, -1)).sum(dim=(2, 3, 4)).flatten()
+    pooled = (towards.sum() / ulp(reference, dtype).sum()).item()
+    if towards.numel() < 2:
+        return pooled, 0.0
+    deviation = towards.std().item() / math.sqrt(towards.numel())
+    return pooled, towards.mean().item() / deviation if deviation > 0 else 0.0
+
+
+class Sweep:
+    def __init__(self, function, name: str, device: str, dtype: torch.dtype, grad: bool, repeats: int = 3):
+        self.function, self.device, self.dtype, self.grad, self.repeats = function, device, dtype, grad, repeats
+        self.report = Report(name)
+        try:
+            parameters = inspect.signature(function).parameters.values()
+            takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+            self.keywords = KEYWORDS if takes_all else tuple(p.name for p in parameters if p.name in KEYWORDS)
+        except (TypeError, ValueError):  # built-in functions have no signature; torch's own takes them all
+            self.keywords = KEYWORDS
+
+    def keywords_for(self, case: Case, mask) -> dict | None:
+        """What to pass beside query, key, value; None if the function cannot do the case."""
+        wanted = {"scale": 1 / math.sqrt(case.d)} if "scale" in self.keywords else {}
+        needed = {"is_causal": True} if case.mask == "causal" else {}
+        if mask is not None:
+            needed["attn_mask"] = mask
+        if case.heads != case.kv_heads:
+            needed["enable_gqa"] = True
+        return wanted | needed if all(name in self.keywords for name in needed) else None
+
+    def judge(self, case: Case, seed: int) -> None:
+        x = {name: tensor.to(self.device) for name, tensor in inputs(case, self.dtype, seed).items()}
+        mask = x.pop("mask", None)
+        keywords = self.keywords_for(case, mask)
+        if keywords is None:
+            self.report.skipped.append(f"{case}: the function takes {', '.join(self.keywords) or 'no keywords'}")
+            return
+        self.report.cases += 1
+        call = lambda q, k, v: self.function(q, k, v, **keywords)  # noqa: E731
+        try:
+            results = run_all(call, x, self.grad)
+        except Exception as error:  # a kernel that refuses a shape is a finding, not the end of the sweep
+            self.report.findings.append(Finding(case, "call", f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+            return
+        self.check_repeats(case, call, x, results)
+        wide = {name: tensor.double() for name, tensor in x.items()}
+        reference = run_all(lambda q, k, v: plain(q, k, v, case, mask), wide, self.grad)
+        floor = run_all(lambda q, k, v: plain(q, k, v, case, mask), x, self.grad)
+        limits = gradients_from_rounded_out(x, case, mask, self.dtype) if self.grad else {}
+        for tensor, result in results.items():
+            self.check(case, tensor, result, reference[tensor], floor[tensor], limits.get(tensor, reference[tensor]))
+
+    def check(self, case, tensor, result, reference, floor, limit) -> None:
+        if result.shape != reference.shape:
+            shapes = f"shape {tuple(result.shape)} instead of {tuple(reference.shape)}"
+            self.report.findings.append(Finding(case, tensor, shapes))
+            return
+        unfinite = int((~torch.isfinite(result)).sum())
+        if unfinite:
+            self.report.findings.append(Finding(case, tensor, f"{unfinite} elements are not finite"))
+            return
+        # The floor is never below what storing the exact result, or the exact gradient of a stored output, costs.
+        noise = max(relative_error(floor, reference), relative_error(limit.to(self.dtype), reference))
+        error = relative_error(result, reference)
+        ratio = 0.0 if error == 0 else error / noise if noise > 0 else math.inf
+        if not ratio <= self.report.worst.get(tensor, (0.0, ""))[0]:
+            self.report.worst[tensor] = (ratio, str(case))
+        gate = FORWARD_GATE if tensor == "out" else BACKWARD_GATE
+        if not ratio <= gate:
+            measured = f"error {error:.2e} is {ratio:.3g} times the noise floor (gate {gate:g})"
+            self.report.findings.append(Finding(case, tensor, measured))
+        elif tensor == "out" and case.batch * case.kv_heads >= BIAS_SLICES:
+            self.check_bias(case, result, reference)
+
+    def check_bias(self, case, result, reference) -> None:
+        own, z = bias(result, reference, self.dtype, case.kv_heads)
+        rounded, rounded_z = bias(reference.to(self.dtype), reference, self.dtype, case.kv_heads)
+        silent = abs(rounded) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
+        if abs(own) > BIAS_GATE and abs(z) > BIAS_Z and silent:
+            where = "away from zero" if own > 0 else "towards zero"
+            measured = f"biased {where} by {abs(own):.3f} ulp, z {z:.0f} (rounded reference {rounded:+.3f} ulp)"
+            self.report.findings.append(Finding(case, "out", measured))
+
+    def check_repeats(self, case, call, x, results) -> None:
+        """Equal bits on equal inputs. Gradients on a GPU may be summed by atomics, so there only the output counts."""
+        for _ in range(self.repeats - 1):
+            again = run_all(call, x, self.grad)
+            names = results if self.device == "cpu" else ["out"]
+            changed = [name for name in names if not torch.equal(again[name], results[name])]
+            if changed and all(bool(torch.isfinite(results[name]).all()) for name in changed):
+                self.report.findings.append(Finding(case, ", ".join(changed), "bits change from call to call: a race"))
+                return
+
+
+def judge(
+    function, name="attention", device="cpu", dtype=torch.bfloat16, grad=False, quick=False, only=None, progress=None
+) -> Report:
+    """Runs the sweep, or its cases for which `only` is true."""
+    sweep = Sweep(function, name, device, dtype, grad)
+    todo = [case for case in cases(quick) if only is None or only(case)]
+    for i, case in enumerate(todo):
+        sweep.judge(case, seed=i + 1)
+        if progress:
+            progress(i + 1, len(todo))
+    return sweep.report
+
+
+try:
+    import pytest
+except ImportError:
+    pass
+else:
+
+    @pytest.fixture
+    def judge_attention():
+        def check(function, **options):
+            report = judge(function, getattr(function, "__name__", "attention"), **options)
+            assert not report.findings, str(report)
+            return report
+
+        return check
+
+
+def find(name: str):
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"'{name}' is not MODULE:NAME")
+    sys.path.insert(0, os.getcwd())
+    found = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{name} is not a function")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="foreshock judge", description="sweep an attention function against fp64")
+    parser.add_argument("--function", required=True, metavar="MODULE:NAME")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
+    parser.add_argument("--grad", action="store_true", help="judge dq, dk, dv as well")
+    parser.add_argument("--quick", action="store_true", help="a third of the cases")
+    options = parser.parse_args()
+    try:
+        function = find(options.function)
+    except (ImportError, AttributeError, ValueError) as error:
+        print(f"foreshock judge: {error}", file=sys.stderr)
+        return 2
+
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total} cases", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    dtype = DTYPES[options.dtype]
+    report = judge(function, options.function, options.device, dtype, options.grad, options.quick, progress=progress)
+    print(report)
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

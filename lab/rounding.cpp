@@ -1,0 +1,155 @@
+#include "lab/rounding.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "lab/random.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "lab/rounding.cpp"
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace foreshock::lab {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::ScalableTag<double>;
+using V = hn::Vec<D>;
+
+struct Bounds {
+  V smallest_binade, beyond_largest, spacing, max_finite, overflow, finite_overflow;
+};
+
+Bounds bounds_of(const NumberFormat& format, Rounding rounding) {
+  const D d;
+  const double overflow = format.overflow == Overflow::kSaturate ? format.max_finite
+                          : format.overflow == Overflow::kNan    ? std::numeric_limits<double>::quiet_NaN()
+                                                                 : std::numeric_limits<double>::infinity();
+  const double finite = rounding == Rounding::kTowardZero ? format.max_finite : overflow;
+  return {hn::Set(d, std::ldexp(1.0, format.min_exponent)),
+          hn::Set(d, std::ldexp(1.0, std::ilogb(format.max_finite) + 1)),
+          hn::Set(d, std::ldexp(1.0, 1 - format.precision)),
+          hn::Set(d, format.max_finite),
+          hn::Set(d, overflow),
+          hn::Set(d, finite)};
+}
+
+template <Rounding kRounding>
+V rounded(const Bounds& bounds, V x, V u) {
+  const D d;
+  const hn::RebindToUnsigned<D> du;
+  const V magnitude = hn::Abs(x);
+  // The exponent field alone is the power of two below x; clamped, it is the binade that sets the spacing.
+  const auto field = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u));
+  const V binade = hn::Min(hn::Max(hn::BitCast(d, field), bounds.smallest_binade), bounds.beyond_largest);
+  const V quantum = hn::Mul(binade, bounds.spacing);
+  // Reciprocal of a power of two: negate the exponent.
+  const V inverse = hn::BitCast(d, hn::Sub(hn::Set(du, uint64_t{2046} << 52), hn::BitCast(du, quantum)));
+  const V steps = hn::Mul(magnitude, inverse);
+  V whole;
+  if constexpr (kRounding == Rounding::kNearestEven) {
+    whole = hn::Round(steps);
+  } else {
+    whole = hn::Trunc(steps);
+    if constexpr (kRounding == Rounding::kStochastic) {
+      const auto up = hn::Lt(u, hn::Sub(steps, whole));
+      whole = hn::Add(whole, hn::IfThenElseZero(up, hn::Set(d, 1.0)));
+    }
+  }
+  V result = hn::Mul(whole, quantum);
+  const auto infinite = hn::Eq(magnitude, hn::Set(d, std::numeric_limits<double>::infinity()));
+  const V beyond = hn::IfThenElse(infinite, bounds.overflow, bounds.finite_overflow);
+  result = hn::IfThenElse(hn::Gt(result, bounds.max_finite), beyond, result);
+  return hn::CopySign(result, x);
+}
+
+template <Rounding kRounding>
+void round_all(const NumberFormat& format, double* values, size_t count, uint64_t key) {
+  const D d;
+  const size_t lanes = hn::Lanes(d);
+  const Bounds bounds = bounds_of(format, kRounding);
+  HWY_ALIGN double block[hn::MaxLanes(D())];
+  HWY_ALIGN double u[hn::MaxLanes(D())] = {};
+  for (size_t i = 0; i < count; i += lanes) {
+    const size_t live = std::min(lanes, count - i);
+    if constexpr (kRounding == Rounding::kStochastic)
+      for (size_t k = 0; k < live; ++k) u[k] = uniform(key, i + k);
+    if (live == lanes) {
+      hn::StoreU(rounded<kRounding>(bounds, hn::LoadU(d, values + i), hn::Load(d, u)), d, values + i);
+      continue;
+    }
+    std::fill(block, block + lanes, 0.0);
+    std::copy(values + i, values + count, block);
+    hn::Store(rounded<kRounding>(bounds, hn::Load(d, block), hn::Load(d, u)), d, block);
+    std::copy(block, block + live, values + i);
+  }
+}
+
+void round_dispatched(const NumberFormat& format, Rounding rounding, double* values, size_t count,
+                      uint64_t key) {
+  switch (rounding) {
+    case Rounding::kNearestEven:
+      return round_all<Rounding::kNearestEven>(format, values, count, key);
+    case Rounding::kTowardZero:
+      return round_all<Rounding::kTowardZero>(format, values, count, key);
+    case Rounding::kStochastic:
+      return round_all<Rounding::kStochastic>(format, values, count, key);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foreshock::lab
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foreshock::lab {
+
+HWY_EXPORT(round_dispatched);
+
+std::optional<Rounding> parse_rounding(std::string_view text) {
+  for (Rounding rounding : {Rounding::kNearestEven, Rounding::kTowardZero, Rounding::kStochastic})
+    if (text == name_of(rounding)) return rounding;
+  return std::nullopt;
+}
+
+std::string_view name_of(Rounding rounding) {
+  switch (rounding) {
+    case Rounding::kNearestEven:
+      return "rne";
+    case Rounding::kTowardZero:
+      return "rtz";
+    case Rounding::kStochastic:
+      return "stochastic";
+  }
+  return "";
+}
+
+double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u) {
+  if (format.is_fp64() || std::isnan(x) || x == 0) return x;
+  const double overflow = format.overflow == Overflow::kSaturate ? format.max_finite
+                          : format.overflow == Overflow::kNan    ? std::numeric_limits<double>::quiet_NaN()
+                                                                 : std::numeric_limits<double>::infinity();
+  if (std::isinf(x)) return std::copysign(overflow, x);
+  const int exponent = std::max(std::ilogb(x), format.min_exponent);
+  const int quantum = exponent - (format.precision - 1);
+  const double steps = std::ldexp(std::fabs(x), -quantum);
+  double whole = std::trunc(steps);
+  const double fraction = steps - whole;
+  const bool odd = std::fmod(whole, 2) == 1;
+  if (rounding == Rounding::kNearestEven && (fraction > 0.5 || (fraction == 0.5 && odd))) whole += 1;
+  if (rounding == Rounding::kStochastic && u < fraction) whole += 1;
+  double result = std::ldexp(whole, quantum);
+  if (result > format.max_finite) result = rounding == Rounding::kTowardZero ? format.max_finite : overflow;
+  return std::copysign(result, x);
+}
+
+void round_to(const NumberFormat& format, Rounding rounding, double* values, size_t count, uint64_t key) {
+  if (format.is_fp64()) return;
+  HWY_DYNAMIC_DISPATCH(round_dispatched)(format, rounding, values, count, key);
+}
+
+}  // namespace foreshock::lab
+#endif  // HWY_ONCE

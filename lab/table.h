@@ -1,0 +1,17 @@
+// The terminal's view of a sweep.
+#ifndef FORESHOCK_LAB_TABLE_H_
+#define FORESHOCK_LAB_TABLE_H_
+
+#include <string>
+
+#include "lab/study.h"
+
+namespace foreshock::lab {
+
+// One line per measurement: the axes that vary, then the figures. What does not vary is said once above.
+// Below: the claims. Only the sweep's own tensor is shown. `colour`: ANSI colours for the verdicts.
+std::string table_of(const SweepResult& result, bool colour);
+
+}  // namespace foreshock::lab
+
+#endif  // FORESHOCK_LAB_TABLE_H_

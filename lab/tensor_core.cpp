@@ -1,0 +1,235 @@
+#include "lab/tensor_core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "lab/rounding.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "lab/tensor_core.cpp"
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#ifndef FORESHOCK_LAB_TENSOR_CORE_OPERANDS
+#define FORESHOCK_LAB_TENSOR_CORE_OPERANDS
+namespace foreshock::lab {
+
+// An operand matrix as the vector code wants it: values, and the power of two of each one's exponent (0 for a
+// zero). k is padded to whole steps and the columns to whole vectors with zeros, which change nothing.
+struct PackedOperand {
+  int rows = 0, cols = 0;
+  std::vector<double> value, binade;
+};
+
+inline constexpr int kColumnPadding = 16;
+
+}  // namespace foreshock::lab
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace foreshock::lab {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::ScalableTag<double>;
+using V = hn::Vec<D>;
+
+V binade_of(V x) {
+  const D d;
+  const hn::RebindToUnsigned<D> du;
+  return hn::BitCast(d, hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u)));
+}
+
+// 2^bits / binade, for a power of two.
+V inverse_of(V binade, uint64_t bits) {
+  const D d;
+  const hn::RebindToUnsigned<D> du;
+  return hn::BitCast(d, hn::Sub(hn::Set(du, (2046 + bits) << 52), hn::BitCast(du, binade)));
+}
+
+// x cut towards zero to `bits` fraction bits.
+V cut(V x, uint64_t bits) {
+  const D d;
+  const V binade = hn::Max(binade_of(x), hn::Set(d, 0x1p-126));
+  const V quantum = hn::Mul(binade, hn::Set(d, std::ldexp(1.0, -static_cast<int>(bits))));
+  return hn::Mul(hn::Trunc(hn::Mul(x, inverse_of(binade, bits))), quantum);
+}
+
+// One step for kRows rows of a and one vector of columns of b; c[r] are the accumulators.
+template <int kRows>
+HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const double* a_binade, size_t a_stride,
+                           const double* b, const double* b_binade, size_t b_stride, V* c) {
+  const D d;
+  V largest[kRows], scale[kRows], sum[kRows];
+  for (int r = 0; r < kRows; ++r) largest[r] = hn::Max(binade_of(c[r]), hn::Set(d, 0x1p-126));
+  for (int k = 0; k < unit.step; ++k) {
+    const V column = hn::LoadU(d, b_binade + k * b_stride);
+    for (int r = 0; r < kRows; ++r)
+      largest[r] = hn::Max(largest[r], hn::Mul(hn::Set(d, a_binade[r * a_stride + k]), column));
+  }
+  for (int r = 0; r < kRows; ++r) {
+    scale[r] = inverse_of(largest[r], unit.fraction_bits);
+    sum[r] = hn::Trunc(hn::Mul(c[r], scale[r]));
+  }
+  for (int k = 0; k < unit.step; ++k) {
+    const V column = hn::LoadU(d, b + k * b_stride);
+    for (int r = 0; r < kRows; ++r) {
+      const V product = hn::Mul(hn::Set(d, a[r * a_stride + k]), column);
+      sum[r] = hn::Add(sum[r], hn::Trunc(hn::Mul(product, scale[r])));
+    }
+  }
+  const V ulp = hn::Set(d, std::ldexp(1.0, -unit.fraction_bits));
+  for (int r = 0; r < kRows; ++r) c[r] = cut(hn::Mul(sum[r], hn::Mul(largest[r], ulp)), unit.output_bits);
+}
+
+template <int kRows>
+void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, int i, int j,
+                        double* out) {
+  const D d;
+  const size_t lanes = hn::Lanes(d);
+  V c[kRows], promoted[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    promoted[r] = hn::LoadU(d, out + r * lanes);
+    c[r] = unit.promotion ? hn::Zero(d) : promoted[r];
+  }
+  for (int k = 0; k < a.cols; k += unit.step) {
+    const size_t at_a = static_cast<size_t>(i) * a.cols + k, at_b = static_cast<size_t>(k) * b.cols + j;
+    fused_step<kRows>(unit, &a.value[at_a], &a.binade[at_a], a.cols, &b.value[at_b], &b.binade[at_b], b.cols,
+                      c);
+    const int done = k + unit.step;
+    if (unit.promotion && (done % unit.promotion == 0 || done == a.cols)) {
+      const hn::Rebind<float, D> df;
+      for (int r = 0; r < kRows; ++r) {
+        promoted[r] = hn::PromoteTo(d, hn::DemoteTo(df, hn::Add(promoted[r], c[r])));
+        c[r] = hn::Zero(d);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) hn::StoreU(unit.promotion ? promoted[r] : c[r], d, out + r * lanes);
+}
+
+void multiply_packed(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, Tensor& c) {
+  const D d;
+  constexpr int kRows = 2;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  double block[kRows * hn::MaxLanes(D())];
+  for (int j = 0; j < c.cols; j += lanes) {
+    const int live = std::min(lanes, c.cols - j);
+    for (int i = 0; i < c.rows; i += kRows) {
+      std::fill(block, block + kRows * lanes, 0.0);
+      for (int r = 0; r < kRows && i + r < c.rows; ++r)
+        std::copy(c.row(i + r) + j, c.row(i + r) + j + live, block + r * lanes);
+      rows_times_columns<kRows>(unit, a, b, i, j, block);
+      for (int r = 0; r < kRows && i + r < c.rows; ++r)
+        std::copy(block + r * lanes, block + r * lanes + live, c.row(i + r) + j);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foreshock::lab
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foreshock::lab {
+namespace {
+
+HWY_EXPORT(multiply_packed);
+
+constexpr int kLeastExponent = -126;
+
+bool cut_to_tf32(const NumberFormat& format) { return format.precision > 11; }
+
+double operand(const NumberFormat& format, double x) {
+  static const NumberFormat tf32 = *parse_format("tf32");
+  return cut_to_tf32(format) ? round_scalar(tf32, Rounding::kTowardZero, x) : x;
+}
+
+int stored_exponent(const NumberFormat& format, double x) {
+  return std::max(std::ilogb(x), format.min_exponent);
+}
+
+double cut(double x, int fraction_bits) {
+  if (x == 0) return 0;
+  const int quantum = std::max(std::ilogb(x), kLeastExponent) - fraction_bits;
+  return std::ldexp(std::trunc(std::ldexp(x, -quantum)), quantum);
+}
+
+double one_step(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
+                int count, double c) {
+  double plain = c;
+  int largest = c == 0 ? kLeastExponent : std::max(std::ilogb(c), kLeastExponent);
+  for (int i = 0; i < count; ++i) {
+    plain += a[i] * b[i];
+    if (a[i] != 0 && b[i] != 0)
+      largest = std::max(largest, stored_exponent(format, a[i]) + stored_exponent(format, b[i]));
+  }
+  if (!std::isfinite(plain)) return plain;
+  const int scale = unit.fraction_bits - largest;
+  double sum = std::trunc(std::ldexp(c, scale));
+  for (int i = 0; i < count; ++i) sum += std::trunc(std::ldexp(a[i] * b[i], scale));
+  return cut(std::ldexp(sum, -scale), unit.output_bits);
+}
+
+PackedOperand packed(const NumberFormat& format, const Tensor& x, int rows, int cols) {
+  PackedOperand p{rows, cols, {}, {}};
+  p.value.assign(static_cast<size_t>(rows) * cols, 0);
+  p.binade.assign(p.value.size(), 0);
+  for (int i = 0; i < x.rows; ++i) {
+    for (int j = 0; j < x.cols; ++j) {
+      const double value = operand(format, x.at(i, j));
+      const size_t at = static_cast<size_t>(i) * cols + j;
+      p.value[at] = value;
+      if (value != 0) p.binade[at] = std::ldexp(1.0, stored_exponent(format, value));
+    }
+  }
+  return p;
+}
+
+bool all_finite(const Tensor& x) {
+  return std::all_of(x.data.begin(), x.data.end(), [](double v) { return std::isfinite(v); });
+}
+
+int padded(int n, int to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
+                       int b_stride, int count, double c) {
+  double promoted = c;
+  double sum = unit.promotion ? 0 : c;
+  std::vector<double> left, right;
+  for (int k = 0; k < count; k += unit.step) {
+    left.clear();
+    right.clear();
+    for (int i = k; i < std::min(k + unit.step, count); ++i) {
+      left.push_back(operand(format, a[i]));
+      right.push_back(operand(format, b[static_cast<size_t>(i) * b_stride]));
+    }
+    sum = one_step(unit, format, left.data(), right.data(), static_cast<int>(left.size()), sum);
+    const int done = k + unit.step;
+    if (unit.promotion && (done % unit.promotion == 0 || done >= count)) {
+      promoted = static_cast<float>(promoted + sum);
+      sum = 0;
+    }
+  }
+  return unit.promotion ? promoted : sum;
+}
+
+void tensor_core_multiply_add(const Accumulator& unit, const NumberFormat& format, const Tensor& a,
+                              const Tensor& b, Tensor& c) {
+  if (!all_finite(a) || !all_finite(b) || !all_finite(c)) {  // rare; the exponent arithmetic assumes numbers
+    for (int i = 0; i < c.rows; ++i)
+      for (int j = 0; j < c.cols; ++j)
+        c.at(i, j) = tensor_core_dot(unit, format, a.row(i), &b.data[j], b.cols, a.cols, c.at(i, j));
+    return;
+  }
+  const int depth = padded(a.cols, unit.step);
+  HWY_DYNAMIC_DISPATCH(multiply_packed)
+  (unit, packed(format, a, padded(a.rows, 2), depth),
+   packed(format, b, depth, padded(b.cols, kColumnPadding)), c);
+}
+
+}  // namespace foreshock::lab
+#endif  // HWY_ONCE

@@ -1,0 +1,92 @@
+#include "lab/measure.h"
+
+#include <gtest/gtest.h>
+
+#include "lab/study_json.h"
+
+namespace foreshock::lab {
+namespace {
+
+std::vector<Point> small_points() {
+  std::vector<Point> points;
+  for (const char* algorithm : {"plain", "flash2_shipped", "winograd_f4", "cross_entropy_chunked"})
+    for (const char* rounding : {"rne", "stochastic"}) {
+      Point point;
+      point.algorithm = algorithm;
+      point.rounding = rounding;
+      point.n = point.rows = 12;
+      point.d = 8;
+      points.push_back(point);
+    }
+  points[0].backward = true;
+  points[1].accumulator = "hopper";
+  return points;
+}
+
+std::string as_json(const std::vector<Measurement>& measurements) {
+  return to_json(Study{{{"custom", nullptr, measurements, {}}}, 0});
+}
+
+TEST(Measure, ResultsDoNotDependOnThreads) {
+  const std::vector<Point> points = small_points();
+  const std::string one = as_json(measure(points, 1));
+  EXPECT_EQ(as_json(measure(points, 2)), one);
+  EXPECT_EQ(as_json(measure(points, 7)), one);
+}
+
+TEST(Measure, PlainBesideItselfIsOne) {
+  Point point;
+  point.n = 64;
+  for (const Measurement& m : measure(std::vector{point}, 1)) {
+    EXPECT_EQ(m.ratio_to_plain.mean, 1) << m.tensor;
+    EXPECT_EQ(m.max_from_plain.mean, 0) << m.tensor;
+  }
+}
+
+TEST(Measure, IntervalsHoldTheMeanAndShrinkWithSeeds) {
+  Point point;
+  point.n = 128;
+  point.rows = 16;
+  Point many = point;
+  many.seeds = 64;
+  const auto few = measure(std::vector{point}, 2), more = measure(std::vector{many}, 2);
+  for (size_t i = 0; i < few.size(); ++i) {
+    EXPECT_LE(few[i].max_abs.low, few[i].max_abs.mean);
+    EXPECT_LT(more[i].relative_l2.high - more[i].relative_l2.low,
+              few[i].relative_l2.high - few[i].relative_l2.low);
+  }
+}
+
+TEST(Measure, ProgressEndsAtOne) {
+  double last = 0;
+  measure(small_points(), 2, [&](double done) {
+    EXPECT_GT(done, last);
+    last = done;
+  });
+  EXPECT_EQ(last, 1);
+}
+
+TEST(Measure, RefusesTheImpossible) {
+  const auto refused = [](auto change) {
+    Point point;
+    change(point);
+    return why_not(point);
+  };
+  EXPECT_EQ(why_not(Point{}), "");
+  EXPECT_NE(refused([](Point& p) { p.block_k = 0; }), "");
+  EXPECT_NE(refused([](Point& p) { p.block_q = -1; }), "");
+  EXPECT_NE(refused([](Point& p) { p.d = 0; }), "");
+  EXPECT_NE(refused([](Point& p) { p.seeds = 0; }), "");
+  EXPECT_NE(refused([](Point& p) { p.format = "fp17"; }), "");
+  EXPECT_NE(refused([](Point& p) { p.algorithm = "flash9"; }), "");
+  EXPECT_NE(refused([](Point& p) { p.accumulator = "abacus"; }), "");
+  EXPECT_NE(refused([](Point& p) { p.accumulator = "hopper_fp8"; }), "");  // of bf16 operands
+  EXPECT_NE(refused([](Point& p) { p.format = "fp64", p.accumulator = "fp32"; }), "");
+  EXPECT_NE(refused([](Point& p) { p.format = "e4m3", p.backward = true; }), "");
+  EXPECT_NE(refused([](Point& p) { p.algorithm = "direct", p.n = 2; }), "");
+  EXPECT_NE(refused([](Point& p) { p.input = "ties:2000"; }), "");
+  EXPECT_NE(refused([](Point& p) { p.format = "fp64", p.rounding = "rtz"; }), "");
+}
+
+}  // namespace
+}  // namespace foreshock::lab

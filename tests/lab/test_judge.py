@@ -1,0 +1,186 @@
+"""foreshock judge: right kernels pass, each wrong one fails and is told for which inputs."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import foreshock_judge  # noqa: E402
+import wrong_kernels  # noqa: E402
+from stored_calls import attention_call, write_call  # noqa: E402
+
+HERE = pathlib.Path(__file__).parent
+
+
+def judge_file(foreshock, path, *options):
+    return subprocess.run(
+        [foreshock, "judge", path, *options], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"causal": True, "queries": 77, "keys": 133},
+    {"heads": 8, "kv_heads": 2, "queries": 33, "keys": 40, "d": 24},
+    {"queries": 1, "keys": 200},
+    {"dtype": torch.float16, "d": 128},
+    {"dtype": torch.float32},
+])  # fmt: skip
+def test_torch_s_attention_is_within_the_gates(foreshock, tmp_path, options):
+    write_call(tmp_path / "call.safetensors", attention_call(**options), causal=options.get("causal", False))
+    done = judge_file(foreshock, tmp_path / "call.safetensors")
+    assert done.returncode == 0, done.stdout
+    for tensor in ("out", "dq", "dk", "dv"):
+        assert any(line.split()[:1] == [tensor] and line.endswith("ok") for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
+def test_a_changed_tensor_is_the_one_that_fails(foreshock, tmp_path, tensor):
+    call = {name: value.detach().clone() for name, value in attention_call().items()}
+    call[tensor][0, 1] *= 1 + 2**-4
+    write_call(tmp_path / "call.safetensors", call)
+    done = judge_file(foreshock, tmp_path / "call.safetensors")
+    assert done.returncode == 1
+    failing = [line.split()[0] for line in done.stdout.splitlines() if "FAILS" in line]
+    assert failing == [tensor]
+
+
+def test_not_a_number_fails(foreshock, tmp_path):
+    call = {name: value.detach().clone() for name, value in attention_call().items()}
+    call["dq"][1, 0, 3, 5] = float("nan")
+    write_call(tmp_path / "call.safetensors", call)
+    done = judge_file(foreshock, tmp_path / "call.safetensors")
+    assert done.returncode == 1
+    assert "1 elements are not finite" in done.stdout
+
+
+def test_the_model_of_the_shipped_kernel_has_the_bias_of_a_real_one(foreshock, tmp_path):
+    """Flat scores, 48 slices: torch's CPU kernel (key blocks of 512, first to last) beside the lab's model of it."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(6, 8, 1024, 64) for _ in range(3))
+    q, k, v = (x.bfloat16() for x in (q * 3e-4, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    write_call(tmp_path / "call.safetensors", {"q": q, "k": k, "v": v, "out": out})
+    models = "flash2_shipped,flash2_cast_sum"
+    done = judge_file(foreshock, tmp_path / "call.safetensors", "--algorithm", models, "--block-k", "512")
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith("  ")}
+    real, model, cast = (float(rows[name][5]) for name in ("out", "flash2_shipped", "flash2_cast_sum"))
+    assert done.returncode == 1
+    assert "biased" in done.stdout
+    assert real > 0.1
+    assert abs(model - real) < 0.07
+    assert abs(cast) < 0.03
+
+
+@pytest.mark.parametrize("content", [b"", b"12345678", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}"])
+def test_files_that_are_no_calls_get_one_line(foreshock, tmp_path, content):
+    (tmp_path / "bad").write_bytes(content)
+    done = judge_file(foreshock, tmp_path / "bad")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_header_that_points_outside_is_refused(foreshock, tmp_path):
+    write_call(tmp_path / "call", attention_call())
+    whole = (tmp_path / "call").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:-10])
+    done = judge_file(foreshock, tmp_path / "cut")
+    assert done.returncode == 2
+    assert "does not fit its data" in done.stderr
+
+
+def run_sweep(foreshock, function, *options):
+    command = [foreshock, "judge", "--function", function, "--python", sys.executable, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=HERE)
+
+
+def test_torch_s_attention_passes_its_sweep_or_names_the_true_defect(foreshock):
+    done = run_sweep(foreshock, "torch.nn.functional:scaled_dot_product_attention", "--grad")
+    findings = [line for line in done.stdout.splitlines() if "FAILS" in line]
+    # The one known defect of the CPU kernel: flat scores are biased away from zero.
+    assert done.returncode == (1 if findings else 0), done.stdout + done.stderr
+    assert all("biased away from zero" in line for line in findings), done.stdout
+    for line in done.stdout.splitlines():
+        if line.startswith("beyond the gates"):
+            assert line == "beyond the gates for: mask none, input flat, many slices"
+
+
+def findings_of(function, grad=False, only=None):
+    return foreshock_judge.judge(function, function.__name__, grad=grad, only=only).findings
+
+
+def small(case):
+    return case.shape != "many slices"
+
+
+def test_a_right_kernel_passes(foreshock):
+    assert not findings_of(wrong_kernels.right, grad=True, only=small)
+
+
+def test_causal_off_by_one_fails_for_causal_masks_only():
+    findings = findings_of(wrong_kernels.causal_off_by_one, only=small)
+    assert findings
+    assert {finding.case.mask for finding in findings} == {"causal"}
+
+
+def test_wrong_scale_fails_for_the_head_dimensions_that_are_padded():
+    findings = findings_of(wrong_kernels.wrong_scale, only=small)
+    assert {finding.case.d for finding in findings} == {24, 40}
+
+
+def test_dropped_key_block_fails_for_ragged_lengths():
+    findings = findings_of(wrong_kernels.dropped_block, only=small)
+    assert findings
+    assert all(finding.case.keys % 64 for finding in findings)
+    assert any(finding.case.shape == "ragged" for finding in findings)
+
+
+def test_state_in_bf16_fails_for_long_rows_of_one_sign():
+    findings = findings_of(wrong_kernels.low_precision_state, only=lambda case: case.shape == "long")
+    assert {finding.case.law for finding in findings} >= {"uniform", "one-signed"}
+
+
+def test_gradient_of_the_wrong_group_fails_for_grouped_heads():
+    findings = findings_of(wrong_kernels.wrong_group, grad=True, only=small)
+    assert {finding.tensor for finding in findings} == {"dk"}
+    assert {finding.case.shape for finding in findings} == {"grouped heads"}
+
+
+def test_a_race_fails_by_its_bits():
+    findings = findings_of(wrong_kernels.race, only=small)
+    assert findings
+    assert all("race" in finding.measured for finding in findings)
+
+
+def test_what_the_function_cannot_take_is_said_and_not_judged():
+    report = foreshock_judge.judge(wrong_kernels.low_precision_state, only=lambda case: case.mask == "causal")
+    assert report.cases == 0
+    assert report.skipped
+    assert not report.findings
+
+
+def test_as_a_fixture_of_one_s_own_tests(tmp_path):
+    (tmp_path / "test_kernel.py").write_text(
+        "pytest_plugins = ['foreshock_judge']\n"
+        "import wrong_kernels\n"
+        "def test_right(judge_attention):\n    judge_attention(wrong_kernels.right, quick=True)\n"
+        "def test_wrong(judge_attention):\n    judge_attention(wrong_kernels.causal_off_by_one, quick=True)\n"
+    )
+    paths = [str(HERE), str(HERE.parents[1] / "lab" / "python")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path],
+        env={"PYTHONPATH": ":".join(paths), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "mask causal" in done.stdout
+
+
+@pytest.mark.parametrize("function", ["nothing", "no_such_module:f", "math:pi", "math:no_such_function"])
+def test_what_is_no_function_gets_one_line(foreshock, function):
+    done = run_sweep(foreshock, function)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
