@@ -10,6 +10,10 @@ namespace {
 
 double ratio_limit(uint32_t pass) { return pass == 0 ? kDeviationRatioForward : kDeviationRatioBackward; }
 
+bool is_alarm(const std::optional<Bias>& bias) {
+  return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > kBiasUlp;
+}
+
 // 1: at the alarm's threshold. What cannot be said is 0.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
@@ -18,29 +22,25 @@ double alarm_nearness(const LayerStatistics& layer) {
     if (statistics.relative_error_max.nonfinite() > 0) return INFINITY;
     nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(pass));
     const std::optional<Bias> bias = statistics.bias.bias();
-    if (bias && bias->z && std::fabs(*bias->z) > kBiasZ)
+    if (bias && bias->z && std::fabs(*bias->z) > kBiasZ && !is_alarm(statistics.rounded_bias.bias()))
       nearness = std::max(nearness, std::fabs(bias->ulp) / kBiasUlp);
   }
   return nearness;
 }
 
-bool is_alarm(const std::optional<Bias>& bias) {
-  return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > kBiasUlp;
-}
-
-std::optional<LayerAlarm> alarm_of(const LayerStatistics& layer, uint32_t pass) {
+// The more telling one first: a bias moves the ratio too.
+void add_alarms(const LayerStatistics& layer, uint32_t pass, std::vector<LayerAlarm>* alarms) {
   const PassStatistics& statistics = layer.pass[pass];
   if (statistics.relative_error_max.nonfinite() > 0)
-    return LayerAlarm{&layer, pass, "nonfinite", std::nullopt};
-  const SampleWindow& ratios = statistics.deviation_ratio;
-  const auto beyond = std::count_if(ratios.data(), ratios.data() + ratios.size(),
-                                    [&](double x) { return x > ratio_limit(pass); });
-  if (beyond >= kSlicesBeyond) return LayerAlarm{&layer, pass, "deviation_ratio", max_of(ratios)};
+    alarms->push_back({&layer, pass, "nonfinite", std::nullopt});
   const std::optional<Bias> bias = statistics.bias.bias();
   // What the reference shows too when it is merely rounded is no fault of the kernel.
   if (is_alarm(bias) && !is_alarm(statistics.rounded_bias.bias()))
-    return LayerAlarm{&layer, pass, "bias", bias->ulp};
-  return std::nullopt;
+    alarms->push_back({&layer, pass, "bias", bias->ulp});
+  const SampleWindow& ratios = statistics.deviation_ratio;
+  const auto beyond = std::count_if(ratios.data(), ratios.data() + ratios.size(),
+                                    [&](double x) { return x > ratio_limit(pass); });
+  if (beyond >= kSlicesBeyond) alarms->push_back({&layer, pass, "deviation_ratio", max_of(ratios)});
 }
 
 }  // namespace
@@ -89,8 +89,7 @@ const LayerStatistics* RankStatistics::worst_layer() const {
 std::vector<LayerAlarm> RankStatistics::alarms() const {
   std::vector<LayerAlarm> found;
   for (const auto& [label, layer] : layers)
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-      if (const std::optional<LayerAlarm> alarm = alarm_of(layer, pass)) found.push_back(*alarm);
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) add_alarms(layer, pass, &found);
   return found;
 }
 

@@ -67,9 +67,10 @@ def test_a_head_that_errs_is_found_in_its_layer(runs, name):
 def test_a_bias_is_found_in_its_layer(runs, name):
     run = runs[name]
     assert run.rank()["worst_layer"] == GUILTY
+    assert (GUILTY, "forward", "bias") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
-    assert f"attention of layer {GUILTY} forward" in run.stderr
-    # What rounding itself leaves in so few slices is about 0.03 (see the control of the sound run).
+    assert f"attention of layer {GUILTY} forward is biased by +0." in run.stderr
+    # Standard errors, from the spread between the slices: 0.015 in the guilty layer, 0.008 in the others.
     assert pooled_bias(run, GUILTY) == pytest.approx(PLANTED_BIAS, abs=0.06)
     for layer in INNOCENT:
         assert abs(pooled_bias(run, layer)) < 0.05
