@@ -31,6 +31,7 @@ CASES = {
     "adversaries": ([1, 2, 3, 4, 5], "optimizer_state", first_model),
     "two_models": ([1, 2, 3, 4, 5], "optimizer_state", every),
     "compiled_step": ([1, 2, 3, 4, 5], "counted", none),
+    "compiled_resume": ([1, 2, 3, 4, 5], "counted", none),
     "scaler": ([1, 2, 3, 4, 5, 6], "optimizer_state", every),
     "fused_scaler": ([1, 2, 3, 4, 5, 6], "optimizer_state", every),
     "evaluation": ([1, 2, 3, 4, 5], "optimizer_state", none),

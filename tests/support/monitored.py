@@ -95,7 +95,7 @@ EVERYTHING = ("--every", "1", "--max-slowdown", "100%")
 
 
 def assert_conserved(rank: dict) -> None:
-    """Rule 3: calls = unsampled + skipped + sampled; sampled = judged + lost + in flight, and 0 in flight at the end."""
+    """Rule 3: calls = unsampled + skipped + sampled; sampled = judged + lost + in flight, at the end 0 in flight."""
     for name, of in rank["attention"].items():
         skipped, lost = sum(of["skipped"].values()), sum(of["lost"].values())
         assert of["calls"] == of["unsampled"] + skipped + of["sampled"], (name, of)
