@@ -112,16 +112,6 @@ void print(const std::vector<Check>& checks) {
   for (const Coverage& line : kCoverage) std::printf("  %-10s%s\n", line.fate, line.what);
 }
 
-// Public defects of the attention kernels that the interpreter's packages bring along.
-void print_known_bad(const std::string& python) {
-  const std::vector<const KnownBad*> rows = known_bad(installed_versions(python));
-  if (rows.empty()) return;
-  std::printf("\n  Known defects of the attention kernels installed here:\n");
-  for (const KnownBad* row : rows)
-    std::printf("  %s: %s\n      when: %s\n      remedy: %s\n      source: %s\n", row->versions.component.data(),
-                row->symptom.data(), row->inputs.data(), row->remedy.data(), row->source.data());
-}
-
 }  // namespace
 
 int doctor(const Arguments& arguments) {
@@ -137,7 +127,8 @@ int doctor(const Arguments& arguments) {
     checks.push_back(check_helper(python));
   }
   print(checks);
-  if (!python.executable.empty()) print_known_bad(python.executable);
+  if (!python.executable.empty())
+    std::printf("%s", known_bad_text(known_bad(installed_versions(python.executable))).c_str());
   bool all_ok = true;
   for (const Check& check : checks) all_ok = all_ok && check.ok;
   std::printf("\n  %s\n", all_ok ? "A training will be monitored here."

@@ -163,6 +163,16 @@ std::vector<const KnownBad*> known_bad(const Versions& versions) {
   return rows;
 }
 
+std::string known_bad_text(const std::vector<const KnownBad*>& rows) {
+  if (rows.empty()) return "";
+  std::ostringstream text;
+  text << "\n  Known defects of the attention kernels installed here:\n";
+  for (const KnownBad* row : rows)
+    text << "  " << row->versions.component << ": " << row->symptom << "\n      when: " << row->inputs
+         << "\n      remedy: " << row->remedy << "\n      source: " << row->source << "\n";
+  return text.str();
+}
+
 Versions installed_versions(const std::string& python) {
   Versions versions;
   constexpr int kTimeoutMs = 10000;

@@ -17,6 +17,7 @@
 #include "cli/command_wait.h"
 #include "cli/commands.h"
 #include "cli/installation.h"
+#include "cli/known_bad.h"
 #include "cli/off_files.h"
 #include "cli/python_finder.h"
 #include "cli/run_directory.h"
@@ -113,6 +114,13 @@ std::string wait_for_summary(const std::string& directory, SignalPasser* signals
   return "";
 }
 
+// What the summary cannot see on this machine's inputs, but others have met with the same versions.
+void print_known_bad(const std::vector<std::string>& command) {
+  const FoundPython python = find_python(command);
+  if (!python.executable.empty() && python.certain)
+    fputs(known_bad_text(known_bad(installed_versions(python.executable))).c_str(), stderr);
+}
+
 void report(const std::string& summary, const std::string& wanted_copy,
             const std::vector<std::string>& off_lines, const AgentKeeper& keeper) {
   if (summary.empty()) {
@@ -158,8 +166,9 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   write_exit_file(directory.path(), status, signals.was_asked_to_stop());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
   const std::string summary = wait_for_summary(directory.path(), &signals, &keeper);
-  report(summary, absolute(arguments.text(OptionId::kSummary)), off_lines(directory.path(), started, getpid()),
-         keeper);
+  report(summary, absolute(arguments.text(OptionId::kSummary)),
+         off_lines(directory.path(), started, getpid()), keeper);
+  if (has_ranks(summary)) print_known_bad(arguments.command());
   directory.leave();
   end_like(status);
 }

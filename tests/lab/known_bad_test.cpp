@@ -38,8 +38,15 @@ TEST(KnownBad, VersionsCompareByNumberAndNotByText) {
 
 TEST(KnownBad, NothingIsKnownOfTheUnknown) {
   EXPECT_TRUE(known_bad({}).empty());
+  EXPECT_EQ(known_bad_text({}), "");
   EXPECT_TRUE(known_bad({{"torch", "main"}, {"numpy", "2.0"}}).empty());
   EXPECT_TRUE(installed_versions("/nonexistent/python").empty());
+}
+
+TEST(KnownBad, IsToldWithWhenRemedyAndSource) {
+  const std::string text = known_bad_text(known_bad({{"torch", "2.9.0"}}));
+  for (const char* part : {"torch: ", "when: ", "remedy: ", "source: https://"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << text;
 }
 
 }  // namespace
