@@ -24,7 +24,9 @@ def tmpfs(needs_root, tmp_path):
         place = tmp_path / f"tmpfs{len(mounted)}"
         place.mkdir()
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", str(place)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", str(place)],
+            capture_output=True,
+            check=False,
         )
         if done.returncode != 0:
             pytest.skip("tmpfs cannot be mounted here: " + done.stderr.decode().strip())

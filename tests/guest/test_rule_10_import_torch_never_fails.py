@@ -1,0 +1,102 @@
+"""Rule 10: `import torch` never fails because of us. The helper is one module of the standard library alone, in a
+directory of its own, and its whole body catches everything."""
+
+import ast
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import types
+
+import monitored
+import pytest
+
+HELPERS = monitored.ROOT / "integrations" / "torch" / "python"
+HELPER = HELPERS / "foreshock_torch.py"
+
+
+def imported_names(path: pathlib.Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def test_one_module_of_the_standard_library():
+    assert [path.name for path in HELPERS.glob("*.py")] == [HELPER.name]
+    assert imported_names(HELPER) - {"torch"} <= set(sys.stdlib_module_names) | {"__future__"}
+
+
+def test_importing_the_helper_imports_next_to_nothing():
+    """It is imported into every process that imports torch."""
+    code = f"""
+import sys
+before = set(sys.modules)
+sys.path.insert(0, {str(HELPERS)!r})
+import foreshock_torch
+print(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}}))
+"""
+    seen = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    heavy = {"ctypes", "torch", "json", "subprocess", "threading", "socket", "logging", "weakref", "atexit", "gc"}
+    assert "foreshock_torch" in ast.literal_eval(seen)
+    assert not heavy & set(ast.literal_eval(seen))
+
+
+def fresh_helper() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("foreshock_torch_alone", HELPER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Hostile(types.ModuleType):
+    """Fails at whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize("torch", [None, types.ModuleType("torch"), Hostile("torch")])
+@pytest.mark.parametrize("base", [None, "", "/nonexistent", "\udcff"])
+def test_the_door_never_raises(monkeypatch, torch, base):
+    helper = fresh_helper()
+    monkeypatch.setenv("FORESHOCK_ADAPTERS", "/nonexistent")
+    if base is None:
+        monkeypatch.delenv("FORESHOCK_DIR", raising=False)
+    else:
+        monkeypatch.setenv("FORESHOCK_DIR", base)
+    if torch is None:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+    assert helper.autoload() is None
+    assert helper.autoload() is None
+    assert helper.report(step=1, loss=2.0) is None
+
+
+def test_the_entry_point_names_what_is_there():
+    """Metadata whose module is missing does break `import torch`."""
+    (entry_points,) = HELPERS.glob("*.dist-info/entry_points.txt")
+    module, _, function = entry_points.read_text().split("=")[-1].strip().partition(":")
+    assert (HELPERS / f"{module}.py").exists()
+    assert callable(getattr(fresh_helper(), function))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},  # a helper without anything
+        {"FORESHOCK_DIR": "/nonexistent", "FORESHOCK_RUN_ID": "x"},
+        {"FORESHOCK_DIR": "/nonexistent", "FORESHOCK_RUN_ID": "x", "LD_PRELOAD": str(monitored.LIBRARY)},
+        {"FORESHOCK_DIR": "/nonexistent", "FORESHOCK_RUN_ID": "x" * 5000, "LD_PRELOAD": str(monitored.LIBRARY),
+         "FORESHOCK_ADAPTERS": "y" * 5000, "FORESHOCK_EVERY": "-1", "FORESHOCK_MEMORY": "much", "RANK": "?"},
+    ],
+    ids=["helper_alone", "no_library", "no_adapters", "nonsense"],
+)  # fmt: skip
+def test_import_torch(environment):
+    code = "import torch; print(torch.ones(2).sum().item(), '\\udcff' in '')"
+    run = monitored.run_plain([monitored.PYTHON, "-c", code], PYTHONPATH=str(HELPERS), **environment)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "2.0 False\n", "")
