@@ -217,8 +217,8 @@ def lora_low_first(ledger: Ledger, model: TinyGpt, batches: Batches) -> None:
 
 
 CASES = [
-    accumulation, two_optimizers, adversaries, two_models, compiled_step, compiled_resume, scaler, fused_scaler, evaluation, resume,
-    frozen, lora, lora_low_first,
+    accumulation, two_optimizers, adversaries, two_models, compiled_step, compiled_resume, scaler, fused_scaler,
+    evaluation, resume, frozen, lora, lora_low_first,
 ]  # fmt: skip
 
 
