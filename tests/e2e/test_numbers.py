@@ -15,7 +15,7 @@ POOL = 64  # slices of a rank that the summary's bias is over
 # the weights. So plain errs more: the ratio lies below 1, and above 1/3 or so unless large scores are rounded.
 # fp32: the backward of a flash kernel takes the weights from the stored log-sum-exp L, as exp(s - L), with L and s - L
 # in [4, 8): two roundings of 2^-22 at most, 1.9e-7 together in the mean, which plain has not and which stand beside
-# about 2.9e-7 of plain's own: 1.2 at least. Measured with AVX-512, AVX2 and without: 1.34 to 1.39, forward 1.04 to 1.08.
+# about 2.9e-7 of plain's own: 1.2 at least. Measured (AVX-512, AVX2, neither): 1.34 to 1.39, forward 1.04 to 1.08.
 HALF, SINGLE = (0.3, 1.3), (0.5, 1.6)
 RATIOS = {
     "normal": (0.4, 1.1),
