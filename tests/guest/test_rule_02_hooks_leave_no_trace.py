@@ -1,5 +1,5 @@
 """Rule 2: nothing blocks, allocates, prints, or touches what is the trainer's. That a hook makes no system call and
-takes no memory is shown in tests/abi (test_hooks_make_no_system_call); here a whole PyTorch training looks at itself."""
+takes no memory is shown in tests/abi (test_hooks_make_no_system_call); here a PyTorch training looks at itself."""
 
 import json
 import os

@@ -62,7 +62,6 @@ def test_a_tenth_of_what_is_free_for_all_ranks_of_the_node(tmpfs, hand_library, 
     assert 0 < used(base) <= 6.4 * MIB
     assert [segment.slots > 0 for segment in segments(base / "alone")] == [True] * ranks
     for segment in segments(base / "alone"):
-        assert segment.bytes.__len__() == segment.path.stat().st_size
         # Reserved, not only sized: no store can ever meet a hole.
         assert segment.path.stat().st_blocks * 512 >= segment.path.stat().st_size
 

@@ -17,7 +17,7 @@ def assert_limit_held(segment, limit: float) -> None:
     skipped = sum(of["skipped"]["budget"] for of in seen.values())
     sampled_steps = sum(step["sampled"] for step in segment.steps())
     assert skipped == 2 * LAYERS * (STEPS - 1 - sampled_steps)  # the first step has no number and is not sampled
-    assert 0 < skipped
+    assert skipped > 0
     steps = segment.steps()[2:]  # the first two hold the set-up
     ours, all_of_it = (sum(step[field] for step in steps) for field in ("cost_ns", "duration_ns"))
     # Debts are paid after they are made: what the dearest sampled step cost may stand above the limit at the end.
