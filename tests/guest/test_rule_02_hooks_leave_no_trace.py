@@ -3,6 +3,7 @@ takes no memory is shown in tests/abi (test_hooks_make_no_system_call); here a P
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import textwrap
@@ -120,21 +121,23 @@ def test_the_trainer_says_nothing_of_ours(watched):
     assert "Traceback" not in said
 
 
-def test_no_delay_at_exit(script, without_agent, tmp_path):
-    """From the last line of the training to the end of its process, beside a training alone; the better of two."""
+def ending(script: pathlib.Path, environment: dict[str, str]) -> float:
+    """Seconds from the last line of the training to the end of its process."""
+    process = subprocess.Popen([monitored.PYTHON, str(script)], env=environment, stdout=subprocess.PIPE, text=True)
+    while process.stdout.readline():
+        pass
+    begin = time.monotonic()
+    assert process.wait(60) == 0
+    return time.monotonic() - begin
 
-    def ending(environment: dict[str, str]) -> float:
-        process = subprocess.Popen([monitored.PYTHON, str(script)], env=environment, stdout=subprocess.PIPE, text=True)
-        while process.stdout.readline():
-            pass
-        begin = time.monotonic()
-        assert process.wait(60) == 0
-        return time.monotonic() - begin
 
-    (adapters,) = list(monitored.ADAPTER_CACHE.glob("adapters-*"))[-1:] or [tmp_path]
-    under = without_agent | {"FORESHOCK_ADAPTERS": str(adapters), "FORESHOCK_EVERY": "1"}
-    alone = min(ending(monitored.clean_environment()) for _ in range(2))
-    assert min(ending(under) for _ in range(2)) < alone + 0.3
+def test_no_delay_at_exit(script, watched, without_agent, base):
+    """Beside a training alone; once more if something else on the machine was in the way."""
+    adapters = watched[0]["environment"]["FORESHOCK_ADAPTERS"]
+    under = without_agent | {"FORESHOCK_ADAPTERS": adapters, "FORESHOCK_EVERY": "1"}
+    pairs = ((ending(script, monitored.clean_environment()), ending(script, under)) for _ in range(3))
+    assert any(watched < alone + 0.3 for alone, watched in pairs)
+    assert list(base.glob("alone/*.seg"))
 
 
 def test_nothing_is_written_where_the_run_was_started(script, tmp_path):
