@@ -10,6 +10,7 @@ import time
 
 import monitored
 import pytest
+from live import wait_until
 from segment_file import assert_calls_conserved, segments
 
 UNKNOWN, FP8 = 10, 5  # FORESHOCK_SKIP_...
@@ -18,13 +19,6 @@ UNKNOWN, FP8 = 10, 5  # FORESHOCK_SKIP_...
 def attention(directory) -> dict:
     (segment,) = segments(directory)
     return segment.attention()
-
-
-def wait_until(condition, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
 
 
 def test_without_an_agent_the_ring_fills_and_a_later_agent_goes_on(start_alone, base):

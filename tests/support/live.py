@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 
 SUPPORT = pathlib.Path(__file__).resolve().parent
 ROOT = SUPPORT.parents[1]
@@ -26,6 +28,13 @@ def build_hand_library(folder: pathlib.Path) -> pathlib.Path:
     source = str(SUPPORT / "hand_attention.c")
     subprocess.run([compiler, *flags, include, source, "-o", str(target), "-lm"], check=True)
     return target
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
 
 
 class Live:
