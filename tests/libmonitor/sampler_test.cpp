@@ -75,6 +75,24 @@ TEST(Sampler, EveryPlaceIsChosenAboutEquallyOften) {
   EXPECT_NEAR(kv_heads[0], kDraws / 2, 5 * 45);
 }
 
+TEST(Sampler, APlaceIsMissedAsOftenAsTheBinomialSays) {
+  // One batch and kv-head of 32 holds what is looked for; 64 slices miss it with probability (1 - 1/32)^64. Over 2000
+  // trials the share of misses has sd sqrt(p (1 - p) / 2000).
+  const CallShape shape = {4, 8, 8, 64, 64};
+  constexpr int kTrials = 2000, kSlices = 64;
+  int missed = 0;
+  for (uint64_t trial = 0; trial < kTrials; ++trial) {
+    bool found = false;
+    for (int64_t step = 0; step < kSlices && !found; ++step) {
+      const Slice slice = choose_slice(shape, trial, step, 3, 0);
+      found = slice.batch == 1 && slice.kv_head == 5;
+    }
+    missed += !found;
+  }
+  const double p = std::pow(31.0 / 32, kSlices);
+  EXPECT_NEAR(missed / double{kTrials}, p, 5 * std::sqrt(p * (1 - p) / kTrials));
+}
+
 TEST(Sampler, DependsOnSeedStepCallAndRankAlone) {
   const CallShape shape = {8, 8, 8, 1000, 1000};
   const auto place = [&](uint64_t seed, int64_t step, uint64_t call, int rank) {
