@@ -3,8 +3,11 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -48,12 +51,34 @@ bool make_names(const SegmentRequest& request, const char* suffix, Names* names)
          b < static_cast<int>(sizeof names->temporary);
 }
 
+// Reserves in parts: where the kernel lets a signal end fallocate (tmpfs before Linux 6.18, at the latest),
+// it gives back what that call had, so a profiler's timer would never let a large file be had in one.
+bool reserve(int fd, uint64_t size) {
+  constexpr uint64_t kPart = uint64_t{1} << 20;
+  constexpr int kTries = 100;  // per part
+  for (uint64_t done = 0; done < size; done += kPart) {
+    const uint64_t part = std::min(kPart, size - done);
+    int error = EINTR;
+    for (int tried = 0; tried < kTries && error == EINTR; ++tried)
+      error = posix_fallocate(fd, static_cast<off_t>(done), static_cast<off_t>(part));
+    if (error != 0) return false;
+  }
+  return true;
+}
+
+// Beyond RLIMIT_FSIZE the kernel does not only refuse: it sends SIGXFSZ, which kills.
+bool is_beyond_limit(uint64_t size) {
+  rlimit limit = {};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur;
+}
+
 // A file of `size` reserved bytes under its temporary name; -1 when there is no room.
 int create_reserved(const Names& names, uint64_t size) {
+  if (is_beyond_limit(size)) return -1;
   const int fd = open(names.temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return -1;
   // Reserved, not only sized: a store into a hole of a full tmpfs is SIGBUS.
-  if (posix_fallocate(fd, 0, static_cast<off_t>(size)) == 0) return fd;
+  if (reserve(fd, size)) return fd;
   close(fd);
   unlink(names.temporary);
   return -1;

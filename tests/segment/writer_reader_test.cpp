@@ -1,7 +1,9 @@
 // The two sides of the protocol against each other, on a real tmpfs where there is one.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,6 +63,31 @@ double query_of(const SegmentReader::Ready& ready) {
   double value = 0;
   std::memcpy(&value, ready.view.payload[kQuery].data(), 8);
   return value;
+}
+
+TEST_F(SegmentFiles, ALimitOfFileSizesIsARefusalNotASignal) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {64 << 10, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  SegmentWriter writer;
+  const char* why = create(&writer);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_STREQ(why, "no_space");
+  EXPECT_TRUE(fs::is_empty(directory_));
+}
+
+TEST_F(SegmentFiles, AProfilersTimerDoesNotKeepTheSpaceFromUs) {
+  struct sigaction counting = {}, before = {};
+  counting.sa_handler = [](int) {};
+  ASSERT_EQ(sigaction(SIGALRM, &counting, &before), 0);
+  const itimerval often = {{0, 2000}, {0, 2000}}, never = {};
+  ASSERT_EQ(setitimer(ITIMER_REAL, &often, nullptr), 0);
+  SegmentWriter writer;
+  const char* why = writer.create({directory_.c_str(), 0, 0x10, 4, 8 << 20});  // longer than one period
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
+  EXPECT_EQ(why, nullptr) << why;
 }
 
 TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
