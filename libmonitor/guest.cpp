@@ -52,6 +52,7 @@ bool Guest::is_inherited() const {
 
 Counting Guest::counting() {
   if ((hot() & kHotArmed) == 0) return {&own()->local, true};
+  std::atomic_thread_fence(std::memory_order_acquire);  // whoever sees the hot word sees its segment
   const uint32_t generation = generation_.load(std::memory_order_acquire);
   if (t_generation != generation) {
     t_counting = claim_block(writer_.threads());
