@@ -1,5 +1,6 @@
 // foreshock: reads the name of the command and hands over to the file of that name.
 #include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -72,4 +73,11 @@ int main(const std::vector<std::string>& words) {
 }  // namespace
 }  // namespace foreshock::cli
 
-int main(int count, char** words) { return foreshock::cli::main({words + 1, words + count}); }
+int main(int count, char** words) {
+  try {
+    return foreshock::cli::main({words + 1, words + count});
+  } catch (const std::exception& error) {  // no memory, no working directory: one line, not an abort
+    foreshock::cli::say(error.what());
+    return 1;
+  }
+}

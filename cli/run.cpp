@@ -49,16 +49,23 @@ int run_unmonitored(const std::vector<std::string>& command, const std::string& 
   return run_alone(command);
 }
 
-std::string absolute(const std::string& path) { return path.empty() ? "" : fs::absolute(path).string(); }
+// "" where there is none: the working directory is gone.
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  return path.empty() ? "" : fs::absolute(path, error).string();
+}
 
 // What would only fail at the end of a long run is refused at its start.
 std::string output_problem(const Arguments& arguments, OptionId id) {
-  const std::string path = absolute(arguments.text(id));
-  if (path.empty()) return "";
+  const std::string given = arguments.text(id);
+  if (given.empty()) return "";
+  const std::string path = absolute(given);
   const std::string folder = fs::path(path).parent_path();
   const bool exists = access(path.c_str(), F_OK) == 0;
-  if (fs::is_directory(path) || access((exists ? path : folder).c_str(), W_OK) != 0) {
-    return std::string(option(id).flag) + ": " + path +
+  const bool has_bad_name = !exists && errno != ENOENT;  // too long, a file as a folder, links in a circle
+  std::error_code error;
+  if (has_bad_name || fs::is_directory(path, error) || access((exists ? path : folder).c_str(), W_OK) != 0) {
+    return std::string(option(id).flag) + ": " + given +
            " cannot be written; name a file in a directory you may write";
   }
   return "";

@@ -44,6 +44,36 @@ def test_output_and_input_are_the_command_s_own(foreshock, environment):
     assert all(line.startswith("foreshock: ") for line in result.stderr.splitlines())
 
 
+@pytest.mark.parametrize("option", ["--summary", "--record"])
+@pytest.mark.parametrize("path", ["x" * 5000, "/dev/null/x", "\n/x"])
+def test_an_impossible_output_is_one_line(foreshock, environment, option, path):
+    result = run(foreshock, environment, "true", options=[option, path])
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"foreshock: {option}: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_working_directory_that_is_gone_is_one_line(foreshock, environment, tmp_path):
+    script = f"mkdir gone; cd gone; rmdir ../gone; exec {foreshock} run --summary x.json -- true"
+    result = subprocess.run(
+        ["sh", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("foreshock: --summary: x.json cannot be written")
+
+
+def test_a_standard_error_that_nobody_reads_does_not_stop_the_command(foreshock, environment):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    result = subprocess.run(
+        [foreshock, "run", "--", "sh", "-c", "echo here"],
+        env={**environment, "FORESHOCK_DIR": "/proc/none"}, stdout=subprocess.PIPE, stderr=write_end,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(write_end)
+    assert (result.returncode, result.stdout) == (0, "here\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_signals_are_passed_on_once(foreshock, environment, number):
     script = f"count=0; trap 'count=$((count+1))' {int(number)}; echo ready; sleep 1; sleep 1; exit $((40+count))"
