@@ -3,5 +3,5 @@
 set -eu
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-"$1" -max_total_time="$3" -max_len=65536 -rss_limit_mb=2048 -print_final_stats=1 \
+"$1" -max_total_time="$3" -max_len=16384 -rss_limit_mb=2048 -print_final_stats=1 \
   -artifact_prefix="${FUZZ_ARTIFACTS:-$scratch/}" "$scratch" "$2"
