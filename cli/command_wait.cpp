@@ -36,6 +36,19 @@ int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
   return signal;
 }
 
+int SignalPasser::stop_before_start() {
+  sigset_t asking;
+  sigemptyset(&asking);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction now = {};
+    // Ignored before us (nohup, a job in the background): then not for us either, though a blocked one stays.
+    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&asking, signal);
+  }
+  const timespec at_once = {0, 0};
+  const int signal = sigtimedwait(&asking, nullptr, &at_once);
+  return signal > 0 ? signal : 0;
+}
+
 ExitStatus SignalPasser::wait_for(pid_t pid, const std::function<void()>& tick) {
   for (;;) {
     if (const std::optional<ExitStatus> status = poll_exit(pid)) return *status;

@@ -19,6 +19,10 @@ class SignalPasser {
   // What the command must start with.
   const sigset_t* original_mask() const { return &original_; }
 
+  // The signal that has asked to stop before there is a command to pass it to, or 0. A terminal's signal is
+  // never passed on, so the command would not hear of it.
+  int stop_before_start();
+
   // Waits for `pid`, passing signals on and calling `tick` every 200 ms.
   ExitStatus wait_for(pid_t pid, const std::function<void()>& tick);
 

@@ -159,6 +159,10 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     if (const auto agent = keeper.news()) say("run " + monitored.run_id + ", page at " + agent->url());
   };
   keep_agent();
+  if (const int signal = signals.stop_before_start(); signal != 0) {
+    directory.leave();
+    end_like({128 + signal, signal});
+  }
 
   pid_t pid = -1;
   const int error = spawn(

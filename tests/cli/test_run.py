@@ -1,5 +1,6 @@
 """`foreshock run` around plain commands: what it must never change, and what it leaves behind."""
 
+import fcntl
 import json
 import os
 import pty
@@ -101,6 +102,30 @@ def test_interrupt_of_the_terminal_reaches_the_command_once(foreshock, environme
         pass
     _, status = os.waitpid(pid, 0)
     assert os.WEXITSTATUS(status) == 41
+
+
+def test_interrupt_before_the_command_has_started_ends_the_run(foreshock, environment, base):
+    """Ctrl-C while the agent comes up: the command is not there to get the terminal's signal."""
+    (base / "me").mkdir(mode=0o700)
+    with open(base / "me" / "agent.start", "w") as starter:  # held: no agent comes, and run waits for one
+        fcntl.flock(starter, fcntl.LOCK_EX)
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(foreshock, [foreshock, "run", "--run-id", "me", "--", "echo", "started"], environment)
+        while not (base / "me" / "run.lock").exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.write(terminal, b"\x03")
+        seen = b""
+        try:
+            while more := os.read(terminal, 4096):
+                seen += more
+        except OSError:  # the other end is closed
+            pass
+        _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGINT
+    assert b"started" not in seen
 
 
 def test_missing_command_is_127(foreshock, environment):
