@@ -112,6 +112,7 @@ def test_import_torch_never_fails(build_adapter, fake_core: Path, adapters: Path
         {"LD_PRELOAD": str(fake_core), "FORESHOCK_ADAPTERS": str(tmp_path)},
         {"LD_PRELOAD": str(hollow), "FORESHOCK_ADAPTERS": str(adapters)},
         {"LD_PRELOAD": str(fake_core), "FORESHOCK_ADAPTERS": str(adapters), "FORESHOCK": "0"},
+        {"LD_PRELOAD": str(fake_core), "FORESHOCK_ADAPTERS": str(adapters), "FORESHOCK": "off"},
     ]
     for case in cases:
         done = imports(tmp_path, **case)

@@ -496,7 +496,9 @@ def autoload() -> None:
     """Called at the end of `import torch`."""
     global _monitor, torch
     try:
-        if _monitor is not None or not os.environ.get("FORESHOCK_DIR") or os.environ.get("FORESHOCK") == "0":
+        if _monitor is not None or not os.environ.get("FORESHOCK_DIR"):
+            return
+        if os.environ.get("FORESHOCK") in ("off", "0", "false", "no"):  # as parse_switch() of the core reads it
             return
         import atexit
         import ctypes
