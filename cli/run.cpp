@@ -96,20 +96,35 @@ std::vector<std::string> agent_command(const Installation& installation, const A
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
+std::string exit_path(const std::string& directory) {
+  return directory + "/exit." + std::to_string(getpid()) + ".json";
+}
+
+std::string summary_path(const std::string& directory) {
+  return directory + "/summary." + std::to_string(getpid()) + ".json";
+}
+
+// An earlier launcher of this run may have had our pid: its end is not ours. In this order, since an exit
+// file without a summary is one to be answered.
+void remove_namesake_s_files(const std::string& directory) {
+  unlink(exit_path(directory).c_str());
+  unlink(summary_path(directory).c_str());
+}
+
 // Tells the agent how the command ended; in one rename, so that it never reads half a file.
 void write_exit_file(const std::string& directory, const ExitStatus& status, bool was_asked_to_stop) {
   const bool stopped = was_asked_to_stop || is_stop_signal(status.signal) ||
                        (status.code > 128 && is_stop_signal(status.code - 128));
   const char* state = stopped ? "preempted" : status.code == 0 ? "finished" : "failed";
   const nlohmann::json json = {{"status", status.code}, {"signal", status.signal}, {"state", state}};
-  const std::string path = directory + "/exit." + std::to_string(getpid()) + ".json";
+  const std::string path = exit_path(directory);
   std::ofstream(path + ".new") << json.dump() << "\n";
   rename((path + ".new").c_str(), path.c_str());
 }
 
 // The agent's summary of our ranks as JSON text; "" when none has come.
 std::string wait_for_summary(const std::string& directory, SignalPasser* signals, AgentKeeper* keeper) {
-  const std::string path = directory + "/summary." + std::to_string(getpid()) + ".json";
+  const std::string path = summary_path(directory);
   for (int waited = 0; waited < kSummaryTimeoutMs && !keeper->has_failed(); waited += kSummaryPollMs) {
     if (access(path.c_str(), R_OK) == 0) {
       std::ifstream file(path);
@@ -149,6 +164,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   if (const std::string problem = directory.enter(monitored.base, monitored.run_id); !problem.empty()) {
     return run_unmonitored(arguments.command(), problem);
   }
+  remove_namesake_s_files(directory.path());
   const fs::file_time_type started = fs::file_time_type::clock::now();
   SignalPasser signals;
   AgentKeeper keeper(directory.path(),

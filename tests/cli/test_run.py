@@ -128,6 +128,15 @@ def test_interrupt_before_the_command_has_started_ends_the_run(foreshock, enviro
     assert b"started" not in seen
 
 
+def test_a_summary_of_an_earlier_process_of_our_pid_is_not_ours(foreshock, environment, base, tmp_path):
+    (base / "me").mkdir(mode=0o700)
+    copy = tmp_path / "summary.json"
+    old = f'echo \'{{"run": "old", "ranks": []}}\' > "{base}/me/summary.$$.json"'
+    script = f"{old}; exec {foreshock} run --run-id me --summary {copy} -- true"
+    subprocess.run(["sh", "-c", script], env=environment, capture_output=True, timeout=60, check=True)
+    assert json.loads(copy.read_text())["run"] == "me"
+
+
 def test_missing_command_is_127(foreshock, environment):
     result = run(foreshock, environment, "no-such-command")
     assert result.returncode == 127
