@@ -52,7 +52,7 @@ def training() -> Iterator[float]:
     import torch
     import train
 
-    text, autocast, size = train.Text(1), train.native_bf16(), train.SIZES[2]
+    text, autocast, size = train.Text(1), train.native_bf16(), train.SIZES[1]
     model = train.Gpt(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [text.batch(size) for _ in range(8)]
@@ -160,8 +160,8 @@ def measure_unsampled(base: str, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--windows", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--windows", type=int, default=200, help="pairs of windows, default budget (0: leave out)")
+    parser.add_argument("--rounds", type=int, default=200, help="pairs of turns, unsampled (0: leave out)")
     parser.add_argument("--serve-windows", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve-turns", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -171,8 +171,10 @@ def main() -> None:
         return serve_turns()
     base = tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm")
     try:
-        measure_unsampled(base, arguments.rounds)
-        measure_default(base, arguments.windows)
+        if arguments.windows:
+            measure_default(base, arguments.windows)
+        if arguments.rounds:
+            measure_unsampled(base, arguments.rounds)
     finally:
         shutil.rmtree(base, ignore_errors=True)
     return None

@@ -121,7 +121,7 @@ void Guest::fill_identity(const segment::SegmentRequest& given, uint64_t wanted)
   identity.local_ranks = static_cast<uint32_t>(settings_.local_ranks);
 }
 
-bool Guest::arm(uint64_t slot_bytes_needed) {
+bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (is_off() || (hot() & kHotArmed) != 0) return false;
   const pid_t self = getpid();
   // A child of a process that was in the middle of this must not wait for a thread it does not have.
@@ -145,6 +145,7 @@ bool Guest::arm(uint64_t slot_bytes_needed) {
   const uint32_t known = ops_known_.load(std::memory_order_acquire);
   std::copy_n(ops_, known, writer_.ops());
   if (late_.late_ready != 0) describe(late_);
+  prepare();
   const uint32_t generation = generation_.fetch_add(1) + 1;
   own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
   drain_local();

@@ -57,7 +57,8 @@ class Guest {
 
   // Creates the segment, once. `slot_bytes_needed` 0: not known yet. Returns true when this call did it.
   // Another thread in the middle of it makes this return false at once.
-  bool arm(uint64_t slot_bytes_needed);
+  // `prepare` runs before the segment is seen by any other thread.
+  bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
   // Silent for the rest of the process; an empty file tells the launcher why.
   void off(const char* reason);

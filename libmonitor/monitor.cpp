@@ -160,7 +160,10 @@ void Monitor::skip(int32_t op, uint32_t reason) {
 // -- life --
 
 bool Monitor::wake(uint64_t slot_bytes_needed) {
-  if (!g_guest.arm(slot_bytes_needed)) return false;
+  return g_guest.arm(slot_bytes_needed, [] { g_monitor.reset(); });
+}
+
+void Monitor::reset() {
   // In a child that trains by itself nothing of its parent's clock is left. What was seen before the first
   // segment stays: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but wakes
   // nobody.
@@ -182,7 +185,6 @@ bool Monitor::wake(uint64_t slot_bytes_needed) {
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
   for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_}) flag->clear();
-  return true;
 }
 
 void Monitor::read_switches() {

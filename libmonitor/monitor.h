@@ -44,6 +44,7 @@ class Monitor {
 
  private:
   bool wake(uint64_t slot_bytes_needed);
+  void reset();
   int enter_asleep(int32_t op, uint32_t flags);
   void count_call(const Counting& counting, int32_t op);
   void begin_step();

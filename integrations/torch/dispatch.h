@@ -44,10 +44,11 @@ inline uint64_t NowNs() {
 }
 
 // Value of a one-element floating tensor; empty for anything on a device (reading it would wait for the
-// device).
-inline std::optional<double> ScalarOnCpu(const at::Tensor& tensor) {
+// device), for a tensor whose storage was taken away, and for one that torch refuses to look into.
+inline std::optional<double> ScalarOnCpu(const at::Tensor& tensor) noexcept try {
   if (!HasData(tensor) || !tensor.is_cpu() || tensor.numel() != 1) return std::nullopt;
   const void* data = tensor.const_data_ptr();
+  if (data == nullptr || tensor.storage().nbytes() == 0) return std::nullopt;
   switch (tensor.scalar_type()) {
     case at::kDouble:
       return *static_cast<const double*>(data);
@@ -60,6 +61,8 @@ inline std::optional<double> ScalarOnCpu(const at::Tensor& tensor) {
     default:
       return std::nullopt;
   }
+} catch (...) {
+  return std::nullopt;
 }
 
 // Positions of arguments by name: names outlive versions, positions do not.

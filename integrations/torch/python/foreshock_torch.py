@@ -277,8 +277,9 @@ class _Modules:
         models.sort(key=lambda model: min((order.get(a, len(order)) for a in model[1]), default=len(order)))
         kinds, told = [], {}
         for root, _ in models:
-            while wrapped := getattr(root, "_orig_mod", None) or getattr(root, "module", None):
-                root = wrapped
+            for _ in range(8):  # wrappers in wrappers; bounded, since a proxy may answer to any name
+                wrapped = [getattr(root, name, None) for name in ("_orig_mod", "module")]
+                root = next((w for w in wrapped if isinstance(w, torch.nn.Module)), root)
             kinds.append(type(root).__name__)
         for n, (_, rows) in enumerate(models):
             number = f"_{kinds[:n].count(kinds[n])}" if kinds.count(kinds[n]) > 1 else ""
@@ -436,8 +437,8 @@ class _Monitor:
         return _ranks() == 1 or not missing
 
     def report(self, step: int | None, loss: float | None, batch_id: int | None) -> None:
-        if loss is not None:
-            self.core.core.foreshock_observe_loss(loss, _LOSS_REPORTED)
+        if (value := _on_cpu(loss)) is not None:
+            self.core.core.foreshock_observe_loss(value, _LOSS_REPORTED)
         if batch_id is not None:
             self.batch_id = batch_id
         if step is not None:
