@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import shutil
-import tempfile
 
 import pytest
 
@@ -17,14 +15,6 @@ def foreshock() -> str:
     if not executable.exists():
         pytest.fail(f"{executable} is missing: build it first with ./dev build")
     return str(executable)
-
-
-@pytest.fixture
-def base():
-    """A private directory on tmpfs, empty again at the end unless the test asks otherwise."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-test-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,30 +1,8 @@
 """What the tests of the whole path share: the support modules, and trainers that live while a test looks."""
 
-import pathlib
-import shutil
-import sys
-import tempfile
-
+import live
+import monitored
 import pytest
-
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
-
-import live  # noqa: E402
-import monitored  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def hand_library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return live.build_hand_library(tmp_path_factory.mktemp("hand"))
-
-
-@pytest.fixture
-def base():
-    """A private base directory on tmpfs."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-e2e-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
@@ -48,18 +26,3 @@ def start_hand(base, hand_library, tmp_path):
     yield start
     for trainer in started:
         trainer.finish()
-
-
-@pytest.fixture
-def foreshock(base):
-    """foreshock(*arguments): the command line on this test's base directory; the finished process."""
-    import subprocess
-
-    def call(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [str(monitored.FORESHOCK), *arguments],
-            env=monitored.clean_environment(FORESHOCK_DIR=str(base)),
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-
-    return call

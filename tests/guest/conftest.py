@@ -1,31 +1,10 @@
 """Fixtures of the guest tests: trainers under `foreshock run`, and trainers with a run directory but no agent."""
 
 import os
-import pathlib
-import shutil
-import sys
-import tempfile
 
+import live
+import monitored
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-
-import live  # noqa: E402
-import monitored  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def hand_library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return live.build_hand_library(tmp_path_factory.mktemp("hand"))
-
-
-@pytest.fixture
-def base():
-    """A private base directory on tmpfs."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-guest-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
@@ -73,21 +52,6 @@ def start_run(base, hand_library, tmp_path):
     yield start
     for trainer in started:
         trainer.finish()
-
-
-@pytest.fixture
-def foreshock(base):
-    """foreshock(*arguments): the command line on this test's base directory; the finished process."""
-    import subprocess
-
-    def call(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [str(monitored.FORESHOCK), *arguments],
-            env=monitored.clean_environment(FORESHOCK_DIR=str(base)),
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-
-    return call
 
 
 @pytest.fixture
