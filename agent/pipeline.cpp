@@ -1,28 +1,18 @@
 #include "agent/pipeline.h"
 
-#include <time.h>
-
 #include <algorithm>
 
+#include "agent/node.h"
 #include "agent/observe.h"
 #include "agent/record_lines.h"
 #include "agent/slot_slice.h"
 
 namespace foreshock {
-namespace {
 
 using segment::SegmentReader;
 
-double cpu_seconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-}  // namespace
-
 bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
-  const double begin = cpu_seconds();
+  const double begin = thread_cpu_seconds();
   bool found = false;
   for (const segment::StepRecord& step : segment.new_steps()) {
     found = true;
@@ -38,7 +28,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     found = true;
     judge_slot(segment, ready, rank);
   }
-  rank->agent_seconds += cpu_seconds() - begin;
+  rank->agent_seconds += thread_cpu_seconds() - begin;
   return found;
 }
 
@@ -49,7 +39,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     return segment.consume_lost(ready.slot, ready.ticket, slot.pass % segment::kPasses,
                                 segment::Lost::kRefused);
   }
-  const double begin = cpu_seconds();
+  const double begin = thread_cpu_seconds();
   const AttentionSlice slice = slice_of(ready.view);
   if (!is_valid(slice))
     return segment.consume_lost(ready.slot, ready.ticket, slot.pass, segment::Lost::kUnsupported);
@@ -60,7 +50,8 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   observe_slice(slot, layer, deviation, rank);
   const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_grad_query;
   if (nonfinite > 0) tell(*rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite));
-  if (record_ != nullptr) record_->write(sample_line(*rank, slot, layer, deviation, cpu_seconds() - begin));
+  if (record_ != nullptr)
+    record_->write(sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin));
   segment.consume_judged(ready.slot, ready.ticket, slot.pass);
 }
 

@@ -256,4 +256,8 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
   return state;
 }
 
+std::string text_of(const json& document, int indent) {
+  return document.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
 }  // namespace foreshock

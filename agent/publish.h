@@ -18,6 +18,10 @@ nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 // The same with what only the status page shows: history by step and the layers.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
 
+// Names come from the trainer and may be no UTF-8: then a replacement character, not an exception. `indent`
+// -1: one line.
+std::string text_of(const nlohmann::json& json, int indent);
+
 }  // namespace foreshock
 
 #endif  // FORESHOCK_AGENT_PUBLISH_H_

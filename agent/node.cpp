@@ -1,0 +1,42 @@
+#include "agent/node.h"
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include <algorithm>
+#include <fstream>
+
+namespace foreshock {
+namespace {
+
+double cpu_seconds(clockid_t clock) {
+  timespec now = {};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+int cores_of_node() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  std::ifstream limit("/sys/fs/cgroup/cpu.max");
+  double quota = 0, period = 0;
+  if (limit >> quota >> period && period > 0) cores = std::clamp(static_cast<int>(quota / period), 1, cores);
+  return cores;
+}
+
+double process_cpu_seconds() { return cpu_seconds(CLOCK_PROCESS_CPUTIME_ID); }
+double thread_cpu_seconds() { return cpu_seconds(CLOCK_THREAD_CPUTIME_ID); }
+
+// The HTTP thread was started before and keeps its own value. Nice alone is void between sessions where the
+// kernel groups them (autogroup), so the group gets some too; but the HTTP thread is in it: on two busy cores
+// one scrape in ten took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18).
+void be_nice() {
+  setpriority(PRIO_PROCESS, 0, 19);
+  std::ofstream("/proc/self/autogroup") << "10";
+}
+
+}  // namespace foreshock

@@ -1,0 +1,97 @@
+// One run on this node as the agent follows it: the segments of its directory, what they have taught, and the
+// launchers that wait for a summary. One thread.
+#ifndef FORESHOCK_AGENT_RUN_H_
+#define FORESHOCK_AGENT_RUN_H_
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/discovery.h"
+#include "agent/followed.h"
+#include "agent/launcher_files.h"
+#include "exporters/record.h"
+#include "exporters/registry.h"
+
+namespace foreshock {
+
+struct RunOptions {
+  std::string directory;  // <base>/<run id>
+  std::string run_id;
+  std::string record;  // JSONL file; empty: none
+  double max_slowdown = 0.01;
+  uint64_t every = 0;  // 0: the agent chooses the interval
+  int cores = 1;       // of the node
+};
+
+class Run {
+ public:
+  using Clock = Followed::Clock;
+
+  // Null: *error is one line, or empty when another agent holds the directory. The lock on the directory
+  // lives as long as the run.
+  static std::unique_ptr<Run> open(const RunOptions& options, std::string* error);
+  ~Run();
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  // Takes what is new in the segments that are known. Returns whether there was anything.
+  bool poll();
+
+  // Finds new segments.
+  void discover(Registry* registry);
+
+  // Ends the segments whose trainers have gone without a word.
+  void look_for_life(Clock::time_point now);
+
+  // Launchers whose command has ended and whose ranks have been drained, or waited for long enough.
+  std::vector<LauncherExit> ended_launchers(Clock::time_point now, Registry* registry);
+  // Hands such a launcher its summary: the last thing it waits for, so publish what it may look at before.
+  void answer(const LauncherExit& exit);
+
+  // Sets every series of the run.
+  void publish(Registry* registry);
+
+  // The ranks of one launcher, or of all (0), as in docs/summary.md; with histories and layers for the page.
+  nlohmann::json document(uint64_t launcher_pid, bool for_page) const;
+
+  // Tells the ranks an interval that keeps the budget. `agent_cpu_seconds`: CPU time that the agent has spent
+  // on this run so far.
+  void choose_cadence(double agent_cpu_seconds);
+
+  // Whether a trainer or a launcher lives.
+  bool is_needed() const;
+
+  const std::string& run_id() const { return options_.run_id; }
+  const std::string& directory() const { return options_.directory; }
+  uint64_t refused_segments() const { return refused_segments_; }
+  RunState state() const { return state_; }
+
+ private:
+  Run(const RunOptions& options, int lock);
+  void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
+  bool drain(const LauncherExit& exit, Clock::time_point now);
+  void announce(Followed& followed);
+  void finish(Followed& followed, RunState state);
+  void record_run(const RankStatistics& rank, const char* state);
+  int cores_per_rank() const;
+
+  const RunOptions options_;
+  const int lock_;  // the descriptor that holds agent.lock
+  Discovery discovery_;
+  std::unique_ptr<RecordWriter> record_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::vector<std::unique_ptr<Followed>> followed_;
+  RunState state_ = RunState::kRunning;
+  uint64_t refused_segments_ = 0;
+  uint64_t interval_ = 0;  // what the ranks were told; 0: nothing yet
+  double cpu_at_cadence_ = 0;
+  uint64_t sampled_at_cadence_ = 0;
+  std::vector<std::pair<uint64_t, Clock::time_point>> exits_seen_;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_RUN_H_

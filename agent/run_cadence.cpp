@@ -1,0 +1,52 @@
+// The part of Run that says how often its ranks sample: one interval for all of the node, by what sampling
+// costs the slowest of them.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "agent/cadence.h"
+#include "agent/run.h"
+
+namespace foreshock {
+namespace {
+
+// Steps between the decision on an interval and its taking effect: every rank of the node must still be
+// before it.
+constexpr int64_t kStepsAhead = 4;
+
+}  // namespace
+
+void Run::choose_cadence(double agent_cpu_seconds) {
+  if (options_.every != 0) return;
+  SamplingCost cost;
+  uint64_t sampled_steps = 0, in_force = 0;
+  int64_t newest_step = 0;
+  for (const auto& followed : followed_) {
+    const RankStatistics& rank = followed->rank;
+    if (followed->is_finished() || rank.last_step.sequence == 0) continue;
+    if (rank.identity.world_size > static_cast<int>(rank.identity.local_ranks))
+      return;  // other nodes do not hear this
+    cost.step_seconds = std::max(cost.step_seconds, mean_of(rank.step_seconds).value_or(0));
+    cost.sampled_step_seconds =
+        std::max(cost.sampled_step_seconds, mean_of(rank.sampled_step_cost).value_or(0));
+    cost.other_step_seconds = std::max(cost.other_step_seconds, mean_of(rank.other_step_cost).value_or(0));
+    sampled_steps = std::max(sampled_steps, rank.sampled_steps);
+    newest_step = std::max(newest_step, rank.last_step.step);
+    in_force = std::max(in_force, rank.last_step.interval);
+  }
+  const uint64_t new_samples = sampled_steps - std::min(sampled_steps, sampled_at_cadence_);
+  if (new_samples < 2) return;
+  cost.agent_seconds =
+      (agent_cpu_seconds - cpu_at_cadence_) / static_cast<double>(new_samples) / options_.cores;
+  cpu_at_cadence_ = agent_cpu_seconds;
+  sampled_at_cadence_ = sampled_steps;
+  const uint64_t interval = choose_interval(cost, options_.max_slowdown, in_force);
+  if (interval == in_force) return;
+  interval_ = interval;
+  spdlog::info("sampling every {} steps (was {}): predicted cost {:.2f} %", interval, in_force,
+               100 * predicted_slowdown(cost, interval));
+  for (auto& followed : followed_)
+    if (!followed->is_finished()) followed->segment().set_interval(interval, newest_step + kStepsAhead);
+}
+
+}  // namespace foreshock
