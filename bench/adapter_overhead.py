@@ -119,9 +119,7 @@ def main() -> None:
         rounds = [[child.turn(name) for child in children] for _ in range(arguments.rounds)]
         plain, hooked = (statistics.median(column) for column in zip(*rounds, strict=True))
         added, low, high = median_bounds([on - off for off, on in rounds])
-        print(
-            f"{name:30s} {plain:7.2f} -> {hooked:7.2f} us   added {added:+.3f} us [{low:+.3f}, {high:+.3f}]"
-        )
+        print(f"{name:30s} {plain:7.2f} -> {hooked:7.2f} us   added {added:+.3f} us [{low:+.3f}, {high:+.3f}]")
         worst = max(worst, high) if "attention" in name else worst
     verdict = "met" if worst <= TARGET_US else "missed"
     print(f"attention calls: at most {worst:+.3f} us, target {TARGET_US:+.1f} us: {verdict}")

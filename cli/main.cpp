@@ -34,8 +34,10 @@ constexpr Command kCommands[] = {
 int print_help() {
   std::printf("foreshock %s: a seismograph for training runs\n\n", kVersion);
   for (const Command& command : kCommands) std::printf("  foreshock %-36s%s\n", command.usage, command.help);
-  std::printf("  foreshock %-36s%s\n", "lab [SWEEP ...] [options]", "measure algorithms and formats against fp64");
-  std::printf("  foreshock %-36s%s\n", "judge CALL|--function MODULE:NAME", "an attention kernel of your own against fp64");
+  std::printf("  foreshock %-36s%s\n", "lab [SWEEP ...] [options]",
+              "measure algorithms and formats against fp64");
+  std::printf("  foreshock %-36s%s\n", "judge CALL|--function MODULE:NAME",
+              "an attention kernel of your own against fp64");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;
 }

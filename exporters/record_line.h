@@ -53,9 +53,10 @@ struct SampleLine {
   std::optional<int64_t> rows, rows_not_comparable, keys, head_dim, value_dim, query_length, key_length;
   std::optional<double> scale;
   std::optional<int64_t> reference_version;
-  std::optional<double> relative_error_mean, relative_error_max;              // of the kernel
-  std::optional<double> error_norm, plain_error_norm;  // of the kernel, and of plain attention: the noise floor
-  std::optional<double> deviation_ratio;               // the one over the other
+  std::optional<double> relative_error_mean, relative_error_max;  // of the kernel
+  std::optional<double> error_norm,
+      plain_error_norm;                   // of the kernel, and of plain attention: the noise floor
+  std::optional<double> deviation_ratio;  // the one over the other
   // The bias over several samples is the quotient of the sums: add the sums up, do not average the quotients.
   std::optional<double> bias_ulp, bias_error_sum, bias_ulp_sum;
   std::optional<double> rounded_reference_bias_ulp, rounded_reference_bias_error_sum;

@@ -23,8 +23,8 @@ std::string spread(const Interval& interval) {
   return interval.mean == 0 ? "" : written(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
 }
 
-// A sweep says which tensor it is about. Elsewhere the log-sum-exp, which is not stored in the format, is left to the
-// JSON.
+// A sweep says which tensor it is about. Elsewhere the log-sum-exp, which is not stored in the format, is
+// left to the JSON.
 bool is_shown(const SweepResult& result, const Measurement& m) {
   if (result.sweep && !result.sweep->tensor.empty()) return m.tensor == result.sweep->tensor;
   return m.tensor != "log_sum_exp";

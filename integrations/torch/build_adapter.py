@@ -62,9 +62,7 @@ def find_torch() -> tuple[Path, str, str]:
 def require_supported(version: str) -> None:
     if ".".join(version.split(".")[:2]) not in SUPPORTED:
         known = ", ".join(sorted(SUPPORTED))
-        raise BuildError(
-            "unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}"
-        )
+        raise BuildError("unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}")
 
 
 def find_compiler() -> str:
@@ -120,9 +118,7 @@ def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -
         raise BuildError("failed", f"{what} did not start: {error}") from error
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        telling = next(
-            (line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output"
-        )
+        telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
         raise BuildError("failed", f"{what} failed with {done.returncode}: {telling[:300]}")
 
 
@@ -131,9 +127,7 @@ def self_test(adapter: Path, library: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
     script = str(SOURCES / "self_test.py")
-    run_or_fail(
-        [sys.executable, script, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment
-    )
+    run_or_fail([sys.executable, script, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
 
 
 def build(home: Path, place: Path, sources: str, library: Path, include: Path) -> None:

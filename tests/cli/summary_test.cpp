@@ -96,10 +96,13 @@ TEST(Summary, OneLayerIsNotHiddenByTheOthers) {
   Json guilty = rank(0, 1.1);
   guilty["alarms"] = {{{"layer", "007"}, {"pass", "forward"}, {"of", "deviation_ratio"}, {"value", 7.82}},
                       {{"layer", "008"}, {"pass", "backward"}, {"of", "bias"}, {"value", -0.3}}};
-  EXPECT_THAT(text_of(Json::array({guilty})),
-              HasSubstr("attention of layer 007 forward errs up to 7.8 times what its precision explains (and 1 more)"));
+  EXPECT_THAT(
+      text_of(Json::array({guilty})),
+      HasSubstr(
+          "attention of layer 007 forward errs up to 7.8 times what its precision explains (and 1 more)"));
   guilty["alarms"].erase(0);
-  EXPECT_THAT(text_of(Json::array({rank(0, 0.9), guilty})), HasSubstr("rank 0 layer 008 backward is biased by -0.30"));
+  EXPECT_THAT(text_of(Json::array({rank(0, 0.9), guilty})),
+              HasSubstr("rank 0 layer 008 backward is biased by -0.30"));
 }
 
 TEST(Summary, ANormThatIsNotFiniteNamesItsLayer) {

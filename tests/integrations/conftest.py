@@ -36,9 +36,7 @@ def count(rows, kind, passes=(0, 1)): return sum(r["event"] == kind and r.get("p
 """
 
 
-def build(
-    cache: Path, library: Path, *more: str, python: str = sys.executable, env: dict | None = None
-) -> dict:
+def build(cache: Path, library: Path, *more: str, python: str = sys.executable, env: dict | None = None) -> dict:
     command = [
         python,
         str(BUILDER),

@@ -37,9 +37,7 @@ def test_cached_is_ready_at_once(build_adapter, fake_core: Path, adapters: Path)
     assert min(seconds) < 0.4
 
 
-def test_a_changed_file_is_not_current(
-    build_adapter, fake_core: Path, adapters: Path, tmp_path: Path
-) -> None:
+def test_a_changed_file_is_not_current(build_adapter, fake_core: Path, adapters: Path, tmp_path: Path) -> None:
     """The stamp holds the digest of what lies beside it; without a compiler the answer cannot be `built`."""
     name = Path(build_adapter(adapters, fake_core)["path"]).parent.name
     shutil.copytree(adapters / name, tmp_path / name)
@@ -51,9 +49,7 @@ def test_a_changed_file_is_not_current(
 
 def test_no_torch(fake_core: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-S", str(BUILDER), "--cache", str(tmp_path), "--library", str(fake_core)]
-    done = subprocess.run(
-        [*command, "--include", str(INCLUDE)], capture_output=True, text=True, env={"PATH": "/bin"}
-    )
+    done = subprocess.run([*command, "--include", str(INCLUDE)], capture_output=True, text=True, env={"PATH": "/bin"})
     assert done.returncode == 0
     assert '"no_torch"' in done.stdout
 
@@ -96,10 +92,7 @@ def imports(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess:
 
 
 def test_import_torch_never_fails(build_adapter, fake_core: Path, adapters: Path, tmp_path: Path) -> None:
-    broken = (
-        tmp_path
-        / f"torch-{Path(build_adapter(adapters, fake_core)['path']).parent.name.removeprefix('torch-')}"
-    )
+    broken = tmp_path / f"torch-{Path(build_adapter(adapters, fake_core)['path']).parent.name.removeprefix('torch-')}"
     broken.mkdir()
     (broken / "adapter.so").write_bytes(b"not a library")
     hollow = tmp_path / "libhollow.so"  # says it is the core and has nothing else
@@ -130,7 +123,5 @@ def test_a_failing_helper_switches_itself_off_and_says_so(trainer) -> None:
             opt.zero_grad(); model(torch.ones(1, 2)).sum().backward(); opt.step()
         print(json.dumps([events(), model.bias.grad.tolist()]))
     """)
-    assert [row["reason"] for row in rows if row["event"] == "off"] == [
-        "helper_before_step_ZeroDivisionError"
-    ]
+    assert [row["reason"] for row in rows if row["event"] == "off"] == ["helper_before_step_ZeroDivisionError"]
     assert weight == [1.0, 1.0]

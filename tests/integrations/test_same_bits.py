@@ -38,9 +38,7 @@ for p in parameters: total.update(p.detach().numpy().tobytes())
 
 @pytest.mark.parametrize("how", ["eager", "checkpoint", "compile"])
 def test_same_bits(trainer, how: str) -> None:
-    plain = [
-        trainer(CODE + "print(json.dumps(total.hexdigest()))", monitored=False, HOW=how) for _ in range(2)
-    ]
+    plain = [trainer(CODE + "print(json.dumps(total.hexdigest()))", monitored=False, HOW=how) for _ in range(2)]
     ours, samples = trainer(CODE + "print(json.dumps([total.hexdigest(), len(events('leave'))]))", HOW=how)
     assert plain[0] == plain[1]
     assert ours == plain[0]

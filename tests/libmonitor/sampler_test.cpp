@@ -76,8 +76,8 @@ TEST(Sampler, EveryPlaceIsChosenAboutEquallyOften) {
 }
 
 TEST(Sampler, APlaceIsMissedAsOftenAsTheBinomialSays) {
-  // One batch and kv-head of 32 holds what is looked for; 64 slices miss it with probability (1 - 1/32)^64. Over 2000
-  // trials the share of misses has sd sqrt(p (1 - p) / 2000).
+  // One batch and kv-head of 32 holds what is looked for; 64 slices miss it with probability (1 - 1/32)^64.
+  // Over 2000 trials the share of misses has sd sqrt(p (1 - p) / 2000).
   const CallShape shape = {4, 8, 8, 64, 64};
   constexpr int kTrials = 2000, kSlices = 64;
   int missed = 0;

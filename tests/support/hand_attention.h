@@ -1,5 +1,6 @@
-/* A trainer without a framework: attention in plain loops, told to the monitor by hand through <foreshock/annotate.h>.
- * C99. Compiled into small programs, and as a shared library that Python drives (hand_trainer.py).
+/* A trainer without a framework: attention in plain loops, told to the monitor by hand through
+ * <foreshock/annotate.h>. C99. Compiled into small programs, and as a shared library that Python drives
+ * (hand_trainer.py).
  */
 #ifndef FORESHOCK_TESTS_SUPPORT_HAND_ATTENTION_H_
 #define FORESHOCK_TESTS_SUPPORT_HAND_ATTENTION_H_
@@ -12,8 +13,8 @@ enum { HAND_HEADS = 2, HAND_LENGTH = 24, HAND_DIM = 8 };
 /* Registers the two operations, once per process. */
 void hand_begin(void);
 
-/* One forward call. A call that needs gradients shows the monitor that this process trains. Returns 1 when the monitor
- * wanted it described, else 0. */
+/* One forward call. A call that needs gradients shows the monitor that this process trains. Returns 1 when
+ * the monitor wanted it described, else 0. */
 int hand_forward(int needs_gradient);
 
 /* The backward call of the last forward call. */
@@ -22,8 +23,8 @@ int hand_backward(void);
 /* As a forward call, but when it is wanted it ends with foreshock_attention_skip and `reason`. */
 int hand_skip(uint32_t reason);
 
-/* `layers` forward calls, as many backward, then the end of step `step` (-1: count on). Returns the loss, which depends
- * on every result and so tells whether anything has changed them. */
+/* `layers` forward calls, as many backward, then the end of step `step` (-1: count on). Returns the loss,
+ * which depends on every result and so tells whether anything has changed them. */
 double hand_step(int layers, int64_t step);
 
 #endif /* FORESHOCK_TESTS_SUPPORT_HAND_ATTENTION_H_ */

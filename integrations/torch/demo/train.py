@@ -128,9 +128,7 @@ class Text:
 
 
 def native_bf16() -> bool:
-    return (
-        torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def loss_of(model: Gpt, batch: tuple[Tensor, Tensor], autocast: bool) -> Tensor:
@@ -190,9 +188,7 @@ def train(steps: int | None, seconds: float, seed: int) -> None:
         progress = step / steps if steps else passed / seconds
         if step == 1 or passed - said >= 5 or progress >= 1:
             said = passed
-            print(
-                f"step {step:5d}  loss {loss.item():.4f}  norm {norm.item():.3f}  {passed:5.1f} s", flush=True
-            )
+            print(f"step {step:5d}  loss {loss.item():.4f}  norm {norm.item():.3f}  {passed:5.1f} s", flush=True)
     with torch.no_grad():
         losses = [loss_of(model, text.batch(size, validation=True), autocast).item() for _ in range(8)]
     print(f"validation loss {sum(losses) / len(losses):.4f} nats per byte", flush=True)

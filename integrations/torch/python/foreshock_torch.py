@@ -155,9 +155,7 @@ class _Core:
         self.adapter.foreshock_adapter_watch.argtypes = [c.c_void_p]
         self.hooked = self.adapter.foreshock_adapter_start()
 
-    def step_end(
-        self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0
-    ) -> None:
+    def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0) -> None:
         import ctypes as c
 
         record = self.Step(size=c.sizeof(self.Step), version=_ABI, step=step, step_source=source)

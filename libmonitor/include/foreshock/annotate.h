@@ -1,5 +1,6 @@
-/* foreshock/annotate.h: calls into the monitor for programs that are not linked with it. Every function has no
- * effect, and returns 0, unless libforeshock.so is loaded (preloaded or linked) when the program runs. C99.
+/* foreshock/annotate.h: calls into the monitor for programs that are not linked with it. Every function has
+ * no effect, and returns 0, unless libforeshock.so is loaded (preloaded or linked) when the program runs.
+ * C99.
  *
  * To link it, say -Wl,--no-as-needed before -lforeshock: weak references alone do not count as a need.
  */

@@ -44,12 +44,12 @@ enum { FORESHOCK_DEVICE_CPU = 0, FORESHOCK_DEVICE_CUDA = 1, FORESHOCK_DEVICE_OTH
 
 /* A strided view. Embedded in other structs, hence frozen: it never grows. */
 typedef struct foreshock_tensor {
-  const void* data;                       /* NULL: absent */
-  int64_t shape[FORESHOCK_TENSOR_DIMS];   /* unused trailing dimensions are 1 */
-  int64_t stride[FORESHOCK_TENSOR_DIMS];  /* in elements; 0 for a broadcast dimension */
+  const void* data;                      /* NULL: absent */
+  int64_t shape[FORESHOCK_TENSOR_DIMS];  /* unused trailing dimensions are 1 */
+  int64_t stride[FORESHOCK_TENSOR_DIMS]; /* in elements; 0 for a broadcast dimension */
   uint32_t dtype;
-  uint32_t dims;        /* 0..4 */
-  int32_t device_type;  /* FORESHOCK_DEVICE_... */
+  uint32_t dims;       /* 0..4 */
+  int32_t device_type; /* FORESHOCK_DEVICE_... */
   int32_t device_index;
 } foreshock_tensor;
 
@@ -88,39 +88,41 @@ enum {
 typedef struct foreshock_attention_call {
   uint32_t size;
   uint32_t version;
-  int32_t op;                     /* from foreshock_register_op */
-  int32_t causal;                 /* FORESHOCK_CAUSAL_... */
-  double scale;                   /* what the scores are multiplied by; never 0 */
-  double dropout;                 /* probability; a call with dropout cannot be recomputed */
-  foreshock_tensor query;         /* (B, H, N, D) */
-  foreshock_tensor key;           /* (B, KVH, M, D) */
-  foreshock_tensor value;         /* (B, KVH, M, DV) */
-  foreshock_tensor out;           /* (B, H, N, DV) */
-  foreshock_tensor log_sum_exp;   /* (B, H, N), natural logarithm of the row sum of exp(scaled score); may be absent */
-  foreshock_tensor mask;          /* broadcast to (B, H, N, M), fewer dimensions are the last ones: bool (true =
-                                     visible) or additive; absent: none */
-  foreshock_tensor grad_out;      /* backward only, (B, H, N, DV) */
-  foreshock_tensor grad_query;    /* backward only, (B, H, N, D) */
-  const void* layer_identity;     /* opaque, equal for all calls of one layer (see foreshock_parameter); NULL: unknown */
-  const char* layer_name;         /* explicit annotation, wins over layer_identity; NULL: none */
-  void* stream;                   /* reserved for devices */
-  uint64_t prepare_ns;            /* what the caller spent on this description, for the monitor's own account */
+  int32_t op;             /* from foreshock_register_op */
+  int32_t causal;         /* FORESHOCK_CAUSAL_... */
+  double scale;           /* what the scores are multiplied by; never 0 */
+  double dropout;         /* probability; a call with dropout cannot be recomputed */
+  foreshock_tensor query; /* (B, H, N, D) */
+  foreshock_tensor key;   /* (B, KVH, M, D) */
+  foreshock_tensor value; /* (B, KVH, M, DV) */
+  foreshock_tensor out;   /* (B, H, N, DV) */
+  foreshock_tensor
+      log_sum_exp;       /* (B, H, N), natural logarithm of the row sum of exp(scaled score); may be absent */
+  foreshock_tensor mask; /* broadcast to (B, H, N, M), fewer dimensions are the last ones: bool (true =
+                            visible) or additive; absent: none */
+  foreshock_tensor grad_out;   /* backward only, (B, H, N, DV) */
+  foreshock_tensor grad_query; /* backward only, (B, H, N, D) */
+  const void*
+      layer_identity; /* opaque, equal for all calls of one layer (see foreshock_parameter); NULL: unknown */
+  const char* layer_name; /* explicit annotation, wins over layer_identity; NULL: none */
+  void* stream;           /* reserved for devices */
+  uint64_t prepare_ns;    /* what the caller spent on this description, for the monitor's own account */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */
 typedef struct foreshock_step {
   uint32_t size;
   uint32_t version;
-  int64_t step;           /* absolute: optimizer steps done so far, this one included; -1: unknown, count on */
-  uint32_t step_source;   /* FORESHOCK_STEP_... */
+  int64_t step;         /* absolute: optimizer steps done so far, this one included; -1: unknown, count on */
+  uint32_t step_source; /* FORESHOCK_STEP_... */
   uint32_t reserved;
-  double loss;            /* NaN-boxed absence is not used: see `given` */
+  double loss; /* NaN-boxed absence is not used: see `given` */
   double learning_rate;
-  double gradient_norm;   /* before clipping */
+  double gradient_norm; /* before clipping */
   uint64_t batch_id;
-  uint32_t given;         /* FORESHOCK_GIVEN_... : which of the above are meant */
+  uint32_t given; /* FORESHOCK_GIVEN_... : which of the above are meant */
   uint32_t reserved2;
-  uint64_t prepare_ns;    /* what the caller spent for the monitor since the step before */
+  uint64_t prepare_ns; /* what the caller spent for the monitor since the step before */
 } foreshock_step;
 
 enum { FORESHOCK_STEP_REPORTED = 1, FORESHOCK_STEP_OPTIMIZER_STATE = 2, FORESHOCK_STEP_COUNTED = 3 };
