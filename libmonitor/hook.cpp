@@ -75,6 +75,11 @@ void foreshock_observe_loss(double value, uint32_t source) {
   if (!g_guest.is_off()) g_monitor.observe_loss(value, source);
 }
 
+int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
+  if (scalars == nullptr || count == 0 || g_guest.is_off()) return 0;
+  return whole(scalars, sizeof(foreshock_scalar)) ? g_monitor.observe_scalars(scalars, count) : 0;
+}
+
 int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {

@@ -184,7 +184,8 @@ void Monitor::reset() {
   budget_.set_limit(g_guest.settings().max_slowdown);
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
-  for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_}) flag->clear();
+  scalars_.attach(g_guest.writer().scalar_names());
+  for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_}) flag->clear();
 }
 
 void Monitor::read_switches() {

@@ -7,6 +7,7 @@
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
 #include "libmonitor/ordinal.h"
+#include "libmonitor/scalars.h"
 
 namespace foreshock {
 
@@ -37,6 +38,7 @@ class Monitor {
   void end_step(const foreshock_step& step);
   void skip_step();
   void observe_loss(double value, uint32_t source);
+  int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled() const;
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);
@@ -56,6 +58,7 @@ class Monitor {
   std::atomic_flag clock_busy_;  // step state below
   std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
   std::atomic_flag loss_busy_;
+  std::atomic_flag scalars_busy_;
   std::atomic<uint64_t> ticket_{0};
 
   // The clock. Written under clock_busy_, read by every sampled call.
@@ -72,6 +75,7 @@ class Monitor {
   CallTotals last_totals_;
   Budget budget_;
   LossFollower loss_;
+  Scalars scalars_;
   OrdinalFollower ordinal_;
   LayerTable layers_;
 };

@@ -81,6 +81,7 @@ void Monitor::end_step(const foreshock_step& step) {
   if ((step.given & FORESHOCK_GIVEN_LOSS) != 0) observe_loss(step.loss, FORESHOCK_LOSS_REPORTED);
   if (TryLock busy(loss_busy_); busy && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
+  if (TryLock busy(scalars_busy_); busy) scalars_.take(&record);
   double norm = 0;
   if (layers_.publish_gradients(record.step, &norm) && (step.given & FORESHOCK_GIVEN_GRADIENT_NORM) == 0) {
     record.gradient_norm = norm;
@@ -116,6 +117,17 @@ void Monitor::skip_step() { skipped_steps_.fetch_add(1, std::memory_order_relaxe
 void Monitor::observe_loss(double value, uint32_t source) {
   TryLock lock(loss_busy_);
   if (lock) loss_.observe(value, source);
+}
+
+int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
+  TryLock lock(scalars_busy_);
+  if (!lock || (g_guest.hot() & kHotArmed) == 0) return 0;
+  int kept = 0;
+  for (size_t n = 0; n < count; ++n) {
+    const foreshock_scalar& scalar = element(scalars, n);
+    kept += scalars_.observe(scalar.name, scalar.value, scalar.step);
+  }
+  return kept;
 }
 
 // -- parameters --

@@ -11,7 +11,8 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kOldestLayoutVersion = 1;  // that the agent reads
 
 inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 11;  // the order of FORESHOCK_SKIP_... in hook.h
@@ -23,6 +24,7 @@ inline constexpr uint32_t kMaxLayers = 512;
 inline constexpr uint32_t kMaxSlots = 60;  // as many consumption records as fit into 4 KiB
 inline constexpr uint32_t kRowsPerSlice = 16;
 inline constexpr uint32_t kControlBytes = 4096;
+inline constexpr uint32_t kMaxScalars = 16;
 
 inline constexpr const char* kSkipReasonNames[kSkipReasons] = {"budget",    "ring_full", "dropout", "capture",
                                                                "nested",    "fp8",       "mask",    "layout",
@@ -32,7 +34,19 @@ enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
                                                                "unsupported"};
 
-enum RegionId : uint32_t { kIdentity, kOps, kThreads, kSteps, kLayers, kSlots, kProgress, kRegions = 8 };
+enum RegionId : uint32_t {
+  kIdentity,
+  kOps,
+  kThreads,
+  kSteps,
+  kLayers,
+  kSlots,
+  kProgress,
+  kScalarNames,  // from version 2 on
+  kTensors,      // no writer yet
+  kRegions = 16
+};
+inline constexpr uint32_t kRegionsOfVersion1 = 8;
 
 struct Region {
   uint64_t offset;       // from the start of the file; a multiple of 64
@@ -48,8 +62,12 @@ struct Header {
   uint64_t file_size;
   uint64_t nonce;
   Region regions[kRegions];
+  uint32_t slot_header_size;  // of the Slot that the writer knew: payloads may begin right after it
+  uint32_t reserved;
 };
-static_assert(sizeof(Header) == 224);
+static_assert(sizeof(Header) == 424);
+inline constexpr uint32_t kHeaderOfVersion1 = 224;  // up to the eighth region
+inline constexpr uint32_t kSlotOfVersion1 = 528;    // up to device_end_ns
 
 // Late facts bear their own ready flag, stored last with release order; before it they are not read.
 struct Identity {
@@ -99,16 +117,26 @@ struct StepRecord {
   uint64_t duration_ns;  // since the end of the step before
   double loss, learning_rate, gradient_norm;
   uint64_t batch_id;
-  uint32_t given;          // FORESHOCK_GIVEN_...
-  uint32_t loss_source;    // FORESHOCK_LOSS_...
-  uint32_t step_source;    // FORESHOCK_STEP_...
-  uint32_t sampled;        // 1: this step was a sampled one
-  uint64_t calls;          // attention calls in this step
-  uint64_t skipped_steps;  // optimizer steps left out so far in this process
-  uint64_t interval;       // N in force
-  uint64_t cost_ns;        // our own time in this step on the threads that train
-  double scalars[16];      // reserved for named scalars
+  uint32_t given;               // FORESHOCK_GIVEN_...
+  uint32_t loss_source;         // FORESHOCK_LOSS_...
+  uint32_t step_source;         // FORESHOCK_STEP_...
+  uint32_t sampled;             // 1: this step was a sampled one
+  uint64_t calls;               // attention calls in this step
+  uint64_t skipped_steps;       // optimizer steps left out so far in this process
+  uint64_t interval;            // N in force
+  uint64_t cost_ns;             // our own time in this step on the threads that train
+  double scalars[kMaxScalars];  // what the training itself logs; names in ScalarName
+  uint32_t scalars_given;       // bit n: scalars[n] was logged since the step before
+  uint32_t reserved;
+  int64_t scalar_step[kMaxScalars];  // the step that the training gave with it; -1: none
 };
+
+// Written once, `ready` last with release order.
+struct ScalarName {
+  uint32_t ready;
+  char name[44];
+};
+static_assert(sizeof(ScalarName) == 48);
 
 // A layer that names were given for. Single words, each stored atomically; `ready` last.
 struct Layer {
@@ -160,8 +188,8 @@ struct Slot {
   uint32_t lse_dtype;
   uint32_t layer_source;
   int32_t layer;  // index into the layer region; -1 unknown; for kOrdinal the ordinal itself
-  uint32_t rows, keys, head_dim, value_dim;
-  uint32_t heads_in_slice;  // rows = heads_in_slice x positions, head-major
+  uint32_t rows, keys, head_dim, value_dim;  // of the whole slice
+  uint32_t heads_in_slice;                   // rows = heads_in_slice x positions, head-major
   int64_t batch, kv_head;
   uint64_t query_length, key_length;  // of the whole call; keys <= key_length were copied
   double scale;
@@ -170,7 +198,14 @@ struct Slot {
   uint32_t head[kRowsPerSlice];
   Payload payload[kPayloads];
   uint64_t device_begin_ns, device_end_ns;  // reserved for devices
+  // A slice that is larger than a slot lies in several, of consecutive tickets: each holds a range of its
+  // keys (payloads kKey, kValue, kMask), the first one everything else as well.
+  uint64_t first_ticket;  // of the first part
+  uint32_t part, parts;   // parts 0: this slot holds the whole slice, as every slot of version 1 does
+  uint32_t first_key, part_keys;
+  uint64_t reserved[3];
 };
+static_assert(sizeof(Slot) == 576);
 
 // -- the control file --
 

@@ -6,23 +6,27 @@
 namespace foreshock::segment {
 namespace {
 
-// What a reader of layout version 1 must find in each region.
+// What must be found in each region. Records of today may be longer than the least, which is what version 1
+// had, or shorter than what a later writer has.
 struct Expected {
   RegionId id;
   uint64_t least_record;
   uint64_t least_count, most_count;
 };
 constexpr Expected kExpected[] = {
-    {kIdentity, sizeof(Identity), 1, 1},
-    {kOps, sizeof(Op), 1, kMaxOps},
-    {kThreads, sizeof(ThreadBlock), 1, kThreadBlocks},
-    {kSteps, sizeof(StepRecord), 1, kStepRecords},
-    {kLayers, sizeof(Layer), 1, kMaxLayers},
-    {kProgress, sizeof(Progress), 1, 1},
-    {kSlots, sizeof(Slot), 0, kMaxSlots},
+    {kIdentity, 344, 1, 1},
+    {kOps, 72, 1, kMaxOps},
+    {kThreads, 576, 1, kThreadBlocks},
+    {kSteps, 240, 1, kStepRecords},
+    {kLayers, 200, 1, kMaxLayers},
+    {kProgress, 64, 1, 1},
+    {kSlots, kSlotOfVersion1, 0, kMaxSlots},
+    {kScalarNames, sizeof(ScalarName), 0, kMaxScalars},
 };
-// No field of a record may grow without bound, or the arithmetic below would have to be checked for overflow.
-constexpr uint64_t kMostRecord = uint64_t{1} << 34;
+// What a hostile file can make the agent read at once: 4 MiB of steps at most. And no product below may
+// overflow.
+constexpr uint64_t kMostRecord = 4096;
+constexpr uint64_t kMostSlot = uint64_t{1} << 34;
 
 constexpr uint64_t element_bytes(uint32_t dtype) {
   constexpr uint64_t kBytes[] = {0, 8, 4, 2, 2, 1};  // none, fp64, fp32, bf16, fp16, bool
@@ -65,27 +69,53 @@ void expected_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
   sizes[kGradQuery] = backward ? rows * slot.head_dim * element : 0;
 }
 
+// The agent and the library in the trainer come from different releases when one was upgraded in mid-run.
+const char* check_version(uint32_t version) {
+  if (version < kOldestLayoutVersion)
+    return "its layout is older than this agent reads: upgrade foreshock where the trainer runs";
+  if (version > kLayoutVersion)
+    return "its layout is newer than this agent's: upgrade foreshock where the agent runs, and start the "
+           "agent "
+           "again";
+  return nullptr;
+}
+
+const char* check_region(const Expected& expected, const Region& region, uint64_t file_size) {
+  if (region.count < expected.least_count || region.count > expected.most_count)
+    return "region with an impossible number of records";
+  if (region.count == 0) return nullptr;
+  const uint64_t most = expected.id == kSlots ? kMostSlot : kMostRecord;
+  if (region.record_size < expected.least_record || region.record_size > most || region.record_size % 8 != 0)
+    return "region with an impossible record size";
+  if (region.offset % 64 != 0 || region.offset > file_size ||
+      region.record_size * region.count > file_size - region.offset)
+    return "region outside the file";
+  return nullptr;
+}
+
 }  // namespace
 
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header) {
-  if (bytes.size() < sizeof(Header)) return "too short for a segment";
-  std::memcpy(header, bytes.data(), sizeof *header);
+  if (bytes.size() < kHeaderOfVersion1) return "too short for a segment";
+  *header = {};
+  std::memcpy(header, bytes.data(), kHeaderOfVersion1);
   if (std::memcmp(header->magic, kSegmentMagic, sizeof kSegmentMagic) != 0) return "not a foreshock segment";
-  if (header->layout_version != kLayoutVersion) return "segment of another layout version";
-  if (header->header_size < sizeof(Header)) return "header too small";
+  if (const char* why = check_version(header->layout_version)) return why;
+  const bool is_first = header->layout_version == 1;
+  const size_t needed = is_first ? kHeaderOfVersion1 : sizeof(Header);
+  if (header->header_size < needed || bytes.size() < needed) return "header too small";
+  std::memcpy(header, bytes.data(), needed);
+  if (is_first) header->slot_header_size = kSlotOfVersion1;
   if (header->file_size != file_size) return "file size differs from the header's";
+  if (header->slot_header_size < kSlotOfVersion1 || header->slot_header_size > kMostRecord ||
+      header->slot_header_size % 8 != 0)
+    return "slot header of an impossible size";
   for (const Expected& expected : kExpected) {
-    const Region& region = header->regions[expected.id];
-    if (region.count < expected.least_count || region.count > expected.most_count)
-      return "region with an impossible number of records";
-    if (region.count == 0) continue;
-    if (region.record_size < expected.least_record || region.record_size > kMostRecord ||
-        region.record_size % 8 != 0)
-      return "region with an impossible record size";
-    if (region.offset % 64 != 0 || region.offset > file_size ||
-        region.record_size * region.count > file_size - region.offset)
-      return "region outside the file";
+    if (const char* why = check_region(expected, header->regions[expected.id], file_size)) return why;
   }
+  const Region& slots = header->regions[kSlots];
+  if (slots.count > 0 && slots.record_size < header->slot_header_size)
+    return "slots without room for a header";
   return nullptr;
 }
 
@@ -123,9 +153,10 @@ std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t 
   return records;
 }
 
-const char* parse_slot(Bytes bytes, SlotView* view) {
-  if (bytes.size() < sizeof(Slot)) return "slot too short";
-  std::memcpy(&view->header, bytes.data(), sizeof(Slot));
+const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view) {
+  if (bytes.size() < header_size) return "slot too short";
+  view->header = {};
+  std::memcpy(&view->header, bytes.data(), std::min<size_t>(header_size, sizeof(Slot)));
   const Slot& slot = view->header;
   if (const char* why = check_dimensions(slot)) return why;
   uint64_t sizes[kPayloads] = {};
@@ -137,7 +168,7 @@ const char* parse_slot(Bytes bytes, SlotView* view) {
       view->payload[id] = {};
       continue;
     }
-    if (payload.offset < sizeof(Slot) || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
+    if (payload.offset < header_size || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
         payload.bytes > bytes.size() - payload.offset)
       return "payload outside the slot";
     view->payload[id] = bytes.subspan(payload.offset, payload.bytes);

@@ -16,7 +16,8 @@ namespace foreshock::segment {
 using Bytes = std::span<const std::byte>;
 
 // Null when `bytes` (the first page of a file of `file_size` bytes) is a header this program can follow, else
-// why not. On success *header is filled and every region lies inside the file.
+// why not. On success *header is filled, as a writer of today would, every region lies inside the file, and
+// all but the slots are small; a region that the writer did not know has no records.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
 // Text fields cut at the first NUL, never beyond their array.
@@ -59,7 +60,8 @@ struct SlotView {
   Slot header;
   Bytes payload[kPayloads];
 };
-const char* parse_slot(Bytes bytes, SlotView* view);
+// `header_size`: Header::slot_header_size.
+const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view);
 
 }  // namespace foreshock::segment
 

@@ -49,6 +49,9 @@ std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory,
   if (reader->control_file_ < 0) return refuse("its control file cannot be opened");
   struct stat status = {};
   if (fstat(reader->segment_, &status) != 0 || !S_ISREG(status.st_mode)) return refuse("not a regular file");
+  // A trainer reserves its file whole. Where it has not, somebody wants us to read terabytes of nothing.
+  if (static_cast<uint64_t>(status.st_blocks) * 512 < static_cast<uint64_t>(status.st_size))
+    return refuse("a sparse file, which no trainer makes");
   reader->device_ = status.st_dev;
   reader->inode_ = status.st_ino;
 
@@ -67,7 +70,7 @@ std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory,
     return refuse("its control file cannot be read");
   const Control& control = reader->control_;
   if (std::memcmp(control.magic, kControlMagic, sizeof kControlMagic) != 0 ||
-      control.layout_version != kLayoutVersion || control.nonce != reader->header_.nonce)
+      control.layout_version != reader->header_.layout_version || control.nonce != reader->header_.nonce)
     return refuse("its control file belongs to another segment");
   return reader;
 }
@@ -81,6 +84,13 @@ bool SegmentReader::read_region(RegionId id, std::vector<std::byte>* into) const
   const Region& region = header_.regions[id];
   into->resize(region.record_size * region.count);
   return read_exactly(segment_, into->data(), into->size(), region.offset);
+}
+
+// One record, as far as its writer knew it; the rest stays zero.
+template <class T>
+bool SegmentReader::read_record(uint64_t record_size, uint64_t offset, T* into) const {
+  *into = {};
+  return read_exactly(segment_, into, std::min<size_t>(record_size, sizeof(T)), offset);
 }
 
 Identity SegmentReader::identity() const {
@@ -116,8 +126,20 @@ Layer SegmentReader::layer(uint32_t index) const {
   const Region& region = header_.regions[kLayers];
   Layer layer = {};
   if (index < region.count)
-    read_exactly(segment_, &layer, sizeof layer, region.offset + region.record_size * index);
+    read_record(region.record_size, region.offset + region.record_size * index, &layer);
   return layer;
+}
+
+std::vector<std::string> SegmentReader::scalar_names() const {
+  std::vector<std::string> names;
+  const Region& region = header_.regions[kScalarNames];
+  if (region.count == 0 || !read_region(kScalarNames, &region_)) return names;
+  for (uint64_t n = 0; n < region.count; ++n) {
+    const auto scalar = record_at<ScalarName>(region_, region.record_size, n);
+    if (scalar.ready != 1) break;
+    names.push_back(text_of(scalar.name));
+  }
+  return names;
 }
 
 Totals SegmentReader::totals() const {
@@ -158,7 +180,7 @@ StepRecord SegmentReader::last_step() const {
   const Region& region = header_.regions[kSteps];
   StepRecord record = {};
   const uint64_t at = region.offset + region.record_size * (control_.step_cursor % region.count);
-  if (control_.step_cursor == 0 || !read_exactly(segment_, &record, sizeof record, at)) return {};
+  if (control_.step_cursor == 0 || !read_record(region.record_size, at, &record)) return {};
   return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
 }
 
@@ -186,20 +208,18 @@ bool SegmentReader::next_ready(Ready* ready) {
     *ready = {};
     ready->slot = slot;
     ready->ticket = sequence / 2;
-    buffer_.resize(header_.regions[kSlots].record_size);
-    if (!read_exactly(segment_, buffer_.data(), sizeof(Slot), slot_offset(slot))) continue;
     // The payloads are read as far as the header says they go, never more than the slot.
     Slot head;
-    std::memcpy(&head, buffer_.data(), sizeof head);
-    uint64_t end = sizeof(Slot);
+    const uint64_t size = header_.regions[kSlots].record_size;
+    if (!read_record(header_.slot_header_size, slot_offset(slot), &head)) continue;
+    uint64_t end = header_.slot_header_size;
     for (const Payload& payload : head.payload)
-      if (payload.offset <= buffer_.size() && payload.bytes <= buffer_.size() - payload.offset)
+      if (payload.offset <= size && payload.bytes <= size - payload.offset)
         end = std::max(end, payload.offset + payload.bytes);
-    if (!read_exactly(segment_, buffer_.data() + sizeof(Slot), end - sizeof(Slot),
-                      slot_offset(slot) + sizeof(Slot)))
-      continue;
+    buffer_.resize(end);
+    if (!read_exactly(segment_, buffer_.data(), end, slot_offset(slot))) continue;
     if (sequence_of(slot) != sequence) continue;
-    ready->why = parse_slot({buffer_.data(), end}, &ready->view);
+    ready->why = parse_slot({buffer_.data(), end}, header_.slot_header_size, &ready->view);
     if (ready->why == nullptr && ready->view.header.ticket != ready->ticket) ready->why = "ticket differs";
     return true;
   }
@@ -218,7 +238,7 @@ std::vector<SegmentReader::Ready> SegmentReader::torn() {
     ready.slot = slot;
     ready.ticket = ticket;
     ready.why = "its writer died in the middle";
-    read_exactly(segment_, &ready.view.header, sizeof(Slot), slot_offset(slot));
+    read_record(header_.slot_header_size, slot_offset(slot), &ready.view.header);
     if (ready.view.header.pass >= kPasses) ready.view.header.pass = 0;
     result.push_back(ready);
   }

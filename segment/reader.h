@@ -28,6 +28,8 @@ class SegmentReader {
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
   Layer layer(uint32_t index) const;  // all zero where there is none
+  std::vector<std::string> scalar_names()
+      const;  // of StepRecord::scalars, in their order; those known so far
   Totals totals() const;
 
   // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of
@@ -74,6 +76,8 @@ class SegmentReader {
  private:
   SegmentReader() = default;
   bool read_region(RegionId id, std::vector<std::byte>* into) const;
+  template <class T>
+  bool read_record(uint64_t record_size, uint64_t offset, T* into) const;
   uint64_t slot_offset(uint32_t slot) const;
   uint64_t sequence_of(uint32_t slot) const;
   void consume(uint32_t slot);

@@ -31,6 +31,7 @@ uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes) {
   place(kSteps, sizeof(StepRecord), kStepRecords);
   place(kLayers, sizeof(Layer), kMaxLayers);
   place(kProgress, sizeof(Progress), 1);
+  place(kScalarNames, sizeof(ScalarName), kMaxScalars);
   place(kSlots, round_up(slot_bytes, 64), slots);
   return end;
 }
@@ -153,6 +154,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   std::memcpy(header.magic, kSegmentMagic, sizeof header.magic);
   header.layout_version = kLayoutVersion;
   header.header_size = sizeof(Header);
+  header.slot_header_size = sizeof(Slot);
   header.nonce = request.nonce;
   header.file_size = lay_out(header.regions, request.slots, request.slot_bytes);
 

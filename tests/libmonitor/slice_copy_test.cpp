@@ -70,8 +70,8 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
       std::memcpy(bytes.data(), &slot, sizeof slot);
       copy_slot(checked, slice, slot, bytes.data());
       segment::SlotView view;
-      ASSERT_EQ(segment::parse_slot(std::as_bytes(std::span(bytes)), &view), nullptr)
-          << segment::parse_slot(std::as_bytes(std::span(bytes)), &view);
+      const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), sizeof(segment::Slot), &view);
+      ASSERT_EQ(why, nullptr) << why;
       const auto payload = [&](segment::PayloadId id) {
         return reinterpret_cast<const float*>(view.payload[id].data());
       };

@@ -29,12 +29,15 @@ void parse_whole_file(Bytes file) {
   parse_threads(region(kThreads), header.regions[kThreads]);
   uint64_t lost = 0;
   parse_steps(region(kSteps), header.regions[kSteps], 3, &lost);
+  if (header.regions[kScalarNames].count > 0)
+    text_of(record_at<ScalarName>(region(kScalarNames), header.regions[kScalarNames].record_size, 0).name);
   for (uint64_t n = 0; n < header.regions[kLayers].count; ++n)
     text_of(record_at<Layer>(region(kLayers), header.regions[kLayers].record_size, n).label);
   const Region& slots = header.regions[kSlots];
   for (uint64_t n = 0; n < slots.count; ++n) {
     SlotView view;
-    if (parse_slot(region(kSlots).subspan(n * slots.record_size, slots.record_size), &view) == nullptr)
+    if (parse_slot(region(kSlots).subspan(n * slots.record_size, slots.record_size), header.slot_header_size,
+                   &view) == nullptr)
       use(view);
   }
 }
@@ -50,7 +53,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 1: {
       SlotView view;
-      if (parse_slot(bytes, &view) == nullptr) use(view);
+      const uint32_t header_size = (data[0] & 4) != 0 ? sizeof(Slot) : kSlotOfVersion1;
+      if (parse_slot(bytes, header_size, &view) == nullptr) use(view);
       break;
     }
     case 2: {

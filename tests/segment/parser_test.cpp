@@ -51,13 +51,13 @@ const char* parse_changed(const std::function<void(Slot&)>& change) {
   change(slot);
   std::memcpy(bytes.data(), &slot, sizeof slot);
   SlotView view;
-  return parse_slot(bytes, &view);
+  return parse_slot(bytes, sizeof(Slot), &view);
 }
 
 TEST(ParseSlot, AcceptsWhatTheWriterMakes) {
   const std::vector<std::byte> bytes = good_slot();
   SlotView view;
-  ASSERT_EQ(parse_slot(bytes, &view), nullptr);
+  ASSERT_EQ(parse_slot(bytes, sizeof(Slot), &view), nullptr);
   EXPECT_EQ(view.payload[kKey].size(), 96u);
   EXPECT_EQ(view.payload[kMask].size(), 6u);
 }
@@ -100,7 +100,7 @@ TEST(ParseSlot, RefusesEveryTruncation) {
   for (size_t size = 0; size + 64 < bytes.size(); size += 8) {
     SlotView view;
     // The last payload ends within the last 64 bytes; anything shorter cannot hold it.
-    EXPECT_NE(parse_slot(Bytes(bytes).first(size), &view), nullptr) << size;
+    EXPECT_NE(parse_slot(Bytes(bytes).first(size), sizeof(Slot), &view), nullptr) << size;
   }
 }
 

@@ -155,6 +155,15 @@ typedef struct foreshock_gradient {
   foreshock_tensor values; /* dense; dims 1, shape[0] = elements */
 } foreshock_gradient;
 
+/* A number that the training itself logs, and already holds on the host. */
+typedef struct foreshock_scalar {
+  uint32_t size;
+  uint32_t version;
+  const char* name; /* copied: 43 bytes */
+  double value;
+  int64_t step; /* the step the training logs it with, in its own count; -1: none */
+} foreshock_scalar;
+
 /* What this process is in the job. Fields that are negative are unknown. */
 typedef struct foreshock_identity {
   uint32_t size;
@@ -207,6 +216,10 @@ FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
 /* Nonzero when the step that ends now is a sampled one (then gradients are worth a pass). */
 FORESHOCK_EXPORT int foreshock_step_is_sampled(void);
+
+/* What the training logs. The record of the step that ends next carries it; of several values of one name the
+ * last one counts. A process has room for 16 names, first come. Returns how many were kept. */
+FORESHOCK_EXPORT int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count);
 
 /* -- parameters -- */
 
