@@ -89,6 +89,7 @@ void load_adapter() {
   Search torch = {};
   const char* adapters = option_value(OptionId::kAdapters);
   if (!read_environment(&settings) || *adapters == '\0' || !find_mapped("/libtorch_cpu.so", &torch)) return;
+  if (dlopen == nullptr || dlsym == nullptr) return g_guest.off("adapter_not_loadable");  // old_glibc.h
   char version[64], commit[64], path[700];
   if (!read_torch_version(torch.path, version, commit)) return g_guest.off("torch_version_unknown");
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
@@ -106,6 +107,7 @@ using InitModule = void* (*)();
 InitModule real_init_module() {
   Search python = {};
   void* found = nullptr;
+  if (dlopen == nullptr || dlsym == nullptr) return nullptr;  // old_glibc.h
   if (find_mapped("/libtorch_python.so", &python)) {
     if (void* handle = dlopen(python.path, RTLD_NOW | RTLD_NOLOAD)) found = dlsym(handle, "initModule");
   }

@@ -1,0 +1,128 @@
+"""Debian systems of several ages to try things in: made once with debootstrap under build/chroots, then reused.
+
+Needs root and debootstrap. The mirror is the one the machine's apt uses, or DEBIAN_MIRROR. Every command runs in
+mount and process namespaces of its own: nothing stays mounted and no process stays alive when it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHROOTS = ROOT / "build" / "chroots"
+USER = "newcomer"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ChrootError(Exception):
+    """One line that says what is missing or what failed."""
+
+
+def mirror() -> str:
+    """The Debian archive this machine's apt uses."""
+    if given := os.environ.get("DEBIAN_MIRROR"):
+        return given
+    query = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    archives = [line.rstrip("/") for line in answer.stdout.split() if "security" not in line]
+    if not archives:
+        raise ChrootError("apt knows no Debian archive; set DEBIAN_MIRROR to one")
+    return archives[0]
+
+
+def check_tools() -> None:
+    if os.geteuid() != 0:
+        raise ChrootError("chroots need root; type: sudo -E ./dev ...")
+    for tool in ("debootstrap", "unshare"):
+        if shutil.which(tool) is None:
+            raise ChrootError(f"{tool} is missing; type: apt-get install debootstrap util-linux")
+
+
+class Chroot:
+    """A Debian `suite` with `packages`; made when it is not there yet."""
+
+    def __init__(self, suite: str, name: str = "", packages: Sequence[str] = ()) -> None:
+        self.suite = suite
+        self.path = CHROOTS / (name or suite)
+        if (self.path / "ready").exists():
+            return
+        check_tools()
+        base = CHROOTS / suite if name else None
+        if base is not None and not (base / "ready").exists():
+            Chroot(suite)
+        unfinished = CHROOTS / (self.path.name + ".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        CHROOTS.mkdir(parents=True, exist_ok=True)
+        final, self.path = self.path, unfinished
+        if base is None:
+            self._debootstrap()
+        else:
+            subprocess.run(["cp", "-a", "--reflink=auto", base, unfinished], check=True)
+            (unfinished / "ready").unlink()
+        if packages:
+            self.install(packages)
+        (unfinished / "ready").touch()
+        shutil.rmtree(final, ignore_errors=True)
+        self.path = unfinished.rename(final)
+
+    def _debootstrap(self) -> None:
+        print(f"package: making a Debian {self.suite} in {self.path.with_suffix('')}", flush=True)
+        command = ["debootstrap", "--variant=minbase", f"--keyring={KEYRING}", "--include=ca-certificates"]
+        done = subprocess.run(
+            [*command, self.suite, str(self.path), mirror()], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise ChrootError(f"debootstrap {self.suite} failed: {(done.stderr or done.stdout).strip()[-300:]}")
+        # The mirror may be a frozen copy, whose testing "expires"; signatures are checked all the same.
+        setting = 'Acquire::Check-Valid-Until "false";\n'
+        (self.path / "etc" / "apt" / "apt.conf.d" / "99frozen").write_text(setting)
+        self.check("useradd", "--create-home", "--uid", "1000", USER)
+
+    def install(self, packages: Sequence[str]) -> None:
+        print(f"package: installing {' '.join(packages)} in {self.path.name}", flush=True)
+        self.check("apt-get", "update", "-q")
+        self.check("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
+
+    def run(
+        self,
+        *command: str,
+        user: str = "root",
+        binds: Mapping[Path, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 1800,
+        **more: object,
+    ) -> subprocess.CompletedProcess[str]:
+        """`command` inside, as `user`, with `binds` (outside: inside) mounted. The environment is `env` alone."""
+        home = "/root" if user == "root" else f"/home/{user}"
+        variables = {"PATH": PATHS, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+        variables |= env or {}
+        shutil.copy("/etc/resolv.conf", self.path / "etc" / "resolv.conf")
+        root = shlex.quote(str(self.path))
+        script = ["set -e", f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev"]
+        script.append(f"mount -t tmpfs -o mode=1777 none {root}/dev/shm")
+        for outside, inside in (binds or {}).items():
+            place = self.path / inside.lstrip("/")
+            place.mkdir(parents=True, exist_ok=True)
+            script.append(f"mount --bind {shlex.quote(str(outside))} {shlex.quote(str(place))}")
+        words = ["env", "-i", *(f"{key}={value}" for key, value in variables.items()), *command]
+        if user != "root":
+            words = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", *words]
+        script.append(f"exec chroot {root} {shlex.join(words)}")
+        namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        return subprocess.run(
+            [*namespaces, "sh", "-c", "\n".join(script)], text=True, timeout=timeout, check=False, **more
+        )
+
+    def check(self, *command: str, **more: object) -> str:
+        """As run(), but the end of the output is the error when it fails; gives standard output."""
+        done = self.run(*command, capture_output=True, **more)
+        if done.returncode != 0:
+            tail = (done.stdout + done.stderr).strip()[-2000:]
+            raise ChrootError(f"in {self.path.name}: {shlex.join(command)} ended with {done.returncode}:\n{tail}")
+        return done.stdout
