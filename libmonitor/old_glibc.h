@@ -1,10 +1,10 @@
-// Force-included into what is only part of the shared library (door*.cpp): the library loads on glibc 2.17 and
-// later, whichever it was linked on. glibc 2.34 moved the dynamic loader's functions from libdl into libc under
-// a new version; the old one is served by both.
+// Force-included into what is only part of the shared library (door*.cpp): the library loads on glibc 2.17
+// and later, whichever it was linked on. glibc 2.34 moved the dynamic loader's functions from libdl into libc
+// under a new version; the old one is served by both.
 //
-// Weak, since an older glibc has them only where libdl.so.2 is loaded, and needing that would cost every child
-// that inherits the preload another library (40 us per exec, measured). Nothing is lost: whoever can load a
-// torch has them at the start; dlopen is null elsewhere, so the doors ask before they call.
+// Weak, since an older glibc has them only where libdl.so.2 is loaded, and needing that would cost every
+// child that inherits the preload another library (40 us per exec, measured). Nothing is lost: whoever can
+// load a torch has them at the start; dlopen is null elsewhere, so the doors ask before they call.
 #ifndef FORESHOCK_LIBMONITOR_OLD_GLIBC_H_
 #define FORESHOCK_LIBMONITOR_OLD_GLIBC_H_
 
