@@ -106,7 +106,7 @@ std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* 
     slot = "1";
   } else if (equals != std::string::npos) {
     slot = word.substr(equals + 1);
-  } else if (*at + 1 < words.size()) {
+  } else if (*at + 1 < words.size() && !words[*at + 1].starts_with("--")) {  // "--" ends the options
     slot = words[++*at];
   }
   if (!slot || slot->empty()) return "give " + flag + " a value: " + flag + " " + row->value;

@@ -9,7 +9,10 @@ namespace {
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 constexpr int kTickMs = 200;
 
-bool asks_to_stop(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
+bool is_ignored(int signal) {
+  struct sigaction now = {};
+  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
 
 // The terminal (and a hang-up of it) signals the whole foreground group: a command in our group has it
 // already.
@@ -23,6 +26,11 @@ SignalPasser::SignalPasser() {
   sigemptyset(&waited_);
   sigaddset(&waited_, SIGCHLD);
   for (int signal : kPassedOn) sigaddset(&waited_, signal);
+  sigemptyset(&asking_);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    // A blocked signal is queued although it is ignored.
+    if (!is_ignored(signal)) sigaddset(&asking_, signal);
+  }
   signal(SIGCHLD, SIG_DFL);  // ignored, exit statuses would be lost
   sigset_t blocked = waited_;
   sigaddset(&blocked, SIGPIPE);
@@ -37,15 +45,8 @@ int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
 }
 
 int SignalPasser::stop_before_start() {
-  sigset_t asking;
-  sigemptyset(&asking);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction now = {};
-    // Ignored before us (nohup, a job in the background): then not for us either, though a blocked one stays.
-    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&asking, signal);
-  }
   const timespec at_once = {0, 0};
-  const int signal = sigtimedwait(&asking, nullptr, &at_once);
+  const int signal = sigtimedwait(&asking_, nullptr, &at_once);
   return signal > 0 ? signal : 0;
 }
 

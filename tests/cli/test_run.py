@@ -208,6 +208,23 @@ def test_state_follows_the_exit(foreshock, environment, tmp_path, script, state)
     assert json.loads(wanted.read_text())["state"] == state
 
 
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_before_us_is_no_preemption(foreshock, environment, tmp_path, ignored):
+    """nohup: the terminal goes away, and the run goes on."""
+    wanted = tmp_path / "summary.json"
+    trap = ["sh", "-c", f"trap '' {int(ignored)}; exec \"$@\"", "sh"]
+    command = [*trap, foreshock, "run", "--summary", str(wanted), "--", "sh", "-c", "echo ready; sleep 1"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(ignored)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "no summary" not in errors
+    assert json.loads(wanted.read_text())["state"] == "finished"
+
+
 def test_killed_agent_is_started_again(foreshock, environment, base):
     process = start(foreshock, environment | {"FORESHOCK_RUN_ID": "me"}, "echo ready; sleep 3")
     agent_file = base / "me" / "agent.json"
@@ -235,7 +252,7 @@ def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
     "arguments",
     [[], ["frobnicate"], ["run"], ["run", "--every", "x", "--", "true"], ["run", "--bind", "0.0.0.0", "--", "true"],
      ["run", "--run-id", "a/b", "--", "true"], ["run", "--summary", "/nonexistent/s.json", "--", "true"],
-     ["run", "--frobnicate"], ["status", "stray"], ["pause", "--every", "2"], ["agent"], ["docs", "nothing"]],
+     ["run", "--frobnicate"], ["run", "--record", "--", "true"], ["run", "--record", "--summary", "x"], ["status", "stray"], ["pause", "--every", "2"], ["agent"], ["docs", "nothing"]],
 )  # fmt: skip
 def test_wrong_use_gets_one_line_and_status_2(foreshock, environment, base, arguments):
     result = subprocess.run(
