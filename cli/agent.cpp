@@ -1,10 +1,12 @@
 // foreshock agent: parses and hands over to agent/.
 #include "agent/agent.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/run_directory.h"
 #include "cli/say.h"
 
 namespace foreshock::cli {
@@ -27,7 +29,10 @@ int agent(const Arguments& arguments) {
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &options.max_slowdown);
   parse_count(arguments.text(OptionId::kEvery).c_str(), &options.every);
   options.keep_alive = arguments.has_flag(OptionId::kKeepAlive);
-  return run_agent(options);
+  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f` a write fails, and is counted; it does not kill
+  const int status = run_agent(options);
+  remove_after_agent(options.directory);
+  return status;
 }
 
 }  // namespace foreshock::cli

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -43,11 +44,23 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
 void AgentKeeper::reap() {
   if (pid_ < 0 || !poll_exit(pid_)) return;
   const bool short_life = steady_clock::now() - started_ < kShortLife;
-  failures_ = short_life ? failures_ + 1 : 0;
-  const milliseconds pause = std::min(kFirstPause * (1 << std::min(failures_, 5)), kLongestPause);
+  wait_after(short_life ? failures_ + 1 : 0);
+}
+
+void AgentKeeper::wait_after(int failures) {
+  failures_ = failures;
+  const milliseconds pause = std::min(kFirstPause * (1 << std::min(failures, 5)), kLongestPause);
   next_start_ = steady_clock::now() + pause;
   pid_ = -1;
   starter_.release();
+}
+
+void AgentKeeper::wake() const {
+  if (const std::optional<AgentAddress> agent = read_agent_address(directory_)) kill(agent->pid, SIGCONT);
+}
+
+void AgentKeeper::kill_own() const {
+  if (pid_ > 0) kill(pid_, SIGKILL);
 }
 
 void AgentKeeper::tick() {
@@ -81,12 +94,8 @@ void AgentKeeper::start() {
                           .output = log,
                           .errors = log};
   started_ = steady_clock::now();
-  if (spawn(plan, &pid_) != 0) {
-    pid_ = -1;
-    ++failures_;
-    next_start_ = started_ + kLongestPause;
-    starter_.release();
-  }
+  start_error_ = spawn(plan, &pid_);
+  if (start_error_ != 0) wait_after(failures_ + 1);
   if (log >= 0) close(log);
 }
 
@@ -109,6 +118,7 @@ std::optional<AgentAddress> AgentKeeper::news() {
 }
 
 std::string AgentKeeper::last_words() const {
+  if (start_error_ != 0) return command_[0] + ": " + std::strerror(start_error_);
   std::ifstream log(directory_ + "/agent.log");
   std::string line, last;
   while (std::getline(log, line)) {

@@ -38,15 +38,22 @@ class AgentKeeper {
   // Where the agent is, when that has changed since the last question.
   std::optional<AgentAddress> news();
 
+  // Lets an agent go on that somebody has stopped (SIGSTOP): without it there is no end.
+  void wake() const;
+
+  // Ends our own agent, if we have one, without asking.
+  void kill_own() const;
+
   // Three agents in a row ended within their first second, and no other one runs yet.
   bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
-  // The last line of agent.log.
+  // Why no agent could be started, else the last line of agent.log.
   std::string last_words() const;
 
  private:
   void reap();
   void start();
+  void wait_after(int failures);
 
   std::string directory_;
   std::vector<std::string> command_;
@@ -54,6 +61,7 @@ class AgentKeeper {
   pid_t pid_ = -1;    // of our own agent, -1 when somebody else's serves
   pid_t told_pid_ = -1;
   int failures_ = 0;
+  int start_error_ = 0;  // errno
   std::chrono::steady_clock::time_point started_{}, next_start_{};
 };
 

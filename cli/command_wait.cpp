@@ -33,7 +33,7 @@ SignalPasser::SignalPasser() {
   }
   signal(SIGCHLD, SIG_DFL);  // ignored, exit statuses would be lost
   sigset_t blocked = waited_;
-  sigaddset(&blocked, SIGPIPE);
+  for (int signal : {SIGPIPE, SIGXFSZ}) sigaddset(&blocked, signal);  // our writes fail, and do not kill
   sigprocmask(SIG_BLOCK, &blocked, &original_);
 }
 

@@ -11,7 +11,8 @@
 
 namespace foreshock::cli {
 
-// Blocks the signals that are passed on (and SIGPIPE) from construction on; they stay pending until wait_for.
+// Blocks the signals that are passed on (and SIGPIPE, SIGXFSZ) from construction on; they stay pending until
+// wait_for.
 class SignalPasser {
  public:
   SignalPasser();
@@ -29,8 +30,8 @@ class SignalPasser {
   // Waits up to `period_ms`; true when a signal that asks to stop has come meanwhile.
   bool interrupted_within(int period_ms);
 
-  // Whether SIGTERM, SIGINT or SIGHUP has come since the construction. One that was ignored before us (nohup, a
-  // job in the background) asks nobody.
+  // Whether SIGTERM, SIGINT or SIGHUP has come since the construction. One that was ignored before us (nohup,
+  // a job in the background) asks nobody.
   bool was_asked_to_stop() const { return asked_to_stop_; }
 
  private:

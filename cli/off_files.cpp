@@ -1,7 +1,6 @@
 #include "cli/off_files.h"
 
 #include <fstream>
-#include <map>
 
 namespace foreshock::cli {
 namespace {
@@ -49,14 +48,23 @@ std::string advice_for(const std::string& reason) {
   return "run `foreshock doctor -- COMMAND` to see more";
 }
 
-std::vector<std::string> off_lines(const std::string& directory, fs::file_time_type started,
-                                   int64_t launcher_pid) {
-  std::map<std::string, int> processes;
+OffFiles off_files(const std::string& directory) {
+  OffFiles files;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    const std::string reason = reason_of(entry.path().filename());
-    if (reason.empty() || entry.last_write_time(error) < started) continue;
-    if (may_belong_to(entry.path(), launcher_pid)) ++processes[reason];
+    if (!reason_of(entry.path().filename()).empty())
+      files[entry.path().filename()] = entry.last_write_time(error);
+  }
+  return files;
+}
+
+std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
+                                   int64_t launcher_pid) {
+  std::map<std::string, int> processes;
+  for (const auto& file : off_files(directory)) {
+    const auto before = earlier.find(file.first);
+    if (before != earlier.end() && before->second == file.second) continue;
+    if (may_belong_to(directory + "/" + file.first, launcher_pid)) ++processes[reason_of(file.first)];
   }
   std::vector<std::string> lines;
   for (const auto& [reason, count] : processes) {

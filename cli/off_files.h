@@ -4,14 +4,19 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace foreshock::cli {
 
-// One line per reason found in `directory` since `started`: what is off, in how many processes, what to do.
-// Processes that belong to another launcher than `launcher_pid` are left to it.
-std::vector<std::string> off_lines(const std::string& directory, std::filesystem::file_time_type started,
+// Name and time of each. Times are only compared for equality: the clock may jump.
+using OffFiles = std::map<std::string, std::filesystem::file_time_type>;
+OffFiles off_files(const std::string& directory);
+
+// One line per reason found in `directory` that is not in `earlier`: what is off, in how many processes, what
+// to do. Processes that belong to another launcher than `launcher_pid` are left to it.
+std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
                                    int64_t launcher_pid);
 
 // What to do about `reason`; a general hint for an unknown one.

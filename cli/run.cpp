@@ -2,12 +2,11 @@
 // and the command running alone.
 #include <errno.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "cli/adapter.h"
 #include "cli/agent_keeper.h"
@@ -16,6 +15,7 @@
 #include "cli/command_environment.h"
 #include "cli/command_wait.h"
 #include "cli/commands.h"
+#include "cli/exit_exchange.h"
 #include "cli/installation.h"
 #include "cli/known_bad.h"
 #include "cli/off_files.h"
@@ -31,8 +31,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kAgentStartTimeoutMs = 5000;
-constexpr int kSummaryTimeoutMs = 30000;
-constexpr int kSummaryPollMs = 50;
 
 // Replaces this process by the command: its exit status needs no passing on.
 int run_alone(const std::vector<std::string>& command) {
@@ -71,6 +69,15 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   return "";
 }
 
+// The kernel does not only refuse what is larger: it sends SIGXFSZ.
+std::string file_size_problem() {
+  constexpr rlim_t kLeast = 4 << 20;  // a segment without slots and what the agent writes
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= kLeast) return "";
+  return "files are limited to " + std::to_string(limit.rlim_cur >> 10) +
+         " KiB here; raise `ulimit -f` to 4 MiB or more";
+}
+
 // Prepares the adapter; "" when the trainer may find what it needs.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             const std::string& cache) {
@@ -94,48 +101,6 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
-
-std::string exit_path(const std::string& directory) {
-  return directory + "/exit." + std::to_string(getpid()) + ".json";
-}
-
-std::string summary_path(const std::string& directory) {
-  return directory + "/summary." + std::to_string(getpid()) + ".json";
-}
-
-// An earlier launcher of this run may have had our pid: its end is not ours. In this order, since an exit
-// file without a summary is one to be answered.
-void remove_namesake_s_files(const std::string& directory) {
-  unlink(exit_path(directory).c_str());
-  unlink(summary_path(directory).c_str());
-}
-
-// Tells the agent how the command ended; in one rename, so that it never reads half a file.
-void write_exit_file(const std::string& directory, const ExitStatus& status, bool was_asked_to_stop) {
-  const bool stopped = was_asked_to_stop || is_stop_signal(status.signal) ||
-                       (status.code > 128 && is_stop_signal(status.code - 128));
-  const char* state = stopped ? "preempted" : status.code == 0 ? "finished" : "failed";
-  const nlohmann::json json = {{"status", status.code}, {"signal", status.signal}, {"state", state}};
-  const std::string path = exit_path(directory);
-  std::ofstream(path + ".new") << json.dump() << "\n";
-  rename((path + ".new").c_str(), path.c_str());
-}
-
-// The agent's summary of our ranks as JSON text; "" when none has come.
-std::string wait_for_summary(const std::string& directory, SignalPasser* signals, AgentKeeper* keeper) {
-  const std::string path = summary_path(directory);
-  for (int waited = 0; waited < kSummaryTimeoutMs && !keeper->has_failed(); waited += kSummaryPollMs) {
-    if (access(path.c_str(), R_OK) == 0) {
-      std::ifstream file(path);
-      return std::string(std::istreambuf_iterator<char>(file), {});
-    }
-    keeper->tick();
-    if (signals->interrupted_within(kSummaryPollMs)) break;
-  }
-  return "";
-}
-
 // What the summary cannot see on this machine's inputs, but others have met with the same versions.
 void print_known_bad(const std::vector<std::string>& command) {
   const FoundPython python = find_python(command);
@@ -143,11 +108,11 @@ void print_known_bad(const std::vector<std::string>& command) {
     fputs(known_bad_text(known_bad(installed_versions(python.executable))).c_str(), stderr);
 }
 
-void report(const std::string& summary, const std::string& wanted_copy,
-            const std::vector<std::string>& off_lines, const AgentKeeper& keeper) {
+void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
+            const std::vector<std::string>& off_lines) {
+  const std::string& summary = answer.summary;
   if (summary.empty()) {
-    say("no summary: " + (keeper.has_failed() ? "the agent ended early (" + keeper.last_words() + ")"
-                                              : std::string("the agent did not answer")));
+    say("no summary: " + answer.problem);
   } else {
     if (has_ranks(summary)) print_summary(summary, STDERR_FILENO);
     if (!wanted_copy.empty() && !(std::ofstream(wanted_copy) << summary << std::flush)) {
@@ -164,8 +129,12 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   if (const std::string problem = directory.enter(monitored.base, monitored.run_id); !problem.empty()) {
     return run_unmonitored(arguments.command(), problem);
   }
-  remove_namesake_s_files(directory.path());
-  const fs::file_time_type started = fs::file_time_type::clock::now();
+  ExitExchange exchange;
+  if (const std::string problem = exchange.reserve(directory.path()); !problem.empty()) {
+    directory.leave();
+    return run_unmonitored(arguments.command(), problem);
+  }
+  const OffFiles earlier = off_files(directory.path());
   SignalPasser signals;
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
@@ -190,13 +159,13 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     return status_of_failed_start(error);
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
-  write_exit_file(directory.path(), status, signals.was_asked_to_stop());
+  exchange.tell(status, signals.was_asked_to_stop());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
-  const std::string summary = wait_for_summary(directory.path(), &signals, &keeper);
-  report(summary, absolute(arguments.text(OptionId::kSummary)),
-         off_lines(directory.path(), started, getpid()), keeper);
-  if (has_ranks(summary)) print_known_bad(arguments.command());
-  directory.leave();
+  const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
+  report(answer, absolute(arguments.text(OptionId::kSummary)),
+         off_lines(directory.path(), earlier, getpid()));
+  if (has_ranks(answer.summary)) print_known_bad(arguments.command());
+  directory.leave([&keeper] { keeper.kill_own(); });
   end_like(status);
 }
 
@@ -215,6 +184,7 @@ int run(const Arguments& arguments) {
 
   const Installation installation = find_installation();
   std::string problem = installation_problem(installation);
+  if (problem.empty()) problem = file_size_problem();
   if (!problem.empty()) return run_unmonitored(command, problem);
   const BaseDirectory base = choose_base_directory();
   if (!base.problem.empty()) return run_unmonitored(command, base.problem);

@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr int kBaseLockTimeoutMs = 10000;  // a leaving run holds it while its agent ends
 constexpr int kAgentEndTimeoutMs = 5000;
+constexpr int kAgentDeathTimeoutMs = 1000;
 constexpr int kProbeTimeoutMs = 100;  // the agent looks at run.lock by taking it for a moment
 
 // The trainer locks its segment through one descriptor that it never reopens; we never map or lock it.
@@ -52,6 +53,13 @@ bool remove_if_stale(const std::string& directory) {
   return !error;
 }
 
+void remove_after_agent(const std::string& directory) {
+  if (access((directory + "/run.lock").c_str(), F_OK) != 0) return;
+  FileLock base_lock;
+  if (base_lock.lock_within(fs::path(directory).parent_path() / "lock", LOCK_EX, kBaseLockTimeoutMs))
+    remove_if_stale(directory);
+}
+
 std::string RunDirectory::enter(const std::string& base, const std::string& run_id) {
   base_ = base;
   path_ = base + "/" + run_id;
@@ -68,7 +76,7 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
   return "";
 }
 
-bool RunDirectory::leave() {
+bool RunDirectory::leave(const std::function<void()>& stuck) {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
   use_.release();
@@ -77,7 +85,11 @@ bool RunDirectory::leave() {
     return false;
   alone.release();  // the agent ends when no run holds this lock
   FileLock agent;
-  if (!agent.lock_within(path_ + "/agent.lock", LOCK_EX, kAgentEndTimeoutMs)) return false;
+  if (!agent.lock_within(path_ + "/agent.lock", LOCK_EX, kAgentEndTimeoutMs)) {
+    if (stuck == nullptr) return false;
+    stuck();
+    if (!agent.lock_within(path_ + "/agent.lock", LOCK_EX, kAgentDeathTimeoutMs)) return false;
+  }
   std::error_code error;
   fs::remove_all(path_, error);
   return !error;

@@ -4,6 +4,7 @@
 #ifndef FORESHOCK_CLI_RUN_DIRECTORY_H_
 #define FORESHOCK_CLI_RUN_DIRECTORY_H_
 
+#include <functional>
 #include <string>
 
 #include "cli/file_lock.h"
@@ -16,8 +17,8 @@ class RunDirectory {
   std::string enter(const std::string& base, const std::string& run_id);
 
   // Leaves. When no other `run` and no living trainer uses it, waits for the agent's end (seconds at most)
-  // and removes the directory; true then.
-  bool leave();
+  // and removes the directory; true then. `stuck` is called for an agent that does not end in time.
+  bool leave(const std::function<void()>& stuck = nullptr);
 
   const std::string& path() const { return path_; }
 
@@ -31,6 +32,10 @@ bool has_live_segment(const std::string& directory);
 
 // Removes `directory` if it is a run's and nobody uses it. Call under the lock of the base.
 bool remove_if_stale(const std::string& directory);
+
+// For an agent that has ended: removes the directory it has served if nobody uses it, as when its launchers
+// were killed.
+void remove_after_agent(const std::string& directory);
 
 }  // namespace foreshock::cli
 

@@ -214,9 +214,7 @@ def test_a_signal_that_was_ignored_before_us_is_no_preemption(foreshock, environ
     wanted = tmp_path / "summary.json"
     trap = ["sh", "-c", f"trap '' {int(ignored)}; exec \"$@\"", "sh"]
     command = [*trap, foreshock, "run", "--summary", str(wanted), "--", "sh", "-c", "echo ready; sleep 1"]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(ignored)
     _, errors = process.communicate(timeout=60)
@@ -252,7 +250,8 @@ def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
     "arguments",
     [[], ["frobnicate"], ["run"], ["run", "--every", "x", "--", "true"], ["run", "--bind", "0.0.0.0", "--", "true"],
      ["run", "--run-id", "a/b", "--", "true"], ["run", "--summary", "/nonexistent/s.json", "--", "true"],
-     ["run", "--frobnicate"], ["run", "--record", "--", "true"], ["run", "--record", "--summary", "x"], ["status", "stray"], ["pause", "--every", "2"], ["agent"], ["docs", "nothing"]],
+     ["run", "--frobnicate"], ["run", "--record", "--", "true"], ["run", "--record", "--summary", "x"],
+     ["status", "stray"], ["pause", "--every", "2"], ["agent"], ["docs", "nothing"]],
 )  # fmt: skip
 def test_wrong_use_gets_one_line_and_status_2(foreshock, environment, base, arguments):
     result = subprocess.run(

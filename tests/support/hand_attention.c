@@ -4,10 +4,12 @@
 #include <math.h>
 #include <string.h>
 
-static float query[HAND_HEADS][HAND_LENGTH][HAND_DIM], key[HAND_LENGTH][HAND_DIM], value[HAND_LENGTH][HAND_DIM];
-static float out[HAND_HEADS][HAND_LENGTH][HAND_DIM], log_sum_exp[HAND_HEADS][HAND_LENGTH];
-static float grad_out[HAND_HEADS][HAND_LENGTH][HAND_DIM], grad_query[HAND_HEADS][HAND_LENGTH][HAND_DIM];
-static uint64_t random_state = 1;
+/* Of each thread its own. */
+static __thread float query[HAND_HEADS][HAND_LENGTH][HAND_DIM], key[HAND_LENGTH][HAND_DIM];
+static __thread float value[HAND_LENGTH][HAND_DIM], out[HAND_HEADS][HAND_LENGTH][HAND_DIM];
+static __thread float log_sum_exp[HAND_HEADS][HAND_LENGTH], grad_out[HAND_HEADS][HAND_LENGTH][HAND_DIM];
+static __thread float grad_query[HAND_HEADS][HAND_LENGTH][HAND_DIM];
+static __thread uint64_t random_state = 1;
 static int32_t forward_op = -1, backward_op = -1;
 
 static const double scale = 0.35355339059327379; /* 1 / sqrt(8) */
@@ -154,4 +156,12 @@ double hand_step(int layers, int64_t step) {
   }
   foreshock_annotate_step(step, loss);
   return loss;
+}
+
+void hand_pairs(int count) {
+  int n;
+  for (n = 0; n < count; ++n) {
+    hand_forward(1);
+    hand_backward();
+  }
 }

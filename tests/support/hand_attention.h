@@ -27,4 +27,7 @@ int hand_skip(uint32_t reason);
  * which depends on every result and so tells whether anything has changed them. */
 double hand_step(int layers, int64_t step);
 
+/* `count` forward calls, each followed by its backward; may run in several threads at once. */
+void hand_pairs(int count);
+
 #endif /* FORESHOCK_TESTS_SUPPORT_HAND_ATTENTION_H_ */

@@ -1,0 +1,83 @@
+"""Fixtures of the fault matrix, and its table: one line per fault at the end of the tests."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import fault_scene
+import pytest
+from fault_scene import Outcome, Scene
+from monitored import ROOT
+
+ROWS = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[ROWS] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if rows := config.stash[ROWS]:
+        terminalreporter.section("fault matrix")
+        terminalreporter.write_line(f"{'fault':44}{'result':9}{'exit (extra)':>18}  {'files':6}what is said")
+        for row in rows:
+            terminalreporter.write_line(row)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The C programs of this folder, compiled: {name: path}."""
+    folder = tmp_path_factory.mktemp("faults")
+    support, here = ROOT / "tests" / "support", ROOT / "tests" / "faults"
+    flags = ["-std=c99", "-pedantic", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'libmonitor' / 'include'}"]
+    compiler = shutil.which("gcc") or shutil.which("cc") or "clang"
+    more = {"fault_trainer": [str(support / "hand_attention.c")], "clock_shim": ["-shared", "-fPIC", "-ldl"]}
+    built = {}
+    for source in sorted(here.glob("*.c")):
+        built[source.stem] = str(folder / source.stem)
+        command = [compiler, *flags, f"-I{support}", str(source), *more.get(source.stem, [])]
+        subprocess.run([*command, "-o", built[source.stem], "-lm", "-pthread"], check=True)
+    return built
+
+
+@pytest.fixture
+def scene(programs, base, tmp_path) -> Scene:
+    return Scene(programs, base, tmp_path)
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """told(fault, plain, watched, says): checks the end of a fault, and adds its line to the table.
+
+    `says`: pattern of the one line that tells what is off; None: nothing is.
+    """
+
+    def check(
+        fault: str,
+        scene: Scene,
+        plain: Outcome,
+        watched: Outcome,
+        says: str | None = None,
+        again: Callable | None = None,
+    ) -> None:
+        fault_scene.assert_same_result(plain, watched)
+        before, after = list(plain.delays), list(watched.delays)
+        for _ in range(2):  # a busy machine: more exits of each kind tell more, no other bound
+            if not before or again is None or fault_scene.extra_delay(before, after)[0] < fault_scene.EXTRA_DELAY_US:
+                break
+            for outcome, delays in zip(again(), (before, after), strict=True):
+                delays += outcome.delays
+        delay = ""
+        if before:
+            extra, noise = fault_scene.extra_delay(before, after)
+            assert extra < fault_scene.EXTRA_DELAY_US + noise, (before, after)
+            delay = f"{extra / 1e3:+.2f} ms ({len(after)})"
+        assert scene.left_files() == []
+        expected = [] if says is None else [says]
+        assert len(watched.said) == len(expected), watched.errors
+        for line, pattern in zip(watched.said, expected, strict=True):
+            assert pattern in line
+        text = watched.said[0].removeprefix("foreshock: ") if watched.said else "-"
+        request.config.stash[ROWS].append(f"{fault:44}{'same':9}{delay:>18}  {'none':6}{text[:100]}")
+
+    return check

@@ -1,0 +1,178 @@
+"""What somebody does, while a trainer trains, to the trainer, its agent, its launcher and their files."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from fault_scene import RUN_ID, assert_conserved, assert_same_result
+from live import wait_until
+
+
+@pytest.fixture
+def half_way(scene):
+    """The plain outcome, and a monitored trainer that waits in its middle."""
+    plain = scene.plain_half_way()
+    process = scene.start_half_way([*scene.run_line(), *scene.waiting_line()])
+    yield plain, process
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.trainer, signal.SIGKILL)
+    process.kill()
+
+
+def steps(watched) -> list[int]:
+    return [rank["steps"] for rank in watched.summary["ranks"]]
+
+
+def test_trainer_stopped_and_continued(scene, told, half_way):
+    plain, process = half_way
+    os.kill(process.trainer, signal.SIGSTOP)
+    time.sleep(1)
+    os.kill(process.trainer, signal.SIGCONT)
+    watched = scene.go_on(process)
+    told("SIGSTOP, SIGCONT of the trainer", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40] * 7
+
+
+def test_trainer_killed(scene, told, half_way):
+    _, process = half_way
+    os.kill(process.trainer, signal.SIGKILL)
+    watched = scene.go_on(process)
+    plain_process = scene.start_half_way(scene.waiting_line())
+    os.kill(plain_process.trainer, signal.SIGKILL)
+    told("kill -9 of the trainer", scene, scene.go_on(plain_process), watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [20] + [40] * 6
+
+
+def test_agent_stopped_and_continued(scene, told, half_way):
+    plain, process = half_way
+    os.kill(agent := scene.agent(), signal.SIGSTOP)
+    scene.go_file.touch()
+    time.sleep(1)
+    os.kill(agent, signal.SIGCONT)
+    watched = scene.go_on(process)
+    told("SIGSTOP, SIGCONT of the agent", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40] * 7
+
+
+def test_agent_stopped_for_good(scene, told, half_way):
+    plain, process = half_way
+    os.kill(agent := scene.agent(), signal.SIGSTOP)
+    begin = time.monotonic()
+    try:
+        watched = scene.go_on(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(agent, signal.SIGCONT)
+    told("SIGSTOP of the agent", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40] * 7
+    assert time.monotonic() - begin < 20
+
+
+def test_agent_killed(scene, told, half_way):
+    plain, process = half_way
+    os.kill(agent := scene.agent(), signal.SIGKILL)
+    wait_until(lambda: scene.agent() not in (None, agent))
+    watched = scene.go_on(process)
+    told("kill -9 of the agent", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40] * 7
+
+
+def test_launcher_killed(scene, told, half_way):
+    plain, process = half_way
+    os.kill(process.pid, signal.SIGKILL)
+    agent = scene.agent()
+    watched = scene.go_on(process)
+    assert watched.returncode == -signal.SIGKILL
+    watched.returncode = plain.returncode  # nobody is left to tell it
+    # The agent stays until it is sure that nothing comes any more, and takes the files with it.
+    wait_until(lambda: not os.path.exists(f"/proc/{agent}"), 30)
+    told("kill -9 of the launcher", scene, plain, watched)
+
+
+def test_agent_upgraded(scene, told, tmp_path):
+    root = scene.own_installation()
+    plain = scene.plain_half_way()
+    record = tmp_path / "record.jsonl"
+    process = scene.start_half_way([*scene.run_line("--record", str(record)), *scene.waiting_line()])
+    wait_until(lambda: all(of["judged"] == of["sampled"] > 0 for of in scene.segments()[0].attention().values()))
+    agent = scene.agent()
+    shutil.copy2(root / "bin" / "foreshock", root / "bin" / "new")
+    (root / "bin" / "new").rename(root / "bin" / "foreshock")
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: scene.agent() not in (None, agent))
+    assert os.path.samefile(f"/proc/{scene.agent()}/exe", root / "bin" / "foreshock")
+    watched = scene.go_on(process)
+    told("agent upgraded", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40] * 7
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    judged = sum(of["judged"] for rank in watched.summary["ranks"] for of in rank["attention"].values())
+    assert len([line for line in lines if line["type"] == "sample"]) == judged > 0
+    assert len([line for line in lines if line["type"] == "step"]) == 40 * 7
+
+
+def test_agent_killed_and_gone_for_good(scene, told):
+    """Its binary is gone too: nobody judges, and the run says so."""
+    root = scene.own_installation()
+    plain = scene.plain_half_way()
+    process = scene.start_half_way([*scene.run_line(), *scene.waiting_line()])
+    (root / "bin" / "foreshock").unlink()
+    os.kill(scene.agent(), signal.SIGKILL)
+    told("agent killed, its binary removed", scene, plain, scene.go_on(process), "no summary: ")
+
+
+def test_library_removed(scene, told):
+    root = scene.own_installation()
+    plain = scene.plain_half_way()
+    process = scene.start_half_way([*scene.run_line(), *scene.waiting_line()])
+    (root / "lib" / "libforeshock.so").unlink()
+    watched = scene.go_on(process)
+    told("library removed", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40], "what starts later is not watched"
+
+
+def test_run_directory_removed(scene, told, half_way):
+    plain, process = half_way
+    shutil.rmtree(scene.base / RUN_ID)
+    told("run directory removed", scene, plain, scene.go_on(process), "no summary: ")
+
+
+def test_a_second_agent_ends_at_once(scene, told, half_way):
+    plain, process = half_way
+    agent = scene.agent()
+    command = [scene.foreshock, "agent", "--dir", str(scene.base / RUN_ID)]
+    second = subprocess.run(command, env=scene.environment(), capture_output=True, text=True, timeout=20, check=False)
+    assert second.returncode == 0
+    assert scene.agent() == agent
+    watched = scene.go_on(process)
+    told("two agents", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40] * 7
+
+
+def test_two_jobs_of_one_name(scene, told, half_way):
+    """The second one trains unwatched and says so; the first one is not disturbed."""
+    plain, process = half_way
+    first_round, scene.rounds = scene.rounds, scene.rounds + 1
+    second = scene.end(scene.start([*scene.run_line(), *scene.trainer_line("40", "return", exits=7)]))
+    again = scene.rounds
+    scene.rounds = first_round
+    watched = scene.go_on(process)
+    scene.rounds = again
+    assert_same_result(scene.plain("40", "return"), second)
+    assert len(second.said) == 1
+    assert "monitoring was off in 7 processes (rank_taken)" in second.said[0]
+    told("two jobs of the same name", scene, plain, watched)
+    assert_conserved(watched.summary)
+    assert steps(watched) == [40] * 7
