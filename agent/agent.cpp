@@ -56,10 +56,12 @@ class Agent {
 };
 
 int Agent::run() {
-  const RunOptions followed = {options_.directory,    options_.run_id, options_.record,
+  const RunOptions followed = {options_.run_id,       options_.run_id, options_.record,
                                options_.max_slowdown, options_.every,  cores_};
   std::string error;
-  std::unique_ptr<Run> run = Run::open(followed, &error);
+  std::unique_ptr<Directory> directory = Directory::open(options_.directory, &error);
+  if (directory == nullptr) return fail(options_.directory + ": " + error);
+  std::unique_ptr<Run> run = Run::open(followed, std::move(directory), &error);
   if (run == nullptr) return error.empty() ? 0 : fail(error);
   runs_.push_back(std::move(run));
   for (int signal : {SIGTERM, SIGINT}) std::signal(signal, ask_to_stop);
@@ -71,7 +73,7 @@ int Agent::run() {
   be_nice();
   loop();
   server_.stop();
-  unlink((options_.directory + "/agent.json").c_str());
+  runs_[0]->directory().remove("agent.json");
   return 0;
 }
 
@@ -79,7 +81,7 @@ bool Agent::say_address(const Run& run) {
   const nlohmann::json address = {
       {"pid", getpid()}, {"address", server_.address()}, {"port", server_.port()}, {"run", run.run_id()}};
   spdlog::info("run {} at {}:{}", run.run_id(), server_.address(), server_.port());
-  return write_file(run.directory() + "/agent.json", address.dump() + "\n");
+  return run.directory().write("agent.json", address.dump() + "\n");
 }
 
 void Agent::loop() {

@@ -1,39 +1,31 @@
 #include "agent/discovery.h"
 
-#include <dirent.h>
+#include <fcntl.h>
 
 #include <algorithm>
 
+#include "exporters/registry.h"
+
 namespace foreshock {
 
-std::vector<std::string> names_in(const std::string& directory, const std::string& begin,
-                                  const std::string& end) {
-  std::vector<std::string> names;
-  DIR* stream = opendir(directory.c_str());
-  if (stream == nullptr) return names;
-  while (const dirent* entry = readdir(stream)) {
-    const std::string name = entry->d_name;
-    if (name[0] != '.' && name.size() > begin.size() + end.size() && name.starts_with(begin) &&
-        name.ends_with(end))
-      names.push_back(name);
-  }
-  closedir(stream);
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(std::vector<Refusal>* refused) {
+std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most,
+                                                                     std::vector<Refusal>* refused) {
   std::vector<std::unique_ptr<segment::SegmentReader>> found;
-  for (const std::string& file : names_in(directory_, "", ".seg")) {
+  const std::vector<std::string> files = directory_.names("", ".seg");
+  for (const std::string& file : files) {
+    if (found.size() >= most) break;
+    if (!known_.insert(file).second) continue;
     const std::string name = file.substr(0, file.size() - 4);
-    if (!known_.insert(name).second) continue;
     std::string why;
-    auto reader = segment::SegmentReader::open(directory_, name, &why);
+    auto reader = segment::SegmentReader::adopt(name, directory_.open_file(file, O_RDONLY),
+                                                directory_.open_file(name + ".ctl", O_RDWR), &why);
     if (reader != nullptr)
       found.push_back(std::move(reader));
     else
-      refused->push_back({name, why});
+      refused->push_back({label_text(name), why});
   }
+  std::erase_if(
+      known_, [&](const std::string& name) { return !std::binary_search(files.begin(), files.end(), name); });
   return found;
 }
 

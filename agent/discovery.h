@@ -7,30 +7,28 @@
 #include <string>
 #include <vector>
 
+#include "agent/directory.h"
 #include "segment/reader.h"
 
 namespace foreshock {
 
 class Discovery {
  public:
-  explicit Discovery(std::string directory) : directory_(std::move(directory)) {}
+  // The directory outlives this.
+  explicit Discovery(const Directory& directory) : directory_(directory) {}
 
   struct Refusal {
-    std::string name;
+    std::string name;  // fit to be printed
     std::string why;
   };
 
-  // Segments not handed out before. What cannot be followed is added to `refused`, once.
-  std::vector<std::unique_ptr<segment::SegmentReader>> look(std::vector<Refusal>* refused);
+  // Segments not handed out before, at most `most`. What cannot be followed is added to `refused`, once.
+  std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
 
  private:
-  std::string directory_;
-  std::set<std::string> known_;
+  const Directory& directory_;
+  std::set<std::string> known_;  // of those that are still there
 };
-
-// Names in `directory` that begin and end as given, sorted.
-std::vector<std::string> names_in(const std::string& directory, const std::string& begin,
-                                  const std::string& end);
 
 }  // namespace foreshock
 

@@ -10,7 +10,7 @@ Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::s
 }
 
 void Followed::look(Clock::time_point now) {
-  if (finished_) return;
+  if (is_finished()) return;
   // The lock before the counters: a trainer that ends in between has stored its last count by then.
   rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
@@ -23,11 +23,11 @@ bool Followed::is_gone(Clock::time_point now, Clock::duration quiet) const {
 }
 
 void Followed::finish(RunState state) {
-  if (finished_) return;
+  if (is_finished()) return;
   pipeline_->finish(*segment_, &rank);
   rank.state = state;
   rank.alive = segment_->is_locked();
-  finished_ = true;
+  segment_.reset();
 }
 
 }  // namespace foreshock

@@ -16,7 +16,7 @@ class Followed {
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
 
   // Takes what is new. False when there was nothing, or nothing can come any more.
-  bool poll() { return !finished_ && pipeline_->poll(*segment_, &rank); }
+  bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
 
   // Reads the counters, and whether the trainer still holds its lock.
   void look(Clock::time_point now);
@@ -24,11 +24,12 @@ class Followed {
   // The trainer has let go of its lock, and nothing has moved since for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
 
-  // Judges what is left and keeps the segment as it is.
+  // Judges what is left and lets the segment go.
   void finish(RunState state);
-  bool is_finished() const { return finished_; }
+  bool is_finished() const { return segment_ == nullptr; }
 
   uint64_t launcher_pid() const { return rank.identity.launcher_pid; }
+  // Not after finish().
   segment::SegmentReader& segment() { return *segment_; }
 
   RankStatistics rank;
@@ -39,7 +40,6 @@ class Followed {
   Pipeline* pipeline_;
   segment::Totals seen_;
   Clock::time_point changed_;
-  bool finished_ = false;
 };
 
 }  // namespace foreshock

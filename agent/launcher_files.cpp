@@ -1,18 +1,12 @@
 #include "agent/launcher_files.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
+#include <charconv>
 #include <nlohmann/json.hpp>
-
-#include "agent/discovery.h"
 
 namespace foreshock {
 namespace {
+
+constexpr size_t kMostBytes = 4096;
 
 RunState state_from(const std::string& word) {
   if (word == "finished") return RunState::kFinished;
@@ -20,47 +14,40 @@ RunState state_from(const std::string& word) {
   return RunState::kFailed;
 }
 
-}  // namespace
+std::string exit_name(uint64_t launcher_pid) { return "exit." + std::to_string(launcher_pid) + ".json"; }
 
-std::string summary_path(const std::string& directory, uint64_t launcher_pid) {
-  return directory + "/summary." + std::to_string(launcher_pid) + ".json";
+// The number between "exit." and ".json"; 0 when there is none.
+uint64_t pid_in(const std::string& name) {
+  uint64_t pid = 0;
+  const char* end = name.data() + name.size() - 5;
+  const auto [stop, error] = std::from_chars(name.data() + 5, end, pid);
+  return error == std::errc() && stop == end ? pid : 0;
 }
 
-std::vector<LauncherExit> unanswered_exits(const std::string& directory) {
+}  // namespace
+
+std::string summary_name(uint64_t launcher_pid) {
+  return "summary." + std::to_string(launcher_pid) + ".json";
+}
+
+std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_pid) {
+  if (launcher_pid == 0 || !directory.has(exit_name(launcher_pid))) return std::nullopt;
+  const std::optional<std::string> text = directory.read(exit_name(launcher_pid), kMostBytes);
+  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
+  return state_from(json["state"]);
+}
+
+std::vector<LauncherExit> unanswered_exits(const Directory& directory) {
   std::vector<LauncherExit> exits;
-  for (const std::string& name : names_in(directory, "exit.", ".json")) {
-    LauncherExit exit;
-    exit.launcher_pid = std::strtoull(name.c_str() + 5, nullptr, 10);
-    if (exit.launcher_pid == 0 || access(summary_path(directory, exit.launcher_pid).c_str(), F_OK) == 0)
-      continue;
-    std::ifstream file(directory + "/" + name);
-    const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
-    if (json.is_object() && json.contains("state") && json["state"].is_string())
-      exit.state = state_from(json["state"]);
-    exits.push_back(exit);
+  for (const std::string& name : directory.names("exit.", ".json")) {
+    const uint64_t pid = pid_in(name);
+    if (pid == 0 || directory.has(summary_name(pid))) continue;
+    exits.push_back({pid, exit_of(directory, pid).value_or(RunState::kFailed)});
   }
   return exits;
 }
 
-bool write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".new";
-  {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    file << text;
-    if (!file.flush()) {
-      unlink(temporary.c_str());
-      return false;
-    }
-  }
-  return std::rename(temporary.c_str(), path.c_str()) == 0;
-}
-
-bool has_launcher(const std::string& directory) {
-  const int fd = open((directory + "/run.lock").c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return false;
-  const bool held = flock(fd, LOCK_EX | LOCK_NB) != 0;
-  close(fd);
-  return held;
-}
+bool has_launcher(const Directory& directory) { return directory.is_locked("run.lock"); }
 
 }  // namespace foreshock

@@ -4,9 +4,11 @@
 #define FORESHOCK_AGENT_LAUNCHER_FILES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "agent/directory.h"
 #include "agent/rank.h"
 
 namespace foreshock {
@@ -17,15 +19,15 @@ struct LauncherExit {
 };
 
 // Exits that have no summary yet.
-std::vector<LauncherExit> unanswered_exits(const std::string& directory);
+std::vector<LauncherExit> unanswered_exits(const Directory& directory);
 
-// Replaces the file as a whole: nobody reads half of it. False when the directory is full.
-bool write_file(const std::string& path, const std::string& text);
+// How the command of this launcher ended; nothing when that has not been told.
+std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_pid);
 
-std::string summary_path(const std::string& directory, uint64_t launcher_pid);
+std::string summary_name(uint64_t launcher_pid);
 
 // Whether a launcher of this run lives: it holds a shared lock on run.lock.
-bool has_launcher(const std::string& directory);
+bool has_launcher(const Directory& directory);
 
 }  // namespace foreshock
 

@@ -52,7 +52,8 @@ std::optional<LossEvent> observe_loss(const segment::StepRecord& step, RankStati
   rank->loss_window.add(step.loss);
   const LossVerdict verdict = rank->loss_events.observe(step.step, step.loss);
   rank->loss_zscore = verdict.z;
-  if (verdict.event) rank->spike_steps.push_back(verdict.event->onset_step);
+  if (verdict.event && rank->spike_steps.size() < kMostSpikes)
+    rank->spike_steps.push_back(verdict.event->onset_step);
   return verdict.event;
 }
 
@@ -94,7 +95,9 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   rank->nonfinite_attention_gradient += deviation.nonfinite_grad_query;
   if (layer.label.empty()) return;
-  LayerStatistics& statistics = rank->layers[layer.label];
+  LayerStatistics* known = rank->layer_of(layer.label);
+  if (known == nullptr) return;
+  LayerStatistics& statistics = *known;
   statistics.label = layer.label;
   statistics.name = layer.name;
   statistics.source = layer.source;

@@ -11,6 +11,26 @@ namespace foreshock {
 
 using segment::SegmentReader;
 
+namespace {
+
+// Identity and late facts are written once. Whoever changes his mind is not believed: series would be made
+// under ever new names.
+void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
+  if (rank->identity.late_ready == 1) return;
+  const segment::Identity before = rank->identity;
+  rank->identity = segment.identity();
+  if (!rank->identified) {
+    rank->identified = true;
+    return;
+  }
+  rank->identity.rank = before.rank;
+  rank->identity.world_size = before.world_size;
+  rank->identity.attempt = before.attempt;
+  rank->identity.launcher_pid = before.launcher_pid;
+}
+
+}  // namespace
+
 bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   const double begin = thread_cpu_seconds();
   bool found = false;
@@ -24,7 +44,9 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   }
   rank->steps = segment.steps_taken();
   SegmentReader::Ready ready;
-  while (segment.next_ready(&ready)) {
+  // As many as there are slots: a trainer that fills them as fast as they are judged, or that only pretends
+  // to, does not keep the agent from the others.
+  for (uint32_t taken = 0; taken < segment::kMaxSlots && segment.next_ready(&ready); ++taken) {
     found = true;
     judge_slot(segment, ready, rank);
   }
@@ -56,7 +78,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
 }
 
 void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
-  rank->identity = segment.identity();
+  refresh_identity(segment, rank);
   rank->ops = segment.ops();
   rank->totals = segment.totals();
   rank->steps = segment.steps_taken();
@@ -71,7 +93,9 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   }
   for (const segment::Layer& record : segment.layers()) {
     if (record.gradient_step == 0) continue;  // named, but nothing is known of it
-    LayerStatistics& layer = rank->layers[segment::text_of(record.label)];
+    LayerStatistics* known = rank->layer_of(segment::text_of(record.label));
+    if (known == nullptr) break;
+    LayerStatistics& layer = *known;
     layer.label = segment::text_of(record.label);
     layer.name = segment::text_of(record.name);
     layer.gradient_norm = record.gradient_norm;

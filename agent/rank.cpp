@@ -50,6 +50,12 @@ const char* name_of(RunState state) {
   return kNames[static_cast<int>(state)];
 }
 
+LayerStatistics* RankStatistics::layer_of(const std::string& label) {
+  const auto found = layers.find(label);
+  if (found != layers.end()) return &found->second;
+  return layers.size() < kMostLayers ? &layers[label] : nullptr;
+}
+
 uint64_t RankStatistics::calls(uint32_t which) const {
   uint64_t sum = 0;
   for (size_t op = 0; op < ops.size(); ++op)

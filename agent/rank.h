@@ -59,6 +59,9 @@ struct HistoryPoint {
   std::optional<double> loss, gradient_norm, deviation_ratio;
 };
 inline constexpr size_t kHistoryPoints = 512;
+// A trainer has at most kMaxLayers names; one that makes up new ones all the time is not followed further.
+inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
+inline constexpr size_t kMostSpikes = 4096;  // kept by step
 
 // What is wrong with the attention of one layer. `value`: the largest ratio or the bias in ulp; absent for
 // NaN and Inf.
@@ -75,6 +78,7 @@ const char* name_of(RunState state);
 struct RankStatistics {
   std::string run;
   segment::Identity identity = {};
+  bool identified = false;  // `identity` has been read
   std::vector<segment::Op> ops;
   segment::Totals totals;
   uint64_t judged[segment::kPasses] = {};
@@ -107,6 +111,8 @@ struct RankStatistics {
   uint64_t refused_slots = 0;
   std::deque<HistoryPoint> history;
 
+  // The layer of this label, made if need be; null when there are too many.
+  LayerStatistics* layer_of(const std::string& label);
   uint64_t calls(uint32_t pass) const;
   uint64_t in_flight(uint32_t pass) const;
   bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }

@@ -1,6 +1,5 @@
 #include "agent/run.h"
 
-#include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -24,18 +23,22 @@ constexpr auto kGoneAfter = 10s;
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks of an ended command that still run after this are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
+// Of one run on one node, those of earlier attempts included. Each costs two descriptors while it lives.
+constexpr size_t kMostSegments = 512;
+constexpr uint64_t kMostRefusalsTold = 20;
+constexpr size_t kMostExitsAtOnce = 64;
 
 }  // namespace
 
-std::unique_ptr<Run> Run::open(const RunOptions& options, std::string* error) {
-  // One consumer per directory.
-  const int lock = ::open((options.directory + "/agent.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    error->clear();
-    if (lock >= 0) close(lock);
+std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Directory> directory,
+                               std::string* error) {
+  error->clear();
+  const int lock = directory->lock("agent.lock", LOCK_EX);  // one consumer per directory
+  if (lock < 0) {
+    if (errno != EWOULDBLOCK) *error = directory->path() + "/agent.lock: " + std::strerror(errno);
     return nullptr;
   }
-  std::unique_ptr<Run> run(new Run(options, lock));
+  std::unique_ptr<Run> run(new Run(options, std::move(directory), lock));
   if (!options.record.empty()) {
     run->record_ = RecordWriter::open(options.record, error);
     if (run->record_ == nullptr) return nullptr;
@@ -44,8 +47,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::string* error) {
   return run;
 }
 
-Run::Run(const RunOptions& options, int lock)
-    : options_(options), lock_(lock), discovery_(options.directory) {}
+Run::Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock)
+    : options_(options), directory_(std::move(directory)), lock_(lock), discovery_(*directory_) {}
 
 Run::~Run() { close(lock_); }
 
@@ -56,22 +59,33 @@ bool Run::poll() {
 }
 
 void Run::discover(Registry* registry) {
+  make_room();
   std::vector<Discovery::Refusal> refused;
-  for (auto& segment : discovery_.look(&refused)) follow(std::move(segment), registry);
-  for (const Discovery::Refusal& refusal : refused) {
-    ++refused_segments_;
-    spdlog::warn("{} refused: {}", refusal.name, refusal.why);
-  }
+  for (auto& segment : discovery_.look(kMostSegments - followed_.size(), &refused))
+    follow(std::move(segment), registry);
+  for (const Discovery::Refusal& refusal : refused)
+    if (++refused_segments_ <= kMostRefusalsTold)
+      spdlog::warn("{}: {} refused: {}", options_.label, refusal.name, refusal.why);
+}
+
+// The oldest of those that a later process of the same rank has followed, when there are too many.
+void Run::make_room() {
+  if (followed_.size() < kMostSegments) return;
+  const auto oldest = std::find_if(followed_.begin(), followed_.end(), [](const auto& each) {
+    return each->is_finished() && !each->rank.current;
+  });
+  if (oldest != followed_.end()) followed_.erase(oldest);
 }
 
 void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry) {
   segment->set_agent_pid(static_cast<uint64_t>(getpid()));
-  auto followed = std::make_unique<Followed>(std::move(segment), options_.run_id, pipeline_.get());
+  auto followed = std::make_unique<Followed>(std::move(segment), options_.label, pipeline_.get());
   const RankStatistics& rank = followed->rank;
-  spdlog::info("rank {} in {}", rank.identity.rank, followed->segment().name());
+  spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank,
+               label_text(followed->segment().name()));
   for (auto& other : followed_)
     if (other->rank.identity.rank == rank.identity.rank) other->rank.current = false;
-  registry->clear_rank(options_.run_id, std::to_string(rank.identity.rank));
+  registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
   followed_.push_back(std::move(followed));
 }
@@ -81,9 +95,9 @@ void Run::look_for_life(Clock::time_point now) {
     if (followed->is_finished()) continue;
     followed->look(now);
     if (followed->rank.identity.late_ready == 1) announce(*followed);
-    // Nobody told how it ended. A launcher that lives may still do so.
-    if (followed->is_gone(now, kGoneAfter) && !has_launcher(options_.directory))
-      finish(*followed, RunState::kFailed);
+    // A launcher that lives may still tell how it ended; one of an earlier agent's time may have done so.
+    if (followed->is_gone(now, kGoneAfter) && !has_launcher(*directory_))
+      finish(*followed, exit_of(*directory_, followed->launcher_pid()).value_or(RunState::kFailed));
   }
 }
 
@@ -117,12 +131,11 @@ bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
 
 std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* registry) {
   std::vector<LauncherExit> ended;
-  for (const LauncherExit& exit : unanswered_exits(options_.directory)) {
-    auto seen = std::find_if(exits_seen_.begin(), exits_seen_.end(),
-                             [&](const auto& each) { return each.first == exit.launcher_pid; });
-    if (seen == exits_seen_.end()) seen = exits_seen_.insert(exits_seen_.end(), {exit.launcher_pid, now});
+  for (const LauncherExit& exit : unanswered_exits(*directory_)) {
+    if (ended.size() >= kMostExitsAtOnce) break;
+    const Clock::time_point seen = exits_seen_.emplace(exit.launcher_pid, now).first->second;
     discover(registry);  // a segment born just before the end
-    if (!drain(exit, now) && now - seen->second < kDrainAtMost) continue;
+    if (!drain(exit, now) && now - seen < kDrainAtMost) continue;
     if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
       state_ = exit.state;
     ended.push_back(exit);
@@ -134,8 +147,11 @@ void Run::answer(const LauncherExit& exit) {
   if (record_ != nullptr) record_->flush();
   nlohmann::json summary = document(exit.launcher_pid, false);
   summary["state"] = name_of(exit.state);
-  if (!write_file(summary_path(options_.directory, exit.launcher_pid), text_of(summary, 2) + "\n"))
-    spdlog::error("the summary of launcher {} does not fit into {}", exit.launcher_pid, options_.directory);
+  if (directory_->write(summary_name(exit.launcher_pid), text_of(summary, 2) + "\n"))
+    exits_seen_.erase(exit.launcher_pid);
+  else
+    spdlog::error("the summary of launcher {} cannot be written into {}", exit.launcher_pid,
+                  directory_->path());
 }
 
 nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
@@ -156,19 +172,19 @@ void Run::publish(Registry* registry) {
   for (const auto& followed : followed_)
     if (followed->rank.current) publish_rank(followed->rank, cores_per_rank(), registry);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
-    registry->set(Metric::kRunState, {options_.run_id, name_of(state)}, state == state_);
+    registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == state_);
   uint64_t refused = refused_segments_;
   for (const auto& followed : followed_) refused += followed->rank.refused_slots;
-  registry->set(Metric::kMonitorErrorsTotal, {options_.run_id, "segment"}, static_cast<double>(refused));
+  registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));
   if (record_ == nullptr) return;
   record_->flush();
-  registry->set(Metric::kMonitorErrorsTotal, {options_.run_id, "record"},
+  registry->set(Metric::kMonitorErrorsTotal, {options_.label, "record"},
                 static_cast<double>(record_->errors()));
   if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
 }
 
 bool Run::is_needed() const {
-  if (has_launcher(options_.directory)) return true;
+  if (has_launcher(*directory_)) return true;
   return std::any_of(followed_.begin(), followed_.end(),
                      [](const auto& each) { return !each->is_finished(); });
 }

@@ -3,10 +3,10 @@
 #ifndef FORESHOCK_AGENT_RUN_H_
 #define FORESHOCK_AGENT_RUN_H_
 
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "agent/discovery.h"
@@ -18,8 +18,8 @@
 namespace foreshock {
 
 struct RunOptions {
-  std::string directory;  // <base>/<run id>
   std::string run_id;
+  std::string label;   // of its series: unique in this agent
   std::string record;  // JSONL file; empty: none
   double max_slowdown = 0.01;
   uint64_t every = 0;  // 0: the agent chooses the interval
@@ -30,9 +30,10 @@ class Run {
  public:
   using Clock = Followed::Clock;
 
-  // Null: *error is one line, or empty when another agent holds the directory. The lock on the directory
-  // lives as long as the run.
-  static std::unique_ptr<Run> open(const RunOptions& options, std::string* error);
+  // `directory`: <base>/<run id>. Null: *error is one line, or empty when another agent holds the directory.
+  // The lock on it lives as long as the run.
+  static std::unique_ptr<Run> open(const RunOptions& options, std::unique_ptr<Directory> directory,
+                                   std::string* error);
   ~Run();
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -65,12 +66,14 @@ class Run {
   bool is_needed() const;
 
   const std::string& run_id() const { return options_.run_id; }
-  const std::string& directory() const { return options_.directory; }
+  const std::string& label() const { return options_.label; }
+  const Directory& directory() const { return *directory_; }
   uint64_t refused_segments() const { return refused_segments_; }
   RunState state() const { return state_; }
 
  private:
-  Run(const RunOptions& options, int lock);
+  Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock);
+  void make_room();
   void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
   bool drain(const LauncherExit& exit, Clock::time_point now);
   void announce(Followed& followed);
@@ -79,6 +82,7 @@ class Run {
   int cores_per_rank() const;
 
   const RunOptions options_;
+  const std::unique_ptr<Directory> directory_;
   const int lock_;  // the descriptor that holds agent.lock
   Discovery discovery_;
   std::unique_ptr<RecordWriter> record_;
@@ -89,7 +93,7 @@ class Run {
   uint64_t interval_ = 0;  // what the ranks were told; 0: nothing yet
   double cpu_at_cadence_ = 0;
   uint64_t sampled_at_cadence_ = 0;
-  std::vector<std::pair<uint64_t, Clock::time_point>> exits_seen_;
+  std::map<uint64_t, Clock::time_point> exits_seen_;  // of launchers not answered yet
 };
 
 }  // namespace foreshock

@@ -14,7 +14,8 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kMaxLabelBytes = 64;
+constexpr size_t kMaxLabelBytes = 96;  // a user's name, a slash and a run id
+constexpr size_t kMostNamesLeftOut = 1 << 16;
 // Between label values in a key. label_text() lets no control character through.
 constexpr char kSeparator = '\x1f';
 
@@ -144,6 +145,8 @@ bool Registry::Store::make_room(Tier tier) {
 }
 
 void Registry::Store::leave_out(Metric metric, const std::string& series_key) {
+  // Names that a hostile trainer makes up must not fill the memory; some are then counted twice.
+  if (left_out.size() >= kMostNamesLeftOut) left_out.clear();
   if (left_out.insert(std::string(metric_info(metric).name) + kSeparator + series_key).second) ++dropped;
 }
 
@@ -187,6 +190,12 @@ bool Registry::add(Metric metric, std::initializer_list<std::string_view> label_
 
 void Registry::clear_rank(std::string_view run, std::string_view rank) {
   for (const MetricInfo& info : all_metrics()) clear_metric(info.metric, run, rank);
+}
+
+void Registry::clear_run(std::string_view run) {
+  for (const MetricInfo& info : all_metrics())
+    if (!info.labels.empty() && info.labels[0].key == "run")
+      store_->clear(info.metric, label_text(run) + kSeparator);
 }
 
 void Registry::clear_metric(Metric metric, std::string_view run, std::string_view rank) {

@@ -24,7 +24,7 @@ struct Snapshot {
 // The snapshot in Prometheus' text format 0.0.4. Independent of the locale.
 std::string exposition(const Snapshot& snapshot);
 
-// Makes text that came from a trainer fit for a label: [A-Za-z0-9_.:/-], at most 64 bytes, every other byte
+// Makes text that came from a trainer fit for a label: [A-Za-z0-9_.:/-], at most 96 bytes, every other byte
 // becomes '_', nothing becomes "unknown".
 std::string label_text(std::string_view text);
 
@@ -54,6 +54,9 @@ class Registry {
 
   // Forgets every series of one rank. Its counters may start again from 0.
   void clear_rank(std::string_view run, std::string_view rank);
+
+  // Forgets every series of a run.
+  void clear_run(std::string_view run);
 
   // Forgets the series of one metric and rank, e.g. before rank_info or source_info change their labels.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);

@@ -35,18 +35,25 @@ void write_field(int fd, const T& value, uint64_t offset) {
 
 std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory, const std::string& name,
                                                    std::string* why) {
+  constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  const std::string path = directory + "/" + name;
+  return adopt(name, ::open((path + ".seg").c_str(), O_RDONLY | kCareful),
+               ::open((path + ".ctl").c_str(), O_RDWR | kCareful), why);
+}
+
+std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int segment_file,
+                                                    int control_file, std::string* why) {
   std::unique_ptr<SegmentReader> reader(new SegmentReader);
   reader->name_ = name;
-  reader->path_ = directory + "/" + name + ".seg";
+  // The trainer's lock belongs to its process, so closing this descriptor frees nothing.
+  reader->segment_ = segment_file;
+  reader->control_file_ = control_file;
   const auto refuse = [&](const char* reason) {
     *why = reason;
     return nullptr;
   };
-  // The trainer's lock belongs to its process, so closing this descriptor frees nothing.
-  reader->segment_ = ::open(reader->path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (reader->segment_ < 0) return refuse("cannot be opened");
-  reader->control_file_ = ::open((directory + "/" + name + ".ctl").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (reader->control_file_ < 0) return refuse("its control file cannot be opened");
+  if (segment_file < 0) return refuse("cannot be opened");
+  if (control_file < 0) return refuse("its control file cannot be opened");
   struct stat status = {};
   if (fstat(reader->segment_, &status) != 0 || !S_ISREG(status.st_mode)) return refuse("not a regular file");
   // A trainer reserves its file whole. Where it has not, somebody wants us to read terabytes of nothing.

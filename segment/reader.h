@@ -17,6 +17,10 @@ class SegmentReader {
   // sentence.
   static std::unique_ptr<SegmentReader> open(const std::string& directory, const std::string& name,
                                              std::string* why);
+  // The same for files that are open already, the control file to read and write. Takes both descriptors
+  // over; a negative one is a file that could not be opened.
+  static std::unique_ptr<SegmentReader> adopt(const std::string& name, int segment_file, int control_file,
+                                              std::string* why);
   ~SegmentReader();
   SegmentReader(const SegmentReader&) = delete;
   SegmentReader& operator=(const SegmentReader&) = delete;
@@ -82,7 +86,7 @@ class SegmentReader {
   uint64_t sequence_of(uint32_t slot) const;
   void consume(uint32_t slot);
 
-  std::string name_, path_;
+  std::string name_;
   int segment_ = -1;
   int control_file_ = -1;
   uint64_t device_ = 0, inode_ = 0;

@@ -32,9 +32,9 @@ TEST(LabelText, ReplacesEveryOtherByte) {
   EXPECT_EQ(label_text(std::string_view("\0x\x7f", 3)), "_x_");
 }
 
-TEST(LabelText, IsNeverEmptyNorLongerThan64Bytes) {
+TEST(LabelText, IsNeverEmptyNorLongerThan96Bytes) {
   EXPECT_EQ(label_text(""), "unknown");
-  EXPECT_EQ(label_text(std::string(1000, 'y')), std::string(64, 'y'));
+  EXPECT_EQ(label_text(std::string(1000, 'y')), std::string(96, 'y'));
 }
 
 TEST(Registry, GoldenExposition) {

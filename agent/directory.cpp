@@ -1,0 +1,191 @@
+#include "agent/directory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace foreshock {
+namespace {
+
+// O_NONBLOCK: opening a pipe would wait for its other end. It means nothing for regular files.
+constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+bool write_all(int file, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t wrote = ::write(file, text.data() + done, text.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return false;
+    done += static_cast<size_t>(wrote);
+  }
+  return true;
+}
+
+// Calls take(entry) for each entry, up to the limit.
+template <class Take>
+void each_entry(int directory, const Take& take) {
+  // A stream of its own: it would share the place in the directory with every copy of the descriptor.
+  const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
+  if (stream == nullptr) {
+    if (own >= 0) close(own);
+    return;
+  }
+  for (size_t seen = 0; seen < Directory::kMostEntries; ++seen) {
+    const dirent* entry = readdir(stream);
+    if (entry == nullptr) break;
+    if (entry->d_name[0] != '.') take(*entry);
+  }
+  closedir(stream);
+}
+
+}  // namespace
+
+Directory::Directory(std::string path, int descriptor, uid_t owner)
+    : path_(std::move(path)), descriptor_(descriptor), owner_(owner) {}
+
+Directory::~Directory() { close(descriptor_); }
+
+std::unique_ptr<Directory> Directory::open(const std::string& path, std::string* why) {
+  return open_at(AT_FDCWD, path, path, why);
+}
+
+std::unique_ptr<Directory> Directory::open_inside(const std::string& name, std::string* why) const {
+  if (!is_plain_name(name)) {
+    *why = "not a file name";
+    return nullptr;
+  }
+  return open_at(descriptor_, name, path_ + "/" + name, why);
+}
+
+std::unique_ptr<Directory> Directory::open_at(int parent, const std::string& name, const std::string& path,
+                                              std::string* why) {
+  const int descriptor = ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | kCareful);
+  struct stat status = {};
+  if (descriptor >= 0 && fstat(descriptor, &status) == 0)
+    return std::unique_ptr<Directory>(new Directory(path, descriptor, status.st_uid));
+  *why = std::strerror(errno);
+  if (descriptor >= 0) close(descriptor);
+  return nullptr;
+}
+
+struct stat Directory::status() const {
+  struct stat status = {};
+  fstat(descriptor_, &status);
+  return status;
+}
+
+std::vector<std::string> Directory::names(const std::string& begin, const std::string& end) const {
+  std::vector<std::string> names;
+  each_entry(descriptor_, [&](const dirent& entry) {
+    const std::string name = entry.d_name;
+    if (name.size() > begin.size() + end.size() && name.starts_with(begin) && name.ends_with(end))
+      names.push_back(name);
+  });
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<std::string> Directory::directories() const {
+  std::vector<std::string> names;
+  each_entry(descriptor_, [&](const dirent& entry) {
+    // Unknown where the file system does not say; opening it will tell.
+    if (entry.d_type == DT_DIR || entry.d_type == DT_UNKNOWN) names.push_back(entry.d_name);
+  });
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+int Directory::open_file(const std::string& name, int flags) const {
+  if (!is_plain_name(name)) return -1;
+  const int file = ::openat(descriptor_, name.c_str(), flags | kCareful, 0600);
+  if (file < 0) return -1;
+  struct stat status = {};
+  const bool trusted_directory = owner_ == 0 || owner_ == geteuid();
+  if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1 &&
+      (status.st_uid == owner_ || status.st_uid == geteuid() || trusted_directory))
+    return file;
+  close(file);
+  errno = EPERM;
+  return -1;
+}
+
+bool Directory::has(const std::string& name) const {
+  struct stat status = {};
+  return is_plain_name(name) && fstatat(descriptor_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+std::optional<std::string> Directory::read(const std::string& name, size_t most) const {
+  const int file = open_file(name, O_RDONLY);
+  if (file < 0) return std::nullopt;
+  std::string text(most + 1, '\0');
+  size_t length = 0;
+  for (ssize_t got = 1; got > 0 && length < text.size();) {
+    got = ::read(file, text.data() + length, text.size() - length);
+    if (got < 0 && errno == EINTR)
+      got = 1;
+    else if (got > 0)
+      length += static_cast<size_t>(got);
+  }
+  close(file);
+  if (length > most) return std::nullopt;
+  text.resize(length);
+  return text;
+}
+
+// What a service writes must be readable for the user whose directory it is.
+bool Directory::give_to_owner(int file) const {
+  if (owner_ == geteuid()) return true;
+  if (geteuid() == 0) return fchown(file, owner_, static_cast<gid_t>(-1)) == 0;
+  // A set-group-id directory says that its group shares what is in it; the kernel has set the file's group.
+  return (status().st_mode & S_ISGID) == 0 || fchmod(file, 0660) == 0;
+}
+
+bool Directory::write(const std::string& name, const std::string& text) const {
+  if (!is_plain_name(name)) return false;
+  const std::string temporary = name + ".new";
+  unlinkat(descriptor_, temporary.c_str(), 0);  // of an agent that was killed in the middle
+  // O_EXCL: never a file that somebody has put there.
+  const int file = ::openat(descriptor_, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
+  if (file < 0) return false;
+  const bool written = give_to_owner(file) && write_all(file, text);
+  close(file);
+  if (written && renameat(descriptor_, temporary.c_str(), descriptor_, name.c_str()) == 0) return true;
+  unlinkat(descriptor_, temporary.c_str(), 0);
+  return false;
+}
+
+void Directory::remove(const std::string& name) const {
+  if (is_plain_name(name)) unlinkat(descriptor_, name.c_str(), 0);
+}
+
+int Directory::lock(const std::string& name, int operation) const {
+  const bool is_new = !has(name);
+  const int file = open_file(name, O_RDWR | O_CREAT);
+  if (file < 0) return -1;
+  if (is_new) give_to_owner(file);
+  if (flock(file, operation | LOCK_NB) == 0) return file;
+  close(file);
+  errno = EWOULDBLOCK;
+  return -1;
+}
+
+bool Directory::is_locked(const std::string& name) const {
+  const int file = open_file(name, O_RDONLY);
+  if (file < 0) return false;
+  const bool locked = flock(file, LOCK_EX | LOCK_NB) != 0;
+  close(file);
+  return locked;
+}
+
+}  // namespace foreshock
