@@ -103,7 +103,6 @@ RunLine run_line(const RankStatistics& rank, const char* state) {
   line.executable = segment::text_of(id.executable);
   line.framework = segment::text_of(id.framework);
   line.instruction_set = reference_target_name();
-  line.instruction_set = reference_target_name();
   line.pid = static_cast<int64_t>(id.pid);
   line.local_rank = id.local_rank;
   line.world_size = id.world_size;
@@ -121,6 +120,7 @@ EventLine event_line(const RankStatistics& rank, const char* event, int64_t step
   line.run = rank.run;
   line.rank = rank.identity.rank;
   line.step = step;
+  line.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   line.event = event;
   line.layer = layer;
   line.value = value;

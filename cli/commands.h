@@ -15,6 +15,7 @@ int status(const Arguments& arguments);
 int pause(const Arguments& arguments);
 int resume(const Arguments& arguments);
 int doctor(const Arguments& arguments);
+int export_record(const Arguments& arguments);
 
 // foreshock docs metrics|options|record: the pages under docs/ that come from tables.
 int docs(const std::vector<std::string>& words);

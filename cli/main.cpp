@@ -28,6 +28,8 @@ constexpr Command kCommands[] = {
      "what will be seen here, what will not, and why; builds the adapter"},
     {"pause", pause, kReaderSwitch, "pause [options]", "switch a live run's monitor off"},
     {"resume", resume, kReaderSwitch, "resume [options]", "switch it on again"},
+    {"export", export_record, kReaderExport, "export --tensorboard DIR|--csv DIR RECORD.jsonl",
+     "a record for other tools"},
     {"agent", agent, kReaderAgent, "agent --dir DIR [options]", "serve one run directory (`run` starts it)"},
 };
 

@@ -2,157 +2,11 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <span>
-#include <variant>
+
+#include "exporters/record_fields.h"
 
 namespace foreshock {
 namespace {
-
-constexpr int kSchema = 1;
-
-// -- the tables: what a line holds, in the order in which it is written --
-
-template <class Line>
-using Member = std::variant<std::string Line::*, std::optional<bool> Line::*, std::optional<int64_t> Line::*,
-                            std::optional<uint64_t> Line::*, std::optional<double> Line::*,
-                            std::vector<int64_t> Line::*>;
-constexpr const char* kMemberTypes[] = {"string",  "boolean", "integer",
-                                        "integer", "number",  "list of integers"};
-
-template <class Line>
-struct Field {
-  const char* name;
-  Member<Line> member;
-  const char* unit;
-  const char* help;
-};
-
-constexpr Field<RunLine> kRunFields[] = {
-    {"run", &RunLine::run, "", "Run id."},
-    {"state", &RunLine::state, "", "started or ended."},
-    {"rank", &RunLine::rank, "", "Rank in the job."},
-    {"time", &RunLine::time, "s since 1970", "When."},
-    {"foreshock_version", &RunLine::foreshock_version, "", "Version of the agent."},
-    {"host", &RunLine::host, "", "Name of the node."},
-    {"executable", &RunLine::executable, "", "Base name of the trainer's program."},
-    {"framework", &RunLine::framework, "", "Framework and its version."},
-    {"instruction_set", &RunLine::instruction_set, "",
-     "CPU instruction set the reference was computed with."},
-    {"pid", &RunLine::pid, "", "Process id of the trainer."},
-    {"local_rank", &RunLine::local_rank, "", "Rank within the node."},
-    {"world_size", &RunLine::world_size, "ranks", "Ranks of the whole job."},
-    {"attempt", &RunLine::attempt, "", "Restarts of the run so far."},
-    {"data_parallel", &RunLine::data_parallel, "", "Coordinate in the data-parallel group."},
-    {"tensor_parallel", &RunLine::tensor_parallel, "", "Coordinate in the tensor-parallel group."},
-    {"pipeline_parallel", &RunLine::pipeline_parallel, "", "Coordinate in the pipeline."},
-    {"expert_parallel", &RunLine::expert_parallel, "", "Coordinate in the expert-parallel group."},
-    {"sample_seed", &RunLine::sample_seed, "", "Seed that decides what is sampled."},
-    {"slots", &RunLine::slots, "slices", "Slices that fit into the segment at once."},
-    {"slot_bytes", &RunLine::slot_bytes, "bytes", "Size of one of them."},
-    {"max_slowdown", &RunLine::max_slowdown, "ratio", "Slowdown that is allowed."},
-};
-
-constexpr Field<StepLine> kStepFields[] = {
-    {"run", &StepLine::run, "", "Run id."},
-    {"rank", &StepLine::rank, "", "Rank in the job."},
-    {"step", &StepLine::step, "steps", "Optimizer steps done, this one included, from the start of the run."},
-    {"time", &StepLine::time, "s since 1970", "End of the step."},
-    {"duration_seconds", &StepLine::duration_seconds, "s", "Since the end of the step before."},
-    {"loss", &StepLine::loss, "nats", "Mean over the micro-batches."},
-    {"learning_rate", &StepLine::learning_rate, "1", "Of the first parameter group."},
-    {"gradient_norm", &StepLine::gradient_norm, "1", "L2 norm before clipping."},
-    {"batch_id", &StepLine::batch_id, "", "Opaque number the trainer gave."},
-    {"step_source", &StepLine::step_source, "", "reported, optimizer_state or counted."},
-    {"loss_source", &StepLine::loss_source, "", "reported, nll or backward_root."},
-    {"sampled", &StepLine::sampled, "", "Whether slices were taken in this step."},
-    {"attention_calls", &StepLine::attention_calls, "calls", "Attention calls in this step."},
-    {"skipped_steps", &StepLine::skipped_steps, "steps", "Steps the trainer has left out so far."},
-    {"sample_interval_steps", &StepLine::sample_interval_steps, "steps",
-     "Every how many steps one is sampled."},
-    {"overhead_seconds", &StepLine::overhead_seconds, "s",
-     "Time the monitor took on the threads that train."},
-};
-
-constexpr Field<SampleLine> kSampleFields[] = {
-    {"run", &SampleLine::run, "", "Run id."},
-    {"rank", &SampleLine::rank, "", "Rank in the job."},
-    {"ticket", &SampleLine::ticket, "", "Number of the slice within the rank's segment; unique there."},
-    {"step", &SampleLine::step, "steps", "Step the slice was taken in."},
-    {"step_judged", &SampleLine::step_judged, "steps", "Last step known when it was judged."},
-    {"time", &SampleLine::time, "s since 1970", "When it was taken."},
-    {"call", &SampleLine::call, "", "Ordinal of the attention call within its step."},
-    {"pass", &SampleLine::pass, "", "forward or backward."},
-    {"op", &SampleLine::op, "", "Operation that was called."},
-    {"layer", &SampleLine::layer, "", "Label of the layer."},
-    {"layer_name", &SampleLine::layer_name, "", "Module that holds the parameters of the layer."},
-    {"layer_source", &SampleLine::layer_source, "", "annotation, parameter, ordinal or unknown."},
-    {"dtype", &SampleLine::dtype, "", "Storage format of query, key, value and output."},
-    {"mask", &SampleLine::mask, "", "none, or the storage format of the mask."},
-    {"batch", &SampleLine::batch, "", "Which element of the batch."},
-    {"kv_head", &SampleLine::kv_head, "", "Which key-value head."},
-    {"heads", &SampleLine::heads, "", "Query head of each row."},
-    {"positions", &SampleLine::positions, "", "Query position of each row."},
-    {"rows", &SampleLine::rows, "rows", "Query rows judged."},
-    {"rows_not_comparable", &SampleLine::rows_not_comparable, "rows",
-     "Those of them that no error is taken over: a row that sees no key, or whose inputs are not finite."},
-    {"keys", &SampleLine::keys, "keys", "Keys copied."},
-    {"head_dim", &SampleLine::head_dim, "", "Length of a query and key vector."},
-    {"value_dim", &SampleLine::value_dim, "", "Length of a value vector."},
-    {"query_length", &SampleLine::query_length, "positions", "Queries of the whole call."},
-    {"key_length", &SampleLine::key_length, "positions", "Keys of the whole call."},
-    {"scale", &SampleLine::scale, "1", "What the scores are multiplied by."},
-    {"reference_version", &SampleLine::reference_version, "", "Version of the definition of the reference."},
-    {"relative_error_mean", &SampleLine::relative_error_mean, "ratio",
-     "Error of the kernel against the reference, L2 over L2, mean of the rows."},
-    {"relative_error_max", &SampleLine::relative_error_max, "ratio", "The same, largest of the rows."},
-    {"error_norm", &SampleLine::error_norm, "1",
-     "Root of the sum of squared errors of the kernel over the slice."},
-    {"plain_error_norm", &SampleLine::plain_error_norm, "1",
-     "Noise floor: the same of unfused attention in the same precision."},
-    {"deviation_ratio", &SampleLine::deviation_ratio, "ratio", "Error of the kernel over the noise floor."},
-    {"bias_ulp", &SampleLine::bias_ulp, "ulp",
-     "bias_error_sum over bias_ulp_sum: signed error towards larger magnitude. Of several samples, divide "
-     "the sums."},
-    {"bias_error_sum", &SampleLine::bias_error_sum, "1",
-     "Sum of the errors of the output, each times the sign of the reference."},
-    {"bias_ulp_sum", &SampleLine::bias_ulp_sum, "1",
-     "Sum of the spacings of the storage format at the reference."},
-    {"rounded_reference_bias_ulp", &SampleLine::rounded_reference_bias_ulp, "ulp",
-     "Control: the same bias of the reference rounded once."},
-    {"rounded_reference_bias_error_sum", &SampleLine::rounded_reference_bias_error_sum, "1",
-     "Its sum of errors."},
-    {"lse_error_abs_max", &SampleLine::lse_error_abs_max, "nats", "Largest error of the log-sum-exp."},
-    {"logit_abs_max", &SampleLine::logit_abs_max, "nats", "Largest magnitude of a scaled score."},
-    {"entropy_nats_min", &SampleLine::entropy_nats_min, "nats", "Smallest entropy of the weights of a row."},
-    {"entropy_nats_mean", &SampleLine::entropy_nats_mean, "nats", "Mean entropy of the weights of a row."},
-    {"near_tie_ratio", &SampleLine::near_tie_ratio, "ratio",
-     "Share of rows whose second largest score lies within 1/512 of the largest."},
-    {"grad_out_drift", &SampleLine::grad_out_drift, "1",
-     "Backward: sum of the output's gradient times the output's error, what an error of the output does to "
-     "the loss."},
-    {"nonfinite_values", &SampleLine::nonfinite_values, "values",
-     "NaN and infinite values in the kernel's result."},
-    {"judge_seconds", &SampleLine::judge_seconds, "s", "CPU time the judgement took."},
-};
-
-constexpr Field<EventLine> kEventFields[] = {
-    {"run", &EventLine::run, "", "Run id."},
-    {"rank", &EventLine::rank, "", "Rank in the job."},
-    {"step", &EventLine::step, "steps", "Step it happened in."},
-    {"time", &EventLine::time, "s since 1970", "When."},
-    {"event", &EventLine::event, "",
-     "What: loss_spike, divergence, nonfinite, rank_gone, no_attention_seen, monitor_off, ..."},
-    {"layer", &EventLine::layer, "", "Label of the layer it happened in."},
-    {"layer_name", &EventLine::layer_name, "", "Module that holds the parameters of the layer."},
-    {"detail", &EventLine::detail, "", "A sentence for the reader."},
-    {"value", &EventLine::value, "", "The value that was judged."},
-    {"threshold", &EventLine::threshold, "", "What it was compared with."},
-};
-
-constexpr std::span<const Field<RunLine>> fields_of(const RunLine*) { return kRunFields; }
-constexpr std::span<const Field<StepLine>> fields_of(const StepLine*) { return kStepFields; }
-constexpr std::span<const Field<SampleLine>> fields_of(const SampleLine*) { return kSampleFields; }
-constexpr std::span<const Field<EventLine>> fields_of(const EventLine*) { return kEventFields; }
 
 template <class Line>
 std::vector<RecordField> describe() {
@@ -181,17 +35,13 @@ bool is_nonfinite(const Value&) {
 }
 
 template <class Line>
-std::string write_fields(const char* type, const Line& line) {
-  Json object = {{"schema", kSchema}, {"type", type}};
+std::string write_fields(const Line& line) {
+  Json object = {{"schema", kRecordSchema}, {"type", type_of(&line)}};
   Json nonfinite = Json::array();
-  for (const Field<Line>& field : fields_of(&line)) {
-    std::visit(
-        [&](auto member) {
-          object[field.name] = is_nonfinite(line.*member) ? Json() : to_json(line.*member);
-          if (is_nonfinite(line.*member)) nonfinite.push_back(field.name);
-        },
-        field.member);
-  }
+  visit_fields(line, [&](const char* name, const auto& value) {
+    object[name] = is_nonfinite(value) ? Json() : to_json(value);
+    if (is_nonfinite(value)) nonfinite.push_back(name);
+  });
   if (!nonfinite.empty()) object["nonfinite"] = nonfinite;
   // Text from a trainer may be any bytes.
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -219,9 +69,9 @@ std::string record_markdown() {
   return text;
 }
 
-std::string to_json_line(const RunLine& line) { return write_fields("run", line); }
-std::string to_json_line(const StepLine& line) { return write_fields("step", line); }
-std::string to_json_line(const SampleLine& line) { return write_fields("sample", line); }
-std::string to_json_line(const EventLine& line) { return write_fields("event", line); }
+std::string to_json_line(const RunLine& line) { return write_fields(line); }
+std::string to_json_line(const StepLine& line) { return write_fields(line); }
+std::string to_json_line(const SampleLine& line) { return write_fields(line); }
+std::string to_json_line(const EventLine& line) { return write_fields(line); }
 
 }  // namespace foreshock

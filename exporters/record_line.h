@@ -1,5 +1,5 @@
 // The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | event. Field names,
-// units and meanings stand in one table per type (record_line.cpp); docs/record.md is generated from it.
+// units and meanings stand in one table per type (record_fields.h); docs/record.md is generated from it.
 #ifndef FORESHOCK_EXPORTERS_RECORD_LINE_H_
 #define FORESHOCK_EXPORTERS_RECORD_LINE_H_
 

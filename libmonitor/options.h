@@ -17,6 +17,7 @@ enum OptionReader : uint32_t {
   kReaderSwitch = 8,  // pause and resume
   kReaderDoctor = 16,
   kReaderTrainer = 32,  // libforeshock.so, from the environment only
+  kReaderExport = 64,
 };
 
 enum class OptionId : uint32_t {
@@ -40,6 +41,8 @@ enum class OptionId : uint32_t {
   kPython,
   kJson,
   kWatch,
+  kCsv,
+  kTensorBoard,
   kCount
 };
 
@@ -99,6 +102,10 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kJson, "--json", nullptr, "", nullptr, "print JSON", kReaderStatus},
     {OptionId::kWatch, "--watch", nullptr, "", nullptr, "print again every two seconds until interrupted",
      kReaderStatus},
+    {OptionId::kCsv, "--csv", nullptr, "", "DIR", "write one table per type of line: run.csv, step.csv, ...",
+     kReaderExport},
+    {OptionId::kTensorBoard, "--tensorboard", nullptr, "", "DIR",
+     "write TensorBoard event files, a folder for every run and rank", kReaderExport},
 };
 
 // The row of `id`.

@@ -1,0 +1,153 @@
+#include "exporters/record_reader.h"
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "exporters/record_fields.h"
+
+namespace foreshock {
+namespace {
+
+using Json = nlohmann::json;
+
+// Each takes a value of its own kind only; what is null stays unknown.
+bool take(const Json& json, std::string* value) {
+  if (json.is_string()) *value = json.get<std::string>();
+  return json.is_string();
+}
+bool take(const Json& json, std::optional<bool>* value) {
+  if (json.is_boolean()) *value = json.get<bool>();
+  return json.is_boolean();
+}
+bool take(const Json& json, std::optional<int64_t>* value) {
+  const bool fits = json.is_number_integer() &&
+                    (!json.is_number_unsigned() ||
+                     json.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+  if (fits) *value = json.get<int64_t>();
+  return fits;
+}
+bool take(const Json& json, std::optional<uint64_t>* value) {
+  if (json.is_number_unsigned()) *value = json.get<uint64_t>();
+  return json.is_number_unsigned();
+}
+bool take(const Json& json, std::optional<double>* value) {
+  if (json.is_number()) *value = json.get<double>();
+  return json.is_number();
+}
+bool take(const Json& json, std::vector<int64_t>* value) {
+  if (!json.is_array()) return false;
+  for (const Json& item : json) {
+    std::optional<int64_t> number;
+    if (!take(item, &number)) return false;
+    value->push_back(*number);
+  }
+  return true;
+}
+
+void set_nan(std::optional<double>* value) { *value = std::numeric_limits<double>::quiet_NaN(); }
+template <class Value>
+void set_nan(Value*) {}
+
+bool is_named(const Json& names, const char* name) {
+  if (!names.is_array()) return false;
+  for (const Json& each : names)
+    if (each.is_string() && each.get_ref<const std::string&>() == name) return true;
+  return false;
+}
+
+template <class Line>
+std::optional<RecordLine> read_fields(const Json& object, std::string* why) {
+  Line line;
+  const auto nonfinite = object.find("nonfinite");
+  bool good = true;
+  visit_fields(line, [&](const char* name, auto& value) {
+    const auto field = object.find(name);
+    if (nonfinite != object.end() && is_named(*nonfinite, name)) return set_nan(&value);
+    if (field == object.end() || field->is_null() || take(*field, &value)) return;
+    good = false;
+    *why = std::string("a value of the wrong kind in ") + name;
+  });
+  return good ? std::optional<RecordLine>(std::move(line)) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<RecordLine> parse_record_line(std::string_view text, std::string* why) {
+  const Json object = Json::parse(text.begin(), text.end(), nullptr, false);
+  const auto complain = [&](const char* what) {
+    *why = what;
+    return std::nullopt;
+  };
+  if (object.is_discarded()) return complain("not JSON");
+  if (!object.is_object()) return complain("not a JSON object");
+  const auto schema = object.find("schema"), type = object.find("type");
+  if (schema == object.end() || type == object.end() || !type->is_string())
+    return complain("no schema or type: not a line of a record");
+  if (*schema != kRecordSchema)
+    return complain("a schema that this foreshock does not know; use a newer one");
+  const auto& name = type->get_ref<const std::string&>();
+  if (name == "run") return read_fields<RunLine>(object, why);
+  if (name == "step") return read_fields<StepLine>(object, why);
+  if (name == "sample") return read_fields<SampleLine>(object, why);
+  if (name == "event") return read_fields<EventLine>(object, why);
+  return complain("a type that this foreshock does not know; use a newer one");
+}
+
+RecordReader::RecordReader(std::ifstream file) : file_(std::move(file)), buffer_(kLongestLine + 2) {}
+
+std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::string* error) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  // A folder can be opened, but not read.
+  if (file.is_open() && file.peek() == std::ifstream::traits_type::eof() && errno != 0) file.close();
+  if (!file.is_open()) {
+    *error = "record " + path + ": " + std::strerror(errno != 0 ? errno : EIO);
+    return nullptr;
+  }
+  file.clear();
+  return std::unique_ptr<RecordReader>(new RecordReader(std::move(file)));
+}
+
+// False at the end. `*whole`: the line ended with a newline.
+bool RecordReader::read_line(std::string_view* text, bool* whole) {
+  file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
+  const auto read = static_cast<size_t>(file_.gcount());
+  *whole = !file_.eof();
+  if (read == 0 && !*whole) return false;
+  if (file_.fail() && *whole) {  // longer than the buffer
+    file_.clear();
+    file_.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    *text = {};
+    return true;
+  }
+  *text = {buffer_.data(), *whole ? read - 1 : read};
+  return true;
+}
+
+void RecordReader::note_bad(const std::string& why) {
+  if (bad_lines_++ == 0) first_problem_ = "line " + std::to_string(lines_) + ": " + why;
+}
+
+std::optional<RecordLine> RecordReader::next() {
+  std::string_view text;
+  bool whole = true;
+  while (read_line(&text, &whole)) {
+    ++lines_;
+    if (text.data() == nullptr) {
+      note_bad("too long");
+      continue;
+    }
+    if (text.empty() || text == "\r") continue;
+    std::string why;
+    if (std::optional<RecordLine> line = parse_record_line(text, &why)) return line;
+    if (whole)
+      note_bad(why);
+    else
+      ends_torn_ = true;
+  }
+  return std::nullopt;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,58 @@
+// Reads a record back: what RecordWriter wrote, whole or not, one line after the other.
+#ifndef FORESHOCK_EXPORTERS_RECORD_READER_H_
+#define FORESHOCK_EXPORTERS_RECORD_READER_H_
+
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "exporters/record_line.h"
+
+namespace foreshock {
+
+using RecordLine = std::variant<RunLine, StepLine, SampleLine, EventLine>;
+
+// The line that `text` (without its newline) holds. A field that a newer foreshock has added is left out; one
+// that is missing is unknown; a number named in "nonfinite" is NaN, whatever it was. Nothing: *why is a
+// phrase. Any bytes may be passed; thread-safe.
+std::optional<RecordLine> parse_record_line(std::string_view text, std::string* why);
+
+// Thread-compatible. Holds one line at a time, so the size of the file does not matter.
+class RecordReader {
+ public:
+  static constexpr size_t kLongestLine = 1 << 20;  // bytes; a longer one is a bad line
+
+  // Null: *error is one line.
+  static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error);
+
+  // The next line that can be read; bad ones before it are passed over and counted. Nothing: the end of the
+  // file.
+  std::optional<RecordLine> next();
+
+  uint64_t lines() const { return lines_; }  // so far, bad ones and empty ones included
+  uint64_t bad_lines() const { return bad_lines_; }
+  // The file ends within a line, as when its writer was killed. Such a line is no bad one.
+  bool ends_torn() const { return ends_torn_; }
+  // "line 7: not JSON" for the first bad one; "" when there was none.
+  const std::string& first_problem() const { return first_problem_; }
+
+ private:
+  explicit RecordReader(std::ifstream file);
+  bool read_line(std::string_view* text, bool* whole);
+  void note_bad(const std::string& why);
+
+  std::ifstream file_;
+  std::vector<char> buffer_;
+  uint64_t lines_ = 0, bad_lines_ = 0;
+  bool ends_torn_ = false;
+  std::string first_problem_;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_EXPORTERS_RECORD_READER_H_

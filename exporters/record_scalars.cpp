@@ -1,0 +1,98 @@
+#include "exporters/record_scalars.h"
+
+#include <algorithm>
+
+namespace foreshock {
+namespace {
+
+template <class Mean>
+void add(Mean* mean, const std::optional<double>& value) {
+  if (!value) return;
+  mean->sum += *value;
+  mean->count += 1;
+}
+
+}  // namespace
+
+std::vector<Scalar> RecordScalars::take(const RecordLine& line) {
+  std::vector<Scalar> out;
+  if (const auto* step = std::get_if<StepLine>(&line)) take_step(*step, &out);
+  if (const auto* event = std::get_if<EventLine>(&line)) take_event(*event, &out);
+  if (const auto* sample = std::get_if<SampleLine>(&line)) take_sample(*sample, &out);
+  return out;
+}
+
+std::vector<Scalar> RecordScalars::finish() {
+  std::vector<Scalar> out;
+  for (const auto& [key, gathered] : open_) give(key, gathered, &out);
+  open_.clear();
+  return out;
+}
+
+void RecordScalars::take_step(const StepLine& line, std::vector<Scalar>* out) {
+  if (!line.rank || !line.step) return;
+  const auto put = [&](const char* tag, const std::optional<double>& value) {
+    if (value) out->push_back({line.run, *line.rank, line.time.value_or(0), *line.step, tag, *value});
+  };
+  put("training/loss", line.loss);
+  put("training/gradient_norm", line.gradient_norm);
+  put("training/learning_rate", line.learning_rate);
+  put("training/step_seconds", line.duration_seconds);
+  if (line.overhead_seconds && line.duration_seconds > line.overhead_seconds)
+    put("monitor/slowdown_ratio", *line.overhead_seconds / (*line.duration_seconds - *line.overhead_seconds));
+}
+
+void RecordScalars::take_event(const EventLine& line, std::vector<Scalar>* out) {
+  if (!line.rank || !line.step || line.event.empty()) return;
+  const std::string tag = "event/" + line.event + (line.layer.empty() ? "" : "_" + line.layer);
+  out->push_back({line.run, *line.rank, line.time.value_or(0), *line.step, tag, line.value.value_or(1)});
+}
+
+void RecordScalars::take_sample(const SampleLine& line, std::vector<Scalar>* out) {
+  if (!line.rank || !line.step || line.pass.empty()) return;
+  gather({line.run, *line.rank, line.pass, ""}, line, out);
+  if (!line.layer.empty()) gather({line.run, *line.rank, line.pass, line.layer}, line, out);
+}
+
+void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out) {
+  auto place = open_.find(key);
+  if (place != open_.end() && place->second.step != *line.step) {
+    give(key, place->second, out);
+    open_.erase(place);
+    place = open_.end();
+  }
+  if (place == open_.end()) {
+    place = open_.emplace(key, Gathered()).first;
+    place->second.step = *line.step;
+  }
+  Gathered& of = place->second;
+  of.time = std::max(of.time, line.time.value_or(0));
+  add(&of.relative_error, line.relative_error_mean);
+  add(&of.deviation_ratio, line.deviation_ratio);
+  add(&of.entropy, line.entropy_nats_mean);
+  of.ratio_max = std::max(of.ratio_max, line.deviation_ratio.value_or(0));
+  of.logit_max = std::max(of.logit_max, line.logit_abs_max.value_or(0));
+  of.bias_error += line.bias_error_sum.value_or(0);
+  of.bias_ulp += line.bias_ulp_sum.value_or(0);
+}
+
+void RecordScalars::give(const Key& key, const Gathered& of, std::vector<Scalar>* out) {
+  const auto& [run, rank, pass, layer] = key;
+  const auto put = [&](const std::string& name, double value, bool known) {
+    const std::string tag =
+        layer.empty() ? "attention_" + pass + "/" + name : "layer_" + name + "_" + pass + "/" + layer;
+    if (known) out->push_back({run, rank, of.time, of.step, tag, value});
+  };
+  const auto put_mean = [&](const char* name, const Mean& mean) {
+    put(name, mean.sum / mean.count, mean.count > 0);
+  };
+  put_mean("deviation_ratio", of.deviation_ratio);
+  put("bias_ulp", of.bias_error / of.bias_ulp, of.bias_ulp > 0);
+  put("logit_abs_max", of.logit_max, of.logit_max > 0);
+  if (!layer.empty()) return;
+  put("deviation_ratio_max", of.ratio_max, of.deviation_ratio.count > 0);
+  put_mean("relative_error", of.relative_error);
+  put_mean("entropy_nats", of.entropy);
+}
+
+}  // namespace foreshock

@@ -1,0 +1,53 @@
+#include "exporters/csv.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace foreshock {
+namespace {
+
+size_t columns(const std::string& row) {
+  return 1 + static_cast<size_t>(std::count(row.begin(), row.end(), ','));
+}
+
+TEST(Csv, TextIsQuotedWhereItMustBe) {
+  EXPECT_EQ(csv_text("plain text"), "plain text");
+  EXPECT_EQ(csv_text(""), "");
+  EXPECT_EQ(csv_text("a,b"), "\"a,b\"");
+  EXPECT_EQ(csv_text("say \"no\"\n"), "\"say \"\"no\"\"\n\"");
+}
+
+TEST(Csv, ValuesComeBackToTheLastBit) {
+  EventLine line;
+  line.run = "r,1";
+  line.step = -3;
+  line.event = "loss_spike";
+  line.value = 0.1;
+  line.threshold = NAN;
+  EXPECT_EQ(csv_header(line), "run,rank,step,time,event,layer,layer_name,detail,value,threshold\n");
+  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,,0.1,nan\n");
+  line.value = std::nextafter(0.1, 1);
+  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,,0.10000000000000002,nan\n");
+}
+
+TEST(Csv, ListsAndTruthValuesAreOneCell) {
+  SampleLine sample;
+  sample.heads = {3, -1};
+  EXPECT_NE(csv_row(sample).find(",3 -1,"), std::string::npos);
+  StepLine step;
+  step.sampled = false;
+  EXPECT_NE(csv_row(step).find(",false,"), std::string::npos);
+}
+
+TEST(Csv, EveryRowHasTheColumnsOfItsHeader) {
+  for (const RecordLine& line :
+       {RecordLine(RunLine()), RecordLine(StepLine()), RecordLine(SampleLine()), RecordLine(EventLine())}) {
+    EXPECT_EQ(columns(csv_header(line)), columns(csv_row(line))) << type_of(line);
+    EXPECT_EQ(columns(csv_header(line)), record_fields(type_of(line)).size()) << type_of(line);
+  }
+}
+
+}  // namespace
+}  // namespace foreshock

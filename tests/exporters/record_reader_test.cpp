@@ -1,0 +1,166 @@
+#include "exporters/record_reader.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "exporters/record.h"
+
+namespace foreshock {
+namespace {
+
+class RecordReaderTest : public testing::Test {
+ protected:
+  ~RecordReaderTest() override { std::filesystem::remove(path_); }
+
+  void put(const std::string& bytes) { std::ofstream(path_, std::ios::app | std::ios::binary) << bytes; }
+  std::unique_ptr<RecordReader> open() {
+    std::string error;
+    auto reader = RecordReader::open(path_, &error);
+    EXPECT_NE(reader, nullptr) << error;
+    return reader;
+  }
+  std::string why(const std::string& text) {
+    std::string problem;
+    EXPECT_FALSE(parse_record_line(text, &problem)) << text;
+    return problem;
+  }
+
+  const std::string path_ = testing::TempDir() + "reader_test_" + std::to_string(getpid()) + ".jsonl";
+};
+
+StepLine step_line(int64_t step) {
+  StepLine line;
+  line.run = "r";
+  line.rank = 0;
+  line.step = step;
+  line.loss = 1.0 / 3;
+  return line;
+}
+
+TEST_F(RecordReaderTest, EveryTypeComesBackFieldByField) {
+  SampleLine sample;
+  sample.run = "r";
+  sample.ticket = std::numeric_limits<uint64_t>::max();
+  sample.heads = {-1, 5};
+  sample.relative_error_mean = 0.1;
+  RunLine run;
+  run.state = "started";
+  run.max_slowdown = 0.01;
+  EventLine event;
+  event.event = "loss_spike";
+  event.step = std::numeric_limits<int64_t>::min();
+  StepLine step = step_line(7);
+  step.sampled = true;
+  const std::vector<RecordLine> lines = {run, step, sample, event};
+  for (const RecordLine& line : lines)
+    std::visit([&](const auto& of) { put(to_json_line(of) + "\n"); }, line);
+
+  const auto reader = open();
+  for (const RecordLine& line : lines) {
+    const std::optional<RecordLine> back = reader->next();
+    ASSERT_TRUE(back);
+    ASSERT_EQ(back->index(), line.index());
+    const auto text = [](const RecordLine& l) {
+      return std::visit([](const auto& of) { return to_json_line(of); }, l);
+    };
+    EXPECT_EQ(text(*back), text(line));
+  }
+  EXPECT_FALSE(reader->next());
+  EXPECT_EQ(reader->lines(), 4u);
+  EXPECT_EQ(reader->bad_lines(), 0u);
+}
+
+TEST_F(RecordReaderTest, NonFiniteIsNaNAndUnknownIsUnknown) {
+  StepLine line = step_line(1);
+  line.loss = -INFINITY;
+  line.gradient_norm.reset();
+  std::string problem;
+  const auto back = std::get<StepLine>(*parse_record_line(to_json_line(line), &problem));
+  EXPECT_TRUE(std::isnan(back.loss.value()));
+  EXPECT_FALSE(back.gradient_norm);
+}
+
+TEST_F(RecordReaderTest, WhatANewerForeshockAddsIsPassedOver) {
+  std::string problem;
+  const auto line = parse_record_line(
+      R"({"schema":1,"type":"step","step":3,"new":{"a":[1]},"nonfinite":["new"]})", &problem);
+  ASSERT_TRUE(line) << problem;
+  EXPECT_EQ(std::get<StepLine>(*line).step, 3);
+}
+
+TEST_F(RecordReaderTest, WhatIsWrongIsSaid) {
+  EXPECT_EQ(why(""), "not JSON");
+  EXPECT_EQ(why("{\"schema\":1,\"type\":\"step\""), "not JSON");
+  EXPECT_EQ(why("[1]"), "not a JSON object");
+  EXPECT_EQ(why("{\"type\":\"step\"}"), "no schema or type: not a line of a record");
+  EXPECT_EQ(why(R"({"schema":2,"type":"step"})"),
+            "a schema that this foreshock does not know; use a newer one");
+  EXPECT_EQ(why(R"({"schema":1,"type":"x"})"), "a type that this foreshock does not know; use a newer one");
+  EXPECT_EQ(why(R"({"schema":1,"type":"step","step":"3"})"), "a value of the wrong kind in step");
+  EXPECT_EQ(why(R"({"schema":1,"type":"step","step":18446744073709551615})"),
+            "a value of the wrong kind in step");
+  EXPECT_EQ(why(R"({"schema":1,"type":"step","attention_calls":-1})"),
+            "a value of the wrong kind in attention_calls");
+  EXPECT_EQ(why(R"({"schema":1,"type":"sample","heads":[1.5]})"), "a value of the wrong kind in heads");
+  EXPECT_EQ(why(std::string(100000, '[')), "not JSON");
+}
+
+TEST_F(RecordReaderTest, BadLinesArePassedOverAndCounted) {
+  put("junk\n\n" + to_json_line(step_line(1)) + "\r\n" + std::string("\0\xff\n", 3));
+  put(std::string(RecordReader::kLongestLine + 10, 'x') + "\n");
+  put(to_json_line(step_line(2)) + "\n");
+  const auto reader = open();
+  EXPECT_EQ(std::get<StepLine>(reader->next().value()).step, 1);
+  EXPECT_EQ(std::get<StepLine>(reader->next().value()).step, 2);
+  EXPECT_FALSE(reader->next());
+  EXPECT_EQ(reader->bad_lines(), 3u);
+  EXPECT_EQ(reader->first_problem(), "line 1: not JSON");
+  EXPECT_FALSE(reader->ends_torn());
+}
+
+TEST_F(RecordReaderTest, ALineAsLongAsAllowedIsRead) {
+  std::string line = to_json_line(step_line(1));
+  put(line + std::string(RecordReader::kLongestLine - line.size(), ' ') + "\n");
+  const auto reader = open();
+  EXPECT_TRUE(reader->next());
+  EXPECT_EQ(reader->bad_lines(), 0u);
+}
+
+TEST_F(RecordReaderTest, ATornLastLineIsSaidAndNotCounted) {
+  const std::string line = to_json_line(step_line(2));
+  put(to_json_line(step_line(1)) + "\n" + line.substr(0, line.size() / 2));
+  const auto reader = open();
+  EXPECT_TRUE(reader->next());
+  EXPECT_FALSE(reader->next());
+  EXPECT_TRUE(reader->ends_torn());
+  EXPECT_EQ(reader->bad_lines(), 0u);
+}
+
+TEST_F(RecordReaderTest, AWholeLastLineWithoutNewlineCounts) {
+  put(to_json_line(step_line(1)));
+  const auto reader = open();
+  EXPECT_TRUE(reader->next());
+  EXPECT_FALSE(reader->next());
+  EXPECT_FALSE(reader->ends_torn());
+}
+
+TEST_F(RecordReaderTest, AnEmptyFileIsARecordWithoutLines) {
+  put("");
+  EXPECT_FALSE(open()->next());
+}
+
+TEST_F(RecordReaderTest, WhatIsNoFileIsRefused) {
+  std::string error;
+  EXPECT_EQ(RecordReader::open("/no/such", &error), nullptr);
+  EXPECT_EQ(error, "record /no/such: No such file or directory");
+  EXPECT_EQ(RecordReader::open("/tmp", &error), nullptr);
+  EXPECT_EQ(error, "record /tmp: Is a directory");
+}
+
+}  // namespace
+}  // namespace foreshock

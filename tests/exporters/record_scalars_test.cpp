@@ -1,0 +1,101 @@
+#include "exporters/record_scalars.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace foreshock {
+namespace {
+
+using Values = std::map<std::string, double>;
+
+Values values_of(const std::vector<Scalar>& scalars) {
+  Values values;
+  for (const Scalar& scalar : scalars) values[scalar.tag] = scalar.value;
+  return values;
+}
+
+SampleLine sample(int64_t step, const std::string& layer, double ratio, double bias_error, double bias_ulp) {
+  SampleLine line;
+  line.run = std::string("r");
+  line.rank = 2;
+  line.step = step;
+  line.time = 100.0 + static_cast<double>(step);
+  line.pass = std::string("forward");
+  line.layer = layer;
+  line.deviation_ratio = ratio;
+  line.bias_error_sum = bias_error;
+  line.bias_ulp_sum = bias_ulp;
+  return line;
+}
+
+TEST(RecordScalars, AStepGivesWhatIsKnownOfIt) {
+  StepLine line;
+  line.run = std::string("r");
+  line.rank = 1;
+  line.step = 7;
+  line.loss = NAN;
+  line.duration_seconds = 1.01;
+  line.overhead_seconds = 0.01;
+  RecordScalars scalars;
+  const auto out = scalars.take(line);
+  const Values values = values_of(out);
+  EXPECT_EQ(values.size(), 3u);
+  EXPECT_TRUE(std::isnan(values.at("training/loss")));
+  EXPECT_EQ(values.at("training/step_seconds"), 1.01);
+  EXPECT_NEAR(values.at("monitor/slowdown_ratio"), 0.01, 1e-12);
+  EXPECT_EQ(out[0].rank, 1);
+  EXPECT_EQ(out[0].step, 7);
+}
+
+TEST(RecordScalars, SamplesOfAStepBecomeOneValueOnceItIsOver) {
+  RecordScalars scalars;
+  EXPECT_TRUE(scalars.take(sample(8, "000", 0.5, 1, 10)).empty());
+  EXPECT_TRUE(scalars.take(sample(8, "001", 0.9, 1, 30)).empty());
+  const Values first = values_of(scalars.take(sample(16, "000", 0.6, 0, 1)));
+  EXPECT_DOUBLE_EQ(first.at("attention_forward/deviation_ratio"), 0.7);
+  EXPECT_EQ(first.at("attention_forward/deviation_ratio_max"), 0.9);
+  EXPECT_DOUBLE_EQ(first.at("attention_forward/bias_ulp"), 2.0 / 40);  // of the sums, not of the quotients
+  EXPECT_EQ(first.at("layer_deviation_ratio_forward/000"), 0.5);
+  EXPECT_FALSE(first.contains("layer_deviation_ratio_forward/001"));  // no later sample of it yet
+  const Values rest = values_of(scalars.finish());
+  EXPECT_EQ(rest.at("layer_deviation_ratio_forward/001"), 0.9);
+  EXPECT_EQ(rest.at("layer_deviation_ratio_forward/000"), 0.6);
+  EXPECT_TRUE(scalars.finish().empty());
+}
+
+TEST(RecordScalars, RanksAreKeptApart) {
+  RecordScalars scalars;
+  SampleLine other = sample(8, "", 2.0, 0, 0);
+  other.rank = 3;
+  scalars.take(sample(8, "", 1.0, 0, 0));
+  scalars.take(other);
+  std::map<int64_t, double> ratios;
+  for (const Scalar& scalar : scalars.finish())
+    if (scalar.tag == "attention_forward/deviation_ratio") ratios[scalar.rank] = scalar.value;
+  EXPECT_EQ(ratios, (std::map<int64_t, double>{{2, 1.0}, {3, 2.0}}));
+}
+
+TEST(RecordScalars, AnEventIsAPoint) {
+  EventLine line;
+  line.rank = 0;
+  line.step = 5;
+  line.event = "nonfinite";
+  line.layer = "003";
+  RecordScalars scalars;
+  EXPECT_EQ(values_of(scalars.take(line)), (Values{{"event/nonfinite_003", 1}}));
+}
+
+TEST(RecordScalars, WithoutARankOrAStepThereIsNoPoint) {
+  RecordScalars scalars;
+  StepLine step;
+  step.loss = 1;
+  EXPECT_TRUE(scalars.take(step).empty());
+  EXPECT_TRUE(scalars.take(SampleLine()).empty());
+  EXPECT_TRUE(scalars.take(EventLine()).empty());
+  EXPECT_TRUE(scalars.take(RunLine()).empty());
+  EXPECT_TRUE(scalars.finish().empty());
+}
+
+}  // namespace
+}  // namespace foreshock
