@@ -16,7 +16,7 @@ Installation find_installation() {
 
 std::string installation_problem(const Installation& installation) {
   for (const std::string& path :
-       {installation.library, installation.python_helper + "/foreshock_torch.py",
+       {installation.library, installation.python_helper + "/foreshock_torch/__init__.py",
         installation.adapter_sources + "/build_adapter.py", installation.headers + "/foreshock/hook.h"}) {
     if (access(path.c_str(), R_OK) != 0) return path + " is missing; build or install foreshock again";
   }

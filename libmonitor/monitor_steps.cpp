@@ -15,6 +15,10 @@ namespace {
 // (bench/adapter_overhead.py).
 constexpr uint64_t kUnsampledCallNs = 500;
 
+// A number of steps that no training reaches; from here on it is taken for unknown, so that counting on from
+// it cannot overflow.
+constexpr int64_t kTooManySteps = int64_t{1} << 62;
+
 // Element n of an array whose element size is the caller's, not ours: structs grow at their end.
 template <class T>
 const T& element(const T* first, size_t n) {
@@ -70,7 +74,8 @@ void Monitor::end_step(const foreshock_step& step) {
 
   segment::StepRecord record = {};
   const int64_t expected = (g_guest.hot() & kHotTickPending) != 0 ? next_step_.load() : step_.load();
-  record.step = step.step >= 0 ? step.step : std::max<int64_t>(expected, 1);
+  const bool is_known = step.step >= 0 && step.step < kTooManySteps;
+  record.step = is_known ? step.step : std::max<int64_t>(expected, 1);
   record.time_ns = realtime_ns();
   record.duration_ns = begin - last_tick_ns_;
   record.given = step.given & ~uint32_t{FORESHOCK_GIVEN_LOSS};

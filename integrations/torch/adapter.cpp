@@ -93,12 +93,4 @@ FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) {
   foreshock::adapter::Norms().Forget();
 }
 
-// `slot` holds a pointer that changes whenever a compiled optimizer step has run; it must live for ever.
-FORESHOCK_EXPORT void foreshock_adapter_watch(const void* const* slot) {
-  foreshock::adapter::Clock().Watch(slot);
-}
-
-// Reports a compiled step that no later operation has noticed (the last one of a run).
-FORESHOCK_EXPORT void foreshock_adapter_poll(void) { foreshock::adapter::Clock().Poll(); }
-
 }  // extern "C"

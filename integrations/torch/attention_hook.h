@@ -136,7 +136,6 @@ class AttentionHook final : public c10::OperatorKernel {
     } else if (c10::GradMode::is_enabled() && query.requires_grad()) {
       flags |= FORESHOCK_NEEDS_GRADIENT;
     }
-    if (!in_backward) Clock().Poll();
     return foreshock_attention_enter(number_, flags) != 0;
   }
 

@@ -1,6 +1,5 @@
 // What the operations themselves tell about the course of training: that a backward pass has begun, the loss,
-// a step left out by a gradient scaler, and steps taken by a compiled optimizer, which runs none of our
-// Python. Any thread; no lock, no allocation.
+// and a step left out by a gradient scaler. Any thread; no lock, no allocation.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_TRAINING_CLOCK_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_TRAINING_CLOCK_H_
 
@@ -44,29 +43,6 @@ class TrainingClock {
     unscales_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // `slot` holds a pointer that a compiled optimizer step replaces by another one (see the helper). Never
-  // freed.
-  void Watch(const void* const* slot) noexcept {
-    seen_.store(slot ? __atomic_load_n(slot, __ATOMIC_RELAXED) : nullptr);
-    slot_.store(slot);
-  }
-
-  // Outside backward passes: reports a compiled optimizer step that has happened since.
-  void Poll() noexcept {
-    const void* const* slot = slot_.load(std::memory_order_relaxed);
-    if (!slot) return;
-    const void* now = __atomic_load_n(slot, __ATOMIC_RELAXED);
-    const void* before = seen_.load(std::memory_order_relaxed);
-    if (now == before || !seen_.compare_exchange_strong(before, now)) return;
-    foreshock_step step{};
-    step.size = sizeof(step);
-    step.version = FORESHOCK_ABI_VERSION;
-    step.step = -1;
-    step.step_source = FORESHOCK_STEP_COUNTED;
-    foreshock_step_end(&step);
-    StepEnded();
-  }
-
   void StepEnded() noexcept {
     stepped_.store(true, std::memory_order_relaxed);
     roots_.store(0, std::memory_order_relaxed);
@@ -98,8 +74,6 @@ class TrainingClock {
   std::atomic<int> task_{-1};
   std::atomic<bool> scaler_{false};
   std::atomic<bool> stepped_{false};
-  std::atomic<const void* const*> slot_{nullptr};
-  std::atomic<const void*> seen_{nullptr};
 };
 
 inline constinit TrainingClock training_clock;
@@ -148,7 +122,6 @@ class RootHook final : public c10::OperatorKernel {
   static void Look(const at::Tensor& self) noexcept {
     const auto* meta = torch::autograd::impl::get_autograd_meta(self);
     if (!meta || !meta->grad_fn_ || InBackward()) return;
-    Clock().Poll();
     const bool is_product = std::strstr(typeid(*meta->grad_fn_).name(), "MulBackward") != nullptr;
     if (const auto loss = ScalarOnCpu(self)) Clock().SawRoot(*loss, is_product);
   }

@@ -130,9 +130,8 @@ def test_samples_name_their_layer(trainings, case):
         names = {"parameter": f"{layer:03d}", "ordinal": f"call{layer:03d}", "unknown": None}
         assert (sample["pass"], sample["layer"]) == (which, names[source]), sample
         sources[which, source] += 1
-    # Inside a compiled graph, and in the first pass of a reentrant checkpoint, a query has no history to read; names
-    # come at an optimizer step, and a compiled one runs nothing of ours.
-    if case in COMPILED:
+    # Inside a compiled graph, and in the first pass of a reentrant checkpoint, a query has no history to read.
+    if case == "compiled_model":
         assert sources["forward", "parameter"] == sources["backward", "parameter"] == 0
     else:
         assert sources["backward", "ordinal"] == sources["backward", "unknown"] == 0

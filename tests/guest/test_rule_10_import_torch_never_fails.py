@@ -1,9 +1,10 @@
-"""Rule 10: `import torch` never fails because of us. The helper is one module of the standard library alone, in a
-directory of its own, and its whole body catches everything."""
+"""Rule 10: `import torch` never fails because of us. The helper is of the standard library alone, in a directory of its
+own, and whatever is wrong with its parts, its door catches everything."""
 
 import ast
 import importlib.util
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
@@ -12,7 +13,7 @@ import monitored
 import pytest
 
 HELPERS = monitored.ROOT / "integrations" / "torch" / "python"
-HELPER = HELPERS / "foreshock_torch.py"
+HELPER = HELPERS / "foreshock_torch" / "__init__.py"
 
 
 def imported_names(path: pathlib.Path) -> set[str]:
@@ -20,14 +21,40 @@ def imported_names(path: pathlib.Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and not node.level:
             names.add((node.module or "").partition(".")[0])
     return names
 
 
-def test_one_module_of_the_standard_library():
-    assert [path.name for path in HELPERS.glob("*.py")] == [HELPER.name]
-    assert imported_names(HELPER) - {"torch"} <= set(sys.stdlib_module_names) | {"__future__"}
+def test_the_standard_library_alone():
+    own = {path.stem for path in HELPERS.iterdir()}
+    for module in HELPERS.rglob("*.py"):
+        assert imported_names(module) <= set(sys.stdlib_module_names) | {"__future__"} | own, module
+
+
+PARTS = sorted(path.name for path in HELPER.parent.glob("*.py") if path != HELPER)
+
+
+@pytest.mark.parametrize("damage", ["gone", "broken", "raises"])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_damaged_part_is_nobody_s_harm(tmp_path, part, damage):
+    """As after half an upgrade: `import torch` works, and so do the doors."""
+    copy = tmp_path / "python"
+    shutil.copytree(HELPERS, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    target = copy / "foreshock_torch" / part
+    target.unlink()
+    if damage != "gone":
+        target.write_text("def (" if damage == "broken" else "raise ImportError('no')\n")
+    (copy / "torch.py").write_text("")
+    code = f"""
+import sys; sys.path.insert(0, {str(copy)!r})
+import torch, foreshock_torch
+print(foreshock_torch.autoload(), foreshock_torch.report(step=1))
+"""
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, env={"FORESHOCK_DIR": str(tmp_path)}
+    )
+    assert (run.stdout, run.stderr) == ("None None\n", "")
 
 
 def test_importing_the_helper_imports_next_to_nothing():
@@ -46,8 +73,11 @@ print(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}}))
 
 
 def fresh_helper() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("foreshock_torch_alone", HELPER)
-    module = importlib.util.module_from_spec(spec)
+    name = "foreshock_torch_alone"
+    for part in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[part]
+    spec = importlib.util.spec_from_file_location(name, HELPER, submodule_search_locations=[str(HELPER.parent)])
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -81,7 +111,7 @@ def test_the_entry_point_names_what_is_there():
     """Metadata whose module is missing does break `import torch`."""
     (entry_points,) = HELPERS.glob("*.dist-info/entry_points.txt")
     module, _, function = entry_points.read_text().split("=")[-1].strip().partition(":")
-    assert (HELPERS / f"{module}.py").exists()
+    assert (HELPERS / module / "__init__.py").exists()
     assert callable(getattr(fresh_helper(), function))
 
 

@@ -86,7 +86,7 @@ def test_misuse_exits_2() -> None:
 def imports(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     env |= {"PYTHONPATH": str(INTEGRATION / "python"), "FORESHOCK_DIR": str(tmp_path)}
-    script = "import torch, foreshock_torch; foreshock_torch.report(step=1); print(foreshock_torch._monitor)"
+    script = "import torch, foreshock_torch.door; foreshock_torch.report(step=1); print(foreshock_torch.door.monitor)"
     command = [sys.executable, "-W", "error", "-c", script]
     return subprocess.run(command, capture_output=True, text=True, env=env | environment)
 
@@ -111,13 +111,13 @@ def test_import_torch_never_fails(build_adapter, fake_core: Path, adapters: Path
         done = imports(tmp_path, **case)
         assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "None", ""), case
     works = imports(tmp_path, LD_PRELOAD=str(fake_core), FORESHOCK_ADAPTERS=str(adapters))
-    assert "_Monitor" in works.stdout
+    assert "clock.Monitor" in works.stdout
 
 
 def test_a_failing_helper_switches_itself_off_and_says_so(trainer) -> None:
     rows, weight = trainer("""
-        import foreshock_torch
-        foreshock_torch._Monitor.before_step = lambda self, optimizer: 1 / 0
+        import foreshock_torch.clock
+        foreshock_torch.clock.Monitor.before_step = lambda self, optimizer: 1 / 0
         model = torch.nn.Linear(2, 2); opt = torch.optim.SGD(model.parameters(), lr=1.0)
         for _ in range(2):
             opt.zero_grad(); model(torch.ones(1, 2)).sum().backward(); opt.step()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch import layer_labels, plain_name
+from foreshock_torch.names import layer_labels, plain_name
 
 MODEL = """
 from torch import nn

@@ -139,10 +139,12 @@ print(json.dumps([events(), truth]))
 def test_clock_counts_a_step_once(trainer) -> None:
     seen = trainer(f"""{TOY}
 import foreshock_torch
+from foreshock_torch import door
+from foreshock_torch.clock import Monitor
 out = {{}}
 def reset():
-    core = foreshock_torch._monitor.core
-    core.adapter.foreshock_adapter_step_ended(); foreshock_torch._monitor = foreshock_torch._Monitor(core); events()
+    core = door.monitor.core
+    core.adapter.foreshock_adapter_step_ended(); door.monitor = Monitor(torch, core); events()
 def fresh(): reset(); model = Toy(); return model, torch.optim.AdamW(model.parameters())
 m, o = fresh()
 for _ in range(2):
@@ -223,8 +225,67 @@ def sdpa(q, k, v, **more): return F.scaled_dot_product_attention(q, k, v, **more
     assert keys() == first
     assert graphs == without
     assert hits == 0
-    # The fourth tick is reported at exit, after the last events() here.
-    assert [row["step"] for row in rows if row["event"] == "step"] == [-1] * 3
+    steps = [row for row in rows if row["event"] == "step"]
+    assert [(row["step"], row["source"], row["learning_rate"]) for row in steps] == [(n, 2, 1e-3) for n in range(1, 5)]
+    assert {row["name"] for row in rows if row["event"] == "name"} == {
+        f"blocks.{n}.{part}.{what}" for n in range(2) for part in ("qkv", "o") for what in ("weight", "bias")
+    } | {"head.weight", "head.bias"}
+
+
+def test_compiled_steps_are_followed_as_others(trainer) -> None:
+    """Absolute steps after a resume, gradients before clipping, an optimizer that goes away in mid-run."""
+    rows, truth = trainer(f"""{TOY}
+import gc
+def fresh(more=0):
+    model = Toy(); opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss_of(model).backward(); opt.step(); opt.zero_grad(); state = opt.state_dict()
+    for row in state["state"].values(): row["step"] = row["step"] + more
+    opt.load_state_dict(state)
+    return model, opt
+model, opt = fresh(999); events(); truth = []
+step = torch.compile(opt.step, backend="aot_eager")
+for _ in range(3):
+    loss_of(model).backward(); truth.append(squares(model))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1); step(); opt.zero_grad()
+first = events()
+del step, opt; gc.collect(); model, opt = fresh(); events()
+step = torch.compile(opt.step, backend="aot_eager")
+for _ in range(2): loss_of(model).backward(); step(); opt.zero_grad()
+print(json.dumps([[first, events()], truth]))
+""")
+    first, second = rows
+    assert [row["step"] for row in first if row["event"] == "step"] == [1001, 1002, 1003]
+    norms = [row["squares"] for row in first if row["event"] == "gradients"]
+    assert all(close(found, expected, 1e-5) for found, expected in zip(norms, truth, strict=True))
+    assert [row["step"] for row in second if row["event"] == "step"] == [2, 3]
+    assert not [row for row in first + second if row["event"] == "off"]
+
+
+def test_numbers_no_number_can_be_made_of(trainer) -> None:
+    """What a trainer passes in may be anything: what is unusable is left out, and the helper goes on."""
+    rows = trainer(f"""{TOY}
+import foreshock_torch, numpy
+report = foreshock_torch.report
+model = Toy(); opt = torch.optim.AdamW(model.parameters(), lr=0.1)
+for step in (2**63 - 1, 2**62, 10**30, -1, float("inf"), float("nan"), "7", None, [1], 1j, torch.ones(2),
+             torch.empty((), device="meta"), torch.tensor(1j)):
+    report(step=step)
+for loss in (float("nan"), 10**400, "low", object(), torch.ones(3), torch.empty((), device="meta"), numpy.float32(2.5)):
+    report(loss=loss)
+for number in ("first", 2.5, torch.empty((), device="meta"), -1): report(batch_id=number)
+for value in (float("nan"), float("inf"), 3):
+    loss_of(model).backward(); opt.step(); opt.param_groups[0]["lr"] = float("inf")
+    for state in opt.state.values(): state["step"] = torch.tensor(float(value))
+    opt.zero_grad()
+report(step=41); report(step=numpy.int64(42)); report(step=43.0); report(step=torch.tensor(44)); report(step=2**62 - 1)
+print(json.dumps(events()))
+""")
+    kind = lambda name: [row for row in rows if row["event"] == name]  # noqa: E731
+    assert not kind("off")
+    assert [row["step"] for row in kind("step")][3:] == [41, 42, 43, 44, 2**62 - 1]
+    assert [row["batch_id"] for row in kind("step")][:2] == [2**64 - 1, 0]
+    reported = [row["value"] for row in kind("loss") if row["source"] == 1]
+    assert str(reported) == str([float("nan"), 2.5])
 
 
 def test_soft_targets_and_sums_are_not_the_loss(trainer) -> None:

@@ -160,6 +160,20 @@ TEST_F(Monitor, OnlyMultiplesOfTheIntervalAreSampled) {
   EXPECT_EQ(steps, std::vector<int64_t>({1004, 1004, 1008, 1008, 1012, 1012}));
 }
 
+TEST_F(Monitor, AStepNumberThatNoTrainingReachesIsUnknown) {
+  in_child({}, [] {
+    Trainer trainer;
+    for (int64_t n : {int64_t{7}, INT64_MAX, (int64_t{1} << 62), INT64_MIN, int64_t{9}}) trainer.step(n, 1);
+    trainer.step((int64_t{1} << 62) - 1, 1);
+    for (int n = 0; n < 2; ++n) trainer.step(-1, 1);
+  });
+  auto reader = open();
+  std::vector<int64_t> steps;
+  for (const segment::StepRecord& record : reader->new_steps()) steps.push_back(record.step);
+  const int64_t most = int64_t{1} << 62;
+  EXPECT_EQ(steps, std::vector<int64_t>({7, 8, 9, 10, 9, most - 1, most, most + 1}));
+}
+
 TEST_F(Monitor, ATickDuringBackwardTakesEffectAtTheNextForward) {
   in_child({}, [] {
     Trainer trainer;

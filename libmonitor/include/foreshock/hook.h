@@ -113,7 +113,8 @@ typedef struct foreshock_attention_call {
 typedef struct foreshock_step {
   uint32_t size;
   uint32_t version;
-  int64_t step;         /* absolute: optimizer steps done so far, this one included; -1: unknown, count on */
+  int64_t step;         /* absolute: optimizer steps done so far, this one included; negative, or 2^62 and
+                           more: unknown, count on */
   uint32_t step_source; /* FORESHOCK_STEP_... */
   uint32_t reserved;
   double loss; /* NaN-boxed absence is not used: see `given` */

@@ -1,0 +1,160 @@
+"""The clock of a training, seen from its optimizers: steps, their learning rate, names, gradients before clipping."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from .core import COUNTED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
+from .modules import Modules, is_part, ranks
+from .names import Named, layer_labels, numbered_labels
+from .numbers import on_cpu, step_number, word
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
+    """{parameter's name: its layer's label}: by the framework's own number where there is one, else by path."""
+    rows = [row for row, _ in named.values()]
+    matrices = [row.name for row, parameter in named.values() if parameter.dim() == 2]
+    return layer_labels(matrices, [row.name for row in rows]) | numbered_labels(rows)
+
+
+class Monitor:
+    """Counts a training step at the step of one optimizer whose call follows a backward pass."""
+
+    UNSEEN_CALLS = 3  # calls without any backward pass seen, after which every call counts
+    LOOK_AT = 4  # parameters whose optimizer state is looked at for the step
+    SEARCH_AT = 3  # tick at which modules are searched for, if names are still missing
+
+    def __init__(self, torch: Any, core: Core) -> None:
+        self.core = core
+        self.modules = Modules(torch)
+        self._torch = torch
+        self.batch_id: int | None = None
+        self.reported = False  # the trainer tells its steps itself
+        self._clock: Any = None  # weak reference to the optimizer that ticks
+        self._companions: list[Any] = []  # those that step after it without a backward pass of their own
+        self._others: dict[int, int] = {}  # calls of the others since the last tick
+        self._unseen_calls = 0
+        self._seen_backward = False
+        self._state_seen: tuple[int, int] | None = None
+        self._named_for: list[int] = []
+        self._missing_names = self._described = False
+        self._whole = True
+        self._ticks = 0
+        self._spent_ns = 0  # our own time since the last tick
+
+    def before_step(self, optimizer: Any) -> None:
+        if self._clock is not None and self._clock() not in (None, optimizer):
+            return
+        begin = time.perf_counter_ns()
+        together = [optimizer, *(o for ref in self._companions if (o := ref()) not in (None, optimizer))]
+        parameters = [p for o in together for p in parameters_of(o)]
+        addresses = [p._cdata for p in parameters]
+        self._name(parameters, addresses)
+        scale = self._scale(optimizer)
+        in_backward = self._torch._C._current_graph_task_id() != -1
+        publish = self._whole and scale is not None and not in_backward
+        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies)
+        self._spent_ns += time.perf_counter_ns() - begin - in_core
+
+    def after_step(self, optimizer: Any) -> None:
+        begin = time.perf_counter_ns()
+        backwards = self.core.adapter.foreshock_adapter_backwards()
+        if not self._is_clock(optimizer, backwards):
+            return
+        self._others.clear()
+        source, step = self._state_step(optimizer)
+        if step is not None and not self.reported:
+            rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
+            spent = self._spent_ns + time.perf_counter_ns() - begin
+            self.core.step_end(step, source, rate, self.batch_id, spent)
+            self.batch_id = None
+            self._spent_ns = 0
+            self._ticks += 1
+        self.core.adapter.foreshock_adapter_step_ended()
+
+    def _is_clock(self, optimizer: Any, backwards: int) -> bool:
+        import weakref
+
+        self._seen_backward |= backwards > 0
+        clock = self._clock() if self._clock is not None else None
+        if clock is not None and clock is not optimizer:
+            if backwards == 0 and all(ref() is not optimizer for ref in self._companions):
+                self._companions = [ref for ref in self._companions if ref() is not None]
+                self._companions.append(weakref.ref(optimizer))
+            calls = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
+            if calls < 2 or backwards == 0:
+                return False
+        if backwards == 0:
+            self._unseen_calls += 1
+            if self._seen_backward or self._unseen_calls <= self.UNSEEN_CALLS:
+                return False
+        if clock is not optimizer:
+            self._clock, self._state_seen, self._companions = weakref.ref(optimizer), None, []
+        return True
+
+    def _state_step(self, optimizer: Any) -> tuple[int, int | None]:
+        """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
+        if (on_cpu(self._torch, getattr(optimizer, "found_inf", None)) or 0) > 0:
+            return COUNTED, None
+        used = (parameter for parameter in parameters_of(optimizer) if parameter.grad is not None)
+        for parameter in itertools.islice(used, self.LOOK_AT):
+            state = optimizer.state.get(parameter)
+            step = step_number(self._torch, state.get("step")) if state else None
+            if step is not None:
+                now = (parameter._cdata, step)
+                stood_still, self._state_seen = now == self._state_seen, now
+                return OPTIMIZER_STATE, None if stood_still else step
+        return COUNTED, -1
+
+    def _scale(self, optimizer: Any) -> float | None:
+        """What the gradients still carry of a scaler's factor; None when it is on a device."""
+        scale = getattr(optimizer, "grad_scale", None)
+        return 1.0 if scale is None else on_cpu(self._torch, scale)
+
+    def _name(self, parameters: list[Any], addresses: list[int]) -> None:
+        search = self._missing_names and self._ticks >= self.SEARCH_AT
+        if addresses == self._named_for and not search:
+            return
+        if not self._described:
+            self.core.describe()
+            self._described = True
+        if search:
+            self.modules.search()
+        self._named_for = addresses
+        named = self.modules.named(addresses)
+        self._missing_names = not search and not set(addresses) <= named.keys()
+        self._whole = self._is_whole(parameters, named)
+        labels = labels_of(named)
+        rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
+        if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
+            self._named_for = []  # not monitored yet
+
+    @staticmethod
+    def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:
+        """False when this rank steps only a part of the model: its gradients are not the run's."""
+        if any(is_part(parameter) for parameter in parameters):
+            return False
+        here = {parameter._cdata for parameter in parameters}
+        missing = [p for address, (_, p) in named.items() if p.requires_grad and address not in here]
+        return ranks() == 1 or not missing
+
+    def compiled_step(self, optimizer: Any) -> None:
+        """A step whose hooks torch.compile has traced away; its gradients are still there."""
+        self.before_step(optimizer)
+        self.after_step(optimizer)
+
+    def report(self, step: Any, loss: Any, batch_id: Any) -> None:
+        if (value := on_cpu(self._torch, loss)) is not None:
+            self.core.core.foreshock_observe_loss(value, LOSS_REPORTED)
+        if (number := word(batch_id)) is not None:
+            self.batch_id = number
+        if (done := step_number(self._torch, step)) is not None:
+            self.reported = True
+            self.core.step_end(done, REPORTED, None, self.batch_id)
+            self.batch_id = None

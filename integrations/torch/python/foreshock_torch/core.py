@@ -1,0 +1,123 @@
+"""The C side: libforeshock.so, already in the process, and the adapter that was built for this torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .modules import ranks
+
+ABI = 1
+REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3
+GIVEN_LEARNING_RATE, GIVEN_BATCH_ID = 2, 8
+LOSS_REPORTED = 1
+
+
+def _structures() -> tuple[Any, Any, Any]:
+    import ctypes as c
+
+    head = [("size", c.c_uint32), ("version", c.c_uint32)]
+
+    class Step(c.Structure):
+        _fields_ = [
+            *head,
+            ("step", c.c_int64),
+            ("step_source", c.c_uint32),
+            ("reserved", c.c_uint32),
+            ("loss", c.c_double),
+            ("learning_rate", c.c_double),
+            ("gradient_norm", c.c_double),
+            ("batch_id", c.c_uint64),
+            ("given", c.c_uint32),
+            ("reserved2", c.c_uint32),
+            ("prepare_ns", c.c_uint64),
+        ]
+
+    class Parameter(c.Structure):
+        _fields_ = [
+            *head,
+            ("identity", c.c_void_p),
+            ("name", c.c_char_p),
+            ("layer", c.c_char_p),
+            ("elements", c.c_uint64),
+        ]
+
+    class Identity(c.Structure):
+        _fields_ = [
+            *head,
+            *[(name, c.c_int32) for name in ("rank", "local_rank", "world_size", "attempt")],
+            *[(name + "_parallel", c.c_int32) for name in ("data", "tensor", "pipeline", "expert")],
+            ("framework", c.c_char_p),
+        ]
+
+    return Step, Parameter, Identity
+
+
+class Core:
+    """libforeshock.so, already in the process, and the adapter; called with the interpreter lock held."""
+
+    def __init__(self, torch: Any, adapter_path: str) -> None:
+        import ctypes as c
+
+        self._torch = torch
+        self.core = c.PyDLL(None)
+        self.Step, self.Parameter, self.Identity = _structures()
+        self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
+        self.core.foreshock_observe_loss.restype = None
+        self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
+        for name in ("foreshock_step_end", "foreshock_describe", "foreshock_off"):
+            getattr(self.core, name).argtypes = [c.c_void_p if name != "foreshock_off" else c.c_char_p]
+            getattr(self.core, name).restype = None
+        self.adapter = c.PyDLL(adapter_path)
+        self.adapter.foreshock_adapter_backwards.restype = c.c_uint64
+        self.adapter.foreshock_adapter_step_begins.restype = c.c_uint64
+        self.adapter.foreshock_adapter_step_begins.argtypes = [
+            c.c_void_p,
+            c.c_size_t,
+            c.c_double,
+            c.c_uint32,
+        ]
+        self.hooked = self.adapter.foreshock_adapter_start()
+
+    def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0) -> None:
+        import ctypes as c
+
+        record = self.Step(size=c.sizeof(self.Step), version=ABI, step=step, step_source=source)
+        record.prepare_ns = prepare_ns
+        if rate is not None:
+            record.learning_rate, record.given = rate, record.given | GIVEN_LEARNING_RATE
+        if batch_id is not None:
+            record.batch_id, record.given = batch_id, record.given | GIVEN_BATCH_ID
+        self.core.foreshock_step_end(c.byref(record))
+
+    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int) -> int:
+        import ctypes as c
+
+        array = (c.c_void_p * len(addresses))(*addresses)
+        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies)
+
+    def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> int:
+        import ctypes as c
+
+        array = (self.Parameter * len(rows))()
+        for entry, (identity, name, layer, elements) in zip(array, rows, strict=True):
+            entry.size, entry.version = c.sizeof(self.Parameter), ABI
+            entry.identity, entry.elements = identity, elements
+            entry.name, entry.layer = name.encode(), layer.encode()
+        return self.core.foreshock_name_parameters(array, len(rows))
+
+    def describe(self) -> None:
+        import ctypes as c
+
+        def number(name: str) -> int:
+            value = os.environ.get(name, "")
+            return int(value) if value.isdigit() else -1
+
+        record = self.Identity(size=c.sizeof(self.Identity), version=ABI)
+        record.rank, record.world_size = number("RANK"), number("WORLD_SIZE")
+        record.local_rank, record.attempt = number("LOCAL_RANK"), number("TORCHELASTIC_RESTART_COUNT")
+        record.data_parallel = record.tensor_parallel = record.pipeline_parallel = record.expert_parallel = -1
+        if ranks() > 1:
+            record.rank, record.world_size = self._torch.distributed.get_rank(), ranks()
+        record.framework = ("torch " + self._torch.__version__.partition("+")[0]).encode()
+        self.core.foreshock_describe(c.byref(record))

@@ -1,0 +1,87 @@
+"""How the helper comes into a training and what it registers there. Every door catches everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from typing import Any
+
+from .clock import Monitor
+from .compiled import Watch, step_traced
+from .core import Core
+
+monitor: Any = None  # the one Monitor of this process, once enter() has succeeded
+torch: Any = None
+_watch: Any = None
+
+
+def guarded(name: str, *arguments: Any) -> None:
+    """Calls a method of the monitor; the first failure is the last one."""
+    global monitor
+    mine = monitor
+    if mine is None:
+        return
+    try:
+        getattr(mine, name)(*arguments)
+    except Exception as error:
+        monitor = None
+        with contextlib.suppress(Exception):
+            reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
+            mine.core.core.foreshock_off(reason.encode()[:47])
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        guarded("before_step", optimizer)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        step_traced(optimizer)
+        return
+    guarded("after_step", optimizer)
+
+
+def _compiled_step(optimizer: Any) -> None:
+    guarded("compiled_step", optimizer)
+
+
+def _module_grows(module: Any, name: str, part: Any) -> None:
+    if monitor is not None and not torch.compiler.is_compiling():
+        with contextlib.suppress(Exception):
+            monitor.modules.note(module)
+
+
+def _adapter_path() -> str:
+    build = f"torch-{torch.__version__}-{torch.version.git_version[:12]}"
+    return os.path.join(os.environ.get("FORESHOCK_ADAPTERS", ""), build, "adapter.so")
+
+
+def is_wanted() -> bool:
+    """The process was set up by `foreshock run` and not switched off, as parse_switch() of the core reads it."""
+    off = os.environ.get("FORESHOCK") in ("off", "0", "false", "no")
+    return bool(os.environ.get("FORESHOCK_DIR")) and not off
+
+
+def enter() -> None:
+    """Once; torch has been imported, and the core is in the process."""
+    global monitor, torch, _watch
+    if monitor is not None or not is_wanted():
+        return
+    import ctypes
+
+    if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+        return
+    torch = sys.modules["torch"]
+    if not os.path.isfile(_adapter_path()):
+        return  # the core says so itself
+    mine = Monitor(torch, Core(torch, _adapter_path()))
+    _watch = Watch(torch, _compiled_step)
+    optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
+    optimizers.register_optimizer_step_pre_hook(_before_step)
+    optimizers.register_optimizer_step_post_hook(_after_step)
+    modules.register_module_parameter_registration_hook(_module_grows)
+    modules.register_module_module_registration_hook(_module_grows)
+    monitor = mine

@@ -1,0 +1,111 @@
+"""The model's modules, as far as they can be found: where the names of parameters come from."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .names import Named, number_of, plain_name
+
+WRAPPERS = ("_orig_mod", "module")
+
+
+def ranks() -> int:
+    """Processes of the job, as torch.distributed knows them."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return distributed.get_world_size()
+
+
+def is_part(parameter: Any) -> bool:
+    """True for a shard of a larger parameter: its gradient's norm says nothing about the whole one's."""
+    marks = ("placements", "_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")
+    return any(getattr(parameter, mark, None) for mark in marks)
+
+
+def layer_numbers(root: Any) -> dict[str, int]:
+    """{path of module: its `layer_number`}, as Megatron's layers have them (from 1, over all pipeline stages)."""
+    found = {}
+    for path, module in root.named_modules():
+        number = vars(module).get("layer_number")
+        if type(number) is int and 0 <= number < 100_000:
+            found[plain_name(path + ".").rstrip(".")] = number
+    return found
+
+
+class Modules:
+    """Modules as they register their parameters, by weak reference."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._seen: dict[int, Any] = {}
+        self.copies = 0  # in-place writes per step into gradients by those who average them over ranks
+
+    def note(self, module: Any) -> None:
+        import weakref
+
+        key = id(module)
+        if key not in self._seen or self._seen[key]() is not module:
+            self._seen[key] = weakref.ref(module)
+
+    def search(self) -> None:
+        """Finds modules that never registered anything here (unpickled, copied). Slow: once, and late."""
+        import gc
+
+        for thing in gc.get_objects():
+            if issubclass(type(thing), self._torch.nn.Module):
+                self.note(thing)
+
+    def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
+        """{address: (name, parameter)} of trees that hold any parameter in `wanted`, the fullest tree first."""
+        alive = [module for ref in list(self._seen.values()) if (module := ref()) is not None]
+        children = {id(child) for module in alive for child in module.children()}
+        trees = []
+        for root in (module for module in alive if id(module) not in children):
+            rows = {p._cdata: (plain_name(name), p) for name, p in root.named_parameters()}
+            if hits := len(rows.keys() & set(wanted)):
+                trees.append((hits, rows, root))
+        named: dict[int, tuple[Named, Any]] = {}
+        models = []
+        for _, rows, root in sorted(trees, key=lambda tree: -tree[0]):
+            if type(root).__name__ == "DistributedDataParallel" and not root.gradient_as_bucket_view:
+                self.copies = 1
+            numbers = layer_numbers(root)
+            every = {**rows, **self._gathered(root, rows)}
+            new = {a: (number_of(name, numbers), p) for a, (name, p) in every.items() if a not in named}
+            named.update(new)
+            models.append((root, new))
+        return self._told_apart(models, {address: n for n, address in enumerate(wanted)}) or named
+
+    def _told_apart(self, models: list[tuple[Any, Any]], order: dict[int, int]) -> dict[int, tuple[Named, Any]]:
+        """With each model's class before its names where two models use the same ones; else nothing."""
+        names = [name for _, rows in models for name in {row.name for row, _ in rows.values()}]
+        if len(names) == len(set(names)):
+            return {}
+        models.sort(key=lambda model: min((order.get(a, len(order)) for a in model[1]), default=len(order)))
+        kinds, told = [], {}
+        for root, _ in models:
+            for _ in range(8):  # wrappers in wrappers; bounded, since a proxy may answer to any name
+                wrapped = [getattr(root, name, None) for name in WRAPPERS]
+                root = next((w for w in wrapped if isinstance(w, self._torch.nn.Module)), root)
+            kinds.append(type(root).__name__)
+        for n, (_, rows) in enumerate(models):
+            number = f"_{kinds[:n].count(kinds[n])}" if kinds.count(kinds[n]) > 1 else ""
+            model = f"{kinds[n]}{number}"
+            told.update({a: (row._replace(name=f"{model}.{row.name}", model=model), p) for a, (row, p) in rows.items()})
+        return told
+
+    @staticmethod
+    def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
+        """Under fully_shard the attention sees the gathered parameter, another tensor than the optimizer's."""
+        found = {}
+        for module in root.modules():
+            state = getattr(module, "_get_fsdp_state", lambda: None)()
+            group = getattr(state, "_fsdp_param_group", None)
+            for shard in getattr(group, "fsdp_params", ()):
+                gathered = getattr(shard, "_unsharded_param", None)
+                row = rows.get(shard.sharded_param._cdata)
+                if gathered is not None and row is not None:
+                    found[gathered._cdata] = (row[0], gathered)
+        return found

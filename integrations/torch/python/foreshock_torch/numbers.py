@@ -1,0 +1,43 @@
+"""Numbers that a trainer passes in, whatever they are: a usable one, or None. Nothing here waits for a device."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+MOST_STEPS = 2**62 - 1  # beyond, hook.h takes it for unknown
+
+
+def on_cpu(torch: Any, value: Any) -> float | None:
+    """A number, or the value of a one-element CPU tensor; not finite is a value too."""
+    try:
+        if isinstance(value, torch.Tensor):
+            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            if not plain or value.device.type != "cpu" or value.numel() != 1 or value.is_complex():
+                return None
+            return float(value.item())
+        return float(value) if hasattr(type(value), "__float__") else None
+    except Exception:
+        return None
+
+
+def step_number(torch: Any, value: Any) -> int | None:
+    """A number of steps; None for what cannot be one."""
+    step = _index(value)
+    if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
+        step = int(real)
+    return step if step is not None and 0 <= step <= MOST_STEPS else None
+
+
+def word(value: Any) -> int | None:
+    """The low 64 bits of a whole number."""
+    whole = _index(value)
+    return None if whole is None else whole & (2**64 - 1)
+
+
+def _index(value: Any) -> int | None:
+    """The whole number that a Python or NumPy integer is; a tensor, which may be on a device, is none."""
+    try:
+        return None if hasattr(type(value), "dim") else operator.index(value)
+    except Exception:
+        return None
