@@ -144,9 +144,9 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
 }
 
 void Run::answer(const LauncherExit& exit) {
-  if (record_ != nullptr) record_->flush();
   nlohmann::json summary = document(exit.launcher_pid, false);
   summary["state"] = name_of(exit.state);
+  if (record_ != nullptr) summary["record_complete"] = record_->flush() && record_->lines_lost() == 0;
   if (directory_->write(summary_name(exit.launcher_pid), text_of(summary, 2) + "\n"))
     exits_seen_.erase(exit.launcher_pid);
   else

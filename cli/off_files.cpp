@@ -1,5 +1,7 @@
 #include "cli/off_files.h"
 
+#include <sys/statvfs.h>
+
 #include <fstream>
 
 namespace foreshock::cli {
@@ -21,7 +23,12 @@ constexpr Advice kAdvice[] = {
     {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
     {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},
     {"no_directory", "its run directory is gone or not writable; start it with `foreshock run`"},
-    {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup)"},
+    {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup, seccomp)"},
+    {"no_descriptor", "it has no file descriptor left; raise `ulimit -n`"},
+    {"file_limit", "its files are limited to less than a segment; raise `ulimit -f` to 4 MiB or more"},
+    {"not_permitted",
+     "a sandbox refused a call that the monitor needs (seccomp or a security module); run "
+     "`foreshock doctor -- COMMAND` inside it"},
     {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
     {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
 };
@@ -74,7 +81,10 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
   return lines;
 }
 
-std::string no_segment_line() {
+std::string no_segment_line(const std::string& directory) {
+  struct statvfs info = {};
+  if (statvfs(directory.c_str(), &info) == 0 && info.f_files > 0 && info.f_favail == 0)
+    return "no segment seen: the tmpfs of " + directory + " has no inode left, so none could be made";
   return "no segment seen: no training step or attention call was met in the command; "
          "`foreshock doctor -- COMMAND` tells what is seen";
 }

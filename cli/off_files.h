@@ -22,8 +22,8 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
 // What to do about `reason`; a general hint for an unknown one.
 std::string advice_for(const std::string& reason);
 
-// Said when a command ended without any sign of a trainer.
-std::string no_segment_line();
+// Said when a command ended without any sign of a trainer in the run's directory.
+std::string no_segment_line(const std::string& directory);
 
 }  // namespace foreshock::cli
 

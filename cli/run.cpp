@@ -109,7 +109,7 @@ void print_known_bad(const std::vector<std::string>& command) {
 }
 
 void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
-            const std::vector<std::string>& off_lines) {
+            const std::vector<std::string>& off_lines, const std::string& directory) {
   const std::string& summary = answer.summary;
   if (summary.empty()) {
     say("no summary: " + answer.problem);
@@ -119,8 +119,9 @@ void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
       say("the summary could not be written to " + wanted_copy);
     }
   }
+  if (lacks_record_lines(summary)) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
-  if (off_lines.empty() && !summary.empty() && !has_ranks(summary)) say(no_segment_line());
+  if (off_lines.empty() && !summary.empty() && !has_ranks(summary)) say(no_segment_line(directory));
 }
 
 int run_monitored(const Arguments& arguments, const Installation& installation, const Monitored& monitored,
@@ -138,7 +139,15 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   SignalPasser signals;
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
-  if (!keeper.wait_for_address(kAgentStartTimeoutMs)) say("no agent yet: " + keeper.last_words());
+  if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
+    if (keeper.has_failed()) {
+      const std::string problem = "no agent can be had: " + keeper.last_words();
+      directory.leave();
+      sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
+      return run_unmonitored(arguments.command(), problem);
+    }
+    say("no agent yet: " + keeper.last_words());
+  }
   const auto keep_agent = [&keeper, &monitored] {
     keeper.tick();
     if (const auto agent = keeper.news()) say("run " + monitored.run_id + ", page at " + agent->url());
@@ -162,8 +171,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   exchange.tell(status, signals.was_asked_to_stop());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
-  report(answer, absolute(arguments.text(OptionId::kSummary)),
-         off_lines(directory.path(), earlier, getpid()));
+  report(answer, absolute(arguments.text(OptionId::kSummary)), off_lines(directory.path(), earlier, getpid()),
+         directory.path());
   if (has_ranks(answer.summary)) print_known_bad(arguments.command());
   directory.leave([&keeper] { keeper.kill_own(); });
   end_like(status);

@@ -30,6 +30,14 @@ bool is_live(const fs::path& segment) {
   return live;
 }
 
+// Where there is no lock file there never was an agent, and no inode to make one, perhaps. Nobody starts an
+// agent meanwhile: runs do, and there is none.
+bool agent_is_gone(const std::string& directory, int timeout_ms) {
+  FileLock agent;
+  return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
+         agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
+}
+
 }  // namespace
 
 bool has_live_segment(const std::string& directory) {
@@ -43,9 +51,9 @@ bool has_live_segment(const std::string& directory) {
 bool remove_if_stale(const std::string& directory) {
   // Only what a run has made: the base may be a directory that somebody else also uses.
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
-  FileLock runs, agent;
-  if (!runs.try_lock(directory + "/run.lock", LOCK_EX) ||
-      !agent.try_lock(directory + "/agent.lock", LOCK_EX) || has_live_segment(directory)) {
+  FileLock runs;
+  if (!runs.try_lock(directory + "/run.lock", LOCK_EX) || !agent_is_gone(directory, 0) ||
+      has_live_segment(directory)) {
     return false;
   }
   std::error_code error;
@@ -68,8 +76,10 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
     return base + "/lock cannot be taken";
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
-    if (entry.is_directory(error) && !entry.is_symlink(error)) remove_if_stale(entry.path());
+    std::error_code unknown;
+    if (entry.is_directory(unknown) && !entry.is_symlink(unknown)) remove_if_stale(entry.path());
   }
+  if (error) return base + " cannot be read: " + error.message();
   if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
   if (!use_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
     return path_ + "/run.lock cannot be taken";
@@ -84,11 +94,10 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
   if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
   alone.release();  // the agent ends when no run holds this lock
-  FileLock agent;
-  if (!agent.lock_within(path_ + "/agent.lock", LOCK_EX, kAgentEndTimeoutMs)) {
+  if (!agent_is_gone(path_, kAgentEndTimeoutMs)) {
     if (stuck == nullptr) return false;
     stuck();
-    if (!agent.lock_within(path_ + "/agent.lock", LOCK_EX, kAgentDeathTimeoutMs)) return false;
+    if (!agent_is_gone(path_, kAgentDeathTimeoutMs)) return false;
   }
   std::error_code error;
   fs::remove_all(path_, error);

@@ -355,6 +355,11 @@ void print_summary(const std::string& json, int descriptor) {
   [[maybe_unused]] const ssize_t written = write(descriptor, text.data(), text.size());
 }
 
+bool lacks_record_lines(const std::string& json) {
+  const Json summary = Json::parse(json, nullptr, false);
+  return summary.is_object() && summary.contains("record_complete") && summary["record_complete"] == false;
+}
+
 bool has_ranks(const std::string& json) {
   const Json summary = Json::parse(json, nullptr, false);
   return summary.is_object() && summary.contains("ranks") && summary["ranks"].is_array() &&

@@ -13,6 +13,9 @@ std::string summary_text(const std::string& json, bool colour);
 // Writes it to a descriptor, in colour when that is a terminal and NO_COLOR is unset.
 void print_summary(const std::string& json, int descriptor);
 
+// Whether lines of the record could not be written.
+bool lacks_record_lines(const std::string& json);
+
 // Whether the summary speaks of any rank.
 bool has_ranks(const std::string& json);
 

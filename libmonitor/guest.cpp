@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,9 +26,10 @@ constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 thread_local Counting t_counting;
 thread_local uint32_t t_generation = 0;  // of t_counting; 0: none
 
-// Later processes get larger numbers: of two with one rank the earlier one stays (segment/writer.cpp).
+// Later processes get larger numbers: of two with one rank the earlier one stays (segment/writer.cpp). From
+// the clock that nobody sets: files on tmpfs are never older than it.
 uint64_t fresh_nonce() {
-  return (realtime_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
+  return (monotonic_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
 }
 
 // What goes into a file name.
@@ -86,8 +88,10 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
   segment::SegmentRequest request = {settings_.directory, settings_.rank, fresh_nonce(), plan.slots,
                                      plan.slot_bytes};
   const char* why = writer_.create(request);
-  if (why != nullptr && std::strcmp(why, "no_space") == 0 && plan.slots > 0) {
-    request.slots = 0;  // somebody was faster with the rest of the memory: statistics only
+  const auto is = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
+  if (plan.slots > 0 && (is("no_space") || is("file_limit") || is("no_mapping"))) {
+    request.slots =
+        0;  // somebody was faster with the rest of the memory, or a limit is near: statistics only
     request.slot_bytes = 0;
     why = writer_.create(request);
   }
@@ -165,6 +169,11 @@ void Guest::off(const char* reason) {
   if (length <= 0 || length >= static_cast<int>(sizeof path)) return;
   const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < 64) {  // a write would be SIGXFSZ
+    close(fd);
+    return;
+  }
   // Whose command it was; on a full tmpfs the file stays empty, and every launcher of the run tells it.
   char launcher[24];
   const int digits = std::snprintf(launcher, sizeof launcher, "%llu",

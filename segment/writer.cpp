@@ -62,7 +62,10 @@ bool reserve(int fd, uint64_t size) {
     int error = EINTR;
     for (int tried = 0; tried < kTries && error == EINTR; ++tried)
       error = posix_fallocate(fd, static_cast<off_t>(done), static_cast<off_t>(part));
-    if (error != 0) return false;
+    if (error != 0) {
+      errno = error == EINTR ? ENOSPC : error;
+      return false;
+    }
   }
   return true;
 }
@@ -73,15 +76,42 @@ bool is_beyond_limit(uint64_t size) {
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur;
 }
 
-// A file of `size` reserved bytes under its temporary name; -1 when there is no room.
+// The word for an errno; cli/off_files.cpp has the advice for each.
+const char* reason_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "no_space";
+    case EFBIG:
+      return "file_limit";
+    case EMFILE:
+    case ENFILE:
+      return "no_descriptor";
+    case ENOMEM:
+    case EAGAIN:
+      return "no_mapping";
+    case EPERM:
+    case ENOSYS:
+      return "not_permitted";
+    default:
+      return "no_directory";
+  }
+}
+
+// A file of `size` reserved bytes under its temporary name; -1 and errno when it cannot be had.
 int create_reserved(const Names& names, uint64_t size) {
-  if (is_beyond_limit(size)) return -1;
+  if (is_beyond_limit(size)) {
+    errno = EFBIG;
+    return -1;
+  }
   const int fd = open(names.temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return -1;
   // Reserved, not only sized: a store into a hole of a full tmpfs is SIGBUS.
   if (reserve(fd, size)) return fd;
+  const int error = errno;
   close(fd);
   unlink(names.temporary);
+  errno = error;
   return -1;
 }
 
@@ -159,27 +189,31 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   header.file_size = lay_out(header.regions, request.slots, request.slot_bytes);
 
   const int control_fd = create_reserved(control, kControlBytes);
-  if (control_fd < 0) return "no_space";
+  if (control_fd < 0) return reason_of(errno);
   const int segment_fd = create_reserved(segment, header.file_size);
+  void *control_map = MAP_FAILED, *segment_map = MAP_FAILED;
   const auto undo = [&](const char* reason) {
     if (segment_fd >= 0) close(segment_fd);
     close(control_fd);
+    // A file that is mapped takes its room also without a name.
+    if (control_map != MAP_FAILED) munmap(control_map, kControlBytes);
+    if (segment_map != MAP_FAILED) munmap(segment_map, header.file_size);
     for (const char* name : {segment.temporary, segment.final_name, control.temporary, control.final_name})
       unlink(name);
     return reason;
   };
-  if (segment_fd < 0) return undo("no_space");
+  if (segment_fd < 0) return undo(reason_of(errno));
 
   const Control first = fresh_control(request.nonce);
   if (pwrite(control_fd, &first, sizeof first, 0) != sizeof first) return undo("no_space");
-  void* control_map = mmap(nullptr, kControlBytes, PROT_READ, MAP_SHARED, control_fd, 0);
-  void* segment_map = mmap(nullptr, header.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, segment_fd, 0);
-  if (control_map == MAP_FAILED || segment_map == MAP_FAILED) return undo("no_mapping");
+  control_map = mmap(nullptr, kControlBytes, PROT_READ, MAP_SHARED, control_fd, 0);
+  segment_map = mmap(nullptr, header.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, segment_fd, 0);
+  if (control_map == MAP_FAILED || segment_map == MAP_FAILED) return undo(reason_of(errno));
   std::memcpy(segment_map, &header, sizeof header);
 
   if (!lock_whole(segment_fd) || rename(control.temporary, control.final_name) != 0 ||
       rename(segment.temporary, segment.final_name) != 0)
-    return undo("no_mapping");
+    return undo(reason_of(errno));
   if (rank_is_taken(request)) return undo("rank_taken");
 
   close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process

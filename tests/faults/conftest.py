@@ -1,5 +1,7 @@
 """Fixtures of the fault matrix, and its table: one line per fault at the end of the tests."""
 
+import os
+import pathlib
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -19,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if rows := config.stash[ROWS]:
         terminalreporter.section("fault matrix")
-        terminalreporter.write_line(f"{'fault':44}{'result':9}{'exit (extra)':>18}  {'files':6}what is said")
+        terminalreporter.write_line(f"{'fault':46}{'result':9}{'exit (extra)':>18}  {'files':6}what is said")
         for row in rows:
             terminalreporter.write_line(row)
 
@@ -31,18 +33,40 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     support, here = ROOT / "tests" / "support", ROOT / "tests" / "faults"
     flags = ["-std=c99", "-pedantic", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'libmonitor' / 'include'}"]
     compiler = shutil.which("gcc") or shutil.which("cc") or "clang"
-    more = {"fault_trainer": [str(support / "hand_attention.c")], "clock_shim": ["-shared", "-fPIC", "-ldl"]}
+    more = {"fault_trainer": [str(support / "hand_attention.c")], "clock_shim": ["-shared", "-fPIC"]}
     built = {}
     for source in sorted(here.glob("*.c")):
         built[source.stem] = str(folder / source.stem)
         command = [compiler, *flags, f"-I{support}", str(source), *more.get(source.stem, [])]
-        subprocess.run([*command, "-o", built[source.stem], "-lm", "-pthread"], check=True)
+        subprocess.run([*command, "-o", built[source.stem], "-lm", "-ldl", "-pthread"], check=True)
     return built
 
 
 @pytest.fixture
 def scene(programs, base, tmp_path) -> Scene:
     return Scene(programs, base, tmp_path)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """mounted(options): a tmpfs of its own, mode 0700, with these mount options."""
+    places = []
+
+    def mount(options: str) -> pathlib.Path:
+        if os.geteuid() != 0:
+            pytest.skip("mounting a tmpfs of its own needs root")
+        place = tmp_path / f"mounted{len(places)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "none", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip("a tmpfs cannot be mounted here: " + done.stderr.strip())
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", "-l", str(place)], check=False)
 
 
 @pytest.fixture
@@ -78,6 +102,6 @@ def told(request: pytest.FixtureRequest) -> Callable[..., None]:
         for line, pattern in zip(watched.said, expected, strict=True):
             assert pattern in line
         text = watched.said[0].removeprefix("foreshock: ") if watched.said else "-"
-        request.config.stash[ROWS].append(f"{fault:44}{'same':9}{delay:>18}  {'none':6}{text[:100]}")
+        request.config.stash[ROWS].append(f"{fault:46}{'same':9}{delay:>18}  {'none':6}{text[:100]}")
 
     return check

@@ -73,7 +73,7 @@ TEST_F(SegmentFiles, ALimitOfFileSizesIsARefusalNotASignal) {
   SegmentWriter writer;
   const char* why = create(&writer);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  EXPECT_STREQ(why, "no_space");
+  EXPECT_STREQ(why, "file_limit");
   EXPECT_TRUE(fs::is_empty(directory_));
 }
 

@@ -66,10 +66,9 @@ class Scene:
         line = [self.foreshock, "run", "--run-id", RUN_ID, "--port", "0", *monitored.EVERYTHING]
         return [*line, "--summary", str(self.folder / f"summary{self.rounds}.json"), *options, "--"]
 
-    def trainer_line(self, *arguments: str, exits: int = 1) -> list[str]:
-        """The trainer `exits` times one after the other, timed."""
-        timer = [self.programs["exit_timer"], str(exits), str(self.folder / f"exits{self.rounds}")]
-        return [*timer, self.programs["fault_trainer"], *arguments]
+    def trainer_line(self, *arguments: str, exits: int = 1, before: tuple[str, ...] = ()) -> list[str]:
+        """The trainer `exits` times one after the other, timed; each after `before`, which sets its scene."""
+        return [self.programs["exit_timer"], str(exits), *before, self.programs["fault_trainer"], *arguments]
 
     def start(self, command: list[str], **environment: str) -> subprocess.Popen:
         return subprocess.Popen(
@@ -81,8 +80,8 @@ class Scene:
         """Waits for it. `read` is what has been read of its output before."""
         begin = time.monotonic()
         out, errors = process.communicate(timeout=120)
-        exits, summary = self.folder / f"exits{self.rounds}", self.folder / f"summary{self.rounds}.json"
-        rows = [line.split() for line in exits.read_text().splitlines()] if exits.exists() else []
+        rows = re.findall(r"^exit_timer (-?\d+) (\d+)$", errors, re.MULTILINE)
+        summary = self.folder / f"summary{self.rounds}.json"
         with contextlib.suppress(OSError, ValueError):
             summary = json.loads(summary.read_text())
         outcome = Outcome(
@@ -94,7 +93,7 @@ class Scene:
         return outcome
 
     def plain(self, *arguments: str, before: tuple[str, ...] = (), **environment: str) -> Outcome:
-        return self.end(self.start([*before, *self.trainer_line(*arguments, exits=EXITS)], **environment))
+        return self.end(self.start(self.trainer_line(*arguments, exits=EXITS, before=before), **environment))
 
     def monitored(
         self,
@@ -105,7 +104,8 @@ class Scene:
         **environment: str,
     ) -> Outcome:
         """`before` sets the scene for the trainer alone, `around` for `foreshock run` with all that it starts."""
-        command = [*around, *self.run_line(*options), *before, *self.trainer_line(*arguments, exits=EXITS)]
+        trainer = self.trainer_line(*arguments, exits=EXITS, before=before)
+        command = [*around, *self.run_line(*options), *trainer]
         return self.end(self.start(command, **environment))
 
     # -- what is done to a trainer in its middle (DURING "wait") --
