@@ -69,7 +69,7 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
   keeper->wake();
   for (int waited = 0; waited < kTimeoutMs; waited += kPollMs) {
     if (access(summary_.c_str(), R_OK) == 0) return {text_of(summary_), ""};
-    if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone"};
+    if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone, or cannot be written any more"};
     if (keeper->has_failed()) return {"", "the agent ended early (" + keeper->last_words() + ")"};
     keeper->tick();
     if (signals->interrupted_within(kPollMs)) return {"", "interrupted"};

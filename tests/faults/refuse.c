@@ -35,9 +35,8 @@ static const struct rule rules[] = {
     {"reading_directories", SYS_getdents64, -1, 0, 0},
 #ifdef SYS_rename
     {"rename", SYS_rename, -1, 0, 0},
-#else
-    {"rename", SYS_renameat, -1, 0, 0},
 #endif
+    {"rename", SYS_renameat, -1, 0, 0},
 };
 
 static int install(const struct rule* rule) {
@@ -57,11 +56,13 @@ static int install(const struct rule* rule) {
 
 int main(int count, char** words) {
   size_t n;
+  int installed = 0;
   for (n = 0; count > 2 && n < sizeof rules / sizeof rules[0]; ++n) {
     if (strcmp(rules[n].what, words[1]) != 0) continue;
     if (install(&rules[n]) != 0) return 98; /* no seccomp here */
-    execvp(words[2], words + 2);
+    installed = 1;
   }
+  if (installed) execvp(words[2], words + 2);
   fprintf(stderr, "refuse: use: refuse WHAT COMMAND...\n");
   return 97;
 }
