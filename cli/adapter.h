@@ -10,12 +10,12 @@
 namespace foreshock::cli {
 
 struct Adapter {
-  std::string state;   // ready, built, no_torch, unsupported, no_compiler, failed
+  std::string state;   // ready, prebuilt, built, no_torch, unsupported, no_compiler, failed
   std::string torch;   // version, "" when unknown
   std::string path;    // of adapter.so
   std::string reason;  // one line that says what to do; "" when usable
   double seconds = 0;
-  bool usable() const { return state == "ready" || state == "built"; }
+  bool usable() const { return state == "ready" || state == "prebuilt" || state == "built"; }
 };
 
 // <cache>/adapters-<version of foreshock>-<hash of the adapter's sources>; "" when there is no home to put

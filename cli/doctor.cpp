@@ -81,6 +81,8 @@ Check check_adapter(const Adapter& adapter) {
   char built[64] = "adapter built before and tested";
   if (adapter.state == "built")
     std::snprintf(built, sizeof built, "adapter built and tested in %.0f s", adapter.seconds);
+  if (adapter.state == "prebuilt")
+    std::snprintf(built, sizeof built, "prebuilt adapter tested in %.0f s", adapter.seconds);
   return {true, torch, built};
 }
 

@@ -1,11 +1,12 @@
 """Builds, tests and caches the adapter for the torch of the Python that runs this file.
 
-    python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--force]
+    python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--prebuilt DIR] [--force]
 
 Prints one JSON line {"state", "torch", "path", "reason", "seconds"} and exits 0; wrong use exits 2. States: ready
-(was cached), built, no_torch, unsupported, no_compiler, failed. `reason` is one line that says what to do. Nothing of
-this runs inside a trainer: what it leaves is DIR/torch-<version>-<git>/adapter.so, which the trainer only loads.
-Standard library only. When the cache has the adapter torch is not imported.
+(was cached), prebuilt (came with foreshock for exactly this torch, tested now), built, no_torch, unsupported,
+no_compiler, failed. `reason` is one line that says what to do. Nothing of this runs inside a trainer: what it leaves
+is DIR/torch-<version>-<git>/adapter.so, which the trainer only loads. Standard library only. When the cache has the
+adapter torch is not imported.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).resolve().parent
+PREBUILT = SOURCES.parent / "adapters"  # where a package has them
 # Minor versions this adapter was tested with. The dispatcher's C++ interface changes between any two.
-SUPPORTED = {"2.13"}
+SUPPORTED = {f"2.{minor}" for minor in range(6, 16)}
 FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
 COMPILERS = ["g++", "c++", "clang++"]
 COMPILE_SECONDS, TEST_SECONDS = 600, 120
@@ -40,8 +43,14 @@ class BuildError(Exception):
         self.state, self.reason = state, " ".join(reason.split())
 
 
-def find_torch() -> tuple[Path, str, str]:
-    """Directory, version and git hash of the torch this Python would import, read without importing it."""
+class Torch(NamedTuple):
+    home: Path
+    version: str
+    git: str
+
+
+def find_torch() -> Torch:
+    """The torch this Python would import, looked at without importing it."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -56,12 +65,12 @@ def find_torch() -> tuple[Path, str, str]:
     values = dict(re.findall(r"^(__version__|git_version)\s*=\s*['\"]([^'\"]+)['\"]", text, re.M))
     if "__version__" not in values:
         raise BuildError("unsupported", f"cannot read the version of torch from {home / 'version.py'}")
-    return home, values["__version__"], values.get("git_version", "unknown")
+    return Torch(home, values["__version__"], values.get("git_version", "unknown"))
 
 
 def require_supported(version: str) -> None:
     if ".".join(version.split(".")[:2]) not in SUPPORTED:
-        known = ", ".join(sorted(SUPPORTED))
+        known = ", ".join(sorted(SUPPORTED, key=lambda minor: int(minor.partition(".")[2])))
         raise BuildError("unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}")
 
 
@@ -70,7 +79,11 @@ def find_compiler() -> str:
         found = shutil.which(name.split()[0]) if name.strip() else None
         if found:
             return found
-    raise BuildError("no_compiler", "no C++ compiler found; install g++ (apt-get install g++) or set CXX")
+    raise BuildError(
+        "no_compiler",
+        "no C++ compiler found; install g++ (apt-get install g++) or set CXX: "
+        "no adapter for this torch came with foreshock",
+    )
 
 
 def digest(paths: list[Path]) -> str:
@@ -85,19 +98,43 @@ def source_digest(include: Path) -> str:
     return digest(ours)
 
 
-def is_current(place: Path, sources: str) -> bool:
-    """True when the stamp fits these sources and the file that lies beside it."""
+def is_current(place: Path, sources: str, identity: str) -> bool:
+    """True when the stamp fits these sources, this torch and the file that lies beside it."""
     try:
         stamp = json.loads((place / "stamp.json").read_text())
-        return stamp["sources"] == sources and stamp["adapter"] == digest([place / "adapter.so"])
+        known = (stamp["sources"], stamp["adapter"], stamp.get("identity", ""))
+        return known == (sources, digest([place / "adapter.so"]), identity)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def identity_of(home: Path, git: str) -> str:
+    """What changes when another torch takes this one's place; "" when its git hash says that already.
+
+    Distributions build every revision of a version with the git hash "Unknown".
+    """
+    if re.fullmatch(r"[0-9a-f]{40}", git):
+        return ""
+    library = (home / "lib" / "libtorch_cpu.so").stat()
+    return f"{library.st_size}-{library.st_mtime_ns}"
 
 
 def cxx11_abi(home: Path) -> str:
     """1 or 0: how libtorch's own strings are compiled; wheels of both kinds exist."""
     with (home / "lib" / "libc10.so").open("rb") as library:
         return "1" if b"__cxx11" in library.read() else "0"
+
+
+def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, sources: str) -> Path | None:
+    """The adapter that came with foreshock for this commit of torch; CPU and CUDA wheels of it share one."""
+    if identity_of(home, git):
+        return None
+    place = folder / prebuilt_name(version, git, cxx11_abi(home))
+    return place / "adapter.so" if is_current(place, sources, "") else None
+
+
+def prebuilt_name(version: str, git: str, abi: str) -> str:
+    return f"torch-{version.partition('+')[0]}-{git[:12]}-abi{abi}"
 
 
 def compile_command(compiler: str, home: Path, include: Path, target: Path) -> list[str]:
@@ -130,44 +167,65 @@ def self_test(adapter: Path, library: Path) -> None:
     run_or_fail([sys.executable, script, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
 
 
-def build(home: Path, place: Path, sources: str, library: Path, include: Path) -> None:
-    """Compiles and tests in a directory beside `place`, then takes its name: nobody sees half of it."""
+def compile_adapter(home: Path, include: Path, target: Path) -> str:
+    """Gives the compiler's name."""
+    if not (home / "include" / "ATen" / "ATen.h").is_file():
+        where = home / "include"
+        raise BuildError("failed", f"torch has no C++ headers in {where}; install libtorch-dev or a wheel of torch")
     compiler = find_compiler()
+    run_or_fail(compile_command(compiler, home, include, target), COMPILE_SECONDS, "compiling the adapter")
+    return compiler
+
+
+def fill(work: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
+    """Puts a tested adapter and its stamp into `work`; gives the state, prebuilt or built."""
+    target = work / "adapter.so"
+    prebuilt = prebuilt_adapter(arguments.prebuilt, *torch, sources)
+    state, compiler = "prebuilt", ""
+    if prebuilt is not None:
+        shutil.copyfile(prebuilt, target)
+        try:
+            self_test(target, arguments.library)
+        except BuildError:
+            prebuilt = None  # what is compiled here may fit better
+    if prebuilt is None:
+        state, compiler = "built", compile_adapter(torch.home, arguments.include, target)
+        self_test(target, arguments.library)
+    stamp = {"sources": sources, "adapter": digest([target]), "identity": identity_of(torch.home, torch.git)}
+    stamp |= {"compiler": compiler, "flags": FLAGS, "abi": cxx11_abi(torch.home)}
+    (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
+    return state
+
+
+def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
+    """Fills a directory beside `place`, then gives it the name: nobody sees half of it."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
-        command = compile_command(compiler, home, include, work / "adapter.so")
-        run_or_fail(command, COMPILE_SECONDS, "compiling the adapter")
-        self_test(work / "adapter.so", library)
-        stamp = {
-            "sources": sources,
-            "adapter": digest([work / "adapter.so"]),
-            "compiler": compiler,
-            "flags": FLAGS,
-        }
-        (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
+        state = fill(work, torch, sources, arguments)
         if place.exists():
             place.rename(Path(scratch) / "old")
         work.rename(place)
+    return state
 
 
 def prepare(arguments: argparse.Namespace) -> dict[str, str]:
-    home, version, git = find_torch()
-    answer = {"torch": version, "path": "", "reason": ""}
+    torch = find_torch()
+    answer = {"torch": torch.version, "path": "", "reason": ""}
     try:
-        require_supported(version)
-        place = arguments.cache / f"torch-{version}-{git[:12]}"
+        require_supported(torch.version)
+        place = arguments.cache / f"torch-{torch.version}-{torch.git[:12]}"
         answer["path"] = str(place / "adapter.so")
-        sources = source_digest(arguments.include)
-        if not arguments.force and is_current(place, sources):
+        sources, identity = source_digest(arguments.include), identity_of(torch.home, torch.git)
+        if not arguments.force and is_current(place, sources, identity):
             return answer | {"state": "ready"}
         place.parent.mkdir(parents=True, exist_ok=True)
         with (place.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not arguments.force and is_current(place, sources):  # somebody else has built it meanwhile
+            if not arguments.force and is_current(place, sources, identity):  # somebody else has built it meanwhile
                 return answer | {"state": "ready"}
-            build(home, place, sources, arguments.library, arguments.include)
-        return answer | {"state": "built"}
+            state = replace(place, torch, sources, arguments)
+        return answer | {"state": state}
     except BuildError as error:
         return answer | {"state": error.state, "reason": error.reason, "path": ""}
     except OSError as error:
@@ -179,6 +237,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="directory the adapters are kept in")
     parser.add_argument("--library", type=Path, required=True, help="libforeshock.so, for the self-test")
     parser.add_argument("--include", type=Path, required=True, help="directory with foreshock/hook.h")
+    parser.add_argument("--prebuilt", type=Path, default=PREBUILT, help="directory of adapters built before")
     parser.add_argument("--force", action="store_true", help="build even if the cache has it")
     arguments = parser.parse_args()
     arguments.cache = arguments.cache.resolve()

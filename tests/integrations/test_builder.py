@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEGRATION = ROOT / "integrations" / "torch"
@@ -43,8 +47,76 @@ def test_a_changed_file_is_not_current(build_adapter, fake_core: Path, adapters:
     shutil.copytree(adapters / name, tmp_path / name)
     with (tmp_path / name / "adapter.so").open("ab") as adapter:
         adapter.write(b"\0")
-    env = {**os.environ, "PATH": "", "CXX": ""}
-    assert build_adapter(tmp_path, fake_core, env=env)["state"] == "no_compiler"
+    assert build_adapter(tmp_path, fake_core, env=NO_COMPILER)["state"] == "no_compiler"
+
+
+@pytest.fixture
+def prebuilt(build_adapter, fake_core: Path, adapters: Path, tmp_path: Path) -> Path:
+    """The adapter of this torch as a package has it."""
+    built = Path(build_adapter(adapters, fake_core)["path"]).parent
+    stamp = json.loads((built / "stamp.json").read_text())
+    version, _, git = built.name.removeprefix("torch-").rpartition("-")
+    place = tmp_path / "prebuilt" / f"torch-{version.partition('+')[0]}-{git}-abi{stamp['abi']}"
+    shutil.copytree(built, place)
+    return place
+
+
+NO_COMPILER = {**os.environ, "PATH": "", "CXX": ""}
+
+
+def test_prebuilt_needs_no_compiler(build_adapter, fake_core: Path, prebuilt: Path, tmp_path: Path) -> None:
+    """For the commit of torch that it was built for; then it is in the cache like any other."""
+    options = ("--prebuilt", str(prebuilt.parent))
+    answer = build_adapter(tmp_path / "cache", fake_core, *options, env=NO_COMPILER)
+    assert answer["state"] == "prebuilt", answer
+    assert Path(answer["path"]).read_bytes() == (prebuilt / "adapter.so").read_bytes()
+    assert build_adapter(tmp_path / "cache", fake_core, *options, env=NO_COMPILER)["state"] == "ready"
+
+
+@pytest.mark.parametrize("spoil", ["version", "git", "abi", "sources"])
+def test_prebuilt_for_another_is_not_taken(
+    spoil: str, build_adapter, fake_core: Path, prebuilt: Path, tmp_path: Path
+) -> None:
+    _, version, git, abi = prebuilt.name.split("-")
+    names = {"version": f"torch-{version}9-{git}-{abi}", "git": f"torch-{version}-{git[::-1]}-{abi}"}
+    names["abi"] = f"torch-{version}-{git}-abi{'1' if abi == 'abi0' else '0'}"
+    if spoil == "sources":
+        stamp = json.loads((prebuilt / "stamp.json").read_text())
+        (prebuilt / "stamp.json").write_text(json.dumps(stamp | {"sources": "of yesterday"}))
+    else:
+        prebuilt.rename(prebuilt.parent / names[spoil])
+    options = ("--prebuilt", str(prebuilt.parent))
+    answer = build_adapter(tmp_path / "cache", fake_core, *options, env=NO_COMPILER)
+    assert answer["state"] == "no_compiler"
+    assert "install g++" in answer["reason"]
+    assert not list((tmp_path / "cache").glob("torch-*"))
+
+
+def test_prebuilt_that_fails_here_is_built_here(build_adapter, fake_core: Path, prebuilt: Path, tmp_path: Path) -> None:
+    """Its digest fits, so it is what was shipped, yet it does not load: compiled instead, or the reason why not."""
+    (prebuilt / "adapter.so").write_bytes(b"built for another machine")
+    stamp = json.loads((prebuilt / "stamp.json").read_text())
+    stamp["adapter"] = hashlib.sha256(b"adapter.so\0" + b"built for another machine").hexdigest()
+    (prebuilt / "stamp.json").write_text(json.dumps(stamp))
+    options = ("--prebuilt", str(prebuilt.parent))
+    assert build_adapter(tmp_path / "cache", fake_core, *options, env=NO_COMPILER)["state"] == "no_compiler"
+    assert build_adapter(tmp_path / "cache", fake_core, *options)["state"] == "built"
+
+
+def test_another_build_of_an_unnamed_commit_is_another_torch(tmp_path: Path) -> None:
+    """Distributions say "Unknown" for the commit: a new revision of the package must not get the old adapter."""
+    sys.path.insert(0, str(INTEGRATION))
+    try:
+        import build_adapter
+    finally:
+        sys.path.remove(str(INTEGRATION))
+    library = tmp_path / "lib" / "libtorch_cpu.so"
+    library.parent.mkdir()
+    library.write_bytes(b"revision 7")
+    before = build_adapter.identity_of(tmp_path, "Unknown")
+    library.write_bytes(b"revision 8 is longer")
+    assert before != build_adapter.identity_of(tmp_path, "Unknown")
+    assert build_adapter.identity_of(tmp_path, 40 * "a") == ""
 
 
 def test_no_torch(fake_core: Path, tmp_path: Path) -> None:
