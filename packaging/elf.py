@@ -1,0 +1,37 @@
+"""What a binary asks of the system it runs on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+# Debian 11: glibc 2.31 and the C++ runtime of GCC 10.
+OLDEST = {"GLIBC": (2, 31), "GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12)}
+
+
+def is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def needed(path: Path) -> set[str]:
+    """The shared libraries it names."""
+    text = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
+
+
+def versions(path: Path) -> dict[str, tuple[int, ...]]:
+    """The highest symbol version it wants of each kind in OLDEST."""
+    text = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
+    wants = text.partition("Version needs")[2]
+    highest: dict[str, tuple[int, ...]] = {}
+    for kind, number in re.findall(r"Name: (\w+)_([\d.]+)", wants):
+        if kind in OLDEST:
+            highest[kind] = max(highest.get(kind, ()), tuple(map(int, number.split("."))))
+    return highest
+
+
+def too_new(path: Path) -> list[str]:
+    """ "GLIBC_2.34" for what Debian 11 does not have."""
+    return [f"{kind}_{'.'.join(map(str, number))}" for kind, number in versions(path).items() if number > OLDEST[kind]]
