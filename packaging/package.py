@@ -155,6 +155,8 @@ def main() -> None:
     parser.add_argument("--torch", default="2.13.0", help=choice, metavar="RELEASES")
     arguments = parser.parse_args()
     releases = torch_versions.RELEASES if arguments.torch == "all" else arguments.torch.split(",")
+    if unknown := [release for release in releases if release not in torch_versions.RELEASES]:
+        parser.error(f"torch {unknown[0]} is not one of {' '.join(torch_versions.RELEASES)}")
     try:
         compile_all()
         tree = ROOT / "build" / "package-tree" / f"foreshock-{version()}"

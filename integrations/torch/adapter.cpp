@@ -8,8 +8,8 @@
 #include "attention_hook.h"
 #include "gradient_report.h"
 
-// What shared_ptr asks for to spare atomics, new in glibc 2.32. With one of our own ("there are threads", always
-// right) an adapter that is built here also loads on older systems.
+// What shared_ptr asks for to spare atomics, new in glibc 2.32. With one of our own ("there are threads",
+// always right) an adapter that is built here also loads on older systems.
 extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
 namespace foreshock::adapter {
