@@ -1,9 +1,10 @@
 // foreshock status: the live runs of this user on this node, as their agents tell.
-#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -11,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/live_runs.h"
 #include "cli/say.h"
+#include "cli/screen.h"
 #include "cli/summary.h"
 #include "exporters/http_get.h"
 
@@ -18,44 +20,103 @@ namespace foreshock::cli {
 namespace {
 
 constexpr int kTimeoutMs = 2000;
-constexpr time_t kWatchSeconds = 2;
+constexpr int kWatchSeconds = 2;
+
+// Exit statuses beside kWrongUse; docs/summary.md tells them.
+constexpr int kAllTold = 0, kNoRun = 1, kSomeSilent = 3;
 
 struct RunState {
-  std::string json;     // "" when the agent does not answer
+  std::string run_id;
+  std::string json;     // of the state; "" when the agent does not answer
   std::string address;  // of the page
-  std::string problem;
+  std::string reason;   // why there is no state
 };
 
 RunState ask(const LiveRun& run) {
   const std::optional<AgentAddress> agent = read_agent_address(run.directory);
-  if (!agent) return {"", "", "no agent"};
-  RunState state = {"", agent->url(), ""};
-  if (!http_get(agent->address, agent->port, "/api/v1/state", kTimeoutMs, &state.json, &state.problem))
+  if (!agent) return {run.run_id, "", "", "no agent"};
+  RunState state = {run.run_id, "", agent->url(), ""};
+  if (!http_get(agent->address, agent->port, "/api/v1/state", kTimeoutMs, &state.json, &state.reason))
     state.json.clear();
+  else if (!nlohmann::json::accept(state.json))
+    state = {run.run_id, "", state.address, "the agent's answer is no JSON"};
   return state;
 }
 
-// One line of JSON per run.
-std::string json_line(const std::string& state) {
-  const nlohmann::json json = nlohmann::json::parse(state, nullptr, false);
-  return json.is_discarded() ? "" : json.dump() + "\n";
+std::vector<RunState> ask_all(const std::string& run_id) {
+  std::vector<RunState> states;
+  for (const LiveRun& run : live_runs(run_id)) states.push_back(ask(run));
+  return states;
 }
 
-std::string describe(const LiveRun& run, const RunState& state) {
-  if (state.json.empty()) return "\nrun " + run.run_id + ": " + state.problem + "\n";
-  const bool colour = isatty(STDOUT_FILENO) == 1;
+int status_of(const std::vector<RunState>& states) {
+  if (states.empty()) return kNoRun;
+  const bool silent =
+      std::any_of(states.begin(), states.end(), [](const RunState& s) { return s.json.empty(); });
+  return silent ? kSomeSilent : kAllTold;
+}
+
+std::string nothing_lives(const std::string& run_id) {
+  return run_id.empty() ? "no live run" : "no live run '" + run_id + "'";
+}
+
+// One line of JSON per run: its state, or nulls and the reason.
+std::string json_line(const RunState& state) {
+  nlohmann::json json = {
+      {"schema", 1}, {"run", state.run_id}, {"state", nullptr}, {"ranks", nullptr}, {"reason", state.reason}};
+  if (!state.json.empty()) json = nlohmann::json::parse(state.json);
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+std::string story(const RunState& state, bool colour) {
+  if (state.json.empty()) return "\nrun " + state.run_id + ": " + state.reason + "\n";
   return summary_text(state.json, colour) + "  page                " + state.address + "\n";
 }
 
-int show(const std::string& run_id, bool as_json) {
-  const std::vector<LiveRun> runs = live_runs(run_id);
-  for (const LiveRun& run : runs) {
-    const RunState state = ask(run);
-    fputs((as_json ? json_line(state.json) : describe(run, state)).c_str(), stdout);
-  }
+std::string brief(const RunState& state, bool colour) {
+  return state.json.empty() ? state.run_id + "  " + state.reason + "\n" : brief_text(state.json, colour);
+}
+
+bool wants_colour() {
+  const char* none = std::getenv("NO_COLOR");
+  return isatty(STDOUT_FILENO) == 1 && (none == nullptr || *none == '\0');
+}
+
+int print(const std::string& run_id, bool as_json) {
+  const std::vector<RunState> states = ask_all(run_id);
+  for (const RunState& state : states)
+    fputs((as_json ? json_line(state) : story(state, wants_colour())).c_str(), stdout);
   fflush(stdout);
-  if (runs.empty()) say(run_id.empty() ? "no live run" : "no live run '" + run_id + "'");
-  return runs.empty() ? 1 : 0;
+  if (states.empty()) say(nothing_lives(run_id));
+  return status_of(states);
+}
+
+// Every run's story when all of them fit, else one line for each run.
+std::string watched_text(const std::vector<RunState>& states, const std::string& run_id, size_t rows) {
+  if (states.empty()) return "foreshock: " + nothing_lives(run_id) + "; Ctrl-C ends this\n";
+  std::string stories, briefs;
+  for (const RunState& state : states) {
+    stories += story(state, wants_colour());
+    briefs += brief(state, wants_colour());
+  }
+  const bool fits = static_cast<size_t>(std::count(stories.begin(), stories.end(), '\n')) <= rows;
+  return fits || states.size() == 1 ? stories.substr(stories[0] == '\n') : briefs;
+}
+
+int watch_terminal(const std::string& run_id) {
+  Screen screen;
+  do {
+    screen.draw(watched_text(ask_all(run_id), run_id, screen.rows()));
+  } while (screen.wait(kWatchSeconds));
+  return kAllTold;
+}
+
+[[noreturn]] void watch_lines(const std::string& run_id, bool as_json) {
+  for (;;) {
+    print(run_id, as_json);
+    const timespec pause = {kWatchSeconds, 0};
+    nanosleep(&pause, nullptr);
+  }
 }
 
 }  // namespace
@@ -63,13 +124,9 @@ int show(const std::string& run_id, bool as_json) {
 int status(const Arguments& arguments) {
   const std::string run_id = arguments.text(OptionId::kRunId);
   const bool as_json = arguments.has_flag(OptionId::kJson);
-  if (!arguments.has_flag(OptionId::kWatch)) return show(run_id, as_json);
-  for (;;) {
-    if (!as_json && isatty(STDOUT_FILENO) == 1) fputs("\033[H\033[2J", stdout);
-    show(run_id, as_json);
-    const timespec pause = {kWatchSeconds, 0};
-    nanosleep(&pause, nullptr);
-  }
+  if (!arguments.has_flag(OptionId::kWatch)) return print(run_id, as_json);
+  if (!as_json && Screen::is_terminal()) return watch_terminal(run_id);
+  watch_lines(run_id, as_json);
 }
 
 }  // namespace foreshock::cli

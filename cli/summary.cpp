@@ -6,32 +6,18 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <vector>
+
+#include "cli/pass_totals.h"
 
 namespace foreshock::cli {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr const char* kPasses[] = {"forward", "backward"};
 // A kernel whose error is this many times that of plain attention is wrong: the rule of flash-attention's
 // tests.
 constexpr double kRatioAlarm[] = {2, 3};
 constexpr size_t kMostRankLines = 16;
-
-std::optional<double> number(const Json& json, const std::string& pointer) {
-  const Json::json_pointer path(pointer);
-  if (!json.contains(path) || !json[path].is_number()) return std::nullopt;
-  return json[path].get<double>();
-}
-
-std::string text(const Json& json, const std::string& pointer) {
-  const Json::json_pointer path(pointer);
-  return json.contains(path) && json[path].is_string() ? json[path].get<std::string>() : "";
-}
 
 std::string formatted(const char* format, std::optional<double> value) {
   if (!value) return "unknown";
@@ -62,64 +48,6 @@ class Paint {
   }
   bool on_;
 };
-
-// One pass over all ranks: counts add up, means weigh by what was judged, extremes stay extremes.
-struct PassTotals {
-  std::optional<double> calls, unsampled, sampled, judged, in_flight;
-  std::map<std::string, double> skipped, lost;
-  std::optional<double> error_mean, ratio_mean, ratio_max;
-  std::optional<double> bias, bias_z;                  // of the rank where it is largest
-  std::optional<double> control_bias, control_bias_z;  // the rounded reference's, same rank
-};
-
-void add(std::optional<double>* total, std::optional<double> value) {
-  if (value) *total = total->value_or(0) + *value;
-}
-
-void add_reasons(std::map<std::string, double>* total, const Json& json, const std::string& pointer) {
-  const Json::json_pointer path(pointer);
-  if (!json.contains(path) || !json[path].is_object()) return;
-  for (const auto& [reason, value] : json[path].items()) {
-    if (value.is_number() && value.get<double>() > 0) (*total)[reason] += value.get<double>();
-  }
-}
-
-PassTotals totals_of(const Json& ranks, const std::string& pass) {
-  PassTotals totals;
-  double weight = 0, error = 0, ratio = 0;
-  for (const Json& rank : ranks) {
-    const std::string at = "/attention/" + pass;
-    add(&totals.calls, number(rank, at + "/calls"));
-    add(&totals.unsampled, number(rank, at + "/unsampled"));
-    add(&totals.sampled, number(rank, at + "/sampled"));
-    add(&totals.judged, number(rank, at + "/judged"));
-    add(&totals.in_flight, number(rank, at + "/in_flight"));
-    add_reasons(&totals.skipped, rank, at + "/skipped");
-    add_reasons(&totals.lost, rank, at + "/lost");
-    const std::optional<double> judged = number(rank, at + "/judged"),
-                                mean = number(rank, at + "/deviation_ratio/mean"),
-                                relative = number(rank, at + "/relative_error/mean"),
-                                max = number(rank, at + "/deviation_ratio/max"),
-                                bias = number(rank, at + "/bias_ulp");
-    if (judged && mean && relative) {
-      weight += *judged;
-      ratio += *judged * *mean;
-      error += *judged * *relative;
-    }
-    if (max) totals.ratio_max = std::max(totals.ratio_max.value_or(*max), *max);
-    if (bias && (!totals.bias || std::fabs(*bias) > std::fabs(*totals.bias))) {
-      totals.bias = bias;
-      totals.bias_z = number(rank, at + "/bias_z");
-      totals.control_bias = number(rank, at + "/rounded_reference_bias_ulp");
-      totals.control_bias_z = number(rank, at + "/rounded_reference_bias_z");
-    }
-  }
-  if (weight > 0) {
-    totals.ratio_mean = ratio / weight;
-    totals.error_mean = error / weight;
-  }
-  return totals;
-}
 
 std::string reasons(const std::map<std::string, double>& counts) {
   std::string line;
@@ -346,6 +274,21 @@ std::string summary_text(const std::string& json, bool colour) {
     out += rank_lines(ranks);
   }
   return out + fact("slowdown", slowdown_fact(ranks)) + paused_fact(ranks) + "\n";
+}
+
+std::string brief_text(const std::string& json, bool colour) {
+  const Json summary = Json::parse(json, nullptr, false);
+  if (!summary.is_object()) return "";
+  const Json ranks =
+      summary.contains("ranks") && summary["ranks"].is_array() ? summary["ranks"] : Json::array();
+  const Paint paint(colour);
+  const std::string head = paint.bold(text(summary, "/run")) + "  " + text(summary, "/state");
+  if (ranks.empty()) return head + "  no rank seen\n";
+  const PassTotals passes[2] = {totals_of(ranks, kPasses[0]), totals_of(ranks, kPasses[1])};
+  return head + "  step " + span_of(ranks, "/step") + "  loss " +
+         formatted("%.4g", number(ranks[0], "/loss/last")) + "  ratio " +
+         formatted("%.2f", passes[0].ratio_mean) + "/" + formatted("%.2f", passes[1].ratio_mean) + "  " +
+         verdict(passes, ranks, paint) + "\n";
 }
 
 void print_summary(const std::string& json, int descriptor) {

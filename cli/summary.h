@@ -10,6 +10,9 @@ namespace foreshock::cli {
 // The text of the summary; ANSI colour if `colour`. "" when `json` is none.
 std::string summary_text(const std::string& json, bool colour);
 
+// One line: run, state, step, loss, deviation ratio forward/backward, verdict.
+std::string brief_text(const std::string& json, bool colour);
+
 // Writes it to a descriptor, in colour when that is a terminal and NO_COLOR is unset.
 void print_summary(const std::string& json, int descriptor);
 

@@ -1,0 +1,48 @@
+// A text that is drawn over and over at the same place of a terminal.
+#ifndef FORESHOCK_CLI_SCREEN_H_
+#define FORESHOCK_CLI_SCREEN_H_
+
+#include <csignal>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace foreshock::cli {
+
+// The first `columns` characters of a line; colours (ESC [ ... m) take no room and are switched off at the
+// end.
+std::string fit_line(std::string_view line, size_t columns);
+
+// What draws `text` over the frame before it: from the top left, each line cut to the width, the rest of the
+// screen cleared. Of more lines than fit, the last row says how many are missing.
+std::string frame_of(const std::string& text, size_t columns, size_t rows);
+
+// From construction on the cursor is hidden, and Ctrl-C and SIGTERM only ask to stop; the destructor puts all
+// of it back and leaves the last frame on the screen. One at a time; one thread.
+class Screen {
+ public:
+  Screen();
+  ~Screen();
+  Screen(const Screen&) = delete;
+  Screen& operator=(const Screen&) = delete;
+
+  // Standard output is a terminal that can move its cursor.
+  static bool is_terminal();
+
+  void draw(const std::string& text);
+  size_t rows() const { return rows_; }  // as of the last draw() or wait()
+
+  // Until the time is up, or the window has changed its size. False: somebody asked to stop.
+  bool wait(int seconds);
+
+ private:
+  void measure();
+
+  size_t columns_ = 80, rows_ = 24;
+  std::vector<std::pair<int, struct sigaction>> before_;
+};
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_SCREEN_H_
