@@ -1,0 +1,141 @@
+// Counting bit patterns, beside reading the same bytes and beside sorting them with a vectorised sort: what
+// the Wasserstein distance of one tensor costs. One thread and its own time; the best of several repetitions,
+// interleaved.
+#include "kernels/histogram.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/dtype.h"
+#if FORESHOCK_VQSORT
+#include <hwy/contrib/sort/vqsort.h>
+#include <hwy/highway.h>
+#endif
+
+namespace foreshock {
+namespace {
+
+constexpr int kRepetitions = 7;
+
+// Time of this thread on a core: a machine with other work changes it less.
+double now() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// The best time of one run of `work`, in nanoseconds per element.
+struct Timing {
+  double best = 1e30;
+  template <class Work>
+  void run(size_t count, Work work) {
+    const double start = now();
+    work();
+    best = std::min(best, (now() - start) * 1e9 / static_cast<double>(count));
+  }
+};
+
+// Four chains, so that it is the memory that is waited for.
+uint64_t read_all(const void* data, size_t bytes) {
+  const char* at = static_cast<const char*>(data);
+  uint64_t sum[8] = {};
+  for (size_t n = 0; n + 64 <= bytes; n += 64) {
+    for (int c = 0; c < 8; ++c) {
+      uint64_t word;
+      std::memcpy(&word, at + n + 8 * c, sizeof word);
+      sum[c] += word;
+    }
+  }
+  return sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7];
+}
+
+std::vector<float> weights(size_t count) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> normal(0, 0.02f);
+  std::vector<float> values(count);
+  // A million draws, repeated with another scale each time: as many patterns, quicker to make.
+  const size_t drawn = std::min<size_t>(count, 1 << 20);
+  for (size_t n = 0; n < drawn; ++n) values[n] = normal(random);
+  for (size_t n = drawn; n < count; ++n)
+    values[n] = values[n % drawn] * (1 + 1e-3f * static_cast<float>(n / drawn));
+  return values;
+}
+
+struct Sorted {
+  const char* keys;
+  Timing timing;
+};
+
+void print(const char* what, const Timing& counting, double bound, const Timing& reading,
+           const std::vector<Sorted>& sorts) {
+  std::printf("%-26s %6.3f ns/element (bound %.2f), %.2f of the read bandwidth (bound 0.35)", what,
+              counting.best, bound, reading.best / counting.best);
+  for (const Sorted& sort : sorts)
+    std::printf(", VQSort %s %6.2f ns = %.1f times", sort.keys, sort.timing.best,
+                sort.timing.best / counting.best);
+  std::printf("\n");
+}
+
+template <class Key>
+void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]] std::vector<Key>* copy,
+               [[maybe_unused]] Timing* timing) {
+#if FORESHOCK_VQSORT
+  // With and without AVX-512: its compressing stores are slow on some machines.
+  for (int64_t without : {int64_t{0}, int64_t{HWY_AVX3 | HWY_AVX3_DL}}) {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~without);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    *copy = values;
+    hwy::Sorter sorter;
+    timing->run(copy->size(), [&] { sorter(copy->data(), copy->size(), hwy::SortAscending()); });
+  }
+#endif
+}
+
+void measure(const char* law, const std::vector<float>& fp32) {
+  std::vector<uint16_t> bf16(fp32.size()), copy16;
+  for (size_t n = 0; n < fp32.size(); ++n)
+    bf16[n] = static_cast<uint16_t>((std::bit_cast<uint32_t>(fp32[n]) + 0x8000) >> 16);
+  std::vector<float> copy32;
+  std::vector<uint32_t> words16(kPatternWords);
+  std::vector<uint64_t> words32(kBinWords);
+  Timing count16, count32, read16, read32;
+  std::vector<Sorted> sorts16{{"of fp32", {}}, {"of 16 bits", {}}}, sorts32{{"of fp32", {}}};
+  uint64_t sink = 0;
+  for (int i = 0; i < kRepetitions; ++i) {
+    read16.run(bf16.size(), [&] { sink ^= read_all(bf16.data(), 2 * bf16.size()); });
+    count16.run(bf16.size(), [&] { count_patterns(bf16.data(), bf16.size(), words16.data()); });
+    read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
+    std::fill(words32.begin(), words32.end(), 0);
+    count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
+    if (i > 1) continue;
+    sort_copy(fp32, &copy32, &sorts16[0].timing);
+    sorts32[0].timing = sorts16[0].timing;
+    sort_copy(bf16, &copy16, &sorts16[1].timing);
+  }
+  if (sink == 12345) std::puts("");  // keeps the reads
+#if !FORESHOCK_VQSORT
+  sorts16.clear();
+  sorts32.clear();
+  std::puts("built without Highway's sort (libhwy_contrib): nothing to compare with");
+#endif
+  std::printf("%s, %zu elements\n", law, fp32.size());
+  print("  bf16, 65,536 patterns", count16, 0.45, read16, sorts16);
+  print("  fp32, 2^20 bins", count32, 0.9, read32, sorts32);
+}
+
+}  // namespace
+}  // namespace foreshock
+
+int main() {
+  constexpr size_t kCount = (size_t{1} << 26) - 1;  // as much as the counters of fp32 hold
+  foreshock::measure("N(0, 0.02)", foreshock::weights(kCount));
+  foreshock::measure("all equal", std::vector<float>(kCount, 0.02f));
+  return 0;
+}

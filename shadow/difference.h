@@ -1,0 +1,32 @@
+// How far two arrays are apart element by element: what the Wasserstein distance, which sees distributions
+// only, does not tell. W1 <= mean |d| for any pairing, so W1 / mean |d| is near 1 for a drift and near 0 for
+// noise.
+#ifndef FORESHOCK_SHADOW_DIFFERENCE_H_
+#define FORESHOCK_SHADOW_DIFFERENCE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace foreshock {
+
+// Sums over the pairs in which both are finite, d = b - a, in fp64: d is exact for 16-bit formats (fp32 too
+// but for its extremes), each sum has a relative error below pairs / 8 * 2^-53.
+struct Difference {
+  uint64_t pairs = 0;
+  uint64_t non_finite = 0;  // pairs left out
+  double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;
+  double sum_squares_of_a = 0;
+
+  void add(const Difference& other);
+  double mean_magnitude() const;  // NaN without pairs
+  double relative_l2() const;     // |b - a| / |a| as vectors; infinite if only a is 0, NaN if both are
+};
+
+// Of `count` packed elements; formats may differ but must be floating. Any alignment, any thread.
+Difference difference(const void* a, DType type_a, const void* b, DType type_b, size_t count);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_SHADOW_DIFFERENCE_H_
