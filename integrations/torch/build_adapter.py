@@ -74,11 +74,14 @@ def require_supported(version: str) -> None:
         raise BuildError("unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}")
 
 
+def compiler_or_none() -> str | None:
+    names = [name.split()[0] for name in (os.environ.get("CXX", ""), *COMPILERS) if name.strip()]
+    return next((found for found in map(shutil.which, names) if found), None)
+
+
 def find_compiler() -> str:
-    for name in [os.environ.get("CXX", ""), *COMPILERS]:
-        found = shutil.which(name.split()[0]) if name.strip() else None
-        if found:
-            return found
+    if found := compiler_or_none():
+        return found
     raise BuildError(
         "no_compiler",
         "no C++ compiler found; install g++ (apt-get install g++) or set CXX: "
@@ -94,8 +97,9 @@ def digest(paths: list[Path]) -> str:
 
 
 def source_digest(include: Path) -> str:
-    ours = sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *(include / "foreshock").glob("*.h")])
-    return digest(ours)
+    """The same wherever they are installed: an adapter that is shipped was built from another place."""
+    ours = [*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *(include / "foreshock").glob("*.h")]
+    return digest(sorted(ours, key=lambda path: path.name))
 
 
 def is_current(place: Path, sources: str, identity: str) -> bool:
@@ -186,7 +190,9 @@ def fill(work: Path, torch: Torch, sources: str, arguments: argparse.Namespace) 
         shutil.copyfile(prebuilt, target)
         try:
             self_test(target, arguments.library)
-        except BuildError:
+        except BuildError as error:
+            if compiler_or_none() is None:
+                raise BuildError("failed", f"the prebuilt adapter does not work here: {error.reason}") from error
             prebuilt = None  # what is compiled here may fit better
     if prebuilt is None:
         state, compiler = "built", compile_adapter(torch.home, arguments.include, target)

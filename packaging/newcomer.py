@@ -1,0 +1,166 @@
+"""The newcomer's path, run inside a bare system without root and without a compiler, by its Python 3.9 or later.
+
+    python3 newcomer.py PACKAGES WHEELS RELEASE
+
+Installs the wheel and the tarball that lie in PACKAGES and trains under them, with the torch RELEASE that lies in
+WHEELS. Prints a line for everything that works; the first thing that does not ends it with the reason.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve().parent
+HOME = pathlib.Path.home()
+TRAINING = [str(HERE / "newcomer_training.py")]
+
+
+def must(holds, text):
+    if not holds:
+        sys.exit("FAILED: " + text)
+
+
+def ok(what, detail=""):
+    print(f"  ok   {what:34} {detail}", flush=True)
+
+
+def call(*command, status=0, **variables):
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, **variables),
+    )
+    text = done.stdout + done.stderr
+    must(done.returncode == status, f"{command} ended with {done.returncode}:\n{text[-3000:]}")
+    return text
+
+
+def environment_with_torch(wheels, release):
+    """Of an earlier call when it has this release."""
+    folder = HOME / "training"
+    python, ready = folder / "bin" / "python", folder / f"torch-{release}"
+    if not ready.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        call(sys.executable, "-m", "venv", folder)
+        call(python, "-m", "pip", "install", "--no-index", "--find-links", wheels, f"torch=={release}")
+        ready.touch()
+    call(python, "-m", "pip", "uninstall", "--yes", "foreshock")
+    return python
+
+
+def scrape(line):
+    """What /metrics of the agent in "foreshock: run X, page at URL" says of this run."""
+    address = re.search(r"page at (http://\S+?)/?$", line).group(1)
+    with urllib.request.urlopen(address + "/metrics", timeout=10) as page:
+        return page.read().decode()
+
+
+def train_under(foreshock, python, plain, cache):
+    """A training under `foreshock`: the same bits, judged samples, live metrics, nothing left behind."""
+    summary = HOME / "summary.json"
+    command = [str(foreshock), "run", "--summary", str(summary), "--", str(python), *TRAINING]
+    environment = dict(os.environ, FORESHOCK_CACHE=str(cache))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    said, metrics = [], ""
+    for line in process.stderr:
+        said.append(line)
+        if "page at" in line:
+            while process.poll() is None and "foreshock_attention_judged_total{" not in metrics:
+                metrics = scrape(line.strip())
+    output = process.stdout.read()
+    must(process.wait() == 0, "".join(said)[-3000:])
+    facts = json.loads(output.splitlines()[-1])
+    must(facts == plain, f"other results than without foreshock: {facts} {plain}")
+    rank = json.loads(summary.read_text())["ranks"][0]
+    for name, of in rank["attention"].items():
+        must(of["judged"] > 0 and of["judged"] == of["sampled"], f"{name}: {of}")
+        must(of["calls"] == of["unsampled"] + of["sampled"] + sum(of["skipped"].values()), f"{name}: {of}")
+    must("foreshock_attention_judged_total{" in metrics, "/metrics had no judged samples: " + metrics[-500:])
+    left = list(pathlib.Path("/dev/shm").glob("foreshock*/*/*"))
+    must(not left, f"left behind: {left}")
+    judged = " and ".join(f"{of['judged']} of {of['calls']} {name}" for name, of in rank["attention"].items())
+    return f"{judged} calls judged, loss {facts['first']:.2f} -> {facts['last']:.2f}, same bits"
+
+
+def doctor(foreshock, python, cache, status=0):
+    return call(foreshock, "doctor", "--python", python, FORESHOCK_CACHE=str(cache), status=status)
+
+
+def try_installation(what, foreshock, python, plain):
+    cache = HOME / "caches" / what.replace(" ", "-")
+    version = call(foreshock, "--version").split()[1]
+    text = doctor(foreshock, python, cache)
+    found = re.search(r"ok +(torch \S+) +(prebuilt adapter tested.*)", text)
+    must(found, f"doctor of {what} took no prebuilt adapter:\n{text}")
+    ok(f"{what}: doctor", f"foreshock {version}, {found.group(1)}, {found.group(2)}")
+    ok(f"{what}: training", train_under(foreshock, python, plain, cache))
+
+
+def files_below(folder):
+    """Without what Python itself caches beside a module that was imported."""
+    return {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def try_wheel(packages, python, plain):
+    (wheel,) = packages.glob("foreshock-*.whl")
+    before = files_below(python.parents[1])
+    call(python, "-m", "pip", "install", "--no-index", wheel)
+    try_installation("wheel in a venv", python.parent / "foreshock", python, plain)
+    call(python, "-m", "pip", "uninstall", "--yes", "foreshock")
+    after = files_below(python.parents[1])
+    must(after <= before, f"uninstalling left {sorted(map(str, after - before))}")
+    ok("wheel in a venv: uninstalled")
+    managed = list(pathlib.Path("/usr/lib").glob("python3*/EXTERNALLY-MANAGED"))
+    anyway = ["--break-system-packages"] if managed else []
+    call(sys.executable, "-m", "pip", "install", "--user", "--no-index", *anyway, wheel)
+    try_installation("wheel with --user", HOME / ".local" / "bin" / "foreshock", python, plain)
+    call(sys.executable, "-m", "pip", "uninstall", "--yes", *anyway, "foreshock")
+
+
+def try_tarball(packages, python, plain):
+    (tarball,) = packages.glob("foreshock-*.tar.gz")
+    first, second = HOME / "first", HOME / "second place"
+    for folder in (first, second):
+        shutil.rmtree(folder, ignore_errors=True)
+    first.mkdir()
+    call("tar", "-C", first, "-xzf", tarball)
+    (tree,) = first.iterdir()
+    try_installation("tarball", tree / "bin" / "foreshock", python, plain)
+    moved = HOME / "second"
+    shutil.rmtree(moved, ignore_errors=True)
+    first.rename(moved)
+    tree = moved / tree.name
+    try_installation("tarball, moved", tree / "bin" / "foreshock", python, plain)
+    (tree / "share" / "foreshock" / "adapters").rename(moved / "adapters")
+    empty = HOME / "caches" / "empty"
+    shutil.rmtree(empty, ignore_errors=True)
+    text = doctor(tree / "bin" / "foreshock", python, empty, status=1)
+    must("no C++ compiler found; install g++" in text, text)
+    ok("no adapter and no compiler", re.search(r"no C\+\+ compiler.*", text).group(0))
+    moved.rename(second)  # a path that cannot be preloaded
+    text = call(second / tree.name / "bin" / "foreshock", "run", "--", "true")
+    must("not monitoring: " in text and "cannot be preloaded" in text, text)
+    ok("a path with a blank", "runs unmonitored and says why")
+
+
+def main():
+    packages, wheels, release = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    must(os.geteuid() != 0, "to be run without root")
+    compilers = [name for name in ("g++", "c++", "clang++", "gcc", "cc") if shutil.which(name)]
+    must(not compilers, f"there is a compiler: {compilers}")
+    shutil.rmtree(HOME / "caches", ignore_errors=True)
+    python = environment_with_torch(wheels, release)
+    plain = json.loads(next(line for line in call(python, *TRAINING).splitlines() if line.startswith("{")))
+    ok("a training without foreshock", f"torch {plain['torch']}, Python {sys.version.split()[0]}")
+    try_wheel(packages, python, plain)
+    try_tarball(packages, python, plain)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
+
+Each system is a bare chroot without a compiler; everything in it is done without root (newcomer.py). Needs root for
+the chroots, a network for what is not there yet, and 25 GB of disk. The packages must have been made with adapters for
+the releases of SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from chroot import USER, Chroot, ChrootError
+from torch_versions import ROOT
+
+PACKAGES = ROOT / "build" / "packages"
+
+
+class System(NamedTuple):
+    name: str
+    suite: str
+    torch: str  # a release with wheels for this system's Python
+
+
+SYSTEMS = [
+    System("Debian 11", "bullseye", "2.8.0"),
+    System("Debian 12", "bookworm", "2.13.0"),
+    System("Debian testing", "testing", "2.15.0"),
+]
+
+
+def wheels_for(chroot: Chroot, release: str) -> Path:
+    """torch and all it needs for the Python inside, downloaded as this machine's pip is configured."""
+    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    python = chroot.check("python3", "-c", program).strip()
+    folder = ROOT / "build" / "package-wheels" / f"{python}-{release}"
+    if (folder / "ready").exists():
+        return folder
+    print(f"package: downloading torch {release} for Python {python}", flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), f"torch=={release}"]
+    command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
+    for policy in ("2_28", "2_27", "2_17", "2014"):
+        command += ["--platform", f"manylinux{'' if policy == '2014' else '_'}{policy}_x86_64"]
+    subprocess.run(command, check=True)
+    (folder / "ready").touch()
+    return folder
+
+
+def try_system(system: System) -> None:
+    chroot = Chroot(system.suite, f"newcomer-{system.suite}", ["python3-venv", "python3-pip"])
+    version = (chroot.path / "etc" / "debian_version").read_text().strip()
+    print(f"{system.name} ({version})", flush=True)
+    binds = {PACKAGES: "/mnt/packages", wheels_for(chroot, system.torch): "/mnt/wheels"}
+    binds[ROOT / "packaging"] = "/mnt/packaging"
+    command = ["python3", "/mnt/packaging/newcomer.py", "/mnt/packages", "/mnt/wheels", system.torch]
+    begin = time.monotonic()
+    done = chroot.run(*command, user=USER, binds=binds)
+    if done.returncode != 0:
+        raise ChrootError(f"{system.name}: the newcomer's path ended with {done.returncode}")
+    print(f"  passed in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev test-package", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("suites", nargs="*", help="only these of " + ", ".join(system.suite for system in SYSTEMS))
+    chosen = parser.parse_args().suites
+    if not list(PACKAGES.glob("foreshock-*.whl")):
+        sys.exit("package: no packages yet; type: ./dev package --torch all")
+    try:
+        for system in SYSTEMS:
+            if not chosen or system.suite in chosen:
+                try_system(system)
+    except (ChrootError, subprocess.SubprocessError) as error:
+        sys.exit(f"package: {error}")
+
+
+if __name__ == "__main__":
+    main()
