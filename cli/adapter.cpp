@@ -9,7 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "cli/libtorch_finder.h"
 #include "cli/process.h"
+#include "cli/python_finder.h"
 #include "cli/say.h"
 #include "cli/version.h"
 #include "libmonitor/options.h"
@@ -92,18 +94,32 @@ std::string adapter_cache(const Installation& installation) {
   return root + "/adapters-" + kVersion + "-" + hash_of_sources(installation);
 }
 
-Adapter prepare_adapter(const Installation& installation, const std::string& python,
-                        const std::string& cache) {
+Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
+                        const std::string& libtorch) {
   if (cache.empty())
     return {"failed", "", "", "there is no place for the adapter: set FORESHOCK_CACHE to a directory"};
-  const std::vector<std::string> command = {python,      installation.adapter_sources + "/build_adapter.py",
-                                            "--cache",   cache,
-                                            "--library", installation.library,
-                                            "--include", installation.headers};
+  std::vector<std::string> command = {python,      installation.adapter_sources + "/build_adapter.py",
+                                      "--cache",   cache,
+                                      "--library", installation.library,
+                                      "--include", installation.headers};
+  if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
   return read_answer(
       run_and_capture(command, own_environment(), kBuildTimeoutMs,
                       [] { say("preparing the adapter for this torch (once, about a minute) ..."); }),
       python);
+}
+
+Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
+                            const std::string& cache) {
+  if (libtorch.library.empty())
+    return {"failed", "", "", "the dynamic linker finds no libtorch_cpu.so for it; set LD_LIBRARY_PATH"};
+  if (libtorch.home.empty())
+    return {"failed", "", "", libtorch.library + " has no headers in ../include; install LibTorch whole"};
+  const char* path = std::getenv("PATH");
+  const std::string python = look_up("python3", path != nullptr ? path : "/usr/bin:/bin");
+  if (python.empty())
+    return {"no_python", "", "", "python3 builds the adapter, and there is none in PATH; install it"};
+  return prepare_adapter(installation, python, cache, libtorch.home);
 }
 
 }  // namespace foreshock::cli

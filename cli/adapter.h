@@ -10,7 +10,7 @@
 namespace foreshock::cli {
 
 struct Adapter {
-  std::string state;   // ready, prebuilt, built, no_torch, unsupported, no_compiler, failed
+  std::string state;   // ready, prebuilt, built, no_torch, unsupported, no_compiler, no_python, failed
   std::string torch;   // version, "" when unknown
   std::string path;    // of adapter.so
   std::string reason;  // one line that says what to do; "" when usable
@@ -24,8 +24,15 @@ std::string adapter_cache(const Installation& installation);
 
 // Runs integrations/torch/build_adapter.py with `python`. Milliseconds when it is built already, else about a
 // minute, and then says so on standard error.
-Adapter prepare_adapter(const Installation& installation, const std::string& python,
-                        const std::string& cache);
+// `libtorch`: the directory of a LibTorch whose adapter is wanted; "": that of the torch of `python`.
+Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
+                        const std::string& libtorch = "");
+
+struct FoundLibtorch;
+
+// For a program that is linked with LibTorch.
+Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
+                            const std::string& cache);
 
 }  // namespace foreshock::cli
 

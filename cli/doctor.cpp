@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/installation.h"
 #include "cli/known_bad.h"
+#include "cli/libtorch_finder.h"
 #include "cli/process.h"
 #include "cli/python_finder.h"
 #include "shadow/reference.h"
@@ -30,7 +31,8 @@ struct Coverage {
 constexpr Coverage kCoverage[] = {
     {"judged", "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward and dQ,"},
     {"", "in bf16, fp16, fp32, fp64: GQA, causal, float and bool masks, strides, autocast,"},
-    {"", "checkpointing, torch.compile, DDP"},
+    {"", "checkpointing, torch.compile (cpp_wrapper too), AOTInductor, DDP, FSDP2; in Python and in C++"},
+    {"", "programs linked with LibTorch; whatever a program describes through <foreshock/hook.h>"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
     {"not seen", "attention on the math path (dropout > 0 on the CPU takes it), written by hand, or by"},
     {"", "kernels PyTorch does not dispatch (FlexAttention, flash-attn, Transformer Engine)"},
@@ -75,8 +77,8 @@ Check check_python(const FoundPython& python, const Arguments& arguments) {
                                                            : " (a guess: the command shows none)")};
 }
 
-Check check_adapter(const Adapter& adapter) {
-  const std::string torch = adapter.torch.empty() ? "PyTorch" : "torch " + adapter.torch;
+Check check_adapter(const Adapter& adapter, const std::string& library) {
+  const std::string torch = adapter.torch.empty() ? library : "torch " + adapter.torch;
   if (!adapter.usable()) return {false, torch, adapter.reason};
   char built[64] = "adapter built before and tested";
   if (adapter.state == "built")
@@ -91,19 +93,30 @@ Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
 }
 
-// The Python helper comes in through PYTHONPATH and torch's entry points. Without it steps stay unknown.
+// The Python helper tells steps, losses and names.
 Check check_helper(const FoundPython& python) {
-  for (const std::string& option : python.options) {
-    const bool ignores_path = option[1] != '-' && option.find_first_of("EI") != std::string::npos;
-    if (ignores_path) {
-      return {false, "steps and loss", "python " + option + " ignores PYTHONPATH; leave " + option + " out"};
-    }
-  }
-  const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
-  if (autoload != nullptr && std::string(autoload) == "0") {
-    return {false, "steps and loss", "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out; unset it"};
-  }
-  return {true, "steps and loss", "helper enters by the torch.backends entry point"};
+  const std::string problem = helper_problem(python);
+  if (!problem.empty()) return {false, "steps and names", problem};
+  return {true, "steps and names", "helper enters by the torch.backends entry point"};
+}
+
+// A program linked with LibTorch: no Python, so steps are seen or told.
+std::vector<Check> check_libtorch(const Installation& installation, const FoundLibtorch& libtorch) {
+  const std::string where = libtorch.library.empty() ? "" : ", " + libtorch.library;
+  return {{true, "program", libtorch.program + " is linked with LibTorch" + where},
+          check_adapter(prepare_adapter_for(installation, libtorch, adapter_cache(installation)), "LibTorch"),
+          {true, "steps and names",
+           "counted by the versions of the weights; <foreshock/libtorch.h> tells steps and layer names"}};
+}
+
+std::vector<Check> check_python_torch(const Installation& installation, const Arguments& arguments,
+                                      const FoundPython& python) {
+  std::vector<Check> checks = {check_python(python, arguments)};
+  if (python.executable.empty()) return checks;
+  checks.push_back(check_adapter(
+      prepare_adapter(installation, python.executable, adapter_cache(installation)), "PyTorch"));
+  checks.push_back(check_helper(python));
+  return checks;
 }
 
 void print(const std::vector<Check>& checks) {
@@ -121,12 +134,13 @@ int doctor(const Arguments& arguments) {
   const BaseDirectory base = choose_base_directory();
   std::vector<Check> checks = {check_installation(installation), check_base(base), check_reference()};
   if (checks[0].ok) checks.push_back(check_preload(installation, arguments, base.path));
-  const FoundPython python = choose_python(arguments);
-  checks.push_back(check_python(python, arguments));
-  if (checks[0].ok && !python.executable.empty()) {
-    checks.push_back(
-        check_adapter(prepare_adapter(installation, python.executable, adapter_cache(installation))));
-    checks.push_back(check_helper(python));
+  const FoundLibtorch libtorch = find_libtorch(arguments.command());
+  const FoundPython python = libtorch.program.empty() ? choose_python(arguments) : FoundPython();
+  if (checks[0].ok) {
+    const std::vector<Check> more = libtorch.program.empty()
+                                        ? check_python_torch(installation, arguments, python)
+                                        : check_libtorch(installation, libtorch);
+    checks.insert(checks.end(), more.begin(), more.end());
   }
   print(checks);
   if (!python.executable.empty())

@@ -24,12 +24,15 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// Programs that start the rest of their words as a command.
-bool is_wrapper(const std::string& name) {
-  static constexpr const char* kWrappers[] = {"env",     "nice",   "ionice", "numactl", "taskset",
-                                              "timeout", "stdbuf", "nohup",  "setsid",  "time",
-                                              "chrt",    "srun",   "mpirun", "mpiexec"};
-  return std::find(std::begin(kWrappers), std::end(kWrappers), name) != std::end(kWrappers);
+// What can be had of a training without the helper: integrations/torch/parameter_clock.h.
+constexpr const char* kWithoutHelper =
+    "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
+
+// -I, -E, or a cluster of one-letter options with them (-uE); not -X..., -W..., --long.
+char isolating_letter(const std::string& option) {
+  if (option.find_first_not_of("bBdEiIOPqRsSuvx", 1) != std::string::npos) return 0;
+  if (option.find('I') != std::string::npos) return 'I';
+  return option.find('E') != std::string::npos ? 'E' : 0;
 }
 
 bool is_program(const std::string& path) {
@@ -52,6 +55,25 @@ std::vector<std::string> options_from(const std::vector<std::string>& command, s
 }
 
 }  // namespace
+
+std::string helper_problem(const FoundPython& python) {
+  for (const std::string& option : python.options) {
+    if (const char letter = isolating_letter(option); letter != 0)
+      return std::string("python -") + letter + (letter == 'I' ? " (isolated mode)" : "") +
+             " ignores PYTHONPATH, by which the helper comes: leave it out" + kWithoutHelper;
+  }
+  const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
+  if (autoload != nullptr && std::string(autoload) == "0")
+    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") + kWithoutHelper;
+  return "";
+}
+
+bool starts_a_command(const std::string& program) {
+  static constexpr const char* kWrappers[] = {"env",     "nice",   "ionice", "numactl", "taskset",
+                                              "timeout", "stdbuf", "nohup",  "setsid",  "time",
+                                              "chrt",    "srun",   "mpirun", "mpiexec"};
+  return std::find(std::begin(kWrappers), std::end(kWrappers), base_name(program)) != std::end(kWrappers);
+}
 
 std::string look_up(const std::string& name, const std::string& path) {
   if (name.empty()) return "";
@@ -96,7 +118,7 @@ FoundPython find_python(const std::vector<std::string>& command) {
         !python.empty()) {
       return {python, true, {}};
     }
-    if (at == 0 && !is_wrapper(base_name(command[0]))) break;
+    if (at == 0 && !starts_a_command(command[0])) break;
   }
   return {look_up("python3", path), false, {}};
 }

@@ -17,6 +17,13 @@ struct FoundPython {
 // (torchrun, accelerate and every other console script), and pip's /bin/sh form of long first lines.
 FoundPython find_python(const std::vector<std::string>& command);
 
+// "" when our Python helper comes in there (through PYTHONPATH and torch's entry points), else why it does
+// not, what is missing then, and what to do.
+std::string helper_problem(const FoundPython& python);
+
+// True for env, nice, srun, mpirun and their like: programs that start the rest of their words.
+bool starts_a_command(const std::string& program);
+
 // `name` as the shell would find it; "" when it is not there. `path` as in PATH.
 std::string look_up(const std::string& name, const std::string& path);
 

@@ -18,6 +18,7 @@
 #include "cli/exit_exchange.h"
 #include "cli/installation.h"
 #include "cli/known_bad.h"
+#include "cli/libtorch_finder.h"
 #include "cli/off_files.h"
 #include "cli/python_finder.h"
 #include "cli/run_directory.h"
@@ -81,9 +82,12 @@ std::string file_size_problem() {
 // Prepares the adapter; "" when the trainer may find what it needs.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             const std::string& cache) {
+  if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty())
+    return prepare_adapter_for(installation, libtorch, cache).reason;
   const FoundPython python = find_python(command);
   if (python.executable.empty()) return "";
   const Adapter adapter = prepare_adapter(installation, python.executable, cache);
+  if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
   // A guessed interpreter says nothing about the command, which may be a C++ trainer.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
 }

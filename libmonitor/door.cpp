@@ -1,13 +1,16 @@
-// How the monitor gets into a PyTorch process that only preloads it: torch/_C calls `initModule` of
+// How the monitor gets into a PyTorch process that only preloads it. Python: torch/_C calls `initModule` of
 // libtorch_python through its PLT, once, in `import torch`. Ours runs first, calls the real one, then loads
-// the adapter that was built for exactly this torch. dlopen and dlsym themselves are never interposed: glibc
-// takes the RUNPATH of the caller of dlopen, and cuDNN's sub-libraries were not found any more
-// (bloomberg/memray#212).
+// the adapter that was built for exactly this torch. C++: when the trainer is linked with LibTorch, that is
+// mapped before our constructor runs. dlopen and dlsym themselves are never interposed: glibc takes the
+// RUNPATH of the caller of dlopen, and cuDNN's sub-libraries were not found any more (bloomberg/memray#212).
+#include "libmonitor/door.h"
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -19,23 +22,29 @@ namespace foreshock {
 namespace {
 
 struct Search {
-  const char* ending;
+  const char* name;
+  int skip;  // matches to pass over
   char path[512];
 };
 
-int match_ending(dl_phdr_info* info, size_t, void* data) {
+int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
-  const size_t length = std::strlen(info->dlpi_name), ending = std::strlen(search->ending);
-  if (length < ending || length >= sizeof search->path) return 0;
-  if (std::strcmp(info->dlpi_name + length - ending, search->ending) != 0) return 0;
+  const char* slash = std::strrchr(info->dlpi_name, '/');
+  const size_t length = std::strlen(info->dlpi_name), name = std::strlen(search->name);
+  if (slash == nullptr || length >= sizeof search->path) return 0;
+  if (std::strncmp(slash + 1, search->name, name) != 0) return 0;
+  const bool is_whole = std::strstr(search->name, ".so") != nullptr;
+  const char next = slash[1 + name];  // distributions: libtorch_cpu.so.2.6
+  if ((is_whole && next != '\0' && next != '.') || search->skip-- > 0) return 0;
   std::memcpy(search->path, info->dlpi_name, length + 1);
   return 1;
 }
 
-// The path of a library that is mapped already.
-bool find_mapped(const char* ending, Search* search) {
-  search->ending = ending;
-  return dl_iterate_phdr(match_ending, search) != 0;
+// The path of a library that is mapped already: the one after `skip` others that match as well.
+bool find_mapped(const char* name, Search* search, int skip = 0) {
+  search->name = name;
+  search->skip = skip;
+  return dl_iterate_phdr(match_name, search) != 0;
 }
 
 // The quoted value of `name = '...'` at the start of a line of version.py.
@@ -60,62 +69,107 @@ bool read_assignment(const char* text, const char* name, char* value, size_t cap
   return false;
 }
 
-// Version and commit of the torch that `library` (.../torch/lib/libtorch_cpu.so) belongs to.
-bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
+// The start of the file `name` in `folder`; "" when it cannot be read.
+void read_start(const char* folder, const char* name, char (&text)[4096]) {
   char path[600];
-  std::snprintf(path, sizeof path, "%s", library);
+  text[0] = '\0';
+  if (std::snprintf(path, sizeof path, "%s/%s", folder, name) >= int(sizeof path)) return;
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  close(fd);
+  text[got > 0 ? got : 0] = '\0';
+}
+
+// The first line of such a file.
+bool read_line(const char* folder, const char* name, char* value, size_t capacity) {
+  char text[4096];
+  read_start(folder, name, text);
+  const size_t length = std::strcspn(text, "\r\n");
+  if (length == 0 || length >= capacity) return false;
+  std::memcpy(value, text, length);
+  value[length] = '\0';
+  return true;
+}
+
+// Version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to: a Python package
+// has a version.py, the LibTorch archive two files of one line.
+bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
+  char home[512], text[4096];
+  std::snprintf(home, sizeof home, "%s", library);
   for (int level = 0; level < 2; ++level) {
-    char* slash = std::strrchr(path, '/');
+    char* slash = std::strrchr(home, '/');
     if (slash == nullptr) return false;
     *slash = '\0';
   }
-  const size_t length = std::strlen(path);
-  std::snprintf(path + length, sizeof path - length, "/version.py");
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  char text[4096];
-  const ssize_t got = read(fd, text, sizeof text - 1);
-  close(fd);
-  if (got <= 0) return false;
-  text[got] = '\0';
-  return read_assignment(text, "__version__", version, sizeof version) &&
-         read_assignment(text, "git_version", commit, sizeof commit);
+  read_start(home, "version.py", text);
+  if (read_assignment(text, "__version__", version, sizeof version) &&
+      read_assignment(text, "git_version", commit, sizeof commit))
+    return true;
+  return read_line(home, "build-version", version, sizeof version) &&
+         read_line(home, "build-hash", commit, sizeof commit);
 }
 
-// Loads the adapter for the torch that is mapped. Nothing is compiled or tested here: that was done by
-// `foreshock run` or `foreshock doctor` in a process of their own.
-void load_adapter() {
-  Settings settings = {};
-  Search torch = {};
-  const char* adapters = option_value(OptionId::kAdapters);
-  if (!read_environment(&settings) || *adapters == '\0' || !find_mapped("/libtorch_cpu.so", &torch)) return;
+// An adapter takes the foreshock_ functions from the process. Where we were opened locally (dlopen without
+// RTLD_GLOBAL) they are made visible to it, behind everything that was there before.
+void become_visible() {
+  Search us = {};
+  if (dlsym(RTLD_DEFAULT, "foreshock_abi_version") != nullptr || !find_mapped("libforeshock.so", &us)) return;
+  dlopen(us.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+}
+
+void load_adapter_of(const char* torch, const char* adapters) {
   if (dlopen == nullptr || dlsym == nullptr) return g_guest.off("adapter_not_loadable");  // old_glibc.h
   char version[64], commit[64], path[700];
-  if (!read_torch_version(torch.path, version, commit)) return g_guest.off("torch_version_unknown");
+  if (!read_torch_version(torch, version, commit)) return g_guest.off("torch_version_unknown");
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
   if (access(path, R_OK) != 0) return g_guest.off("adapter_missing");
+  become_visible();
   void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (adapter == nullptr) return g_guest.off("adapter_not_loadable");
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
-  if (start == nullptr || start() <= 0) g_guest.off("adapter_failed");
+  if (start == nullptr || start() <= 0) return g_guest.off("adapter_failed");
+  attach_shims(adapter);
 }
 
 using InitModule = void* (*)();
 
-// libtorch_python is loaded locally, so RTLD_NEXT does not see it: it is found by its place in the link map.
-// The return address is no help, since PyInit__C tail-calls initModule.
+// The return address is no help in finding it, since PyInit__C tail-calls initModule.
 InitModule real_init_module() {
-  Search python = {};
-  void* found = nullptr;
   if (dlopen == nullptr || dlsym == nullptr) return nullptr;  // old_glibc.h
-  if (find_mapped("/libtorch_python.so", &python)) {
-    if (void* handle = dlopen(python.path, RTLD_NOW | RTLD_NOLOAD)) found = dlsym(handle, "initModule");
-  }
+  void* found = find_in_mapped("libtorch_python.so", "initModule");
   if (found == nullptr) found = dlsym(RTLD_NEXT, "initModule");
   return reinterpret_cast<InitModule>(found);
 }
 
+// In nearly every process that inherits us there is no torch yet: one look at the list of libraries.
+__attribute__((constructor)) void enter_by_linked_torch() { load_adapter(); }
+
 }  // namespace
+
+void* find_in_mapped(const char* library, const char* function) {
+  Search search = {};
+  if (dlopen == nullptr || dlsym == nullptr) return nullptr;  // old_glibc.h
+  for (int skip = 0; find_mapped(library, &search, skip); ++skip) {
+    void* handle = dlopen(search.path, RTLD_NOW | RTLD_NOLOAD);
+    void* found = handle != nullptr ? dlsym(handle, function) : nullptr;
+    if (found != nullptr) return found;
+  }
+  return nullptr;
+}
+
+// Nothing is compiled or tested here: that was done by `foreshock run` or `foreshock doctor` in a process of
+// their own.
+void load_adapter() {
+  static std::atomic_flag done;
+  Settings settings = {};
+  Search torch = {};
+  if (!find_mapped("libtorch_cpu.so", &torch)) return;
+  const char* adapters = option_value(OptionId::kAdapters);
+  if (!read_environment(&settings) || *adapters == '\0') return;
+  if (!done.test_and_set()) load_adapter_of(torch.path, adapters);
+}
+
 }  // namespace foreshock
 
 // Not part of hook.h: only the dynamic linker calls it.

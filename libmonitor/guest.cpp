@@ -184,7 +184,11 @@ void Guest::off(const char* reason) {
 
 int32_t Guest::register_op(const char* name, uint32_t pass) {
   const uint32_t number = ops_known_.load(std::memory_order_relaxed);
-  if (number == segment::kMaxOps || pass >= segment::kPasses || name == nullptr) return -1;
+  if (pass >= segment::kPasses || name == nullptr) return -1;
+  for (uint32_t n = 0; n < number; ++n)  // one operation by two ways
+    if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
+      return static_cast<int32_t>(n);
+  if (number == segment::kMaxOps) return -1;
   prepare_own_page();  // in time for what is counted before the first step
   segment::Op& op = ops_[number];
   copy_text(op.name, sizeof op.name, name);

@@ -26,7 +26,8 @@ void LayerTable::attach(segment::Layer* records) {
     entry.layer.store(-1, std::memory_order_relaxed);
   }
   records_ = records;
-  layers_ = named_ = 0;
+  layers_ = 0;
+  named_ = 0;
   std::memset(seen_, 0, sizeof seen_);
 }
 

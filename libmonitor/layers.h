@@ -27,6 +27,9 @@ class LayerTable {
   // -1: not known.
   int find(const void* identity) const;
 
+  // Whether any parameter has been named. Any thread.
+  bool has_names() const { return named_.load(std::memory_order_relaxed) > 0; }
+
   // Gradients of one step, as sums of squares.
   void add_gradient(const void* identity, double sum_of_squares);
 
@@ -44,7 +47,7 @@ class LayerTable {
   Entry entries_[kBuckets] = {};
   segment::Layer* records_ = nullptr;
   uint32_t layers_ = 0;
-  uint32_t named_ = 0;
+  std::atomic<uint32_t> named_{0};
   double sum_of_squares_[segment::kMaxLayers + 1] = {};  // the last: parameters of no layer
   bool seen_[segment::kMaxLayers + 1] = {};
 };

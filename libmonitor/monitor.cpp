@@ -143,8 +143,10 @@ void Monitor::name_layer(const foreshock_attention_call& call, segment::Slot* sl
     if (lock && is(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
   if (is(layers_.find(call.layer_identity), segment::LayerSource::kParameter)) return;
-  // A parameter that was found but bears no name is not a call that nothing names.
-  is(call.layer_identity == nullptr ? t_open.ordinal : -1, segment::LayerSource::kOrdinal);
+  // A parameter that was found but bears no name is not a call that nothing names, unless nobody gives names
+  // here at all (a C++ trainer, a compiled optimizer).
+  const bool is_nameless = call.layer_identity == nullptr || !layers_.has_names();
+  is(is_nameless ? t_open.ordinal : -1, segment::LayerSource::kOrdinal);
 }
 
 void Monitor::skip(int32_t op, uint32_t reason) {
@@ -177,7 +179,7 @@ void Monitor::reset() {
   interval_.store(g_guest.settings().every != 0                                    ? g_guest.settings().every
                   : g_guest.settings().world_size > g_guest.settings().local_ranks ? kSeveralNodesInterval
                                                                                    : kFirstInterval);
-  step_was_sampled_ = false;
+  step_was_sampled_ = clock_is_reported_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
   budget_ = {};

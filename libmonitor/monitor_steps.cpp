@@ -69,6 +69,8 @@ void Monitor::end_step(const foreshock_step& step) {
   if ((g_guest.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
+  if (step.step_source == FORESHOCK_STEP_REPORTED) clock_is_reported_ = true;
+  if (clock_is_reported_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // one clock, the best
   g_guest.drain_local();
   const Counting counting = g_guest.counting();
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 
+#include "aoti_shims.h"
 #include "attention_hook.h"
 #include "gradient_report.h"
 
@@ -31,6 +32,8 @@ int HookAll() {
   auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   const int hooked = HookAttention(*library);
+  RegisterShims();
+  ParameterClock::Instance().Enable();
   Hook<LossHook>(*library, "nll_loss_forward", "");
   Hook<LossHook>(*library, "nll_loss2d_forward", "");
   Hook<RootHook>(*library, "ones_like", "");
@@ -66,8 +69,22 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
   return foreshock::adapter::attention_calls[backward != 0].load();
 }
 
+// See foreshock/adapter.h.
+FORESHOCK_EXPORT int foreshock_adapter_shim_begins(const foreshock_shim_call* call) {
+  return foreshock::adapter::ShimBegins(*call);
+}
+
+FORESHOCK_EXPORT void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted) {
+  foreshock::adapter::ShimEnded(*call, wanted != 0);
+}
+
 // The functions below are the Python helper's. They hold no lock and may be called with the interpreter lock
 // held.
+
+// The helper is here and tells every step: none is taken from the versions of the weights any more.
+FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
+  foreshock::adapter::ParameterClock::Instance().Disable();
+}
 
 // Backward passes begun since the last foreshock_adapter_step_ended; zero means none, more than one is not
 // exact.

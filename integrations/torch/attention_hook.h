@@ -12,6 +12,7 @@
 #include "attention_ops.h"
 #include "dispatch.h"
 #include "layer_walk.h"
+#include "parameter_clock.h"
 #include "training_clock.h"
 
 namespace foreshock::adapter {
@@ -83,6 +84,21 @@ inline bool ViewMask(const at::Tensor& mask, const foreshock_attention_call& cal
   return true;
 }
 
+// Counts a call that is about to happen. True: the core wants it described.
+inline bool EnterAttention(int32_t operation, bool backward, const at::Tensor& query) noexcept {
+  attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
+  const bool in_backward = InBackward();
+  uint32_t flags = in_backward ? FORESHOCK_IN_BACKWARD : 0;
+  if (backward) {
+    flags |= FORESHOCK_NEEDS_GRADIENT;
+    Clock().SawAttentionBackward();
+  } else if (c10::GradMode::is_enabled() && query.requires_grad()) {
+    flags |= FORESHOCK_NEEDS_GRADIENT;
+  }
+  if (!in_backward) ParameterClock::Instance().Look(query);
+  return foreshock_attention_enter(operation, flags) != 0;
+}
+
 class AttentionHook final : public c10::OperatorKernel {
  public:
   AttentionHook(const c10::FunctionSchema& schema, const AttentionOp& op, int32_t number)
@@ -107,7 +123,7 @@ class AttentionHook final : public c10::OperatorKernel {
     const at::Tensor& query = TensorOrUndefined(Peek(*stack, arguments_, query_));
     const bool ours = attention_depth == 0 && GoesToDevice(below) && HasData(query);
     const AttentionDepth depth;
-    if (!ours || !Sampled(query)) return op.redispatchBoxed(below, stack);
+    if (!ours || !EnterAttention(number_, backward_, query)) return op.redispatchBoxed(below, stack);
     const Inputs inputs = Keep(*stack);
     try {
       op.redispatchBoxed(below, stack);
@@ -125,19 +141,6 @@ class AttentionHook final : public c10::OperatorKernel {
     bool causal = false;
     uint64_t keeping_ns = 0;
   };
-
-  bool Sampled(const at::Tensor& query) const noexcept {
-    attention_calls[backward_].fetch_add(1, std::memory_order_relaxed);
-    const bool in_backward = InBackward();
-    uint32_t flags = in_backward ? FORESHOCK_IN_BACKWARD : 0;
-    if (backward_) {
-      flags |= FORESHOCK_NEEDS_GRADIENT;
-      Clock().SawAttentionBackward();
-    } else if (c10::GradMode::is_enabled() && query.requires_grad()) {
-      flags |= FORESHOCK_NEEDS_GRADIENT;
-    }
-    return foreshock_attention_enter(number_, flags) != 0;
-  }
 
   // References, not copies: the operation takes its arguments off the stack.
   Inputs Keep(const Stack& stack) const {

@@ -1,6 +1,6 @@
-"""Builds, tests and caches the adapter for the torch of the Python that runs this file.
+"""Builds, tests and caches the adapter for the torch of the Python that runs this file, or for a LibTorch.
 
-    python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--prebuilt DIR] [--force]
+    python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--torch DIR] [--prebuilt DIR] [--force]
 
 Prints one JSON line {"state", "torch", "path", "reason", "seconds"} and exits 0; wrong use exits 2. States: ready
 (was cached), prebuilt (came with foreshock for exactly this torch, tested now), built, no_torch, unsupported,
@@ -49,15 +49,28 @@ class Torch(NamedTuple):
     git: str
 
 
-def find_torch() -> Torch:
-    """The torch this Python would import, looked at without importing it."""
+def find_torch(given: Path | None) -> Torch:
+    """The torch at `given`, or the one this Python would import, looked at without importing it."""
+    if given is not None:
+        return Torch(given, *read_version(given))
+    home = importable_torch()
+    if home is None:
+        raise BuildError("no_torch", f"{sys.executable} has no torch; use the Python of the training")
+    return Torch(home, *read_version(home))
+
+
+def importable_torch() -> Path | None:
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.origin:
-        raise BuildError("no_torch", f"{sys.executable} has no torch; use the Python of the training")
-    home = Path(spec.origin).parent
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def read_version(home: Path) -> tuple[str, str]:
+    """Version and git hash of a Python package (version.py) or of the LibTorch archive (two files of one line)."""
+    if (home / "build-version").is_file() and (home / "build-hash").is_file():
+        return (home / "build-version").read_text().strip(), (home / "build-hash").read_text().strip()
     try:
         text = (home / "version.py").read_text()
     except OSError as error:
@@ -65,7 +78,7 @@ def find_torch() -> Torch:
     values = dict(re.findall(r"^(__version__|git_version)\s*=\s*['\"]([^'\"]+)['\"]", text, re.M))
     if "__version__" not in values:
         raise BuildError("unsupported", f"cannot read the version of torch from {home / 'version.py'}")
-    return Torch(home, values["__version__"], values.get("git_version", "unknown"))
+    return values["__version__"], values.get("git_version", "unknown")
 
 
 def require_supported(version: str) -> None:
@@ -141,13 +154,15 @@ def prebuilt_name(version: str, git: str, abi: str) -> str:
     return f"torch-{version.partition('+')[0]}-{git[:12]}-abi{abi}"
 
 
-def compile_command(compiler: str, home: Path, include: Path, target: Path) -> list[str]:
+def compile_command(compiler: str, home: Path, include: Path, source: str, target: Path) -> list[str]:
+    """For a shared library, or for a program where `target` has no suffix."""
+    flags = FLAGS if target.suffix else [flag for flag in FLAGS if flag != "-shared"]
     includes = ["-I", str(include)]
     for path in (home / "include", home / "include" / "torch" / "csrc" / "api" / "include"):
         includes += ["-isystem", str(path)]
-    libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"]
+    libraries = [f"-L{home / 'lib'}", f"-Wl,-rpath-link,{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={cxx11_abi(home)}"
-    return [compiler, *FLAGS, abi, *includes, str(SOURCES / "adapter.cpp"), "-o", str(target), *libraries]
+    return [compiler, *flags, abi, *includes, str(SOURCES / source), "-o", str(target), *libraries]
 
 
 def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -> None:
@@ -163,12 +178,25 @@ def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -
         raise BuildError("failed", f"{what} failed with {done.returncode}: {telling[:300]}")
 
 
-def self_test(adapter: Path, library: Path) -> None:
+def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace) -> None:
     """In a child with the core preloaded: each operation seen, results unchanged."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
-    environment |= {"LD_PRELOAD": str(library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
-    script = str(SOURCES / "self_test.py")
-    run_or_fail([sys.executable, script, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
+    environment |= {"LD_PRELOAD": str(arguments.library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
+    command = self_test_program(torch.home, adapter.parent.parent, arguments)
+    run_or_fail([*command, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
+
+
+def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace) -> list[str]:
+    """A LibTorch that this Python cannot import is tested by a program, compiled into `folder`."""
+    importable = importable_torch()
+    if arguments.torch is None or (importable is not None and importable.resolve() == home):
+        return [sys.executable, str(SOURCES / "self_test.py")]
+    program = folder / "self_test"
+    if not program.exists():
+        command = compile_command(find_compiler(), home, arguments.include, "self_test.cpp", program)
+        command.append(f"-Wl,-rpath,{home / 'lib'}")
+        run_or_fail(command, COMPILE_SECONDS, "compiling the adapter's self-test")
+    return [str(program)]
 
 
 def compile_adapter(home: Path, include: Path, target: Path) -> str:
@@ -177,7 +205,8 @@ def compile_adapter(home: Path, include: Path, target: Path) -> str:
         where = home / "include"
         raise BuildError("failed", f"torch has no C++ headers in {where}; install libtorch-dev or a wheel of torch")
     compiler = find_compiler()
-    run_or_fail(compile_command(compiler, home, include, target), COMPILE_SECONDS, "compiling the adapter")
+    command = compile_command(compiler, home, include, "adapter.cpp", target)
+    run_or_fail(command, COMPILE_SECONDS, "compiling the adapter")
     return compiler
 
 
@@ -189,14 +218,14 @@ def fill(work: Path, torch: Torch, sources: str, arguments: argparse.Namespace) 
     if prebuilt is not None:
         shutil.copyfile(prebuilt, target)
         try:
-            self_test(target, arguments.library)
+            self_test(target, torch, arguments)
         except BuildError as error:
             if compiler_or_none() is None:
                 raise BuildError("failed", f"the prebuilt adapter does not work here: {error.reason}") from error
             prebuilt = None  # what is compiled here may fit better
     if prebuilt is None:
         state, compiler = "built", compile_adapter(torch.home, arguments.include, target)
-        self_test(target, arguments.library)
+        self_test(target, torch, arguments)
     stamp = {"sources": sources, "adapter": digest([target]), "identity": identity_of(torch.home, torch.git)}
     stamp |= {"compiler": compiler, "flags": FLAGS, "abi": cxx11_abi(torch.home)}
     (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
@@ -216,7 +245,7 @@ def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespa
 
 
 def prepare(arguments: argparse.Namespace) -> dict[str, str]:
-    torch = find_torch()
+    torch = find_torch(arguments.torch)
     answer = {"torch": torch.version, "path": "", "reason": ""}
     try:
         require_supported(torch.version)
@@ -243,6 +272,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="directory the adapters are kept in")
     parser.add_argument("--library", type=Path, required=True, help="libforeshock.so, for the self-test")
     parser.add_argument("--include", type=Path, required=True, help="directory with foreshock/hook.h")
+    parser.add_argument("--torch", type=Path, help="directory of a LibTorch: its include/ and lib/")
     parser.add_argument("--prebuilt", type=Path, default=PREBUILT, help="directory of adapters built before")
     parser.add_argument("--force", action="store_true", help="build even if the cache has it")
     arguments = parser.parse_args()
@@ -250,6 +280,8 @@ def main() -> None:
     for path in (arguments.library, arguments.include / "foreshock" / "hook.h"):
         if not path.is_file():
             parser.error(f"{path} does not exist")
+    if arguments.torch is not None:
+        arguments.torch = arguments.torch.resolve()
     arguments.library, arguments.include = arguments.library.resolve(), arguments.include.resolve()
     begin = time.monotonic()
     try:

@@ -43,6 +43,17 @@ class TrainingClock {
     unscales_.fetch_add(1, std::memory_order_relaxed);
   }
 
+  // An optimizer step that nobody has told: its number is unknown.
+  void StepSeen() noexcept {
+    foreshock_step step{};
+    step.size = sizeof(step);
+    step.version = FORESHOCK_ABI_VERSION;
+    step.step = -1;
+    step.step_source = FORESHOCK_STEP_COUNTED;
+    foreshock_step_end(&step);
+    StepEnded();
+  }
+
   void StepEnded() noexcept {
     stepped_.store(true, std::memory_order_relaxed);
     roots_.store(0, std::memory_order_relaxed);

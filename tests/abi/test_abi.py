@@ -1,11 +1,13 @@
 """The border of the library: what it exports, what it needs, and C99 programs that call it."""
 
+import itertools
 import pathlib
 import re
 import shutil
 import subprocess
 
 import monitored
+import native
 import pytest
 from segment_file import assert_calls_conserved, segments
 
@@ -14,6 +16,8 @@ HEADERS = FOLDER.parents[1] / "libmonitor" / "include"
 HAND = str(FOLDER.parent / "support" / "hand_attention.c")
 # Debian 11's, the oldest system that is promised.
 NEWEST_GLIBC = (2, 31)
+# The functions of torch's C shim that the library stands before.
+SHIMS = re.findall(r"X\(\d+, (aoti_torch_\w+),", (HEADERS / "foreshock" / "adapter.h").read_text())
 
 
 def tool(*command: str) -> str:
@@ -21,10 +25,41 @@ def tool(*command: str) -> str:
 
 
 def test_exported_names(library):
-    """hook.h and the door of `import torch`; nothing of the C++ runtime, which would meet the trainer's own."""
+    """hook.h, the door of `import torch`, and torch's C shim; nothing of the C++ runtime, which would meet the
+    trainer's own."""
     names = {line.split()[-1].partition("@")[0] for line in tool("nm", "-D", "--defined-only", library).splitlines()}
     declared = set(re.findall(r"\b(foreshock_\w+)\(", (HEADERS / "foreshock" / "hook.h").read_text()))
-    assert names == declared | {"initModule", "FORESHOCK_1"}
+    assert len(SHIMS) == 13
+    assert names == declared | {"initModule", "FORESHOCK_1"} | set(SHIMS)
+
+
+def test_shims_have_the_types_of_torch_s_own(tmp_path):
+    """Compiled after torch's headers, any difference to what they declare is an error."""
+    home = native.libtorch()
+    generated = home / "include" / "torch" / "csrc" / "inductor" / "aoti_torch" / "generated"
+    torch_s = "".join((generated / f"c_shim_{device}.h").read_text() for device in ("cpu", "cuda"))
+    assert all(f" {name}(" in torch_s for name in SHIMS)
+    command = [native.cxx_compiler(), "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}"]
+    command += [f"-I{FOLDER.parents[1]}", "-isystem", str(home / "include")]
+    for device in ("cpu", "cuda"):
+        command += ["-include", str(generated / f"c_shim_{device}.h")]
+    source = FOLDER.parents[1] / "libmonitor" / "door_shims.cpp"
+    subprocess.run([*command, "-fsyntax-only", str(source)], check=True)
+    # The test can fail: another type of one argument does not compile.
+    text = source.read_text()
+    (tmp_path / "changed.cpp").write_text(text.replace("int64_t max_q,", "int32_t max_q,", 1))
+    changed = subprocess.run([*command, "-fsyntax-only", str(tmp_path / "changed.cpp")], capture_output=True)
+    assert b"conflicting declaration" in changed.stderr or b"ambiguating" in changed.stderr
+
+
+def test_shims_without_torch_fail_and_touch_nothing(library, compile_c):
+    source = FOLDER / "shims_alone.c"
+    program = compile_c("shims_alone", "-D_GNU_SOURCE", str(source), "-ldl")
+    told = subprocess.run([program, *SHIMS], env={"LD_PRELOAD": str(library)}, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.splitlines() == [f"{name} 1" for name in SHIMS]
+    alone = subprocess.run([program, *SHIMS], capture_output=True, text=True)
+    assert alone.stdout.splitlines() == [f"{name} not there" for name in SHIMS]
 
 
 def test_needed_libraries(library):
@@ -47,14 +82,16 @@ def test_highest_glibc_version(library, capsys):
     assert highest <= NEWEST_GLIBC
 
 
-@pytest.mark.parametrize("header", ["hook.h", "annotate.h"])
-@pytest.mark.parametrize("language", ["c99", "c++20"])
+@pytest.mark.parametrize(
+    ("header", "language"),
+    [*itertools.product(["hook.h", "annotate.h", "adapter.h"], ["c99", "c++20"]), ("libtorch.h", "c++17")],
+)
 def test_each_header_alone(header, language, tmp_path):
     compiler = shutil.which("gcc") or shutil.which("clang")
     source = tmp_path / ("alone.c" if language == "c99" else "alone.cpp")
     source.write_text(f"#include <foreshock/{header}>\n#include <foreshock/{header}>\n")
     flags = [f"-std={language}", "-pedantic", "-Wall", "-Wextra", "-Werror", "-Wstrict-prototypes"]
-    if language == "c++20":
+    if language != "c99":
         flags.remove("-Wstrict-prototypes")
     subprocess.run([compiler, *flags, f"-I{HEADERS}", "-fsyntax-only", str(source)], check=True)
 
@@ -62,7 +99,9 @@ def test_each_header_alone(header, language, tmp_path):
 def test_public_headers_include_nothing_but_the_standard_library():
     for header in HEADERS.rglob("*.h"):
         for included in re.findall(r"#include\s*[<\"](.*)[>\"]", header.read_text()):
-            assert included in ("stddef.h", "stdint.h", "foreshock/hook.h"), header
+            of_cxx = ("foreshock/annotate.h", "cstdio", "cstdlib", "string", "vector")  # libtorch.h is C++
+            allowed = of_cxx if header.name == "libtorch.h" else ("stddef.h", "stdint.h", "foreshock/hook.h")
+            assert included in allowed, header
 
 
 @pytest.fixture(scope="module")

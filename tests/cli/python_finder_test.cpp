@@ -12,6 +12,7 @@ namespace foreshock::cli {
 namespace {
 
 using testing::ElementsAre;
+using testing::StartsWith;
 
 class PythonFinder : public testing::Test {
  protected:
@@ -71,6 +72,18 @@ TEST_F(PythonFinder, ElseAGuess) {
 TEST_F(PythonFinder, NoPythonAtAll) {
   setenv("PATH", "/nonexistent", 1);
   EXPECT_EQ(find_python({"trainer"}).executable, "");
+}
+
+TEST(HelperProblem, IsNamedWithItsReason) {
+  unsetenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
+  for (const char* option : {"-u", "-Xdev", "-WError", "--check-hash-based-pycs", "-B"})
+    EXPECT_EQ(helper_problem({"python3", true, {option}}), "") << option;
+  EXPECT_THAT(helper_problem({"python3", true, {"-u", "-I"}}),
+              StartsWith("python -I (isolated mode) ignores"));
+  EXPECT_THAT(helper_problem({"python3", true, {"-uE"}}), StartsWith("python -E ignores PYTHONPATH"));
+  setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", 1);
+  EXPECT_THAT(helper_problem({"python3", true, {}}), StartsWith("TORCH_DEVICE_BACKEND_AUTOLOAD=0"));
+  unsetenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
 }
 
 }  // namespace

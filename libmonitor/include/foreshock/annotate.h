@@ -20,6 +20,9 @@ extern int foreshock_attention_enter(int32_t op, uint32_t flags) __attribute__((
 extern void foreshock_attention_leave(const foreshock_attention_call* call) __attribute__((weak));
 extern void foreshock_attention_skip(int32_t op, uint32_t reason) __attribute__((weak));
 extern void foreshock_step_end(const foreshock_step* step) __attribute__((weak));
+extern int foreshock_step_is_sampled(void) __attribute__((weak));
+extern int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) __attribute__((weak));
+extern void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) __attribute__((weak));
 
 #ifdef __cplusplus
 }
@@ -41,6 +44,18 @@ static inline void foreshock_annotate_leave(const foreshock_attention_call* call
 
 static inline void foreshock_annotate_skip(int32_t op, uint32_t reason) {
   if (foreshock_attention_skip) foreshock_attention_skip(op, reason);
+}
+
+static inline int foreshock_annotate_step_is_sampled(void) {
+  return foreshock_step_is_sampled ? foreshock_step_is_sampled() : 0;
+}
+
+static inline int foreshock_annotate_name_parameters(const foreshock_parameter* parameters, size_t count) {
+  return foreshock_name_parameters ? foreshock_name_parameters(parameters, count) : 0;
+}
+
+static inline void foreshock_annotate_observe_gradients(const foreshock_gradient* gradients, size_t count) {
+  if (foreshock_observe_gradients) foreshock_observe_gradients(gradients, count);
 }
 
 /* One optimizer step has ended; `step` counts from 1, or is -1 to count on. */

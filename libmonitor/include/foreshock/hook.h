@@ -190,7 +190,7 @@ FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
 /* -- attention -- */
 
 /* Once per operation at set-up. `pass` is FORESHOCK_FORWARD or _BACKWARD; `name` is copied (63 bytes).
- * Returns the operation's number, or -1 when there is no room. */
+ * Returns the operation's number, the same for the same name and pass, or -1 when there is no room. */
 FORESHOCK_EXPORT int32_t foreshock_register_op(const char* name, uint32_t pass);
 
 /* Before every call of a registered operation on real data (not fake, not meta, not nested in another

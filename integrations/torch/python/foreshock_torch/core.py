@@ -78,6 +78,7 @@ class Core:
             c.c_uint32,
         ]
         self.hooked = self.adapter.foreshock_adapter_start()
+        self.adapter.foreshock_adapter_steps_are_told()
 
     def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0) -> None:
         import ctypes as c

@@ -1,0 +1,47 @@
+// self_test.py for a LibTorch without Python: self_test ADAPTER, with the core preloaded. Exits 0, or 1 with
+// one line that says which check failed.
+#include <ATen/ATen.h>
+#include <dlfcn.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+namespace {
+
+std::vector<at::Tensor> Attention() {
+  auto generator = at::detail::createCPUGenerator(0);
+  std::vector<at::Tensor> inputs;
+  for (int n = 0; n < 3; ++n) inputs.push_back(at::randn({1, 2, 8, 16}, generator).requires_grad_());
+  at::Tensor out =
+      at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], {}, 0.0, /*is_causal=*/true);
+  out.square().sum().backward();
+  return {out.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
+}
+
+const char* Check(const char* path) {
+  if (!dlsym(RTLD_DEFAULT, "foreshock_abi_version")) return "the core library is not preloaded";
+  const std::vector<at::Tensor> before = Attention();
+  void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!adapter) return dlerror();
+  const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
+  const auto calls = reinterpret_cast<uint64_t (*)(int)>(dlsym(adapter, "foreshock_adapter_calls"));
+  if (!start || !calls) return "the adapter lacks a function";
+  const int hooked = start();
+  if (hooked < 2) return "hardly any attention operation could be hooked";
+  if (start() != hooked) return "starting twice hooked twice";
+  const std::vector<at::Tensor> after = Attention();
+  if (calls(0) != 1 || calls(1) != 1) return "one forward and one backward call were not seen once each";
+  for (size_t n = 0; n < before.size(); ++n)
+    if (!at::equal(before[n], after[n])) return "results differ with the hooks in place";
+  return nullptr;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const char* problem = count == 2 ? Check(words[1]) : "usage: self_test ADAPTER";
+  if (problem) std::fprintf(stderr, "error: %s\n", problem);
+  return problem ? 1 : 0;
+}

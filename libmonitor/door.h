@@ -1,0 +1,21 @@
+// How the monitor comes into a process: what the doors share.
+#ifndef FORESHOCK_LIBMONITOR_DOOR_H_
+#define FORESHOCK_LIBMONITOR_DOOR_H_
+
+namespace foreshock {
+
+// A function of the libraries that are mapped already, or null. `library` is a file name, after which a
+// version may stand ("libtorch_cpu.so"), or how several begin ("libtorch"). dlsym(RTLD_NEXT) does not see
+// what was loaded locally, as Python loads torch.
+void* find_in_mapped(const char* library, const char* function);
+
+// Loads the adapter of the torch that is mapped, once; nothing when there is none, or when this process is
+// not to be monitored. Reads a file and maps a library, so not for a hot path.
+void load_adapter();
+
+// From the adapter, to the shims (door_shims.cpp). `adapter` is a handle of dlopen.
+void attach_shims(void* adapter);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_DOOR_H_

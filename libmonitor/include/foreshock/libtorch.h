@@ -1,0 +1,90 @@
+// foreshock/libtorch.h: what only a C++ trainer on LibTorch knows: layer names, gradients before clipping, the
+// absolute step. All optional: without it steps are counted and layers are numbered in the order of their
+// calls. Nothing here has an effect unless libforeshock.so is preloaded or linked. C++17, no torch header of
+// its own: include it after torch's.
+//
+//   foreshock::name_layers(*model);                   // once the model is built, and after it has changed
+//   loss.backward();
+//   foreshock::observe_gradients(*model);             // before clipping
+//   clip and optimizer.step();
+//   foreshock_annotate_step(step, loss_value);        // <foreshock/annotate.h>
+#ifndef FORESHOCK_LIBTORCH_H_
+#define FORESHOCK_LIBTORCH_H_
+
+#include <foreshock/annotate.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace foreshock {
+
+// Label of the layer a parameter belongs to: its first number, "003" of "blocks.3.query.weight"; without one
+// what stands before the last dot.
+inline std::string layer_label(const std::string& name) {
+  for (size_t at = 0; at < name.size(); at = name.find('.', at) + 1) {
+    char* end = nullptr;
+    const unsigned long number = std::strtoul(name.c_str() + at, &end, 10);
+    if (end != name.c_str() + at && (*end == '.' || *end == '\0')) {
+      char label[24];
+      std::snprintf(label, sizeof label, "%03lu", number);
+      return label;
+    }
+    if (name.find('.', at) == std::string::npos) break;
+  }
+  return name.substr(0, name.rfind('.'));
+}
+
+// Names the parameters of a torch::nn::Module. Returns how many were kept. The parameters must go on living
+// as the tensors they are (moving the model to a device makes new ones: call it again).
+template <class Module>
+int name_layers(const Module& module) {
+  const auto named = module.named_parameters();
+  std::vector<std::string> labels;
+  std::vector<foreshock_parameter> rows;
+  labels.reserve(named.size());
+  for (const auto& item : named) {
+    labels.push_back(layer_label(item.key()));
+    foreshock_parameter row{};
+    row.size = sizeof row;
+    row.version = FORESHOCK_ABI_VERSION;
+    row.identity = item.value().unsafeGetTensorImpl();
+    row.name = item.key().c_str();
+    row.layer = labels.back().c_str();
+    row.elements = static_cast<uint64_t>(item.value().numel());
+    rows.push_back(row);
+  }
+  return foreshock_annotate_name_parameters(rows.data(), rows.size());
+}
+
+// Publishes the gradients as they are now, at sampled steps only: dense ones on the CPU, in fp32 or fp64; if
+// any is something else none is, since part of a norm is not the norm.
+template <class Module>
+void observe_gradients(const Module& module) {
+  if (!foreshock_annotate_step_is_sampled()) return;
+  std::vector<foreshock_gradient> rows;
+  for (const auto& item : module.named_parameters()) {
+    const auto& gradient = item.value().grad();
+    if (!gradient.defined()) continue;
+    if (!gradient.is_cpu() || gradient.is_sparse() || !gradient.is_contiguous()) return;
+    const auto bytes = gradient.element_size();
+    if (!gradient.is_floating_point() || (bytes != 4 && bytes != 8)) return;
+    foreshock_gradient row{};
+    row.size = sizeof row;
+    row.version = FORESHOCK_ABI_VERSION;
+    row.identity = item.value().unsafeGetTensorImpl();
+    row.values.data = gradient.const_data_ptr();
+    row.values.dtype = bytes == 4 ? FORESHOCK_FP32 : FORESHOCK_FP64;
+    row.values.dims = 1;
+    for (int64_t& size : row.values.shape) size = 1;
+    row.values.shape[0] = gradient.numel();
+    row.values.stride[0] = 1;
+    rows.push_back(row);
+  }
+  foreshock_annotate_observe_gradients(rows.data(), rows.size());
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBTORCH_H_
