@@ -71,7 +71,7 @@ class Monitor {
   std::atomic<uint64_t> skipped_steps_{0};
   bool step_was_sampled_ = false;
   bool clock_is_reported_ = false;  // the trainer tells its steps: what is only seen of them counts no more
-  bool has_woken_ = false;  // here or in a parent
+  bool has_woken_ = false;          // here or in a parent
   uint64_t last_tick_ns_ = 0;
   CallTotals last_totals_;
   Budget budget_;

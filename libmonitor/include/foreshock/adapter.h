@@ -1,9 +1,9 @@
-/* foreshock/adapter.h: the seam between libforeshock.so and the adapters that `foreshock run` builds for one exact
- * torch. Not for trainers: use <foreshock/hook.h>. C99.
+/* foreshock/adapter.h: the seam between libforeshock.so and the adapters that `foreshock run` builds for one
+ * exact torch. Not for trainers: use <foreshock/hook.h>. C99.
  *
- * Compiled graphs that call no dispatcher (AOTInductor packages, Inductor with cpp_wrapper) call attention through
- * torch's C shim, whose functions libforeshock.so interposes (libmonitor/door_shims.cpp). It knows the arguments, the
- * adapter knows the tensors behind the handles.
+ * Compiled graphs that call no dispatcher (AOTInductor packages, Inductor with cpp_wrapper) call attention
+ * through torch's C shim, whose functions libforeshock.so interposes (libmonitor/door_shims.cpp). It knows
+ * the arguments, the adapter knows the tensors behind the handles.
  */
 #ifndef FORESHOCK_ADAPTER_H_
 #define FORESHOCK_ADAPTER_H_
@@ -14,28 +14,29 @@
 extern "C" {
 #endif
 
-/* X(number, function of torch's C shim, operation it is, pass). Device functions are counted, not described. */
-#define FORESHOCK_SHIMS(X)                                                                                           \
-  X(0, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu, "_scaled_dot_product_flash_attention_for_cpu",   \
-    FORESHOCK_FORWARD)                                                                                               \
-  X(1, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward,                                          \
-    "_scaled_dot_product_flash_attention_for_cpu_backward", FORESHOCK_BACKWARD)                                      \
-  X(2, aoti_torch_cuda__scaled_dot_product_flash_attention, "_scaled_dot_product_flash_attention",                   \
-    FORESHOCK_FORWARD)                                                                                               \
-  X(3, aoti_torch_cuda__scaled_dot_product_flash_attention_backward, "_scaled_dot_product_flash_attention_backward", \
-    FORESHOCK_BACKWARD)                                                                                              \
-  X(4, aoti_torch_cuda__scaled_dot_product_efficient_attention, "_scaled_dot_product_efficient_attention",           \
-    FORESHOCK_FORWARD)                                                                                               \
-  X(5, aoti_torch_cuda__scaled_dot_product_efficient_attention_backward,                                             \
-    "_scaled_dot_product_efficient_attention_backward", FORESHOCK_BACKWARD)                                          \
-  X(6, aoti_torch_cuda__scaled_dot_product_cudnn_attention, "_scaled_dot_product_cudnn_attention",                   \
-    FORESHOCK_FORWARD)                                                                                               \
-  X(7, aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward, "_scaled_dot_product_cudnn_attention_backward", \
-    FORESHOCK_BACKWARD)                                                                                              \
-  X(8, aoti_torch_cuda__flash_attention_forward, "_flash_attention_forward", FORESHOCK_FORWARD)                      \
-  X(9, aoti_torch_cuda__flash_attention_forward_v2, "_flash_attention_forward", FORESHOCK_FORWARD)                   \
-  X(10, aoti_torch_cuda__flash_attention_backward, "_flash_attention_backward", FORESHOCK_BACKWARD)                  \
-  X(11, aoti_torch_cuda__efficient_attention_forward, "_efficient_attention_forward", FORESHOCK_FORWARD)             \
+/* X(number, function of torch's C shim, operation it is, pass). Device functions are counted, not described.
+ */
+#define FORESHOCK_SHIMS(X)                                                                                 \
+  X(0, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,                                         \
+    "_scaled_dot_product_flash_attention_for_cpu", FORESHOCK_FORWARD)                                      \
+  X(1, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward,                                \
+    "_scaled_dot_product_flash_attention_for_cpu_backward", FORESHOCK_BACKWARD)                            \
+  X(2, aoti_torch_cuda__scaled_dot_product_flash_attention, "_scaled_dot_product_flash_attention",         \
+    FORESHOCK_FORWARD)                                                                                     \
+  X(3, aoti_torch_cuda__scaled_dot_product_flash_attention_backward,                                       \
+    "_scaled_dot_product_flash_attention_backward", FORESHOCK_BACKWARD)                                    \
+  X(4, aoti_torch_cuda__scaled_dot_product_efficient_attention, "_scaled_dot_product_efficient_attention", \
+    FORESHOCK_FORWARD)                                                                                     \
+  X(5, aoti_torch_cuda__scaled_dot_product_efficient_attention_backward,                                   \
+    "_scaled_dot_product_efficient_attention_backward", FORESHOCK_BACKWARD)                                \
+  X(6, aoti_torch_cuda__scaled_dot_product_cudnn_attention, "_scaled_dot_product_cudnn_attention",         \
+    FORESHOCK_FORWARD)                                                                                     \
+  X(7, aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward,                                       \
+    "_scaled_dot_product_cudnn_attention_backward", FORESHOCK_BACKWARD)                                    \
+  X(8, aoti_torch_cuda__flash_attention_forward, "_flash_attention_forward", FORESHOCK_FORWARD)            \
+  X(9, aoti_torch_cuda__flash_attention_forward_v2, "_flash_attention_forward", FORESHOCK_FORWARD)         \
+  X(10, aoti_torch_cuda__flash_attention_backward, "_flash_attention_backward", FORESHOCK_BACKWARD)        \
+  X(11, aoti_torch_cuda__efficient_attention_forward, "_efficient_attention_forward", FORESHOCK_FORWARD)   \
   X(12, aoti_torch_cuda__efficient_attention_backward, "_efficient_attention_backward", FORESHOCK_BACKWARD)
 
 enum { FORESHOCK_SHIM_COUNT = 13 };

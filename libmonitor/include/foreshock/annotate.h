@@ -21,8 +21,10 @@ extern void foreshock_attention_leave(const foreshock_attention_call* call) __at
 extern void foreshock_attention_skip(int32_t op, uint32_t reason) __attribute__((weak));
 extern void foreshock_step_end(const foreshock_step* step) __attribute__((weak));
 extern int foreshock_step_is_sampled(void) __attribute__((weak));
-extern int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) __attribute__((weak));
-extern void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) __attribute__((weak));
+extern int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count)
+    __attribute__((weak));
+extern void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count)
+    __attribute__((weak));
 
 #ifdef __cplusplus
 }

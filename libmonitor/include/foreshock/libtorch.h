@@ -1,5 +1,5 @@
-// foreshock/libtorch.h: what only a C++ trainer on LibTorch knows: layer names, gradients before clipping, the
-// absolute step. All optional: without it steps are counted and layers are numbered in the order of their
+// foreshock/libtorch.h: what only a C++ trainer on LibTorch knows: layer names, gradients before clipping,
+// the absolute step. All optional: without it steps are counted and layers are numbered in the order of their
 // calls. Nothing here has an effect unless libforeshock.so is preloaded or linked. C++17, no torch header of
 // its own: include it after torch's.
 //
