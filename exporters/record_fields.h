@@ -47,7 +47,7 @@ inline constexpr Field<RunLine> kRunFields[] = {
     {"pipeline_parallel", &RunLine::pipeline_parallel, "", "Coordinate in the pipeline."},
     {"expert_parallel", &RunLine::expert_parallel, "", "Coordinate in the expert-parallel group."},
     {"sample_seed", &RunLine::sample_seed, "", "Seed that decides what is sampled."},
-    {"slots", &RunLine::slots, "slices", "Slices that fit into the segment at once."},
+    {"slots", &RunLine::slots, "slots", "Slots for slices in the segment; a long slice takes several."},
     {"slot_bytes", &RunLine::slot_bytes, "bytes", "Size of one of them."},
     {"max_slowdown", &RunLine::max_slowdown, "ratio", "Slowdown that is allowed."},
 };

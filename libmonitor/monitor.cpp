@@ -1,12 +1,12 @@
 #include "libmonitor/monitor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "libmonitor/clocks.h"
 #include "libmonitor/sampler.h"
 #include "libmonitor/slice_copy.h"
+#include "libmonitor/slice_plan.h"
 
 namespace foreshock {
 
@@ -65,8 +65,7 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   const uint64_t call = call_in_step_.fetch_add(1, std::memory_order_relaxed);
   int ordinal = -1;
   if (TryLock lock(layer_busy_); lock) ordinal = ordinal_.next(pass == FORESHOCK_BACKWARD, recomputed);
-  if (!is_sampled_call(g_guest.settings().seed, step_.load(std::memory_order_relaxed), call,
-                       free_slots_.load(std::memory_order_relaxed),
+  if (!is_sampled_call(g_guest.settings().seed, step_.load(std::memory_order_relaxed), call, free_slices(),
                        calls_last_step_.load(std::memory_order_relaxed))) {
     counting.add(counting.block->unsampled[pass]);
     return 0;
@@ -88,15 +87,14 @@ void Monitor::leave(const foreshock_attention_call& call) {
   }
   const uint64_t begin = monotonic_ns();
   const Counting counting = g_guest.counting();
-  t_open = open;  // take_sample reads it
-  take_sample(counting, call, pass);
-  t_open = {};
+  take_sample(counting, call, open, pass);
   const bool has_prepare =
       call.size >= offsetof(foreshock_attention_call, prepare_ns) + sizeof call.prepare_ns;
   counting.add(counting.block->hook_ns, monotonic_ns() - begin + (has_prepare ? call.prepare_ns : 0));
 }
 
-void Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call, uint32_t pass) {
+void Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call,
+                          const OpenCall& open, uint32_t pass) {
   segment::ThreadBlock& block = *counting.block;
   CheckedCall checked;
   if (const int reason = check_call(call, pass, &checked); reason >= 0)
@@ -105,33 +103,34 @@ void Monitor::take_sample(const Counting& counting, const foreshock_attention_ca
   if (writer.slots() == 0) return counting.add(block.skipped[pass][FORESHOCK_SKIP_OFF]);
 
   const int64_t step = step_.load(std::memory_order_relaxed);
-  const Slice slice =
-      choose_slice(checked.shape, g_guest.settings().seed, step, t_open.call, g_guest.settings().rank);
-  segment::Slot plan = {};
-  if (!plan_slot(checked, slice, writer.slot_bytes(), &plan))
+  Slice slice =
+      choose_slice(checked.shape, g_guest.settings().seed, step, open.call, g_guest.settings().rank);
+  SlicePlan plan;
+  if (!plan_slice(checked, writer.slot_bytes(), writer.slots(), &slice, &plan))
     return counting.add(block.skipped[pass][FORESHOCK_SKIP_TOO_LARGE]);
+  slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
+  plan.all.step = step;
+  plan.all.time_ns = realtime_ns();
+  plan.all.call = open.call;
+  plan.all.op = open.op;
+  name_layer(call, open, &plan.all);
 
   // Counted before the slot turns odd, so that a death in between leaves a torn sample, not an uncounted one.
   counting.add(block.sampled[pass]);
-  const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_relaxed) + 1;
-  segment::Slot* slot = writer.claim(ticket);
-  if (slot == nullptr) {
+  const uint64_t ticket = ticket_.fetch_add(plan.slots, std::memory_order_relaxed) + 1;
+  segment::Slot* slots[segment::kMaxSlots];
+  if (!writer.claim(ticket, plan.slots, slots)) {
     counting.take_back(block.sampled[pass]);
     return counting.add(block.skipped[pass][FORESHOCK_SKIP_RING_FULL]);
   }
-  const size_t after_ticket = offsetof(segment::Slot, step);
-  std::memcpy(reinterpret_cast<char*>(slot) + after_ticket, reinterpret_cast<char*>(&plan) + after_ticket,
-              sizeof plan - after_ticket);
-  slot->step = step;
-  slot->time_ns = realtime_ns();
-  slot->call = t_open.call;
-  slot->op = t_open.op;
-  name_layer(call, slot);
-  copy_slot(checked, slice, *slot, reinterpret_cast<char*>(slot));
-  writer.publish(slot, ticket);
+  for (uint32_t part = 0; part < plan.slots; ++part) {
+    writer.describe(slots[part], slot_of(plan, part));
+    copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
+  }
+  writer.publish(slots, ticket, plan.slots);
 }
 
-void Monitor::name_layer(const foreshock_attention_call& call, segment::Slot* slot) {
+void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
   const auto is = [&](int layer, segment::LayerSource source) {
     slot->layer = layer;
     slot->layer_source = static_cast<uint32_t>(layer < 0 ? segment::LayerSource::kUnknown : source);
@@ -146,7 +145,7 @@ void Monitor::name_layer(const foreshock_attention_call& call, segment::Slot* sl
   // A parameter that was found but bears no name is not a call that nothing names, unless nobody gives names
   // here at all (a C++ trainer, a compiled optimizer).
   const bool is_nameless = call.layer_identity == nullptr || !layers_.has_names();
-  is(is_nameless ? t_open.ordinal : -1, segment::LayerSource::kOrdinal);
+  is(is_nameless ? open.ordinal : -1, segment::LayerSource::kOrdinal);
 }
 
 void Monitor::skip(int32_t op, uint32_t reason) {
@@ -176,6 +175,7 @@ void Monitor::reset() {
   step_.store(-1);
   next_step_.store(-1);
   ticket_.store(0);
+  slots_per_slice_.store(1);
   interval_.store(g_guest.settings().every != 0                                    ? g_guest.settings().every
                   : g_guest.settings().world_size > g_guest.settings().local_ranks ? kSeveralNodesInterval
                                                                                    : kFirstInterval);

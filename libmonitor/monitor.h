@@ -28,6 +28,14 @@ class TryLock {
   bool owned_;
 };
 
+// A call that returned nonzero from enter and has not ended.
+struct OpenCall {
+  int32_t op = -1;
+  bool waking = false;  // described only so that the segment can be made to its measure
+  uint64_t call = 0;
+  int ordinal = -1;
+};
+
 class Monitor {
  public:
   // A call begins. Nonzero: describe it. The fast path (armed, on, not a sampled step) is in hook.cpp.
@@ -52,8 +60,13 @@ class Monitor {
   void begin_step();
   void read_switches();
   uint64_t interval_at(int64_t step) const;
-  void take_sample(const Counting& counting, const foreshock_attention_call& call, uint32_t pass);
-  void name_layer(const foreshock_attention_call& call, segment::Slot* slot);
+  void take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
+                   uint32_t pass);
+  void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
+  // How many slices the slots that were free when the step began would hold.
+  uint32_t free_slices() const {
+    return free_slots_.load(std::memory_order_relaxed) / slots_per_slice_.load(std::memory_order_relaxed);
+  }
 
   std::atomic_flag clock_busy_;  // step state below
   std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
@@ -68,6 +81,7 @@ class Monitor {
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};
+  std::atomic<uint32_t> slots_per_slice_{1};  // of the last one
   std::atomic<uint64_t> skipped_steps_{0};
   bool step_was_sampled_ = false;
   bool clock_is_reported_ = false;  // the trainer tells its steps: what is only seen of them counts no more
@@ -82,14 +96,6 @@ class Monitor {
 };
 
 extern Monitor g_monitor;
-
-// A call that returned nonzero from enter and has not ended.
-struct OpenCall {
-  int32_t op = -1;
-  bool waking = false;  // described only so that the segment can be made to its measure
-  uint64_t call = 0;
-  int ordinal = -1;
-};
 
 }  // namespace foreshock
 

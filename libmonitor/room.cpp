@@ -18,6 +18,10 @@ namespace {
 // Slots beyond this many are worth less than slots that are larger.
 constexpr uint32_t kSlotsBeforeLarger = 32;
 
+// Slices that are to go into one slot each; when fewer fit, they are split over smaller slots: so many, and
+// not smaller than this.
+constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
+
 // The whole of a small file; empty when it cannot be read.
 size_t read_small(const char* path, char* to, size_t capacity) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -79,7 +83,12 @@ uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
 }
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
-  if (need == 0 || bytes / need < 2) return {0, 0};
+  if (need == 0) return {0, 0};
+  if (bytes / need < kFewWhole && need > kLeastPart) {
+    const uint64_t slots = std::min<uint64_t>(bytes / kLeastPart, kSlotsOfParts);
+    return slots < 2 ? SlotPlan{0, 0} : SlotPlan{static_cast<uint32_t>(slots), bytes / slots / 64 * 64};
+  }
+  if (bytes / need < 2) return {0, 0};
   if (bytes / need >= 2 * kSlotsBeforeLarger) need *= 2;
   return {static_cast<uint32_t>(std::min<uint64_t>(bytes / need, segment::kMaxSlots)), need};
 }

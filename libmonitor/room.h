@@ -22,7 +22,8 @@ struct SlotPlan {
   uint64_t slot_bytes;
 };
 // Slots for slices of `need` bytes within `bytes` for all of them. Where there is room for it a slot is twice
-// as large as needed, since later calls may have longer keys. Fewer than two slots are none.
+// as large as needed, since later calls may have longer keys; where few slices would fit, slots are smaller
+// and a slice takes several. Fewer than two slots are none.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
 }  // namespace foreshock

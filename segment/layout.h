@@ -46,7 +46,6 @@ enum RegionId : uint32_t {
   kTensors,      // no writer yet
   kRegions = 16
 };
-inline constexpr uint32_t kRegionsOfVersion1 = 8;
 
 struct Region {
   uint64_t offset;       // from the start of the file; a multiple of 64

@@ -47,6 +47,11 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.heads_in_slice == 0 || slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
   if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
   if (slot.layer_source > static_cast<uint32_t>(LayerSource::kOrdinal)) return "unknown layer source";
+  if (slot.parts > kMaxSlots || (slot.parts > 1 ? slot.part >= slot.parts : slot.part != 0))
+    return "part out of range";
+  if (slot.parts > 1 &&
+      (slot.part_keys == 0 || slot.first_key >= slot.keys || slot.part_keys > slot.keys - slot.first_key))
+    return "keys of the part out of range";
   for (uint32_t row = 0; row < slot.rows; ++row) {
     if (slot.key_limit[row] > slot.keys) return "key limit beyond the keys";
     if (slot.position[row] >= slot.query_length) return "row position beyond the queries";
@@ -57,13 +62,14 @@ const char* check_dimensions(const Slot& slot) {
 // Bytes each payload must have by the dimensions; 0: must be absent.
 void expected_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
   const uint64_t element = element_bytes(slot.dtype);
-  const uint64_t rows = slot.rows, keys = slot.keys;
+  const uint64_t rows = slot.part == 0 ? slot.rows : 0;  // all but the keys is in the first part
+  const uint64_t keys = slot.parts > 1 ? slot.part_keys : slot.keys;
   sizes[kQuery] = rows * slot.head_dim * element;
   sizes[kKey] = keys * slot.head_dim * element;
   sizes[kValue] = keys * slot.value_dim * element;
   sizes[kOut] = rows * slot.value_dim * element;
   sizes[kLogSumExp] = rows * element_bytes(slot.lse_dtype);
-  sizes[kMask] = rows * keys * element_bytes(slot.mask_dtype);
+  sizes[kMask] = slot.rows * keys * element_bytes(slot.mask_dtype);
   const bool backward = slot.pass == 1;
   sizes[kGradOut] = backward ? rows * slot.value_dim * element : 0;
   sizes[kGradQuery] = backward ? rows * slot.head_dim * element : 0;

@@ -55,7 +55,8 @@ Totals parse_threads(Bytes region, const Region& shape);
 std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t cursor, uint64_t* lost);
 
 // A slot's header and its payload, checked against each other: every offset and size fits, dimensions are
-// those of the sizes, limits and indices are in range. The spans borrow from `bytes`.
+// those of the sizes, limits and indices are in range. Of a slice in several slots it is one part, to be
+// given to JoinedSlice. The spans borrow from `bytes`.
 struct SlotView {
   Slot header;
   Bytes payload[kPayloads];

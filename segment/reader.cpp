@@ -5,34 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
+#include "segment/pread.h"
+
 namespace foreshock::segment {
-namespace {
-
-bool read_exactly(int fd, void* to, size_t bytes, uint64_t offset) {
-  char* at = static_cast<char*>(to);
-  while (bytes > 0) {
-    const ssize_t got = pread(fd, at, bytes, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    at += got;
-    offset += static_cast<uint64_t>(got);
-    bytes -= static_cast<size_t>(got);
-  }
-  return true;
-}
-
-template <class T>
-void write_field(int fd, const T& value, uint64_t offset) {
-  // A failed store is seen at the next read of the same field; there is nothing better to do with it here.
-  while (pwrite(fd, &value, sizeof value, static_cast<off_t>(offset)) < 0 && errno == EINTR) {
-  }
-}
-
-}  // namespace
-
 std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory, const std::string& name,
                                                    std::string* why) {
   constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
@@ -189,83 +166,6 @@ StepRecord SegmentReader::last_step() const {
   const uint64_t at = region.offset + region.record_size * (control_.step_cursor % region.count);
   if (control_.step_cursor == 0 || !read_record(region.record_size, at, &record)) return {};
   return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
-}
-
-uint64_t SegmentReader::slot_offset(uint32_t slot) const {
-  return header_.regions[kSlots].offset + header_.regions[kSlots].record_size * slot;
-}
-
-uint64_t SegmentReader::sequence_of(uint32_t slot) const {
-  uint64_t sequence = 0;
-  read_exactly(segment_, &sequence, sizeof sequence, slot_offset(slot));
-  return sequence;
-}
-
-bool SegmentReader::next_ready(Ready* ready) {
-  const uint32_t slots = static_cast<uint32_t>(header_.regions[kSlots].count);
-  // Read before the slots: what is published while they are looked at is found the next time.
-  uint64_t published = 0;
-  read_exactly(segment_, &published, sizeof published, header_.regions[kProgress].offset);
-  if (published == published_) return false;
-  for (uint32_t tried = 0; tried < slots; ++tried) {
-    const uint32_t slot = next_slot_;
-    next_slot_ = (next_slot_ + 1) % slots;
-    const uint64_t sequence = sequence_of(slot);
-    if (sequence % 2 != 0 || sequence == 2 * consumption_[slot].consumed) continue;
-    *ready = {};
-    ready->slot = slot;
-    ready->ticket = sequence / 2;
-    // The payloads are read as far as the header says they go, never more than the slot.
-    Slot head;
-    const uint64_t size = header_.regions[kSlots].record_size;
-    if (!read_record(header_.slot_header_size, slot_offset(slot), &head)) continue;
-    uint64_t end = header_.slot_header_size;
-    for (const Payload& payload : head.payload)
-      if (payload.offset <= size && payload.bytes <= size - payload.offset)
-        end = std::max(end, payload.offset + payload.bytes);
-    buffer_.resize(end);
-    if (!read_exactly(segment_, buffer_.data(), end, slot_offset(slot))) continue;
-    if (sequence_of(slot) != sequence) continue;
-    ready->why = parse_slot({buffer_.data(), end}, header_.slot_header_size, &ready->view);
-    if (ready->why == nullptr && ready->view.header.ticket != ready->ticket) ready->why = "ticket differs";
-    return true;
-  }
-  published_ = published;
-  return false;
-}
-
-std::vector<SegmentReader::Ready> SegmentReader::torn() {
-  std::vector<Ready> result;
-  const uint32_t slots = static_cast<uint32_t>(header_.regions[kSlots].count);
-  for (uint32_t slot = 0; slot < slots; ++slot) {
-    const uint64_t sequence = sequence_of(slot);
-    const uint64_t ticket = (sequence + 1) / 2;
-    if (sequence % 2 == 0 || ticket == consumption_[slot].consumed) continue;
-    Ready ready;
-    ready.slot = slot;
-    ready.ticket = ticket;
-    ready.why = "its writer died in the middle";
-    read_record(header_.slot_header_size, slot_offset(slot), &ready.view.header);
-    if (ready.view.header.pass >= kPasses) ready.view.header.pass = 0;
-    result.push_back(ready);
-  }
-  return result;
-}
-
-void SegmentReader::consume(uint32_t slot) {
-  write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
-}
-
-void SegmentReader::consume_judged(uint32_t slot, uint64_t ticket, uint32_t pass) {
-  consumption_[slot].consumed = ticket;
-  ++consumption_[slot].judged[pass % kPasses];
-  consume(slot);
-}
-
-void SegmentReader::consume_lost(uint32_t slot, uint64_t ticket, uint32_t pass, Lost reason) {
-  consumption_[slot].consumed = ticket;
-  ++consumption_[slot].lost[pass % kPasses][static_cast<uint32_t>(reason)];
-  consume(slot);
 }
 
 uint64_t SegmentReader::judged(uint32_t pass) const {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "segment/joined_slice.h"
 #include "segment/parser.h"
 
 namespace foreshock::segment {
@@ -45,9 +46,10 @@ class SegmentReader {
   // The last record that was taken; sequence 0 when there is none or it was overwritten.
   StepRecord last_step() const;
 
-  // The next slot that holds a finished slice this agent has not consumed, or false. Costs one read when
-  // nothing was published since the last time that it was false. The view borrows from an inner buffer until
-  // the next call. `why` is set when the slot cannot be used: consume it as lost.
+  // The next slot that holds a finished slice this agent has not consumed, or false; of a slice in several
+  // slots it is the first. Costs one read when nothing was published since the last time that it was false.
+  // The view borrows from an inner buffer until the next call. `why` is set when the slice cannot be used:
+  // consume it as lost.
   struct Ready {
     uint32_t slot = 0;
     uint64_t ticket = 0;
@@ -60,9 +62,10 @@ class SegmentReader {
   // counted.
   void look_again() { published_ = ~uint64_t{0}; }
 
-  // Slots left odd by a writer; meaningful once the trainer is gone.
+  // Slices left odd by a writer; meaningful once the trainer is gone.
   std::vector<Ready> torn();
 
+  // A slice counts once, however many slots it took.
   void consume_judged(uint32_t slot, uint64_t ticket, uint32_t pass);
   void consume_lost(uint32_t slot, uint64_t ticket, uint32_t pass, Lost reason);
 
@@ -84,6 +87,14 @@ class SegmentReader {
   bool read_record(uint64_t record_size, uint64_t offset, T* into) const;
   uint64_t slot_offset(uint32_t slot) const;
   uint64_t sequence_of(uint32_t slot) const;
+  uint32_t slots() const { return static_cast<uint32_t>(header_.regions[kSlots].count); }
+  Slot header_of(uint32_t slot) const;
+  bool read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why);
+  bool read_slice(uint32_t slot, uint64_t sequence, Ready* ready);
+  bool read_parts(Ready* ready);
+  bool is_orphan(const Slot& tail) const;
+  bool is_tail_of_another(uint64_t ticket) const;
+  void consume_tails(uint32_t slot, uint64_t ticket);
   void consume(uint32_t slot);
 
   std::string name_;
@@ -97,6 +108,7 @@ class SegmentReader {
   uint64_t published_ = ~uint64_t{0};  // when all slots were last found consumed
   mutable std::vector<std::byte> region_;
   std::vector<std::byte> buffer_;
+  JoinedSlice joined_;
 };
 
 }  // namespace foreshock::segment

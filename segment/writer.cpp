@@ -242,7 +242,6 @@ uint32_t SegmentWriter::free_slots() const {
 }
 
 Slot* SegmentWriter::claim(uint64_t ticket) const {
-  if (slots() == 0) return nullptr;
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   Slot* slot = this->slot(index);
   uint64_t expected = 2 * consumed(index);
@@ -254,8 +253,40 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   return slot;
 }
 
-void SegmentWriter::publish(Slot* slot, uint64_t ticket) const {
-  word(slot->sequence).store(2 * ticket, std::memory_order_release);
+// Back to what it was before claim: nobody else touches a slot that is odd.
+void SegmentWriter::release(uint64_t ticket) const {
+  const uint32_t index = static_cast<uint32_t>(ticket % slots());
+  word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
+}
+
+bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
+  if (count == 0 || count > this->slots()) return false;
+  for (uint32_t part = 0; part < count; ++part) {
+    slots[part] = claim(ticket + part);
+    if (slots[part] == nullptr) {
+      while (part > 0) release(ticket + --part);  // the first last: as long as it is odd it answers for all
+      return false;
+    }
+    if (count == 1) break;
+    slots[part]->first_ticket = ticket;
+    slots[part]->part = part;
+    slots[part]->parts = count;
+  }
+  return true;
+}
+
+void SegmentWriter::describe(Slot* slot, const Slot& header) const {
+  constexpr size_t kFrom = offsetof(Slot, step), kTo = offsetof(Slot, first_ticket);
+  std::memcpy(reinterpret_cast<char*>(slot) + kFrom, reinterpret_cast<const char*>(&header) + kFrom,
+              kTo - kFrom);
+  slot->first_key = header.first_key;
+  slot->part_keys = header.part_keys;
+}
+
+void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
+  // The first part last: whoever sees it even finds all others whole.
+  for (uint32_t part = count; part-- > 0;)
+    word(slots[part]->sequence).store(2 * (ticket + part), std::memory_order_release);
   word(at<Progress>(kProgress)->published).fetch_add(1, std::memory_order_release);
 }
 

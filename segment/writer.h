@@ -45,12 +45,20 @@ class SegmentWriter {
   // Slots that a claim could take now.
   uint32_t free_slots() const;
 
-  // Claims the slot of `ticket`, or returns null when the agent still holds it (the ticket is burned). The
-  // slot's header is zeroed but for its sequence. Any thread.
+  // Claims the slot of `ticket` for a slice, or returns null when the agent still holds it (the ticket is
+  // burned). The slot's header is zeroed but for sequence, ticket and its place in the slice. Any thread.
   Slot* claim(uint64_t ticket) const;
 
-  // Makes a claimed slot visible to the agent.
-  void publish(Slot* slot, uint64_t ticket) const;
+  // The same for a slice over `count` slots, of consecutive tickets: all of them, or none (false).
+  // 1 <= count <= slots().
+  bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
+
+  // Stores the rest of a claimed slot's header.
+  void describe(Slot* slot, const Slot& header) const;
+
+  // Makes claimed slots visible to the agent as one slice.
+  void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
+  void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;
 
   // Appends to the ring of steps; `record.sequence` is set here. One caller at a time.
   void append_step(const StepRecord& record);
@@ -62,6 +70,7 @@ class SegmentWriter {
     return reinterpret_cast<T*>(base_ + header()->regions[region].offset);
   }
   Slot* slot(uint32_t index) const;
+  void release(uint64_t ticket) const;
   uint64_t consumed(uint32_t index) const;
 
   char* base_ = nullptr;

@@ -17,12 +17,23 @@ TEST(Room, ATenthDividedByTheRanks) {
 }
 
 TEST(Room, SlotsAreAsManyAsUsefulThenLarger) {
-  EXPECT_EQ(plan_slots(kMiB, kMiB).slots, 0u);  // one slot is none
-  EXPECT_EQ(plan_slots(3 * kMiB, kMiB).slots, 3u);
+  EXPECT_EQ(plan_slots(kMiB / 8, kMiB / 8).slots, 0u);  // one slot is none
+  EXPECT_EQ(plan_slots(kMiB / 4, kMiB / 16).slots, 4u);
+  EXPECT_EQ(plan_slots(8 * kMiB, kMiB).slots, 8u);
   const SlotPlan roomy = plan_slots(1000 * kMiB, kMiB);
   EXPECT_EQ(roomy.slots, segment::kMaxSlots);
   EXPECT_EQ(roomy.slot_bytes, 2 * kMiB);
   EXPECT_EQ(plan_slots(64 * kMiB, 0).slots, 0u);
+}
+
+TEST(Room, WhereFewSlicesFitASliceTakesSeveralSlots) {
+  for (uint64_t need : {9 * kMiB, 40 * kMiB, 100 * kMiB}) {
+    const SlotPlan plan = plan_slots(64 * kMiB, need);
+    EXPECT_EQ(plan.slots, 32u);
+    EXPECT_EQ(plan.slot_bytes, 2 * kMiB);
+  }
+  EXPECT_EQ(plan_slots(kMiB, 100 * kMiB).slots, 4u);  // not below 256 KiB
+  EXPECT_EQ(plan_slots(kMiB / 4, 100 * kMiB).slots, 0u);
 }
 
 TEST(Room, OnlyMemoryCounts) {

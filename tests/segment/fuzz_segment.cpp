@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "segment/joined_slice.h"
 #include "segment/parser.h"
 
 namespace {
@@ -34,11 +35,22 @@ void parse_whole_file(Bytes file) {
   for (uint64_t n = 0; n < header.regions[kLayers].count; ++n)
     text_of(record_at<Layer>(region(kLayers), header.regions[kLayers].record_size, n).label);
   const Region& slots = header.regions[kSlots];
+  const auto slot = [&](uint64_t n) {
+    return region(kSlots).subspan(n % slots.count * slots.record_size, slots.record_size);
+  };
   for (uint64_t n = 0; n < slots.count; ++n) {
     SlotView view;
-    if (parse_slot(region(kSlots).subspan(n * slots.record_size, slots.record_size), header.slot_header_size,
-                   &view) == nullptr)
-      use(view);
+    if (parse_slot(slot(n), header.slot_header_size, &view) != nullptr) continue;
+    use(view);
+    if (view.header.parts < 2) continue;
+    JoinedSlice joined;
+    const char* why = joined.begin(view, slots.record_size * slots.count);
+    for (uint64_t part = 1; why == nullptr && part < view.header.parts; ++part) {
+      SlotView tail;
+      why = parse_slot(slot(n + part), header.slot_header_size, &tail);
+      if (why == nullptr) why = joined.add(tail);
+    }
+    if (why == nullptr) use(joined.take());
   }
 }
 

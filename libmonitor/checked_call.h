@@ -1,0 +1,27 @@
+// An attention call as the trainer described it, once found consistent.
+#ifndef FORESHOCK_LIBMONITOR_CHECKED_CALL_H_
+#define FORESHOCK_LIBMONITOR_CHECKED_CALL_H_
+
+#include "foreshock/hook.h"
+#include "kernels/tensor.h"
+#include "libmonitor/sampler.h"
+
+namespace foreshock {
+
+struct CheckedCall {
+  CallShape shape;
+  int64_t head_dim, value_dim;
+  uint32_t pass;
+  DType dtype;
+  int32_t causal;
+  double scale;
+  TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
+};
+
+// Reads the raw struct (the only place that does). Returns -1 and fills *checked, or the FORESHOCK_SKIP_
+// reason.
+int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall* checked);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_CHECKED_CALL_H_

@@ -1,0 +1,25 @@
+"""Attention over many keys in a process that trains: few queries, so that it is quick."""
+
+import sys
+import time
+
+import torch
+from tiny_gpt import set_up, tell
+from torch.nn import functional
+
+KEYS = [int(keys) for keys in sys.argv[1].split(",")]
+STEPS = 5
+
+set_up(5)
+scales = [torch.nn.Parameter(torch.ones(())) for _ in range(3)]
+optimizer = torch.optim.Adam(scales, lr=0.0)
+# The first call decides on the slots.
+for keys in sorted(KEYS, reverse=True):
+    inputs = [torch.randn(1, 2, length, 64).bfloat16() for length in (64, keys, keys)]
+    for _ in range(STEPS):
+        out = functional.scaled_dot_product_attention(*(x * s.bfloat16() for x, s in zip(inputs, scales, strict=True)))
+        out.backward(torch.randn_like(out))
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.3)  # for the agent: a slice of this size takes most of the slots
+tell(steps=STEPS * len(KEYS))

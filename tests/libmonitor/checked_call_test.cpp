@@ -1,0 +1,36 @@
+#include "libmonitor/checked_call.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/libmonitor/call_on_tensors.h"
+
+namespace foreshock {
+namespace {
+
+using Call = CallOnTensors;
+
+TEST(CheckedCall, RefusesWithTheRightReason) {
+  const auto reason = [](auto change, uint32_t pass = 0) {
+    Call call;
+    call.build(pass == 1);
+    change(call.call);
+    CheckedCall checked;
+    return check_call(call.call, pass, &checked);
+  };
+  EXPECT_EQ(reason([](auto& c) { c.dropout = 0.1; }), FORESHOCK_SKIP_DROPOUT);
+  EXPECT_EQ(reason([](auto& c) { c.dropout = NAN; }), FORESHOCK_SKIP_DROPOUT);
+  EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_CUDA; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.query.dims = 3; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.key.shape[1] = 3; }), FORESHOCK_SKIP_LAYOUT);  // 4 heads over 3 kv-heads
+  EXPECT_EQ(reason([](auto& c) { c.value.dtype = FORESHOCK_BF16; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.scale = NAN; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.out.data = nullptr; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.grad_query.shape[2] = 1; }, 1), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.mask = c.query; }), FORESHOCK_SKIP_MASK);
+  EXPECT_EQ(reason([](auto& c) { c.size = 16; }), FORESHOCK_SKIP_UNKNOWN);
+}
+
+}  // namespace
+}  // namespace foreshock

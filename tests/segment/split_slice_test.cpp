@@ -1,0 +1,267 @@
+// Slices that lie in several slots: they cross whole or not at all, and count once.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "tests/segment/segment_files.h"
+
+namespace foreshock::segment {
+namespace {
+
+using SplitSlices = SegmentFiles;
+
+// Part `part` of a slice of one row and two keys a part, whose key n is ticket + n.
+void fill_part(Slot* slot, uint64_t ticket, uint32_t part, uint32_t parts) {
+  Slot header = {};
+  header.dtype = 1;  // fp64
+  header.rows = header.head_dim = header.value_dim = header.heads_in_slice = 1;
+  header.keys = 2 * parts;
+  header.query_length = 1;
+  header.key_length = header.keys;
+  header.scale = 1;
+  header.key_limit[0] = header.keys;
+  header.part = part;
+  header.parts = parts;
+  header.first_key = 2 * part;
+  header.part_keys = 2;
+  uint64_t at = (sizeof(Slot) + 63) / 64 * 64;
+  const auto put = [&](PayloadId id, std::initializer_list<double> values) {
+    header.payload[id] = {at, values.size() * 8};
+    std::memcpy(reinterpret_cast<char*>(slot) + at, values.begin(), values.size() * 8);
+    at += 64;
+  };
+  const double first = static_cast<double>(ticket + header.first_key);
+  put(kKey, {first, first + 1});
+  put(kValue, {first, first + 1});
+  if (part == 0) {
+    put(kQuery, {static_cast<double>(ticket)});
+    put(kOut, {1});
+  }
+  SegmentWriter().describe(slot, header);
+}
+
+bool write_slice(const SegmentWriter& writer, uint64_t ticket, uint32_t parts) {
+  Slot* slots[kMaxSlots];
+  if (!writer.claim(ticket, parts, slots)) return false;
+  for (uint32_t part = 0; part < parts; ++part) fill_part(slots[part], ticket, part, parts);
+  writer.publish(slots, ticket, parts);
+  return true;
+}
+
+void expect_slice(const SegmentReader::Ready& ready, uint32_t parts) {
+  ASSERT_EQ(ready.why, nullptr) << ready.why;
+  EXPECT_EQ(query_of(ready), static_cast<double>(ready.ticket));
+  ASSERT_EQ(ready.view.payload[kKey].size(), 2 * parts * 8);
+  for (uint32_t n = 0; n < 2 * parts; ++n) {
+    double key = 0;
+    std::memcpy(&key, ready.view.payload[kKey].data() + 8 * n, 8);
+    EXPECT_EQ(key, static_cast<double>(ready.ticket + n));
+  }
+}
+
+TEST_F(SplitSlices, CrossWholeAndCountOnce) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
+  auto reader = open();
+  SegmentReader::Ready ready;
+  uint64_t ticket = 1, slices = 0;
+  for (uint32_t parts : {3, 4, 8, 2, 5, 7}) {  // around the ring again and again
+    ASSERT_TRUE(write_slice(writer, ticket, parts));
+    EXPECT_EQ(writer.free_slots(), 8 - parts);
+    ASSERT_TRUE(reader->next_ready(&ready));
+    EXPECT_EQ(ready.ticket, ticket);
+    expect_slice(ready, parts);
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+    EXPECT_EQ(reader->judged(0), ++slices);
+    EXPECT_EQ(writer.free_slots(), 8u);
+    EXPECT_FALSE(reader->next_ready(&ready));
+    ticket += parts;
+  }
+}
+
+TEST_F(SplitSlices, AreTakenWholeOrNotAtAll) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
+  ASSERT_TRUE(write_slice(writer, 1, 3));
+  ASSERT_TRUE(write_slice(writer, 4, 3));
+  EXPECT_FALSE(write_slice(writer, 7, 4));  // slots 7 and 0 are free, 1 and 2 are not
+  EXPECT_EQ(writer.free_slots(), 2u);
+  Slot* slots[kMaxSlots];
+  EXPECT_FALSE(writer.claim(7, 0, slots));
+  EXPECT_FALSE(writer.claim(7, 9, slots));
+  EXPECT_TRUE(write_slice(writer, 15, 2));
+  auto reader = open();
+  SegmentReader::Ready ready;
+  uint64_t judged = 0;
+  while (reader->next_ready(&ready)) {
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+    ++judged;
+  }
+  EXPECT_EQ(judged, 3u);
+  EXPECT_EQ(writer.free_slots(), 8u);
+  EXPECT_TRUE(reader->torn().empty());
+}
+
+TEST_F(SplitSlices, AnAgentThatDiedInTheMiddleOfConsumingCountsNothingTwice) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
+  ASSERT_TRUE(write_slice(writer, 1, 4));
+  SegmentReader::Ready ready;
+  {
+    auto first = open();
+    ASSERT_TRUE(first->next_ready(&ready));
+    first->consume_judged(ready.slot, ready.ticket, 0);
+  }
+  // As if it had died after the first of its stores: the tails are still there.
+  const std::string control = directory_ + "/0-0000000000000010.ctl";
+  const int fd = ::open(control.c_str(), O_RDWR);
+  const Consumption none = {};
+  for (uint32_t slot : {2u, 3u, 4u})
+    ASSERT_EQ(pwrite(fd, &none, sizeof none, kConsumptionOffset + slot * sizeof none), ssize_t{sizeof none});
+  close(fd);
+  EXPECT_EQ(writer.free_slots(), 5u);
+  auto second = open();
+  EXPECT_FALSE(second->next_ready(&ready));
+  EXPECT_EQ(second->judged(0), 1u);
+  EXPECT_EQ(second->lost(0, Lost::kTorn) + second->lost(0, Lost::kRefused), 0u);
+  EXPECT_EQ(writer.free_slots(), 8u);
+}
+
+// A writer that dies at any place loses one slice, as torn.
+TEST_F(SplitSlices, AWriterThatDiesInTheMiddleLeavesOneTornSlice) {
+  const std::vector<std::function<void(SegmentWriter&)>> deaths = {
+      [](SegmentWriter& writer) {  // with the first slot claimed and nothing told
+        writer.claim(1);
+      },
+      [](SegmentWriter& writer) {  // with all claimed
+        Slot* slots[kMaxSlots];
+        writer.claim(1, 4, slots);
+      },
+      [](SegmentWriter& writer) {  // with one half-claimed, whose header is that of an earlier slice
+        Slot* slots[kMaxSlots];
+        writer.claim(1, 4, slots);
+        slots[3]->ticket = 77;
+        slots[3]->part = slots[3]->parts = 0;
+      },
+      [](SegmentWriter& writer) {  // with the tails published
+        Slot* slots[kMaxSlots];
+        writer.claim(1, 4, slots);
+        for (uint32_t part = 0; part < 4; ++part) fill_part(slots[part], 1, part, 4);
+        for (uint32_t part = 1; part < 4; ++part)
+          word(slots[part]->sequence).store(2 * (1 + part), std::memory_order_release);
+      },
+  };
+  uint64_t nonce = 0x10;
+  for (const auto& death : deaths) {
+    const pid_t child = fork();
+    if (child == 0) {
+      SegmentWriter writer;
+      if (create(&writer, 0, nonce, 8) != nullptr) _exit(1);
+      death(writer);
+      write_slice(writer, 13, 2);  // another thread's, whole
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_EQ(status, 0);
+    char name[32];
+    std::snprintf(name, sizeof name, "0-%016llx", static_cast<unsigned long long>(nonce++));
+    auto reader = open(name);
+    SegmentReader::Ready ready;
+    ASSERT_TRUE(reader->next_ready(&ready));
+    EXPECT_EQ(ready.ticket, 13u);
+    expect_slice(ready, 2);
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+    EXPECT_FALSE(reader->next_ready(&ready));
+    const auto torn = reader->torn();
+    ASSERT_EQ(torn.size(), 1u);
+    EXPECT_EQ(torn[0].ticket, 1u);
+    reader->consume_lost(torn[0].slot, torn[0].ticket, 0, Lost::kTorn);
+    EXPECT_TRUE(reader->torn().empty());
+    reader->look_again();
+    EXPECT_FALSE(reader->next_ready(&ready));
+    EXPECT_EQ(reader->lost(0, Lost::kTorn), 1u);
+    EXPECT_EQ(reader->judged(0), 1u);
+  }
+}
+
+TEST_F(SplitSlices, PartsThatDoNotBelongTogetherAreRefusedAsOneSlice) {
+  const std::vector<std::function<void(Slot*)>> changes = {
+      [](Slot* slot) { slot->first_ticket = 9; }, [](Slot* slot) { slot->part = 2; },
+      [](Slot* slot) { slot->first_key = 1; },    [](Slot* slot) { slot->part_keys = 3; },
+      [](Slot* slot) { slot->keys = 100; },       [](Slot* slot) { slot->dtype = 2; },
+      [](Slot* slot) { slot->parts = 60; },       [](Slot* slot) { slot->payload[kKey].offset = 1 << 20; },
+      [](Slot* slot) { slot->ticket = 3; },       [](Slot* slot) { slot->sequence = 22; },
+  };
+  uint64_t nonce = 0x10;
+  for (size_t which = 0; which < changes.size(); ++which) {
+    for (uint32_t part : {0u, 1u}) {
+      SegmentWriter writer;
+      const int rank = static_cast<int>(nonce);
+      ASSERT_EQ(create(&writer, rank, nonce, 8), nullptr);
+      Slot* slots[kMaxSlots];
+      ASSERT_TRUE(writer.claim(1, 3, slots));
+      for (uint32_t n = 0; n < 3; ++n) fill_part(slots[n], 1, n, 3);
+      writer.publish(slots, 1, 3);
+      changes[which](slots[part]);
+      char name[48];
+      std::snprintf(name, sizeof name, "%d-%016llx", rank, static_cast<unsigned long long>(nonce++));
+      auto reader = open(name);
+      SegmentReader::Ready ready;
+      while (reader->next_ready(&ready)) {
+        EXPECT_NE(ready.why, nullptr) << which << " " << part;
+        reader->consume_lost(ready.slot, ready.ticket, 0, Lost::kRefused);
+      }
+      EXPECT_LE(reader->lost(0, Lost::kRefused), 1u) << which << " " << part;
+      EXPECT_EQ(reader->judged(0), 0u);
+    }
+  }
+}
+
+TEST_F(SplitSlices, ManyThreadsAndAReaderLoseNothing) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
+  auto reader = open();
+  std::atomic<uint64_t> tickets{0}, published{0};
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (uint32_t parts : {2u, 3u, 4u}) {
+    threads.emplace_back([&, parts] {
+      for (int mine = 0; mine < 200;) {
+        if (!write_slice(writer, tickets.fetch_add(parts) + 1, parts)) {
+          std::this_thread::yield();
+          continue;
+        }
+        published.fetch_add(1);
+        ++mine;
+      }
+    });
+  }
+  std::thread judge([&] {
+    SegmentReader::Ready ready;
+    while (true) {
+      const bool last = done.load();
+      bool any = false;
+      while (reader->next_ready(&ready)) {
+        any = true;
+        expect_slice(ready, ready.view.header.keys / 2);
+        reader->consume_judged(ready.slot, ready.ticket, 0);
+      }
+      if (last && !any) return;
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  judge.join();
+  EXPECT_EQ(reader->judged(0), published.load());
+  EXPECT_EQ(published.load(), 600u);
+  EXPECT_EQ(writer.free_slots(), 8u);
+  EXPECT_TRUE(reader->torn().empty());
+}
+
+}  // namespace
+}  // namespace foreshock::segment
