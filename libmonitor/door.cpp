@@ -92,22 +92,37 @@ bool read_line(const char* folder, const char* name, char* value, size_t capacit
   return true;
 }
 
-// Version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to: a Python package
-// has a version.py, the LibTorch archive two files of one line.
-bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
-  char home[512], text[4096];
-  std::snprintf(home, sizeof home, "%s", library);
-  for (int level = 0; level < 2; ++level) {
-    char* slash = std::strrchr(home, '/');
-    if (slash == nullptr) return false;
-    *slash = '\0';
-  }
+// A Python package has a version.py, the LibTorch archive two files of one line.
+bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) {
+  char text[4096];
   read_start(home, "version.py", text);
   if (read_assignment(text, "__version__", version, sizeof version) &&
       read_assignment(text, "git_version", commit, sizeof commit))
     return true;
   return read_line(home, "build-version", version, sizeof version) &&
          read_line(home, "build-hash", commit, sizeof commit);
+}
+
+// Takes the last part of a path away.
+bool cut(char* path) {
+  char* slash = std::strrchr(path, '/');
+  if (slash != nullptr) *slash = '\0';
+  return slash != nullptr;
+}
+
+// Version and commit of the torch that `library` belongs to: <home>/lib/libtorch_cpu.so. Distributions have
+// it among the libraries of the system; there torch/_C tells where the Python package is.
+bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
+  char home[512];
+  std::snprintf(home, sizeof home, "%s", library);
+  if (cut(home) && cut(home) && read_version_at(home, version, commit)) return true;
+  Search python = {};
+  for (int skip = 0; find_mapped("_C.", &python, skip); ++skip) {
+    const char* folder = cut(python.path) ? std::strrchr(python.path, '/') : nullptr;
+    if (folder == nullptr || std::strcmp(folder, "/torch") != 0) continue;  // others have a _C as well
+    return read_version_at(python.path, version, commit);
+  }
+  return false;
 }
 
 // An adapter takes the foreshock_ functions from the process. Where we were opened locally (dlopen without

@@ -50,9 +50,14 @@ class Chroot:
     def __init__(self, suite: str, name: str = "", packages: Sequence[str] = ()) -> None:
         self.suite = suite
         self.path = CHROOTS / (name or suite)
-        if (self.path / "ready").exists():
+        ready = self.path / "ready"
+        if ready.exists() and ready.read_text() == " ".join(packages):
             return
         check_tools()
+        if ready.exists():
+            self.install(packages)
+            ready.write_text(" ".join(packages))
+            return
         base = CHROOTS / suite if name else None
         if base is not None and not (base / "ready").exists():
             Chroot(suite)
@@ -67,7 +72,7 @@ class Chroot:
             (unfinished / "ready").unlink()
         if packages:
             self.install(packages)
-        (unfinished / "ready").touch()
+        (unfinished / "ready").write_text(" ".join(packages))
         shutil.rmtree(final, ignore_errors=True)
         self.path = unfinished.rename(final)
 

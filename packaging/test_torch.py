@@ -1,0 +1,136 @@
+"""./dev test-torch VERSION: the adapter and a training under foreshock with another torch than the pinned one.
+
+2.6 and 2.14 are Debian's builds, in chroots of trixie and testing (needs root); a release of torch_versions.py is a
+wheel in an environment of its own. Runs tests/integrations with that torch, then a training under the static build of
+foreshock: the same bits as without it, forward and backward judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import package
+import torch_versions
+from chroot import USER, Chroot, ChrootError
+from torch_versions import ROOT
+
+SUITES = {"2.6": "trixie", "2.14": "testing"}
+PACKAGES = ["python3-torch", "libtorch-dev", "python3-pytest", "python3-numpy", "g++"]
+# torch.compile wants these two.
+PACKAGES += ["python3-setuptools", "python3-dev"]
+FORESHOCK = ROOT / "build" / "test-torch"  # an installation
+
+# run(command, environment) -> exit status and standard output; paths are those of this machine.
+Runner = Callable[[list[str], dict[str, str]], tuple[int, str]]
+
+
+class TestError(Exception):
+    """One line that says what failed."""
+
+
+def in_chroot(version: str) -> tuple[str, Runner]:
+    chroot = Chroot(SUITES[version], f"torch-{version}", PACKAGES)
+    home = f"/home/{USER}"
+
+    def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        # The tree keeps its path inside.
+        variables = environment | {"USE_LIBUV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = ["env", f"--chdir={ROOT}", *(word.replace("@HOME@", home) for word in command)]
+        variables = {key: value.replace("@HOME@", home) for key, value in variables.items()}
+        done = chroot.run(*words, user=USER, binds={ROOT: str(ROOT)}, env=variables, stdout=subprocess.PIPE)
+        return done.returncode, done.stdout
+
+    return "/usr/bin/python3", run
+
+
+def in_environment(release: str) -> tuple[str, Runner]:
+    python = torch_versions.python_with(release)
+    home = str(ROOT / "build" / "test-torch-home")
+
+    def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        variables = {key: value.replace("@HOME@", home) for key, value in environment.items()}
+        words = [word.replace("@HOME@", home) for word in command]
+        more = {"env": os.environ | variables, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
+        done = subprocess.run(words, check=False, **more)
+        return done.returncode, done.stdout
+
+    return str(python), run
+
+
+def test_integrations(python: str, run: Runner, selection: str, log: Path) -> None:
+    """As the default tests do with the pinned torch."""
+    begin = time.monotonic()
+    options = ["-o", "cache_dir=@HOME@/pytest", "--tb=short", "-rfEs", *(["-k", selection] if selection else [])]
+    command = [python, "-m", "pytest", "tests/integrations", *options]
+    status, output = run(command, {"FORESHOCK_BUILD": str(ROOT / "build" / "release")})
+    log.write_text(output)
+    telling = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
+    print("\n".join([*telling, output.splitlines()[-1]]), flush=True)
+    if status != 0:
+        raise TestError(f"tests/integrations failed; see {log}")
+    print(f"package: tests/integrations passed in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def last_line_of_json(text: str) -> dict:
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    if not lines:
+        raise TestError(f"no result in: {text[-500:]}")
+    return json.loads(lines[-1])
+
+
+def must(run: Runner, command: list[str], environment: dict[str, str]) -> str:
+    status, output = run(command, environment)
+    if status != 0:
+        raise TestError(f"{' '.join(command)} ended with {status}: {output[-2000:]}")
+    return output
+
+
+def test_training(python: str, run: Runner) -> None:
+    foreshock = str(FORESHOCK / "bin" / "foreshock")
+    environment = {"FORESHOCK_CACHE": "@HOME@/adapters"}
+    print(must(run, [foreshock, "doctor", "--python", python], environment), flush=True)
+    training = [python, str(ROOT / "packaging" / "newcomer_training.py")]
+    plain = last_line_of_json(must(run, training, {}))
+    summary = "@HOME@/summary.json"
+    watched = must(run, [foreshock, "run", "--summary", summary, "--", *training], environment)
+    if last_line_of_json(watched) != plain:
+        raise TestError(f"other results under foreshock: {watched} {plain}")
+    rank = last_line_of_json(must(run, ["cat", summary], {}))["ranks"][0]
+    for name, of in rank["attention"].items():
+        if of["judged"] == 0 or of["judged"] != of["sampled"] or of["calls"] != 240:
+            raise TestError(f"{name}: {of}")
+        print(f"package: {name}: {of['judged']} of {of['calls']} calls judged", flush=True)
+    if rank["layer_source"] != "parameter" or rank["step_source"] == "counted":
+        raise TestError(f"layers by {rank['layer_source']}, steps by {rank['step_source']}")
+    print(f"package: torch {plain['torch']}: same bits, loss {plain['first']:.2f} -> {plain['last']:.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev test-torch", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("version", choices=[*SUITES, *torch_versions.RELEASES])
+    parser.add_argument("--only", choices=["integrations", "training"])
+    parser.add_argument("-k", default="", metavar="EXPRESSION", help="only these tests of tests/integrations")
+    arguments = parser.parse_args()
+    try:
+        package.compile_all()
+        package.run("cmake", "--install", package.BUILD, "--prefix", FORESHOCK, "--strip")
+        place = in_chroot if arguments.version in SUITES else in_environment
+        python, run = place(arguments.version)
+        if arguments.only != "integrations":
+            test_training(python, run)
+        if arguments.only != "training":
+            log = ROOT / "build" / f"test-torch-{arguments.version}.log"
+            test_integrations(python, run, arguments.k, log)
+    except (TestError, ChrootError, package.PackageError, subprocess.SubprocessError) as error:
+        sys.exit(f"package: torch {arguments.version}: {error}")
+
+
+if __name__ == "__main__":
+    main()
