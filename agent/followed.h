@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "agent/pipeline.h"
 
@@ -33,7 +35,8 @@ class Followed {
   segment::SegmentReader& segment() { return *segment_; }
 
   RankStatistics rank;
-  bool announced = false;  // in the record
+  bool announced = false;              // in the record
+  std::set<std::string> shown_layers;  // that have had series
 
  private:
   std::unique_ptr<segment::SegmentReader> segment_;

@@ -44,7 +44,7 @@ void publish_identity(const RankStatistics& rank, RankWriter& to) {
   to.clear(Metric::kRankInfo);
   to.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
          coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
-         coordinate(id.expert_parallel), "none", "unknown",
+         coordinate(id.expert_parallel), "none", name_of(ownership_of(id)),
          late ? segment::text_of(id.framework) : "unknown");
   to.clear(Metric::kSourceInfo);
   to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),
@@ -177,7 +177,8 @@ json alarms_json(const RankStatistics& rank) {
 
 }  // namespace
 
-void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry) {
+void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
+                  const LayerOwners* owners) {
   RankWriter to(rank, registry);
   publish_identity(rank, to);
   publish_counts(rank, to);
@@ -202,7 +203,8 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kOverheadSecondsTotal, std::optional<double>(rank.agent_seconds), "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
-  for (const auto& [label, layer] : rank.layers) publish_layer(layer, to);
+  for (const auto& [label, layer] : rank.layers)
+    if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, to);
 }
 
 json summary_of(const RankStatistics& rank, int cores_per_rank) {
@@ -214,6 +216,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
     if (layer.nonfinite_steps > 0) nonfinite.push_back(label);
   return {
       {"rank", rank.identity.rank},
+      {"attempt", number_or_null(rank.identity.attempt)},
       {"state", name_of(rank.state)},
       {"steps", rank.steps + rank.steps_lost},
       {"steps_lost", rank.steps_lost},

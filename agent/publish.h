@@ -4,13 +4,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "agent/owners.h"
 #include "agent/rank.h"
 #include "exporters/registry.h"
 
 namespace foreshock {
 
-// Sets every series of one rank.
-void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry);
+// Sets every series of one rank, but for layers that `owners`, if given, says others show.
+void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
+                  const LayerOwners* owners = nullptr);
 
 // One entry of "ranks" in the summary (DESIGN of the summary: docs/summary.md). Unknown is null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);

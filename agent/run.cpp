@@ -28,6 +28,12 @@ constexpr size_t kMostSegments = 512;
 constexpr uint64_t kMostRefusalsTold = 20;
 constexpr size_t kMostExitsAtOnce = 64;
 
+bool is_better(RunState a, RunState b) {
+  constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
+                                    RunState::kFailed};
+  return std::find(kFromBest, std::end(kFromBest), a) < std::find(kFromBest, std::end(kFromBest), b);
+}
+
 }  // namespace
 
 std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Directory> directory,
@@ -88,6 +94,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
   followed_.push_back(std::move(followed));
+  if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // it goes on
 }
 
 void Run::look_for_life(Clock::time_point now) {
@@ -109,9 +116,25 @@ void Run::announce(Followed& followed) {
 }
 
 void Run::finish(Followed& followed, RunState state) {
-  followed.finish(state);
+  // A process that a later attempt has replaced did not end as that one does.
+  followed.finish(is_replaced(followed) ? RunState::kFailed : state);
   announce(followed);
   record_run(followed.rank, "ended");
+  note_end(state);
+}
+
+bool Run::is_replaced(const Followed& followed) const {
+  const segment::Identity& one = followed.rank.identity;
+  return std::any_of(followed_.begin(), followed_.end(), [&](const auto& other) {
+    return other->rank.identity.rank == one.rank && other->rank.identity.attempt > one.attempt;
+  });
+}
+
+// The state of the run is the worst end of any of its commands, once all have ended.
+void Run::note_end(RunState state) {
+  worst_ = std::max(worst_, state, is_better);
+  if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
+    state_ = worst_;
 }
 
 // Whether nothing more is to come from the ranks of this launcher.
@@ -136,8 +159,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_pid, now).first->second;
     discover(registry);  // a segment born just before the end
     if (!drain(exit, now) && now - seen < kDrainAtMost) continue;
-    if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
-      state_ = exit.state;
+    note_end(exit.state);
     ended.push_back(exit);
   }
   return ended;
@@ -169,8 +191,7 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
 }
 
 void Run::publish(Registry* registry) {
-  for (const auto& followed : followed_)
-    if (followed->rank.current) publish_rank(followed->rank, cores_per_rank(), registry);
+  publish_ranks(registry);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
     registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == state_);
   uint64_t refused = refused_segments_;
@@ -181,6 +202,26 @@ void Run::publish(Registry* registry) {
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "record"},
                 static_cast<double>(record_->errors()));
   if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
+}
+
+void Run::publish_ranks(Registry* registry) {
+  std::vector<const RankStatistics*> current;
+  for (const auto& followed : followed_)
+    if (followed->rank.current) current.push_back(&followed->rank);
+  const LayerOwners owners(current);
+  for (const auto& followed : followed_) {
+    const RankStatistics& rank = followed->rank;
+    if (!rank.current) continue;
+    const auto is_shown = [&](const auto& label) { return owners.shows(rank, label); };
+    if (!std::all_of(followed->shown_layers.begin(), followed->shown_layers.end(), is_shown)) {
+      registry->clear_layers(options_.label,
+                             std::to_string(rank.identity.rank));  // another rank has taken over
+      followed->shown_layers.clear();
+    }
+    for (const auto& layer : rank.layers)
+      if (is_shown(layer.first)) followed->shown_layers.insert(layer.first);
+    publish_rank(rank, cores_per_rank(), registry, &owners);
+  }
 }
 
 bool Run::is_needed() const {

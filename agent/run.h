@@ -78,6 +78,9 @@ class Run {
   bool drain(const LauncherExit& exit, Clock::time_point now);
   void announce(Followed& followed);
   void finish(Followed& followed, RunState state);
+  bool is_replaced(const Followed& followed) const;
+  void note_end(RunState state);
+  void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
   int cores_per_rank() const;
 
@@ -89,6 +92,7 @@ class Run {
   std::unique_ptr<Pipeline> pipeline_;
   std::vector<std::unique_ptr<Followed>> followed_;
   RunState state_ = RunState::kRunning;
+  RunState worst_ = RunState::kRunning;  // of the ends so far
   uint64_t refused_segments_ = 0;
   uint64_t interval_ = 0;  // what the ranks were told; 0: nothing yet
   double cpu_at_cadence_ = 0;

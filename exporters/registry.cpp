@@ -198,6 +198,11 @@ void Registry::clear_run(std::string_view run) {
       store_->clear(info.metric, label_text(run) + kSeparator);
 }
 
+void Registry::clear_layers(std::string_view run, std::string_view rank) {
+  for (const MetricInfo& info : all_metrics())
+    if (tier_of(info) == kLayer) clear_metric(info.metric, run, rank);
+}
+
 void Registry::clear_metric(Metric metric, std::string_view run, std::string_view rank) {
   const MetricInfo& info = metric_info(metric);
   if (!has_open_label(info, "rank")) return;

@@ -58,6 +58,9 @@ class Registry {
   // Forgets every series of a run.
   void clear_run(std::string_view run);
 
+  // Forgets every series of one rank that is about a layer.
+  void clear_layers(std::string_view run, std::string_view rank);
+
   // Forgets the series of one metric and rank, e.g. before rank_info or source_info change their labels.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);
 

@@ -1,5 +1,6 @@
 #include "libmonitor/environment.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -16,6 +17,29 @@ int first_number(std::initializer_list<const char*> variables, int fallback) {
     if (text != nullptr && parse_count(text, &value) && value <= 10'000'000) return static_cast<int>(value);
   }
   return fallback;
+}
+
+// Tasks of this node, from Slurm's list for all of them: "4(x2),3" is 4, 4, 3. -1 where it cannot be read.
+int tasks_of_node(const char* list, int node) {
+  for (int first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
+    char* end = nullptr;
+    const long tasks = std::strtol(list, &end, 10);
+    long nodes = 1;
+    if (end[0] == '(' && end[1] == 'x') nodes = std::strtol(end + 2, &end, 10);
+    if (*end == ')') ++end;
+    if (nodes < 1 || tasks > 10'000'000) return -1;
+    if (node < first + nodes) return static_cast<int>(tasks);
+    first += static_cast<int>(std::min<long>(nodes, 10'000'000));
+    list = *end == ',' ? end + 1 : nullptr;
+  }
+  return -1;
+}
+
+int slurm_local_ranks() {
+  const int node = first_number({"SLURM_NODEID"}, 0);
+  for (const char* variable : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
+    if (const int tasks = tasks_of_node(std::getenv(variable), node); tasks > 0) return tasks;
+  return 1;
 }
 
 }  // namespace
@@ -44,10 +68,14 @@ bool read_environment(Settings* settings) {
   parse_count(option_value(OptionId::kSeed), &s.seed);
 
   s.rank = first_number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
-  s.local_rank = first_number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"}, -1);
-  s.world_size = first_number({"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
-  s.local_ranks =
-      first_number({"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, 1);
+  s.local_rank =
+      first_number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, -1);
+  // A step may have fewer tasks than its job: the step's number goes first.
+  s.world_size = first_number(
+      {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
+  s.local_ranks = first_number(
+      {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"},
+      slurm_local_ranks());
   s.attempt = first_number({"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}, 0);
   return true;
 }

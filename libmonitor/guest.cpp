@@ -133,8 +133,11 @@ bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
 
   const char* why = nullptr;
-  if (!read_environment(&settings_)) {
-    off_.store(true, std::memory_order_relaxed);  // not wanted: nobody needs to be told
+  const bool is_wanted = read_environment(&settings_);
+  if (late_pid_ == self)
+    take_over(late_);  // what the process found out about itself goes before its environment
+  if (!is_wanted) {
+    off_.store(true, std::memory_order_relaxed);  // nobody needs to be told
   } else if (!prepare_own_page()) {
     why = "no_mapping";
   } else {
@@ -148,7 +151,6 @@ bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   armed_.store(self);
   const uint32_t known = ops_known_.load(std::memory_order_acquire);
   std::copy_n(ops_, known, writer_.ops());
-  if (late_.late_ready != 0) describe(late_);
   prepare();
   const uint32_t generation = generation_.fetch_add(1) + 1;
   own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
@@ -199,15 +201,24 @@ int32_t Guest::register_op(const char* name, uint32_t pass) {
   return static_cast<int32_t>(number);
 }
 
+void Guest::take_over(const segment::Identity& late) {
+  if (late.rank >= 0) settings_.rank = late.rank;
+  if (late.local_rank >= 0) settings_.local_rank = late.local_rank;
+  if (late.world_size >= 0) settings_.world_size = late.world_size;
+  if (late.attempt >= 0) settings_.attempt = late.attempt;
+}
+
 void Guest::describe(const segment::Identity& late) {
-  if (&late != &late_) late_ = late;
-  late_.late_ready = 1;
-  if (writer_.control() == nullptr || is_inherited()) return;
+  late_ = late;
+  late_pid_ = getpid();
+  late_is_new_.store(true, std::memory_order_release);
+}
+
+void Guest::publish_late() {
+  if (!late_is_new_.load(std::memory_order_acquire)) return;
+  late_is_new_.store(false, std::memory_order_relaxed);
+  if (late_pid_ != getpid()) return;
   segment::Identity& identity = *writer_.identity();
-  if (late_.rank >= 0) identity.rank = late_.rank;
-  if (late_.local_rank >= 0) identity.local_rank = late_.local_rank;
-  if (late_.world_size >= 0) identity.world_size = late_.world_size;
-  if (late_.attempt >= 0) identity.attempt = late_.attempt;
   identity.data_parallel = late_.data_parallel;
   identity.tensor_parallel = late_.tensor_parallel;
   identity.pipeline_parallel = late_.pipeline_parallel;

@@ -77,13 +77,18 @@ class Guest {
   int32_t register_op(const char* name, uint32_t pass);
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
-  // Late facts about this process; kept until there is a segment.
+  // Facts about this process that its environment does not tell. Told before there is a segment, they decide
+  // its rank and its place in the world.
   void describe(const segment::Identity& late);
+
+  // The other facts, once the first step shows that all are told. For the thread at the end of a step.
+  void publish_late();
 
  private:
   const char* create_segment(uint64_t slot_bytes_needed);
   OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
+  void take_over(const segment::Identity& late);
   void fill_identity(const segment::SegmentRequest& given, uint64_t wanted);
 
   OwnPage before_set_up_;
@@ -95,6 +100,8 @@ class Guest {
   std::atomic<uint32_t> ops_known_{0};
   segment::Op ops_[segment::kMaxOps] = {};
   segment::Identity late_ = {};
+  std::atomic<bool> late_is_new_{false};
+  pid_t late_pid_ = 0;  // of the process that it is about: a child is not what its parent was
   Settings settings_ = {};
   segment::SegmentWriter writer_;
 };

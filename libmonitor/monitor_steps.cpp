@@ -72,6 +72,7 @@ void Monitor::end_step(const foreshock_step& step) {
   if (step.step_source == FORESHOCK_STEP_REPORTED) clock_is_reported_ = true;
   if (clock_is_reported_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // one clock, the best
   g_guest.drain_local();
+  g_guest.publish_late();
   const Counting counting = g_guest.counting();
 
   segment::StepRecord record = {};

@@ -97,8 +97,11 @@ int foreshock_enabled(void) { return 1; }
 void foreshock_off(const char* reason) { Record(Format("{\"event\": \"off\", \"reason\": \"%s\"}", reason)); }
 
 void foreshock_describe(const foreshock_identity* identity) {
-  Record(Format("{\"event\": \"identity\", \"rank\": %d, \"world_size\": %d, \"framework\": \"%s\"}",
-                identity->rank, identity->world_size, identity->framework));
+  Record(
+      Format("{\"event\": \"identity\", \"rank\": %d, \"world_size\": %d, \"at\": [%d, %d, %d, %d], "
+             "\"framework\": \"%s\"}",
+             identity->rank, identity->world_size, identity->data_parallel, identity->tensor_parallel,
+             identity->pipeline_parallel, identity->expert_parallel, identity->framework));
 }
 
 int32_t foreshock_register_op(const char* name, uint32_t pass) {

@@ -31,7 +31,7 @@ for _ in range(3):
 rows = events(); name = {r["identity"]: r["name"] for r in rows if r["event"] == "name"}
 layers = [name.get(r["layer"]) for r in rows if r["event"] == "leave"][-4:]
 norms = [sum(r["squares"].values()) for r in rows if r["event"] == "gradients"]
-who = [(r["rank"], r["world_size"]) for r in rows if r["event"] == "identity"]
+who = [(r["rank"], r["world_size"], r["at"]) for r in rows if r["event"] == "identity"]
 del model                       # before the group: gloo's own threads may hold the last reference to its work
 dist.destroy_process_group()
 if rank: os._exit(0)
@@ -55,8 +55,66 @@ def test_two_ranks(trainer, tmp_path, how: str, clip: str, published: bool) -> N
     meeting = str(tmp_path / "meeting")
     layers, norms, truth, who, steps = trainer(TWO_RANKS, HOW=how, CLIP=clip, MEETING=meeting)
     assert layers == ["0.qkv.weight", "1.qkv.weight", "1.qkv.weight", "0.qkv.weight"]
-    assert who == [[0, 2]]
+    # Told before the first attention call, which is when a segment is made, and with coordinates at the first step.
+    told = [0, 0, 0, 0] if how.startswith("ddp") else [-1, -1, -1, -1]  # a mesh without names tells nothing
+    assert who == [[0, 2, [-1, -1, -1, -1]], [0, 2, told]]
     assert steps == [1, 2, 3]
     assert len(norms) == (3 if published else 0)
     if published:
         assert all(abs(a - b) <= 1e-5 * b for a, b in zip(norms, truth, strict=True))
+
+
+FOUR_RANKS = """
+import os, types
+os.fork(); os.fork()
+# Whoever makes the file of a number first has it.
+def mine():
+    for n in range(4):
+        try: os.close(os.open(f"{os.environ['MEETING']}.{n}", os.O_CREAT | os.O_EXCL)); return n
+        except FileExistsError: pass
+rank = mine()
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import distribute_module
+from foreshock_torch.place import coordinates
+def here(model): return list(coordinates(list(model.parameters()), list(model.modules())))
+alone = here(nn.Linear(4, 4))
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=4)
+found = {"alone": alone, "plain": here(nn.Linear(4, 4))}
+for names in ("dp,tp", "pp,dp_shard", "dp_replicate,fsdp", "x,y"):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=tuple(names.split(",")))
+    found[names] = here(distribute_module(nn.Linear(4, 4), mesh[names.split(",")[1]]))
+pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+found["pairs"] = here(nn.parallel.DistributedDataParallel(nn.Linear(4, 4), process_group=pairs[rank // 2]))
+found["ddp"] = here(nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
+state = sys.modules["megatron.core.parallel_state"] = types.ModuleType("parallel_state")
+state.model_parallel_is_initialized = lambda: True
+state.get_data_parallel_rank = lambda: rank // 2
+state.get_tensor_model_parallel_rank = lambda: rank % 2
+state.get_pipeline_model_parallel_rank = lambda: 0  # an older one: it knows of no experts
+found["megatron"] = here(nn.Linear(4, 4))
+del state.model_parallel_is_initialized
+found["no megatron"] = here(nn.Linear(4, 4))
+told = [None] * 4
+dist.all_gather_object(told, found)
+dist.barrier()
+dist.destroy_process_group()
+if rank: os._exit(0)
+print(json.dumps({name: [each[name] for each in told] for name in found}))
+"""
+
+
+def test_coordinates(trainer, tmp_path) -> None:
+    unknown = [[-1] * 4] * 4
+    assert trainer(FOUR_RANKS, MEETING=str(tmp_path / "meeting")) == {
+        "alone": [[0, 0, 0, 0]] * 4,
+        "plain": unknown,
+        "dp,tp": [[0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]],
+        "pp,dp_shard": [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [1, 0, 1, 0]],
+        "dp_replicate,fsdp": [[n, 0, 0, 0] for n in range(4)],
+        "x,y": unknown,
+        "pairs": [[n % 2, -1, -1, -1] for n in range(4)],
+        "ddp": [[n, 0, 0, 0] for n in range(4)],
+        "megatron": [[n // 2, n % 2, 0, -1] for n in range(4)],
+        "no megatron": unknown,
+    }

@@ -185,6 +185,8 @@ FORESHOCK_EXPORT int foreshock_enabled(void);
  * agent and the launcher look for it. */
 FORESHOCK_EXPORT void foreshock_off(const char* reason);
 
+/* Rank and world are taken when told before the first step and the first attention call that needs gradients;
+ * the rest is shown with the next step that ends. Told again, all of it is replaced. */
 FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
 
 /* -- attention -- */

@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 from .core import COUNTED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
-from .modules import Modules, is_part, ranks
+from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
+from .place import place, ranks
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -43,10 +44,18 @@ class Monitor:
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
         self._named_for: list[int] = []
-        self._missing_names = self._described = False
+        self._missing_names = self._described = self._placed = False
         self._whole = True
         self._ticks = 0
         self._spent_ns = 0  # our own time since the last tick
+
+    def note_module(self, module: Any) -> None:
+        """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
+        of an attention; with it there is a segment, and two of rank 0 cannot be."""
+        self.modules.note(module)
+        if not self._placed and ranks() > 1:
+            self._placed = True
+            self.core.describe(place())
 
     def before_step(self, optimizer: Any) -> None:
         if self._clock is not None and self._clock() not in (None, optimizer):
@@ -122,7 +131,7 @@ class Monitor:
         if addresses == self._named_for and not search:
             return
         if not self._described:
-            self.core.describe()
+            self.core.describe(place(parameters, self.modules.alive()))
             self._described = True
         if search:
             self.modules.search()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from .modules import ranks
+from .place import Place
 
 ABI = 1
 REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3
@@ -107,18 +106,12 @@ class Core:
             entry.name, entry.layer = name.encode(), layer.encode()
         return self.core.foreshock_name_parameters(array, len(rows))
 
-    def describe(self) -> None:
+    def describe(self, place: Place) -> None:
         import ctypes as c
 
-        def number(name: str) -> int:
-            value = os.environ.get(name, "")
-            return int(value) if value.isdigit() else -1
-
         record = self.Identity(size=c.sizeof(self.Identity), version=ABI)
-        record.rank, record.world_size = number("RANK"), number("WORLD_SIZE")
-        record.local_rank, record.attempt = number("LOCAL_RANK"), number("TORCHELASTIC_RESTART_COUNT")
-        record.data_parallel = record.tensor_parallel = record.pipeline_parallel = record.expert_parallel = -1
-        if ranks() > 1:
-            record.rank, record.world_size = self._torch.distributed.get_rank(), ranks()
+        record.rank, record.local_rank, record.world_size, record.attempt = place[:4]
+        for name, at in place.coordinates._asdict().items():
+            setattr(record, name + "_parallel", at)
         record.framework = ("torch " + self._torch.__version__.partition("+")[0]).encode()
         self.core.foreshock_describe(c.byref(record))

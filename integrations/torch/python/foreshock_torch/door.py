@@ -51,7 +51,7 @@ def _compiled_step(optimizer: Any) -> None:
 def _module_grows(module: Any, name: str, part: Any) -> None:
     if monitor is not None and not torch.compiler.is_compiling():
         with contextlib.suppress(Exception):
-            monitor.modules.note(module)
+            monitor.note_module(module)
 
 
 def _adapter_path() -> str:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from .names import Named, number_of, plain_name
 
 WRAPPERS = ("_orig_mod", "module")
-
-
-def ranks() -> int:
-    """Processes of the job, as torch.distributed knows them."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 1
-    return distributed.get_world_size()
 
 
 def is_part(parameter: Any) -> bool:
@@ -49,6 +40,9 @@ class Modules:
         if key not in self._seen or self._seen[key]() is not module:
             self._seen[key] = weakref.ref(module)
 
+    def alive(self) -> list[Any]:
+        return [module for ref in list(self._seen.values()) if (module := ref()) is not None]
+
     def search(self) -> None:
         """Finds modules that never registered anything here (unpickled, copied). Slow: once, and late."""
         import gc
@@ -59,7 +53,7 @@ class Modules:
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
         """{address: (name, parameter)} of trees that hold any parameter in `wanted`, the fullest tree first."""
-        alive = [module for ref in list(self._seen.values()) if (module := ref()) is not None]
+        alive = self.alive()
         children = {id(child) for module in alive for child in module.children()}
         trees = []
         for root in (module for module in alive if id(module) not in children):

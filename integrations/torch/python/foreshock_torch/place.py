@@ -1,0 +1,134 @@
+"""What this process is in its job: rank, world, and coordinates where a framework tells them; -1 is unknown."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+# Names that frameworks give to the dimensions of a device mesh.
+DIMENSIONS = {
+    "data": ("dp", "ddp", "fsdp", "data", "data_parallel", "replicate", "shard", "dp_replicate", "dp_shard"),
+    "tensor": ("tp", "tensor", "tensor_parallel", "model", "mp"),
+    "pipeline": ("pp", "pipe", "pipeline", "pipeline_parallel"),
+    "expert": ("ep", "expert", "expert_parallel"),
+}
+# Functions of Megatron's parallel_state.
+MEGATRON = {
+    "data": "get_data_parallel_rank",
+    "tensor": "get_tensor_model_parallel_rank",
+    "pipeline": "get_pipeline_model_parallel_rank",
+    "expert": "get_expert_model_parallel_rank",
+}
+
+
+class Coordinates(NamedTuple):
+    data: int = -1
+    tensor: int = -1
+    pipeline: int = -1
+    expert: int = -1
+
+
+class Place(NamedTuple):
+    rank: int
+    local_rank: int
+    world_size: int
+    attempt: int
+    coordinates: Coordinates
+
+
+def group() -> Any:
+    """torch.distributed when this process is one of several of a job that is initialized, else None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed if distributed.get_world_size() > 1 else None
+
+
+def ranks() -> int:
+    """Processes of the job, as torch.distributed knows them."""
+    distributed = group()
+    return 1 if distributed is None else distributed.get_world_size()
+
+
+def _number(*names: str) -> int:
+    """Of the first of these variables that holds one."""
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in found if value.isdigit()), -1)
+
+
+def _of_megatron() -> Coordinates | None:
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return None
+    found = {}
+    for name, function in MEGATRON.items():
+        with contextlib.suppress(Exception):
+            found[name] = int(getattr(state, function)())
+    return Coordinates(**found)
+
+
+def _root(mesh: Any) -> Any:
+    """The mesh that `mesh` was cut from. torch before 2.10 keeps it elsewhere."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    return sys.modules["torch.distributed.device_mesh"]._mesh_resources.get_root_mesh(mesh)
+
+
+def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
+    """From the names of its dimensions. A dimension that a mesh of the whole world does not have is of one rank."""
+    root = _root(mesh)
+    names, here = root.mesh_dim_names, root.get_coordinate()
+    if not names or here is None:
+        return None
+    sizes = tuple(root.mesh.shape)
+    absent = 0 if math.prod(sizes) == world_size else -1
+    found = {}
+    for kind, known in DIMENSIONS.items():
+        mine = [n for n, name in enumerate(names) if name in known]
+        at = 0
+        for n in mine:
+            at = at * sizes[n] + here[n]
+        found[kind] = at if mine else absent
+    return Coordinates(**found) if any(name in known for known in DIMENSIONS.values() for name in names) else None
+
+
+def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
+    """From DistributedDataParallel: its group is the data-parallel dimension, and the only one if it is the world."""
+    for module in modules:
+        if type(module).__name__ == "DistributedDataParallel":
+            whole = distributed.get_world_size(module.process_group) == distributed.get_world_size()
+            rest = 0 if whole else -1
+            return Coordinates(distributed.get_rank(module.process_group), rest, rest, rest)
+    return None
+
+
+def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
+    """Whoever tells them first: Megatron, the mesh of a distributed parameter, DistributedDataParallel."""
+    distributed = group()
+    if distributed is None:
+        return Coordinates(0, 0, 0, 0) if _number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1) else Coordinates()
+    with contextlib.suppress(Exception):
+        if (found := _of_megatron()) is not None:
+            return found
+    with contextlib.suppress(Exception):
+        meshes = {id(mesh): mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
+        for mesh in meshes.values():
+            if (found := _of_mesh(mesh, distributed.get_world_size())) is not None:
+                return found
+    with contextlib.suppress(Exception):
+        if (found := _of_replica(modules, distributed)) is not None:
+            return found
+    return Coordinates()
+
+
+def place(parameters: Iterable[Any] = (), modules: Iterable[Any] = ()) -> Place:
+    distributed = group()
+    rank, world_size = _number("RANK"), _number("WORLD_SIZE")
+    if distributed is not None:
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    attempt = _number("TORCHELASTIC_RESTART_COUNT")
+    return Place(rank, _number("LOCAL_RANK"), world_size, attempt, coordinates(parameters, modules))

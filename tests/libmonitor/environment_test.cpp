@@ -1,0 +1,79 @@
+#include "libmonitor/environment.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+namespace foreshock {
+namespace {
+
+// What a process knows of itself that has just these variables.
+Settings settings_of(const std::map<std::string, std::string>& variables) {
+  for (const char* name :
+       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID",
+        "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
+        "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"})
+    unsetenv(name);
+  setenv("FORESHOCK_DIR", "/dev/shm/x", 1);
+  setenv("FORESHOCK_RUN_ID", "r", 1);
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  Settings settings = {};
+  EXPECT_TRUE(read_environment(&settings));
+  return settings;
+}
+
+TEST(Environment, Torchrun) {
+  const Settings s = settings_of({{"RANK", "5"},
+                                  {"LOCAL_RANK", "1"},
+                                  {"WORLD_SIZE", "8"},
+                                  {"LOCAL_WORLD_SIZE", "4"},
+                                  {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                  {"SLURM_PROCID", "1"},  // torchrun under srun: torchrun's own go first
+                                  {"SLURM_NTASKS", "2"}});
+  EXPECT_EQ(s.rank, 5);
+  EXPECT_EQ(s.local_rank, 1);
+  EXPECT_EQ(s.world_size, 8);
+  EXPECT_EQ(s.local_ranks, 4);
+  EXPECT_EQ(s.attempt, 2);
+}
+
+TEST(Environment, Srun) {
+  const Settings s = settings_of({{"SLURM_PROCID", "9"},
+                                  {"SLURM_LOCALID", "1"},
+                                  {"SLURM_NTASKS", "16"},
+                                  {"SLURM_STEP_NUM_TASKS", "11"},
+                                  {"SLURM_STEP_TASKS_PER_NODE", "4(x2),3"},
+                                  {"SLURM_TASKS_PER_NODE", "8(x2)"},
+                                  {"SLURM_NODEID", "2"},
+                                  {"SLURM_RESTART_COUNT", "1"}});
+  EXPECT_EQ(s.rank, 9);
+  EXPECT_EQ(s.local_rank, 1);
+  EXPECT_EQ(s.world_size, 11);
+  EXPECT_EQ(s.local_ranks, 3);
+  EXPECT_EQ(s.attempt, 1);
+}
+
+TEST(Environment, TasksOfANode) {
+  const auto tasks = [](const char* list, const char* node) {
+    return settings_of({{"SLURM_TASKS_PER_NODE", list}, {"SLURM_NODEID", node}}).local_ranks;
+  };
+  EXPECT_EQ(tasks("4(x2),3", "0"), 4);
+  EXPECT_EQ(tasks("4(x2),3", "1"), 4);
+  EXPECT_EQ(tasks("2,8(x1000),1", "1000"), 8);
+  EXPECT_EQ(tasks("2,8(x1000),1", "1001"), 1);
+  for (const char* nonsense : {"", "x", "4(x", "4(x0)", "4(x-1)", "-3", "99999999999999999999", "4,", "4;3"})
+    EXPECT_EQ(tasks(nonsense, "7"), 1) << nonsense;
+}
+
+TEST(Environment, NothingTold) {
+  const Settings s = settings_of({});
+  EXPECT_EQ(s.rank, 0);
+  EXPECT_EQ(s.local_rank, -1);
+  EXPECT_EQ(s.world_size, 1);
+  EXPECT_EQ(s.local_ranks, 1);
+  EXPECT_EQ(s.attempt, 0);
+}
+
+}  // namespace
+}  // namespace foreshock
