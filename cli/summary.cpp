@@ -244,6 +244,10 @@ bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[0].calls == 0 && passes[1].calls == 0 && number(ranks[0], "/steps").value_or(0) >= 10;
 }
 
+bool saw_no_step(const PassTotals (&passes)[2], const Json& ranks) {
+  return passes[1].calls > 0 && number(ranks[0], "/steps").value_or(0) == 0;
+}
+
 }  // namespace
 
 std::string summary_text(const std::string& json, bool colour) {
@@ -265,6 +269,10 @@ std::string summary_text(const std::string& json, bool colour) {
   if (saw_no_attention(passes, ranks)) {
     out += fact("", "no attention call was seen: dropout > 0 or some masks put it on the math path,");
     out += fact("", "which is counted by nobody and not judged");
+  }
+  if (saw_no_step(passes, ranks)) {
+    out += fact("", "no optimizer step was seen, and nothing is sampled before the first: tell them with");
+    out += fact("", "foreshock.report(step=) or, in C and C++, foreshock_annotate_step()");
   }
   if (ranks.size() == 1) {
     out += fact("worst layer", layer_fact(ranks[0]));

@@ -111,6 +111,13 @@ TEST(Summary, ANormThatIsNotFiniteNamesItsLayer) {
   EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("not finite at times in layer 002"));
 }
 
+TEST(Summary, SaysWhenNoStepWasSeen) {
+  Json one = rank(0, 0.7);
+  EXPECT_THAT(text_of(Json::array({one})), Not(HasSubstr("no optimizer step was seen")));
+  one["steps"] = nullptr;
+  EXPECT_THAT(text_of(Json::array({one})), HasSubstr("no optimizer step was seen"));
+}
+
 TEST(Summary, SaysWhenNoAttentionWasSeen) {
   Json blind = rank(0, 0.7);
   for (const char* name : {"forward", "backward"}) {
