@@ -125,6 +125,7 @@ nlohmann::json Agent::state() const {
   nlohmann::json state = runs_[0]->document(0, true);
   state["version"] = FORESHOCK_VERSION;
   state["address"] = server_.address() + ":" + std::to_string(server_.port());
+  state["thresholds"] = thresholds_json();
   state["agent"] = {{"pid", getpid()},
                     {"cpu_seconds", process_cpu_seconds()},
                     {"cores", cores_},
@@ -141,6 +142,9 @@ void Agent::publish() {
   auto published = std::make_shared<Published>();
   published->metrics = registry_.snapshot();
   published->state_json = text_of(state(), -1);
+  auto history = std::make_shared<std::vector<HistoryTable>>();
+  for (const auto& run : runs_) run->add_history(history.get());
+  published->history = std::move(history);
   published->health_text = "ok";
   server_.publish(std::move(published));
 }

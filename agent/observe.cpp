@@ -22,6 +22,30 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassS
   pass->rounded_bias.add(cluster, deviation.rounded_bias);
 }
 
+void add_known(History& history, int64_t step, size_t column, const std::optional<double>& value) {
+  if (value) history.add(step, column, *value);
+}
+
+void draw_rank(const segment::Slot& slot, const SliceDeviation& deviation, RankStatistics* rank) {
+  History& history = rank->history;
+  if (slot.pass == 1) return add_known(history, slot.step, kColumnRatioBackward, deviation.deviation_ratio);
+  add_known(history, slot.step, kColumnRatioForward, deviation.deviation_ratio);
+  add_known(history, slot.step, kColumnRatioForwardMax, deviation.deviation_ratio);
+  if (const std::optional<Bias> bias = rank->pass[0].bias.bias()) {
+    history.add(slot.step, kColumnBias, bias->ulp);
+    add_known(history, slot.step, kColumnBiasZ, bias->z);
+  }
+  if (const std::optional<Bias> control = rank->pass[0].rounded_bias.bias())
+    history.add(slot.step, kColumnControlBias, control->ulp);
+}
+
+void draw_layer(const segment::Slot& slot, const SliceDeviation& deviation, LayerStatistics* layer) {
+  const LayerColumn column = slot.pass == 0 ? kLayerRatioForward : kLayerRatioBackward;
+  add_known(layer->history, slot.step, column, deviation.deviation_ratio);
+  const std::optional<Bias> bias = layer->pass[0].bias.bias();
+  if (slot.pass == 0 && bias) layer->history.add(slot.step, kLayerBias, bias->ulp);
+}
+
 void add_scores(const SliceDeviation& deviation, ScoreStatistics* scores) {
   add(scores->lse_error, deviation.lse_error_abs_max);
   add(scores->logit, deviation.logit_abs_max);
@@ -71,11 +95,21 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   rank->train_seconds += seconds;
   rank->cost_seconds += cost;
   rank->step_seconds.add(seconds - cost);
+  rank->history.add(step.step, kColumnStepSeconds, seconds);
+  if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
   if (step.sampled != 0) {
     ++rank->sampled_steps;
     rank->sampled_step_cost.add(cost);
   } else {
     rank->other_step_cost.add(cost);
+  }
+}
+
+void observe_scalars(const segment::StepRecord& step, RankStatistics* rank) {
+  for (size_t n = 0; n < rank->scalar_names.size() && n < segment::kMaxScalars; ++n) {
+    if ((step.scalars_given >> n & 1) == 0) continue;
+    const int64_t own_step = step.scalar_step[n];
+    rank->logged[rank->scalar_names[n]] = {step.scalars[n], own_step >= 0 ? own_step : step.step};
   }
 }
 
@@ -91,6 +125,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
   add_pass(deviation, cluster, &rank->pass[slot.pass]);
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
+  draw_rank(slot, deviation, rank);
   rank->layer_source = better_source(rank->layer_source, layer.source);
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   rank->nonfinite_attention_gradient += deviation.nonfinite_grad_query;
@@ -103,24 +138,24 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   statistics.source = layer.source;
   add_pass(deviation, cluster, &statistics.pass[slot.pass]);
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
+  draw_layer(slot, deviation, &statistics);
 }
 
 std::optional<LossEvent> observe_step(const segment::StepRecord& step, RankStatistics* rank) {
   rank->last_step = step;
   observe_cost(step, rank);
   std::optional<LossEvent> event;
-  HistoryPoint point = {step.step, {}, {}, mean_of(rank->pass[0].deviation_ratio)};
   if (given(step, segment::kGivenLoss)) {
-    point.loss = step.loss;
     event = observe_loss(step, rank);
+    rank->history.add(step.step, kColumnLoss, step.loss);
+    rank->history.add(step.step, kColumnLossMax, step.loss);
   }
   if (given(step, segment::kGivenGradientNorm)) {
-    point.gradient_norm = step.gradient_norm;
     observe_gradient(step.gradient_norm, rank);
+    rank->history.add(step.step, kColumnGradientNorm, step.gradient_norm);
   }
   if (given(step, segment::kGivenLearningRate)) rank->learning_rate = step.learning_rate;
-  rank->history.push_back(point);
-  if (rank->history.size() > kHistoryPoints) rank->history.pop_front();
+  observe_scalars(step, rank);
   return event;
 }
 

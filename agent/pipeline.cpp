@@ -36,9 +36,11 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   bool found = false;
   for (const segment::StepRecord& step : segment.new_steps()) {
     found = true;
+    // A name is there before the first record that carries its value.
+    if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     const std::optional<LossEvent> event = observe_step(step, rank);
     if (event)
-      tell(*rank, event->kind == LossEventKind::kSpike ? "loss_spike" : "divergence", event->onset_step, "",
+      tell(rank, event->kind == LossEventKind::kSpike ? "loss_spike" : "divergence", event->onset_step, "",
            step.loss);
     if (record_ != nullptr) record_->write(step_line(*rank, step));
   }
@@ -71,7 +73,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   const LayerOfCall layer = layer_of(segment, slot, *rank);
   observe_slice(slot, layer, deviation, rank);
   const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_grad_query;
-  if (nonfinite > 0) tell(*rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite));
+  if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite));
   if (record_ != nullptr)
     record_->write(sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin));
   segment.consume_judged(ready.slot, ready.ticket, slot.pass);
@@ -99,8 +101,11 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
     layer.label = segment::text_of(record.label);
     layer.name = segment::text_of(record.name);
     layer.gradient_norm = record.gradient_norm;
+    if (record.gradient_step != layer.gradient_step)
+      layer.history.add(static_cast<int64_t>(record.gradient_step), kLayerGradientNorm, record.gradient_norm);
+    layer.gradient_step = record.gradient_step;
     if (record.nonfinite_steps > layer.nonfinite_steps)
-      tell(*rank, "nonfinite_gradient", static_cast<int64_t>(record.last_nonfinite_step), layer.label,
+      tell(rank, "nonfinite_gradient", static_cast<int64_t>(record.last_nonfinite_step), layer.label,
            static_cast<double>(record.nonfinite_steps));
     layer.nonfinite_steps = record.nonfinite_steps;
     if (record.nonfinite_steps > 0)
@@ -116,9 +121,10 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   refresh(segment, rank);
 }
 
-void Pipeline::tell(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
+void Pipeline::tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
                     std::optional<double> value) {
-  if (record_ != nullptr) record_->write(event_line(rank, event, step, layer, value));
+  rank->note_event(event, step, layer, value);
+  if (record_ != nullptr) record_->write(event_line(*rank, event, step, layer, value));
 }
 
 }  // namespace foreshock

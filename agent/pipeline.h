@@ -29,7 +29,7 @@ class Pipeline {
  private:
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
-  void tell(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
+  void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
             std::optional<double> value);
 
   RecordWriter* record_;

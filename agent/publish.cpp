@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "detect/thresholds.h"
 #include "segment/names.h"
 
 namespace foreshock {
@@ -159,6 +160,8 @@ json layer_json(const LayerStatistics& layer) {
           {"deviation_ratio_backward", number(mean_of(layer.pass[1].deviation_ratio))},
           {"bias_ulp", bias ? json(bias->ulp) : json(nullptr)},
           {"bias_z", bias ? number(bias->z) : json(nullptr)},
+          {"logit_abs_max", number(max_of(layer.scores.logit))},
+          {"entropy_min", number(min_of(layer.scores.entropy_min))},
           {"relative_error", number(mean_of(layer.pass[0].relative_error_mean))},
           {"gradient_norm", number(layer.gradient_norm)},
           {"nonfinite_steps", layer.nonfinite_steps},
@@ -173,6 +176,29 @@ json alarms_json(const RankStatistics& rank) {
                       {"of", alarm.of},
                       {"value", number(alarm.value)}});
   return alarms;
+}
+
+json events_json(const RankStatistics& rank) {
+  json events = json::array();
+  for (const RankEvent& event : rank.events)
+    events.push_back({{"event", event.what},
+                      {"layer", event.layer.empty() ? json(nullptr) : json(event.layer)},
+                      {"first_step", event.first_step},
+                      {"last_step", event.last_step},
+                      {"count", event.count},
+                      {"value", number(event.value)}});
+  return events;
+}
+
+// Layers beyond a limit of thresholds.h, by pass and by what is beyond it: every combination, so that a rule
+// sees 0.
+void publish_alarms(const RankStatistics& rank, RankWriter& to) {
+  std::map<std::pair<uint32_t, std::string>, uint64_t> layers;
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+    for (const char* of : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, of}] = 0;
+  for (const LayerAlarm& alarm : rank.alarms()) ++layers[{alarm.pass, alarm.of}];
+  for (const auto& [key, count] : layers)
+    to.set(Metric::kAttentionAlarmLayers, count, segment::kPassNames[key.first], key.second);
 }
 
 }  // namespace
@@ -203,6 +229,9 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kOverheadSecondsTotal, std::optional<double>(rank.agent_seconds), "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
+  publish_alarms(rank, to);
+  for (const auto& [name, scalar] : rank.logged)
+    to.set(Metric::kLoggedValue, std::optional<double>(scalar.value), name);
   for (const auto& [label, layer] : rank.layers)
     if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, to);
 }
@@ -243,20 +272,43 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
 json state_of(const RankStatistics& rank, int cores_per_rank) {
   json state = summary_of(rank, cores_per_rank);
   state["alive"] = rank.alive;
+  state["current"] = rank.current;
   state["on"] = rank.switched_on;
-  json steps = json::array(), loss = json::array(), gradient = json::array(), ratio = json::array();
-  for (const HistoryPoint& point : rank.history) {
-    steps.push_back(point.step);
-    loss.push_back(number(point.loss));
-    gradient.push_back(number(point.gradient_norm));
-    ratio.push_back(number(point.deviation_ratio));
-  }
-  state["history"] = {
-      {"step", steps}, {"loss", loss}, {"gradient_norm", gradient}, {"deviation_ratio", ratio}};
+  state["max_slowdown"] = rank.identity.max_slowdown;
+  state["gradient"]["zscore"] = number(rank.gradient_zscore);
+  state["loss"]["zscore"] = number(rank.loss_zscore);
+  state["learning_rate"] = number(rank.learning_rate);
+  state["step_seconds"] = number(mean_of(rank.step_seconds));
+  state["slots"] = {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}};
+  state["overhead_seconds"] = {{"attention", 1e-9 * static_cast<double>(rank.totals.hook_ns)},
+                               {"step", 1e-9 * static_cast<double>(rank.totals.step_ns)},
+                               {"agent", rank.agent_seconds}};
+  state["slots_refused"] = rank.refused_slots;
+  state["events"] = events_json(rank);
+  json logged = json::object();
+  for (const auto& [name, scalar] : rank.logged)
+    logged[name] = {{"value", number(scalar.value)}, {"step", scalar.step}};
+  state["logged"] = logged;
   json layers = json::array();
   for (const auto& [label, layer] : rank.layers) layers.push_back(layer_json(layer));
   state["layers"] = layers;
   return state;
+}
+
+json thresholds_json() {
+  return {{"deviation_ratio_forward", kDeviationRatioForward},
+          {"deviation_ratio_backward", kDeviationRatioBackward},
+          {"bias_ulp", kBiasUlp},
+          {"bias_z", kBiasZ}};
+}
+
+void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables) {
+  const auto add = [&](const History& history, const std::string& layer) {
+    tables->push_back({.run = rank.run, .rank = rank.identity.rank, .layer = layer, .columns = {}});
+    history.copy_to(&tables->back());
+  };
+  add(rank.history, "");
+  for (const auto& [label, layer] : rank.layers) add(layer.history, label);
 }
 
 std::string text_of(const json& document, int indent) {

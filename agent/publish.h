@@ -17,8 +17,14 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
 // One entry of "ranks" in the summary (DESIGN of the summary: docs/summary.md). Unknown is null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 
-// The same with what only the status page shows: history by step and the layers.
+// The same with what only the status page and `status` show: layers, events, what the monitor itself does.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
+
+// The limits of detect/thresholds.h, which the page draws beside the figures.
+nlohmann::json thresholds_json();
+
+// What the page draws by step: one table for the rank and one for each layer.
+void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables);
 
 // Names come from the trainer and may be no UTF-8: then a replacement character, not an exception. `indent`
 // -1: one line.

@@ -56,6 +56,19 @@ LayerStatistics* RankStatistics::layer_of(const std::string& label) {
   return layers.size() < kMostLayers ? &layers[label] : nullptr;
 }
 
+void RankStatistics::note_event(const char* what, int64_t step, const std::string& layer,
+                                std::optional<double> value) {
+  for (RankEvent& event : events) {
+    if (event.what != what || event.layer != layer) continue;
+    event.last_step = step;
+    event.value = value;
+    ++event.count;
+    return;
+  }
+  events.push_back({what, layer, step, step, 1, value});
+  if (events.size() > kMostEvents) events.pop_front();
+}
+
 uint64_t RankStatistics::calls(uint32_t which) const {
   uint64_t sum = 0;
   for (size_t op = 0; op < ops.size(); ++op)

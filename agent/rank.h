@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/history.h"
 #include "detect/loss_event.h"
 #include "detect/window.h"
 #include "segment/parser.h"
@@ -45,6 +46,42 @@ struct ScoreStatistics {
   SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
 };
 
+// What the page draws by step, of a rank and of a layer.
+enum RankColumn : size_t {
+  kColumnLoss,
+  kColumnLossMax,
+  kColumnGradientNorm,
+  kColumnRatioForward,
+  kColumnRatioForwardMax,
+  kColumnRatioBackward,
+  kColumnBias,
+  kColumnBiasZ,
+  kColumnControlBias,
+  kColumnSlowdown,
+  kColumnStepSeconds,
+};
+inline constexpr History::Column kRankColumns[] = {
+    {"loss", History::Keep::kMean},
+    {"loss_max", History::Keep::kMax},
+    {"gradient_norm", History::Keep::kMean},
+    {"deviation_ratio_forward", History::Keep::kMean},
+    {"deviation_ratio_forward_max", History::Keep::kMax},
+    {"deviation_ratio_backward", History::Keep::kMean},
+    {"bias_ulp", History::Keep::kMean},
+    {"bias_z", History::Keep::kMean},
+    {"rounded_reference_bias_ulp", History::Keep::kMean},
+    {"slowdown_ratio", History::Keep::kMean},
+    {"step_seconds", History::Keep::kMean},
+};
+enum LayerColumn : size_t { kLayerRatioForward, kLayerRatioBackward, kLayerBias, kLayerGradientNorm };
+inline constexpr History::Column kLayerColumns[] = {
+    {"deviation_ratio_forward", History::Keep::kMax},
+    {"deviation_ratio_backward", History::Keep::kMax},
+    {"bias_ulp", History::Keep::kMean},
+    {"gradient_norm", History::Keep::kMean},
+};
+inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
+
 struct LayerStatistics {
   std::string label, name, source;
   PassStatistics pass[segment::kPasses];
@@ -52,13 +89,26 @@ struct LayerStatistics {
   std::optional<double> gradient_norm;
   uint64_t nonfinite_steps = 0;
   int64_t last_nonfinite_step = -1;
+  uint64_t gradient_step = 0;  // of gradient_norm
+  History history{kLayerColumns, kLayerPoints};
 };
 
-struct HistoryPoint {
-  int64_t step;
-  std::optional<double> loss, gradient_norm, deviation_ratio;
+// Something happened, once or several times. The same of one layer is one event.
+struct RankEvent {
+  std::string what;   // as in the record: loss_spike, nonfinite, ...
+  std::string layer;  // "": of the rank
+  int64_t first_step, last_step;
+  uint64_t count;
+  std::optional<double> value;  // the last one
 };
-inline constexpr size_t kHistoryPoints = 512;
+inline constexpr size_t kMostEvents = 64;  // the oldest go first
+
+// What the training itself logs.
+struct LoggedScalar {
+  double value;
+  int64_t step;  // the training's own, or the optimizer's when it gave none
+};
+
 // A trainer has at most kMaxLayers names; one that makes up new ones all the time is not followed further.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 inline constexpr size_t kMostSpikes = 4096;  // kept by step
@@ -109,10 +159,14 @@ struct RankStatistics {
   double agent_seconds = 0;  // CPU time spent on this rank
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   uint64_t refused_slots = 0;
-  std::deque<HistoryPoint> history;
+  History history{kRankColumns, kRankPoints};
+  std::deque<RankEvent> events;
+  std::vector<std::string> scalar_names;       // of segment::StepRecord::scalars
+  std::map<std::string, LoggedScalar> logged;  // at most kMaxScalars
 
   // The layer of this label, made if need be; null when there are too many.
   LayerStatistics* layer_of(const std::string& label);
+  void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
   uint64_t calls(uint32_t pass) const;
   uint64_t in_flight(uint32_t pass) const;
   bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }

@@ -88,6 +88,11 @@ StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step) 
   line.skipped_steps = step.skipped_steps;
   line.sample_interval_steps = step.interval;
   line.overhead_seconds = 1e-9 * static_cast<double>(step.cost_ns);
+  for (size_t n = 0; n < rank.scalar_names.size() && n < segment::kMaxScalars; ++n) {
+    if ((step.scalars_given >> n & 1) == 0) continue;
+    line.logged[rank.scalar_names[n]] = step.scalars[n];
+    if (step.scalar_step[n] >= 0) line.logged_step[rank.scalar_names[n]] = step.scalar_step[n];
+  }
   return line;
 }
 

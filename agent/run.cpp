@@ -190,6 +190,11 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
   return {{"schema", 1}, {"run", options_.run_id}, {"state", name_of(state_)}, {"ranks", ranks}};
 }
 
+void Run::add_history(std::vector<HistoryTable>* tables) const {
+  for (const auto& followed : followed_)
+    if (followed->rank.current) foreshock::add_history(followed->rank, tables);
+}
+
 void Run::publish(Registry* registry) {
   publish_ranks(registry);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})

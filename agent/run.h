@@ -58,6 +58,9 @@ class Run {
   // The ranks of one launcher, or of all (0), as in docs/summary.md; with histories and layers for the page.
   nlohmann::json document(uint64_t launcher_pid, bool for_page) const;
 
+  // The histories of every rank.
+  void add_history(std::vector<HistoryTable>* tables) const;
+
   // Tells the ranks an interval that keeps the budget. `agent_cpu_seconds`: CPU time that the agent has spent
   // on this run so far.
   void choose_cadence(double agent_cpu_seconds);

@@ -16,6 +16,7 @@ constexpr Values kMeanMax[] = {"mean", "max"};
 constexpr Values kMinMean[] = {"min", "mean"};
 constexpr Values kMinMeanMax[] = {"min", "mean", "max"};
 constexpr Values kBiasOf[] = {"kernel", "rounded_reference"};
+constexpr Values kAlarms[] = {"deviation_ratio", "bias", "nonfinite"};
 constexpr Values kRunStates[] = {"running", "finished", "failed", "preempted"};
 constexpr Values kSkippedSteps[] = {"overflow"};
 constexpr Values kSkipReasons[] = {"budget", "ring_full", "dropout",   "capture", "nested", "fp8",
@@ -45,6 +46,8 @@ constexpr LabelInfo kRankPassLost[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"r
 constexpr LabelInfo kRankPassSkip[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"reason", kSkipReasons}};
 constexpr LabelInfo kRankPassMeanMax[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"stat", kMeanMax}};
 constexpr LabelInfo kRankPassOf[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"of", kBiasOf}};
+constexpr LabelInfo kRankPassAlarm[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"of", kAlarms}};
+constexpr LabelInfo kRankName[] = {{"run"}, {"rank"}, {"name"}};
 constexpr LabelInfo kRankMinMean[] = {{"run"}, {"rank"}, {"stat", kMinMean}};
 constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax}};
 constexpr LabelInfo kRankLayerPass[] = {{"run"}, {"rank"}, {"layer"}, {"pass", kPasses}};
@@ -119,6 +122,11 @@ constexpr MetricInfo kTable[] = {
      "Entropy of the attention weights of a row, over the last samples.", kRankMinMean},
     {kAttentionNearTieRatio, "foreshock_attention_near_tie_ratio", kGauge, "ratio",
      "Share of rows whose second largest score lies within 1/512 of the largest.", kRank},
+    {kAttentionAlarmLayers, "foreshock_attention_alarm_layers", kGauge, "layers",
+     "Layers whose last samples are beyond a limit: bias beyond what the rounded reference shows too, "
+     "deviation ratio, or "
+     "values that are not finite.",
+     kRankPassAlarm},
     {kLayerAttentionDeviationRatio, "foreshock_layer_attention_deviation_ratio", kGauge, "ratio",
      "Mean deviation ratio of one layer over its last samples.", kRankLayerPass},
     {kLayerAttentionBiasUlp, "foreshock_layer_attention_bias_ulp", kGauge, "ulp",
@@ -147,6 +155,9 @@ constexpr MetricInfo kTable[] = {
     {kLayerGradientNorm, "foreshock_layer_gradient_norm", kGauge, "1",
      "L2 norm of the gradient of one layer before clipping.", kRankLayer},
     {kLearningRate, "foreshock_learning_rate", kGauge, "1", "Learning rate of the last step.", kRank},
+
+    {kLoggedValue, "foreshock_logged_value", kGauge, "1",
+     "Last value of what the training itself logs, for up to 16 names.", kRankName},
 
     {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio",
      "Time the monitor took on the threads that train, over wall time; on a CPU trainer with the agent's "

@@ -41,6 +41,7 @@ enum class Metric : uint16_t {
   kAttentionLogitAbsMax,
   kAttentionEntropyNats,
   kAttentionNearTieRatio,
+  kAttentionAlarmLayers,
   kLayerAttentionDeviationRatio,
   kLayerAttentionBiasUlp,
   kLayerAttentionLogitAbsMax,
@@ -55,6 +56,7 @@ enum class Metric : uint16_t {
   kGradientNormZscore,
   kLayerGradientNorm,
   kLearningRate,
+  kLoggedValue,
   // the monitor itself
   kSlowdownRatio,
   kOverheadSecondsTotal,

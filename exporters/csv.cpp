@@ -25,6 +25,14 @@ template <class Integer>
 std::string cell(const std::optional<Integer>& value) {
   return value ? number_text(*value) : "";
 }
+// "name=1.5 other=2"
+template <class Value>
+std::string cell(const std::map<std::string, Value>& values) {
+  std::string text;
+  for (const auto& [name, value] : values)
+    text += (text.empty() ? "" : " ") + name + "=" + cell(std::optional<Value>(value));
+  return csv_text(text);
+}
 std::string cell(const std::vector<int64_t>& value) {
   std::string text;
   for (int64_t number : value) (text += text.empty() ? "" : " ") += number_text(number);

@@ -16,7 +16,8 @@ const char* type_of(const RecordLine& line);
 std::string csv_header(const RecordLine& line);
 
 // The values, with a newline. Unknown is empty; a number that is not finite is "nan"; numbers come back to
-// the last bit; a list is its numbers with blanks between them. Independent of the locale.
+// the last bit; a list is its numbers with blanks between them, an
+// object its names and numbers ("a=1 b=2"). Independent of the locale.
 std::string csv_row(const RecordLine& line);
 
 // One cell, quoted where it must be.

@@ -38,6 +38,14 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", text_};
 }
 
+HttpReply HttpRoutes::history(const Published& published) {
+  if (history_ == nullptr || drawn_ != published.history) {
+    drawn_ = published.history;
+    history_ = shared(history_json(drawn_ ? *drawn_ : std::vector<HistoryTable>()));
+  }
+  return {200, "application/json", history_};
+}
+
 HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
   if (request.host.empty()) return refusal(400, "Host is missing");
   if (!is_loopback_host(request.host)) return refusal(403, "ask for this page as 127.0.0.1 or localhost");
@@ -49,12 +57,15 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
   if (path == "/metrics") return metrics(*published);
   if (path == "/api/v1/state")
     return {200, "application/json", std::shared_ptr<const std::string>(published, &published->state_json)};
+  if (path == "/api/v1/history") return history(*published);
   if (path == "/healthz")
     return {published->healthy ? 200 : 503, kText, shared(published->health_text + "\n")};
   if (path == "/") return {200, "text/html; charset=utf-8", shared(std::string(kPageHtml))};
   if (path == "/page.js") return {200, "text/javascript; charset=utf-8", shared(std::string(kPageJs))};
   if (path == "/page.css") return {200, "text/css; charset=utf-8", shared(std::string(kPageCss))};
-  return refusal(404, "there are /, /metrics, /api/v1/state and /healthz");
+  if (path == "/chart.js") return {200, "text/javascript; charset=utf-8", shared(std::string(kPageChart))};
+  if (path == "/icon.svg") return {200, "image/svg+xml", shared(std::string(kPageIcon))};
+  return refusal(404, "there are /, /metrics, /api/v1/state, /api/v1/history and /healthz");
 }
 
 }  // namespace foreshock

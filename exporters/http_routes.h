@@ -27,8 +27,8 @@ bool is_loopback_host(std::string_view host);
 // A reply of one line that says what is wrong.
 HttpReply refusal(int status, std::string_view why);
 
-// Thread-compatible. Keeps the text of the last snapshot, so that many scrapes of one state cost one
-// rendering.
+// Thread-compatible. Keeps the text of the last snapshot and history, so that many requests for
+// one state cost one rendering, and none where nobody asks.
 class HttpRoutes {
  public:
   // The reply shares what it can with `published` instead of copying it.
@@ -36,9 +36,12 @@ class HttpRoutes {
 
  private:
   HttpReply metrics(const Published& published);
+  HttpReply history(const Published& published);
 
   std::shared_ptr<const Snapshot> rendered_;  // keeps the address from being used again
   std::shared_ptr<const std::string> text_;
+  std::shared_ptr<const std::vector<HistoryTable>> drawn_;
+  std::shared_ptr<const std::string> history_;
 };
 
 }  // namespace foreshock

@@ -5,16 +5,18 @@
 #include <memory>
 #include <string>
 
+#include "exporters/history_table.h"
 #include "exporters/registry.h"
 
 namespace foreshock {
 
 // What the server shows until the next publish(). Immutable once published.
 struct Published {
-  std::shared_ptr<const Snapshot> metrics;  // null: /metrics is empty
-  std::string state_json;                   // body of /api/v1/state
-  bool healthy = true;                      // /healthz answers 200, else 503
-  std::string health_text;                  // one line
+  std::shared_ptr<const Snapshot> metrics;                             // null: /metrics is empty
+  std::string state_json;                                              // body of /api/v1/state
+  bool healthy = true;                                                 // /healthz answers 200, else 503
+  std::string health_text;                                             // one line
+  std::shared_ptr<const std::vector<HistoryTable>> history = nullptr;  // null: /api/v1/history has no tables
 };
 
 // One thread of its own, started by start(), joined by stop(). No client can hold up another: every exchange

@@ -13,11 +13,13 @@ namespace foreshock {
 inline constexpr int kRecordSchema = 1;
 
 template <class Line>
-using Member = std::variant<std::string Line::*, std::optional<bool> Line::*, std::optional<int64_t> Line::*,
-                            std::optional<uint64_t> Line::*, std::optional<double> Line::*,
-                            std::vector<int64_t> Line::*>;
-inline constexpr const char* kMemberTypes[] = {"string",  "boolean", "integer",
-                                               "integer", "number",  "list of integers"};
+using Member =
+    std::variant<std::string Line::*, std::optional<bool> Line::*, std::optional<int64_t> Line::*,
+                 std::optional<uint64_t> Line::*, std::optional<double> Line::*, std::vector<int64_t> Line::*,
+                 std::map<std::string, double> Line::*, std::map<std::string, int64_t> Line::*>;
+inline constexpr const char* kMemberTypes[] = {
+    "string", "boolean",          "integer",           "integer",
+    "number", "list of integers", "object of numbers", "object of integers"};
 
 template <class Line>
 struct Field {
@@ -71,6 +73,9 @@ inline constexpr Field<StepLine> kStepFields[] = {
      "Every how many steps one is sampled."},
     {"overhead_seconds", &StepLine::overhead_seconds, "s",
      "Time the monitor took on the threads that train."},
+    {"logged", &StepLine::logged, "",
+     "What the training itself has logged since the step before, by name; null where it is not finite."},
+    {"logged_step", &StepLine::logged_step, "", "The step that it gave with them, in its own count."},
 };
 
 inline constexpr Field<SampleLine> kSampleFields[] = {

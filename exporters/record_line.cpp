@@ -23,6 +23,12 @@ using Json = nlohmann::ordered_json;
 
 Json to_json(const std::string& value) { return value.empty() ? Json() : Json(value); }
 Json to_json(const std::vector<int64_t>& value) { return value.empty() ? Json() : Json(value); }
+Json to_json(const std::map<std::string, double>& values) {
+  Json object;  // null when there are none
+  for (const auto& [name, value] : values) object[name] = std::isfinite(value) ? Json(value) : Json();
+  return object;
+}
+Json to_json(const std::map<std::string, int64_t>& values) { return values.empty() ? Json() : Json(values); }
 template <class Value>
 Json to_json(const std::optional<Value>& value) {
   return value ? Json(*value) : Json();

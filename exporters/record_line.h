@@ -4,6 +4,7 @@
 #define FORESHOCK_EXPORTERS_RECORD_LINE_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,8 @@ struct StepLine {
   std::optional<bool> sampled;
   std::optional<uint64_t> attention_calls, skipped_steps, sample_interval_steps;
   std::optional<double> overhead_seconds;
+  std::map<std::string, double> logged;        // by the training itself, 16 names at most
+  std::map<std::string, int64_t> logged_step;  // what it gave as their steps
 };
 
 struct SampleLine {

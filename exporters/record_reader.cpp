@@ -46,6 +46,26 @@ bool take(const Json& json, std::vector<int64_t>* value) {
   return true;
 }
 
+// A value that is null was not finite.
+bool take_member(const Json& json, double* value) {
+  if (json.is_number()) *value = json.get<double>();
+  if (json.is_null()) *value = std::numeric_limits<double>::quiet_NaN();
+  return json.is_number() || json.is_null();
+}
+bool take_member(const Json& json, int64_t* value) {
+  std::optional<int64_t> number;
+  if (!take(json, &number)) return false;
+  *value = *number;
+  return true;
+}
+template <class Value>
+bool take(const Json& json, std::map<std::string, Value>* value) {
+  if (!json.is_object()) return false;
+  for (const auto& [name, item] : json.items())
+    if (!take_member(item, &(*value)[name])) return false;
+  return true;
+}
+
 void set_nan(std::optional<double>* value) { *value = std::numeric_limits<double>::quiet_NaN(); }
 template <class Value>
 void set_nan(Value*) {}

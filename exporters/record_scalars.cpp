@@ -40,6 +40,11 @@ void RecordScalars::take_step(const StepLine& line, std::vector<Scalar>* out) {
   put("training/step_seconds", line.duration_seconds);
   if (line.overhead_seconds && line.duration_seconds > line.overhead_seconds)
     put("monitor/slowdown_ratio", *line.overhead_seconds / (*line.duration_seconds - *line.overhead_seconds));
+  for (const auto& [name, value] : line.logged) {
+    const auto own_step = line.logged_step.find(name);
+    const int64_t step = own_step == line.logged_step.end() ? *line.step : own_step->second;
+    out->push_back({line.run, *line.rank, line.time.value_or(0), step, "logged/" + name, value});
+  }
 }
 
 void RecordScalars::take_event(const EventLine& line, std::vector<Scalar>* out) {

@@ -1,253 +1,204 @@
-// The status page: reads /api/v1/state every two seconds. Names in the state come from a trainer, so every text
-// goes through textContent. Unknown values are null there and a dash here.
-"use strict";
+// Reads /api/v1/state every two seconds, and /api/v1/history when steps have been made since.
 
 const POLL_MS = 2000;
-const ALARM_RATIO = { forward: 2, backward: 3 };
-const ALARM_BIAS_ULP = 0.05;
-const ALARM_BIAS_Z = 6;
-const SVG = "http://www.w3.org/2000/svg";
-const views = new Map(); // rank -> its elements, kept so that focus and open details survive an update
+const ui = { charts: [], rank: null, run: null, state: null, history: null, historySteps: null, polls: 0 };
 
-const known = (value) => value !== null && value !== undefined;
-const finite = (value) => known(value) && Number.isFinite(value);
-const minus = (text) => text.replace("-", "\u2212");
-const number = (value, digits = 4) => (finite(value) ? minus(value.toPrecision(digits)) : "–");
-const fixed = (value, digits) => (finite(value) ? minus(value.toFixed(digits)) : "–");
-const signed = (value, digits) => (finite(value) && value > 0 ? "+" : "") + fixed(value, digits);
-const count = (value) => (finite(value) ? value.toLocaleString("en") : "–");
-const percent = (value) => (finite(value) ? fixed(value * 100, 2) + " %" : "unknown");
-
-function element(tag, className, text) {
-  const result = document.createElement(tag);
-  if (className) result.className = className;
-  if (text !== undefined) result.textContent = text;
-  return result;
+function layerText(rank, label) {
+  const layer = (rank.layers || []).find((candidate) => candidate.layer === label);
+  return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
-function add(parent, tag, className, text) {
-  return parent.appendChild(element(tag, className, text));
+// As the summary says it: one layer's fault drowns in the mean over all layers, so layers come first.
+function alarmText({ rank, alarm }, many) {
+  const where = `${many ? `rank ${rank.rank} ` : ""}layer ${layerText(rank, alarm.layer)} ${alarm.pass}`;
+  if (alarm.of === "bias") return `${where} is biased by ${signed(alarm.value, 2)} ulp`;
+  if (alarm.of === "nonfinite") return `${where} gives NaN or Inf where the reference does not`;
+  return `${where} errs up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// A named figure: heading, value, note, and room for a chart.
-function figure(parent, name) {
-  const box = add(parent, "div", "figure");
-  add(box, "h3", "", name);
-  const value = add(box, "div", "value");
-  const note = add(box, "div", "quiet");
-  const chart = box.appendChild(document.createElementNS(SVG, "svg"));
-  chart.setAttribute("role", "img");
-  chart.setAttribute("viewBox", "0 0 100 40");
-  chart.setAttribute("preserveAspectRatio", "none");
-  const range = add(box, "div", "quiet range");
-  return { name, value, note, chart, range, first: add(range, "span"), last: add(range, "span") };
+function verdict(ranks) {
+  const alarms = ranks.flatMap((rank) => (rank.alarms || []).map((alarm) => ({ rank, alarm })));
+  if (alarms.length) {
+    const more = alarms.length > 1 ? ` (and ${alarms.length - 1} more)` : "";
+    return ["bad", "attention of " + alarmText(alarms[0], ranks.length > 1) + more];
+  }
+  const judged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
+  return judged ? ["good", "attention errs no more than its precision explains"] : ["waiting", "no attention was judged yet"];
 }
 
-function createRank(rank) {
-  const section = element("section");
-  const title = add(section, "div", "title");
-  add(title, "h2", "", "rank " + rank);
-  const view = { section, step: add(title, "span"), state: add(title, "span", "badge"), sources: add(title, "span", "quiet") };
-  const figures = add(section, "div", "figures");
-  view.loss = figure(figures, "loss");
-  view.ratio = figure(figures, "deviation ratio");
-  view.bias = figure(figures, "bias");
-  view.gradient = figure(figures, "gradient norm before clipping");
-  view.notes = add(section, "ul", "notes");
-  view.layers = table(section, "Layers", [
-    "layer", "name", "ratio forward", "ratio backward", "bias, ulp", "relative error", "gradient norm", "steps with NaN or Inf",
-  ], 2);
-  view.counts = table(section, "Every attention call is counted", [
-    "pass", "calls", "unsampled", "skipped", "sampled", "judged", "lost", "in flight", "why skipped or lost",
-  ], 1);
-  view.cost = add(section, "p", "quiet");
-  return view;
+// What a reader should know beside the verdict, one sentence each.
+function notes(ranks) {
+  const of = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
+  const warn = (text) => lines.push({ text, alarm: true });
+  for (const rank of ranks) {
+    const spikes = rank.loss?.spike_steps || [], broken = rank.gradient?.nonfinite_layers || [];
+    if (spikes.length) warn(`Loss spikes at step ${spikes.slice(-5).map(count).join(", ")}${of(rank)}`);
+    if (broken.length) warn(`NaN or Inf in the gradient of ${broken.slice(0, 8).join(", ")}${of(rank)}`);
+    if (rank.no_attention_seen) warn(`No attention call has been seen${of(rank)}; dropout or a mask may put all of them on the unfused path.`);
+    if (rank.alive === false && rank.state === "running") warn(`Rank ${rank.rank} is gone.`);
+    if (rank.on === false) lines.push({ text: `Paused${of(rank)}; foreshock resume goes on.`, alarm: false });
+  }
+  if (ranks.length === 1 && known(ranks[0].worst_layer)) lines.push({ text: "Worst layer: " + layerText(ranks[0], ranks[0].worst_layer), alarm: false });
+  return lines.slice(0, 8);
 }
 
-function table(parent, name, columns, textColumns) {
-  const details = add(parent, "details");
-  details.open = true;
-  const title = add(details, "summary", "", name);
-  const scroll = add(details, "div", "scroll");
-  scroll.tabIndex = 0; // so that the keyboard can scroll it
-  const body = add(scroll, "table");
-  const head = add(add(body, "thead"), "tr");
-  columns.forEach((column, i) => {
-    const cell = add(head, "th", i < textColumns || column.startsWith("why") ? "text" : "", column);
-    cell.scope = "col";
-  });
-  return { details, title, textColumns, rows: add(body, "tbody") };
+function showVerdict(ranks) {
+  const [kind, text] = ranks.length ? verdict(ranks) : ["waiting", "waiting for the first rank"];
+  byId("verdict").className = kind;
+  setText(byId("verdict-text"), text);
+  byId("notes").replaceChildren(...notes(ranks).map((line) => element("li", line.alarm ? "alarm" : "quiet", line.text)));
 }
 
-// Rows of texts; a cell may be {text, alarm}.
-function fill(view, rows) {
-  view.details.hidden = rows.length === 0;
-  view.rows.replaceChildren(...rows.map((cells) => {
-    const row = element("tr");
-    cells.forEach((cell, i) => {
-      const isText = i < view.textColumns || (i === cells.length - 1 && view.lastIsText);
-      const td = add(row, "td", isText ? "text" : "");
-      add(td, "span", cell.alarm ? "alarm" : "", cell.alarm !== undefined ? cell.text : cell);
-    });
-    return row;
+function showFigures(ranks) {
+  byId("figures").replaceChildren(...(ranks.length ? figures(ranks) : []).map(([name, value, note, alarm]) => {
+    const box = element("div", "figure");
+    add(box, "h3", "", name);
+    add(box, "div", alarm ? "value alarm" : "value", value);
+    add(box, "div", "quiet", note);
+    return box;
   }));
 }
 
-// A curve over the step, not over time; `floor` draws the noise floor.
-function draw(view, steps, values, floor) {
-  const points = (steps || []).map((x, i) => [x, (values || [])[i]]).filter(([x, y]) => finite(x) && finite(y));
-  view.chart.replaceChildren();
-  view.range.hidden = points.length < 2;
-  view.chart.style.display = points.length < 2 ? "none" : "block";
-  if (points.length < 2) return view.chart.setAttribute("aria-label", view.name + ": no history yet");
-  const ys = points.map((p) => p[1]).concat(known(floor) ? [floor] : []);
-  const [low, high] = [Math.min(...ys), Math.max(...ys)];
-  const [first, last] = [points[0][0], points[points.length - 1][0]];
-  const toX = (x) => (100 * (x - first)) / Math.max(last - first, 1);
-  const toY = (y) => (high > low ? 38 - (36 * (y - low)) / (high - low) : 20);
-  if (known(floor)) line(view.chart, "floor", `M0 ${toY(floor)}H100`);
-  line(view.chart, "curve", points.map(([x, y], i) => (i ? "L" : "M") + toX(x).toFixed(2) + " " + toY(y).toFixed(2)).join(""));
-  view.first.textContent = "step " + count(first);
-  view.last.textContent = "step " + count(last);
-  const from = Math.min(...points.map((p) => p[1])), to = Math.max(...points.map((p) => p[1]));
-  view.chart.setAttribute("aria-label", `${view.name}, steps ${first} to ${last}: from ${number(from)} to ${number(to)}`);
-}
-
-function line(chart, className, path) {
-  const shape = chart.appendChild(document.createElementNS(SVG, "path"));
-  shape.setAttribute("class", className);
-  shape.setAttribute("d", path);
-  if (className === "floor") shape.setAttribute("stroke-width", "1");
-}
-
-function show(view, text, alarm, note) {
-  view.value.textContent = text;
-  view.value.className = alarm ? "value alarm" : "value";
-  view.note.textContent = note;
-}
-
-const exceeds = (ratio, pass) => finite(ratio) && ratio > ALARM_RATIO[pass];
-const ratioCell = (ratio, pass) => ({ text: fixed(ratio, 2), alarm: exceeds(ratio, pass) });
-
-// The control must be silent: what the rounded reference shows too is no alarm.
-const biased = (ulp, z) => finite(ulp) && finite(z) && Math.abs(ulp) > ALARM_BIAS_ULP && Math.abs(z) > ALARM_BIAS_Z;
-
-function showAttention(view, forward, backward) {
-  const [ratio, other] = [forward.deviation_ratio || {}, backward.deviation_ratio || {}];
-  show(view.ratio, fixed(ratio.mean, 2), exceeds(ratio.mean, "forward") || exceeds(other.mean, "backward"),
-    `forward, max ${fixed(ratio.max, 2)}; backward ${fixed(other.mean, 2)}; noise floor 1 (dashed)`);
-  const control = [forward.rounded_reference_bias_ulp, forward.rounded_reference_bias_z];
-  show(view.bias, signed(forward.bias_ulp, 3) + (finite(forward.bias_ulp) ? " ulp" : ""),
-    biased(forward.bias_ulp, forward.bias_z) && !biased(...control),
-    `z ${signed(forward.bias_z, 1)}; rounded reference ${signed(control[0], 3)} (z ${signed(control[1], 1)})`);
-}
-
-function total(counters) {
-  const values = Object.values(counters || {}).filter(known);
-  return values.length ? values.reduce((sum, value) => sum + value, 0) : counters ? 0 : null;
-}
-
-function reasons(attention) {
-  return Object.entries({ ...attention.skipped, ...attention.lost })
-    .filter(([, value]) => value > 0).map(([reason, value]) => `${reason} ${count(value)}`).join(", ");
-}
-
-function countRow(pass, attention) {
-  return [pass, attention.calls, attention.unsampled, total(attention.skipped), attention.sampled, attention.judged,
-    total(attention.lost), attention.in_flight].map((cell, i) => (i ? count(cell) : cell)).concat(reasons(attention));
-}
-
-function layerRow(layer) {
-  return [layer.layer ?? "–", layer.name ?? "–", ratioCell(layer.deviation_ratio, "forward"),
-    ratioCell(layer.deviation_ratio_backward, "backward"), signed(layer.bias_ulp, 3), number(layer.relative_error, 2),
-    number(layer.gradient_norm, 3), { text: count(layer.nonfinite_steps), alarm: layer.nonfinite_steps > 0 }];
-}
-
-// What a reader should know beside the figures, one sentence each.
-function notes(rank) {
-  const lines = [];
-  const steps = (rank.loss || {}).spike_steps || [];
-  const broken = (rank.gradient || {}).nonfinite_layers || [];
-  if (known(rank.worst_layer)) lines.push({ text: "Worst layer: " + layerText(rank), alarm: false });
-  if (steps.length) lines.push({ text: "Loss spikes at step " + steps.slice(-5).map(count).join(", "), alarm: true });
-  if (broken.length) lines.push({ text: "NaN or Inf in the gradient of " + broken.map(nameOf).join(", "), alarm: true });
-  if (rank.no_attention_seen) {
-    lines.push({ text: "No attention call has been seen; dropout or a mask may put all of them on the unfused path.", alarm: true });
+function showLegend(ranks) {
+  const legend = byId("legend"), wanted = ranks.map((rank) => String(rank.rank));
+  legend.hidden = ranks.length < 2;
+  if (legend.dataset.ranks !== wanted.join()) {
+    legend.dataset.ranks = wanted.join();
+    const button = (text, value, className) => {
+      const made = add(legend, "button", className, text);
+      made.addEventListener("click", () => {
+        ui.rank = value;
+        show();
+      });
+      made.dataset.rank = value ?? "all";
+      return made;
+    };
+    legend.replaceChildren();
+    button("all ranks", null, "all");
+    wanted.forEach((rank, i) => {
+      const made = button("rank " + rank, rank, "");
+      made.style.setProperty("--colour", `var(--rank-${i % 8})`);
+      made.style.setProperty("--style", ["solid", "dashed", "dotted"][Math.floor(i / 8) % 3]);
+    });
   }
-  if (rank.on === false) lines.push({ text: "Paused.", alarm: false });
-  return lines;
+  for (const made of legend.children) made.setAttribute("aria-pressed", String(made.dataset.rank === (ui.rank ?? "all")));
 }
 
-const nameOf = (layer) => (typeof layer === "object" && layer ? layer.name ?? layer.layer : layer);
-
-function updateRank(view, rank) {
-  const { attention = {}, history = {}, loss = {} } = rank;
-  view.step.textContent = `step ${count(rank.step ?? rank.steps)}`;
-  view.state.textContent = rank.state ?? "";
-  view.state.hidden = !known(rank.state);
-  view.sources.textContent =
-    `step from ${rank.step_source ?? "–"}, layers from ${rank.layer_source ?? "–"}, loss from ${loss.source ?? "–"}`;
-  show(view.loss, number(loss.last), loss.spikes > 0, `first ${number(loss.first)}, spikes ${count(loss.spikes)}`);
-  draw(view.loss, history.step, history.loss);
-  showAttention(view, attention.forward || {}, attention.backward || {});
-  draw(view.ratio, history.step, history.deviation_ratio, 1);
-  draw(view.bias, [], []);
-  const norms = (history.gradient_norm || []).filter(known);
-  show(view.gradient, number((rank.gradient || {}).norm ?? norms[norms.length - 1]), false, "all layers");
-  draw(view.gradient, history.step, history.gradient_norm);
-  view.notes.replaceChildren(...notes(rank).map((line) => element("li", line.alarm ? "alarm" : "", line.text)));
-  fill(view.layers, (rank.layers || []).map(layerRow));
-  view.counts.lastIsText = true;
-  const passes = ["forward", "backward"].filter((pass) => attention[pass]);
-  fill(view.counts, passes.map((pass) => countRow(pass, attention[pass])));
-  view.cost.textContent = `Slowdown ${percent(rank.slowdown_ratio)}, one step of ${count(rank.sample_interval_steps)} sampled. ` +
-    "calls = unsampled + skipped + sampled; sampled = judged + lost + in flight.";
+function showCharts(ranks, shown) {
+  const order = ranks.map((rank) => rank.rank);
+  const tables = (ui.history?.tables || []).filter((t) => !known(t.layer) && shown.some((rank) => rank.rank === t.rank))
+    .map((t) => ({ ...t, index: order.indexOf(t.rank) }));
+  const events = shown.flatMap((rank) => (rank.events || []).flatMap((event) => [event.first_step, event.last_step]));
+  const limits = { ...ui.state.thresholds, max_slowdown: shown[0]?.max_slowdown };
+  const drawing = { limits, events: [...new Set(events)], logarithmic: byId("logarithmic").checked };
+  if (tables.length) for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
-function layerText(rank) {
-  const layer = (rank.layers || []).find((candidate) => candidate.layer === rank.worst_layer);
-  return rank.worst_layer + (layer && known(layer.name) ? ` (${layer.name})` : "");
+function showHeat(shown) {
+  const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
+  const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
+  ui.heat.update(layers, ui.state.thresholds || {}, names);
 }
 
-function update(state) {
-  const set = (id, text) => (document.getElementById(id).textContent = text);
-  set("run", known(state.run) ? state.run : "no run yet");
-  set("state", state.state ?? "unknown");
-  set("version", known(state.version) ? "foreshock " + state.version : "");
+function showTables(ranks, shown) {
+  ui.tables.ranks.fill(ranks.length > 1 ? ranks.map(rankRow) : []);
+  const layers = layerRows(shown);
+  ui.tables.layers.fill(layers, shown.length > 1 ? "Of each layer the rank with the largest ratio; layers with an alarm first." : "");
+  ui.tables.events.fill(eventRows(shown));
+  ui.tables.counts.fill(shown.length ? ["forward", "backward"].map((pass) => countRow(shown, pass)) : [],
+    "calls = unsampled + skipped + sampled; sampled = judged + lost + in flight.");
+  const agent = ui.state.agent || {};
+  ui.tables.health.fill(healthRows(shown), `Agent ${agent.pid ?? "–"}: ${fixed(agent.cpu_seconds, 1)} s of CPU time at low priority, ` +
+    `${count(agent.series)} series, ${count(agent.series_dropped)} dropped, ${count(agent.segments_refused)} segments refused, reference on ${agent.instruction_set ?? "–"}.`);
+  ui.tables.logged.fill(loggedRows(shown));
+}
+
+// Which run the page shows, when its agent serves several.
+function chooseRun(document) {
+  const runs = document.runs ?? [document], ids = runs.map((run) => run.run), select = byId("runs");
+  select.hidden = runs.length < 2;
+  byId("run").hidden = runs.length > 1;
+  if (select.dataset.ids !== ids.join("\n")) {
+    select.dataset.ids = ids.join("\n");
+    select.replaceChildren(...ids.map((id) => element("option", "", id)));
+  }
+  const run = runs.find((each) => each.run === ui.run) ?? runs[0] ?? {};
+  select.selectedIndex = runs.indexOf(run);
+  return { ...document, ...run };
+}
+
+function show() {
+  const { state } = ui;
+  const ranks = [...(state.ranks || [])].filter((rank) => rank.current !== false);
+  if (!ranks.some((rank) => String(rank.rank) === ui.rank)) ui.rank = null;
+  const shown = ranks.filter((rank) => ui.rank === null || String(rank.rank) === ui.rank);
+  setText(byId("run"), known(state.run) ? state.run : "no run yet");
+  setText(byId("state"), state.state ?? "unknown");
+  setText(byId("version"), known(state.version) ? "foreshock " + state.version : "");
   document.title = known(state.run) ? state.run + " – foreshock" : "foreshock";
-  const ranks = state.ranks || [];
-  const seen = new Set();
-  for (const rank of ranks) {
-    const key = String(rank.rank);
-    seen.add(key);
-    if (!views.has(key)) {
-      views.set(key, createRank(key));
-      document.getElementById("ranks").append(views.get(key).section);
-    }
-    updateRank(views.get(key), rank);
-  }
-  for (const [key, view] of views) {
-    if (seen.has(key)) continue;
-    view.section.remove();
-    views.delete(key);
-  }
+  showVerdict(ranks);
+  showFigures(shown);
+  showLegend(ranks);
+  showCharts(ranks, shown);
+  showHeat(shown);
+  showTables(ranks, shown);
+}
+
+async function read(path) {
+  const response = await fetch(path, { cache: "no-store" });
+  if (!response.ok) throw new Error(path + ": status " + response.status);
+  return response.json();
 }
 
 async function poll() {
-  const fresh = document.getElementById("fresh");
+  const fresh = byId("fresh");
   try {
-    const response = await fetch("/api/v1/state", { cache: "no-store" });
-    if (!response.ok) throw new Error("status " + response.status);
-    update(await response.json());
-    if (fresh.textContent !== "live") fresh.textContent = "live";
+    ui.document = await read("/api/v1/state");
+    ui.state = chooseRun(ui.document);
+    const steps = JSON.stringify((ui.state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
+    if (steps !== ui.historySteps && ui.polls++ % 2 === 0) {
+      ui.history = await read("/api/v1/history");
+      ui.historySteps = steps;
+    }
+    show();
+    setText(fresh, "live");
     fresh.className = "quiet";
   } catch (error) {
-    const text = "not reachable; these are the last values";
-    if (fresh.textContent !== text) fresh.textContent = text; // a status region speaks on every change
+    setText(fresh, "not reachable; these are the last values");
     fresh.className = "quiet alarm";
     console.warn(error);
   }
   setTimeout(poll, POLL_MS);
 }
 
-poll();
+function start() {
+  const tables = byId("tables");
+  if (window.Chart) ui.charts = CHARTS.map((kind) => new StepChart(byId("charts"), kind));
+  else add(byId("charts"), "p", "quiet", "This foreshock was built without a chart library.");
+  ui.heat = new HeatMap();
+  ui.tables = {
+    ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
+      "worst layer", "s per step", "slowdown"], [0, 1]),
+    events: new Table(tables, "Events", ["first step", "last step", "what", "rank", "layer", "times", "value"], [2]),
+    layers: new Table(tables, "Layers", ["layer", "name", "rank", "ratio forward", "ratio backward", "bias, ulp", "z", "relative error", "largest logit",
+      "least entropy", "gradient norm", "steps with NaN or Inf"], [0, 1]),
+    logged: new Table(tables, "What the training logs", ["name", "rank", "value", "step"], [0]),
+    counts: new Table(tables, "Every attention call is counted", ["pass", "calls", "unsampled", "skipped", "sampled", "judged", "lost", "in flight",
+      "why skipped or lost"], [0, 8]),
+    health: new Table(tables, "The monitor itself", ["rank", "monitor", "steps from", "layers from", "loss from", "one step of", "slowdown", "budget", "s at attention",
+      "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4]),
+  };
+  byId("logarithmic").addEventListener("change", show);
+  byId("runs").addEventListener("change", (event) => {
+    ui.run = event.target.value;
+    ui.state = chooseRun(ui.document);
+    show();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    ui.charts.forEach((chart) => chart.forget());
+    if (ui.state) show();
+  });
+  poll();
+}
+
+start();

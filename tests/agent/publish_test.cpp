@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 
 #include "agent/pipeline.h"
@@ -70,13 +71,81 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   EXPECT_TRUE(rank["attention"]["backward"]["bias_ulp"].is_null());
 }
 
-TEST(Publish, TheStateHasAHistoryOfEqualLengths) {
-  const nlohmann::json state = state_of(some_rank(), 2);
-  std::set<size_t> lengths;
-  for (const char* key : {"step", "loss", "gradient_norm", "deviation_ratio"})
-    lengths.insert(state["history"][key].size());
-  EXPECT_EQ(lengths, std::set<size_t>({6}));
-  EXPECT_EQ(state["layers"].size(), 1u);
+TEST(Publish, TheHistoryHasATableOfTheRankAndOneOfEachLayer) {
+  const RankStatistics rank = some_rank();
+  EXPECT_EQ(state_of(rank, 2)["layers"].size(), 1u);
+  std::vector<HistoryTable> tables;
+  add_history(rank, &tables);
+  ASSERT_EQ(tables.size(), 2u);
+  EXPECT_EQ(tables[0].layer, "");
+  EXPECT_EQ(tables[1].layer, "003");
+  const auto column = [](const HistoryTable& table, std::string_view name) {
+    for (const auto& [known, values] : table.columns)
+      if (known == name) return values;
+    return std::vector<float>();
+  };
+  EXPECT_EQ(tables[0].first_step, 1);
+  EXPECT_EQ(column(tables[0], "loss"), std::vector<float>(6, 2.0f));
+  EXPECT_EQ(column(tables[0], "deviation_ratio_forward").size(), 6u);
+  EXPECT_EQ(column(tables[1], "deviation_ratio_forward").size(), 6u);
+}
+
+TEST(Publish, WhatTheTrainingLogsIsAGaugeAndInTheState) {
+  RankStatistics rank = some_rank();
+  rank.logged["train/accuracy"] = {0.5, 4};
+  rank.logged["broken"] = {NAN, 5};
+  Registry registry;
+  publish_rank(rank, 2, &registry);
+  const std::string text = exposition(*registry.snapshot());
+  EXPECT_NE(text.find(R"(foreshock_logged_value{run="run",rank="0",name="train/accuracy"} 0.5)"),
+            std::string::npos);
+  EXPECT_NE(text.find(R"(foreshock_logged_value{run="run",rank="0",name="broken"} NaN)"), std::string::npos)
+      << text;
+  const nlohmann::json logged = state_of(rank, 2)["logged"];
+  EXPECT_EQ(logged["train/accuracy"], (nlohmann::json{{"value", 0.5}, {"step", 4}}));
+  EXPECT_TRUE(logged["broken"]["value"].is_null());
+}
+
+TEST(Publish, AlarmsAreCountedByPassAndKindAndAreZeroWithoutOne) {
+  RankStatistics fresh;
+  fresh.run = "run";
+  fresh.identity.rank = 0;
+  Registry registry;
+  publish_rank(fresh, 2, &registry);
+  const std::string text = exposition(*registry.snapshot());
+  Registry wrong;
+  publish_rank(some_rank(), 2, &wrong);  // an error of 2^-8 in fp64
+  EXPECT_NE(
+      exposition(*wrong.snapshot())
+          .find(
+              R"(foreshock_attention_alarm_layers{run="run",rank="0",pass="forward",of="deviation_ratio"} 1)"),
+      std::string::npos);
+  for (const char* pass : {"forward", "backward"})
+    for (const char* of : {"deviation_ratio", "bias", "nonfinite"})
+      EXPECT_NE(text.find(std::string(R"(foreshock_attention_alarm_layers{run="run",rank="0",pass=")") +
+                          pass + R"(",of=")" + of + R"("} 0)"),
+                std::string::npos)
+          << pass << of << text;
+}
+
+TEST(Publish, TheSameEventOfALayerIsOneAndTheOldestGoFirst) {
+  RankStatistics rank;
+  rank.note_event("nonfinite", 3, "001", 2.0);
+  rank.note_event("nonfinite", 7, "001", 5.0);
+  rank.note_event("loss_spike", 8, "", std::nullopt);
+  nlohmann::json events = state_of(rank, 1)["events"];
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0], (nlohmann::json{{"event", "nonfinite"},
+                                       {"layer", "001"},
+                                       {"first_step", 3},
+                                       {"last_step", 7},
+                                       {"count", 2},
+                                       {"value", 5.0}}));
+  EXPECT_TRUE(events[1]["value"].is_null());
+  for (size_t n = 0; n < kMostEvents; ++n) rank.note_event("nonfinite", 9, std::to_string(n), 1.0);
+  events = state_of(rank, 1)["events"];
+  EXPECT_EQ(events.size(), kMostEvents);
+  EXPECT_EQ(events[0]["layer"], "0");
 }
 
 }  // namespace

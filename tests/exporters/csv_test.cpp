@@ -38,6 +38,8 @@ TEST(Csv, ListsAndTruthValuesAreOneCell) {
   EXPECT_NE(csv_row(sample).find(",3 -1,"), std::string::npos);
   StepLine step;
   step.sampled = false;
+  step.logged = {{"a", 1.5}, {"b,c", NAN}};
+  EXPECT_NE(csv_row(step).find(",\"a=1.5 b,c=nan\","), std::string::npos) << csv_row(step);
   EXPECT_NE(csv_row(step).find(",false,"), std::string::npos);
 }
 

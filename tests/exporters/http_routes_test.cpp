@@ -65,6 +65,19 @@ TEST(HttpRoutes, RendersASnapshotOnceAndANewOneAnew) {
   EXPECT_THAT(*routes.answer({"GET", "localhost", "/metrics"}, published).body, HasSubstr("rank=\"0\"} 4\n"));
 }
 
+TEST(HttpRoutes, RendersAHistoryOnceAndANewOneAnew) {
+  const auto published = std::make_shared<Published>();
+  HttpRoutes routes;
+  const auto ask = [&] { return routes.answer({"GET", "localhost", "/api/v1/history"}, published).body; };
+  EXPECT_EQ(*ask(), R"({"schema":1,"tables":[]})");
+  std::vector<HistoryTable> tables(1);
+  tables[0].columns = {{"loss", {2.0f}}};
+  published->history = std::make_shared<const std::vector<HistoryTable>>(tables);
+  const auto first = ask();
+  EXPECT_THAT(*first, HasSubstr(R"("columns":{"loss":[2]})"));
+  EXPECT_EQ(ask(), first);
+}
+
 TEST(HttpRoutes, BeforeTheFirstSnapshotMetricsAreEmpty) {
   EXPECT_EQ(*HttpRoutes().answer({"GET", "localhost", "/metrics"}, std::make_shared<Published>()).body, "");
 }

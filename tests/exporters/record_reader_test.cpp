@@ -56,6 +56,8 @@ TEST_F(RecordReaderTest, EveryTypeComesBackFieldByField) {
   event.step = std::numeric_limits<int64_t>::min();
   StepLine step = step_line(7);
   step.sampled = true;
+  step.logged = {{"train/accuracy", 0.25}, {"n", 3}};
+  step.logged_step = {{"n", 12}};
   const std::vector<RecordLine> lines = {run, step, sample, event};
   for (const RecordLine& line : lines)
     std::visit([&](const auto& of) { put(to_json_line(of) + "\n"); }, line);
@@ -79,10 +81,12 @@ TEST_F(RecordReaderTest, NonFiniteIsNaNAndUnknownIsUnknown) {
   StepLine line = step_line(1);
   line.loss = -INFINITY;
   line.gradient_norm.reset();
+  line.logged = {{"broken", INFINITY}};
   std::string problem;
   const auto back = std::get<StepLine>(*parse_record_line(to_json_line(line), &problem));
   EXPECT_TRUE(std::isnan(back.loss.value()));
   EXPECT_FALSE(back.gradient_norm);
+  EXPECT_TRUE(std::isnan(back.logged.at("broken")));
 }
 
 TEST_F(RecordReaderTest, WhatANewerForeshockAddsIsPassedOver) {

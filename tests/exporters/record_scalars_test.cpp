@@ -37,15 +37,18 @@ TEST(RecordScalars, AStepGivesWhatIsKnownOfIt) {
   line.loss = NAN;
   line.duration_seconds = 1.01;
   line.overhead_seconds = 0.01;
+  line.logged = {{"a", 1.5}, {"b", 2}};
+  line.logged_step = {{"b", 70}};
   RecordScalars scalars;
   const auto out = scalars.take(line);
   const Values values = values_of(out);
-  EXPECT_EQ(values.size(), 3u);
+  EXPECT_EQ(values.size(), 5u);
+  EXPECT_EQ(values.at("logged/a"), 1.5);
+  for (const Scalar& scalar : out) EXPECT_EQ(scalar.step, scalar.tag == "logged/b" ? 70 : 7) << scalar.tag;
   EXPECT_TRUE(std::isnan(values.at("training/loss")));
   EXPECT_EQ(values.at("training/step_seconds"), 1.01);
   EXPECT_NEAR(values.at("monitor/slowdown_ratio"), 0.01, 1e-12);
   EXPECT_EQ(out[0].rank, 1);
-  EXPECT_EQ(out[0].step, 7);
 }
 
 TEST(RecordScalars, SamplesOfAStepBecomeOneValueOnceItIsOver) {

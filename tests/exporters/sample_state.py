@@ -1,9 +1,9 @@
-"""A state as the agent publishes it: two ranks, one of them with a broken layer, names that try to be markup."""
+"""A state as the agent publishes it: one rank with a broken layer, and names that try to be markup."""
 
-import math
+BROKEN_RANK, BROKEN_LAYER = 1, "002"
 
 
-def attention(calls, ratio, bias, z):
+def attention(calls: int, ratio: float, bias: float | None, z: float | None) -> dict:
     sampled = calls // 16
     return {
         "calls": calls, "unsampled": calls - sampled - 5, "sampled": sampled, "judged": sampled - 2, "in_flight": 1,
@@ -13,40 +13,48 @@ def attention(calls, ratio, bias, z):
     }  # fmt: skip
 
 
-def layer(index, ratio, nonfinite):
+def layer(index: int, ratio: float, nonfinite: int) -> dict:
     return {
         "layer": f"{index:03}", "name": f"blocks.{index}.attention.qkv.weight", "deviation_ratio": ratio,
-        "deviation_ratio_backward": ratio * 0.9, "bias_ulp": -0.003 * index, "relative_error": 0.0019,
-        "gradient_norm": 0.2 + 0.01 * index, "nonfinite_steps": nonfinite,
+        "deviation_ratio_backward": ratio * 0.9, "bias_ulp": -0.0003 * index, "bias_z": -0.2, "relative_error": 0.0019,
+        "logit_abs_max": 11.5, "entropy_min": 0.4, "gradient_norm": 0.2 + 0.01 * index, "nonfinite_steps": nonfinite,
+        "last_nonfinite_step": -1,
     }  # fmt: skip
 
 
-def rank(number, broken):
-    steps = list(range(0, 512, 2))
-    ratios = [0.7 + 0.03 * math.sin(step / 9) if step % 8 == 0 else None for step in steps]
+def hostile_layer() -> dict:
+    return dict.fromkeys(layer(0, 0, 0)) | {"layer": "<b>007</b>"}
+
+
+def rank(number: int, layers: int) -> dict:
+    broken = number == BROKEN_RANK
+    ratios = [2.41 if broken and f"{i:03}" == BROKEN_LAYER else 0.7 + 0.002 * i for i in range(layers)]
+    events = [{"event": "loss_spike", "layer": None, "first_step": 1420, "last_step": 1420, "count": 1, "value": 9.5},
+              {"event": "nonfinite_gradient", "layer": "002", "first_step": 1418, "last_step": 1430, "count": 3,
+               "value": None}]  # fmt: skip
     return {
-        "rank": number, "steps": 512, "step": 1511, "step_source": "optimizer_state", "worst_layer": "002",
-        "layer_source": "parameter", "slowdown_ratio": 0.0082, "state": "running", "sample_interval_steps": 8,
-        "gradient": {"norm": 1.31, "nonfinite_layers": ["002"] if broken else []}, "no_attention_seen": False,
+        "rank": number, "steps": 512, "steps_lost": 0, "step": 1511, "step_source": "optimizer_state",
+        "worst_layer": "002", "layer_source": "parameter", "slowdown_ratio": 0.0082, "max_slowdown": 0.01,
+        "state": "running", "alive": True, "on": True, "current": True, "skipped_steps": 0,
+        "sample_interval_steps": 8, "step_seconds": 0.41, "learning_rate": 3e-4, "slots_refused": 0,
+        "slots": {"given": 12, "wanted": 12}, "overhead_seconds": {"attention": 1.25, "step": 0.5, "agent": 3.75},
+        "gradient": {"norm": 1.31, "zscore": 0.2, "nonfinite_layers": ["002"] if broken else []},
         "attention": {"forward": attention(12288, 2.41 if broken else 0.72, 0.004, 1.2),
                       "backward": attention(6144, 0.81, None, None)},
-        "loss": {"first": 5.541, "last": 2.214, "spikes": 1 if broken else 0, "source": "nll",
+        "alarms": [{"layer": BROKEN_LAYER, "pass": "forward", "of": "deviation_ratio", "value": 2.9}] if broken else [],
+        "loss": {"first": 5.541, "last": 2.214, "zscore": 0.1, "spikes": int(broken), "source": "nll",
                  "spike_steps": [1420] if broken else []},
-        "history": {
-            "step": [step + 1000 for step in steps],
-            "loss": [2.1 + 3.4 * math.exp(-step / 90) + 0.05 * math.sin(step * 1.7) for step in steps],
-            "gradient_norm": [1.3 + 0.4 * math.cos(step / 5) for step in steps],
-            "deviation_ratio": ratios,
-        },
-        "layers": [layer(i, 2.41 if broken and i == 2 else 0.7 + 0.01 * i, 3 if broken and i == 2 else 0)
-                   for i in range(6)] + [{"layer": "<b>007</b>", "name": None, "deviation_ratio": None,
-                                          "deviation_ratio_backward": None, "bias_ulp": None, "relative_error": None,
-                                          "gradient_norm": None, "nonfinite_steps": None}],
+        "no_attention_seen": False, "events": events if broken else [],
+        "logged": {"<i>accuracy</i>": {"value": 0.5, "step": 1500}, "lost": {"value": None, "step": 1}},
+        "layers": [layer(i, ratio, 3 if ratio > 2 else 0) for i, ratio in enumerate(ratios)] + [hostile_layer()],
     }  # fmt: skip
 
 
-def sample_state():
+def sample_state(ranks: int = 2, layers: int = 6) -> dict:
     return {
         "schema": 1, "run": "<img src=x onerror=alert(1)>", "state": "running", "version": "0.1.0",
-        "address": "127.0.0.1:9847", "agent": {"pid": 1}, "ranks": [rank(0, False), rank(1, True)],
+        "address": "127.0.0.1:9847", "ranks": [rank(n, layers) for n in range(ranks)],
+        "thresholds": {"deviation_ratio_forward": 2, "deviation_ratio_backward": 3, "bias_ulp": 0.05, "bias_z": 6},
+        "agent": {"pid": 1, "cpu_seconds": 12.5, "cores": 8, "instruction_set": "AVX2", "series": 812,
+                  "series_dropped": 0, "segments_refused": 0},
     }  # fmt: skip

@@ -1,10 +1,12 @@
 // A server with a sample of everything, hostile text and non-finite values included, for the tests that need
-// a real client. Prints "ADDRESS PORT" and serves until its standard input ends; its counters grow meanwhile.
+// a real client: serve_sample [STATE.json [RANKS LAYERS]]. Prints "ADDRESS PORT" and serves until its
+// standard input ends; its counters grow meanwhile.
 #include <poll.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -32,7 +34,47 @@ void fill_rank(foreshock::Registry* registry, std::string_view run, std::string_
   registry->set(Metric::kLayerGradientNorm, {run, rank, std::string(200, 'x')}, 1);
 }
 
+using foreshock::HistoryTable;
+using Tables = std::vector<HistoryTable>;
+
+// 256 points of two steps each from step 1000 on; every eighth was sampled.
+std::vector<float> curve(double height, double phase, int every) {
+  std::vector<float> values;
+  for (int n = 0; n < 256; ++n)
+    values.push_back(n % every == 0 ? static_cast<float>(height * (1 + 0.2 * std::sin(0.1 * n + phase)))
+                                    : NAN);
+  return values;
+}
+
+HistoryTable layer_history(int rank, int layer) {
+  char label[16];
+  std::snprintf(label, sizeof label, "%03d", layer);
+  HistoryTable table = {"", rank, label, 1024, 8, {}};
+  std::vector<float> ratio;
+  for (int n = 0; n < 64; ++n)
+    ratio.push_back(
+        layer == 2 && rank == 1 && n > 40 ? 2.4f : static_cast<float>(0.5 + 0.3 * std::sin(0.2 * n + layer)));
+  table.columns = {{"deviation_ratio_forward", ratio}};
+  return table;
+}
+
+std::shared_ptr<const Tables> histories(int ranks, int layers) {
+  auto tables = std::make_shared<Tables>();
+  for (int rank = 0; rank < ranks; ++rank) {
+    tables->push_back({"", rank, "", 1000, 2, {}});
+    tables->back().columns = {{"loss", curve(2.2, rank, 1)},
+                              {"gradient_norm", curve(1.3, 2 * rank, 1)},
+                              {"deviation_ratio_forward", curve(0.72, rank, 4)},
+                              {"deviation_ratio_backward", curve(0.8, 3 * rank, 4)},
+                              {"bias_ulp", curve(0.003, rank, 4)},
+                              {"slowdown_ratio", curve(0.004, rank, 1)}};
+    for (int layer = 0; layer < layers; ++layer) tables->push_back(layer_history(rank, layer));
+  }
+  return tables;
+}
+
 std::shared_ptr<const foreshock::Published> sample(foreshock::Registry* registry, const std::string& state,
+                                                   const std::shared_ptr<const Tables>& history,
                                                    double tick) {
   registry->set(Metric::kBuildInfo, {"0.1.0"}, 1);
   for (std::string_view rank : {"0", "1"})
@@ -40,6 +82,7 @@ std::shared_ptr<const foreshock::Published> sample(foreshock::Registry* registry
   auto published = std::make_shared<foreshock::Published>();
   published->metrics = registry->snapshot();
   published->state_json = state;
+  published->history = history;
   published->health_text = "ok";
   return published;
 }
@@ -49,6 +92,7 @@ std::shared_ptr<const foreshock::Published> sample(foreshock::Registry* registry
 int main(int argc, char** argv) {
   std::ostringstream state;
   if (argc > 1) state << std::ifstream(argv[1]).rdbuf();
+  const auto history = argc > 3 ? histories(std::atoi(argv[2]), std::atoi(argv[3])) : nullptr;
   foreshock::Registry registry;
   foreshock::HttpServer server;
   std::string error;
@@ -56,10 +100,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", error.c_str());
     return 1;
   }
-  server.publish(sample(&registry, state.str(), 1));
+  server.publish(sample(&registry, state.str(), history, 1));
   std::printf("%s %d\n", server.address().c_str(), server.port());
   std::fflush(stdout);
   pollfd input{STDIN_FILENO, POLLIN, 0};
   for (double tick = 2; poll(&input, 1, 200) == 0; ++tick)
-    server.publish(sample(&registry, state.str(), tick));
+    server.publish(sample(&registry, state.str(), history, tick));
 }

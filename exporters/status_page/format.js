@@ -1,0 +1,59 @@
+// The status page. Names in the state come from a trainer, so every text goes through textContent. Unknown values are
+// null there and a dash here.
+"use strict";
+
+const known = (value) => value !== null && value !== undefined;
+const finite = (value) => known(value) && Number.isFinite(value);
+const minus = (text) => text.replace("-", "\u2212");
+const plain = (text) => (text.includes("e") ? text.replace("e+", "e") : text);
+const number = (value, digits = 4) => (finite(value) ? minus(plain(value.toPrecision(digits))) : "–");
+const fixed = (value, digits) => (finite(value) ? minus(value.toFixed(digits)) : "–");
+const signed = (value, digits) => (finite(value) && value > 0 ? "+" : "") + fixed(value, digits);
+const count = (value) => (finite(value) ? minus(value.toLocaleString("en")) : "–");
+const percent = (value, digits = 2) => (finite(value) ? fixed(value * 100, digits) + " %" : "–");
+const short = (value) => minus(plain(String(+(+value).toPrecision(3))));
+const by = (key) => (thing) => thing?.[key];
+const extreme = (values, better) => values.filter(finite).reduce((best, v) => (best === null || better(v, best) ? v : best), null);
+const largest = (values) => extreme(values, (a, b) => a > b);
+const smallest = (values) => extreme(values, (a, b) => a < b);
+const mean = (values) => {
+  const good = values.filter(finite);
+  return good.length ? good.reduce((sum, v) => sum + v, 0) / good.length : null;
+};
+const span = (values) => {
+  const [low, high] = [smallest(values), largest(values)];
+  return low === high ? count(low) : `${count(low)} to ${count(high)}`;
+};
+
+function element(tag, className, text) {
+  const result = document.createElement(tag);
+  if (className) result.className = className;
+  if (text !== undefined) result.textContent = text;
+  return result;
+}
+
+const add = (parent, tag, className, text) => parent.appendChild(element(tag, className, text));
+const byId = (id) => document.getElementById(id);
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const rankColour = (index) => colour("rank-" + (index % 8));
+const rankDash = (index) => [[], [6, 3], [2, 2]][Math.floor(index / 8) % 3];
+const setText = (node, text) => {
+  if (node.textContent !== text) node.textContent = text; // a status region speaks on every change
+};
+
+function total(counters) {
+  const values = Object.values(counters || {}).filter(known);
+  return values.reduce((sum, value) => sum + value, 0);
+}
+
+// {torn: 2, refused: 0} and the like of several ranks, added up.
+function addUp(counters) {
+  const sums = {};
+  for (const each of counters) {
+    for (const [name, value] of Object.entries(each || {})) sums[name] = (sums[name] || 0) + (value || 0);
+  }
+  return sums;
+}
+
+const reasons = (counters) =>
+  Object.entries(counters).filter(([, value]) => value > 0).map(([reason, value]) => `${reason} ${count(value)}`).join(", ");

@@ -1,0 +1,120 @@
+// The tables below the charts, and the figures above them.
+
+// Rows of texts; a cell may be {text, alarm}. Kept from update to update, so that focus and open details survive.
+class Table {
+  constructor(parent, name, columns, textColumns) {
+    this.section = add(parent, "section");
+    const details = add(this.section, "details");
+    details.open = true;
+    this.title = add(details, "summary");
+    this.title.append(element("h2", "", name));
+    this.title.firstChild.style.display = "inline";
+    this.note = add(details, "p", "quiet summary-line");
+    this.scroll = add(details, "div", "scroll");
+    this.scroll.tabIndex = 0; // so that the keyboard can scroll it
+    const body = add(this.scroll, "table"), head = add(add(body, "thead"), "tr");
+    this.isText = columns.map((_, i) => textColumns.includes(i));
+    columns.forEach((column, i) => (add(head, "th", this.isText[i] ? "text" : "", column).scope = "col"));
+    this.body = add(body, "tbody");
+  }
+
+  fill(rows, note = "") {
+    this.section.hidden = rows.length === 0;
+    this.scroll.classList.toggle("long", rows.length > 16);
+    setText(this.note, note);
+    this.body.replaceChildren(...rows.map((cells) => {
+      const row = element("tr");
+      cells.forEach((cell, i) => {
+        const td = add(row, "td", this.isText[i] ? "text" : "");
+        add(td, "span", cell?.alarm ? "alarm" : "", cell?.text ?? (cell === "" || !known(cell) ? "–" : cell));
+      });
+      return row;
+    }));
+  }
+}
+
+const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
+const hasAlarm = (rank, layer, pass, of) =>
+  (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === of);
+const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "deviation_ratio") });
+const biasCell = (rank, layer, value) => ({ text: signed(value, 3), alarm: hasAlarm(rank, layer, "forward", "bias") });
+
+function rankRow(rank) {
+  const [forward, backward] = [passOf(rank, "forward"), passOf(rank, "backward")];
+  const gone = rank.alive === false && rank.state === "running";
+  return [String(rank.rank), { text: gone ? "gone" : rank.on === false ? "paused" : rank.state, alarm: gone || rank.state === "failed" },
+    count(rank.step), { text: number(rank.loss?.last), alarm: rank.loss?.spikes > 0 }, number(rank.gradient?.norm),
+    ratioCell(rank, null, "forward", forward.deviation_ratio?.mean), fixed(forward.deviation_ratio?.max, 2),
+    ratioCell(rank, null, "backward", backward.deviation_ratio?.mean), biasCell(rank, null, forward.bias_ulp), signed(forward.bias_z, 1),
+    rank.worst_layer, number(rank.step_seconds, 3), { text: percent(rank.slowdown_ratio), alarm: rank.slowdown_ratio > 2 * rank.max_slowdown }];
+}
+
+function layerRow(rank, layer) {
+  return [layer.layer, layer.name, String(rank.rank), ratioCell(rank, layer.layer, "forward", layer.deviation_ratio),
+    ratioCell(rank, layer.layer, "backward", layer.deviation_ratio_backward), biasCell(rank, layer.layer, layer.bias_ulp),
+    signed(layer.bias_z, 1), number(layer.relative_error, 2), number(layer.logit_abs_max, 3), number(layer.entropy_min, 2),
+    number(layer.gradient_norm, 3), { text: count(layer.nonfinite_steps), alarm: layer.nonfinite_steps > 0 }];
+}
+
+// Of a layer that several ranks hold, the one that errs most; layers with an alarm come first.
+function layerRows(ranks) {
+  const worst = new Map();
+  for (const rank of ranks) {
+    for (const layer of rank.layers || []) {
+      const before = worst.get(layer.layer);
+      if (!before || (layer.deviation_ratio ?? -1) > (before.layer.deviation_ratio ?? -1)) worst.set(layer.layer, { rank, layer });
+    }
+  }
+  const wrong = ({ rank, layer }) => (rank.alarms || []).some((a) => a.layer === layer.layer) || layer.nonfinite_steps > 0;
+  return [...worst.values()]
+    .sort((a, b) => wrong(b) - wrong(a) || String(a.layer.layer).localeCompare(String(b.layer.layer)))
+    .map(({ rank, layer }) => layerRow(rank, layer));
+}
+
+function countRow(ranks, pass) {
+  const of = ranks.map((rank) => passOf(rank, pass));
+  const skipped = addUp(of.map(by("skipped"))), lost = addUp(of.map(by("lost")));
+  const sum = (key) => count(total(Object.fromEntries(of.map((each, i) => [i, each[key]]))));
+  return [pass, sum("calls"), sum("unsampled"), count(total(skipped)), sum("sampled"), sum("judged"), { text: count(total(lost)), alarm: total(lost) > 0 },
+    sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
+}
+
+function healthRows(ranks) {
+  return ranks.map((rank) => {
+    const spent = rank.overhead_seconds || {}, slots = rank.slots || {};
+    return [String(rank.rank), { text: rank.on === false ? "paused" : rank.alive === false ? "ended" : "on", alarm: false }, rank.step_source, rank.layer_source,
+      rank.loss?.source, count(rank.sample_interval_steps), percent(rank.slowdown_ratio), percent(rank.max_slowdown, 1), fixed(spent.attention, 2), fixed(spent.step, 2),
+      fixed(spent.agent, 2), slots.given === 0 ? { text: "none: statistics only", alarm: true } : count(slots.given),
+      { text: count(rank.steps_lost), alarm: rank.steps_lost > 0 }, { text: count(rank.slots_refused), alarm: rank.slots_refused > 0 }, count(rank.skipped_steps)];
+  });
+}
+
+const EVENT_NAMES = { loss_spike: "loss spike", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient" };
+
+function eventRows(ranks) {
+  return ranks.flatMap((rank) => (rank.events || []).map((event) => ({ rank, event })))
+    .sort((a, b) => b.event.last_step - a.event.last_step)
+    .map(({ rank, event }) => [count(event.first_step), event.last_step === event.first_step ? "" : count(event.last_step), EVENT_NAMES[event.event] ?? event.event,
+      String(rank.rank), event.layer, count(event.count), number(event.value)]);
+}
+
+const loggedRows = (ranks) => ranks.flatMap((rank) =>
+  Object.entries(rank.logged || {}).map(([name, { value, step }]) => [name, String(rank.rank), number(value, 5), count(step)]));
+
+// A few figures for the whole run: what most readers come for.
+function figures(ranks) {
+  const all = (pass, key, stat) => ranks.map((rank) => passOf(rank, pass)[key]?.[stat]);
+  const alarms = (pass, of) => ranks.some((rank) => hasAlarm(rank, null, pass, of));
+  const biased = ranks.reduce((most, rank) => (Math.abs(passOf(rank, "forward").bias_ulp ?? 0) >= Math.abs(passOf(most, "forward").bias_ulp ?? 0) ? rank : most), ranks[0]);
+  const bias = passOf(biased, "forward"), budget = ranks[0].max_slowdown;
+  const spikes = ranks.reduce((sum, rank) => sum + (rank.loss?.spikes || 0), 0);
+  return [
+    ["step", span(ranks.map(by("step"))), `from ${ranks[0].step_source ?? "–"}; ${number(mean(ranks.map(by("step_seconds"))), 3)} s each`],
+    ["loss", number(mean(ranks.map((r) => r.loss?.last))), `first ${number(mean(ranks.map((r) => r.loss?.first)))}, spikes ${count(spikes)}`, spikes > 0],
+    ["gradient norm", number(largest(ranks.map((r) => r.gradient?.norm))), "largest of the ranks, before clipping"],
+    ["deviation ratio, forward", fixed(mean(all("forward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("forward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("forward", "deviation_ratio")],
+    ["deviation ratio, backward", fixed(mean(all("backward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("backward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("backward", "deviation_ratio")],
+    ["bias", signed(bias.bias_ulp, 3) + (finite(bias.bias_ulp) ? " ulp" : ""), `z ${signed(bias.bias_z, 1)}; rounded reference ${signed(bias.rounded_reference_bias_ulp, 3)} (z ${signed(bias.rounded_reference_bias_z, 1)})`, alarms("forward", "bias")],
+    ["slowdown", percent(largest(ranks.map(by("slowdown_ratio")))), `budget ${percent(budget, 1)}, one step of ${span(ranks.map(by("sample_interval_steps")))} sampled`],
+  ];
+}
