@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "cli/lab_request.h"
+#include "cli/progress_bar.h"
 #include "cli/whole_file.h"
 #include "lab/study.h"
 #include "lab/study_json.h"
@@ -26,31 +27,6 @@ void list_names() {
   std::printf("accumulators\n");
   for (const lab::Accumulator& a : lab::accumulators()) std::printf("  %s\n", a.name.data());
 }
-
-// One line on a terminal, rewritten in place; nothing elsewhere.
-class ProgressBar {
- public:
-  explicit ProgressBar(const std::string& name) : name_(name), on_(isatty(STDERR_FILENO)) {}
-  ~ProgressBar() {
-    if (on_) std::fprintf(stderr, "\r\033[K");
-  }
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-
-  void show(double done) {
-    constexpr int kWidth = 40;
-    const int filled = static_cast<int>(done * kWidth);
-    if (!on_ || filled == shown_) return;
-    shown_ = filled;
-    std::fprintf(stderr, "\r%-12s [%s%s] %3.0f %%", name_.c_str(), std::string(filled, '#').c_str(),
-                 std::string(kWidth - filled, '.').c_str(), 100 * done);
-  }
-
- private:
-  std::string name_;
-  bool on_;
-  int shown_ = -1;
-};
 
 lab::SweepResult measure(const LabSweep& wanted, int threads) {
   lab::SweepResult result;

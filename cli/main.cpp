@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/compare.h"
 #include "cli/judge.h"
 #include "cli/lab.h"
 #include "cli/say.h"
@@ -40,6 +41,7 @@ int print_help() {
               "measure algorithms and formats against fp64");
   std::printf("  foreshock %-36s%s\n", "judge CALL|--function MODULE:NAME",
               "an attention kernel of your own against fp64");
+  std::printf("  foreshock %-36s%s\n", "compare A B [C ...]", "how far apart the weights of checkpoints are");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;
 }
@@ -68,6 +70,7 @@ int main(const std::vector<std::string>& words) {
   if (name == "docs") return docs(rest);
   if (name == "lab") return lab(rest);
   if (name == "judge") return judge(rest);
+  if (name == "compare") return compare(rest);
   for (const Command& command : kCommands) {
     if (name == command.name) return dispatch(command, rest);
   }

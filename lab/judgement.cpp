@@ -30,14 +30,14 @@ bool is_backward(const std::string& name) { return name[0] == 'd'; }
 
 // Rows of slice (batch b, kv-head h) of a stored tensor: its own rows, or those of the heads it serves.
 Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b, int h) {
-  const StoredTensor& stored = call.file.tensors.at(name);
+  const DType type = call.file.tensors().at(name).dtype;
+  const char* data = call.data.at(name).data();
   const int group = per_query ? call.heads / call.kv_heads : 1;
   const int rows = group * (per_query ? call.queries : call.keys);
   const int cols = std::string_view(name) == "lse" ? 1 : call.d;
   Tensor x(rows, cols);
   const size_t first = (static_cast<size_t>(b) * call.kv_heads + h) * x.data.size();
-  for (size_t i = 0; i < x.data.size(); ++i)
-    x.data[i] = load_as_double(call.file.data(stored), stored.dtype, first + i);
+  for (size_t i = 0; i < x.data.size(); ++i) x.data[i] = load_as_double(data, type, first + i);
   return x;
 }
 
@@ -137,20 +137,20 @@ Verdict verdict_of(const std::string& name, const std::vector<Part>& parts, bool
 }
 
 bool shape_is(const StoredCall& call, const char* name, std::vector<int64_t> shape) {
-  const auto at = call.file.tensors.find(name);
-  return at == call.file.tensors.end() || at->second.shape == shape;
+  const auto at = call.file.tensors().find(name);
+  return at == call.file.tensors().end() || at->second.shape == shape;
 }
 
 std::string read_metadata(StoredCall* call) {
   call->scale = 1 / std::sqrt(call->d);
-  if (const auto scale = call->file.metadata.find("scale"); scale != call->file.metadata.end()) {
+  if (const auto scale = call->file.metadata().find("scale"); scale != call->file.metadata().end()) {
     const std::string& text = scale->second;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), call->scale);
     if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(call->scale))
       return "metadata scale '" + text + "' is no number";
   }
-  const auto causal = call->file.metadata.find("causal");
-  const std::string text = causal == call->file.metadata.end() ? "false" : causal->second;
+  const auto causal = call->file.metadata().find("causal");
+  const std::string text = causal == call->file.metadata().end() ? "false" : causal->second;
   if (text == "true" || text == "True" || text == "1" || text == "top-left")
     call->causal = Causal::kTopLeft;
   else if (text == "bottom-right")
@@ -160,11 +160,28 @@ std::string read_metadata(StoredCall* call) {
   return "";
 }
 
+// Reads the tensors of the call; others of the file are left alone.
+std::string read_data(StoredCall* call) {
+  for (const char* name : {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"}) {
+    const auto found = call->file.tensors().find(name);
+    if (found == call->file.tensors().end()) continue;
+    if (found->second.dtype == DType::kNone)
+      return std::string(name) + " has type " + printable(found->second.type) +
+             ": F64, F32, BF16 and F16 are judged";
+    std::vector<char>& bytes = call->data[name];
+    bytes.resize(found->second.bytes);
+    if (const std::string problem = call->file.read(found->second, 0, bytes.size(), bytes.data());
+        !problem.empty())
+      return problem;
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string read_call(const std::string& path, StoredCall* call) {
-  if (const std::string problem = read_safetensors(path, &call->file); !problem.empty()) return problem;
-  const auto& tensors = call->file.tensors;
+  if (const std::string problem = call->file.open(path); !problem.empty()) return problem;
+  const auto& tensors = call->file.tensors();
   for (const char* name : {"q", "k", "v", "out"})
     if (!tensors.contains(name) || tensors.at(name).shape.size() != 4)
       return path + " needs q, k, v, out as [batch, heads, length, d] in fp64, fp32, bf16 or fp16";
@@ -188,7 +205,8 @@ std::string read_call(const std::string& path, StoredCall* call) {
   if (call->heads % call->kv_heads != 0) return "the heads of q are no multiple of those of k";
   call->backward = tensors.contains("dout") &&
                    (tensors.contains("dq") || tensors.contains("dk") || tensors.contains("dv"));
-  return read_metadata(call);
+  const std::string problem = read_metadata(call);
+  return problem.empty() ? read_data(call) : problem;
 }
 
 std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,
@@ -201,7 +219,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
   const size_t slices = static_cast<size_t>(call.batch) * call.kv_heads;
   std::vector<const Field*> fields;
   for (const Field& field : kResults)
-    if (call.file.tensors.contains(field.stored) && (call.backward || !is_backward(field.stored)))
+    if (call.file.tensors().contains(field.stored) && (call.backward || !is_backward(field.stored)))
       fields.push_back(&field);
   std::vector<std::vector<Part>> parts(fields.size() + models.size(), std::vector<Part>(slices));
 
@@ -222,7 +240,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
     for (size_t f = 0; f < fields.size(); ++f) {
       const char* name = fields[f]->tensor;
       // The log-sum-exp has a type of its own, usually fp32.
-      const NumberFormat stored = *parse_format(name_of(call.file.tensors.at(fields[f]->stored).dtype));
+      const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
       parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
                                 reference.at(name), stored);
     }

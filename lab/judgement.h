@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_LAB_JUDGEMENT_H_
 #define FORESHOCK_LAB_JUDGEMENT_H_
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ enum class Causal { kNone, kTopLeft, kBottomRight };
 // [batch][heads][queries]. heads is a multiple of kv_heads; a kv-head serves neighbouring heads.
 struct StoredCall {
   Safetensors file;
+  std::map<std::string, std::vector<char>> data;  // of the tensors above
   DType dtype = DType::kNone;
   int batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, d = 0;
   double scale = 0;

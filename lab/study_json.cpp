@@ -3,7 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "lab/build_info.h"
+#include "lab/report_page.h"
 
 namespace foreshock::lab {
 namespace {
@@ -80,33 +80,15 @@ ordered_json drawings(const Study& study) {
   return list;
 }
 
-void replace(std::string& page, const std::string& marker, const std::string& text) {
-  const size_t at = page.find(marker);
-  if (at != std::string::npos) page.replace(at, marker.size(), text);
-}
-
-// JSON inside a script element: no character may close the element.
-std::string inside_script(const ordered_json& json) {
-  std::string text;
-  for (char c : json.dump()) c == '<' ? text += "\\u003c" : text += c;
-  return text;
-}
-
 }  // namespace
 
 std::string to_json(const Study& study) { return whole(study).dump(1) + "\n"; }
 
 std::string to_page(const Study& study) {
-  std::string page = kPageHtml;
   ordered_json data = whole(study);
   data["drawings"] = drawings(study);
   data["seconds"] = study.seconds;
-  // Data last: whatever it holds is not searched for markers again.
-  replace(page, "/*STYLE*/", kPageStyle);
-  replace(page, "/*SCRIPT*/", kPageScript);
-  replace(page, "/*CHART*/", kChartLibrary);
-  replace(page, "/*DATA*/", inside_script(data));
-  return page;
+  return report_page("foreshock lab", kLabScript, data.dump());
 }
 
 }  // namespace foreshock::lab

@@ -10,6 +10,12 @@ namespace {
 
 using Row = std::vector<std::string>;
 
+// A multi-byte character counts as one.
+size_t width_of(const std::string& text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
 std::string written(const char* format, double x) {
   if (!std::isfinite(x)) return "-";
   char text[32];
@@ -64,28 +70,6 @@ Row figures(const Measurement& m) {
 const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
                       "bias ulp", "z",   "L2/plain", "max/plain"};
 
-// Columns as wide as need be; a multi-byte ± counts as one.
-size_t width_of(const std::string& text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
-std::string aligned(const std::vector<Row>& rows, size_t left_columns) {
-  std::vector<size_t> width(rows[0].size(), 0);
-  for (const Row& row : rows)
-    for (size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], width_of(row[i]));
-  std::string text;
-  for (const Row& row : rows) {
-    text += " ";
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string padding(width[i] - width_of(row[i]), ' ');
-      text += " " + (i < left_columns ? row[i] + padding : padding + row[i]) + " ";
-    }
-    text += "\n";
-  }
-  return text;
-}
-
 std::string heading(const SweepResult& result, const Measurement& first, const std::set<std::string>& names) {
   std::string text = result.name;
   if (result.sweep) text += ": " + std::string(result.sweep->question);
@@ -105,6 +89,22 @@ std::string verdict(const Claim& claim, bool colour) {
 }
 
 }  // namespace
+
+std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left_columns) {
+  std::vector<size_t> width(rows[0].size(), 0);
+  for (const Row& row : rows)
+    for (size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], width_of(row[i]));
+  std::string text;
+  for (const Row& row : rows) {
+    text += " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string padding(width[i] - width_of(row[i]), ' ');
+      text += " " + (i < left_columns ? row[i] + padding : padding + row[i]) + " ";
+    }
+    text += "\n";
+  }
+  return text;
+}
 
 std::string table_of(const SweepResult& result, bool colour) {
   const std::vector<Measurement> measurements = shown(result);

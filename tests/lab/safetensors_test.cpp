@@ -57,7 +57,7 @@ TEST_F(SafetensorsFile, ReadsTensorsAndMetadata) {
   EXPECT_EQ(call.scale, 0.5);
   EXPECT_EQ(call.causal, Causal::kBottomRight);
   EXPECT_FALSE(call.backward);
-  EXPECT_EQ(load_as_double(call.file.data(call.file.tensors.at("v")), DType::kFp32, 0), 3);
+  EXPECT_EQ(load_as_double(call.data.at("v").data(), DType::kFp32, 0), 3);
   for (const Verdict& verdict : judge(call, {}, {}, 1)) EXPECT_EQ(verdict.failure, "");
 }
 

@@ -1,0 +1,255 @@
+#include "lab/comparison.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <numeric>
+
+#include "lab/comparison_plan.h"
+#include "lab/parallel.h"
+#include "lab/tensor_counter.h"
+
+namespace foreshock::lab {
+namespace {
+
+// A unit of work, one thread's; and what is read at a time, small enough to stay in the cache until it is
+// counted and compared. Sums are per unit and added in order, so they do not depend on who computed them.
+constexpr uint64_t kUnit = uint64_t{1} << 24;
+constexpr uint64_t kBlock = uint64_t{1} << 17;
+
+// What one side of a tensor, or of a pool, adds up to.
+struct Counted {
+  Histogram histogram;
+  double rounding = 0;  // fp64 only, see TensorCounter
+
+  void add(const Counted& other) {
+    merge(other.histogram, &histogram);
+    rounding += other.rounding;
+  }
+  double mean_rounding() const {
+    return rounding == 0 ? 0 : rounding / static_cast<double>(histogram.finite);
+  }
+};
+
+// A tensor while some of its units are still to be done.
+struct TaskState {
+  std::mutex mutex;
+  std::vector<Histogram> histograms;                 // by side
+  std::vector<std::vector<double>> roundings;        // by unit, side
+  std::vector<std::vector<Difference>> differences;  // by unit, part
+  uint64_t units_left = 0;
+};
+
+struct Unit {
+  size_t task = 0;
+  uint64_t index = 0;  // of the task's units
+};
+
+uint64_t units_of(const ComparisonTask& task) {
+  return std::max<uint64_t>(1, (task.elements + kUnit - 1) / kUnit);
+}
+
+uint64_t bytes_of(const ComparisonTask& task) {
+  uint64_t bytes = 0;
+  for (const ComparisonTask::Side& side : task.sides) bytes += side.place.tensor->bytes;
+  return bytes;
+}
+
+Distance distance_of(const Counted& a, const Counted& b, const Difference& difference) {
+  Distance distance;
+  distance.wasserstein = wasserstein(a.histogram, b.histogram);
+  const double rounding = a.mean_rounding() + b.mean_rounding();
+  distance.wasserstein.low = std::max(0.0, distance.wasserstein.low - rounding);
+  distance.wasserstein.high += rounding;
+  distance.noise_floor = sampling_noise_floor(a.histogram, b.histogram);
+  distance.magnitude = mean_magnitude(a.histogram);
+  distance.difference = difference;
+  distance.elements = difference.pairs + difference.non_finite;
+  distance.non_finite_a = a.histogram.non_finite();
+  distance.non_finite_b = b.histogram.non_finite();
+  return distance;
+}
+
+class Comparer {
+ public:
+  Comparer(const std::vector<ComparisonTask>& tasks, const std::function<void(double)>& progress,
+           std::vector<PairResult>* results)
+      : tasks_(tasks),
+        progress_(progress),
+        results_(*results),
+        states_(tasks.size()),
+        pools_(results->size()) {
+    for (size_t t = 0; t < tasks.size(); ++t) {
+      bytes_ += bytes_of(tasks[t]);
+      states_[t].units_left = units_of(tasks[t]);
+      for (uint64_t u = 0; u < units_of(tasks[t]); ++u) units_.push_back({t, u});
+    }
+  }
+
+  std::string run(int threads) {
+    parallel_for(static_cast<size_t>(threads), threads, [this](size_t) { work(); });
+    if (problem_.empty()) pool();
+    return problem_;
+  }
+
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  struct Pool {
+    std::mutex mutex;
+    Histogram a, b;
+  };
+
+  // What a thread keeps from unit to unit, by side.
+  struct Desk {
+    std::vector<TensorCounter> counters;
+    std::vector<std::vector<char>> buffers;
+  };
+
+  // A thread must not end by an exception.
+  void work() try {
+    Desk desk;
+    for (size_t u = next_++; u < units_.size() && !failed_; u = next_++) do_unit(units_[u], &desk);
+  } catch (const std::bad_alloc&) {
+    fail("not enough memory: lower --threads");
+  }
+
+  void fail(const std::string& problem) {
+    const std::lock_guard lock(mutex_);
+    if (!failed_.exchange(true)) problem_ = problem;
+  }
+
+  void do_unit(const Unit& unit, Desk* desk) {
+    const ComparisonTask& task = tasks_[unit.task];
+    const uint64_t first = unit.index * kUnit, end = std::min(task.elements, first + kUnit);
+    desk->counters.resize(std::max(desk->counters.size(), task.sides.size()));
+    desk->buffers.resize(desk->counters.size());
+    std::vector<Difference> differences(task.parts.size());
+    for (uint64_t at = first; at < end; at += kBlock)
+      if (!do_block(task, at, std::min(kBlock, end - at), desk, &differences)) return;
+    finish_unit(unit, desk, std::move(differences));
+  }
+
+  bool do_block(const ComparisonTask& task, uint64_t at, uint64_t count, Desk* desk,
+                std::vector<Difference>* differences) {
+    for (size_t s = 0; s < task.sides.size(); ++s) {
+      const ComparisonTask::Side& side = task.sides[s];
+      const DType type = side.place.tensor->dtype;
+      std::vector<char>& buffer = desk->buffers[s];
+      buffer.resize(std::max<size_t>(buffer.size(), kBlock * size_of(type)));
+      const std::string problem =
+          side.checkpoint->read(side.place, at * size_of(type), count * size_of(type), buffer.data());
+      if (!problem.empty()) return fail(problem), false;
+      desk->counters[s].count(buffer.data(), type, count);
+    }
+    for (size_t p = 0; p < task.parts.size(); ++p) {
+      const size_t a = task.parts[p].side_a, b = task.parts[p].side_b;
+      (*differences)[p].add(difference(desk->buffers[a].data(), task.sides[a].place.tensor->dtype,
+                                       desk->buffers[b].data(), task.sides[b].place.tensor->dtype, count));
+    }
+    return true;
+  }
+
+  void finish_unit(const Unit& unit, Desk* desk, std::vector<Difference> differences) {
+    const ComparisonTask& task = tasks_[unit.task];
+    TaskState& state = states_[unit.task];
+    std::vector<Histogram> histograms;
+    std::vector<double> roundings;
+    for (size_t s = 0; s < task.sides.size(); ++s) {
+      histograms.push_back(desk->counters[s].take(task.sides[s].place.tensor->dtype));
+      roundings.push_back(desk->counters[s].take_rounding());
+    }
+    bool last = false;
+    {
+      const std::lock_guard lock(state.mutex);
+      state.histograms.resize(task.sides.size());
+      state.roundings.resize(units_of(task));
+      state.differences.resize(units_of(task));
+      for (size_t s = 0; s < task.sides.size(); ++s) merge(histograms[s], &state.histograms[s]);
+      state.roundings[unit.index] = std::move(roundings);
+      state.differences[unit.index] = std::move(differences);
+      last = --state.units_left == 0;
+    }
+    if (last) finish_task(task, &state);
+    report(task, unit);
+  }
+
+  void finish_task(const ComparisonTask& task, TaskState* state) {
+    std::vector<Counted> counted(task.sides.size());
+    for (size_t s = 0; s < task.sides.size(); ++s) {
+      counted[s].histogram = std::move(state->histograms[s]);
+      for (const auto& unit : state->roundings) counted[s].rounding += unit[s];
+    }
+    for (size_t p = 0; p < task.parts.size(); ++p) {
+      const ComparisonTask::Part& part = task.parts[p];
+      Difference sum;
+      for (const auto& unit : state->differences) sum.add(unit[p]);
+      const Counted &a = counted[part.side_a], &b = counted[part.side_b];
+      TensorDistance& tensor = results_[part.pair].tensors[part.tensor];
+      tensor.distance = distance_of(a, b, sum);
+      tensor.rounding_a = a.rounding;
+      tensor.rounding_b = b.rounding;
+      Pool& pool = pools_[part.pair];
+      const std::lock_guard lock(pool.mutex);
+      merge(a.histogram, &pool.a);
+      merge(b.histogram, &pool.b);
+    }
+    state->roundings.clear();
+    state->differences.clear();
+    state->histograms.clear();
+  }
+
+  void pool() {
+    for (size_t p = 0; p < results_.size(); ++p) {
+      Counted a{std::move(pools_[p].a), 0}, b{std::move(pools_[p].b), 0};
+      Difference sum;
+      for (const TensorDistance& tensor : results_[p].tensors) {
+        sum.add(tensor.distance.difference);
+        a.rounding += tensor.rounding_a;
+        b.rounding += tensor.rounding_b;
+      }
+      results_[p].pooled = distance_of(a, b, sum);
+    }
+  }
+
+  void report(const ComparisonTask& task, const Unit& unit) {
+    const std::lock_guard lock(mutex_);
+    const uint64_t done = std::min(kUnit, task.elements - unit.index * kUnit);
+    for (const ComparisonTask::Side& side : task.sides)
+      bytes_done_ += done * size_of(side.place.tensor->dtype);
+    if (progress_)
+      progress_(bytes_ == 0 ? 1 : static_cast<double>(bytes_done_) / static_cast<double>(bytes_));
+  }
+
+  const std::vector<ComparisonTask>& tasks_;
+  const std::function<void(double)>& progress_;
+  std::vector<PairResult>& results_;
+  std::vector<TaskState> states_;
+  std::vector<Pool> pools_;
+  std::vector<Unit> units_;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;  // of what follows
+  std::string problem_;
+  uint64_t bytes_ = 0, bytes_done_ = 0;
+};
+
+}  // namespace
+
+std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
+                    int threads, const std::function<void(double)>& progress, Comparison* result) {
+  const auto start = std::chrono::steady_clock::now();
+  *result = {};
+  for (const Checkpoint& checkpoint : checkpoints) result->paths.push_back(checkpoint.path);
+  const std::vector<ComparisonTask> tasks = plan_comparison(checkpoints, pairs, &result->pairs);
+  Comparer comparer(tasks, progress, &result->pairs);
+  const std::string problem = comparer.run(threads);
+  result->bytes = comparer.bytes();
+  result->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return problem;
+}
+
+}  // namespace foreshock::lab

@@ -1,0 +1,137 @@
+#include "lab/comparison_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "lab/table.h"
+
+namespace foreshock::lab {
+namespace {
+
+using Row = std::vector<std::string>;
+
+std::string written(const char* format, double x) {
+  if (std::isnan(x)) return "-";
+  char text[32];
+  std::snprintf(text, sizeof text, format, x);
+  return text;
+}
+
+// 12345678 as "12.3 M".
+std::string counted(uint64_t count) {
+  constexpr const char* kUnits[] = {"", " k", " M", " G", " T"};
+  double x = static_cast<double>(count);
+  size_t unit = 0;
+  for (; x >= 1000 && unit + 1 < std::size(kUnits); x /= 1000) ++unit;
+  return written(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
+}
+
+// W1 with half the width of its bounds, where they are not one.
+std::string distance(const Wasserstein& w) {
+  const double half = (w.high - w.low) / 2;
+  return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
+}
+
+const Row kFigures = {"values", "W1", "noise floor", "mean |d|", "W1/mean |d|", "max |d|", "relative L2"};
+
+Row figures(const Distance& d) {
+  const uint64_t bad = d.non_finite_a + d.non_finite_b;
+  return {counted(d.elements),
+          distance(d.wasserstein),
+          written("%.1e", d.noise_floor),
+          written("%.3e", d.difference.mean_magnitude()),
+          written("%.3f", d.drift()),
+          written("%.2e", d.difference.max_magnitude),
+          written("%.3e", d.difference.relative_l2()) + (bad ? "  (" + counted(bad) + " not finite)" : "")};
+}
+
+Row joined(Row row, const Row& more) {
+  row.insert(row.end(), more.begin(), more.end());
+  return row;
+}
+
+// Farthest first; what is not known last.
+std::vector<const TensorDistance*> farthest(const PairResult& pair, size_t most) {
+  std::vector<const TensorDistance*> tensors;
+  for (const TensorDistance& tensor : pair.tensors) tensors.push_back(&tensor);
+  const auto far = [](const TensorDistance* t) {
+    const double l2 = t->distance.difference.relative_l2();
+    return std::isnan(l2) ? -1 : l2;
+  };
+  std::stable_sort(tensors.begin(), tensors.end(), [&](auto* a, auto* b) { return far(a) > far(b); });
+  if (most > 0 && tensors.size() > most) tensors.resize(most);
+  return tensors;
+}
+
+std::string tensors_of(const PairResult& pair, size_t most) {
+  const auto shown = farthest(pair, most);
+  if (shown.empty()) return "";
+  std::string text = printable(pair.pair.name) + ": ";
+  text += shown.size() < pair.tensors.size()
+              ? "the " + std::to_string(shown.size()) + " of " + std::to_string(pair.tensors.size()) +
+                    " tensors that moved farthest\n\n"
+              : "its tensors, farthest first\n\n";
+  std::vector<Row> rows{joined({"tensor", "type"}, kFigures)};
+  for (const TensorDistance* tensor : shown)
+    rows.push_back(joined({printable(tensor->name), printable(tensor->type_a)}, figures(tensor->distance)));
+  return text + aligned(rows, 2) + "\n";
+}
+
+// At most a screen of names; the JSON has them all.
+std::string listed(const std::string& heading, const std::vector<std::string>& lines) {
+  constexpr size_t kMost = 20;
+  if (lines.empty()) return "";
+  std::string text = heading + " (" + std::to_string(lines.size()) + "):\n";
+  for (size_t i = 0; i < std::min(kMost, lines.size()); ++i) text += "  " + lines[i] + "\n";
+  if (lines.size() > kMost)
+    text += "  and " + std::to_string(lines.size() - kMost) + " more: --json lists all\n";
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::vector<std::string>& names) {
+  std::vector<std::string> lines;
+  for (const std::string& name : names) lines.push_back(printable(name));
+  return lines;
+}
+
+std::vector<std::string> lines_of(const std::vector<Unlike>& unlike) {
+  std::vector<std::string> lines;
+  for (const Unlike& u : unlike)
+    lines.push_back(printable(u.name) + "  " + printable(u.a) + " and " + printable(u.b));
+  return lines;
+}
+
+std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
+  const std::string a = printable(comparison.paths[pair.pair.a]),
+                    b = printable(comparison.paths[pair.pair.b]);
+  const std::string text =
+      listed("only in " + a, lines_of(pair.only_in_a)) + listed("only in " + b, lines_of(pair.only_in_b)) +
+      listed("not compared, shapes differ", lines_of(pair.shapes)) +
+      listed("not compared, no floating type of 16 bits or more", lines_of(pair.untouched)) +
+      listed("compared, though types differ", lines_of(pair.types));
+  return text.empty() ? "" : printable(pair.pair.name) + ": not alike\n" + text + "\n";
+}
+
+// The checkpoint that all pairs start from, if there is one.
+std::string common_base(const Comparison& comparison) {
+  const size_t base = comparison.pairs.front().pair.a;
+  const bool common = std::all_of(comparison.pairs.begin(), comparison.pairs.end(),
+                                  [&](const PairResult& pair) { return pair.pair.a == base; });
+  return common ? ", against " + printable(comparison.paths[base]) : "";
+}
+
+}  // namespace
+
+std::string table_of(const Comparison& comparison, size_t most) {
+  std::vector<Row> rows{joined({"pair", "tensors"}, kFigures)};
+  for (const PairResult& pair : comparison.pairs)
+    rows.push_back(
+        joined({printable(pair.pair.name), std::to_string(pair.tensors.size())}, figures(pair.pooled)));
+  std::string text = "all tensors pooled" + common_base(comparison) + "\n\n" + aligned(rows, 1) + "\n";
+  for (const PairResult& pair : comparison.pairs) text += tensors_of(pair, most);
+  for (const PairResult& pair : comparison.pairs) text += unlike_of(comparison, pair);
+  return text;
+}
+
+}  // namespace foreshock::lab

@@ -1,0 +1,157 @@
+(() => {
+  // Of an entry of the JSON; "relative" ones are seen on the scale of the weights.
+  const STATISTICS = {
+    w1_relative: ['W1 / mean |a|', (d) => ratio(d.w1, d.magnitude)],
+    w1: ['W1', (d) => d.w1],
+    mean_abs_relative: ['mean |d| / mean |a|', (d) => ratio(d.mean_abs, d.magnitude)],
+    mean_abs: ['mean |d|', (d) => d.mean_abs],
+    relative_l2: ['relative L2', (d) => d.relative_l2],
+    max_abs: ['max |d|', (d) => d.max_abs],
+    w1_over_mean_abs: ['W1 / mean |d|: near 1 drift, near 0 noise', (d) => d.w1_over_mean_abs],
+    w1_over_floor: ['W1 / noise floor', (d) => ratio(d.w1, d.w1_noise_floor)],
+  };
+  const FIGURES = [['values', (d) => d.elements], ['W1', (d) => d.w1], ['at least', (d) => d.w1_low],
+    ['at most', (d) => d.w1_high], ['noise floor', (d) => d.w1_noise_floor], ['mean |d|', (d) => d.mean_abs],
+    ['W1/mean |d|', (d) => d.w1_over_mean_abs], ['max |d|', (d) => d.max_abs], ['relative L2', (d) => d.relative_l2],
+    ['mean |a|', (d) => d.magnitude], ['not finite', (d) => d.non_finite_a + d.non_finite_b]];
+  const ROWS = 500;
+  const pairs = study.pairs;
+
+  function ratio(x, y) { return x === null || !y ? null : x / y; }
+  const colour = (i) => COLOURS[i % COLOURS.length];
+  const main = document.getElementById('sweeps');
+  const cell = (text, name) => element('td', { textContent: text, className: name ? 'name' : '' });
+
+  function section(id, title, note, ...children) {
+    const made = element('section', { id }, element('h2', {}, title, element('small', { textContent: note })), ...children);
+    main.append(made);
+    document.getElementById('contents').append(element('a', { href: '#' + id, textContent: title }));
+  }
+
+  function table(names, entries) {
+    const head = element('tr', {}, ...names.map((n) => element('th', { textContent: n, className: 'name' })),
+      ...FIGURES.map(([name]) => element('th', { textContent: name })));
+    const rows = entries.map(([labels, d]) => element('tr', {}, ...labels.map((label) => cell(label, true)),
+      ...FIGURES.map(([, value]) => cell(short(value(d))))));
+    return element('div', { className: 'scroll' },
+      element('table', {}, element('thead', {}, head), element('tbody', {}, ...rows)));
+  }
+
+  const axis = (logarithmic, text) => ({
+    type: logarithmic ? 'logarithmic' : 'linear', title: { display: true, text }, grid: { color: '#eef1f4' },
+    ticks: { callback: (v) => logarithmic && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) },
+  });
+
+  // What the paper's Figure 8 shows: the pairs side by side on one scale.
+  function pooledChart(canvas) {
+    const bars = [['W1', (d) => d.w1], ['mean |d|', (d) => d.mean_abs], ['noise floor of W1', (d) => d.w1_noise_floor]];
+    const highest = Math.max(...pairs.flatMap((p) => bars.map(([, value]) => value(p.pooled) || 0)));
+    return new Chart(canvas, {
+      type: 'bar',
+      data: {
+        labels: pairs.map((p) => p.name),
+        datasets: bars.map(([label, value], i) => ({ label, data: pairs.map((p) => value(p.pooled) || null), backgroundColor: colour(i) })),
+      },
+      options: {
+        animation: false, maintainAspectRatio: false,
+        scales: { x: { grid: { display: false } }, y: Object.assign(axis(true, 'in the unit of the weights'), { suggestedMax: 2 * highest }) },
+        plugins: { legend: { position: 'bottom' }, tooltip: { callbacks: { label: (item) => `${item.dataset.label}: ${short(item.parsed.y)}` } } },
+      },
+    });
+  }
+
+  function tensorChart(canvas, statistic, logarithmic) {
+    const [text, value] = STATISTICS[statistic];
+    const names = unique(pairs.flatMap((p) => p.tensors.map((t) => t.name)));
+    const place = new Map(names.map((name, i) => [name, i]));
+    return new Chart(canvas, {
+      type: 'scatter',
+      data: {
+        datasets: pairs.map((p, i) => ({
+          label: p.name, backgroundColor: colour(i), borderColor: colour(i), pointRadius: names.length > 300 ? 1.5 : 3,
+          data: p.tensors.map((t) => ({ x: place.get(t.name), y: value(t), name: t.name }))
+            .filter((point) => point.y !== null && (!logarithmic || point.y > 0)),
+        })),
+      },
+      options: {
+        animation: false, maintainAspectRatio: false, interaction: { mode: 'nearest', intersect: false },
+        scales: { x: Object.assign(axis(false, 'tensor, in order of name'), { min: -1, max: names.length }), y: axis(logarithmic, text) },
+        plugins: { legend: { position: 'bottom' }, tooltip: { callbacks: {
+          label: (item) => `${item.raw.name}, ${item.dataset.label}: ${short(item.parsed.y)}` } } },
+      },
+    });
+  }
+
+  function tensorPanel() {
+    const canvas = element('canvas');
+    const statistic = element('select', {}, ...Object.entries(STATISTICS).map(
+      ([value, [text]]) => element('option', { value, textContent: text })));
+    const scale = element('input', { type: 'checkbox', checked: true });
+    let chart = null;
+    const redraw = () => {
+      if (chart) chart.destroy();
+      chart = tensorChart(canvas, statistic.value, scale.checked);
+    };
+    statistic.onchange = redraw;
+    scale.onchange = redraw;
+    const controls = element('div', { className: 'controls' }, element('label', {}, 'show ', statistic),
+      element('label', {}, scale, ' logarithmic'));
+    return { panel: element('div', {}, controls, element('div', { className: 'chart' }, canvas)), redraw };
+  }
+
+  // All tensors of all pairs, farthest first; a long list is cut and can be searched.
+  function tensorTable() {
+    const all = pairs.flatMap((p) => p.tensors.map((t) => [[t.name, p.name, t.type_a === t.type_b ? t.type_a : `${t.type_a} and ${t.type_b}`], t]));
+    all.sort(([, a], [, b]) => (b.relative_l2 ?? -1) - (a.relative_l2 ?? -1));
+    const search = element('input', { type: 'search', placeholder: 'part of a name' });
+    const place = element('div');
+    const fill = () => {
+      const found = all.filter(([[name]]) => name.includes(search.value));
+      place.replaceChildren(table(['tensor', 'pair', 'type'], found.slice(0, ROWS)),
+        element('p', { className: 'facts', textContent: found.length > ROWS ? `the first ${ROWS} of ${found.length}` : '' }));
+    };
+    search.oninput = fill;
+    fill();
+    return element('div', {}, element('div', { className: 'controls' }, element('label', {}, 'tensors named ', search)), place);
+  }
+
+  function unlike() {
+    const lists = pairs.flatMap((p) => {
+      const [a, b] = [study.checkpoints[p.a], study.checkpoints[p.b]];
+      const both = (u) => `${u.name}: ${u.a} and ${u.b}`;
+      return [[`only in ${a}`, p.only_in_a], [`only in ${b}`, p.only_in_b], ['not compared, shapes differ', p.shapes_differ.map(both)],
+        ['not compared, no floating type of 16 bits or more', p.not_compared.map(both)], ['compared, though types differ', p.types_differ.map(both)]]
+        .filter(([, names]) => names.length).map(([title, names]) => element('details', {},
+          element('summary', { textContent: `${p.name}: ${title} (${names.length})` }),
+          ...names.map((name) => element('div', { textContent: name }))));
+    });
+    if (lists.length) section('unlike', 'not alike', '', ...lists);
+  }
+
+  const tensors = Math.max(...pairs.map((p) => p.tensors.length));
+  document.getElementById('summary').textContent =
+    `How far apart the weights of ${study.checkpoints.length} checkpoints are: ${pairs.length} pair${pairs.length > 1 ? 's' : ''}, ` +
+    `up to ${tensors} tensors, ${(study.bytes / 1e9).toPrecision(3)} GB in ${study.seconds.toFixed(1)} s.`;
+  const drawn = [];
+  const frame = (draw) => {
+    if (!window.Chart) return element('p', { textContent: 'built without the chart library: tables only' });
+    const canvas = element('canvas');
+    drawn.push(() => draw(canvas));
+    return element('div', { className: 'chart' }, canvas);
+  };
+  section('pooled', 'all tensors pooled', 'the pairs on one scale', frame(pooledChart),
+    table(['pair'], pairs.map((p) => [[p.name], p.pooled])),
+    ...pairs.map((p) => element('div', { className: 'facts', textContent: `${p.name}: ${study.checkpoints[p.b]} against ${study.checkpoints[p.a]}` })));
+  if (window.Chart) {
+    const panel = tensorPanel();
+    drawn.push(panel.redraw);
+    section('tensors', 'tensor by tensor', 'early layers to the left', panel.panel);
+  }
+  section('table', 'figures', 'farthest first', tensorTable());
+  unlike();
+  drawn.forEach((draw) => draw());
+  document.getElementById('setup').textContent =
+    'W1 is the Wasserstein distance of the values of a and b, d = b − a value by value; W1 ≤ mean |d|, and their ratio is near 1 for a ' +
+    'drift, near 0 for noise. The noise floor is the W1 of independent draws of one law. ' +
+    Object.entries(study.versions).map(([name, version]) => `${name} ${version}`).join(' · ');
+})();
