@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ PACKAGES = ["python3-torch", "libtorch-dev", "python3-pytest", "python3-numpy", 
 PACKAGES += ["python3-setuptools", "python3-dev"]
 FORESHOCK = ROOT / "build" / "test-torch"  # an installation
 
+TREES = ROOT / "build" / "test-torch-trees"
+
 # run(command, environment) -> exit status and standard output; paths are those of this machine.
 Runner = Callable[[list[str], dict[str, str]], tuple[int, str]]
 
@@ -35,14 +38,24 @@ class TestError(Exception):
     """One line that says what failed."""
 
 
-def in_chroot(version: str) -> tuple[str, Runner]:
+def snapshot(tree: Path) -> None:
+    """The tests run in a copy of the tree, which nobody edits meanwhile."""
+    shutil.rmtree(tree, ignore_errors=True)
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+
+
+def in_chroot(version: str, tree: Path) -> tuple[str, Runner]:
     chroot = Chroot(SUITES[version], f"torch-{version}", PACKAGES)
     home = f"/home/{USER}"
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        # The tree keeps its path inside.
+        # Paths are the same inside.
         variables = environment | {"USE_LIBUV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-        words = ["env", f"--chdir={ROOT}", *(word.replace("@HOME@", home) for word in command)]
+        words = ["env", f"--chdir={tree}", *(word.replace("@HOME@", home) for word in command)]
         variables = {key: value.replace("@HOME@", home) for key, value in variables.items()}
         done = chroot.run(*words, user=USER, binds={ROOT: str(ROOT)}, env=variables, stdout=subprocess.PIPE)
         return done.returncode, done.stdout
@@ -50,14 +63,14 @@ def in_chroot(version: str) -> tuple[str, Runner]:
     return "/usr/bin/python3", run
 
 
-def in_environment(release: str) -> tuple[str, Runner]:
+def in_environment(release: str, tree: Path) -> tuple[str, Runner]:
     python = torch_versions.python_with(release)
     home = str(ROOT / "build" / "test-torch-home")
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
         variables = {key: value.replace("@HOME@", home) for key, value in environment.items()}
         words = [word.replace("@HOME@", home) for word in command]
-        more = {"env": os.environ | variables, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
+        more = {"env": os.environ | variables, "cwd": tree, "stdout": subprocess.PIPE, "text": True}
         done = subprocess.run(words, check=False, **more)
         return done.returncode, done.stdout
 
@@ -96,13 +109,13 @@ def test_training(python: str, run: Runner) -> None:
     foreshock = str(FORESHOCK / "bin" / "foreshock")
     environment = {"FORESHOCK_CACHE": "@HOME@/adapters"}
     print(must(run, [foreshock, "doctor", "--python", python], environment), flush=True)
-    training = [python, str(ROOT / "packaging" / "newcomer_training.py")]
+    training = [python, "packaging/newcomer_training.py"]
     plain = last_line_of_json(must(run, training, {}))
     summary = "@HOME@/summary.json"
     watched = must(run, [foreshock, "run", "--summary", summary, "--", *training], environment)
     if last_line_of_json(watched) != plain:
         raise TestError(f"other results under foreshock: {watched} {plain}")
-    rank = last_line_of_json(must(run, ["cat", summary], {}))["ranks"][0]
+    rank = json.loads(must(run, ["cat", summary], {}))["ranks"][0]
     for name, of in rank["attention"].items():
         if of["judged"] == 0 or of["judged"] != of["sampled"] or of["calls"] != 240:
             raise TestError(f"{name}: {of}")
@@ -121,8 +134,10 @@ def main() -> None:
     try:
         package.compile_all()
         package.run("cmake", "--install", package.BUILD, "--prefix", FORESHOCK, "--strip")
+        tree = TREES / arguments.version
+        snapshot(tree)
         place = in_chroot if arguments.version in SUITES else in_environment
-        python, run = place(arguments.version)
+        python, run = place(arguments.version, tree)
         if arguments.only != "integrations":
             test_training(python, run)
         if arguments.only != "training":
