@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/pass_totals.h"
+#include "cli/summary_ranks.h"
 
 namespace foreshock::cli {
 namespace {
@@ -260,8 +261,8 @@ std::string summary_text(const std::string& json, bool colour) {
   const std::string state = text(summary, "/state");
   out += "  " + (state.empty() ? "unknown" : state);
   if (ranks.empty()) return out + "  no rank seen\n\n";
-  out += "  " + count(ranks.size()) + (ranks.size() == 1 ? " rank" : " ranks") + "  " +
-         span_of(ranks, "/steps") + " steps" + in_brackets(text(ranks[0], "/step_source")) + "\n\n";
+  out += "  " + ranks_text(ranks) + "  " + span_of(ranks, "/steps") + " steps" +
+         in_brackets(text(ranks[0], "/step_source")) + "\n\n";
 
   const PassTotals passes[2] = {totals_of(ranks, kPasses[0]), totals_of(ranks, kPasses[1])};
   out += attention_table(passes, paint) + "\n";
@@ -280,6 +281,8 @@ std::string summary_text(const std::string& json, bool colour) {
     if (ranks[0].contains("gradient")) out += gradient_fact(ranks[0]);
   } else {
     out += rank_lines(ranks);
+    if (const std::string early = ended_early_text(ranks); !early.empty() && state != "running")
+      out += fact("ended early", early);
   }
   return out + fact("slowdown", slowdown_fact(ranks)) + paused_fact(ranks) + "\n";
 }
