@@ -31,11 +31,12 @@ struct Coverage {
 constexpr Coverage kCoverage[] = {
     {"judged", "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward and dQ,"},
     {"", "in bf16, fp16, fp32, fp64: GQA, causal, float and bool masks, strides, autocast,"},
-    {"", "checkpointing, torch.compile (cpp_wrapper too), AOTInductor, DDP, FSDP2; in Python and in C++"},
-    {"", "programs linked with LibTorch; whatever a program describes through <foreshock/hook.h>"},
+    {"", "checkpointing, torch.compile (cpp_wrapper too), AOTInductor, DDP, FSDP2, vmap; in Python"},
+    {"", "and in programs linked with LibTorch; what a program describes through <foreshock/hook.h>"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
     {"not seen", "attention on the math path (dropout > 0 on the CPU takes it), written by hand, or by"},
-    {"", "kernels PyTorch does not dispatch (FlexAttention, flash-attn, Transformer Engine)"},
+    {"", "kernels PyTorch does not dispatch (FlexAttention, flash-attn, Transformer Engine);"},
+    {"", "in programs that are linked statically, or that open a LibTorch by themselves"},
 };
 
 std::string size_text(uint64_t bytes) {
@@ -109,9 +110,25 @@ std::vector<Check> check_libtorch(const Installation& installation, const FoundL
            "counted by the versions of the weights; <foreshock/libtorch.h> tells steps and layer names"}};
 }
 
+// A command that shows neither Python nor LibTorch.
+std::vector<Check> check_program(const std::string& word) {
+  const char* path = std::getenv("PATH");
+  const std::string program = look_up(word, path != nullptr ? path : "/usr/bin:/bin");
+  if (is_static_program(program))
+    return {{false, "program",
+             program + " is linked statically, and nothing can be preloaded into it; link it dynamically"}};
+  if (program_interpreter(program).empty() || starts_a_command(word)) return {};
+  return {{true, "program",
+           program +
+               " is not linked with LibTorch: seen is what it describes through <foreshock/hook.h>, and "
+               "what Python it starts; not a LibTorch that it opens by itself (dlopen)"}};
+}
+
 std::vector<Check> check_python_torch(const Installation& installation, const Arguments& arguments,
                                       const FoundPython& python) {
-  std::vector<Check> checks = {check_python(python, arguments)};
+  std::vector<Check> checks;
+  if (!python.certain && !arguments.command().empty()) checks = check_program(arguments.command()[0]);
+  checks.push_back(check_python(python, arguments));
   if (python.executable.empty()) return checks;
   checks.push_back(check_adapter(
       prepare_adapter(installation, python.executable, adapter_cache(installation)), "PyTorch"));

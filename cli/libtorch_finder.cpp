@@ -48,14 +48,18 @@ std::string home_of(const std::string& library) {
   return !error && fs::exists(home / "include" / "ATen" / "ATen.h", error) ? home.string() : "";
 }
 
+bool read_header(std::ifstream* file, Elf64_Ehdr* header) {
+  if (!file->read(reinterpret_cast<char*>(header), sizeof *header)) return false;
+  return std::string(reinterpret_cast<char*>(header->e_ident), SELFMAG) == ELFMAG &&
+         header->e_ident[EI_CLASS] == ELFCLASS64 && header->e_phentsize == sizeof(Elf64_Phdr);
+}
+
 }  // namespace
 
 std::string program_interpreter(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr header = {};
-  if (!file.read(reinterpret_cast<char*>(&header), sizeof header)) return "";
-  if (std::string(reinterpret_cast<char*>(header.e_ident), SELFMAG) != ELFMAG) return "";
-  if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(Elf64_Phdr)) return "";
+  if (!read_header(&file, &header)) return "";
   for (int n = 0; n < header.e_phnum; ++n) {
     Elf64_Phdr part = {};
     file.seekg(static_cast<std::streamoff>(header.e_phoff + n * sizeof part));
@@ -66,6 +70,12 @@ std::string program_interpreter(const std::string& path) {
     return file.read(name.data(), static_cast<std::streamsize>(name.size())) ? name : "";
   }
   return "";
+}
+
+bool is_static_program(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  Elf64_Ehdr header = {};
+  return read_header(&file, &header) && program_interpreter(path).empty();
 }
 
 FoundLibtorch find_libtorch(const std::vector<std::string>& command) {

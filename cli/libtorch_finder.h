@@ -17,6 +17,9 @@ struct FoundLibtorch {
 // LD_LIBRARY_PATH, its cache) holds. Looks through env, mpirun and their like as find_python() does.
 FoundLibtorch find_libtorch(const std::vector<std::string>& command);
 
+// True for a program without a dynamic linker: nothing can be preloaded into it.
+bool is_static_program(const std::string& path);
+
 // The dynamic linker that the program at `path` names; "" for a script, a static program, anything else.
 std::string program_interpreter(const std::string& path);
 

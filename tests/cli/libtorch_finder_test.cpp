@@ -35,6 +35,13 @@ TEST(LibtorchFinder, NoDynamicLinkerInAnythingElse) {
             "");
 }
 
+TEST(LibtorchFinder, AStaticProgram) {
+  EXPECT_FALSE(is_static_program("/proc/self/exe"));
+  EXPECT_FALSE(is_static_program("/nonexistent"));
+  TemporaryDirectory directory;
+  EXPECT_FALSE(is_static_program(directory.write("script", "#!/bin/sh\nexit\n", 0700)));
+}
+
 TEST(LibtorchFinder, AProgramThatIsNotLinkedWithIt) {
   EXPECT_EQ(find_libtorch({"/proc/self/exe"}).program, "");
   EXPECT_EQ(find_libtorch({"env", "true"}).program, "");

@@ -124,6 +124,22 @@ def test_a_libtorch_that_is_not_there(libtorch_trainer, tmp_path, foreshock):
     assert "the dynamic linker finds no libtorch_cpu.so" in told.stdout
 
 
+def test_doctor_tells_of_other_programs(c_trainer, tmp_path, foreshock):
+    told = foreshock("doctor", "--", c_trainer)
+    assert f"{c_trainer} is not linked with LibTorch: seen is what it describes" in told.stdout
+    static = str(native.build_c_trainer(tmp_path, "-static"))
+    told = foreshock("doctor", "--", static)
+    assert told.returncode == 1
+    assert f"{static} is linked statically, and nothing can be preloaded into it" in told.stdout
+
+
+def test_doctor_tells_what_keeps_the_helper_out(foreshock):
+    told = foreshock("doctor", "--", monitored.PYTHON, "-I", "train.py")
+    assert told.returncode == 1
+    assert "off  steps and names   python -I (isolated mode) ignores PYTHONPATH" in told.stdout
+    assert "layer names stay unknown" in told.stdout
+
+
 def test_c_trainer(c_trainer, tmp_path):
     run = under_run(tmp_path, [c_trainer, "200"], [])
     rank = run.rank()
