@@ -18,11 +18,15 @@ namespace foreshock {
 
 class SegmentOfATrainer {
  public:
-  SegmentOfATrainer() {
+  SegmentOfATrainer() : SegmentOfATrainer("", 0) {}
+
+  // Rank `rank` in a directory of somebody else, or of its own ("").
+  SegmentOfATrainer(const std::string& given, int rank) : directory(given), owns_directory_(given.empty()) {
     std::string pattern =
         std::filesystem::is_directory("/dev/shm") ? "/dev/shm/agent-XXXXXX" : "/tmp/agent-XXXXXX";
-    if (mkdtemp(pattern.data()) != nullptr) directory = pattern;
-    EXPECT_EQ(writer.create({directory.c_str(), 0, 0x10, 8, 1 << 16}), nullptr);
+    if (owns_directory_ && mkdtemp(pattern.data()) != nullptr) directory = pattern;
+    EXPECT_EQ(writer.create({directory.c_str(), rank, 0x10, 8, 1 << 16}), nullptr);
+    writer.identity()->rank = rank;
     segment::Op* ops = writer.ops();
     ops[0] = {"attention", 0, 1};
     ops[1] = {"attention_backward", 1, 1};
@@ -31,7 +35,9 @@ class SegmentOfATrainer {
     std::strcpy(layer.name, "blocks.3.attention.qkv.weight");
     layer.ready = 1;
   }
-  ~SegmentOfATrainer() { std::filesystem::remove_all(directory); }
+  ~SegmentOfATrainer() {
+    if (owns_directory_) std::filesystem::remove_all(directory);
+  }
 
   std::unique_ptr<segment::SegmentReader> open() {
     std::string why;
@@ -40,16 +46,19 @@ class SegmentOfATrainer {
     return reader;
   }
 
-  // Four fp64 rows over four keys; `factor` is how wrong the kernel's output is.
-  void sample(int64_t step, double factor, int layer = 0) {
+  // Four fp64 rows over four keys; `factor` is how wrong the kernel's output is. A backward one has gradients
+  // that belong to nothing.
+  void sample(int64_t step, double factor, int layer = 0, uint32_t pass = 0) {
     constexpr int kRows = 4, kKeys = 4, kDim = 2;
     writer.threads()[0].claimed = 1;
-    ++writer.threads()[0].calls[0];
-    ++writer.threads()[0].sampled[0];
+    ++writer.threads()[0].calls[pass];
+    ++writer.threads()[0].sampled[pass];
     const uint64_t ticket = ++tickets_;
     segment::Slot* slot = writer.claim(ticket);
     ASSERT_NE(slot, nullptr);
     slot->step = step;
+    slot->op = static_cast<int32_t>(pass);
+    slot->pass = pass;
     slot->dtype = 1;
     slot->rows = kRows;
     slot->keys = kKeys;
@@ -86,6 +95,8 @@ class SegmentOfATrainer {
     put(segment::kKey, key);
     put(segment::kValue, value);
     put(segment::kOut, out);
+    if (pass == 1) put(segment::kGradOut, value);
+    if (pass == 1) put(segment::kGradQuery, query);
     writer.publish(slot, ticket);
   }
 
@@ -105,6 +116,7 @@ class SegmentOfATrainer {
   segment::SegmentWriter writer;
 
  private:
+  bool owns_directory_;
   uint64_t tickets_ = 0;
 };
 
