@@ -60,7 +60,7 @@ def panels(values: Json) -> list[Panel]:
         stat("Ranks up", "Ranks whose processes live.", "none", Query(f"sum(foreshock_rank_up{{{OF_RUN}}})", "")),
         stat("Step", "The last optimizer step that ended.", "none", Query(f"max({ranks('foreshock_step')})", "")),
         stat(
-            "Loss",
+            "Loss now",
             "Loss of the last step, mean of the ranks.",
             "none",
             Query(f"avg({ranks('foreshock_loss')})", ""),

@@ -39,9 +39,22 @@ class HeatMap {
     this.draw();
   }
 
-  // rows[label][column] = {value, rank}; columns are as wide as the coarsest history.
+  // Steps between two sampled ones, or what one point stands for if that is more: else most cells would be empty.
+  columnWidth(kind) {
+    const width = Math.max(...this.tables.map((t) => t.steps_per_point)), filled = new Set();
+    for (const table of this.tables) {
+      (table.columns[kind.column] || []).forEach((value, i) => {
+        if (finite(value)) filled.add(Math.floor((table.first_step + i * table.steps_per_point) / width));
+      });
+    }
+    const order = [...filled].sort((a, b) => a - b);
+    const gap = smallest(order.slice(1).map((at, i) => at - order[i])) ?? 1;
+    return width * gap;
+  }
+
+  // rows[label][column] = {value, rank}
   build(kind) {
-    const width = Math.max(...this.tables.map((t) => t.steps_per_point));
+    const width = this.columnWidth(kind);
     const first = Math.floor(Math.min(...this.tables.map((t) => t.first_step)) / width);
     const rows = new Map();
     let last = first;

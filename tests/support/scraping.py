@@ -65,17 +65,21 @@ class Prometheus:
         reply = json.loads(get(f"{self.base}/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
         return reply["data"]["result"]
 
+    def get(self, path: str) -> dict:
+        return json.loads(get(self.base + path))
+
     def wait_for_scrapes(self, count: int) -> None:
         wait_until(lambda: self.query(f"count_over_time(up[1m]) >= {count}"))
 
 
 @contextlib.contextmanager
-def prometheus(address: str, folder: pathlib.Path) -> Iterator[Prometheus]:
+def prometheus(address: str, folder: pathlib.Path, rules: pathlib.Path | None = None) -> Iterator[Prometheus]:
     port = free_port()
     config = folder / "prometheus.yml"
     config.write_text(
         "scrape_configs:\n- job_name: foreshock\n  scrape_interval: 500ms\n  scrape_timeout: 400ms\n"
         f"  static_configs: [{{targets: ['{address}']}}]\n"
+        + (f"global: {{evaluation_interval: 1s}}\nrule_files: ['{rules}']\n" if rules else "")
     )
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     with (folder / "log").open("w") as log:
