@@ -1,32 +1,63 @@
 // Attention that passes no dispatcher: AOTInductor packages and Inductor's cpp_wrapper call the functions of
 // torch's C shim, which they find through their PLT, so that a library loaded before torch (preloaded, or
-// linked first) stands before them. The shim is a frozen ABI: new arguments come with a new name. The types
-// are torch's own, so that a test compiles this file after torch's headers and any difference is an error.
+// linked first) stands before them.
+//
+// The shim is meant to be frozen, but a torch that nobody has tried must not be hurt either. So no function
+// here has a signature of its own: what the caller put into registers and onto the stack is passed on word
+// for word, whatever it is. Only when there is an adapter for exactly this torch are words read as arguments,
+// and then only those of the CPU's two functions (tests/abi compares them with torch's headers).
 //
 // Without torch, or without the real function, these functions fail as the shim does and touch nothing.
 #include <dlfcn.h>
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 
 #include "foreshock/adapter.h"
 #include "libmonitor/door.h"
 
-struct AtenTensorOpaque;
-using AtenTensorHandle = AtenTensorOpaque*;
-using AOTITorchError = int32_t;
-
 namespace foreshock {
 namespace {
 
-constexpr AOTITorchError kSuccess = 0, kFailure = 1;
+constexpr int32_t kSuccess = 0, kFailure = 1;
+
+using Word = uint64_t;
+
+// Integers and pointers take registers first, then the stack, one word each; doubles take registers of their
+// own. kStackWords covers the longest function with room; words beyond its arguments belong to the caller's
+// frame and are copied to no effect.
+#if defined(__x86_64__)
+#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5)
+constexpr int kIntegers = 6;
+#elif defined(__aarch64__)
+#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5), X(w6), X(w7)
+constexpr int kIntegers = 8;
+#else
+#error "say here which integer arguments of a function this CPU keeps in registers"
+#endif
+#define FORESHOCK_DOUBLES(X) X(d0), X(d1), X(d2), X(d3), X(d4), X(d5), X(d6), X(d7)
+#define FORESHOCK_STACK(X)                                                                              \
+  X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
+      X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23)
+constexpr int kStackWords = 24;
+#define FORESHOCK_WORD(name) Word name
+#define FORESHOCK_DOUBLE(name) double name
+#define FORESHOCK_NAME(name) name
+#define FORESHOCK_PARAMETERS \
+  FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
+#define FORESHOCK_ARGUMENTS \
+  FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_DOUBLES(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)
+
+using Function = int32_t (*)(FORESHOCK_PARAMETERS);
 
 struct Shim {
   const char* function;
+  uint32_t pass;
   std::atomic<void*> real;
 };
 
-#define FORESHOCK_SHIM_ROW(number, function, operation, pass) {#function, nullptr},
+#define FORESHOCK_SHIM_ROW(number, function, operation, pass) {#function, pass, nullptr},
 constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
 
@@ -36,49 +67,82 @@ std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
 // The function that would have been called without us. Found at its first call, which also is when a torch
 // that came by a way of its own (dlopen of LibTorch, say) gets its adapter.
-template <class Function>
-Function real_function(int number, Function ours) {
+Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
   if (found == nullptr) {
     load_adapter();
     found = find_in_mapped("libtorch", shim.function);  // libtorch_cpu.so, libtorch_cuda.so, libtorch_hip.so
-    if (found == nullptr) found = dlsym(RTLD_NEXT, shim.function);
-    if (found == reinterpret_cast<void*>(ours)) found = nullptr;
+    if (found == nullptr && dlsym != nullptr) found = dlsym(RTLD_NEXT, shim.function);
+    if (found == ours) found = nullptr;
     shim.real.store(found, std::memory_order_release);
   }
   return reinterpret_cast<Function>(found);
 }
 
-// One call on its way through us.
-class Passage {
- public:
-  Passage(uint32_t number, AtenTensorHandle query) {
-    call_.size = sizeof call_;
-    call_.number = number;
-    call_.query = query;
-    begins_ = g_begins.load(std::memory_order_acquire);
+const void* handle(Word word) { return reinterpret_cast<const void*>(word); }
+
+// What an optional argument (a pointer that may be null) points to.
+template <class T>
+T given(Word word) {
+  T value{};
+  if (word != 0) std::memcpy(&value, reinterpret_cast<const void*>(word), sizeof value);
+  return value;
+}
+
+// aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal,
+// attn_mask, scale, ret0, ret1)
+void read_forward(const Word* words, foreshock_shim_call* call) {
+  call->key = handle(words[1]);
+  call->value = handle(words[2]);
+  call->causal = static_cast<int32_t>(words[3]);
+  call->mask = given<const void*>(words[4]);
+  call->scale = given<double>(words[5]);
+}
+
+// ..._backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, ret0,
+// ret1, ret2)
+void read_backward(const Word* words, foreshock_shim_call* call) {
+  call->grad_out = handle(words[0]);
+  call->key = handle(words[2]);
+  call->value = handle(words[3]);
+  call->out = handle(words[4]);
+  call->log_sum_exp = handle(words[5]);
+  call->causal = static_cast<int32_t>(words[6]);
+  call->mask = given<const void*>(words[7]);
+  call->scale = given<double>(words[8]);
+}
+
+void read_results(const Word* words, foreshock_shim_call* call) {
+  if (call->number == 0) {
+    call->out = given<const void*>(words[6]);
+    call->log_sum_exp = given<const void*>(words[7]);
+  } else if (call->number == 1) {
+    call->grad_query = given<const void*>(words[9]);
   }
+}
 
-  foreshock_shim_call& call() { return call_; }
-
-  void begin() {
-    if (begins_ != nullptr) wanted_ = begins_(&call_);
-  }
-
-  AOTITorchError end(AOTITorchError error) {
-    call_.failed = error != kSuccess;
-    if (begins_ != nullptr) g_ended.load(std::memory_order_acquire)(&call_, wanted_);
-    return error;
-  }
-
- private:
-  foreshock_shim_call call_ = {};
-  int (*begins_)(const foreshock_shim_call*);
-  int wanted_ = 0;
-};
-
-AtenTensorHandle given(AtenTensorHandle* optional) { return optional != nullptr ? *optional : nullptr; }
+int32_t pass_on(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
+  const Function real = real_function(number, ours);
+  if (real == nullptr) return kFailure;
+  const auto begins = g_begins.load(std::memory_order_acquire);
+  if (begins == nullptr) return real(FORESHOCK_ARGUMENTS);
+  const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
+  static_assert(sizeof words / sizeof *words == kIntegers + kStackWords);
+  foreshock_shim_call call = {};
+  call.size = sizeof call;
+  call.number = number;
+  call.query = handle(words[g_shims[number].pass == FORESHOCK_BACKWARD ? 1 : 0]);
+  call.dropout = number <= 1 ? d0 : 0;
+  if (number == 0) read_forward(words, &call);
+  if (number == 1) read_backward(words, &call);
+  const int wanted = begins(&call);
+  const int32_t error = real(FORESHOCK_ARGUMENTS);
+  call.failed = error != kSuccess;
+  if (wanted != 0 && call.failed == 0) read_results(words, &call);
+  g_ended.load(std::memory_order_acquire)(&call, wanted);
+  return error;
+}
 
 }  // namespace
 
@@ -94,184 +158,13 @@ void attach_shims(void* adapter) {
 
 }  // namespace foreshock
 
-using foreshock::given;
-using foreshock::kFailure;
-using foreshock::Passage;
-using foreshock::real_function;
+namespace {
+using foreshock::Word;
+}
 
-// Counted: passed on, and told to the adapter without its arguments.
-#define FORESHOCK_COUNTED(number, name, parameters, arguments) \
-  extern "C" FORESHOCK_EXPORT AOTITorchError name parameters { \
-    const auto real = real_function(number, &name);            \
-    if (real == nullptr) return kFailure;                      \
-    Passage passage(number, query);                            \
-    passage.begin();                                           \
-    return passage.end(real arguments);                        \
-  }                                                            \
-  static_assert(true)
-
-extern "C" {
-
-FORESHOCK_EXPORT AOTITorchError aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, double dropout_p, int32_t is_causal,
-    AtenTensorHandle* attn_mask, double* scale, AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
-  const auto real = real_function(0, &aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu);
-  if (real == nullptr) return kFailure;
-  Passage passage(0, query);
-  foreshock_shim_call& call = passage.call();
-  call.key = key;
-  call.value = value;
-  call.mask = given(attn_mask);
-  call.scale = scale != nullptr ? *scale : 0;
-  call.dropout = dropout_p;
-  call.causal = is_causal;
-  passage.begin();
-  const AOTITorchError error = real(query, key, value, dropout_p, is_causal, attn_mask, scale, ret0, ret1);
-  if (error == foreshock::kSuccess) {
-    call.out = *ret0;
-    call.log_sum_exp = *ret1;
+#define FORESHOCK_SHIM(number, name, operation, pass)                                       \
+  extern "C" FORESHOCK_EXPORT int32_t name(FORESHOCK_PARAMETERS) {                          \
+    return foreshock::pass_on(number, reinterpret_cast<void*>(&name), FORESHOCK_ARGUMENTS); \
   }
-  return passage.end(error);
-}
 
-FORESHOCK_EXPORT AOTITorchError aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward(
-    AtenTensorHandle grad_out, AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
-    AtenTensorHandle out, AtenTensorHandle logsumexp, double dropout_p, int32_t is_causal,
-    AtenTensorHandle* attn_mask, double* scale, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
-    AtenTensorHandle* ret2) {
-  const auto real = real_function(1, &aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward);
-  if (real == nullptr) return kFailure;
-  Passage passage(1, query);
-  foreshock_shim_call& call = passage.call();
-  call.key = key;
-  call.value = value;
-  call.mask = given(attn_mask);
-  call.grad_out = grad_out;
-  call.out = out;
-  call.log_sum_exp = logsumexp;
-  call.scale = scale != nullptr ? *scale : 0;
-  call.dropout = dropout_p;
-  call.causal = is_causal;
-  passage.begin();
-  const AOTITorchError error = real(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal,
-                                    attn_mask, scale, ret0, ret1, ret2);
-  if (error == foreshock::kSuccess) call.grad_query = *ret0;
-  return passage.end(error);
-}
-
-}  // extern "C"
-
-FORESHOCK_COUNTED(2, aoti_torch_cuda__scaled_dot_product_flash_attention,
-                  (AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, double dropout_p,
-                   int32_t is_causal, int32_t return_debug_mask, double* scale, AtenTensorHandle* ret0,
-                   AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3, int64_t* ret4,
-                   int64_t* ret5, AtenTensorHandle* ret6, AtenTensorHandle* ret7, AtenTensorHandle* ret8),
-                  (query, key, value, dropout_p, is_causal, return_debug_mask, scale, ret0, ret1, ret2, ret3,
-                   ret4, ret5, ret6, ret7, ret8));
-
-FORESHOCK_COUNTED(3, aoti_torch_cuda__scaled_dot_product_flash_attention_backward,
-                  (AtenTensorHandle grad_out, AtenTensorHandle query, AtenTensorHandle key,
-                   AtenTensorHandle value, AtenTensorHandle out, AtenTensorHandle logsumexp,
-                   AtenTensorHandle cum_seq_q, AtenTensorHandle cum_seq_k, int64_t max_q, int64_t max_k,
-                   double dropout_p, int32_t is_causal, AtenTensorHandle philox_seed,
-                   AtenTensorHandle philox_offset, double* scale, AtenTensorHandle* ret0,
-                   AtenTensorHandle* ret1, AtenTensorHandle* ret2),
-                  (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-                   is_causal, philox_seed, philox_offset, scale, ret0, ret1, ret2));
-
-FORESHOCK_COUNTED(4, aoti_torch_cuda__scaled_dot_product_efficient_attention,
-                  (AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
-                   AtenTensorHandle* attn_bias, int32_t compute_log_sumexp, double dropout_p,
-                   int32_t is_causal, double* scale, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
-                   AtenTensorHandle* ret2, AtenTensorHandle* ret3),
-                  (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale, ret0, ret1,
-                   ret2, ret3));
-
-FORESHOCK_COUNTED(5, aoti_torch_cuda__scaled_dot_product_efficient_attention_backward,
-                  (AtenTensorHandle grad_out_, AtenTensorHandle query, AtenTensorHandle key,
-                   AtenTensorHandle value, AtenTensorHandle attn_bias, AtenTensorHandle out,
-                   AtenTensorHandle logsumexp, AtenTensorHandle philox_seed, AtenTensorHandle philox_offset,
-                   double dropout_p, const int32_t* grad_input_mask, int64_t grad_input_mask_len_,
-                   int32_t is_causal, double* scale, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
-                   AtenTensorHandle* ret2, AtenTensorHandle* ret3),
-                  (grad_out_, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset,
-                   dropout_p, grad_input_mask, grad_input_mask_len_, is_causal, scale, ret0, ret1, ret2,
-                   ret3));
-
-FORESHOCK_COUNTED(6, aoti_torch_cuda__scaled_dot_product_cudnn_attention,
-                  (AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
-                   AtenTensorHandle* attn_bias, int32_t compute_log_sumexp, double dropout_p,
-                   int32_t is_causal, int32_t return_debug_mask, double* scale, AtenTensorHandle* ret0,
-                   AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3, int64_t* ret4,
-                   int64_t* ret5, AtenTensorHandle* ret6, AtenTensorHandle* ret7, AtenTensorHandle* ret8),
-                  (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask,
-                   scale, ret0, ret1, ret2, ret3, ret4, ret5, ret6, ret7, ret8));
-
-FORESHOCK_COUNTED(7, aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward,
-                  (AtenTensorHandle grad_out, AtenTensorHandle query, AtenTensorHandle key,
-                   AtenTensorHandle value, AtenTensorHandle out, AtenTensorHandle logsumexp,
-                   AtenTensorHandle philox_seed, AtenTensorHandle philox_offset, AtenTensorHandle attn_bias,
-                   AtenTensorHandle cum_seq_q, AtenTensorHandle cum_seq_k, int64_t max_q, int64_t max_k,
-                   double dropout_p, int32_t is_causal, double* scale, AtenTensorHandle* ret0,
-                   AtenTensorHandle* ret1, AtenTensorHandle* ret2),
-                  (grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias,
-                   cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale, ret0, ret1, ret2));
-
-FORESHOCK_COUNTED(8, aoti_torch_cuda__flash_attention_forward,
-                  (AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
-                   AtenTensorHandle* cum_seq_q, AtenTensorHandle* cum_seq_k, int64_t max_q, int64_t max_k,
-                   double dropout_p, int32_t is_causal, int32_t return_debug_mask, double* scale,
-                   int64_t* window_size_left, int64_t* window_size_right, AtenTensorHandle* seqused_k,
-                   AtenTensorHandle* alibi_slopes, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
-                   AtenTensorHandle* ret2, AtenTensorHandle* ret3, AtenTensorHandle* ret4),
-                  (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
-                   return_debug_mask, scale, window_size_left, window_size_right, seqused_k, alibi_slopes,
-                   ret0, ret1, ret2, ret3, ret4));
-
-FORESHOCK_COUNTED(9, aoti_torch_cuda__flash_attention_forward_v2,
-                  (AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
-                   AtenTensorHandle* cum_seq_q, AtenTensorHandle* cum_seq_k, int64_t max_q, int64_t max_k,
-                   double dropout_p, int32_t is_causal, int32_t return_debug_mask, double* scale,
-                   int64_t* window_size_left, int64_t* window_size_right, AtenTensorHandle* seqused_k,
-                   AtenTensorHandle* alibi_slopes, AtenTensorHandle* block_table, int64_t* num_splits,
-                   AtenTensorHandle* ret0, AtenTensorHandle* ret1, AtenTensorHandle* ret2,
-                   AtenTensorHandle* ret3, AtenTensorHandle* ret4),
-                  (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
-                   return_debug_mask, scale, window_size_left, window_size_right, seqused_k, alibi_slopes,
-                   block_table, num_splits, ret0, ret1, ret2, ret3, ret4));
-
-FORESHOCK_COUNTED(10, aoti_torch_cuda__flash_attention_backward,
-                  (AtenTensorHandle grad_out, AtenTensorHandle query, AtenTensorHandle key,
-                   AtenTensorHandle value, AtenTensorHandle out, AtenTensorHandle logsumexp,
-                   AtenTensorHandle cum_seq_q, AtenTensorHandle cum_seq_k, int64_t max_q, int64_t max_k,
-                   double dropout_p, int32_t is_causal, AtenTensorHandle rng_state, AtenTensorHandle unused,
-                   double* scale, int64_t* window_size_left, int64_t* window_size_right,
-                   AtenTensorHandle* ret0, AtenTensorHandle* ret1, AtenTensorHandle* ret2),
-                  (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-                   is_causal, rng_state, unused, scale, window_size_left, window_size_right, ret0, ret1,
-                   ret2));
-
-FORESHOCK_COUNTED(11, aoti_torch_cuda__efficient_attention_forward,
-                  (AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
-                   AtenTensorHandle* bias, AtenTensorHandle* cu_seqlens_q, AtenTensorHandle* cu_seqlens_k,
-                   int64_t* max_seqlen_q, int64_t* max_seqlen_k, double dropout_p, int64_t custom_mask_type,
-                   int32_t compute_log_sumexp, double* scale, AtenTensorHandle* seqlen_k,
-                   int64_t* window_size, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
-                   AtenTensorHandle* ret2, AtenTensorHandle* ret3, int64_t* ret4, int64_t* ret5),
-                  (query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-                   custom_mask_type, compute_log_sumexp, scale, seqlen_k, window_size, ret0, ret1, ret2, ret3,
-                   ret4, ret5));
-
-FORESHOCK_COUNTED(12, aoti_torch_cuda__efficient_attention_backward,
-                  (AtenTensorHandle grad_out_, AtenTensorHandle query, AtenTensorHandle key,
-                   AtenTensorHandle value, AtenTensorHandle* bias, AtenTensorHandle out,
-                   AtenTensorHandle* cu_seqlens_q, AtenTensorHandle* cu_seqlens_k, int64_t max_seqlen_q,
-                   int64_t max_seqlen_k, AtenTensorHandle logsumexp, double dropout_p,
-                   AtenTensorHandle philox_seed, AtenTensorHandle philox_offset, int64_t custom_mask_type,
-                   int32_t bias_requires_grad, double* scale, int64_t* num_splits_key, int64_t* window_size,
-                   int32_t shared_storage_dqdkdv, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
-                   AtenTensorHandle* ret2, AtenTensorHandle* ret3),
-                  (grad_out_, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-                   max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset, custom_mask_type,
-                   bias_requires_grad, scale, num_splits_key, window_size, shared_storage_dqdkdv, ret0, ret1,
-                   ret2, ret3));
+FORESHOCK_SHIMS(FORESHOCK_SHIM)
