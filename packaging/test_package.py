@@ -43,8 +43,8 @@ def wheels_for(chroot: Chroot, release: str) -> Path:
     print(f"package: downloading torch {release} for Python {python}", flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), f"torch=={release}"]
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
-    for policy in ("2_28", "2_27", "2_17", "2014"):
-        command += ["--platform", f"manylinux{'' if policy == '2014' else '_'}{policy}_x86_64"]
+    for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):
+        command += ["--platform", f"manylinux{policy}_x86_64"]
     subprocess.run(command, check=True)
     (folder / "ready").touch()
     return folder
