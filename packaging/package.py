@@ -7,6 +7,7 @@ come prebuilt for the releases of torch that are asked for: no compiler and no r
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import platform
 import shutil
@@ -51,10 +52,13 @@ def commit_time() -> str:
 
 
 def compile_all() -> None:
-    prefix = dependencies.build_all(ROOT / "build" / "package-dependencies")
-    print("package: building foreshock", flush=True)
-    run("cmake", "--preset", "package", f"-DCMAKE_PREFIX_PATH={prefix}", cwd=ROOT)
-    run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:  # test-torch of several releases at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prefix = dependencies.build_all(ROOT / "build" / "package-dependencies")
+        print("package: building foreshock", flush=True)
+        run("cmake", "--preset", "package", f"-DCMAKE_PREFIX_PATH={prefix}", cwd=ROOT)
+        run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
 
 
 def package_of(file: str) -> str:
