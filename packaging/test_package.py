@@ -43,6 +43,8 @@ def wheels_for(chroot: Chroot, release: str) -> Path:
     print(f"package: downloading torch {release} for Python {python}", flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), f"torch=={release}"]
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
+    if python == "3.9":  # pip asks the markers of the Python it runs under
+        command.append("importlib-metadata")
     for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):
         command += ["--platform", f"manylinux{policy}_x86_64"]
     subprocess.run(command, check=True)
