@@ -24,11 +24,28 @@ uint32_t index_of(bool negative, uint32_t magnitude) {
   return negative ? kZero - 1 - magnitude : kZero + magnitude;
 }
 
-// Calls visit(upper 20 bits) for the finite magnitudes of both signs, ascending on the line.
-template <class Visit>
-void ascending(Visit visit) {
-  for (uint32_t m = kInfinite; m-- > 0;) visit(kZero | m);
-  for (uint32_t m = 0; m < kInfinite; ++m) visit(m);
+// Most counters are 0, so they are looked at in runs.
+constexpr uint32_t kRun = 64;
+
+template <class Word>
+bool any(const Word* words) {
+  Word all = 0;
+  for (uint32_t n = 0; n < kRun; ++n) all |= words[n];
+  return all != 0;
+}
+
+// Calls visit(bits) ascending on the line for patterns of a sign and a magnitude, `half` of each sign,
+// leaving out the runs of which any_in(first) says that they are empty.
+template <class AnyIn, class Visit>
+void ascending(uint32_t half, AnyIn any_in, Visit visit) {
+  for (uint32_t end = 2 * half; end > half; end -= kRun) {
+    if (!any_in(end - kRun)) continue;
+    for (uint32_t bits = end; bits-- > end - kRun;) visit(bits);
+  }
+  for (uint32_t first = 0; first < half; first += kRun) {
+    if (!any_in(first)) continue;
+    for (uint32_t bits = first; bits < first + kRun; ++bits) visit(bits);
+  }
 }
 
 uint64_t take(uint64_t* word) {
@@ -92,13 +109,15 @@ double upper_edge(uint32_t index) {
 
 void take_patterns(uint32_t* words, DType type, Histogram* histogram) {
   Histogram fresh;
-  const auto visit = [&](uint32_t pattern) {
+  const auto any_in = [words](uint32_t first) {
+    const uint32_t* run = words + first;
+    return any(run) || any(run + kPatterns) || any(run + 2 * kPatterns) || any(run + 3 * kPatterns);
+  };
+  static_assert(kPatternSets == 4);
+  ascending(kPatterns / 2, any_in, [&](uint32_t pattern) {
     const uint64_t count = take_pattern(words, pattern);
     if (count > 0) add_value(fp32_bits(pattern, type), count, &fresh);
-  };
-  constexpr uint32_t kSign = 0x8000;
-  for (uint32_t pattern = kPatterns; pattern-- > kSign;) visit(pattern);
-  for (uint32_t pattern = 0; pattern < kSign; ++pattern) visit(pattern);
+  });
   merge(fresh, histogram);
 }
 
@@ -109,7 +128,8 @@ void take_bins(uint64_t* words, Histogram* histogram) {
   // Among the values that share its bin -0 becomes 0.
   words[kZero] -= fresh.minus_zero << kBinCountShift;
   words[0] += fresh.minus_zero << kBinCountShift;
-  ascending([&](uint32_t bits) {
+  const auto any_in = [words](uint32_t first) { return any(words + first); };
+  ascending(kZero, any_in, [&](uint32_t bits) {
     const uint64_t word = words[bits];
     if (word == 0) return;
     words[bits] = 0;

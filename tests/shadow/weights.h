@@ -34,11 +34,11 @@ inline std::vector<char> stored(DType type, Values* values) {
 inline Histogram histogram_of(DType type, const void* data, size_t count) {
   Histogram histogram;
   if (type == DType::kFp32) {
-    std::vector<uint64_t> words(kBinWords);
+    static std::vector<uint64_t> words(kBinWords);  // taking leaves them 0
     count_bins(data, count, words.data());
     take_bins(words.data(), &histogram);
   } else {
-    std::vector<uint32_t> words(kPatternWords);
+    static std::vector<uint32_t> words(kPatternWords);
     count_patterns(data, count, words.data());
     take_patterns(words.data(), type, &histogram);
   }
