@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -33,10 +34,12 @@ double thread_cpu_seconds() { return cpu_seconds(CLOCK_THREAD_CPUTIME_ID); }
 
 // The HTTP thread was started before and keeps its own value. Nice alone is void between sessions where the
 // kernel groups them (autogroup), so the group gets some too; but the HTTP thread is in it: on two busy cores
-// one scrape in ten took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18).
+// one scrape in ten took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18). The
+// group is the whole session: of somebody else's session (an agent started by hand, or in a job's script
+// beside the trainer) everything would be slowed down.
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
-  std::ofstream("/proc/self/autogroup") << "10";
+  if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";
 }
 
 }  // namespace foreshock
