@@ -7,19 +7,25 @@
 namespace foreshock {
 
 // Enforced in the trainer, agent or no agent. Every step earns max_slowdown times its length and pays what
-// was ours in it, sampled or not; a sampled step is allowed while nothing is owed. What is saved up is at
-// most one interval's earnings, so that a quiet hour does not pay for a dear minute. What is owed is at most
-// 64 intervals' earnings, so that one stall (a page fault storm, a stopped process) does not silence the
-// monitor for good.
+// was ours in it, sampled or not; a sampled step is allowed while nothing is owed, and may take as many
+// slices as the balance is expected to pay for (cost_model.h). What is saved up is at most one interval's
+// earnings and what the least sample needs, so that a quiet hour does not pay for a dear minute. What is owed
+// is at most 64 intervals' earnings, so that one stall (a page fault storm, a stopped process) does not
+// silence the monitor for good.
 class Budget {
  public:
   void set_limit(double max_slowdown) { max_slowdown_ = max_slowdown; }
 
-  // A step has ended: its length, what of it was ours, and the sampling interval in force.
-  void end_step(double step_seconds, double cost_seconds, uint64_t interval);
+  // A step has ended: its length, what of it was ours, the sampling interval in force, and what a step with
+  // one slice is expected to cost.
+  void end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds = 0);
 
   // Whether the sampled step that begins now is allowed. A limit of 100 % allows everything.
-  bool allows() const { return max_slowdown_ >= 1 || balance_seconds_ >= 0; }
+  bool allows() const { return is_unlimited() || balance_seconds_ >= 0; }
+  bool is_unlimited() const { return max_slowdown_ >= 1; }
+
+  // What has been saved up; negative: owed.
+  double balance_seconds() const { return balance_seconds_; }
 
  private:
   static constexpr double kWeight = 0.1;   // of a new step in the running mean of the step time

@@ -82,32 +82,41 @@ void Monitor::leave(const foreshock_attention_call& call) {
   if (open.waking) {
     CheckedCall checked;
     const bool usable = check_call(call, pass, &checked) < 0;
-    wake(usable ? slot_bytes_for(checked) : 0);
+    const uint64_t bytes = usable ? slot_bytes_for(checked) : 0;
+    if (wake(bytes)) cost_.expect(bytes);
     return;
   }
   const uint64_t begin = monotonic_ns();
   const Counting counting = g_guest.counting();
-  take_sample(counting, call, open, pass);
+  const Taken taken = take_sample(counting, call, open, pass);
   const bool has_prepare =
       call.size >= offsetof(foreshock_attention_call, prepare_ns) + sizeof call.prepare_ns;
-  counting.add(counting.block->hook_ns, monotonic_ns() - begin + (has_prepare ? call.prepare_ns : 0));
+  const uint64_t own_ns = monotonic_ns() - begin + (has_prepare ? call.prepare_ns : 0);
+  counting.add(counting.block->hook_ns, own_ns);
+  slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
+  if (taken.bytes == 0) return;
+  if (TryLock lock(cost_busy_); lock)
+    cost_.observe_slice(taken.bytes, taken.is_cold, static_cast<double>(own_ns) * 1e-9);
 }
 
-void Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call,
-                          const OpenCall& open, uint32_t pass) {
+Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call,
+                                    const OpenCall& open, uint32_t pass) {
   segment::ThreadBlock& block = *counting.block;
+  const auto skip = [&](int reason) {
+    counting.add(block.skipped[pass][reason]);
+    return Taken{};
+  };
   CheckedCall checked;
-  if (const int reason = check_call(call, pass, &checked); reason >= 0)
-    return counting.add(block.skipped[pass][reason]);
+  if (const int reason = check_call(call, pass, &checked); reason >= 0) return skip(reason);
   segment::SegmentWriter& writer = g_guest.writer();
-  if (writer.slots() == 0) return counting.add(block.skipped[pass][FORESHOCK_SKIP_OFF]);
+  if (writer.slots() == 0) return skip(FORESHOCK_SKIP_OFF);
 
   const int64_t step = step_.load(std::memory_order_relaxed);
   Slice slice =
       choose_slice(checked.shape, g_guest.settings().seed, step, open.call, g_guest.settings().rank);
   SlicePlan plan;
   if (!plan_slice(checked, writer.slot_bytes(), writer.slots(), &slice, &plan))
-    return counting.add(block.skipped[pass][FORESHOCK_SKIP_TOO_LARGE]);
+    return skip(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
   plan.all.step = step;
   plan.all.time_ns = realtime_ns();
@@ -121,13 +130,17 @@ void Monitor::take_sample(const Counting& counting, const foreshock_attention_ca
   segment::Slot* slots[segment::kMaxSlots];
   if (!writer.claim(ticket, plan.slots, slots)) {
     counting.take_back(block.sampled[pass]);
-    return counting.add(block.skipped[pass][FORESHOCK_SKIP_RING_FULL]);
+    return skip(FORESHOCK_SKIP_RING_FULL);
   }
+  Taken taken = {0, ticket <= writer.slots()};
   for (uint32_t part = 0; part < plan.slots; ++part) {
-    writer.describe(slots[part], slot_of(plan, part));
+    const segment::Slot header = slot_of(plan, part);
+    for (const segment::Payload& payload : header.payload) taken.bytes += payload.bytes;
+    writer.describe(slots[part], header);
     copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
   }
   writer.publish(slots, ticket, plan.slots);
+  return taken;
 }
 
 void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
@@ -183,11 +196,14 @@ void Monitor::reset() {
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
   budget_ = {};
+  cost_ = {};
+  slices_ns_.store(0);
   budget_.set_limit(g_guest.settings().max_slowdown);
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
   scalars_.attach(g_guest.writer().scalar_names());
-  for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_}) flag->clear();
+  for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_})
+    flag->clear();
 }
 
 void Monitor::read_switches() {

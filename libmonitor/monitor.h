@@ -2,7 +2,10 @@
 #ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
+#include <algorithm>
+
 #include "libmonitor/budget.h"
+#include "libmonitor/cost_model.h"
 #include "libmonitor/guest.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
@@ -60,18 +63,28 @@ class Monitor {
   void begin_step();
   void read_switches();
   uint64_t interval_at(int64_t step) const;
-  void take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
-                   uint32_t pass);
+  struct Taken {
+    uint64_t bytes = 0;  // 0: no slice
+    bool is_cold = false;
+  };
+  Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
+                    uint32_t pass);
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
-  // How many slices the slots that were free when the step began would hold.
+  uint32_t plan_slices();
+  bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_guest.writer().slots(); }
+  // Slices that this step may take: as the slots that were free when it began would hold, and the budget
+  // pays.
   uint32_t free_slices() const {
-    return free_slots_.load(std::memory_order_relaxed) / slots_per_slice_.load(std::memory_order_relaxed);
+    return std::min(
+        free_slots_.load(std::memory_order_relaxed) / slots_per_slice_.load(std::memory_order_relaxed),
+        paid_slices_.load(std::memory_order_relaxed));
   }
 
   std::atomic_flag clock_busy_;  // step state below
   std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
   std::atomic_flag loss_busy_;
   std::atomic_flag scalars_busy_;
+  std::atomic_flag cost_busy_;
   std::atomic<uint64_t> ticket_{0};
 
   // The clock. Written under clock_busy_, read by every sampled call.
@@ -82,6 +95,8 @@ class Monitor {
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};
   std::atomic<uint32_t> slots_per_slice_{1};  // of the last one
+  std::atomic<uint32_t> paid_slices_{0};
+  std::atomic<uint64_t> slices_ns_{0};  // spent on slices in this step
   std::atomic<uint64_t> skipped_steps_{0};
   bool step_was_sampled_ = false;
   bool clock_is_reported_ = false;  // the trainer tells its steps: what is only seen of them counts no more
@@ -89,6 +104,7 @@ class Monitor {
   uint64_t last_tick_ns_ = 0;
   CallTotals last_totals_;
   Budget budget_;
+  CostModel cost_;
   LossFollower loss_;
   Scalars scalars_;
   OrdinalFollower ordinal_;

@@ -15,6 +15,10 @@ namespace {
 // (bench/adapter_overhead.py).
 constexpr uint64_t kUnsampledCallNs = 500;
 
+// The balance may grow to this many times what the least sample is expected to cost: an expectation that is a
+// little short must not make it wait for ever.
+constexpr double kLeastMargin = 1.5;
+
 // A number of steps that no training reaches; from here on it is taken for unknown, so that counting on from
 // it cannot overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
@@ -37,6 +41,15 @@ uint64_t Monitor::interval_at(int64_t step) const {
   return asked != 0 && step >= from ? asked : interval_.load(std::memory_order_relaxed);
 }
 
+// How many slices the step that begins may take; 0: nothing is left for one.
+uint32_t Monitor::plan_slices() {
+  if (budget_.is_unlimited()) return segment::kMaxSlots;
+  TryLock lock(cost_busy_);
+  if (!lock) return paid_slices_.load(std::memory_order_relaxed);
+  if (!budget_.allows()) return 0;
+  return cost_.slices_within(budget_.balance_seconds(), is_cold());
+}
+
 void Monitor::begin_step() {
   TryLock lock(clock_busy_);
   if (!lock) return;
@@ -47,7 +60,9 @@ void Monitor::begin_step() {
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
   if (!is_sampled_step(step, interval_.load(std::memory_order_relaxed))) return;
-  if (!budget_.allows()) return g_guest.set_bits(kHotNoBudget);
+  const uint32_t paid = plan_slices();
+  if (paid == 0) return g_guest.set_bits(kHotNoBudget);
+  paid_slices_.store(paid, std::memory_order_relaxed);
   free_slots_.store(g_guest.writer().free_slots(), std::memory_order_relaxed);
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
@@ -109,8 +124,15 @@ void Monitor::end_step(const foreshock_step& step) {
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
   g_guest.writer().append_step(record);
 
-  budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, static_cast<double>(record.cost_ns) * 1e-9,
-                   record.interval);
+  const double cost_seconds = static_cast<double>(record.cost_ns) * 1e-9;
+  double least_seconds = 0;
+  const double on_slices = static_cast<double>(slices_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
+  if (TryLock busy(cost_busy_); busy) {
+    cost_.observe_step(step_was_sampled_, std::max(cost_seconds - on_slices, 0.0));
+    least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold());
+  }
+  budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, cost_seconds, record.interval,
+                   kLeastMargin * least_seconds);
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
   last_totals_ = {totals.calls, totals.cost_ns + own};
   last_tick_ns_ = begin;

@@ -26,11 +26,13 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
   return x;
 }
 
-bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t free_slots,
-                     uint64_t expected_calls) {
-  if (expected_calls <= free_slots) return free_slots > 0;
-  const uint64_t random = mix(seed, static_cast<uint64_t>(step), call, 0) >> 32;
-  return random * expected_calls < (static_cast<uint64_t>(free_slots) << 32);
+bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls) {
+  if (expected_calls <= slices) return slices > 0;
+  // Calls lie at multiples of `slices` on a circle of `expected_calls`; those are taken that step over a
+  // mark.
+  const uint64_t begin = static_cast<uint64_t>(
+      below(mix(seed, static_cast<uint64_t>(step), 0, 0), static_cast<int64_t>(expected_calls)));
+  return (begin + call * slices) % expected_calls + slices >= expected_calls;
 }
 
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {

@@ -18,10 +18,10 @@ constexpr bool is_sampled_step(int64_t step, uint64_t interval) {
   return step >= 0 && interval > 0 && static_cast<uint64_t>(step) % interval == 0;
 }
 
-// Within a sampled step, whether call number `call` gives a slice, so that about `free_slots` of
-// `expected_calls` do and layers take turns over the steps.
-bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t free_slots,
-                     uint64_t expected_calls);
+// Within a sampled step, whether call number `call` gives a slice, so that exactly `slices` of the first
+// `expected_calls` do (all, if there are fewer), evenly spread. Where they begin changes from step to step:
+// every call has the same chance, and layers take turns.
+bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls);
 
 struct CallShape {
   int64_t batch, heads, kv_heads, queries, keys;

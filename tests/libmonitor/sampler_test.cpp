@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <set>
 #include <vector>
 
 namespace foreshock {
@@ -16,20 +15,26 @@ TEST(Sampler, StepsAreMultiplesOfTheInterval) {
   EXPECT_FALSE(is_sampled_step(5, 0));
 }
 
-TEST(Sampler, ShareOfCallsIsFreeSlotsOverCalls) {
-  // Binomial: 20000 draws at p = 0.25 have sd 61; five of them leave one false alarm in a million.
-  int taken = 0;
-  for (int step = 0; step < 200; ++step)
-    for (uint64_t call = 0; call < 100; ++call) taken += is_sampled_call(7, step, call, 25, 100);
-  EXPECT_NEAR(taken, 5000, 5 * 61);
+TEST(Sampler, AsManyCallsAsAskedForWhicheverTheStep) {
+  for (uint32_t slices : {1, 2, 7, 25, 63, 64, 99}) {
+    for (int step = 0; step < 50; ++step) {
+      uint32_t taken = 0;
+      for (uint64_t call = 0; call < 100; ++call) taken += is_sampled_call(7, step, call, slices, 100);
+      EXPECT_EQ(taken, slices);
+    }
+  }
 }
 
-TEST(Sampler, EveryCallHasItsTurn) {
-  std::set<uint64_t> seen;
-  for (int step = 0; step < 200; ++step)
-    for (uint64_t call = 0; call < 64; ++call)
-      if (is_sampled_call(1, step, call, 4, 64)) seen.insert(call);
-  EXPECT_EQ(seen.size(), 64u);
+TEST(Sampler, EveryCallHasTheSameChance) {
+  constexpr int kSteps = 16000;
+  for (uint32_t slices : {1, 4, 12, 48}) {
+    std::vector<int> taken(64);
+    for (int step = 0; step < kSteps; ++step)
+      for (uint64_t call = 0; call < 64; ++call) taken[call] += is_sampled_call(1, step, call, slices, 64);
+    // Binomial for each call; five deviations leave one false alarm in ten thousand runs of these 256.
+    const double p = slices / 64.0, deviation = std::sqrt(kSteps * p * (1 - p));
+    for (int count : taken) EXPECT_NEAR(count, kSteps * p, 5 * deviation);
+  }
 }
 
 TEST(Sampler, AllCallsWhenThereIsRoomAndNoneWithout) {
