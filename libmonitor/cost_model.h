@@ -1,5 +1,5 @@
-// What a sampled step will cost, from what earlier ones have cost. Plain arithmetic, fixed state, fitted as the
-// training goes; until something was measured, from figures of a slow machine.
+// What a sampled step will cost, from what earlier ones have cost. Plain arithmetic, fixed state, fitted as
+// the training goes; until something was measured, from figures of a slow machine.
 #ifndef FORESHOCK_LIBMONITOR_COST_MODEL_H_
 #define FORESHOCK_LIBMONITOR_COST_MODEL_H_
 

@@ -72,8 +72,8 @@ struct Synthetic {
 };
 
 struct Outcome {
-  double share = 0;       // ours over theirs, at the end
-  double worst = 0;           // the most we were over the limit at any time, in seconds
+  double share = 0;  // ours over theirs, at the end
+  double worst = 0;  // the most we were over the limit at any time, in seconds
   uint64_t slices = 0;
   uint64_t first_sample = 0;  // step
 };
@@ -122,10 +122,11 @@ TEST(CostModel, TheLimitHoldsFromTheFirstSampleOnAndIsUsed) {
       s.interval = interval;
       const Outcome outcome = simulate(s, limit, 8000);
       EXPECT_LE(outcome.share, 1.01 * limit) << limit << " " << interval;
-      EXPECT_GE(outcome.share, 0.9 * limit) << limit << " " << interval;  // there is more to sample than is paid for
+      EXPECT_GE(outcome.share, 0.9 * limit)
+          << limit << " " << interval;  // there is more to sample than is paid for
       // At no time more ahead than by the two first steps, which are not held against sampling, by the first
-      // sampled one, of which nothing is known but its slices, and by how much dearer than expected the slices
-      // of one step were: a quarter, of at most what may be saved up.
+      // sampled one, of which nothing is known but its slices, and by how much dearer than expected the
+      // slices of one step were: a quarter, of at most what may be saved up.
       const double least = 1.5 * (s.sampled_step + 1.25 * s.slice(true));
       const double saved = limit * s.step * static_cast<double>(interval) + least;
       EXPECT_LE(outcome.worst, 2 * s.every_step + s.sampled_step + 0.25 * saved) << limit << " " << interval;

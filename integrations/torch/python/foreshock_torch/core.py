@@ -61,6 +61,11 @@ class Core:
         self._torch = torch
         self.core = c.PyDLL(None)
         self.Step, self.Parameter, self.Identity = _structures()
+        # Kept from step to step, since making them is most of what a step costs here.
+        self._step = self.Step(size=c.sizeof(self.Step), version=ABI)
+        self._step_at = c.addressof(self._step)
+        self._addresses: list[int] | None = None
+        self._array: Any = None
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
         self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
@@ -80,21 +85,21 @@ class Core:
         self.adapter.foreshock_adapter_steps_are_told()
 
     def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0) -> None:
-        import ctypes as c
-
-        record = self.Step(size=c.sizeof(self.Step), version=ABI, step=step, step_source=source)
-        record.prepare_ns = prepare_ns
+        record = self._step
+        record.step, record.step_source, record.prepare_ns, given = step, source, prepare_ns, 0
         if rate is not None:
-            record.learning_rate, record.given = rate, record.given | GIVEN_LEARNING_RATE
+            record.learning_rate, given = rate, GIVEN_LEARNING_RATE
         if batch_id is not None:
-            record.batch_id, record.given = batch_id, record.given | GIVEN_BATCH_ID
-        self.core.foreshock_step_end(c.byref(record))
+            record.batch_id, given = batch_id, given | GIVEN_BATCH_ID
+        record.given = given
+        self.core.foreshock_step_end(self._step_at)
 
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int) -> int:
-        import ctypes as c
+        if addresses != self._addresses:
+            import ctypes as c
 
-        array = (c.c_void_p * len(addresses))(*addresses)
-        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies)
+            self._addresses, self._array = addresses, (c.c_void_p * len(addresses))(*addresses)
+        return self.adapter.foreshock_adapter_step_begins(self._array, len(addresses), inverse_scale, copies)
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> int:
         import ctypes as c
