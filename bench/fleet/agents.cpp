@@ -1,0 +1,131 @@
+// Many agents' worth of /metrics in one process, for bench/fleet.py: `fleet_agents COUNT SERIES_OF_LAYERS`.
+// Each has a server of its own with every series of the catalog for 8 ranks, and of the layers of one rank,
+// or of all of them up to the agent's budget (SERIES_OF_LAYERS: owner or budget). Values move every 5 s.
+// Prints the port of each, then the series of the first, and runs until its input ends.
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "exporters/http_server.h"
+
+namespace foreshock {
+namespace {
+
+constexpr int kRanks = 8, kLayers = 96;
+constexpr int kPeriodMs = 5000;
+
+// Values as a training's: they wander, and no two are alike.
+double moved(double value) {
+  return value * (1 + 0.01 * (static_cast<double>(std::rand()) / RAND_MAX - 0.5));
+}
+
+class FleetAgent {
+ public:
+  FleetAgent(int number, bool all_ranks_own_layers) : number_(number), all_own_(all_ranks_own_layers) {}
+
+  int start() {
+    move();
+    std::string error;
+    return server_.start("127.0.0.1", 0, &error) ? server_.port() : -1;
+  }
+  void move() {
+    ++round_;
+    for (int rank = 0; rank < kRanks; ++rank)
+      set_rank(std::to_string(number_ * kRanks + rank), rank == 0 || all_own_);
+    auto published = std::make_shared<Published>();
+    published->metrics = registry_.snapshot();
+    server_.publish(published);
+  }
+  size_t series() const { return registry_.series_count(); }
+
+ private:
+  void set_rank(const std::string& rank, bool owns_layers) {
+    std::vector<std::string> values = {};
+    for (const MetricInfo& info : all_metrics()) each_series(info, 0, rank, owns_layers, &values);
+  }
+  // All combinations of the closed label values; one value for an open label, but for the layer.
+  void each_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
+                   std::vector<std::string>* values) {
+    if (label == info.labels.size()) return set(info, *values);
+    const LabelInfo& key = info.labels[label];
+    std::vector<std::string> choices(key.values.begin(), key.values.end());
+    if (choices.empty() && key.key == "layer")
+      for (int n = 0; owns_layers && n < kLayers; ++n) choices.push_back(layer_label(n));
+    else if (choices.empty())
+      choices.push_back(key.key == "run"    ? "job"
+                        : key.key == "rank" ? rank
+                                            : "node-" + std::to_string(number_));
+    if (info.metric == Metric::kSourceInfo && choices.size() > 1) choices.resize(1);
+    for (const std::string& choice : choices) {
+      values->push_back(choice);
+      each_series(info, label + 1, rank, owns_layers, values);
+      values->pop_back();
+    }
+  }
+  void set(const MetricInfo& info, const std::vector<std::string>& v) {
+    const double value = info.type == MetricType::kCounter ? 100.0 * round_ : moved(1);
+    switch (v.size()) {
+      case 1:
+        registry_.set(info.metric, {v[0]}, value);
+        break;
+      case 2:
+        registry_.set(info.metric, {v[0], v[1]}, value);
+        break;
+      case 3:
+        registry_.set(info.metric, {v[0], v[1], v[2]}, value);
+        break;
+      case 4:
+        registry_.set(info.metric, {v[0], v[1], v[2], v[3]}, value);
+        break;
+      case 5:
+        registry_.set(info.metric, {v[0], v[1], v[2], v[3], v[4]}, value);
+        break;
+      case 12:
+        registry_.set(info.metric, {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]},
+                      1);
+        break;
+      default:
+        break;
+    }
+  }
+  static std::string layer_label(int n) {
+    char label[8];
+    std::snprintf(label, sizeof label, "%03d", n);
+    return label;
+  }
+
+  const int number_;
+  const bool all_own_;
+  int round_ = 0;
+  Registry registry_;
+  HttpServer server_;
+};
+
+int run(int count, bool all_ranks_own_layers) {
+  std::vector<std::unique_ptr<FleetAgent>> agents;
+  for (int n = 0; n < count; ++n) {
+    agents.push_back(std::make_unique<FleetAgent>(n, all_ranks_own_layers));
+    const int port = agents.back()->start();
+    if (port < 0) return 1;
+    std::printf("%d\n", port);
+  }
+  std::printf("series %zu\n", agents[0]->series());
+  std::fflush(stdout);
+  for (pollfd input = {STDIN_FILENO, POLLIN, 0}; poll(&input, 1, kPeriodMs) == 0;)
+    for (auto& agent : agents) agent->move();
+  return 0;
+}
+
+}  // namespace
+}  // namespace foreshock
+
+int main(int words, char** word) {
+  if (words != 3) return 2;
+  return foreshock::run(std::atoi(word[1]), std::strcmp(word[2], "budget") == 0);
+}
