@@ -2,6 +2,7 @@
 or frees its parent's lock, unless it trains by itself."""
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -179,3 +180,23 @@ def test_other_programs_run_as_ever(without_agent, base):
         under = subprocess.run(command, env=without_agent, capture_output=True, check=False)
         assert (under.returncode, under.stdout, under.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     assert not list((base / "alone").iterdir())
+
+
+def test_a_preload_without_its_launcher_does_nothing(base, hand_library):
+    """As when a program starts others with a clean environment, but for LD_PRELOAD."""
+    bare = {"LD_PRELOAD": str(monitored.LIBRARY), "PATH": "/usr/bin:/bin"}
+    debugger = [["gdb", "--version"]] if shutil.which("gdb") else []
+    train = f"""
+import ctypes
+hand = ctypes.CDLL({str(hand_library)!r})
+hand.hand_step.restype, hand.hand_step.argtypes = ctypes.c_double, [ctypes.c_int, ctypes.c_int64]
+print([hand.hand_step(2, -1) for _ in range(20)])
+"""
+    for command in ([sys.executable, "-S", "-c", train], ["/bin/sh", "-c", "echo hello | cat"], *debugger):
+        results = [
+            subprocess.run(command, env=environment, capture_output=True, check=False)
+            for environment in ({"PATH": bare["PATH"]}, bare, bare | {"FORESHOCK_DIR": str(base)})
+        ]
+        assert len({(done.returncode, done.stdout, done.stderr) for done in results}) == 1
+        assert results[0].returncode == 0
+    assert not list(base.iterdir())
