@@ -7,7 +7,6 @@ a weak reference to it runs: after every compiled step, outside the graph, in th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -62,9 +61,8 @@ class Watch:
                     self._stepped(optimizer)
             finally:
                 self._frames.set_eval_frame(before)
-        except Exception:
-            with contextlib.suppress(Exception):
-                self.on = False
+        except Exception:  # at the end of the process even the names of modules are gone: nothing is looked up here
+            self.on = False
 
 
 def step_traced(optimizer: Any) -> None:

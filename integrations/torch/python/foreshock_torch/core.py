@@ -105,7 +105,7 @@ class Core:
         import ctypes as c
 
         array = (self.Parameter * len(rows))()
-        for entry, (identity, name, layer, elements) in zip(array, rows, strict=True):
+        for entry, (identity, name, layer, elements) in zip(array, rows):
             entry.size, entry.version = c.sizeof(self.Parameter), ABI
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
