@@ -82,6 +82,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
 void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   refresh_identity(segment, rank);
   rank->ops = segment.ops();
+  rank->unseen = segment.unseen_names();
   rank->totals = segment.totals();
   rank->steps = segment.steps_taken();
   rank->steps_lost = segment.steps_lost();

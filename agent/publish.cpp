@@ -72,6 +72,12 @@ void publish_counts(const RankStatistics& rank, RankWriter& to) {
       to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
   }
   to.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen()});
+  // Nothing here counts what ran by other means than the hooks, so nothing is claimed.
+  to.set(Metric::kAttentionCoverageRatio, std::optional<double>(std::nan("")), "none");
+  to.clear(Metric::kAttentionUnseen);
+  for (const segment::UnseenName& unseen : rank.unseen)
+    to.set(Metric::kAttentionUnseen, uint64_t{1}, segment::text_of(unseen.name),
+           segment::unseen_evidence_name(unseen.evidence));
 }
 
 void publish_pass(const PassStatistics& pass, const char* name, RankWriter& to) {
@@ -122,6 +128,14 @@ void publish_training(const RankStatistics& rank, RankWriter& to) {
   to.set(Metric::kSampleIntervalSteps, rank.last_step.interval);
 }
 
+json operations_json(const RankStatistics& rank, uint32_t pass) {
+  json calls = json::object();
+  for (size_t op = 0; op < rank.ops.size(); ++op)
+    if (rank.ops[op].pass == pass && rank.totals.calls[op] > 0)
+      calls[segment::text_of(rank.ops[op].name)] = rank.totals.calls[op];
+  return calls;
+}
+
 json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const PassStatistics& statistics = rank.pass[pass];
   json skipped = json::object(), lost = json::object();
@@ -134,6 +148,7 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const auto ulp = [](const std::optional<Bias>& of) { return of ? json(of->ulp) : json(nullptr); };
   const auto z = [](const std::optional<Bias>& of) { return of ? number(of->z) : json(nullptr); };
   return {{"calls", rank.calls(pass)},
+          {"operations", operations_json(rank, pass)},
           {"unsampled", rank.totals.unsampled[pass]},
           {"sampled", rank.totals.sampled[pass]},
           {"judged", rank.judged[pass]},
@@ -166,6 +181,14 @@ json layer_json(const LayerStatistics& layer) {
           {"gradient_norm", number(layer.gradient_norm)},
           {"nonfinite_steps", layer.nonfinite_steps},
           {"last_nonfinite_step", number_or_null(layer.last_nonfinite_step)}};
+}
+
+json unseen_json(const RankStatistics& rank) {
+  json names = json::array();
+  for (const segment::UnseenName& unseen : rank.unseen)
+    names.push_back({{"op", segment::text_of(unseen.name)},
+                     {"evidence", segment::unseen_evidence_name(unseen.evidence)}});
+  return names;
 }
 
 json alarms_json(const RankStatistics& rank) {
@@ -254,6 +277,8 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"skipped_steps", rank.last_step.skipped_steps},
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
       {"no_attention_seen", rank.no_attention_seen()},
+      {"attention_unseen", unseen_json(rank)},
+      {"attention_coverage", {{"ratio", nullptr}, {"source", "none"}}},
       {"worst_layer", worst != nullptr ? json(worst->label) : json(nullptr)},
       {"worst_layer_name", worst != nullptr && !worst->name.empty() ? json(worst->name) : json(nullptr)},
       {"layer_source", rank.layer_source},

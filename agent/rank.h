@@ -130,6 +130,7 @@ struct RankStatistics {
   segment::Identity identity = {};
   bool identified = false;  // `identity` has been read
   std::vector<segment::Op> ops;
+  std::vector<segment::UnseenName> unseen;  // attention that no hook sees
   segment::Totals totals;
   uint64_t judged[segment::kPasses] = {};
   uint64_t lost[segment::kPasses][segment::kLostReasons] = {};

@@ -57,6 +57,7 @@ std::string value_wanted(OptionId id, const std::string& text) {
     case OptionId::kMemory:
       return parse_bytes(text.c_str(), &number) ? "" : "a size such as 64MiB";
     case OptionId::kSlices:
+    case OptionId::kMathPath:
     case OptionId::kEnabled:
       return parse_switch(text.c_str(), &on) ? "" : "on or off";
     case OptionId::kPort:

@@ -34,8 +34,11 @@ constexpr Coverage kCoverage[] = {
     {"", "checkpointing, torch.compile (cpp_wrapper too), AOTInductor, DDP, FSDP2, vmap; in Python"},
     {"", "and in programs linked with LibTorch; what a program describes through <foreshock/hook.h>"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
-    {"not seen", "attention on the math path (dropout > 0 on the CPU takes it), written by hand, or by"},
-    {"", "kernels PyTorch does not dispatch (FlexAttention, flash-attn, Transformer Engine);"},
+    {"by name", "flash-attn 2 (from 2.7) and 3 and xformers, dense and packed"},
+    {"on request",
+     "the unfused path (dropout > 0 on the CPU): counted in eager code, --math-path on samples"},
+    {"", "it; anything else: foreshock.tap(q, k, v, out, layer=...)"},
+    {"not seen", "attention written by hand, FlexAttention, flash-attn 4, Transformer Engine unless tapped;"},
     {"", "in programs that are linked statically, or that open a LibTorch by themselves"},
 };
 
@@ -141,7 +144,7 @@ void print(const std::vector<Check>& checks) {
     std::printf("  %-5s%-18s%s\n", check.ok ? "ok" : "off", check.what.c_str(), check.detail.c_str());
   }
   std::printf("\n");
-  for (const Coverage& line : kCoverage) std::printf("  %-10s%s\n", line.fate, line.what);
+  for (const Coverage& line : kCoverage) std::printf("  %-12s%s\n", line.fate, line.what);
 }
 
 }  // namespace

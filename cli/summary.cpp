@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <vector>
 
 #include "cli/pass_totals.h"
@@ -241,6 +242,31 @@ std::string paused_fact(const Json& ranks) {
   return paused.empty() ? "" : fact("paused", "rank" + paused + "; `foreshock resume` goes on");
 }
 
+// Attention that is counted by one of its operations, forward only, and copied only if asked for.
+std::string math_path_fact(const Json& ranks) {
+  double calls = 0;
+  for (const Json& rank : ranks)
+    calls += number(rank, "/attention/forward/operations/_scaled_dot_product_attention_math").value_or(0);
+  if (calls == 0) return "";
+  return fact("math path",
+              count(calls) + " of the forward calls (dropout > 0, some masks); their backward is") +
+         fact("", "not counted; `--math-path on` samples those without dropout");
+}
+
+// "flex_attention (used)", each once over all ranks.
+std::string unseen_fact(const Json& ranks) {
+  const Json::json_pointer unseen("/attention_unseen");
+  std::map<std::string, std::string> names;
+  for (const Json& rank : ranks) {
+    if (!rank.contains(unseen) || !rank[unseen].is_array()) continue;
+    for (const Json& one : rank[unseen]) names[text(one, "/op")] = text(one, "/evidence");
+  }
+  std::string line;
+  for (const auto& [name, evidence] : names)
+    line += (line.empty() ? "" : ", ") + name + in_brackets(evidence);
+  return line.empty() ? "" : fact("not seen", line) + fact("", "`foreshock.tap` makes it seen");
+}
+
 bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[0].calls == 0 && passes[1].calls == 0 && number(ranks[0], "/steps").value_or(0) >= 10;
 }
@@ -268,13 +294,14 @@ std::string summary_text(const std::string& json, bool colour) {
   out += attention_table(passes, paint) + "\n";
   out += fact("verdict", verdict(passes, ranks, paint));
   if (saw_no_attention(passes, ranks)) {
-    out += fact("", "no attention call was seen: dropout > 0 or some masks put it on the math path,");
-    out += fact("", "which is counted by nobody and not judged");
+    out += fact("", "no attention call was seen: written by hand, by a kernel that PyTorch does not");
+    out += fact("", "dispatch, or on the math path (dropout > 0, some masks) inside a compiled graph");
   }
   if (saw_no_step(passes, ranks)) {
     out += fact("", "no optimizer step was seen, and nothing is sampled before the first: tell them with");
     out += fact("", "foreshock.report(step=) or, in C and C++, foreshock_annotate_step()");
   }
+  out += math_path_fact(ranks) + unseen_fact(ranks);
   if (ranks.size() == 1) {
     out += fact("worst layer", layer_fact(ranks[0]));
     out += fact("loss", loss_fact(ranks[0]));

@@ -22,6 +22,8 @@ constexpr Values kSkippedSteps[] = {"overflow"};
 constexpr Values kSkipReasons[] = {"budget", "ring_full", "dropout",   "capture", "nested", "fp8",
                                    "mask",   "layout",    "too_large", "off",     "unknown"};
 constexpr Values kLostReasons[] = {"torn", "agent_absent", "refused", "unsupported"};
+constexpr Values kCoverageSources[] = {"none"};
+constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
 constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
 constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
 constexpr Values kComponents[] = {"trainer", "slices", "record"};
@@ -52,6 +54,8 @@ constexpr LabelInfo kRankMinMean[] = {{"run"}, {"rank"}, {"stat", kMinMean}};
 constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax}};
 constexpr LabelInfo kRankLayerPass[] = {{"run"}, {"rank"}, {"layer"}, {"pass", kPasses}};
 constexpr LabelInfo kRankLayer[] = {{"run"}, {"rank"}, {"layer"}};
+constexpr LabelInfo kRankCoverage[] = {{"run"}, {"rank"}, {"source", kCoverageSources}};
+constexpr LabelInfo kRankUnseen[] = {{"run"}, {"rank"}, {"op"}, {"evidence", kEvidence}};
 constexpr LabelInfo kRankSite[] = {{"run"}, {"rank"}, {"site", kSites}};
 constexpr LabelInfo kRankWhere[] = {{"run"}, {"rank"}, {"where", kCostPlaces}};
 constexpr LabelInfo kRankComponent[] = {{"run"}, {"rank"}, {"component", kComponents}};
@@ -94,10 +98,18 @@ constexpr MetricInfo kTable[] = {
     {kAttentionSkippedTotal, "foreshock_attention_skipped_total", kCounter, "calls",
      "Attention calls that were to be sampled and were not, by reason.", kRankPassSkip},
     {kNoAttentionSeen, "foreshock_no_attention_seen", kGauge, "bool",
-     "1 after 10 steps without an attention call that can be seen, as when dropout or a mask puts all of "
-     "them on the "
+     "1 after 10 steps without an attention call that can be seen, as when a compiled graph has them on the "
      "unfused path.",
      kRank},
+    {kAttentionCoverageRatio, "foreshock_attention_coverage_ratio", kGauge, "ratio",
+     "Attention calls seen over those that ran, by who counted these independently of the hooks. NaN with "
+     "the "
+     "source none where nobody did.",
+     kRankCoverage},
+    {kAttentionUnseen, "foreshock_attention_unseen", kGauge, "1",
+     "Always 1; the label op names attention that no hook sees, and evidence says how that is known: it was "
+     "used, a module that has it was imported, or an operation with such arguments was registered.",
+     kRankUnseen},
 
     {kAttentionRelativeError, "foreshock_attention_relative_error", kGauge, "ratio",
      "Error of the kernel against the fp64 reference, L2 over L2 per row, over the last samples.",

@@ -32,6 +32,8 @@ enum class Metric : uint16_t {
   kAttentionInFlight,
   kAttentionSkippedTotal,
   kNoAttentionSeen,
+  kAttentionCoverageRatio,
+  kAttentionUnseen,
   // what the samples say
   kAttentionRelativeError,
   kAttentionDeviationRatio,

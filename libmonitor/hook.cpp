@@ -65,6 +65,10 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
 
 void foreshock_attention_skip(int32_t op, uint32_t reason) { g_monitor.skip(op, reason); }
 
+void foreshock_note_unseen(const char* name, uint32_t evidence) {
+  if (!g_guest.is_off()) g_monitor.note_unseen(name, evidence);
+}
+
 void foreshock_step_end(const foreshock_step* step) {
   if (whole(step, offsetof(foreshock_step, reserved2)) && !g_guest.is_off()) g_monitor.end_step(*step);
 }

@@ -202,6 +202,7 @@ void Monitor::reset() {
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
   scalars_.attach(g_guest.writer().scalar_names());
+  unseen_.attach(g_guest.writer().unseen_names());
   for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_})
     flag->clear();
 }

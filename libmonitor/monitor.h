@@ -11,6 +11,7 @@
 #include "libmonitor/loss.h"
 #include "libmonitor/ordinal.h"
 #include "libmonitor/scalars.h"
+#include "libmonitor/unseen.h"
 
 namespace foreshock {
 
@@ -49,6 +50,7 @@ class Monitor {
   void end_step(const foreshock_step& step);
   void skip_step();
   void observe_loss(double value, uint32_t source);
+  void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled() const;
 
@@ -107,6 +109,7 @@ class Monitor {
   CostModel cost_;
   LossFollower loss_;
   Scalars scalars_;
+  Unseen unseen_;
   OrdinalFollower ordinal_;
   LayerTable layers_;
 };

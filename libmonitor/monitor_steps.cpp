@@ -149,6 +149,8 @@ void Monitor::observe_loss(double value, uint32_t source) {
   if (lock) loss_.observe(value, source);
 }
 
+void Monitor::note_unseen(const char* name, uint32_t evidence) { unseen_.note(name, evidence); }
+
 int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   TryLock lock(scalars_busy_);
   if (!lock || (g_guest.hot() & kHotArmed) == 0) return 0;

@@ -25,6 +25,7 @@ inline constexpr uint32_t kMaxSlots = 60;  // as many consumption records as fit
 inline constexpr uint32_t kRowsPerSlice = 16;
 inline constexpr uint32_t kControlBytes = 4096;
 inline constexpr uint32_t kMaxScalars = 16;
+inline constexpr uint32_t kMaxUnseen = 8;
 
 inline constexpr const char* kSkipReasonNames[kSkipReasons] = {"budget",    "ring_full", "dropout", "capture",
                                                                "nested",    "fp8",       "mask",    "layout",
@@ -44,6 +45,7 @@ enum RegionId : uint32_t {
   kProgress,
   kScalarNames,  // from version 2 on
   kTensors,      // no writer yet
+  kUnseenNames,
   kRegions = 16
 };
 
@@ -136,6 +138,15 @@ struct ScalarName {
   char name[44];
 };
 static_assert(sizeof(ScalarName) == 48);
+
+// Attention that is there and that no hook sees. Written once, `ready` last with release order; the evidence
+// may become better.
+struct UnseenName {
+  uint32_t ready;
+  uint32_t evidence;  // FORESHOCK_UNSEEN_... of hook.h
+  char name[56];
+};
+static_assert(sizeof(UnseenName) == 64);
 
 // A layer that names were given for. Single words, each stored atomically; `ready` last.
 struct Layer {

@@ -31,6 +31,12 @@ constexpr const char* loss_source_name(uint32_t source) {
   return source < std::size(kNames) ? kNames[source] : kNames[0];
 }
 
+// How it is known that there is attention nobody sees: FORESHOCK_UNSEEN_... of hook.h.
+constexpr const char* unseen_evidence_name(uint32_t evidence) {
+  constexpr const char* kNames[] = {"unknown", "used", "imported", "registered"};
+  return evidence < std::size(kNames) ? kNames[evidence] : kNames[0];
+}
+
 }  // namespace foreshock::segment
 
 #endif  // FORESHOCK_SEGMENT_NAMES_H_

@@ -22,6 +22,7 @@ constexpr Expected kExpected[] = {
     {kProgress, 64, 1, 1},
     {kSlots, kSlotOfVersion1, 0, kMaxSlots},
     {kScalarNames, sizeof(ScalarName), 0, kMaxScalars},
+    {kUnseenNames, sizeof(UnseenName), 0, kMaxUnseen},
 };
 // What a hostile file can make the agent read at once: 4 MiB of steps at most. And no product below may
 // overflow.

@@ -126,6 +126,18 @@ std::vector<std::string> SegmentReader::scalar_names() const {
   return names;
 }
 
+std::vector<UnseenName> SegmentReader::unseen_names() const {
+  std::vector<UnseenName> names;
+  const Region& region = header_.regions[kUnseenNames];
+  if (region.count == 0 || !read_region(kUnseenNames, &region_)) return names;
+  for (uint64_t n = 0; n < region.count; ++n) {
+    const auto unseen = record_at<UnseenName>(region_, region.record_size, n);
+    if (unseen.ready != 1) break;
+    names.push_back(unseen);
+  }
+  return names;
+}
+
 Totals SegmentReader::totals() const {
   if (!read_region(kThreads, &region_)) return {};
   return parse_threads(region_, header_.regions[kThreads]);

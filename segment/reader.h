@@ -35,6 +35,7 @@ class SegmentReader {
   Layer layer(uint32_t index) const;  // all zero where there is none
   std::vector<std::string> scalar_names()
       const;  // of StepRecord::scalars, in their order; those known so far
+  std::vector<UnseenName> unseen_names() const;
   Totals totals() const;
 
   // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of

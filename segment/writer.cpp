@@ -32,6 +32,7 @@ uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes) {
   place(kLayers, sizeof(Layer), kMaxLayers);
   place(kProgress, sizeof(Progress), 1);
   place(kScalarNames, sizeof(ScalarName), kMaxScalars);
+  place(kUnseenNames, sizeof(UnseenName), kMaxUnseen);
   place(kSlots, round_up(slot_bytes, 64), slots);
   return end;
 }

@@ -38,6 +38,7 @@ class SegmentWriter {
   ThreadBlock* threads() const { return at<ThreadBlock>(kThreads); }
   Layer* layers() const { return at<Layer>(kLayers); }
   ScalarName* scalar_names() const { return at<ScalarName>(kScalarNames); }
+  UnseenName* unseen_names() const { return at<UnseenName>(kUnseenNames); }
   uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
   uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
   const Control* control() const { return control_; }

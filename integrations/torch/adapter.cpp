@@ -3,11 +3,15 @@
 // functions it calls are those of the libforeshock.so that is in the process already. The reading order is
 // attention_hook.h first.
 #include <atomic>
+#include <cstring>
 #include <memory>
+#include <string>
 
 #include "aoti_shims.h"
 #include "attention_hook.h"
 #include "gradient_report.h"
+#include "math_path.h"
+#include "unknown_ops.h"
 
 // What shared_ptr asks for to spare atomics, new in glibc 2.32. With one of our own ("there are threads",
 // always right) an adapter that is built here also loads on older systems.
@@ -16,31 +20,52 @@ extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0
 namespace foreshock::adapter {
 namespace {
 
-int HookAttention(torch::Library& library) {
+// Leaked on purpose: a library that is destroyed takes its kernels out.
+torch::Library& LibraryOf(const std::string& space) {
+  return *new torch::Library(torch::Library::IMPL, space, c10::DispatchKey::BackendSelect, __FILE__,
+                             __LINE__);
+}
+
+// torch's own operations are there or not; those of other packages may come later, and a kernel may be
+// waiting.
+int HookAttention(torch::Library& aten) {
   int hooked = 0;
   for (const AttentionOp& op : kAttentionOps) {
-    if (!c10::Dispatcher::singleton().findSchema({std::string("aten::") + op.name, op.overload})) continue;
-    const int32_t number = foreshock_register_op(op.name, op.pass);
+    const bool is_torch = !std::strcmp(op.space, "aten");
+    if (is_torch && !c10::Dispatcher::singleton().findSchema({std::string("aten::") + op.name, op.overload}))
+      continue;
+    const std::string known_as = is_torch ? op.name : std::string(op.space) + "::" + op.name;
+    const int32_t number = foreshock_register_op(known_as.c_str(), op.pass);
     if (number < 0) break;  // no room left: the most common operations come first
-    hooked += Hook<AttentionHook>(library, op.name, op.overload, op, number);
+    torch::Library& library = is_torch ? aten : LibraryOf(op.space);
+    const std::string name = *op.overload ? std::string(op.name) + "." + op.overload : op.name;
+    library.impl(name.c_str(),
+                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AttentionHook>(op, number)));
+    hooked += is_torch;
   }
   return hooked;
 }
 
+void HookMathPath(torch::Library& aten) {
+  const int32_t number = foreshock_register_op(kMathPath, FORESHOCK_FORWARD);
+  if (number < 0 || !Hook<SafeSoftmaxHook>(aten, "_safe_softmax", "", number)) return;
+  MathWindow::Prepare(number);
+}
+
 int HookAll() {
-  // Leaked on purpose: a library that is destroyed takes its kernels out.
-  auto* library =
-      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  const int hooked = HookAttention(*library);
+  torch::Library& aten = LibraryOf("aten");
+  const int hooked = HookAttention(aten);
+  HookMathPath(aten);
   RegisterShims();
   ParameterClock::Instance().Enable();
-  Hook<LossHook>(*library, "nll_loss_forward", "");
-  Hook<LossHook>(*library, "nll_loss2d_forward", "");
-  Hook<RootHook>(*library, "ones_like", "");
-  Hook<ScalerHook>(*library, "_amp_update_scale_", "");
-  Hook<UnscaleHook>(*library, "_amp_foreach_non_finite_check_and_unscale_", "");
-  Hook<NormHook>(*library, "_foreach_norm", "Scalar");
-  Hook<NormHook>(*library, "linalg_vector_norm", "");
+  Hook<LossHook>(aten, "nll_loss_forward", "");
+  Hook<LossHook>(aten, "nll_loss2d_forward", "");
+  Hook<RootHook>(aten, "ones_like", "");
+  Hook<ScalerHook>(aten, "_amp_update_scale_", "");
+  Hook<UnscaleHook>(aten, "_amp_foreach_non_finite_check_and_unscale_", "");
+  Hook<NormHook>(aten, "_foreach_norm", "Scalar");
+  Hook<NormHook>(aten, "linalg_vector_norm", "");
+  UnknownOps::Listen();
   return hooked;
 }
 
@@ -58,7 +83,8 @@ int StartOnce() noexcept {
 
 extern "C" {
 
-// Hooks the operations; later calls only repeat the answer. Returns how many attention operations are hooked.
+// Hooks the operations; later calls only repeat the answer. Returns how many attention operations of torch
+// are hooked.
 FORESHOCK_EXPORT int foreshock_adapter_start(void) {
   static const int hooked = foreshock::adapter::StartOnce();
   return hooked;
@@ -112,6 +138,10 @@ FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) {
   foreshock::adapter::Clock().StepEnded();
   foreshock::adapter::Gradients().StepEnded();
   foreshock::adapter::Norms().Forget();
+  foreshock::adapter::MathWindow::Follow();
 }
+
+// Calls of foreshock::tap on real data since the start.
+FORESHOCK_EXPORT uint64_t foreshock_adapter_taps(void) { return foreshock::adapter::taps.load(); }
 
 }  // extern "C"

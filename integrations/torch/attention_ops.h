@@ -1,5 +1,6 @@
-// The fused attention operations of torch, by name. Composite ones (scaled_dot_product_attention itself, the
-// math path) are not here: a kernel for those at an autograd key takes the gradients out of compiled graphs.
+// Attention operations by name: torch's fused ones, and the custom operations of other packages, which need
+// not have been imported. Composite ones (scaled_dot_product_attention itself, the math path) are not here: a
+// kernel for those at an autograd key takes the gradients out of compiled graphs.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 
@@ -7,37 +8,59 @@
 
 namespace foreshock::adapter {
 
-// Order of the dimensions of query, key, value: (batch, head, position, d), or another one we count but do
-// not describe.
-enum class Order { kHeadFirst, kOther };
+// What the arguments mean.
+enum class Meaning {
+  kSdpa,   // (batch, head, position, d); causal: key j visible to query i iff j <= i
+  kFlash,  // (batch, position, head, d), or (total, head, d) with offsets of sequences; causal: aligned at
+           // the bottom right (flash-attention since 2.1); windows, soft caps and the like are told apart by
+           // their names
+  kTap,    // foreshock::tap: as its own arguments say
+  kOther,  // counted, not described
+};
 
 struct AttentionOp {
+  const char* space;
   const char* name;
   const char* overload;
   uint32_t pass;
-  Order order;
+  Meaning meaning;
 };
 
+inline constexpr uint32_t kAhead = FORESHOCK_FORWARD, kBack = FORESHOCK_BACKWARD;
+
 inline constexpr AttentionOp kAttentionOps[] = {
-    {"_scaled_dot_product_flash_attention_for_cpu", "", FORESHOCK_FORWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_flash_attention_for_cpu_backward", "", FORESHOCK_BACKWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_flash_attention", "", FORESHOCK_FORWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_flash_attention_backward", "", FORESHOCK_BACKWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_flash_attention", "quantized", FORESHOCK_FORWARD, Order::kOther},
-    {"_scaled_dot_product_efficient_attention", "", FORESHOCK_FORWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_efficient_attention_backward", "", FORESHOCK_BACKWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_cudnn_attention", "", FORESHOCK_FORWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_cudnn_attention_backward", "", FORESHOCK_BACKWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_fused_attention_overrideable", "", FORESHOCK_FORWARD, Order::kHeadFirst},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "", FORESHOCK_BACKWARD, Order::kHeadFirst},
-    {"_flash_attention_forward", "", FORESHOCK_FORWARD, Order::kOther},
-    {"_flash_attention_forward", "quantized", FORESHOCK_FORWARD, Order::kOther},
-    {"_flash_attention_forward_no_dropout_inplace", "", FORESHOCK_FORWARD, Order::kOther},
-    {"_flash_attention_backward", "", FORESHOCK_BACKWARD, Order::kOther},
-    {"_efficient_attention_forward", "", FORESHOCK_FORWARD, Order::kOther},
-    {"_efficient_attention_backward", "", FORESHOCK_BACKWARD, Order::kOther},
-    {"_cudnn_attention_forward", "", FORESHOCK_FORWARD, Order::kOther},
-    {"_cudnn_attention_backward", "", FORESHOCK_BACKWARD, Order::kOther},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kAhead, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBack, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_flash_attention", "", kAhead, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_flash_attention", "quantized", kAhead, Meaning::kOther},
+    {"aten", "_scaled_dot_product_flash_attention_backward", "", kBack, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_efficient_attention", "", kAhead, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_efficient_attention_backward", "", kBack, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_cudnn_attention", "", kAhead, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_cudnn_attention_backward", "", kBack, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_fused_attention_overrideable", "", kAhead, Meaning::kSdpa},
+    {"aten", "_scaled_dot_product_fused_attention_overrideable_backward", "", kBack, Meaning::kSdpa},
+    // torch.nn.attention.varlen, nested tensors and xformers with torch's own kernels end here.
+    {"aten", "_flash_attention_forward", "", kAhead, Meaning::kFlash},
+    {"aten", "_flash_attention_forward", "quantized", kAhead, Meaning::kOther},
+    {"aten", "_flash_attention_forward_no_dropout_inplace", "", kAhead, Meaning::kOther},
+    {"aten", "_flash_attention_backward", "", kBack, Meaning::kFlash},
+    {"aten", "_efficient_attention_forward", "", kAhead, Meaning::kOther},
+    {"aten", "_efficient_attention_backward", "", kBack, Meaning::kOther},
+    {"aten", "_cudnn_attention_forward", "", kAhead, Meaning::kOther},
+    {"aten", "_cudnn_attention_backward", "", kBack, Meaning::kOther},
+    {"foreshock", "tap", "", kAhead, Meaning::kTap},
+    {"foreshock", "tap_backward", "", kBack, Meaning::kTap},
+    {"flash_attn", "_flash_attn_forward", "", kAhead, Meaning::kFlash},
+    {"flash_attn", "_flash_attn_backward", "", kBack, Meaning::kFlash},
+    {"flash_attn", "_flash_attn_varlen_forward", "", kAhead, Meaning::kFlash},
+    {"flash_attn", "_flash_attn_varlen_backward", "", kBack, Meaning::kFlash},
+    {"flash_attn_3", "_flash_attn_forward", "", kAhead, Meaning::kFlash},
+    {"flash_attn_3", "_flash_attn_backward", "", kBack, Meaning::kFlash},
+    {"xformers_flash", "flash_fwd", "", kAhead, Meaning::kFlash},
+    {"xformers_flash", "flash_bwd", "", kBack, Meaning::kFlash},
+    {"xformers_flash3", "flash_fwd", "", kAhead, Meaning::kFlash},
+    {"xformers_flash3", "flash_bwd", "", kBack, Meaning::kFlash},
 };
 
 }  // namespace foreshock::adapter

@@ -1,4 +1,4 @@
-"""Attention on the math path (here: dropout inside it) is no operation to hook: that is said, nothing is made up."""
+"""Attention on the math path (here: dropout inside it): its forward calls are counted, nothing else is made up."""
 
 import pathlib
 
@@ -31,16 +31,20 @@ def run() -> Run:
 
 def test_the_summary_says_so(run):
     rank = run.rank()
-    assert rank["no_attention_seen"] is True
+    assert rank["no_attention_seen"] is False
     assert_conserved(rank)
-    assert [of["calls"] for of in rank["attention"].values()] == [0, 0]
+    assert {name: of["calls"] for name, of in rank["attention"].items()} == {"forward": STEPS, "backward": 0}
+    assert rank["attention"]["forward"]["operations"] == {"_scaled_dot_product_attention_math": STEPS}
+    assert rank["attention"]["forward"]["skipped"]["off"] > 0
+    assert rank["attention_coverage"] == {"ratio": None, "source": "none"}
+    assert rank["attention_unseen"] == []
     assert rank["worst_layer"] is None
     assert rank["alarms"] == []
 
 
 def test_the_terminal_says_so(run):
-    assert "no attention call was seen" in run.stderr
-    assert "dropout" in run.stderr
+    assert f"{STEPS} of the forward calls (dropout > 0" in run.stderr
+    assert "--math-path on" in run.stderr
     assert "no attention was judged" in run.stderr
     assert "no more than its precision explains" not in run.stderr
 

@@ -86,7 +86,8 @@ def trainer(fake_core: Path, adapters: Path, tmp_path: Path):
         env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
         env |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         if monitored:
-            env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": str(INTEGRATION / "python")}
+            paths = [str(INTEGRATION / "python"), str(ROOT / "tests" / "support")]
+            env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": os.pathsep.join(paths)}
             env |= {"FORESHOCK_DIR": str(tmp_path), "FORESHOCK_ADAPTERS": str(adapters)}
         script = (PREAMBLE if monitored else "import torch\n") + textwrap.dedent(code)
         command = [sys.executable, "-c", script]

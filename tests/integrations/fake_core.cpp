@@ -42,6 +42,7 @@ std::string Number(double value) {
 double Element(const foreshock_tensor& tensor, int64_t offset) {
   if (tensor.dtype == FORESHOCK_FP32) return static_cast<const float*>(tensor.data)[offset];
   if (tensor.dtype == FORESHOCK_FP64) return static_cast<const double*>(tensor.data)[offset];
+  if (tensor.dtype == FORESHOCK_FP16) return 0;
   if (tensor.dtype == FORESHOCK_BOOL) return static_cast<const uint8_t*>(tensor.data)[offset];
   if (tensor.dtype != FORESHOCK_BF16) return 0;
   const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(tensor.data)[offset]) << 16;
@@ -120,6 +121,7 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
   std::string line = Format(
       "{\"event\": \"leave\", \"op\": \"%s\", \"pass\": %u, \"causal\": %d, \"layer\": %" PRIuPTR,
       g_ops[call->op].first.c_str(), g_ops[call->op].second, call->causal, Address(call->layer_identity));
+  if (call->layer_name) line += Format(", \"layer_name\": \"%s\"", call->layer_name);
   line += ", \"scale\": " + Number(call->scale) + ", \"dropout\": " + Number(call->dropout);
   const std::pair<const char*, const foreshock_tensor*> tensors[] = {
       {"query", &call->query},       {"key", &call->key},
@@ -132,6 +134,10 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
 
 void foreshock_attention_skip(int32_t op, uint32_t reason) {
   Record(Format("{\"event\": \"skip\", \"op\": \"%s\", \"reason\": %u}", g_ops[op].first.c_str(), reason));
+}
+
+void foreshock_note_unseen(const char* name, uint32_t evidence) {
+  Record(Format("{\"event\": \"unseen\", \"name\": \"%s\", \"evidence\": %u}", name, evidence));
 }
 
 void foreshock_step_end(const foreshock_step* step) {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch.names import layer_labels, plain_name
+from foreshock_torch.names import Named, layer_labels, number_of, numbered_labels, plain_name
 
 MODEL = """
 from torch import nn
@@ -140,6 +140,38 @@ def test_labels() -> None:
     assert layer_labels(["0.q.weight"], ["0.q.weight"]) == {"0.q.weight": "000"}
     long = ["m" * 40 + ".weight"]
     assert layer_labels(long, long) == {long[0]: "m" * 31}
+
+
+def test_numbers_of_the_framework_win_over_paths() -> None:
+    """Megatron's layer_number counts over all pipeline stages; a path starts again on each."""
+    gpt = {f"decoder.layers.{n}": n + 13 for n in range(2)} | {"decoder.layers.0.self_attention": 13}
+    rows = [number_of(name, gpt) for name in ("decoder.layers.0.self_attention.qkv.weight", "decoder.layers.1.mlp.bias",
+                                              "output_layer.weight")]  # fmt: skip
+    assert [(row.layer, row.number) for row in rows] == [("decoder.layers.0", 13), ("decoder.layers.1", 14), ("", None)]
+    assert numbered_labels(rows) == {rows[0].name: "013", rows[1].name: "014"}
+    # Two chunks of a stage (virtual pipeline) use the same paths for different layers.
+    chunks = [Named(f"GPT_{n}.decoder.layers.0.w", "decoder.layers.0", 3 + 8 * n, f"GPT_{n}") for n in range(2)]
+    assert numbered_labels(chunks) == {"GPT_0.decoder.layers.0.w": "003", "GPT_1.decoder.layers.0.w": "011"}
+    towers = [Named(f"{t}.layers.0.w", f"{t}.layers.0", 1) for t in ("encoder", "decoder")]
+    assert list(numbered_labels(towers).values()) == ["encoder.001", "decoder.001"]
+    # One number on two layers of a stack says nothing.
+    doubtful = [Named(f"layers.{n}.w", f"layers.{n}", 1) for n in range(2)]
+    assert numbered_labels(doubtful) == {}
+
+
+def test_layer_numbers_of_modules_name_their_calls(trainer) -> None:
+    rows, identities = trainer(f"""{MODEL}
+blocks = nn.ModuleList([Block(64, 4) for _ in range(2)]); opt = torch.optim.AdamW(blocks.parameters())
+for n, block in enumerate(blocks): block.layer_number = n + 25
+class Stage(nn.Module):
+    def __init__(self): super().__init__(); self.layers = blocks; self.layers_seen = 2
+stage = Stage(); events()
+chain(blocks)(torch.randn(2, 16, 64)).square().mean().backward(); opt.step()
+print(json.dumps([events("name"), [b.qkv.weight._cdata for b in blocks]]))
+""")
+    labels = {row["identity"]: row["layer"] for row in rows}
+    assert [labels[identity] for identity in identities] == ["025", "026"]
+    assert set(labels.values()) == {"025", "026"}
 
 
 def test_wrappers_leave_names() -> None:

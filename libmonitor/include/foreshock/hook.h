@@ -206,6 +206,17 @@ FORESHOCK_EXPORT void foreshock_attention_leave(const foreshock_attention_call* 
 /* Instead of leave: the operation threw (FORESHOCK_SKIP_UNKNOWN), or cannot be described. */
 FORESHOCK_EXPORT void foreshock_attention_skip(int32_t op, uint32_t reason);
 
+/* How it is known that there is attention nobody sees; the best one is kept. */
+enum {
+  FORESHOCK_UNSEEN_USED = 1,      /* it was called, at least while a graph was compiled */
+  FORESHOCK_UNSEEN_IMPORTED = 2,  /* the module that has it was imported */
+  FORESHOCK_UNSEEN_REGISTERED = 3 /* an operation with such arguments was registered */
+};
+
+/* Attention by something that no hook sees, by name (55 bytes are kept, of 8 names at most): for the summary,
+ * so that what is not counted is at least known. May be called before the process is monitored. */
+FORESHOCK_EXPORT void foreshock_note_unseen(const char* name, uint32_t evidence);
+
 /* -- steps -- */
 
 /* The end of an optimizer step. Takes effect at the next forward call outside a backward pass. */

@@ -8,6 +8,7 @@ switches the monitor off for this process. Standard library only; torch is taken
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 __all__ = ["autoload", "report"]
@@ -16,6 +17,10 @@ __all__ = ["autoload", "report"]
 def autoload() -> None:
     """Called at the end of `import torch`."""
     try:
+        if "foreshock" in sys.modules:  # imported before torch
+            from . import tap
+
+            tap.prepare()
         if os.environ.get("FORESHOCK_DIR"):
             from . import door
 
@@ -30,9 +35,9 @@ def report(step: Any = None, loss: Any = None, batch_id: Any = None) -> None:
     `step` counts optimizer steps done so far, this one included; `loss` is a number or a one-element tensor on the
     CPU; `batch_id` is a whole number, of which 64 bits are kept. What is none of these is left out.
     """
+    door = sys.modules.get(f"{__name__}.door")
     try:
-        from . import door
-
-        door.guarded("report", step, loss, batch_id)
+        if door is not None:
+            door.guarded("report", step, loss, batch_id)
     except Exception:
         return

@@ -11,6 +11,7 @@ from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
 from .place import place, ranks
+from .unseen import LOOK_AT, attention_unseen
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -85,6 +86,8 @@ class Monitor:
             self.batch_id = None
             self._spent_ns = 0
             self._ticks += 1
+            if self._ticks in LOOK_AT:
+                self._look_for_unseen()
         self.core.adapter.foreshock_adapter_step_ended()
 
     def _is_clock(self, optimizer: Any, backwards: int) -> bool:
@@ -152,6 +155,12 @@ class Monitor:
         here = {parameter._cdata for parameter in parameters}
         missing = [p for address, (_, p) in named.items() if p.requires_grad and address not in here]
         return ranks() == 1 or not missing
+
+    def _look_for_unseen(self) -> None:
+        """Who taps takes care of the rest."""
+        if self.core.adapter.foreshock_adapter_taps() == 0:
+            for name, evidence in attention_unseen():
+                self.core.core.foreshock_note_unseen(name.encode(), evidence)
 
     def compiled_step(self, optimizer: Any) -> None:
         """A step whose hooks torch.compile has traced away; its gradients are still there."""

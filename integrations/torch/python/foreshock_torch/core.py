@@ -69,11 +69,14 @@ class Core:
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
         self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
+        self.core.foreshock_note_unseen.argtypes = [c.c_char_p, c.c_uint32]
+        self.core.foreshock_note_unseen.restype = None
         for name in ("foreshock_step_end", "foreshock_describe", "foreshock_off"):
             getattr(self.core, name).argtypes = [c.c_void_p if name != "foreshock_off" else c.c_char_p]
             getattr(self.core, name).restype = None
         self.adapter = c.PyDLL(adapter_path)
         self.adapter.foreshock_adapter_backwards.restype = c.c_uint64
+        self.adapter.foreshock_adapter_taps.restype = c.c_uint64
         self.adapter.foreshock_adapter_step_begins.restype = c.c_uint64
         self.adapter.foreshock_adapter_step_begins.argtypes = [
             c.c_void_p,

@@ -8,6 +8,7 @@ import re
 import sys
 from typing import Any
 
+from . import tap
 from .clock import Monitor
 from .compiled import Watch, step_traced
 from .core import Core
@@ -65,15 +66,30 @@ def is_wanted() -> bool:
     return bool(os.environ.get("FORESHOCK_DIR")) and not off
 
 
-def enter() -> None:
-    """Once; torch has been imported, and the core is in the process."""
+def _load_core() -> None:
+    """For a process that was set up but has lost the preload (a container, sudo): the library lies beside us."""
+    import ctypes
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    library = os.path.normpath(os.path.join(root, "..", "..", "..", "lib", "libforeshock.so"))
+    if os.path.isfile(library) and os.environ.get("FORESHOCK_RUN_ID"):
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+
+
+def enter(load: bool = False) -> None:
+    """Once; torch has been imported. `load`: brings the core in if it is not there."""
     global monitor, torch, _watch
     if monitor is not None or not is_wanted():
         return
     import ctypes
 
-    if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+    if "torch" not in sys.modules:
         return
+    if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+        if load:
+            _load_core()
+        if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+            return
     torch = sys.modules["torch"]
     if not os.path.isfile(_adapter_path()):
         return  # the core says so itself
@@ -85,3 +101,4 @@ def enter() -> None:
     modules.register_module_parameter_registration_hook(_module_grows)
     modules.register_module_module_registration_hook(_module_grows)
     monitor = mine
+    tap.active = True

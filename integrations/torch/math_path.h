@@ -1,0 +1,120 @@
+// Attention on the math path: scaled_dot_product_attention where no fused kernel takes it (dropout on a CPU,
+// masks that need gradients, three dimensions, fp64 on a GPU). It is made of ordinary operations, but one of
+// them, _safe_softmax, is called by nobody else, once per forward pass: counting there costs other operations
+// nothing. Its backward pass has no operation of its own, and inside a compiled graph neither has the forward
+// pass.
+//
+// To sample it, query, key, value and output are needed together, and only torch's RecordFunction sees those.
+// Its callbacks cost every operation 0.25 to 0.4 us, so they are in place only if asked for, and only during
+// sampled steps.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_MATH_PATH_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_MATH_PATH_H_
+
+#include <ATen/record_function.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "attention_hook.h"
+
+namespace foreshock::adapter {
+
+inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
+
+class SafeSoftmaxHook final : public c10::OperatorKernel {
+ public:
+  SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
+      : number_(number), arguments_(static_cast<int>(schema.arguments().size())) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    const at::Tensor& scores = TensorOrUndefined(Peek(*stack, arguments_, 0));
+    if (attention_depth == 0 && GoesToDevice(below) && HasData(scores)) {
+      if (EnterAttention(number_, false, scores)) foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);
+    }
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  const int32_t number_;
+  const int arguments_;
+};
+
+// The window in which RecordFunction's callbacks are in place.
+class MathWindow {
+ public:
+  // Once, at set-up. Callbacks are added here and never removed, only disabled: removing is not safe while
+  // other threads run.
+  static void Prepare(int32_t number) {
+    const char* asked = std::getenv("FORESHOCK_MATH_PATH");
+    const bool on = asked && (!std::strcmp(asked, "on") || !std::strcmp(asked, "1") ||
+                              !std::strcmp(asked, "true") || !std::strcmp(asked, "yes"));
+    const auto found = c10::Dispatcher::singleton().findSchema({std::string("aten::") + kMathPath, ""});
+    if (!on || !found) return;
+    number_ = number;
+    arguments_ = new AttentionArguments(found->schema(), Meaning::kSdpa, false);
+    handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&Begin, &End)
+                                        .needsInputs(true)
+                                        .needsOutputs(true)
+                                        .scopes({at::RecordScope::FUNCTION}));
+    at::disableCallback(handle_);
+  }
+
+  // At the end of a step: open while the next one is sampled. One thread at a time.
+  static void Follow() {
+    const bool wanted = arguments_ && foreshock_step_is_sampled() != 0;
+    if (wanted == open_) return;
+    open_ = wanted;
+    wanted ? at::reenableCallback(handle_) : at::disableCallback(handle_);
+  }
+
+ private:
+  struct Call final : at::ObserverContext {
+    AttentionDepth depth;
+    bool sampled = false;
+    AttentionInputs inputs;
+  };
+
+  static std::unique_ptr<at::ObserverContext> Begin(const at::RecordFunction& function) noexcept try {
+    if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
+        std::strcmp(function.name() + 6, kMathPath) != 0)
+      return nullptr;
+    const auto given = function.inputs();
+    const Stack stack(given.begin(), given.end());
+    if (stack.size() != static_cast<size_t>(arguments_->arguments())) return nullptr;
+    const at::Tensor& query = arguments_->query(stack);
+    if (!HasData(query) || query.is_meta()) return nullptr;
+    auto call = std::make_unique<Call>();
+    call->sampled = EnterAttention(number_, false, query);
+    if (call->sampled) call->inputs = arguments_->Keep(stack);
+    return call;
+  } catch (...) {
+    return nullptr;
+  }
+
+  static void End(const at::RecordFunction& function, at::ObserverContext* context) noexcept {
+    auto* call = static_cast<Call*>(context);
+    if (!call || !call->sampled) return;
+    foreshock_attention_call description{};
+    description.op = number_;
+    uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
+    try {
+      if (!function.outputs().empty()) {
+        call->inputs.out = TensorOrUndefined(function.outputs()[0]);
+        reason = Describe(call->inputs, Meaning::kSdpa, false, &description);
+      }
+    } catch (...) {
+    }
+    if (reason == kDescribed) return foreshock_attention_leave(&description);
+    foreshock_attention_skip(number_, reason);
+  }
+
+  static inline int32_t number_ = -1;
+  static inline const AttentionArguments* arguments_ = nullptr;  // null: not asked for
+  static inline at::CallbackHandle handle_ = 0;
+  static inline bool open_ = false;
+};
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_MATH_PATH_H_

@@ -1,0 +1,87 @@
+"""foreshock.tap(): an opt-in line for attention that no hook can see.
+
+It is an operation of its own, so it goes into compiled graphs: without a graph break, and torch.fx is told that it has
+an effect, so that it is not dropped. The graph is the same whether the process is monitored or not. It reads its
+arguments and gives nothing back; the adapter's hook at BackendSelect does what there is to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor? logsumexp, Tensor? attn_mask, {more}"
+    "float? scale, int causal, bool positions_first, str? layer) -> ()"
+)
+_CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}
+_LAYOUTS = {"bhnd": False, "bnhd": True}
+
+_library: Any = None  # holds the definitions for as long as the process lives
+_forward: Any = None
+_backward: Any = None
+_torch: Any = None
+active = False  # somebody is listening
+
+
+def prepare() -> None:
+    """Defines the operations, once torch is there; their kernels do nothing. The adapter's hook may be waiting."""
+    global _library, _forward, _backward, _torch
+    torch = sys.modules.get("torch")
+    if _library is not None or torch is None or not hasattr(torch, "library"):
+        return
+    from torch.fx.node import has_side_effect
+
+    library = torch.library.Library("foreshock", "DEF")
+    for name, more in (("tap", ""), ("tap_backward", "Tensor grad_out, Tensor grad_query, ")):
+        library.define(name + _SCHEMA.format(more=more))
+        for key in ("CompositeExplicitAutograd", "Meta"):
+            library.impl(name, _nothing, key)
+    _library, _torch = library, torch
+    _forward, _backward = torch.ops.foreshock.tap.default, torch.ops.foreshock.tap_backward.default
+    has_side_effect(_forward)
+    has_side_effect(_backward)
+
+
+def _nothing(*arguments: Any) -> None:
+    return
+
+
+def tap(
+    query: Any, key: Any, value: Any, out: Any, lse: Any = None, *, layer: Any = None, scale: float | None = None,
+    causal: Any = False, mask: Any = None, grad_out: Any = None, grad_query: Any = None, layout: str = "bhnd",
+) -> None:  # fmt: skip
+    """Shows one attention call: out = softmax(scale * query @ key^T + mask) @ value, per head.
+
+    query (batch, heads, positions, d), key and value with as many heads or a divisor of it; `layout="bnhd"`: positions
+    before heads. `lse` (batch, heads, positions): natural logarithm of the row sums of exp(score). `scale`: 1/sqrt(d)
+    if not given. `causal`: True or "top_left": key j is visible to query i if j <= i; "bottom_right": if
+    j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number or a name.
+
+    The forward pass is judged. For the backward pass call it where that is written (autograd.Function.backward), with
+    `grad_out` and the `grad_query` that came out. Nothing is changed, kept or waited for.
+    """
+    direction, positions_first = _CAUSAL.get(causal), _LAYOUTS.get(layout)
+    if direction is None or positions_first is None:
+        raise ValueError("tap: causal is False, True, 'top_left' or 'bottom_right'; layout is 'bhnd' or 'bnhd'")
+    if _torch is None:
+        return
+    compiling = _torch.compiler.is_compiling()
+    if not compiling and not active:
+        return
+    name = f"{layer:03d}" if type(layer) is int else layer
+    rest = (scale, direction, positions_first, name)
+    if grad_out is None or grad_query is None:
+        _call(compiling, _forward, (query, key, value, out, lse, mask, *rest))
+    else:
+        _call(compiling, _backward, (query, key, value, out, lse, mask, grad_out, grad_query, *rest))
+
+
+def _call(compiling: bool, operation: Any, arguments: tuple[Any, ...]) -> None:
+    if compiling:
+        operation(*arguments)
+        return
+    try:
+        operation(*arguments)
+    except Exception:
+        return  # something that is no attention, or that torch cannot dispatch (vmap): not seen

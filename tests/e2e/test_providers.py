@@ -1,0 +1,65 @@
+"""Attention from elsewhere than PyTorch's fused operations, through the whole path: the same bits, every call counted,
+samples judged right and named by layer. flash_attn is a stand-in of the same schema.
+"""
+
+import concurrent.futures
+import pathlib
+
+import pytest
+from monitored import EVERYTHING, PYTHON, ROOT, Run, assert_conserved, run_monitored, run_plain
+
+SCRIPT = str(pathlib.Path(__file__).with_name("provider_training.py"))
+HELPERS = str(ROOT / "integrations" / "torch" / "python")
+STEPS, LAYERS = 8, 2
+FLASH = "flash_attn::_flash_attn_"
+# Case: its operations ahead and back, and where layers get their names from.
+CASES = {
+    "flash_attn": (FLASH + "forward", FLASH + "backward", "parameter"),
+    "packed": (FLASH + "varlen_forward", FLASH + "varlen_backward", "parameter"),
+    "tap": ("foreshock::tap", "foreshock::tap_backward", "annotation"),
+    "math_path": ("_scaled_dot_product_attention_math", None, "parameter"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, tuple[Run, Run]]:
+    """{case: (plain, monitored)}"""
+    with concurrent.futures.ThreadPoolExecutor(2) as two:
+        started = {
+            case: (
+                two.submit(run_plain, [PYTHON, SCRIPT, case], PYTHONPATH=HELPERS),
+                two.submit(run_monitored, [PYTHON, SCRIPT, case], *EVERYTHING, "--math-path", "on"),
+            )
+            for case in CASES
+        }
+    return {case: tuple(run.result() for run in both) for case, both in started.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_bits(runs, case):
+    plain, monitored = runs[case]
+    assert plain.told() == monitored.told()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_call_is_counted_and_judged(runs, case):
+    rank = runs[case][1].rank()
+    assert_conserved(rank)
+    ahead, back, _ = CASES[case]
+    assert rank["attention"]["forward"]["operations"] == {ahead: STEPS * LAYERS}
+    assert rank["attention"]["backward"]["operations"] == ({back: STEPS * LAYERS} if back else {})
+    for name in ("forward", "backward") if back else ("forward",):
+        seen = rank["attention"][name]
+        assert sum(seen["skipped"].values()) == 0
+        assert seen["judged"] > STEPS * LAYERS // 2
+        # Rounded once from fp64 by its kernel (the unfused path: often); a wrong mask, scale or layout gives 0.1 and more.
+        # Half an ulp of bf16 is 2^-9 of a value, and errors of a row add up like the row's values.
+        assert seen["relative_error"]["max"] < (2**-6 if case == "math_path" else 2**-8)
+    assert rank["alarms"] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_name_their_layer(runs, case):
+    samples = runs[case][1].of("sample")
+    assert {sample["layer"] for sample in samples} == {"000", "001"}
+    assert {sample["layer_source"] for sample in samples} == {CASES[case][2]}

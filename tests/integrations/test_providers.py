@@ -1,0 +1,207 @@
+"""Attention operations of other packages, by name: counted, described as what they are, or left out with a reason.
+
+The packages are stand-ins of the same schema (tests/support/attention_packages.py), registered after the hooks.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+LAYOUT, MASK, DROPOUT, FP8, UNKNOWN = 7, 6, 2, 5, 10  # FORESHOCK_SKIP_... of hook.h
+
+PACKAGES = """
+import attention_packages as packages
+def fingerprint(t):
+    flat = t.detach().double().expand(*t.shape).reshape(-1)
+    return (flat * torch.arange(1, flat.numel() + 1, dtype=torch.double)).sum().item()
+def heads_first(*tensors): return [fingerprint(t.transpose(1, 2)) for t in tensors]
+def outcome(work):
+    events(); work(); rows = events()
+    return [[row["event"], row.get("reason")] for row in rows if row["event"] in ("enter", "leave", "skip")]
+def bnhd(b=2, n=16, m=16, h=4, g=4, d=8, dtype=torch.float32):
+    return [torch.randn(b, n, h, d).to(dtype), torch.randn(b, m, g, d).to(dtype), torch.randn(b, m, g, d).to(dtype)]
+"""
+
+
+def near(found: list[float], truth: list[float]) -> bool:
+    """The fake core and torch add the same fp64 numbers in another order: 5e4 terms, 2^-53 each, times their growth."""
+    return all(abs(a - b) <= 1e-9 * (1 + abs(b)) for a, b in zip(found, truth, strict=True))
+
+
+def prints(row: dict, *names: str) -> list[float]:
+    return [row[name]["fingerprint"] for name in names]
+
+
+def test_flash_attn_both_ways(trainer) -> None:
+    """Its queries come out of autograd.Function, where gradients are switched off; the layer is found all the same."""
+    rows, ahead, back, identity = trainer(f"""{PACKAGES}
+packages.define("flash_attn")
+layer = torch.nn.Linear(32, 32)
+x = torch.randn(2, 16, 32); k, v = torch.randn(2, 2, 24, 2, 8).unbind(0); k.requires_grad_()
+q = layer(x).view(2, 16, 4, 8); q.retain_grad()
+out = packages.FlashAttention.apply(q, k, v, True); g = torch.randn_like(out)
+events_before = events()
+out.backward(g)
+ahead = heads_first(q, k, v, out); back = heads_first(g, q.grad)
+print(json.dumps([events_before + events(), ahead, back, layer.weight._cdata]))
+""")
+    calls = [row for row in rows if row["event"] in ("enter", "leave", "skip")]
+    assert [(row["event"], row["op"]) for row in calls] == [
+        ("enter", "flash_attn::_flash_attn_forward"),
+        ("leave", "flash_attn::_flash_attn_forward"),
+        ("enter", "flash_attn::_flash_attn_backward"),
+        ("leave", "flash_attn::_flash_attn_backward"),
+    ]
+    assert calls[0]["flags"] & 1
+    assert calls[1]["query"]["shape"] == [2, 4, 16, 8]
+    assert calls[1]["key"]["shape"] == [2, 2, 24, 8]
+    assert calls[1]["lse"]["shape"][:3] == [2, 4, 16]
+    assert near(prints(calls[1], "query", "key", "value", "out"), ahead)
+    assert near(prints(calls[3], "grad_out", "grad_query"), back)
+    assert {(row["causal"], row["scale"], row["layer"]) for row in (calls[1], calls[3])} == {(2, 8**-0.5, identity)}
+
+
+def test_flash_attn_compiled(trainer) -> None:
+    seen = trainer(f"""{PACKAGES}
+packages.define("flash_attn")
+step = torch.compile(lambda q, k, v: packages.FlashAttention.apply(q, k, v, True).square().sum(), backend="aot_eager")
+rows = []
+for _ in range(2):
+    q, k, v = (t.requires_grad_() for t in bnhd())
+    events(); step(q, k, v).backward(); rows.append(events())
+print(json.dumps([[count(r, "enter", (p,)) for p in (0, 1)] + [count(r, "leave")] for r in rows]))
+""")
+    assert seen == [[1, 1, 2]] * 2
+
+
+def test_packed_sequences(trainer) -> None:
+    """One sequence of the batch is described, the longest one first, then any; empty ones never."""
+    rows, truth, skipped = trainer(f"""{PACKAGES}
+packages.define("flash_attn"); packages.define("xformers")
+cu = torch.tensor([0, 5, 5, 12, 14], dtype=torch.int32); cu_k = torch.tensor([0, 6, 9, 20, 23], dtype=torch.int32)
+q, k, v = torch.randn(14, 4, 8), torch.randn(23, 2, 8), torch.randn(23, 2, 8)
+op = torch.ops.flash_attn
+events()
+for _ in range(24): out, lse, _, state = op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, True)
+g = torch.randn_like(out); grads = [torch.empty_like(t) for t in (q, k, v)]
+for _ in range(8):
+    op._flash_attn_varlen_backward(g, q, k, v, out, lse, *grads, cu, cu_k, 7, 11, 0.0, 0.25, True, -1, -1, 0.0, None, False)
+for _ in range(4):
+    torch.ops.xformers_flash.flash_bwd(True, g, q, k, v, out, lse, cu, cu_k, 7, 11, 0.0, 0.25, True, -1, -1, state)
+rows = events(); truth = {{}}
+for a, b in packages.sequences(q, k, cu, cu_k):
+    one = [t[a].unsqueeze(0) for t in (q, out, g, grads[0])] + [t[b].unsqueeze(0) for t in (k, v)]
+    truth[q[a].shape[0]] = heads_first(*one) + [fingerprint(lse[:, a].unsqueeze(0))]
+used = torch.tensor([5, 3, 11, 3], dtype=torch.int32)
+bad = lambda cu: outcome(lambda: op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, False))
+plain = lambda **more: outcome(lambda: op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, False, **more))
+skipped = [plain(seqused_k=used), plain(block_table=used[:, None]), plain(leftpad_k=used), bad(cu.long()), plain()]
+print(json.dumps([[row for row in rows if row["event"] != "enter"], truth, skipped]))
+""")
+    assert {row["event"] for row in rows} == {"leave"}
+    assert len(rows) == 24 + 8 + 4
+    lengths = [row["query"]["shape"][2] for row in rows]
+    assert lengths[0] == 7
+    assert set(lengths[:24]) == {5, 7, 2}
+    for row in rows:
+        assert row["query"]["shape"] == [1, 4, row["query"]["shape"][2], 8]
+        assert row["causal"] == 2
+        q, out, g, dq, k, v, lse = truth[str(row["query"]["shape"][2])]
+        names = ["query", "out", "key", "value"] + ["grad_out", "grad_query"] * row["pass"]
+        assert near(prints(row, *names), [q, out, k, v] + [g, dq] * row["pass"])
+        assert near(prints(row, "lse"), [lse])
+    assert [one[-1] for one in skipped] == [["skip", LAYOUT]] * 4 + [["leave", None]]
+
+
+def test_outermost_wins(trainer) -> None:
+    """flash_attn_3's own operation calls another one of its package; xformers' may call torch's."""
+    rows, truth = trainer(f"""{PACKAGES}
+packages.define("flash_attn_3"); packages.define("xformers")
+q, k, v = bnhd(m=24, g=2); events()
+out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(q, k, v, causal=True)
+grads = [torch.empty_like(t) for t in (q, k, v)]
+torch.ops.flash_attn_3._flash_attn_backward(out, q, k, v, out, lse, dq=grads[0], dk=grads[1], dv=grads[2], is_causal=True)
+torch.ops.xformers_flash.flash_fwd(q, k, v, None, None, None, 16, 24, 0.0, 0.25, True, -1, -1, False, None)
+print(json.dumps([events(), heads_first(q, k, v, out, grads[0])]))
+""")
+    calls = [(row["event"], row["op"]) for row in rows if row["event"] != "unseen"]
+    assert calls == [
+        (event, op)
+        for op in (
+            "flash_attn_3::_flash_attn_forward",
+            "flash_attn_3::_flash_attn_backward",
+            "xformers_flash::flash_fwd",
+        )
+        for event in ("enter", "leave")
+    ]
+    leave = [row for row in rows if row["event"] == "leave"]
+    assert near(prints(leave[1], "query", "key", "value", "out", "grad_query"), truth)
+    assert near(prints(leave[2], "query", "key", "value"), truth[:3])
+    assert [row["scale"] for row in leave] == [1 / 8**0.5, 1 / 8**0.5, 0.25]
+
+
+def test_what_cannot_be_recomputed_is_left_out_with_a_reason(trainer) -> None:
+    seen = trainer(f"""{PACKAGES}
+packages.define("flash_attn"); packages.define("flash_attn_3")
+q, k, v = bnhd(); slopes = torch.ones(4)
+def two(left=-1, right=-1, softcap=0.0, alibi=None, causal=False, q=q):
+    return outcome(lambda: torch.ops.flash_attn._flash_attn_forward(
+        q, k, v, 0.0, 0.25, causal, left, right, softcap, alibi, False))[-1]
+def three(q=q, **more): return outcome(lambda: torch.ops.flash_attn_3._flash_attn_forward(q, k, v, **more))[-1]
+def drop(): return outcome(lambda: torch.ops.flash_attn._flash_attn_forward(
+    q, k, v, 0.5, 0.25, False, -1, -1, 0.0, None, False))
+def throws():
+    try: torch.ops.flash_attn._flash_attn_forward(q[..., :4], k, v, 0.0, 0.25, False, -1, -1, 0.0, None, False)
+    except RuntimeError: pass
+lse = torch.empty(2, 4, 16)
+def backward(dq): return outcome(lambda: torch.ops.flash_attn._flash_attn_backward(
+    q, q, k, v, q, lse, dq, None, None, 0.0, 0.25, False, -1, -1, 0.0, None, False))[-1]
+print(json.dumps(dict(
+    window=two(left=4), right=two(right=3), softcap=two(softcap=30.0), alibi=two(alibi=slopes), wide=two(left=16),
+    as_causal=two(right=0), causal_window=two(right=5, causal=True), blind=two(causal=True, q=bnhd(n=20)[0]),
+    pages=three(page_table=slopes), chunk=three(attention_chunk=2), appended=three(k_new=k, v_new=v),
+    described=three(), dropout=drop()[-1], throws=outcome(throws)[-1], no_dq=backward(None),
+    dq=backward(torch.empty_like(q)))))
+""")
+    left_out = {
+        "window": MASK, "right": MASK, "softcap": MASK, "alibi": MASK, "blind": MASK, "pages": LAYOUT, "chunk": MASK,
+        "appended": LAYOUT, "throws": UNKNOWN,
+    }  # fmt: skip
+    assert {name: reason for name, (event, reason) in seen.items() if event == "skip"} == left_out
+    # The core itself leaves out dropout, and a backward call without the gradient of its query.
+    described = {"wide", "as_causal", "causal_window", "described", "dropout", "dq", "no_dq"}
+    assert {name for name, (event, _) in seen.items() if event == "leave"} == described
+
+
+def test_waiting_kernels_are_not_seen_by_feature_tests(trainer) -> None:
+    """A package that is not there stays not there, and what looks like attention and is unknown is named."""
+    names, rows = trainer(f"""{PACKAGES}
+there = [hasattr(getattr(torch.ops, space), name) for space, name in (
+    ("flash_attn", "_flash_attn_forward"), ("xformers_flash", "flash_fwd"), ("flash_attn_3", "_flash_attn_forward"))]
+first = events("unseen")
+packages.define("stranger"); packages.define("flash_attn")
+print(json.dumps([there + [first], events("unseen")]))
+""")
+    assert names == [False, False, False, []]
+    assert [(row["name"], row["evidence"]) for row in rows] == [("stranger::attend", 3)]
+
+
+def test_varlen_of_torch_is_counted_by_its_inner_operation(trainer) -> None:
+    """On a CPU it has no kernel, so the call fails, with us and without us; it counts as one of an unknown fate."""
+    message, plain, rows = trainer("""
+        from torch.nn.attention.varlen import varlen_attn
+        cu = torch.tensor([0, 4, 8], dtype=torch.int32); q, k, v = torch.randn(3, 8, 2, 16).unbind(0)
+        def failure():
+            try: varlen_attn(q, k, v, cu, cu, 4, 4)
+            except Exception as error: return [type(error).__name__, str(error).splitlines()[0]]
+        events(); ours = failure(); rows = events()
+        torch._C._dispatch_tls_set_dispatch_key_excluded(torch._C.DispatchKey.BackendSelect, True)
+        plain = failure()
+        print(json.dumps([ours, plain, rows]))
+    """)
+    assert message == plain
+    assert message is not None
+    assert [(row["event"], row["op"]) for row in rows if row["event"] != "unseen"] in (
+        [],
+        [("enter", "_flash_attention_forward"), ("skip", "_flash_attention_forward")],
+    )

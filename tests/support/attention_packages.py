@@ -1,0 +1,235 @@
+"""Stand-ins for packages that bring attention operations of their own: the same names, schemas and arguments, computed
+on the CPU in fp64 and rounded once. flash_attn 2.8, flash_attn_3, xformers 0.0.32, and a stranger.
+
+define(NAME) registers the operations of one of them, as importing it would.
+"""
+
+from typing import Optional
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def visible(queries: int, keys: int, causal: bool) -> Tensor:
+    """Aligned at the bottom right, as flash-attention does since 2.1."""
+    full = torch.ones(queries, keys, dtype=torch.bool)
+    return full.tril(keys - queries) if causal else full
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """(position, head, d) in fp64: out and log-sum-exp (head, position)."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    scores = scores.masked_fill(~visible(q.shape[0], k.shape[0], causal), float("-inf"))
+    lse = scores.logsumexp(-1)
+    return torch.einsum("hqk,khd->qhd", (scores - lse[..., None]).exp(), v), lse
+
+
+def gradients(g: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(position, head, d) in fp64: of query, key and value."""
+    out, lse = attend(q, k, v, scale, causal)
+    group = q.shape[1] // k.shape[1]
+    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, keys) * scale
+    weights = (scores - lse[..., None]).exp().masked_fill(~visible(q.shape[0], k.shape[0], causal), 0)
+    dot = (g * out).sum(-1).T[..., None]
+    inner = weights * (torch.einsum("qhd,khd->hqk", g, values) - dot) * scale
+    shape = (k.shape[0], k.shape[1], group, -1)
+    of_key = torch.einsum("hqk,qhd->khd", inner, q).reshape(shape).sum(2)
+    of_value = torch.einsum("hqk,qhd->khd", weights, g).reshape(shape).sum(2)
+    return torch.einsum("hqk,khd->qhd", inner, keys), of_key, of_value
+
+
+def sequences(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> list[tuple]:
+    """Where each sequence's queries and keys are: indices into q and k."""
+    if cu_q is None:
+        return [(n, n) for n in range(q.shape[0])]
+    edges_q, edges_k = cu_q.tolist(), (cu_q if cu_k is None else cu_k).tolist()
+    return [(slice(*edges_q[n : n + 2]), slice(*edges_k[n : n + 2])) for n in range(len(edges_q) - 1)]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, cu_q: Tensor | None, cu_k: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.double)
+    lse = torch.empty(q.shape[0], q.shape[2], q.shape[1]) if cu_q is None else torch.empty(q.shape[1], q.shape[0])
+    for a, b in sequences(q, k, cu_q, cu_k):
+        out[a], one = attend(q[a].double(), k[b].double(), v[b].double(), scale, causal)
+        if cu_q is None:
+            lse[a] = one
+        else:
+            lse[:, a] = one
+    return out.to(q.dtype), lse
+
+
+def backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, cu_q: Tensor | None, cu_k: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = [torch.zeros_like(t, dtype=torch.double) for t in (q, k, v)]
+    for a, b in sequences(q, k, cu_q, cu_k):
+        some = gradients(*(t.double() for t in (g[a], q[a], k[b], v[b])), scale, causal)
+        for whole, part, at in zip(grads, some, (a, b, b), strict=True):
+            whole[at] += part
+    return tuple(grad.to(t.dtype) for grad, t in zip(grads, (q, k, v), strict=True))
+
+
+def nothing(q: Tensor) -> Tensor:
+    return torch.empty(0, dtype=q.dtype)
+
+
+def flash_attn() -> None:
+    @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
+    def flash_forward(
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+        window_size_right: int, softcap: float, alibi_slopes: Optional[Tensor], return_softmax: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        out, lse = forward(q, k, v, softmax_scale, causal, None, None)
+        return out, lse, nothing(q), torch.empty(2, dtype=torch.int64)
+
+    @flash_forward.register_fake
+    def _(q, k, v, *more):  # noqa: ANN001, ANN002, ANN202
+        lse = torch.empty(q.shape[0], q.shape[2], q.shape[1])
+        return torch.empty_like(q), lse, nothing(q), torch.empty(2, dtype=torch.int64)
+
+    @torch.library.custom_op("flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
+    def flash_backward(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Optional[Tensor],
+        dk: Optional[Tensor], dv: Optional[Tensor], dropout_p: float, softmax_scale: float, causal: bool,
+        window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: Optional[Tensor],
+        deterministic: bool, rng_state: Optional[Tensor] = None,
+    ) -> Tensor:  # fmt: skip
+        grads = backward(dout, q, k, v, softmax_scale, causal, None, None)
+        for filled, grad in zip((dq, dk, dv), grads, strict=True):
+            if filled is not None:
+                filled.copy_(grad)
+        return torch.empty(q.shape[0], q.shape[2], q.shape[1])
+
+    @flash_backward.register_fake
+    def _(dout, q, *more):  # noqa: ANN001, ANN002, ANN202
+        return torch.empty(q.shape[0], q.shape[2], q.shape[1])
+
+    @torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=())
+    def varlen_forward(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int = -1,
+        window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Optional[Tensor] = None,
+        return_softmax: bool = False, block_table: Optional[Tensor] = None, leftpad_k: Optional[Tensor] = None,
+        seqused_k: Optional[Tensor] = None, zero_tensors: bool = False, num_splits: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        out, lse = forward(q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k)
+        return out, lse, nothing(q), torch.empty(2, dtype=torch.int64)
+
+    @torch.library.custom_op("flash_attn::_flash_attn_varlen_backward", mutates_args=("dq", "dk", "dv"))
+    def varlen_backward(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Optional[Tensor],
+        dk: Optional[Tensor], dv: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+        window_size_right: int, softcap: float, alibi_slopes: Optional[Tensor], deterministic: bool,
+        rng_state: Optional[Tensor] = None, zero_tensors: bool = False,
+    ) -> Tensor:  # fmt: skip
+        grads = backward(dout, q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k)
+        for filled, grad in zip((dq, dk, dv), grads, strict=True):
+            if filled is not None:
+                filled.copy_(grad)
+        return torch.empty(q.shape[1], q.shape[0])
+
+
+def flash_attn_3() -> None:
+    library = torch.library.Library("flash_attn_3", "FRAGMENT")
+    library.define(
+        "fwd(Tensor q, Tensor k, Tensor v, float scale, bool causal, Tensor? cu_q, Tensor? cu_k) -> Tensor[]"
+    )
+    library.impl("fwd", lambda *a: list(forward(*a)), "CPU")
+    flash_attn_3.library = library  # for the life of the process
+
+    @torch.library.custom_op("flash_attn_3::_flash_attn_forward", mutates_args=())
+    def forward_3(
+        q: Tensor, k: Tensor, v: Tensor, k_new: Optional[Tensor] = None, v_new: Optional[Tensor] = None,
+        qv: Optional[Tensor] = None, out_: Optional[Tensor] = None, cu_seqlens_q: Optional[Tensor] = None,
+        cu_seqlens_k: Optional[Tensor] = None, cu_seqlens_k_new: Optional[Tensor] = None,
+        seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None, max_seqlen_q: Optional[int] = None,
+        max_seqlen_k: Optional[int] = None, page_table: Optional[Tensor] = None,
+        kv_batch_idx: Optional[Tensor] = None, leftpad_k: Optional[Tensor] = None,
+        rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
+        seqlens_rotary: Optional[Tensor] = None, q_descale: Optional[Tensor] = None,
+        k_descale: Optional[Tensor] = None, v_descale: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
+        causal: bool = False, window_size_left: int = -1, window_size_right: int = -1, attention_chunk: int = 0,
+        softcap: float = 0.0, rotary_interleaved: bool = True, scheduler_metadata: Optional[Tensor] = None,
+        num_splits: int = 1, pack_gqa: Optional[bool] = None, sm_margin: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        scale = softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5
+        out, lse = torch.ops.flash_attn_3.fwd(q, k, v, scale, causal, cu_seqlens_q, cu_seqlens_k)
+        return out, lse, nothing(q), torch.empty(0)
+
+    @torch.library.custom_op("flash_attn_3::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
+    def backward_3(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+        cu_seqlens_q: Optional[Tensor] = None, cu_seqlens_k: Optional[Tensor] = None,
+        sequed_q: Optional[Tensor] = None, sequed_k: Optional[Tensor] = None, max_seqlen_q: Optional[int] = None,
+        max_seqlen_k: Optional[int] = None, dq: Optional[Tensor] = None, dk: Optional[Tensor] = None,
+        dv: Optional[Tensor] = None, softmax_scale: Optional[float] = None, is_causal: bool = False,
+        window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0, deterministic: bool = False,
+        sm_margin: int = 0,
+    ) -> Tensor:  # fmt: skip
+        scale = softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5
+        grads = backward(dout, q, k, v, scale, is_causal, cu_seqlens_q, cu_seqlens_k)
+        for filled, grad in zip((dq, dk, dv), grads, strict=True):
+            if filled is not None:
+                filled.copy_(grad)
+        return torch.empty(0)
+
+
+def xformers() -> None:
+    @torch.library.custom_op("xformers_flash::flash_fwd", mutates_args=())
+    def flash_fwd(
+        query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
+        seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int, p: float, softmax_scale: float,
+        is_causal: bool, window_left: int, window_right: int, return_softmax: bool, block_tables: Optional[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        out, lse = forward(query, key, value, softmax_scale, is_causal, cu_seqlens_q, cu_seqlens_k)
+        return out, lse, torch.empty(2, dtype=torch.int64)
+
+    @torch.library.custom_op("xformers_flash::flash_bwd", mutates_args=())
+    def flash_bwd(
+        grads_share_storage: bool, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
+        cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, p: float,
+        softmax_scale: float, is_causal: bool, window_left: int, window_right: int, rng_state: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        return backward(grad, query, key, value, softmax_scale, is_causal, cu_seqlens_q, cu_seqlens_k)
+
+
+def stranger() -> None:
+    """Nobody has heard of it."""
+    library = torch.library.Library("stranger", "FRAGMENT")
+    library.define("attend(Tensor q, Tensor k, Tensor v, float scale) -> Tensor")
+    library.define("mix(Tensor q, Tensor k) -> Tensor")
+    stranger.library = library
+
+
+def define(name: str) -> None:
+    {"flash_attn": flash_attn, "flash_attn_3": flash_attn_3, "xformers": xformers, "stranger": stranger}[name]()
+
+
+class FlashAttention(torch.autograd.Function):
+    """As flash_attn.flash_attn_func: (batch, position, head, d)."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:  # noqa: ANN001
+        scale = q.shape[-1] ** -0.5
+        out, lse, _, state = torch.ops.flash_attn._flash_attn_forward(
+            q, k, v, 0.0, scale, causal, -1, -1, 0.0, None, False
+        )
+        ctx.save_for_backward(q, k, v, out, lse, state)
+        ctx.causal, ctx.scale = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
+        q, k, v, out, lse, state = ctx.saved_tensors
+        grads = [torch.empty_like(t) for t in (q, k, v)]
+        torch.ops.flash_attn._flash_attn_backward(
+            grad, q, k, v, out, lse, *grads, 0.0, ctx.scale, ctx.causal, -1, -1, 0.0, None, False, state
+        )
+        return *grads, None
