@@ -14,7 +14,8 @@
 
 namespace foreshock::adapter {
 
-// Calls that an attention operation makes to another one are part of it and not counted: the outermost one is.
+// Calls that an attention operation makes to another one are part of it and not counted: the outermost one
+// is.
 inline thread_local int attention_depth = 0;
 
 // Calls on real data since the start, per pass; for the self-test and for "no attention seen".
@@ -28,8 +29,8 @@ struct AttentionDepth {
   ~AttentionDepth() { --attention_depth; }
 };
 
-// Counts a call that is about to happen. True: the core wants it described. `any_mode`: the call is made where
-// gradient mode is off by design (inside an autograd.Function), so that only the query's history tells.
+// Counts a call that is about to happen. True: the core wants it described. `any_mode`: the call is made
+// where gradient mode is off by design (inside an autograd.Function), so that only the query's history tells.
 inline bool EnterAttention(int32_t operation, bool backward, const at::Tensor& query,
                            bool any_mode = false) noexcept {
   attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
@@ -88,7 +89,8 @@ class AttentionHook final : public c10::OperatorKernel {
     return inputs;
   }
 
-  void Report(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const noexcept {
+  void Report(AttentionInputs* inputs, const AttentionArguments& arguments,
+              const Stack& stack) const noexcept {
     const uint64_t begin = NowNs();
     foreshock_attention_call call{};
     call.op = number_;

@@ -52,7 +52,7 @@ def test_every_call_is_counted_and_judged(runs, case):
         seen = rank["attention"][name]
         assert sum(seen["skipped"].values()) == 0
         assert seen["judged"] > STEPS * LAYERS // 2
-        # Rounded once from fp64 by its kernel (the unfused path: often); a wrong mask, scale or layout gives 0.1 and more.
+        # Rounded once from fp64 by its kernel (the unfused path: often); a wrong mask, scale or layout gives 0.1.
         # Half an ulp of bf16 is 2^-9 of a value, and errors of a row add up like the row's values.
         assert seen["relative_error"]["max"] < (2**-6 if case == "math_path" else 2**-8)
     assert rank["alarms"] == []

@@ -1,4 +1,4 @@
-"""Attention on the unfused path: every forward call in eager code is counted, at no cost elsewhere; sampled if asked for."""
+"""Attention on the unfused path: every forward call in eager code is counted; it is sampled if asked for."""
 
 from __future__ import annotations
 

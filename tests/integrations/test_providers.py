@@ -5,8 +5,6 @@ The packages are stand-ins of the same schema (tests/support/attention_packages.
 
 from __future__ import annotations
 
-import pytest
-
 LAYOUT, MASK, DROPOUT, FP8, UNKNOWN = 7, 6, 2, 5, 10  # FORESHOCK_SKIP_... of hook.h
 
 PACKAGES = """
@@ -85,7 +83,8 @@ events()
 for _ in range(24): out, lse, _, state = op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, True)
 g = torch.randn_like(out); grads = [torch.empty_like(t) for t in (q, k, v)]
 for _ in range(8):
-    op._flash_attn_varlen_backward(g, q, k, v, out, lse, *grads, cu, cu_k, 7, 11, 0.0, 0.25, True, -1, -1, 0.0, None, False)
+    op._flash_attn_varlen_backward(
+        g, q, k, v, out, lse, *grads, cu, cu_k, 7, 11, 0.0, 0.25, True, -1, -1, 0.0, None, False)
 for _ in range(4):
     torch.ops.xformers_flash.flash_bwd(True, g, q, k, v, out, lse, cu, cu_k, 7, 11, 0.0, 0.25, True, -1, -1, state)
 rows = events(); truth = {{}}
@@ -93,9 +92,9 @@ for a, b in packages.sequences(q, k, cu, cu_k):
     one = [t[a].unsqueeze(0) for t in (q, out, g, grads[0])] + [t[b].unsqueeze(0) for t in (k, v)]
     truth[q[a].shape[0]] = heads_first(*one) + [fingerprint(lse[:, a].unsqueeze(0))]
 used = torch.tensor([5, 3, 11, 3], dtype=torch.int32)
-bad = lambda cu: outcome(lambda: op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, False))
-plain = lambda **more: outcome(lambda: op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, False, **more))
-skipped = [plain(seqused_k=used), plain(block_table=used[:, None]), plain(leftpad_k=used), bad(cu.long()), plain()]
+def plain(cu=cu, **more):
+    return outcome(lambda: op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, False, **more))
+skipped = [plain(seqused_k=used), plain(block_table=used[:, None]), plain(leftpad_k=used), plain(cu.long()), plain()]
 print(json.dumps([[row for row in rows if row["event"] != "enter"], truth, skipped]))
 """)
     assert {row["event"] for row in rows} == {"leave"}
@@ -120,7 +119,8 @@ packages.define("flash_attn_3"); packages.define("xformers")
 q, k, v = bnhd(m=24, g=2); events()
 out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(q, k, v, causal=True)
 grads = [torch.empty_like(t) for t in (q, k, v)]
-torch.ops.flash_attn_3._flash_attn_backward(out, q, k, v, out, lse, dq=grads[0], dk=grads[1], dv=grads[2], is_causal=True)
+torch.ops.flash_attn_3._flash_attn_backward(
+    out, q, k, v, out, lse, dq=grads[0], dk=grads[1], dv=grads[2], is_causal=True)
 torch.ops.xformers_flash.flash_fwd(q, k, v, None, None, None, 16, 24, 0.0, 0.25, True, -1, -1, False, None)
 print(json.dumps([events(), heads_first(q, k, v, out, grads[0])]))
 """)

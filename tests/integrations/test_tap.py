@@ -1,4 +1,4 @@
-"""foreshock.tap(): seen in eager and compiled code, without a trace in the training; and what is not tapped is named."""
+"""foreshock.tap(): seen in eager and compiled code, without a trace in the training; what is not tapped is named."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ attend.register_fake(lambda q, k, v: (torch.empty_like(q), q.new_empty(q.shape[:
 @torch.library.custom_op("mine::back", mutates_args=())
 def back(g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
          ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    p = ((q @ k.transpose(-1, -2)) * 0.25 - lse[..., None]).exp(); d = p * (g @ v.transpose(-1, -2) - (g * out).sum(-1, True))
+    p = ((q @ k.transpose(-1, -2)) * 0.25 - lse[..., None]).exp()
+    d = p * (g @ v.transpose(-1, -2) - (g * out).sum(-1, True))
     return (d @ k * 0.25).clone(), (d.transpose(-1, -2) @ q * 0.25).clone(), (p.transpose(-1, -2) @ g).clone()
 back.register_fake(lambda g, q, k, v, out, lse: (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)))
 class Block(nn.Module):
@@ -146,7 +147,7 @@ if "torch" in sys.modules:
     q = torch.randn(1, 2, 4, 8)
     foreshock.tap(q, q, q, q)
     torch.compile(lambda t: foreshock.tap(t, t, t, t) or t * 2, backend="eager", fullgraph=True)(q)
-print([name for name in ("torch", "foreshock_torch.clock", "ctypes") if name in sys.modules and "torch" not in sys.modules])
+print([] if "torch" in sys.modules else [name for name in ("foreshock_torch.clock", "ctypes") if name in sys.modules])
 """
     env = {"PYTHONPATH": str(PYTHON), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(

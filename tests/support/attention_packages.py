@@ -1,3 +1,4 @@
+# ruff: noqa: UP045 (older releases of torch read Optional[Tensor] only)
 """Stand-ins for packages that bring attention operations of their own: the same names, schemas and arguments, computed
 on the CPU in fp64 and rounded once. flash_attn 2.8, flash_attn_3, xformers 0.0.32, and a stranger.
 

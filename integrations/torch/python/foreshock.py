@@ -4,8 +4,8 @@
     out = my_attention(q, k, v)
     foreshock.tap(q, k, v, out, layer=3, causal=True)
 
-tap() is for attention that no hook can see: FlexAttention, flash-attn 4, a kernel of one's own. report() is for steps and
-losses that are nowhere else to be seen.
+tap() is for attention that no hook can see: FlexAttention, flash-attn 4, a kernel of one's own. report() is for steps
+and losses that are nowhere else to be seen.
 """
 
 from __future__ import annotations
