@@ -62,10 +62,9 @@ class Core:
         self.core = c.PyDLL(None)
         self.Step, self.Parameter, self.Identity = _structures()
         # Kept from step to step, since making them is most of what a step costs here.
-        self._step = self.Step(size=c.sizeof(self.Step), version=ABI)
-        self._step_at = c.addressof(self._step)
-        self._addresses: list[int] | None = None
-        self._array: Any = None
+        self._blank_step = self.Step(size=c.sizeof(self.Step), version=ABI)
+        self._byref = c.byref
+        self._given: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
         self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
@@ -88,21 +87,23 @@ class Core:
         self.adapter.foreshock_adapter_steps_are_told()
 
     def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0) -> None:
-        record = self._step
+        record = self.Step.from_buffer_copy(self._blank_step)
         record.step, record.step_source, record.prepare_ns, given = step, source, prepare_ns, 0
         if rate is not None:
             record.learning_rate, given = rate, GIVEN_LEARNING_RATE
         if batch_id is not None:
             record.batch_id, given = batch_id, given | GIVEN_BATCH_ID
         record.given = given
-        self.core.foreshock_step_end(self._step_at)
+        self.core.foreshock_step_end(self._byref(record))
 
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int) -> int:
-        if addresses != self._addresses:
+        known, array = self._given  # together: another thread may step too
+        if addresses != known:
             import ctypes as c
 
-            self._addresses, self._array = addresses, (c.c_void_p * len(addresses))(*addresses)
-        return self.adapter.foreshock_adapter_step_begins(self._array, len(addresses), inverse_scale, copies)
+            array = (c.c_void_p * len(addresses))(*addresses)
+            self._given = (addresses, array)
+        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies)
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> int:
         import ctypes as c
