@@ -141,7 +141,7 @@ std::vector<Check> check_python_torch(const Installation& installation, const Ar
 
 void print(const std::vector<Check>& checks) {
   for (const Check& check : checks) {
-    std::printf("  %-5s%-18s%s\n", check.ok ? "ok" : "off", check.what.c_str(), check.detail.c_str());
+    std::printf("  %-5s%-20s%s\n", check.ok ? "ok" : "off", check.what.c_str(), check.detail.c_str());
   }
   std::printf("\n");
   for (const Coverage& line : kCoverage) std::printf("  %-12s%s\n", line.fate, line.what);
