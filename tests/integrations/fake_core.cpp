@@ -153,6 +153,14 @@ void foreshock_observe_loss(double value, uint32_t source) {
   Record(Format("{\"event\": \"loss\", \"source\": %u, \"value\": %s}", source, Number(value).c_str()));
 }
 
+int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    Record(Format("{\"event\": \"scalar\", \"name\": \"%s\", \"value\": %s, \"step\": %" PRId64 "}",
+                  scalars[i].name, Number(scalars[i].value).c_str(), scalars[i].step));
+  }
+  return static_cast<int>(count);
+}
+
 int foreshock_step_is_sampled(void) { return g_sample; }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {

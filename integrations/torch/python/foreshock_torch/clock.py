@@ -81,6 +81,7 @@ class Monitor:
         source, step = self._state_step(optimizer)
         if step is not None and not self.reported:
             rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
+            self.core.logs.tick()
             spent = self._spent_ns + time.perf_counter_ns() - begin
             self.core.step_end(step, source, rate, self.batch_id, spent)
             self.batch_id = None
@@ -174,5 +175,6 @@ class Monitor:
             self.batch_id = number
         if (done := step_number(self._torch, step)) is not None:
             self.reported = True
+            self.core.logs.tick()
             self.core.step_end(done, REPORTED, None, self.batch_id)
             self.batch_id = None

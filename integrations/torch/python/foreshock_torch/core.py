@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .logs import Logs
 from .place import Place
 
 ABI = 1
@@ -12,7 +13,7 @@ GIVEN_LEARNING_RATE, GIVEN_BATCH_ID = 2, 8
 LOSS_REPORTED = 1
 
 
-def _structures() -> tuple[Any, Any, Any]:
+def _structures() -> tuple[Any, Any, Any, Any]:
     import ctypes as c
 
     head = [("size", c.c_uint32), ("version", c.c_uint32)]
@@ -49,7 +50,10 @@ def _structures() -> tuple[Any, Any, Any]:
             ("framework", c.c_char_p),
         ]
 
-    return Step, Parameter, Identity
+    class Scalar(c.Structure):
+        _fields_ = [*head, ("name", c.c_char_p), ("value", c.c_double), ("step", c.c_int64)]
+
+    return Step, Parameter, Identity, Scalar
 
 
 class Core:
@@ -60,7 +64,7 @@ class Core:
 
         self._torch = torch
         self.core = c.PyDLL(None)
-        self.Step, self.Parameter, self.Identity = _structures()
+        self.Step, self.Parameter, self.Identity, self.Scalar = _structures()
         # Kept from step to step, since making them is most of what a step costs here.
         self._blank_step = self.Step(size=c.sizeof(self.Step), version=ABI)
         self._byref = c.byref
@@ -70,6 +74,8 @@ class Core:
         self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
         self.core.foreshock_note_unseen.argtypes = [c.c_char_p, c.c_uint32]
         self.core.foreshock_note_unseen.restype = None
+        self.core.foreshock_observe_scalars.argtypes = [c.c_void_p, c.c_size_t]
+        self.logs = Logs(self.observe_scalars)
         for name in ("foreshock_step_end", "foreshock_describe", "foreshock_off"):
             getattr(self.core, name).argtypes = [c.c_void_p if name != "foreshock_off" else c.c_char_p]
             getattr(self.core, name).restype = None
@@ -114,6 +120,15 @@ class Core:
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
         return self.core.foreshock_name_parameters(array, len(rows))
+
+    def observe_scalars(self, rows: list[tuple[str, float, int]]) -> None:
+        import ctypes as c
+
+        array = (self.Scalar * len(rows))()
+        for entry, (name, value, step) in zip(array, rows, strict=True):
+            entry.size, entry.version = c.sizeof(self.Scalar), ABI
+            entry.name, entry.value, entry.step = name.encode(errors="replace"), value, step
+        self.core.foreshock_observe_scalars(array, len(rows))
 
     def describe(self, place: Place) -> None:
         import ctypes as c

@@ -1,0 +1,133 @@
+"""What the training itself logs, read along: Python floats passed to W&B, TensorBoard, Hugging Face and Lightning.
+
+Their functions are wrapped once their modules are there, which is looked for at steps: nothing is imported, and no
+import is watched. A wrapper returns, raises and looks as what it wraps. Only floats are read: a tensor may be on a
+device, and reading it would wait for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+MOST_VALUES = 256  # between two steps; the core keeps 16 names
+MARK = "_foreshock_reads_along"
+
+Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]  # of a call: what is logged, its step
+
+
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+# `args` begin with the object: all of these are methods.
+
+
+def read_wandb(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    return argument(args, kwargs, 1, "data"), argument(args, kwargs, 2, "step")
+
+
+def read_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    value = {argument(args, kwargs, 1, "tag"): argument(args, kwargs, 2, "scalar_value")}
+    return value, argument(args, kwargs, 3, "global_step")
+
+
+def read_trainer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    return argument(args, kwargs, 1, "logs"), getattr(getattr(args[0], "state", None), "global_step", None)
+
+
+def read_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    return argument(args, kwargs, 1, "metrics"), argument(args, kwargs, 2, "step")
+
+
+# Module, class, method, what to read; `+`: every subclass that defines the method itself too.
+DOORS: list[tuple[str, str, str, Reader]] = [
+    ("wandb.sdk.wandb_run", "Run", "log", read_wandb),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", read_scalar),
+    ("tensorboardX.writer", "SummaryWriter", "add_scalar", read_scalar),
+    ("transformers.trainer", "Trainer", "log", read_trainer),
+    ("lightning.fabric.loggers.logger", "Logger+", "log_metrics", read_metrics),
+    ("lightning_fabric.loggers.logger", "Logger+", "log_metrics", read_metrics),
+    ("pytorch_lightning.loggers.logger", "Logger+", "log_metrics", read_metrics),
+]
+
+
+def family(cls: type) -> Iterator[type]:
+    yield cls
+    for child in cls.__subclasses__():
+        yield from family(child)
+
+
+class Logs:
+    """`pass_on` takes [(name, value, step or -1)] at the end of a step; it is called by whoever calls tick()."""
+
+    def __init__(self, pass_on: Callable[[list[tuple[str, float, int]]], None]) -> None:
+        self._pass_on = pass_on
+        self._values: dict[str, tuple[float, int]] = {}
+        self._modules = 0  # that were there at the last look
+        self._within = threading.local()  # a logger that calls another one logs once
+
+    def tick(self) -> None:
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            self._look()
+        if self._values:
+            values, self._values = self._values, {}
+            self._pass_on([(name, value, step) for name, (value, step) in values.items()])
+
+    def _look(self) -> None:
+        for module_name, class_name, method, reader in DOORS:
+            cls = getattr(sys.modules.get(module_name), class_name.rstrip("+"), None)
+            if isinstance(cls, type):
+                for each in family(cls) if class_name.endswith("+") else [cls]:
+                    self._wrap(each, method, reader)
+        self._wrap_bound()
+
+    def _wrap(self, cls: type, method: str, reader: Reader) -> None:
+        original = vars(cls).get(method)
+        if not callable(original) or hasattr(original, MARK) or getattr(original, "__isabstractmethod__", False):
+            return
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            outermost = self._enter(reader, args, kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if outermost:
+                    self._within.logger = False
+
+        setattr(wrapper, MARK, True)
+        setattr(cls, method, wrapper)
+
+    def _wrap_bound(self) -> None:
+        """`wandb.log` is the method of the run that init() made, bound before the class was wrapped."""
+        wandb = sys.modules.get("wandb")
+        bound = getattr(wandb, "log", None)
+        wrapped = getattr(type(getattr(bound, "__self__", None)), "log", None)
+        if getattr(bound, "__func__", bound) is getattr(wrapped, "__wrapped__", None) and hasattr(wrapped, MARK):
+            wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
+
+    def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Notes what is logged. True for the outermost of nested loggers; never raises."""
+        try:
+            if getattr(self._within, "logger", False):
+                return False
+            self._within.logger = True
+            self._note(*reader(args, kwargs))
+            return True
+        except Exception:
+            return True
+
+    def _note(self, logged: Any, step: Any) -> None:
+        if not isinstance(logged, Mapping):
+            return
+        number = step if type(step) is int and 0 <= step < 2**62 else -1
+        for name, value in logged.items():
+            if len(self._values) >= MOST_VALUES and name not in self._values:
+                return
+            if isinstance(value, float) and isinstance(name, str):
+                self._values[name] = (float(value), number)
