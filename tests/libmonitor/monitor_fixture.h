@@ -97,12 +97,12 @@ struct Trainer {
     for (int n = 0; n < layers; ++n) attention(true, FORESHOCK_IN_BACKWARD);
     end(number);
   }
-  void end(int64_t number) {
+  void end(int64_t number, uint32_t source = FORESHOCK_STEP_REPORTED) {
     foreshock_step record = {};
     record.size = sizeof record;
     record.version = FORESHOCK_ABI_VERSION;
     record.step = number;
-    record.step_source = FORESHOCK_STEP_REPORTED;
+    record.step_source = source;
     record.loss = 1.0 / static_cast<double>(number);
     record.given = FORESHOCK_GIVEN_LOSS;
     foreshock_step_end(&record);

@@ -160,18 +160,48 @@ TEST_F(Monitor, OnlyMultiplesOfTheIntervalAreSampled) {
   EXPECT_EQ(steps, std::vector<int64_t>({1004, 1004, 1008, 1008, 1012, 1012}));
 }
 
-TEST_F(Monitor, AStepNumberThatNoTrainingReachesIsUnknown) {
+TEST_F(Monitor, OneOperationByTwoWaysHasOneNumber) {
   in_child({}, [] {
     Trainer trainer;
-    for (int64_t n : {int64_t{7}, INT64_MAX, (int64_t{1} << 62), INT64_MIN, int64_t{9}}) trainer.step(n, 1);
-    trainer.step((int64_t{1} << 62) - 1, 1);
-    for (int n = 0; n < 2; ++n) trainer.step(-1, 1);
+    EXPECT_EQ(foreshock_register_op("test::forward", FORESHOCK_FORWARD), trainer.forward_op);
+    EXPECT_EQ(foreshock_register_op("test::backward", FORESHOCK_BACKWARD), trainer.backward_op);
+    EXPECT_NE(foreshock_register_op("test::forward", FORESHOCK_BACKWARD), trainer.forward_op);
   });
-  auto reader = open();
-  std::vector<int64_t> steps;
-  for (const segment::StepRecord& record : reader->new_steps()) steps.push_back(record.step);
-  const int64_t most = int64_t{1} << 62;
-  EXPECT_EQ(steps, std::vector<int64_t>({7, 8, 9, 10, 9, most - 1, most, most + 1}));
+}
+
+// A C++ trainer shows which weight a query came from, but nobody may have said what that weight is called.
+TEST_F(Monitor, WeightsWithoutAnyNameLeaveTheOrderOfCalls) {
+  const auto train = [](bool named) {
+    Trainer trainer;
+    const int weights[2] = {};
+    for (int64_t step = 1; step <= 4; ++step) {
+      for (int layer = 0; layer < 2; ++layer) {
+        if (foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT) == 0) continue;
+        foreshock_attention_call call = trainer.call(trainer.forward_op, false);
+        call.layer_identity = &weights[layer];
+        foreshock_attention_leave(&call);
+      }
+      for (int layer = 0; layer < 2; ++layer) trainer.attention(true, FORESHOCK_IN_BACKWARD);
+      const foreshock_parameter other = {sizeof other, 1, &trainer, "embedding.weight", "embedding", 1};
+      if (named) foreshock_name_parameters(&other, 1);
+      trainer.end(step);
+    }
+  };
+  for (const bool named : {false, true}) {
+    TearDown();
+    SetUp();
+    in_child({}, [&] { train(named); });
+    auto reader = open();
+    SegmentReader::Ready ready;
+    std::vector<uint32_t> sources;
+    while (reader->next_ready(&ready)) {
+      const segment::Slot& slot = ready.view.header;
+      if (slot.step == 4 && slot.op == 0) sources.push_back(slot.layer_source);
+      reader->consume_judged(ready.slot, ready.ticket, 0);
+    }
+    const auto wanted = named ? segment::LayerSource::kUnknown : segment::LayerSource::kOrdinal;
+    EXPECT_EQ(sources, std::vector<uint32_t>(2, static_cast<uint32_t>(wanted)));
+  }
 }
 
 TEST_F(Monitor, ATickDuringBackwardTakesEffectAtTheNextForward) {
