@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <thread>
 
 #include "agent/node.h"
@@ -69,7 +71,7 @@ int Agent::run() {
   publish();
   if (!server_.start(options_.bind, options_.port, &error)) return fail(error);
   if (!say_address(*runs_[0]))
-    return fail("cannot write to " + options_.directory + "; free some space there");
+    return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
   be_nice();
   loop();
   server_.stop();

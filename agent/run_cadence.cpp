@@ -21,10 +21,13 @@ void Run::choose_cadence(double agent_cpu_seconds) {
   SamplingCost cost;
   uint64_t sampled_steps = 0, in_force = 0;
   int64_t newest_step = 0;
+  // Spawned ranks do not know how many of them are on this node; here they are.
+  const auto here = static_cast<uint32_t>(
+      std::count_if(followed_.begin(), followed_.end(), [](const auto& each) { return each->rank.current; }));
   for (const auto& followed : followed_) {
     const RankStatistics& rank = followed->rank;
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
-    if (rank.identity.world_size > static_cast<int>(rank.identity.local_ranks))
+    if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, here)))
       return;  // other nodes do not hear this
     cost.step_seconds = std::max(cost.step_seconds, mean_of(rank.step_seconds).value_or(0));
     cost.sampled_step_seconds =

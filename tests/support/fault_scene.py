@@ -43,8 +43,9 @@ def standard_error(values: list[int]) -> float:
 
 
 def lines_said(errors: str) -> list[str]:
-    """The lines of the command line, but for the address of the page."""
-    return [line for line in errors.splitlines() if line.startswith("foreshock: ") and ", page at " not in line]
+    """The lines of the command line, but for the address of the page and the wait for an adapter."""
+    lines = [line for line in errors.splitlines() if line.startswith("foreshock: ")]
+    return [line for line in lines if ", page at " not in line and "preparing the adapter" not in line]
 
 
 class Scene:
