@@ -39,6 +39,7 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 GOALS = {"unsampled": 0.003, "default": 0.01}
 NEVER = str(1 << 40)
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
+LEAST_ROUNDS = 20  # of a set; with fewer an interval says nothing
 SHORT_SECONDS = 45  # after which --short begins no further round
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
 
@@ -210,6 +211,8 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
     for kind, goal in GOALS.items():
         middle, low, high = interval(ratios[kind])
         verdict = "met" if high <= goal else "not shown" if low <= goal else "missed"
+        if sets < 2 or len(ratios[kind][-1]) < LEAST_ROUNDS:
+            verdict = "too few rounds to tell"
         print(
             f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {verdict}   ({count})", flush=True
         )
