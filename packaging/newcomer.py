@@ -64,7 +64,9 @@ def scrape(line):
 def train_under(foreshock, python, plain, cache):
     """A training under `foreshock`: the same bits, judged samples, live metrics, nothing left behind."""
     summary = HOME / "summary.json"
-    command = [str(foreshock), "run", "--summary", str(summary), "--", str(python), *TRAINING]
+    # On a busy machine the default budget would leave these few steps unsampled.
+    sampling = ["--every", "4", "--max-slowdown", "100%"]
+    command = [str(foreshock), "run", *sampling, "--summary", str(summary), "--", str(python), *TRAINING]
     environment = dict(os.environ, FORESHOCK_CACHE=str(cache))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     said, metrics = [], ""

@@ -224,7 +224,7 @@ def sdpa(q, k, v, **more): return F.scaled_dot_product_attention(q, k, v, **more
     assert first
     assert keys() == first
     assert graphs[0] == without[0]
-    assert graphs[1] <= without[1]  # torch 2.6 breaks once less where the optimizer has hooks
+    assert graphs[1] <= without[1]  # 2.6 and 2.14 break once less where the optimizer has hooks
     assert hits == 0
     steps = [row for row in rows if row["event"] == "step"]
     assert [(row["step"], row["source"], row["learning_rate"]) for row in steps] == [(n, 2, 1e-3) for n in range(1, 5)]
