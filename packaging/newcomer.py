@@ -113,6 +113,7 @@ def try_wheel(packages, python, plain):
     (wheel,) = packages.glob("foreshock-*.whl")
     before = files_below(python.parents[1])
     call(python, "-m", "pip", "install", "--no-index", wheel)
+    call(python, "-c", "import foreshock; foreshock.report(step=1)")  # does nothing outside of a run
     try_installation("wheel in a venv", python.parent / "foreshock", python, plain)
     call(python, "-m", "pip", "uninstall", "--yes", "foreshock")
     after = files_below(python.parents[1])

@@ -144,8 +144,7 @@ def make_wheel(tree: Path) -> Path:
     shutil.copytree(tree, data / "data", ignore=shutil.ignore_patterns("bin"))
     shutil.copytree(tree / "bin", data / "scripts")
     # For `import foreshock` in a training that also runs without `foreshock run`.
-    for module in (tree / "share" / "foreshock" / "python").glob("foreshock.py"):
-        shutil.copy(module, folder)
+    shutil.copy(tree / "share" / "foreshock" / "python" / "foreshock.py", folder)
     information = folder / f"foreshock-{name}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(metadata(name))
