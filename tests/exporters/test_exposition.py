@@ -39,7 +39,7 @@ def test_prometheus_keeps_the_target_up(address, tmp_path):
         assert ranks["0"]["value"][1] == "NaN"
         assert server.query("foreshock_gradient_norm")[0]["value"][1] == "+Inf"
         assert server.query("foreshock_loss_zscore")[0]["value"][1] == "-Inf"
-        assert len(server.query("foreshock_layer_gradient_norm")[0]["metric"]["layer"]) == 64
+        assert len(server.query("foreshock_layer_gradient_norm")[0]["metric"]["layer"]) == 96
         assert float(server.query("increase(foreshock_steps_total[1m])")[0]["value"][1]) > 0
 
 
