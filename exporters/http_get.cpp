@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -45,24 +46,29 @@ bool wait_for(int file, short events, Clock::time_point deadline) {
   }
 }
 
-bool loopback_address(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
+bool resolve(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
   auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
+  auto* local = reinterpret_cast<sockaddr_un*>(storage);
   *storage = {};
-  if (inet_pton(AF_INET, text.c_str(), &v4->sin_addr) == 1 && (ntohl(v4->sin_addr.s_addr) >> 24) == 127) {
+  if (text.starts_with("unix:")) {
+    if (text.size() - 5 >= sizeof local->sun_path) return false;
+    local->sun_family = AF_UNIX;
+    std::memcpy(local->sun_path, text.data() + 5, text.size() - 5);
+    *length = sizeof *local;
+    return true;
+  }
+  if (port < 1 || port > 65535) return false;
+  if (inet_pton(AF_INET, text.c_str(), &v4->sin_addr) == 1) {
     v4->sin_family = AF_INET;
     v4->sin_port = htons(static_cast<uint16_t>(port));
     *length = sizeof *v4;
     return true;
   }
-  *storage = {};
-  if (inet_pton(AF_INET6, text.c_str(), &v6->sin6_addr) == 1 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)) {
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(static_cast<uint16_t>(port));
-    *length = sizeof *v6;
-    return true;
-  }
-  return false;
+  v6->sin6_family = AF_INET6;
+  v6->sin6_port = htons(static_cast<uint16_t>(port));
+  *length = sizeof *v6;
+  return inet_pton(AF_INET6, text.c_str(), &v6->sin6_addr) == 1;
 }
 
 bool connect_to(int file, const sockaddr_storage& storage, socklen_t length, Clock::time_point deadline) {
@@ -107,8 +113,8 @@ bool receive_all(int file, std::string* text, Clock::time_point deadline) {
 }  // namespace
 
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
-              std::string* body, std::string* error) {
-  const std::string place = address + " port " + std::to_string(port);
+              std::string* body, std::string* error, const std::string& token) {
+  const std::string place = address + (address.starts_with("unix:") ? "" : " port " + std::to_string(port));
   const auto fail = [&](const std::string& why) {
     *error = place + ": " + why;
     return false;
@@ -117,9 +123,7 @@ bool http_get(const std::string& address, int port, const std::string& path, int
 
   sockaddr_storage storage;
   socklen_t length = 0;
-  if (port < 1 || port > 65535 || !loopback_address(address, port, &storage, &length)) {
-    return fail("not a loopback address and port");
-  }
+  if (!resolve(address, port, &storage, &length)) return fail("not a numeric address and port, or unix:PATH");
   if (path.empty() || path[0] != '/' || path.find_first_of(" \r\n") != std::string::npos)
     return fail("not a path");
 
@@ -127,8 +131,11 @@ bool http_get(const std::string& address, int port, const std::string& path, int
   if (socket.file() < 0 || !connect_to(socket.file(), storage, length, deadline))
     return fail(std::strerror(errno));
   // 1.0 and "close": the answer ends where the connection ends.
-  if (!send_all(socket.file(), "GET " + path + " HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-                deadline)) {
+  const std::string authorization = token.empty() ? "" : "Authorization: Bearer " + token + "\r\n";
+  if (!send_all(
+          socket.file(),
+          "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n" + authorization + "Connection: close\r\n\r\n",
+          deadline)) {
     return fail("the request could not be sent in time");
   }
   std::string response;

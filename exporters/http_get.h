@@ -6,11 +6,13 @@
 
 namespace foreshock {
 
-// GET http://address:port/path. `address` is a numeric loopback address, "127.0.0.1" or "::1". The whole
-// exchange takes at most about `timeout_ms`; a body of more than 64 MiB is refused. True: the status was 200
-// and *body holds the body. False: *error is one line. Thread-safe.
+// GET http://address:port/path. `address` is numeric, or unix:PATH (then `port` is not looked at); 0.0.0.0
+// and
+// :: stand for this machine. `token`, if any, is shown as a bearer token. The whole exchange takes at most
+// about `timeout_ms`; a body of more than 64 MiB is refused. True: the status was 200 and *body holds the
+// body. False: *error is one line. Thread-safe.
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
-              std::string* body, std::string* error);
+              std::string* body, std::string* error, const std::string& token = "");
 
 }  // namespace foreshock
 

@@ -1,9 +1,11 @@
-// The agent's page: /metrics, /api/v1/state, /healthz and the status page, on the loopback interface only.
+// The agent's page: /metrics, /api/v1/state, /api/v1/targets, /healthz and the status page.
 #ifndef FORESHOCK_EXPORTERS_HTTP_SERVER_H_
 #define FORESHOCK_EXPORTERS_HTTP_SERVER_H_
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "exporters/history_table.h"
 #include "exporters/registry.h"
@@ -17,14 +19,17 @@ struct Published {
   bool healthy = true;                                                 // /healthz answers 200, else 503
   std::string health_text;                                             // one line
   std::shared_ptr<const std::vector<HistoryTable>> history = nullptr;  // null: /api/v1/history has no tables
+  // Of /api/v1/state?run=LABEL, by label. The same text may be published again and again.
+  std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
+  std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
 };
 
 // One thread of its own, started by start(), joined by stop(). No client can hold up another: every exchange
 // is asynchronous, a request head must be complete within 1 s, an exchange within 5 s, and of more than 256
 // connections the one that has been silent longest is closed. GET and HEAD only.
 //
-// A request whose Host is not a loopback name is answered with 403, so that a foreign web page cannot read
-// the state through a name that it points at 127.0.0.1.
+// Without a token, a request to a loopback address whose Host is not a loopback name is answered with 403, so
+// that a foreign web page cannot read the state through a name that it points at 127.0.0.1.
 class HttpServer {
  public:
   HttpServer();
@@ -32,13 +37,17 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // Binds and starts to serve. `address`: "127.0.0.1", "::1" or "localhost"; everything else is refused.
-  // `port` 0: any free one; a busy port: the next free one of 100. False: *error is one line.
-  bool start(const std::string& address, int port, std::string* error);
+  // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that is
+  // ours alone (0600). `port` 0: any free one; a busy port: the next free one of 100. With a `token_file`
+  // (bearer_token.h) everything but /healthz wants the token; an address that is neither loopback nor a
+  // socket needs one. False: *error is one line.
+  bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "");
 
   // Valid after start().
-  const std::string& address() const;  // as bound, "127.0.0.1" or "::1"
-  int port() const;
+  const std::string& address() const;  // as bound: numeric, or unix:PATH
+  int port() const;                    // 0 for a socket
+  // What a client types: 127.0.0.1:9847, [::1]:9847 or unix:PATH.
+  std::string place() const;
 
   // Any thread, at any time, also before start(). Never waits for a client: one pointer changes hands.
   void publish(std::shared_ptr<const Published> published);

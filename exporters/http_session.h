@@ -26,12 +26,14 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
+using StreamProtocol = asio::generic::stream_protocol;  // TCP or a Unix socket
 using std::chrono::seconds;
 
 constexpr uint32_t kMaxHeadBytes = 8192;
 constexpr seconds kIdleTime(60);
 constexpr seconds kHeadTime(1);  // from the first byte of a request head
 constexpr seconds kReplyTime(4);
+constexpr size_t kMaxReplyBytes = 64 << 20;
 
 class HttpSession;
 using HttpSessions = std::list<HttpSession*>;  // silent longest first
@@ -52,7 +54,8 @@ struct HttpShared {
 // One connection: wait for a byte, read the head, answer, again. Lives as long as a handler refers to it.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
-  HttpSession(tcp::socket socket, HttpShared* shared) : stream_(std::move(socket)), shared_(shared) {
+  HttpSession(StreamProtocol::socket socket, HttpShared* shared)
+      : stream_(std::move(socket)), shared_(shared) {
     place_ = shared_->sessions.insert(shared_->sessions.end(), this);
   }
   ~HttpSession() { shared_->sessions.erase(place_); }
@@ -95,8 +98,11 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     if (error) return;  // timeout, reset
     const auto& head = parser_->get();
     if (head.count(http::field::host) > 1) return send(refusal(400, "more than one Host"), false);
+    if (head.count(http::field::authorization) > 1)
+      return send(refusal(400, "more than one Authorization"), false);
     const HttpRequest request{text(head.method_string()), text(head[http::field::host]), text(head.target()),
-                              parser_->chunked() || parser_->content_length().value_or(0) > 0};
+                              parser_->chunked() || parser_->content_length().value_or(0) > 0,
+                              text(head[http::field::authorization])};
     const HttpReply reply = shared_->routes.answer(request, shared_->current());
     const bool unread_body = request.has_body;
     send(reply, head.keep_alive() && !unread_body);
@@ -105,6 +111,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   static std::string_view text(beast::string_view view) { return {view.data(), view.size()}; }
 
   void send(const HttpReply& reply, bool keep_alive) {
+    if (reply.body->size() > kMaxReplyBytes)
+      return send(refusal(503, "the answer would be larger than 64 MiB"), false);
     const bool head_only = parser_->is_header_done() && parser_->get().method() == http::verb::head;
     body_ = reply.body;
     response_.emplace();
@@ -119,6 +127,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     response_->set("Cross-Origin-Resource-Policy", "same-origin");
     response_->set("Referrer-Policy", "no-referrer");
     response_->set(http::field::cache_control, "no-store");
+    if (reply.status == 401)
+      response_->set(http::field::www_authenticate, "Bearer realm=\"foreshock\", Basic realm=\"foreshock\"");
     if (reply.status == 405) response_->set(http::field::allow, "GET, HEAD");
     response_->content_length(body_->size());
     if (!head_only) response_->body() = {body_->data(), body_->size()};
@@ -133,7 +143,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   // Closing while bytes are unread would reset the connection and could destroy the reply on its way.
   void finish() {
     beast::error_code ignored;
-    stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    stream_.socket().shutdown(asio::socket_base::shutdown_send, ignored);
     stream_.expires_after(kHeadTime);
     discard();
   }
@@ -150,7 +160,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                             });
   }
 
-  beast::tcp_stream stream_;
+  beast::basic_stream<StreamProtocol> stream_;
   HttpShared* shared_;
   HttpSessions::iterator place_;
   beast::flat_buffer buffer_{2 * kMaxHeadBytes};

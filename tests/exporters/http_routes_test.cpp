@@ -53,6 +53,29 @@ TEST(HttpRoutes, ServesWhatWasPublished) {
   EXPECT_EQ(*health.body, "no rank lives\n");
 }
 
+TEST(HttpRoutes, EachRunHasAStateOfItsOwn) {
+  const auto published = std::make_shared<Published>();
+  published->state_json = "all";
+  published->run_states = {{"ada/one", std::make_shared<const std::string>("one")}};
+  HttpRoutes routes;
+  const auto body = [&](const char* target) {
+    return *routes.answer({"GET", "localhost", target}, published).body;
+  };
+  EXPECT_EQ(body("/api/v1/state"), "all");
+  EXPECT_EQ(body("/api/v1/state?run="), "all");
+  EXPECT_EQ(body("/api/v1/state?run=ada/one"), "one");
+  EXPECT_EQ(body("/api/v1/state?x=1&run=ada%2Fone"), "one");
+  EXPECT_EQ(body("/api/v1/targets"), "[]");
+  EXPECT_EQ(routes.answer({"GET", "localhost", "/api/v1/state?run=two"}, published).status, 404);
+}
+
+TEST(QueryValue, SurvivesNonsense) {
+  EXPECT_EQ(query_value("/a?run=x%41%2f%zz%4", "run"), "xA/%zz%4");
+  EXPECT_EQ(query_value("/a?run=%", "run"), "%");
+  for (const char* target : {"", "?", "/a?", "/a?run", "/a?run&", "/a?&&&", "/a?runx=1", "/a?=run"})
+    EXPECT_EQ(query_value(target, "run"), "") << target;
+}
+
 TEST(HttpRoutes, RendersASnapshotOnceAndANewOneAnew) {
   Registry registry;
   registry.set(Metric::kLoss, {"r", "0"}, 3);

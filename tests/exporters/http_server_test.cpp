@@ -5,10 +5,15 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -215,20 +220,102 @@ TEST_F(Server, StopsAtOnceAndStartsAgain) {
   EXPECT_EQ(get("/healthz"), "ok\n");
 }
 
-TEST(HttpServer, RefusesEveryAddressButLoopback) {
-  for (const char* address : {"0.0.0.0", "::", "10.0.0.1", "", "example.com"}) {
+TEST(HttpServer, WithoutATokenOnlyLoopbackIsServed) {
+  for (const char* address : {"0.0.0.0", "::", "10.0.0.1", "", "example.com", "unix:"}) {
     HttpServer server;
     std::string error;
     EXPECT_FALSE(server.start(address, 0, &error)) << address;
-    EXPECT_THAT(error, HasSubstr("only 127.0.0.1"));
+    EXPECT_THAT(error, HasSubstr("cannot listen on '" + std::string(address) + "'"));
     EXPECT_EQ(error.find('\n'), std::string::npos);
   }
 }
 
+class ServerWithSecret : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "server-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+    token_file_ = directory_ + "/token";
+    std::ofstream(token_file_) << "0123456789abcdef";
+    chmod(token_file_.c_str(), 0600);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string directory_, token_file_, body_, error_;
+  HttpServer server_;
+};
+
+TEST_F(ServerWithSecret, EverythingButHealthWantsTheToken) {
+  ASSERT_TRUE(server_.start("0.0.0.0", 0, &error_, token_file_)) << error_;
+  const auto get = [&](const char* path, const char* token) {
+    return http_get("0.0.0.0", server_.port(), path, 5000, &body_, &error_, token);
+  };
+  for (const char* path :
+       {"/", "/metrics", "/api/v1/state", "/api/v1/targets", "/page.js", "/page.css", "/nothing"}) {
+    EXPECT_FALSE(get(path, "")) << path;
+    EXPECT_THAT(error_, HasSubstr("401"));
+    EXPECT_FALSE(get(path, "0123456789abcdee")) << path;
+    EXPECT_THAT(error_, HasSubstr("401"));
+  }
+  for (const char* path : {"/", "/metrics", "/api/v1/state", "/api/v1/targets", "/page.js", "/page.css"})
+    EXPECT_TRUE(get(path, "0123456789abcdef")) << path << " " << error_;
+  EXPECT_TRUE(get("/healthz", "")) << error_;
+  const Client named(server_.port());
+  named.say(
+      "GET /metrics HTTP/1.1\r\nHost: node7.example:9847\r\nAuthorization: Bearer 0123456789abcdef\r\n"
+      "Connection: close\r\n\r\n");
+  EXPECT_THAT(named.hear(), HasSubstr("200 OK")) << "with a token any name of this host will do";
+  const Client twice(server_.port());
+  twice.say("GET / HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n");
+  EXPECT_THAT(twice.hear(), HasSubstr("400"));
+  const Client asked(server_.port());
+  asked.say("GET / HTTP/1.0\r\nHost: a\r\n\r\n");
+  EXPECT_THAT(asked.hear(), HasSubstr("WWW-Authenticate: Bearer realm="));
+}
+
+TEST_F(ServerWithSecret, DoesNotStartWithATokenThatIsNone) {
+  chmod(token_file_.c_str(), 0644);
+  EXPECT_FALSE(server_.start("127.0.0.1", 0, &error_, token_file_));
+  EXPECT_THAT(error_, HasSubstr("chmod 600"));
+}
+
+TEST_F(ServerWithSecret, ASocketIsOursAlone) {
+  const std::string place = "unix:" + directory_ + "/agent.sock";
+  ASSERT_TRUE(server_.start(place, 9847, &error_)) << error_;
+  EXPECT_EQ(server_.place(), place);
+  EXPECT_EQ(server_.port(), 0);
+  struct stat status = {};
+  ASSERT_EQ(stat((directory_ + "/agent.sock").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_TRUE(http_get(place, 0, "/healthz", 5000, &body_, &error_)) << error_;
+  HttpServer second;
+  EXPECT_FALSE(second.start(place, 0, &error_)) << "somebody answers there";
+  EXPECT_TRUE(http_get(place, 0, "/healthz", 5000, &body_, &error_)) << error_;
+  server_.stop();
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/agent.sock"));
+}
+
+TEST_F(ServerWithSecret, ASocketThatAKilledAgentLeftIsTakenOver) {
+  const std::string path = directory_ + "/agent.sock";
+  const int left = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path.c_str());
+  ASSERT_EQ(bind(left, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  close(left);
+  ASSERT_TRUE(server_.start("unix:" + path, 0, &error_)) << error_;
+  EXPECT_TRUE(http_get("unix:" + path, 0, "/healthz", 5000, &body_, &error_)) << error_;
+  std::ofstream(directory_ + "/file") << "text";
+  HttpServer second;
+  EXPECT_FALSE(second.start("unix:" + directory_ + "/file", 0, &error_)) << "not a socket: left alone";
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/file"));
+}
+
 TEST(HttpGet, SaysInOneLineWhatWentWrong) {
   std::string body, error;
-  EXPECT_FALSE(http_get("10.0.0.1", 80, "/", 100, &body, &error));
-  EXPECT_THAT(error, HasSubstr("not a loopback address"));
+  EXPECT_FALSE(http_get("example.com", 80, "/", 100, &body, &error));
+  EXPECT_THAT(error, HasSubstr("not a numeric address"));
+  EXPECT_FALSE(http_get("unix:" + std::string(200, 'x'), 80, "/", 100, &body, &error));
   EXPECT_FALSE(http_get("127.0.0.1", 0, "/", 100, &body, &error));
   EXPECT_FALSE(http_get("127.0.0.1", 1, "/", 500, &body, &error));
   EXPECT_THAT(error, HasSubstr("refused"));
