@@ -13,6 +13,9 @@
 #include "agent/node.h"
 #include "agent/publish.h"
 #include "agent/run.h"
+#include "agent/served_run.h"
+#include "agent/targets.h"
+#include "agent/tree.h"
 #include "exporters/http_server.h"
 #include "shadow/reference.h"
 
@@ -27,6 +30,9 @@ constexpr std::chrono::milliseconds kLongestSleep = 32ms;
 constexpr auto kPublishEvery = 1s;
 constexpr auto kCadenceEvery = 2s;
 constexpr auto kDiscoverEvery = 200ms;
+constexpr auto kSearchEvery = 1s;  // the tree
+constexpr size_t kMostBytesOfAddress = 4096;
+constexpr size_t kMostTables = 4096;  // of histories: ranks times layers
 
 volatile std::sig_atomic_t g_stop = 0;
 void ask_to_stop(int) { g_stop = 1; }
@@ -43,69 +49,103 @@ class Agent {
   int run();
 
  private:
+  bool is_service() const { return !options_.tree.empty(); }
+  bool take_one(std::string* error);
   bool say_address(const Run& run);
   void loop();
+  void search(Clock::time_point now);
+  void adopt(FoundRun found, Clock::time_point now);
+  void forget_ended(Clock::time_point now);
   void discover(Clock::time_point now);
-  nlohmann::json state() const;
+  void choose_cadences();
+  nlohmann::json state_of_agent() const;
   void publish();
+  void publish_targets(Published* published);
   bool is_needed() const;
 
   const AgentOptions options_;
   const int cores_;
-  std::vector<std::unique_ptr<Run>> runs_;
+  std::unique_ptr<Tree> tree_;
+  std::vector<ServedRun> runs_;
+  std::vector<Target> elsewhere_;  // agents of runs in the tree that have one of their own
   Registry registry_;
   HttpServer server_;
+  double cpu_at_cadence_ = 0;
 };
 
 int Agent::run() {
-  const RunOptions followed = {options_.run_id,       options_.run_id, options_.record,
-                               options_.max_slowdown, options_.every,  cores_};
   std::string error;
-  std::unique_ptr<Directory> directory = Directory::open(options_.directory, &error);
-  if (directory == nullptr) return fail(options_.directory + ": " + error);
-  std::unique_ptr<Run> run = Run::open(followed, std::move(directory), &error);
-  if (run == nullptr) return error.empty() ? 0 : fail(error);
-  runs_.push_back(std::move(run));
   for (int signal : {SIGTERM, SIGINT}) std::signal(signal, ask_to_stop);
   std::signal(SIGHUP, SIG_IGN);
+  if (is_service()) {
+    std::unique_ptr<Directory> root = Directory::open(options_.tree, &error);
+    if (root == nullptr) return fail(options_.tree + ": " + error);
+    tree_ = std::make_unique<Tree>(std::move(root));
+  } else if (!take_one(&error)) {
+    return error.empty() ? 0 : fail(error);
+  }
   publish();
-  if (!server_.start(options_.bind, options_.port, &error)) return fail(error);
-  if (!say_address(*runs_[0]))
+  if (!server_.start(options_.bind, options_.port, &error, options_.token_file)) return fail(error);
+  if (is_service())
+    spdlog::info("serving {} at {}", options_.tree, server_.place());
+  else if (!say_address(*runs_[0].run))
     return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
   be_nice();
   loop();
   server_.stop();
-  runs_[0]->directory().remove("agent.json");
+  for (const ServedRun& each : runs_) each.run->directory().remove("agent.json");
+  if (!options_.file_sd.empty()) unlink(options_.file_sd.c_str());
   return 0;
 }
 
+// False without an error: another agent serves it.
+bool Agent::take_one(std::string* error) {
+  std::unique_ptr<Directory> directory = Directory::open(options_.directory, error);
+  if (directory == nullptr) {
+    *error = options_.directory + ": " + *error;
+    return false;
+  }
+  const RunOptions followed = {options_.run_id,       options_.run_id, options_.record,
+                               options_.max_slowdown, options_.every,  cores_};
+  std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
+  if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
+  return !runs_.empty();
+}
+
 bool Agent::say_address(const Run& run) {
-  const nlohmann::json address = {
-      {"pid", getpid()}, {"address", server_.address()}, {"port", server_.port()}, {"run", run.run_id()}};
-  spdlog::info("run {} at {}:{}", run.run_id(), server_.address(), server_.port());
+  const nlohmann::json address = {{"pid", getpid()},
+                                  {"address", server_.address()},
+                                  {"port", server_.port()},
+                                  {"run", run.label()},
+                                  {"service", is_service()}};
+  spdlog::info("run {} at {}", run.label(), server_.place());
   return run.directory().write("agent.json", address.dump() + "\n");
 }
 
 void Agent::loop() {
   std::chrono::milliseconds sleep = kShortestSleep;
-  Clock::time_point next_publish = {}, next_discover = {};
+  Clock::time_point next_publish = {}, next_discover = {}, next_search = {};
   Clock::time_point next_cadence = Clock::now() + kCadenceEvery;
   while (g_stop == 0) {
     const auto now = Clock::now();
+    if (is_service() && now >= next_search) {
+      search(now);
+      next_search = now + kSearchEvery;
+    }
     if (now >= next_discover) {
       discover(now);
       next_discover = now + kDiscoverEvery;
     }
     bool busy = false;
-    for (auto& run : runs_) busy |= run->poll();
+    for (ServedRun& each : runs_) busy |= each.run->poll();
     if (now >= next_publish) {
-      for (auto& run : runs_) run->look_for_life(now);
+      for (ServedRun& each : runs_) each.run->look_for_life(now);
       publish();
       next_publish = now + kPublishEvery;
       if (!is_needed()) return;
     }
     if (now >= next_cadence) {
-      for (auto& run : runs_) run->choose_cadence(process_cpu_seconds());
+      choose_cadences();
       next_cadence = now + kCadenceEvery;
     }
     sleep = busy ? kShortestSleep : std::min(2 * sleep, kLongestSleep);
@@ -113,47 +153,157 @@ void Agent::loop() {
   }
 }
 
+void Agent::search(Clock::time_point now) {
+  forget_ended(now);
+  elsewhere_.clear();
+  for (FoundRun& found : tree_->look()) adopt(std::move(found), now);
+}
+
+// The agent that the owner has started himself, if it says where it is.
+Target other_agent(const std::string& label, const std::optional<std::string>& text) {
+  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  Target target = {"", 0, label};
+  if (!json.is_object() || !json.value("port", nlohmann::json()).is_number_unsigned() ||
+      !json.value("address", nlohmann::json()).is_string())
+    return target;
+  target.address = json["address"];
+  const uint64_t port = json["port"];
+  // A user can send Prometheus to his own agent only: to this machine.
+  const bool is_here = target.address == "127.0.0.1" || target.address == "::1";
+  target.port = port <= 65535 && is_here ? static_cast<int>(port) : 0;
+  return target;
+}
+
+void Agent::adopt(FoundRun found, Clock::time_point now) {
+  const auto namesake = std::find_if(runs_.begin(), runs_.end(),
+                                     [&](const ServedRun& each) { return each.run->label() == found.label; });
+  if (namesake != runs_.end()) {  // its directory was removed and made again
+    registry_.clear_run(found.label);
+    runs_.erase(namesake);
+  }
+  std::string error;
+  const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
+  // A second descriptor, so that the tree can be told what became of this directory.
+  std::unique_ptr<Directory> again = found.directory->open_again();
+  std::unique_ptr<Run> run =
+      again == nullptr ? nullptr
+                       : Run::open({found.run_id, found.label, "", 0, 0, cores_}, std::move(again), &error);
+  if (run == nullptr) {
+    tree_->leave(found.label, *found.directory, error.empty());
+    if (error.empty())
+      elsewhere_.push_back(other_agent(found.label, address));
+    else
+      spdlog::warn("{} is not followed: {}", found.label, error);
+    return;
+  }
+  if (!say_address(*run)) spdlog::warn("{}: cannot write there; its launcher will see no agent", found.label);
+  runs_.emplace_back(std::move(run), now);
+}
+
+void Agent::forget_ended(Clock::time_point now) {
+  const auto patience = std::chrono::seconds(options_.forget_after_seconds);
+  for (ServedRun& each : runs_)
+    if (each.run->is_needed()) each.last_needed = now;
+  std::erase_if(runs_, [&](const ServedRun& each) {
+    if (now - each.last_needed < patience) return false;
+    spdlog::info("{} has ended and is forgotten", each.run->label());
+    registry_.clear_run(each.run->label());
+    each.run->directory().remove("agent.json");
+    tree_->leave(each.run->label(), each.run->directory(), false);
+    return true;
+  });
+}
+
 void Agent::discover(Clock::time_point now) {
-  for (auto& run : runs_) {
-    run->discover(&registry_);
-    const std::vector<LauncherExit> ended = run->ended_launchers(now, &registry_);
+  for (ServedRun& each : runs_) {
+    each.run->discover(&registry_);
+    const std::vector<LauncherExit> ended = each.run->ended_launchers(now, &registry_);
     if (!ended.empty()) publish();
-    for (const LauncherExit& exit : ended) run->answer(exit);
+    for (const LauncherExit& exit : ended) each.run->answer(exit);
   }
 }
 
-// Body of /api/v1/state.
-nlohmann::json Agent::state() const {
-  nlohmann::json state = runs_[0]->document(0, true);
-  state["version"] = FORESHOCK_VERSION;
-  state["address"] = server_.address() + ":" + std::to_string(server_.port());
-  state["thresholds"] = thresholds_json();
-  state["agent"] = {{"pid", getpid()},
-                    {"cpu_seconds", process_cpu_seconds()},
-                    {"cores", cores_},
-                    {"instruction_set", reference_target_name()},
-                    {"series", registry_.series_count()},
-                    {"series_dropped", registry_.series_dropped()},
-                    {"segments_refused", runs_[0]->refused_segments()}};
-  return state;
+// Each run bears what was spent on it, and of the rest in proportion.
+void Agent::choose_cadences() {
+  const double cpu = process_cpu_seconds();
+  double judging = 0;
+  for (ServedRun& each : runs_) judging += each.new_judging_seconds();
+  for (ServedRun& each : runs_) {
+    const double share =
+        judging > 0 ? each.new_judging_seconds() / judging : 1 / static_cast<double>(runs_.size());
+    each.cpu_seconds += share * (cpu - cpu_at_cadence_);
+  }
+  cpu_at_cadence_ = cpu;
+  for (ServedRun& each : runs_) {
+    each.judging_seconds += each.new_judging_seconds();
+    each.run->choose_cadence(each.cpu_seconds);
+  }
+}
+
+// What every body of /api/v1/state has.
+nlohmann::json Agent::state_of_agent() const {
+  nlohmann::json runs = nlohmann::json::array();
+  uint64_t refused = 0;
+  for (const ServedRun& each : runs_) {
+    runs.push_back({{"run", each.run->label()},
+                    {"state", name_of(each.run->state())},
+                    {"owner", each.owner},
+                    {"ranks", each.run->ranks()}});
+    refused += each.run->refused_segments();
+  }
+  return {{"schema", 1},
+          {"run", nullptr},
+          {"state", nullptr},
+          {"ranks", nlohmann::json::array()},
+          {"runs", runs},
+          {"version", FORESHOCK_VERSION},
+          {"address", server_.place()},
+          {"thresholds", thresholds_json()},
+          {"agent",
+           {{"pid", getpid()},
+            {"cpu_seconds", process_cpu_seconds()},
+            {"cores", cores_},
+            {"instruction_set", reference_target_name()},
+            {"series", registry_.series_count()},
+            {"series_dropped", registry_.series_dropped()},
+            {"segments_refused", refused},
+            {"directories_refused", tree_ != nullptr ? tree_->refused() : 0}}}};
 }
 
 void Agent::publish() {
-  for (auto& run : runs_) run->publish(&registry_);
+  for (ServedRun& each : runs_) each.run->publish(&registry_);
   registry_.set(Metric::kBuildInfo, {FORESHOCK_VERSION}, 1);
   auto published = std::make_shared<Published>();
   published->metrics = registry_.snapshot();
-  published->state_json = text_of(state(), -1);
+  const nlohmann::json agent = state_of_agent();
+  refresh_documents(agent, &runs_);
+  for (const ServedRun& each : runs_)
+    if (each.document != nullptr) published->run_states.emplace_back(each.run->label(), each.document);
+  // Without a choice: the run that came last.
+  published->state_json =
+      !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document : text_of(agent, -1);
   auto history = std::make_shared<std::vector<HistoryTable>>();
-  for (const auto& run : runs_) run->add_history(history.get());
+  for (const ServedRun& each : runs_)
+    if (history->size() < kMostTables) each.run->add_history(history.get());
   published->history = std::move(history);
   published->health_text = "ok";
+  publish_targets(published.get());
   server_.publish(std::move(published));
 }
 
+void Agent::publish_targets(Published* published) {
+  std::vector<Target> targets = elsewhere_;
+  const std::string run = !is_service() && !runs_.empty() ? runs_[0].run->label() : "";
+  if (server_.port() != 0) targets.insert(targets.begin(), {server_.address(), server_.port(), run});
+  published->targets_json = targets_json(targets);
+  if (options_.file_sd.empty() || server_.port() == 0) return;
+  if (!write_targets(options_.file_sd, published->targets_json))
+    spdlog::error("{} cannot be written: Prometheus will not find this agent there", options_.file_sd);
+}
+
 bool Agent::is_needed() const {
-  return options_.keep_alive ||
-         std::any_of(runs_.begin(), runs_.end(), [](const auto& run) { return run->is_needed(); });
+  return is_service() || options_.keep_alive ||
+         std::any_of(runs_.begin(), runs_.end(), [](const ServedRun& each) { return each.run->is_needed(); });
 }
 
 }  // namespace

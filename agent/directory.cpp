@@ -68,6 +68,11 @@ std::unique_ptr<Directory> Directory::open_inside(const std::string& name, std::
   return open_at(descriptor_, name, path_ + "/" + name, why);
 }
 
+std::unique_ptr<Directory> Directory::open_again() const {
+  std::string why;
+  return open_at(descriptor_, ".", path_, &why);
+}
+
 std::unique_ptr<Directory> Directory::open_at(int parent, const std::string& name, const std::string& path,
                                               std::string* why) {
   const int descriptor = ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | kCareful);
@@ -120,10 +125,14 @@ int Directory::open_file(const std::string& name, int flags) const {
   return -1;
 }
 
-bool Directory::has(const std::string& name) const {
+std::optional<struct stat> Directory::status_of(const std::string& name) const {
   struct stat status = {};
-  return is_plain_name(name) && fstatat(descriptor_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!is_plain_name(name) || fstatat(descriptor_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+    return std::nullopt;
+  return status;
 }
+
+bool Directory::has(const std::string& name) const { return status_of(name).has_value(); }
 
 std::optional<std::string> Directory::read(const std::string& name, size_t most) const {
   const int file = open_file(name, O_RDONLY);
@@ -147,18 +156,20 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
 bool Directory::give_to_owner(int file) const {
   if (owner_ == geteuid()) return true;
   if (geteuid() == 0) return fchown(file, owner_, static_cast<gid_t>(-1)) == 0;
-  // A set-group-id directory says that its group shares what is in it; the kernel has set the file's group.
-  return (status().st_mode & S_ISGID) == 0 || fchmod(file, 0660) == 0;
+  // A set-group-id directory is shared between its owner and us, and closed to others: to the file, which is
+  // ours and our group's, its owner is one of the others.
+  return (status().st_mode & S_ISGID) == 0 || fchmod(file, 0666) == 0;
 }
 
-bool Directory::write(const std::string& name, const std::string& text) const {
+bool Directory::write(const std::string& name, const std::string& text, mode_t mode) const {
   if (!is_plain_name(name)) return false;
   const std::string temporary = name + ".new";
   unlinkat(descriptor_, temporary.c_str(), 0);  // of an agent that was killed in the middle
   // O_EXCL: never a file that somebody has put there.
   const int file = ::openat(descriptor_, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
   if (file < 0) return false;
-  const bool written = give_to_owner(file) && write_all(file, text);
+  const bool written =
+      (mode == 0600 || fchmod(file, mode) == 0) && give_to_owner(file) && write_all(file, text);
   close(file);
   if (written && renameat(descriptor_, temporary.c_str(), descriptor_, name.c_str()) == 0) return true;
   unlinkat(descriptor_, temporary.c_str(), 0);

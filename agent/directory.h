@@ -20,6 +20,8 @@ class Directory {
   static std::unique_ptr<Directory> open(const std::string& path, std::string* why);
   // The same, for a directory inside this one.
   std::unique_ptr<Directory> open_inside(const std::string& name, std::string* why) const;
+  // Another descriptor of this one.
+  std::unique_ptr<Directory> open_again() const;
   ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
@@ -41,14 +43,16 @@ class Directory {
   // name. -1 when there is none; `flags` are open(2)'s. The caller closes it.
   int open_file(const std::string& name, int flags) const;
   bool has(const std::string& name) const;
+  // Of the entry itself, also if it is a link; nothing when there is none.
+  std::optional<struct stat> status_of(const std::string& name) const;
 
   // The whole file, at most `most` bytes; nothing when it cannot be read or is larger.
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
   // Replaces the file as a whole: nobody reads half of it. Root gives it to the owner of the
-  // directory, another service to its group if the directory has the set-group-id bit; else it is ours alone.
-  // False when the directory is full or not to be written.
-  bool write(const std::string& name, const std::string& text) const;
+  // directory, another service opens it to him if the directory has the set-group-id bit; else it is ours
+  // alone. False when the directory is full or not to be written.
+  bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;
 
   // Takes an flock (LOCK_EX or LOCK_SH) on the file, creating it if need be. The descriptor that holds it, or

@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <sstream>
+
+#include "exporters/registry.h"
 
 namespace foreshock {
 namespace {
@@ -31,6 +34,19 @@ int cores_of_node() {
 
 double process_cpu_seconds() { return cpu_seconds(CLOCK_PROCESS_CPUTIME_ID); }
 double thread_cpu_seconds() { return cpu_seconds(CLOCK_THREAD_CPUTIME_ID); }
+
+// From the file itself: the name service would load libraries, which a statically linked program cannot.
+std::string user_name(uid_t user) {
+  std::ifstream users("/etc/passwd");
+  for (std::string line; std::getline(users, line);) {
+    std::istringstream fields(line);
+    std::string name, password, number;
+    if (std::getline(fields, name, ':') && std::getline(fields, password, ':') &&
+        std::getline(fields, number, ':') && number == std::to_string(user))
+      return label_text(name);
+  }
+  return std::to_string(user);
+}
 
 // The HTTP thread was started before and keeps its own value. Nice alone is void between sessions where the
 // kernel groups them (autogroup), so the group gets some too; but the HTTP thread is in it: on two busy cores

@@ -2,6 +2,10 @@
 #ifndef FORESHOCK_AGENT_NODE_H_
 #define FORESHOCK_AGENT_NODE_H_
 
+#include <sys/types.h>
+
+#include <string>
+
 namespace foreshock {
 
 // Cores that the ranks of this node and the agent share: affinity, bounded by the cgroup's quota. At least 1.
@@ -12,6 +16,9 @@ double process_cpu_seconds();
 
 // CPU time of the calling thread, in seconds.
 double thread_cpu_seconds();
+
+// The name of a user, fit for a label; the number where it has none.
+std::string user_name(uid_t user);
 
 // Makes the calling thread give way to everything else on the node.
 void be_nice();

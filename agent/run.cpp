@@ -27,6 +27,7 @@ constexpr auto kDrainAtMost = 5s;
 constexpr size_t kMostSegments = 512;
 constexpr uint64_t kMostRefusalsTold = 20;
 constexpr size_t kMostExitsAtOnce = 64;
+constexpr size_t kMostRanksShown = 128;  // on the page
 
 bool is_better(RunState a, RunState b) {
   constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
@@ -167,6 +168,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
 
 void Run::answer(const LauncherExit& exit) {
   nlohmann::json summary = document(exit.launcher_pid, false);
+  summary["run"] = options_.run_id;
   summary["state"] = name_of(exit.state);
   if (record_ != nullptr) summary["record_complete"] = record_->flush() && record_->lines_lost() == 0;
   if (directory_->write(summary_name(exit.launcher_pid), text_of(summary, 2) + "\n"))
@@ -184,10 +186,13 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
   std::stable_sort(ordered.begin(), ordered.end(), [](const Followed* a, const Followed* b) {
     return a->rank.identity.rank < b->rank.identity.rank;
   });
+  if (for_page && ordered.size() > kMostRanksShown)
+    std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
+  if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
   for (const Followed* followed : ordered)
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
-  return {{"schema", 1}, {"run", options_.run_id}, {"state", name_of(state_)}, {"ranks", ranks}};
+  return {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};
 }
 
 void Run::add_history(std::vector<HistoryTable>* tables) const {
@@ -235,10 +240,19 @@ bool Run::is_needed() const {
                      [](const auto& each) { return !each->is_finished(); });
 }
 
+double Run::judging_seconds() const {
+  double sum = 0;
+  for (const auto& followed : followed_) sum += followed->rank.agent_seconds;
+  return sum;
+}
+
+size_t Run::ranks() const {
+  return static_cast<size_t>(
+      std::count_if(followed_.begin(), followed_.end(), [](const auto& each) { return each->rank.current; }));
+}
+
 int Run::cores_per_rank() const {
-  int ranks = 0;
-  for (const auto& followed : followed_) ranks += followed->rank.current;
-  return std::max(1, options_.cores / std::max(ranks, 1));
+  return std::max(1, options_.cores / std::max(static_cast<int>(ranks()), 1));
 }
 
 void Run::record_run(const RankStatistics& rank, const char* state) {

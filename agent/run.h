@@ -19,11 +19,11 @@ namespace foreshock {
 
 struct RunOptions {
   std::string run_id;
-  std::string label;   // of its series: unique in this agent
-  std::string record;  // JSONL file; empty: none
-  double max_slowdown = 0.01;
-  uint64_t every = 0;  // 0: the agent chooses the interval
-  int cores = 1;       // of the node
+  std::string label;        // of its series: unique in this agent
+  std::string record;       // JSONL file; empty: none
+  double max_slowdown = 0;  // 0: what the trainers were told
+  uint64_t every = 0;       // 0: the agent chooses the interval, unless the trainers were told one
+  int cores = 1;            // of the node
 };
 
 class Run {
@@ -71,6 +71,10 @@ class Run {
   const std::string& run_id() const { return options_.run_id; }
   const std::string& label() const { return options_.label; }
   const Directory& directory() const { return *directory_; }
+  // CPU time spent on judging its slices so far, in seconds.
+  double judging_seconds() const;
+  size_t ranks() const;  // that live or have lived, each once
+
   uint64_t refused_segments() const { return refused_segments_; }
   RunState state() const { return state_; }
 

@@ -24,8 +24,10 @@ constexpr milliseconds kFirstPause{200}, kLongestPause{5000}, kShortLife{1000}, 
 }  // namespace
 
 std::string AgentAddress::url() const {
-  const bool is_v6 = address.find(':') != std::string::npos;
-  return "http://" + (is_v6 ? "[" + address + "]" : address) + ":" + std::to_string(port) + "/";
+  if (address.starts_with("unix:")) return address;
+  const std::string host = address == "0.0.0.0" ? "127.0.0.1" : address == "::" ? "::1" : address;
+  const bool is_v6 = host.find(':') != std::string::npos;
+  return "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + "/";
 }
 
 std::optional<AgentAddress> read_agent_address(const std::string& directory) {
@@ -37,6 +39,9 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
     return std::nullopt;
   }
   AgentAddress agent = {json["pid"], json["address"], json["port"]};
+  // A service may live in another pid namespace; its lock tells.
+  if (json.value("service", nlohmann::json()) == true)
+    return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
   if (agent.pid <= 0 || (kill(agent.pid, 0) != 0 && errno != EPERM)) return std::nullopt;
   return agent;
 }
@@ -56,6 +61,7 @@ void AgentKeeper::wait_after(int failures) {
 }
 
 void AgentKeeper::wake() const {
+  if (is_service()) return;  // its number may be another process's here
   if (const std::optional<AgentAddress> agent = read_agent_address(directory_)) kill(agent->pid, SIGCONT);
 }
 
@@ -64,6 +70,7 @@ void AgentKeeper::kill_own() const {
 }
 
 void AgentKeeper::tick() {
+  if (is_service()) return;
   reap();
   if (pid_ >= 0) {
     const std::optional<AgentAddress> agent = read_agent_address(directory_);
@@ -118,6 +125,7 @@ std::optional<AgentAddress> AgentKeeper::news() {
 }
 
 std::string AgentKeeper::last_words() const {
+  if (is_service()) return "no service follows " + directory_ + "; is `foreshock agent --tree` running?";
   if (start_error_ != 0) return command_[0] + ": " + std::strerror(start_error_);
   std::ifstream log(directory_ + "/agent.log");
   std::string line, last;

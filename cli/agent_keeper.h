@@ -25,7 +25,8 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory);
 
 class AgentKeeper {
  public:
-  // `command` starts the agent. Its output goes to <directory>/agent.log.
+  // `command` starts the agent. Its output goes to <directory>/agent.log. An empty one: a service follows the
+  // run, and none is ever started.
   AgentKeeper(std::string directory, std::vector<std::string> command)
       : directory_(std::move(directory)), command_(std::move(command)) {}
 
@@ -43,6 +44,8 @@ class AgentKeeper {
 
   // Ends our own agent, if we have one, without asking.
   void kill_own() const;
+
+  bool is_service() const { return command_.empty(); }
 
   // Three agents in a row ended within their first second, and no other one runs yet.
   bool has_failed() const { return failures_ >= 3 && pid_ < 0; }

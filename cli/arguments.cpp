@@ -1,5 +1,7 @@
 #include "cli/arguments.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 
 #include "cli/run_id.h"
@@ -14,8 +16,10 @@ const Option* find_flag(const std::string& flag, uint32_t reader) {
   return nullptr;
 }
 
-bool is_loopback(const std::string& address) {
-  return address == "127.0.0.1" || address == "::1" || address == "localhost";
+bool is_place_to_listen(const std::string& address) {
+  unsigned char bytes[sizeof(in6_addr)];
+  return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
+         inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
 
 std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
@@ -63,9 +67,11 @@ std::string value_wanted(OptionId id, const std::string& text) {
     case OptionId::kPort:
       return is_count_up_to(text, 65535) ? "" : "a port number from 0 to 65535";
     case OptionId::kBind:
-      return is_loopback(text)
-                 ? ""
-                 : "a loopback address such as 127.0.0.1 (put a proxy in front to serve others)";
+      return is_place_to_listen(text) ? "" : "a numeric address such as 127.0.0.1, or unix:/PATH";
+    case OptionId::kForgetAfter:
+      return is_count_up_to(text, 7 * 24 * 3600) ? "" : "a number of seconds, a week at most";
+    case OptionId::kAgent:
+      return text == "own" || text == "service" ? "" : "own or service";
     case OptionId::kRunId:
       return run_id_problem(text).empty()
                  ? ""
@@ -125,6 +131,14 @@ std::string Arguments::check_values(uint32_t reader) const {
     }
   }
   return "";
+}
+
+std::string listening_problem(const Arguments& arguments) {
+  const std::string address = arguments.text(OptionId::kBind);
+  const bool is_ours =
+      address == "127.0.0.1" || address == "::1" || address == "localhost" || address.starts_with("unix:");
+  if (is_ours || !arguments.text(OptionId::kTokenFile).empty()) return "";
+  return "--bind " + address + " needs --token-file FILE: others can reach that address";
 }
 
 std::string Arguments::text(OptionId id) const {

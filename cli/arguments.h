@@ -37,6 +37,9 @@ class Arguments {
 // "" when `text` is a fit value of `id`, else what is wanted, e.g. "a whole number".
 std::string value_wanted(OptionId id, const std::string& text);
 
+// "" when the agent may listen where --bind says, else what to do.
+std::string listening_problem(const Arguments& arguments);
+
 // The options of `reader`, two aligned columns, for --help.
 std::string options_help(uint32_t reader);
 

@@ -25,10 +25,11 @@ std::string parent_of(const std::string& path) {
   return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
 }
 
+// Ours, and closed to others; to the group as well, unless the set-group-id bit says that it is a service's.
 bool is_private(const std::string& path) {
   struct stat info;
-  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid() &&
-         (info.st_mode & 077) == 0;
+  if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return false;
+  return (info.st_mode & 077) == 0 || ((info.st_mode & S_ISGID) != 0 && (info.st_mode & 07) == 0);
 }
 
 std::string named_for_user(const std::string& parent) {
@@ -56,7 +57,8 @@ std::string prepare_base_directory(const std::string& path) {
   if (path.empty() || path[0] != '/') return "'" + path + "' is not an absolute path";
   if (!is_on_tmpfs(parent_of(path)) && !is_on_tmpfs(path)) return path + " is not on tmpfs";
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return path + ": " + std::strerror(errno);
-  if (!is_private(path)) return path + " is not a directory of this user with mode 0700";
+  if (!is_private(path))
+    return path + " is not a directory of this user with mode 0700 (or 2770, shared with a service)";
   if (access(path.c_str(), W_OK | X_OK) != 0) return path + ": " + std::strerror(errno);
   if (!is_on_tmpfs(path)) return path + " is not on tmpfs";
   if (free_bytes(path) < kLeastFreeBytes) return "no space left on the tmpfs of " + path;

@@ -2,19 +2,24 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "cli/run_directory.h"
 
 namespace foreshock::cli {
 namespace {
 
 constexpr int kTimeoutMs = 30000;
 constexpr int kPollMs = 50;
-constexpr off_t kExitBytes = 4096;  // a page; the text has 60 bytes
+constexpr int kServiceTimeoutMs = 3000;  // it looks for new runs every second
+constexpr off_t kExitBytes = 4096;       // a page; the text has 60 bytes
 constexpr off_t kSpareBytes =
     256 << 10;  // a summary has 3 KiB a rank: those of a large node, attempts included
 
@@ -23,6 +28,7 @@ bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT |
 int create_reserved(const std::string& path, off_t bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return errno;
+  if (is_shared_with_group(std::filesystem::path(path).parent_path())) fchmod(fd, 0660);
   const int error = posix_fallocate(fd, 0, bytes);
   close(fd);
   return error;
@@ -71,6 +77,8 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
     if (access(summary_.c_str(), R_OK) == 0) return {text_of(summary_), ""};
     if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone, or cannot be written any more"};
     if (keeper->has_failed()) return {"", "the agent ended early (" + keeper->last_words() + ")"};
+    if (keeper->is_service() && waited >= kServiceTimeoutMs && !is_locked(directory_ + "/agent.lock"))
+      return {"", keeper->last_words()};
     keeper->tick();
     if (signals->interrupted_within(kPollMs)) return {"", "interrupted"};
   }

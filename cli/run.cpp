@@ -48,6 +48,10 @@ int run_unmonitored(const std::vector<std::string>& command, const std::string& 
   return run_alone(command);
 }
 
+bool is_followed_by_service(const Arguments& arguments) {
+  return arguments.text(OptionId::kAgent) == "service";
+}
+
 // "" where there is none: the working directory is gone.
 std::string absolute(const std::string& path) {
   std::error_code error;
@@ -79,6 +83,15 @@ std::string file_size_problem() {
          " KiB here; raise `ulimit -f` to 4 MiB or more";
 }
 
+// Options that contradict each other; "" or what to do.
+std::string run_problem(const Arguments& arguments) {
+  const bool service = is_followed_by_service(arguments);
+  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd})
+    if (service && arguments.has_flag(id))
+      return std::string(option(id).flag) + " is the agent's own: it cannot be had with --agent service";
+  return service ? "" : listening_problem(arguments);
+}
+
 // Prepares the adapter; "" when the trainer may find what it needs.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             const std::string& cache) {
@@ -96,11 +109,13 @@ std::vector<std::string> agent_command(const Installation& installation, const A
                                        const std::string& directory, const std::string& run_id) {
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
+  if (is_followed_by_service(arguments)) return {};
   for (OptionId id : {OptionId::kBind, OptionId::kPort, OptionId::kMaxSlowdown, OptionId::kEvery}) {
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
   }
-  if (const std::string record = absolute(arguments.text(OptionId::kRecord)); !record.empty()) {
-    command.insert(command.end(), {option(OptionId::kRecord).flag, record});
+  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd}) {
+    if (const std::string path = absolute(arguments.text(id)); !path.empty())
+      command.insert(command.end(), {option(id).flag, path});
   }
   return command;
 }
@@ -130,8 +145,10 @@ void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
 
 int run_monitored(const Arguments& arguments, const Installation& installation, const Monitored& monitored,
                   const std::vector<std::string>& environment) {
+  const bool has_service = is_followed_by_service(arguments);
   RunDirectory directory;
-  if (const std::string problem = directory.enter(monitored.base, monitored.run_id); !problem.empty()) {
+  if (const std::string problem = directory.enter(monitored.base, monitored.run_id, has_service);
+      !problem.empty()) {
     return run_unmonitored(arguments.command(), problem);
   }
   ExitExchange exchange;
@@ -187,6 +204,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
 int run(const Arguments& arguments) {
   const std::vector<std::string>& command = arguments.command();
   if (command.empty()) return wrong_use("say what to run: foreshock run [options] -- COMMAND");
+  if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
   for (OptionId id : {OptionId::kSummary, OptionId::kRecord}) {
     if (const std::string problem = output_problem(arguments, id); !problem.empty())
       return wrong_use(problem);

@@ -40,6 +40,11 @@ bool agent_is_gone(const std::string& directory, int timeout_ms) {
 
 }  // namespace
 
+bool is_shared_with_group(const std::string& path) {
+  struct stat info;
+  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && (info.st_mode & S_ISGID) != 0;
+}
+
 bool has_live_segment(const std::string& directory) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
@@ -68,7 +73,8 @@ void remove_after_agent(const std::string& directory) {
     remove_if_stale(directory);
 }
 
-std::string RunDirectory::enter(const std::string& base, const std::string& run_id) {
+std::string RunDirectory::enter(const std::string& base, const std::string& run_id, bool has_service) {
+  has_service_ = has_service;
   base_ = base;
   path_ = base + "/" + run_id;
   FileLock base_lock;
@@ -80,10 +86,22 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
     if (entry.is_directory(unknown) && !entry.is_symlink(unknown)) remove_if_stale(entry.path());
   }
   if (error) return base + " cannot be read: " + error.message();
-  if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
+  if (make_directory() != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
   if (!use_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
     return path_ + "/run.lock cannot be taken";
+  if (is_shared_with_group(path_)) chmod((path_ + "/run.lock").c_str(), 0660);
   return "";
+}
+
+// Below a set-group-id directory the group is a service's, which follows the run without being root. The new
+// one inherits bit and group; a chmod by one who is not of that group would take the bit away.
+int RunDirectory::make_directory() const {
+  const mode_t before = umask(is_shared_with_group(base_) ? 07 : 077);
+  const int result = mkdir(path_.c_str(), 0770);
+  const int error = errno;
+  umask(before);
+  errno = error;
+  return result;
 }
 
 bool RunDirectory::leave(const std::function<void()>& stuck) {
@@ -94,7 +112,7 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
   if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
   alone.release();  // the agent ends when no run holds this lock
-  if (!agent_is_gone(path_, kAgentEndTimeoutMs)) {
+  if (!has_service_ && !agent_is_gone(path_, kAgentEndTimeoutMs)) {
     if (stuck == nullptr) return false;
     stuck();
     if (!agent_is_gone(path_, kAgentDeathTimeoutMs)) return false;

@@ -14,7 +14,8 @@ namespace foreshock::cli {
 class RunDirectory {
  public:
   // Removes stale directories of the base, creates ours if need be, and takes part in it. "" or a reason.
-  std::string enter(const std::string& base, const std::string& run_id);
+  // `has_service`: the agent is a service, which stays when the run ends; leave() does not wait for its end.
+  std::string enter(const std::string& base, const std::string& run_id, bool has_service = false);
 
   // Leaves. When no other `run` and no living trainer uses it, waits for the agent's end (seconds at most)
   // and removes the directory; true then. `stuck` is called for an agent that does not end in time.
@@ -23,9 +24,15 @@ class RunDirectory {
   const std::string& path() const { return path_; }
 
  private:
+  int make_directory() const;  // as mkdir(2)
+
   std::string base_, path_;
+  bool has_service_ = false;
   FileLock use_;
 };
+
+// Whether the set-group-id bit says that a directory is shared with a service.
+bool is_shared_with_group(const std::string& path);
 
 // Whether a trainer lives that stores into a segment in `directory`.
 bool has_live_segment(const std::string& directory);

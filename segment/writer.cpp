@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -116,6 +117,12 @@ int create_reserved(const Names& names, uint64_t size) {
   return -1;
 }
 
+// The set-group-id bit says that the files are shared with the group, an agent's that runs as another user.
+bool is_shared_with_group(const char* directory) {
+  struct stat status = {};
+  return stat(directory, &status) == 0 && (status.st_mode & S_ISGID) != 0;
+}
+
 bool lock_whole(int fd) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
@@ -205,6 +212,10 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   };
   if (segment_fd < 0) return undo(reason_of(errno));
 
+  if (is_shared_with_group(request.directory)) {
+    fchmod(control_fd, 0660);
+    fchmod(segment_fd, 0660);
+  }
   const Control first = fresh_control(request.nonce);
   if (pwrite(control_fd, &first, sizeof first, 0) != sizeof first) return undo("no_space");
   control_map = mmap(nullptr, kControlBytes, PROT_READ, MAP_SHARED, control_fd, 0);

@@ -59,13 +59,26 @@ TEST(Arguments, RefusesWhatIsNotThere) {
   EXPECT_THAT(problem_of({"stray"}, kReaderStatus), HasSubstr("take away 'stray'"));
 }
 
-TEST(Arguments, OnlyLoopbackMayBeBound) {
-  for (const char* address : {"127.0.0.1", "::1", "localhost"}) {
+TEST(Arguments, ListensAtAddressesAndSocketsOnly) {
+  for (const char* address :
+       {"127.0.0.1", "::1", "localhost", "0.0.0.0", "192.168.0.1", "::", "unix:/run/f.sock"}) {
     EXPECT_EQ(value_wanted(OptionId::kBind, address), "") << address;
   }
-  for (const char* address : {"0.0.0.0", "192.168.0.1", "::", "", "127.0.0.1.evil.example", "*"}) {
-    EXPECT_THAT(value_wanted(OptionId::kBind, address), HasSubstr("loopback")) << address;
+  for (const char* address : {"", "127.0.0.1.evil.example", "*", "unix:", "unix:relative", "example.com"}) {
+    EXPECT_THAT(value_wanted(OptionId::kBind, address), HasSubstr("numeric address")) << address;
   }
+}
+
+TEST(Arguments, WhatOthersReachNeedsAToken) {
+  const auto problem = [](const std::vector<std::string>& words) {
+    Arguments arguments;
+    EXPECT_EQ(arguments.parse(words, kReaderAgent), "");
+    return listening_problem(arguments);
+  };
+  for (const char* address : {"127.0.0.1", "::1", "localhost", "unix:/run/f.sock"})
+    EXPECT_EQ(problem({"--bind", address}), "") << address;
+  EXPECT_THAT(problem({"--bind", "0.0.0.0"}), HasSubstr("--token-file"));
+  EXPECT_EQ(problem({"--bind", "0.0.0.0", "--token-file", "/etc/token"}), "");
 }
 
 TEST(Arguments, HelpIsAskedForBeforeTheCommandOnly) {

@@ -40,11 +40,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
 class Live:
     """`command` (that ends in this file) as a process of its own; do() runs code in it, finish() ends it."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], **more: object) -> None:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            **more,
+        )  # fmt: skip
         self.pid: int = self.do("os.getpid()")
 
     def do(self, code: str) -> object:
