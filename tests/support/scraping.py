@@ -74,14 +74,17 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(
-    address: str, folder: pathlib.Path, *more: str, rules: pathlib.Path | None = None
+def prometheus(
+    address: str, folder: pathlib.Path, *more: str, rules: pathlib.Path | None = None,
+    interval: str = "500ms", timeout: str = "400ms",
+) -> Iterator[Prometheus]:
 ) -> Iterator[Prometheus]:
     """`more`: lines of the scrape configuration; with an empty address they say where the targets are."""
     port = free_port()
     lines = [f"static_configs: [{{targets: ['{address}']}}]"] if address else []
     config = folder / "prometheus.yml"
     config.write_text(
-        "scrape_configs:\n- job_name: foreshock\n  scrape_interval: 500ms\n  scrape_timeout: 400ms\n"
+        f"scrape_configs:\n- job_name: foreshock\n  scrape_interval: {interval}\n  scrape_timeout: {timeout}\n"
         + "".join(f"  {line}\n" for line in [*lines, *more])
         + (f"global: {{evaluation_interval: 1s}}\nrule_files: ['{rules}']\n" if rules else "")
     )

@@ -26,8 +26,12 @@ class Service:
         command += ["--token-file", str(self.token_file), "--file-sd", str(self.file_sd), *options]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(command, env=monitored.clean_environment(), stdout=log, stderr=log)
-        wait_until(lambda: self.process.poll() is not None or self.file_sd.exists())
-        assert self.process.poll() is None, self.log.read_text()
+        try:
+            wait_until(lambda: self.process.poll() is not None or self.file_sd.exists())
+            assert self.process.poll() is None, self.log.read_text()
+        except AssertionError:
+            self.process.kill()
+            raise
         # The first is the agent itself; others may be those of runs that have one of their own.
         (self.address,) = json.loads(self.file_sd.read_text())[0]["targets"]
 
