@@ -74,10 +74,12 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(
-def prometheus(
-    address: str, folder: pathlib.Path, *more: str, rules: pathlib.Path | None = None,
-    interval: str = "500ms", timeout: str = "400ms",
-) -> Iterator[Prometheus]:
+    address: str,
+    folder: pathlib.Path,
+    *more: str,
+    rules: pathlib.Path | None = None,
+    interval: str = "500ms",
+    timeout: str = "400ms",
 ) -> Iterator[Prometheus]:
     """`more`: lines of the scrape configuration; with an empty address they say where the targets are."""
     port = free_port()
