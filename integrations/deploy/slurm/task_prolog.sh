@@ -1,0 +1,26 @@
+#!/bin/sh
+# TaskProlog of slurm.conf: what it prints as `export NAME=value` becomes the environment of the task. It runs as the
+# user of the job, before every task. Whatever is missing: it prints nothing, and the task runs as if it were not there.
+foreshock=${FORESHOCK_PREFIX:-/opt/foreshock}
+tree=${FORESHOCK_TREE:-/run/foreshock}
+
+case ${FORESHOCK-} in 0 | off | no | false) exit 0 ;; esac
+[ -n "${SLURM_JOB_ID-}" ] && [ -d "$tree" ] && [ -r "$foreshock/lib/libforeshock.so" ] || exit 0
+# `foreshock run` in the job does all this itself.
+[ -z "${FORESHOCK_LAUNCHER-}" ] || exit 0
+
+# The newest adapters that the administrator has prepared.
+# shellcheck disable=SC2012 # our own names
+adapters=$(ls -td "$foreshock"/cache/adapters-*/ 2>/dev/null | head -n 1)
+[ -n "$adapters" ] || exit 0
+
+user=${SLURM_JOB_USER:-$(id -un)}
+run=$SLURM_JOB_ID.${SLURM_STEP_ID:-0}
+(umask 077 && mkdir -p "$tree/$user/$run") 2>/dev/null
+[ -w "$tree/$user/$run" ] || exit 0
+
+echo "export FORESHOCK_DIR=$tree/$user"
+echo "export FORESHOCK_RUN_ID=$run"
+echo "export FORESHOCK_ADAPTERS=${adapters%/}"
+echo "export LD_PRELOAD=${LD_PRELOAD:+$LD_PRELOAD:}$foreshock/lib/libforeshock.so"
+echo "export PYTHONPATH=$foreshock/share/foreshock/python${PYTHONPATH:+:$PYTHONPATH}"
