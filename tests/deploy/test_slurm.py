@@ -54,9 +54,9 @@ def test_a_task_is_watched(deploy, node, base, hand_trainer):
 
 def test_what_the_task_has_already_stays(deploy, node):
     other = str(next(pathlib.Path("/lib").glob("*-linux-gnu/libm.so.6")))
-    more = prolog(deploy, node | {"LD_PRELOAD": other, "PYTHONPATH": "/home/ada/lib"})
+    more = prolog(deploy, node | {"LD_PRELOAD": other, "PYTHONPATH": "/srv/ada/lib"})
     assert more["LD_PRELOAD"].split(":")[0] == other
-    assert more["PYTHONPATH"].split(":")[1] == "/home/ada/lib"
+    assert more["PYTHONPATH"].split(":")[1] == "/srv/ada/lib"
 
 
 @pytest.mark.parametrize("missing", ["switch", "tree", "library", "adapters", "job", "launcher", "not_writable"])
