@@ -26,7 +26,9 @@ constexpr uint64_t kSeveralNodesInterval = 64;
 
 void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add(counting.block->calls[op]);
-  if ((counting.block->calls[op] & 1023) == 0 && (g_guest.hot() & kHotArmed) != 0) read_switches();
+  // Read back as an atomic: the last block is shared with other threads.
+  const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
+  if ((calls & 1023) == 0 && (g_guest.hot() & kHotArmed) != 0) read_switches();
 }
 
 int Monitor::enter_asleep(int32_t op, uint32_t flags) {
