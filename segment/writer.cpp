@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -119,8 +120,10 @@ int create_reserved(const Names& names, uint64_t size) {
 
 // The set-group-id bit says that the files are shared with the group, an agent's that runs as another user.
 bool is_shared_with_group(const char* directory) {
-  struct stat status = {};
-  return stat(directory, &status) == 0 && (status.st_mode & S_ISGID) != 0;
+  // Not stat(), which is a symbol of glibc 2.33 and later.
+  struct statx status = {};
+  return syscall(SYS_statx, AT_FDCWD, directory, 0, STATX_MODE, &status) == 0 &&
+         (status.stx_mode & S_ISGID) != 0;
 }
 
 bool lock_whole(int fd) {

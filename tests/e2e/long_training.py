@@ -21,5 +21,6 @@ for keys in sorted(KEYS, reverse=True):
         out.backward(torch.randn_like(out))
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.3)  # for the agent: a slice of this size takes most of the slots
+        # For the agent, which gives way to all else: a slice of this size takes most of the slots.
+        time.sleep(keys / 65536)
 tell(steps=STEPS * len(KEYS))

@@ -1,6 +1,7 @@
 """Real trainings under faults: ways to end with a DataLoader's worker alive, and a home that cannot be written."""
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 import live
@@ -15,7 +16,9 @@ def outcome(scene, line: list[str], **environment: str):
     """One exit: the time a real training takes to end is its own, and varies more than anything of ours."""
     support = str(Path(live.__file__).parent)
     environment |= {"PYTHONPATH": support, "TORCHINDUCTOR_CACHE_DIR": str(scene.folder / "inductor")}
-    result = scene.end(scene.start([*line, PYTHON, TRAINING], **environment))
+    # Short: torch's compile workers have sockets there, whose names have room for 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="fs-") as environment["TMPDIR"]:
+        result = scene.end(scene.start([*line, PYTHON, TRAINING], **environment))
     result.delays.clear()
     return result
 
