@@ -11,13 +11,14 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr uint32_t kOldestLayoutVersion = 1;  // that the agent reads
 
 inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 11;  // the order of FORESHOCK_SKIP_... in hook.h
 inline constexpr uint32_t kLostReasons = 4;
-inline constexpr uint32_t kMaxOps = 32;
+inline constexpr uint32_t kMaxOps = 64;
+inline constexpr uint32_t kMaxOpsOfVersion2 = 32;
 inline constexpr uint32_t kThreadBlocks = 64;  // the last one is shared by all further threads
 inline constexpr uint32_t kStepRecords = 1024;
 inline constexpr uint32_t kMaxLayers = 512;
@@ -100,14 +101,15 @@ struct Op {
 // One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled. Cache
 // lines of their own, so that threads do not take them from each other.
 struct alignas(64) ThreadBlock {
-  uint64_t claimed;  // 1: in use
-  uint64_t calls[kMaxOps];
+  uint64_t claimed;                         // 1: in use
+  uint64_t older_calls[kMaxOpsOfVersion2];  // where versions 1 and 2 have `calls`; zero since
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
   uint64_t skipped[kPasses][kSkipReasons];
   uint64_t hook_ns;  // time spent in sampled calls, measured
   uint64_t step_ns;  // time spent at step ends and over gradients, measured
   uint64_t reserved[4];
+  uint64_t calls[kMaxOps];  // at the end, where more of them take nothing's place
 };
 
 // A record that is overwritten in place: odd while it is written, read header-data-header.

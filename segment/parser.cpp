@@ -136,6 +136,7 @@ Totals parse_threads(Bytes region, const Region& shape) {
   for (uint64_t n = 0; n < shape.count; ++n) {
     const auto block = record_at<ThreadBlock>(region, shape.record_size, n);
     add(totals.calls, block.calls);
+    for (uint32_t op = 0; op < kMaxOpsOfVersion2; ++op) totals.calls[op] += block.older_calls[op];
     add(totals.unsampled, block.unsampled);
     add(totals.sampled, block.sampled);
     add(totals.skipped, block.skipped);

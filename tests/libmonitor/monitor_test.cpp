@@ -169,6 +169,28 @@ TEST_F(Monitor, OneOperationByTwoWaysHasOneNumber) {
   });
 }
 
+TEST_F(Monitor, TheLastOperationThatThereIsRoomForIsCountedToo) {
+  in_child({{"FORESHOCK_EVERY", "1000"}}, [] {
+    Trainer trainer;
+    for (uint32_t n = 2; n < segment::kMaxOps; ++n)
+      ASSERT_EQ(foreshock_register_op(("test::" + std::to_string(n)).c_str(), FORESHOCK_FORWARD),
+                static_cast<int32_t>(n));
+    EXPECT_EQ(foreshock_register_op("test::one_too_many", FORESHOCK_FORWARD), -1);
+    EXPECT_EQ(foreshock_attention_enter(-1, FORESHOCK_NEEDS_GRADIENT), 0);
+    trainer.step(1, 1);
+    trainer.forward_op = segment::kMaxOps - 1;
+    trainer.step(2, 5);
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  ASSERT_EQ(reader->ops().size(), segment::kMaxOps);
+  const segment::Totals totals = reader->totals();
+  EXPECT_EQ(totals.calls[0], 1u);
+  EXPECT_EQ(totals.calls[1], 6u);
+  EXPECT_EQ(totals.calls[segment::kMaxOps - 1], 5u);
+  EXPECT_EQ(totals.unsampled[0], 6u);
+}
+
 // A C++ trainer shows which weight a query came from, but nobody may have said what that weight is called.
 TEST_F(Monitor, WeightsWithoutAnyNameLeaveTheOrderOfCalls) {
   const auto train = [](bool named) {

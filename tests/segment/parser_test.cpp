@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 namespace foreshock::segment {
 namespace {
@@ -138,6 +139,21 @@ TEST(ParseSteps, OrdersAndCountsWhatWasOverwritten) {
   EXPECT_EQ(lost, 0u);
 }
 
+TEST(ParseThreads, CallsOfAnOlderWriterAreFoundWhereItPutThem) {
+  constexpr uint64_t kOlder = 576;  // bytes of a block of versions 1 and 2
+  std::vector<std::byte> region(kOlder * 2);
+  for (uint64_t n = 0; n < 2; ++n) {
+    ThreadBlock block = {};
+    block.older_calls[31] = 10 + n;
+    block.sampled[1] = 3;
+    std::memcpy(region.data() + n * kOlder, &block, offsetof(ThreadBlock, calls));
+  }
+  const Totals totals = parse_threads(region, {0, kOlder, 2});
+  EXPECT_EQ(totals.calls[31], 21u);
+  EXPECT_EQ(totals.sampled[1], 6u);
+  EXPECT_EQ(std::accumulate(totals.calls, totals.calls + kMaxOps, uint64_t{0}), 21u);
+}
+
 TEST(ParseThreads, SumsBlocksOfALongerRecord) {
   // A later writer may have appended fields: the record size says where the next block begins.
   const uint64_t record_size = sizeof(ThreadBlock) + 64;
@@ -145,11 +161,13 @@ TEST(ParseThreads, SumsBlocksOfALongerRecord) {
   for (uint64_t n = 0; n < 2; ++n) {
     ThreadBlock block = {};
     block.calls[3] = 10 + n;
+    block.calls[kMaxOps - 1] = 1;
     block.skipped[1][2] = 5;
     std::memcpy(region.data() + n * record_size, &block, sizeof block);
   }
   const Totals totals = parse_threads(region, {0, record_size, 2});
   EXPECT_EQ(totals.calls[3], 21u);
+  EXPECT_EQ(totals.calls[kMaxOps - 1], 2u);
   EXPECT_EQ(totals.skipped[1][2], 10u);
 }
 

@@ -1,4 +1,5 @@
 // Segments of other releases: a trainer outlives an upgrade of the agent, and the other way round.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -26,7 +27,7 @@ class Versions : public testing::Test {
   void TearDown() override { fs::remove_all(directory_); }
   std::string path(const char* suffix) const { return directory_ + "/3-0000000000000010." + suffix; }
 
-  // version_1.txt: for each file its suffix and size, then lines of offset and bytes; what is not told is
+  // version_N.txt: for each file its suffix and size, then lines of offset and bytes; what is not told is
   // zero.
   void unpack(const std::string& fixture) {
     std::ifstream text(fixture);
@@ -110,6 +111,49 @@ TEST_F(Versions, ASegmentOfVersion1IsReadWhole) {
   EXPECT_EQ(next->judged(0), 1u);
   EXPECT_EQ(next->lost(0, Lost::kTorn), 1u);
   EXPECT_TRUE(next->new_steps().empty());
+}
+
+TEST_F(Versions, ASegmentOfVersion2IsReadWhole) {
+  unpack(FORESHOCK_SEGMENT_FIXTURES "/version_2.txt");
+  std::string why;
+  auto reader = open(&why);
+  ASSERT_NE(reader, nullptr) << why;
+
+  EXPECT_EQ(reader->identity().slots_given, 4u);
+  ASSERT_EQ(reader->ops().size(), 32u);  // all that there was room for
+  EXPECT_EQ(text_of(reader->ops()[31].name), "aten::attention_31");
+  const Totals totals = reader->totals();
+  EXPECT_EQ(totals.calls[0], 105u);
+  EXPECT_EQ(totals.calls[31], 7u);
+  EXPECT_EQ(totals.calls[32], 0u);
+  EXPECT_EQ(totals.unsampled[0], 95u);
+  EXPECT_EQ(totals.unsampled[1], 7u);
+  EXPECT_EQ(totals.hook_ns, 1000u);
+  EXPECT_EQ(totals.step_ns, 2000u);
+  ASSERT_EQ(reader->layers().size(), 2u);
+  EXPECT_EQ(reader->layer(1).gradient_norm, 0.5);
+  EXPECT_EQ(reader->scalar_names(), std::vector<std::string>({"train/loss"}));
+  ASSERT_EQ(reader->unseen_names().size(), 1u);
+  EXPECT_EQ(text_of(reader->unseen_names()[0].name), "flex_attention");
+
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_EQ(steps[2].loss, -0.5);
+  EXPECT_EQ(steps[2].scalars_given, 1u);
+  EXPECT_EQ(steps[2].scalars[0], 4.5);
+  EXPECT_EQ(steps[2].scalar_step[0], 12);
+
+  SegmentReader::Ready ready;
+  ASSERT_TRUE(reader->next_ready(&ready));  // a slice in two slots
+  ASSERT_EQ(ready.why, nullptr) << ready.why;
+  double keys[3] = {};
+  ASSERT_EQ(ready.view.payload[kKey].size(), sizeof keys);
+  std::memcpy(keys, ready.view.payload[kKey].data(), sizeof keys);
+  EXPECT_THAT(keys, testing::ElementsAre(2, 2.5, 2.75));
+  reader->consume_judged(ready.slot, ready.ticket, 0);
+  EXPECT_FALSE(reader->next_ready(&ready));
+  ASSERT_EQ(reader->torn().size(), 1u);
+  EXPECT_EQ(reader->torn()[0].ticket, 3u);
 }
 
 TEST_F(Versions, AnUnknownVersionIsRefusedAndSaysWhichSideToUpgrade) {
