@@ -45,7 +45,9 @@ STEPS_WANTED = 200  # in the time given: fewer would not show that it learns
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped heads, rotary positions, and q, k, v in bf16."""
+    """Causal attention with grouped heads and rotary positions."""
+
+    precision = torch.bfloat16  # of q, k and v
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(batch, length, -1, self.d).transpose(1, 2)
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = rotate(self.query_norm(q.float()), rotation), rotate(self.key_norm(k.float()), rotation)
-        q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
+        q, k, v = (t.to(self.precision) for t in (q, k, v))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
 

@@ -1,0 +1,94 @@
+(() => {
+  const { setup, summary, replicates } = study;
+  const main = document.getElementById('sweeps');
+  const NAMES = {
+    kernel: 'kernel: flash and unfused attention, bf16', 'kernel, fp32': 'kernel: flash and unfused attention, fp32',
+    precision: 'precision: bf16 and fp32', seed: 'seed: other initial weights',
+  };
+  const colour = (name) => COLOURS[Object.keys(NAMES).indexOf(name) % COLOURS.length];
+  const drawn = [];
+  const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
+
+  function section(id, title, note, ...children) {
+    main.append(element('section', { id }, element('h2', {}, title, element('small', { textContent: note })), ...children));
+    document.getElementById('contents').append(element('a', { href: '#' + id, textContent: title }));
+  }
+
+  function frame(draw) {
+    if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
+    const canvas = element('canvas');
+    drawn.push(() => draw(canvas));
+    return element('div', { className: 'chart' }, canvas);
+  }
+
+  // One curve per replicate, thin, and their mean, thick. `value` of a checkpoint; null is not drawn.
+  function curves(canvas, names, value, text, logarithmic) {
+    const line = (points, name, thick) => ({
+      label: thick ? NAMES[name] : '', data: points.filter((p) => p.y !== null && (!logarithmic || p.y > 0)),
+      borderColor: colour(name) + (thick ? '' : '55'), backgroundColor: colour(name), borderWidth: thick ? 2.5 : 1, pointRadius: thick ? 2 : 0,
+    });
+    const datasets = names.flatMap((name) => {
+      const each = replicates.map((r) => r.pairs[name].map((p, i) => ({ x: p.step, y: value(p, r, i) })));
+      const known = (i) => each.map((points) => points[i].y).filter((y) => y !== null);
+      const middle = each[0].map((p, i) => ({ x: p.x, y: known(i).length ? mean(known(i)) : null }));
+      return [line(middle, name, true), ...each.map((points) => line(points, name, false))];
+    });
+    return new Chart(canvas, {
+      type: 'line', data: { datasets },
+      options: {
+        animation: false, maintainAspectRatio: false, interaction: { mode: 'nearest', intersect: false },
+        scales: {
+          x: { type: 'linear', min: 0, max: setup.steps, title: { display: true, text: 'optimizer step' }, grid: { color: '#eef1f4' } },
+          y: { type: logarithmic ? 'logarithmic' : 'linear', beginAtZero: !logarithmic, title: { display: true, text }, grid: { color: '#eef1f4' },
+            ticks: { callback: (v) => logarithmic && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) } },
+        },
+        plugins: {
+          legend: { position: 'bottom', labels: { filter: (item) => item.text !== '' } },
+          tooltip: { callbacks: { label: (item) => `${item.dataset.label || 'one replicate'}: ${short(item.parsed.y)}` } },
+        },
+      },
+    });
+  }
+
+  const around = (d) => d.low === null ? short(d.mean) : `${short(d.mean)} [${short(d.low)}, ${short(d.high)}]`;
+
+  function table(head, rows) {
+    const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i === 0 ? 'name' : '' }));
+    return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),
+      element('tbody', {}, ...rows.map((row) => element('tr', {}, ...cells(row, 'td'))))));
+  }
+
+  const pair = (...children) => element('div', { className: 'columns', style: 'grid-template-columns: repeat(auto-fit, minmax(420px, 1fr))' },
+    ...children.map((child) => element('div', {}, child)));
+  const every = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);
+  section('claim', 'the claim', 'arXiv 2405.02803: another kernel moves weights 2–5 times less than low precision does',
+    element('ul', { className: 'claims' }, ...Object.entries(summary.claim).map(([name, found]) =>
+      element('li', { className: found.verdict === 'confirmed' ? '' : 'fails' },
+        element('span', { className: 'verdict', textContent: found.verdict }), ` precision over kernel by ${name}`,
+        element('span', { className: 'measured', textContent: `${around(found)} times, 95 % over ${setup.replicates} replicates` })))),
+    element('p', { className: 'facts', textContent: 'confirmed: the whole interval lies in 2–5; denied: it lies outside; else undecided' }));
+  section('kernel', 'kernel against kernel', 'the paper’s Figure 7', pair(
+    frame((canvas) => curves(canvas, every.filter((n) => n.startsWith('kernel')), (p) => p.max_abs, 'max |d|', false)),
+    frame((canvas) => curves(canvas, every.filter((n) => n.startsWith('kernel')), (p) => p.w1, 'W1', false))));
+  section('yardsticks', 'beside the yardsticks', 'the paper’s Figure 8', pair(
+    frame((canvas) => curves(canvas, every, (p) => p.w1, 'W1', false)),
+    frame((canvas) => curves(canvas, every, (p) => p.mean_abs, 'mean |d|', false))));
+  section('scale', 'the same, relative and logarithmic', 'W1 alone is blind to noise that leaves the distribution where it was', pair(
+    frame((canvas) => curves(canvas, every, (p) => p.w1 / p.magnitude, 'W1 / mean |w|', true)),
+    frame((canvas) => curves(canvas, every, (p) => p.mean_abs / p.magnitude, 'mean |d| / mean |w|', true))));
+  section('ratio', 'over precision', 'how many times less than precision, step by step', pair(
+    ...['w1', 'mean_abs'].map((what) => frame((canvas) => curves(canvas, every.filter((n) => n !== 'precision'),
+      (p, r, i) => p[what] > 0 ? r.pairs.precision[i][what] / p[what] : null, `precision / pair, ${what === 'w1' ? 'W1' : 'mean |d|'}`, true)))));
+  section('slopes', 'slopes and last values', 'mean and 95 % interval over replicates', table(
+    ['pair', 'slope of W1', 'slope of mean |d|', 'W1 at the end', 'mean |d| at the end'],
+    every.map((name) => [NAMES[name], ...['slopes', 'last'].flatMap((what) => ['w1', 'mean_abs'].map((s) => around(summary[what][s][name])))])));
+  section('losses', 'losses', 'mean over the last interval', table(['replicate', ...Object.keys(replicates[0].losses)],
+    replicates.map((r) => [String(r.replicate + 1), ...Object.keys(replicates[0].losses).map((arm) => r.losses[arm] === undefined ? '–' : r.losses[arm].toFixed(4))])));
+  document.getElementById('summary').textContent =
+    `Twin trainings of a byte-level GPT of ${short(setup.parameters)} parameters, ${setup.steps} steps, ${setup.replicates} replicates; ` +
+    'twins see the same batches and differ in one thing. All tensors pooled.';
+  document.getElementById('setup').textContent =
+    `torch ${setup.torch}, one thread, AdamW; bf16 is autocast over fp32 weights. One training repeated has the same bits: ` +
+    `${summary.repeated_to_the_bit === null ? 'not tried' : summary.repeated_to_the_bit ? 'yes' : 'no'}.`;
+  drawn.forEach((draw) => draw());
+})();

@@ -1,0 +1,53 @@
+"""What replicates say together: slopes, and ratios of them, with intervals over replicates."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+# Student's t, 97.5 %, by degrees of freedom from 1 on; beyond, the normal law's 1.96 is within 5 %.
+T975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+CLAIMED = (2.0, 5.0)  # "2-5x less model weight deviation as compared to low-precision training"
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % interval; low and high are NaN for a single replicate."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval(values: list[float]) -> Interval:
+    mean, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return Interval(mean, math.nan, math.nan)
+    t = T975[count - 2] if count - 2 < len(T975) else 1.96
+    half = t * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half)
+
+
+def ratio(numerators: list[float], denominators: list[float]) -> Interval:
+    """The geometric mean of the replicates' ratios: all must be positive, else nothing is known."""
+    pairs = list(zip(numerators, denominators, strict=True))
+    if any(not x > 0 or not y > 0 for x, y in pairs):
+        return Interval(math.nan, math.nan, math.nan)
+    logs = interval([math.log(x / y) for x, y in pairs])
+    return Interval(*(math.exp(x) for x in logs))
+
+
+def slope(steps: list[int], values: list[float]) -> float:
+    """By least squares, per step."""
+    return float(np.polyfit(steps, values, 1)[0])
+
+
+def verdict(found: Interval) -> str:
+    """On the paper's claim, from an interval of precision over kernel."""
+    low, high = CLAIMED
+    if math.isnan(found.low):
+        return "undecided"
+    if low <= found.low and found.high <= high:
+        return "confirmed"
+    return "denied" if found.high < low or found.low > high else "undecided"
