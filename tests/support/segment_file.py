@@ -10,7 +10,9 @@ SKIP_REASONS = (
 LOST_REASONS = ("torn", "agent_absent", "refused", "unsupported")
 PASSES = ("forward", "backward")
 OP_NAME = 64  # bytes of an operation's name
-MAX_OPS, CONSUMPTION_OFFSET, MAX_SLOTS = 32, 256, 60
+CONSUMPTION_OFFSET, MAX_SLOTS = 256, 60
+BLOCK = struct.Struct("<129Q")  # of a thread
+CALLS = 65  # the first word of its counts by operation
 IDENTITY, OPS, THREADS, STEPS, LAYERS, SLOTS = range(6)
 STEP_RECORD = struct.Struct("<QqQQdddQIIIIQQQQ")
 STEP_FIELDS = (
@@ -62,8 +64,8 @@ class Segment:
             counts = {"calls": 0, "unsampled": 0, "sampled": 0, "judged": 0}
             skipped, lost = dict.fromkeys(SKIP_REASONS, 0), dict.fromkeys(LOST_REASONS, 0)
             for at in self._records(THREADS):
-                words = struct.unpack_from("<64Q", self.bytes, at)
-                counts["calls"] += sum(words[1 + op] for op in range(MAX_OPS) if passes[op] == number)
+                words = BLOCK.unpack_from(self.bytes, at)
+                counts["calls"] += sum(n for n, of in zip(words[CALLS:], passes, strict=True) if of == number)
                 counts["unsampled"] += words[33 + number]
                 counts["sampled"] += words[35 + number]
                 for index, reason in enumerate(SKIP_REASONS):
@@ -77,7 +79,7 @@ class Segment:
         return result
 
     def cost_ns(self) -> int:
-        blocks = [struct.unpack_from("<64Q", self.bytes, at) for at in self._records(THREADS)]
+        blocks = [BLOCK.unpack_from(self.bytes, at) for at in self._records(THREADS)]
         return sum(words[59] + words[60] for words in blocks)
 
     def steps(self) -> list[dict]:
