@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from scraping import wait_until
 
 
 def run(foreshock, environment, *command, options=(), **more):
@@ -224,14 +225,11 @@ def test_a_signal_that_was_ignored_before_us_is_no_preemption(foreshock, environ
 
 
 def test_killed_agent_is_started_again(foreshock, environment, base):
-    process = start(foreshock, environment | {"FORESHOCK_RUN_ID": "me"}, "echo ready; sleep 3")
+    process = start(foreshock, environment | {"FORESHOCK_RUN_ID": "me"}, "echo ready; cat", stdin=subprocess.PIPE)
     agent_file = base / "me" / "agent.json"
     first = json.loads(agent_file.read_text())["pid"]
     os.kill(first, signal.SIGKILL)
-    deadline = time.monotonic() + 2.5
-    while time.monotonic() < deadline and json.loads(agent_file.read_text())["pid"] == first:
-        time.sleep(0.05)
-    assert json.loads(agent_file.read_text())["pid"] != first
+    wait_until(lambda: json.loads(agent_file.read_text())["pid"] != first)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "no segment seen" in errors
@@ -239,7 +237,8 @@ def test_killed_agent_is_started_again(foreshock, environment, base):
 
 def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
     environment = environment | {"FORESHOCK_RUN_ID": "me"}
-    runs = [start(foreshock, environment, "echo ready; cat $FORESHOCK_DIR/me/agent.json; sleep 2") for _ in range(4)]
+    script = "echo ready; cat $FORESHOCK_DIR/me/agent.json -"  # until communicate() closes its input
+    runs = [start(foreshock, environment, script, stdin=subprocess.PIPE) for _ in range(4)]
     pids = {json.loads(process.communicate(timeout=60)[0])["pid"] for process in runs}
     assert len(pids) == 1
     assert [process.returncode for process in runs] == [0] * 4

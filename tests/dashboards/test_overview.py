@@ -125,11 +125,11 @@ def scraped(tmp_path_factory):
                 )  # fmt: skip
             )
         )
-        agent = wait_until(lambda: json.loads((base / "me" / "agent.json").read_text()), seconds=60)
+        agent = wait_until(lambda: json.loads((base / "me" / "agent.json").read_text()))
         rules = ROOT / "dashboards" / "rules" / "foreshock.yml"
         server = stack.enter_context(prometheus(f"127.0.0.1:{agent['port']}", folder, rules=rules))
-        wait_until(lambda: server.query('foreshock_attention_bias_zscore{of="kernel"}'), seconds=120)
-        wait_until(lambda: server.query("count_over_time(foreshock_step[30s]) > 20"), seconds=60)
+        wait_until(lambda: server.query('foreshock_attention_bias_zscore{of="kernel"}'))
+        wait_until(lambda: server.query("count_over_time(foreshock_step[30s]) > 20"))
         yield server
 
 

@@ -2,16 +2,13 @@
 and what the agent says of the last step's layers.
 """
 
-import json
-import os
 import pathlib
 import sys
-import time
-import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+from agent_view import agent_state
 from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
 from torch import nn
 
@@ -30,19 +27,6 @@ def layer_norms(model: nn.Module) -> dict[str, float]:
         parts = name.split(".")
         layers.setdefault(f"{int(parts[1]):03d}" if parts[0] == "blocks" else parts[0], []).append(parameter)
     return {layer: norm_of(parameters) for layer, parameters in layers.items()}
-
-
-def agent_state(step: int) -> dict:
-    """What the agent knows of this rank once it has read the record of `step`."""
-    directory = pathlib.Path(os.environ["FORESHOCK_DIR"], os.environ["FORESHOCK_RUN_ID"])
-    port = json.loads((directory / "agent.json").read_text())["port"]
-    for _ in range(200):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/state", timeout=10) as reply:
-            state = json.load(reply)
-        if state["ranks"] and state["ranks"][0]["step"] == step and state["ranks"][0]["layers"]:
-            return state["ranks"][0]
-        time.sleep(0.05)
-    raise TimeoutError(f"the agent has not seen step {step}: {state}")
 
 
 def train(case: str) -> None:
@@ -71,7 +55,12 @@ def train(case: str) -> None:
             torch_norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach).item())
         optimizer.step()
         optimizer.zero_grad()
-    tell(torch=torch_norms, norms=norms, layers=layers, state=agent_state(STEPS))
+    tell(
+        torch=torch_norms,
+        norms=norms,
+        layers=layers,
+        state=agent_state(lambda rank: rank["step"] == STEPS and rank["layers"]),
+    )
 
 
 def plant_nan(weight: nn.Parameter) -> None:

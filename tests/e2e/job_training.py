@@ -40,8 +40,11 @@ def train(model: nn.Module, rank: int, steps: int, end_at: int) -> None:
 
 def under_torchrun(steps: int, crash: list[str]) -> None:
     set_up()
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    # torch 2.13 restarts the ranks over the same store, where they find the addresses of the dead ones ("Gloo
+    # connectFullMesh failed" in 5 of 12 restarts, without us too); so each attempt has its own part of it.
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     model = nn.parallel.DistributedDataParallel(TinyGpt(layers=2))
     crashes = crash and int(crash[1]) == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     train(model, rank, steps, int(crash[2]) if crashes else -1)

@@ -1,17 +1,13 @@
 """Attention on inputs of known law, in a process that trains; tells which steps were which case."""
 
-import os
-import pathlib
-import struct
-import time
 from collections.abc import Callable
 
 import torch
+from agent_view import wait_until_judged
 from tiny_gpt import set_up, tell
 from torch.nn import functional
 
 Inputs = list[torch.Tensor]
-CONSUMPTION, SLOTS = 256, 60  # of a .ctl file (segment/layout.h): per slot 64 bytes, ticket, judged forward, backward
 
 set_up(7)
 # They make the process one that trains. They stay 1: the law of the inputs is not to move.
@@ -19,24 +15,6 @@ scales = [torch.nn.Parameter(torch.ones(())) for _ in range(3)]
 optimizer = torch.optim.Adam(scales, lr=0.0)
 steps_of: dict[str, list[int]] = {}
 done = 0
-
-
-def judged() -> int:
-    """How many slices the agent has judged. Reads .ctl alone: opening the .seg would free the lock we hold on it."""
-    directory = pathlib.Path(os.environ["FORESHOCK_DIR"], os.environ["FORESHOCK_RUN_ID"])
-    total = 0
-    for path in directory.glob("*.ctl"):
-        control = path.read_bytes()
-        for slot in range(SLOTS):
-            total += sum(struct.unpack_from("<QII", control, CONSUMPTION + 64 * slot)[1:])
-    return total
-
-
-def wait_for_the_agent() -> None:
-    """Every slice finds a free slot, however busy the machine is. Nothing is sampled before the first step."""
-    end = time.monotonic() + 60
-    while judged() < 2 * (done - 1) and time.monotonic() < end:
-        time.sleep(0.01)
 
 
 def train(
@@ -54,7 +32,7 @@ def train(
         optimizer.zero_grad()
         done += 1
         if done % 16 == 0:
-            wait_for_the_agent()
+            wait_until_judged(done)  # every slice finds a free slot, however busy the machine is
 
 
 def like(*shape: int) -> Callable[[], Inputs]:
@@ -101,5 +79,5 @@ train("fp32", 16, small, torch.float32)
 train("fp16", 16, small, torch.float16)
 with torch.autocast("cpu", torch.bfloat16):
     train("autocast", 16, small, torch.float32)
-wait_for_the_agent()
+wait_until_judged(done)
 tell(steps=steps_of, kernel=torch.backends.cpu.get_cpu_capability())

@@ -60,7 +60,7 @@ def address(tmp_path_factory):
             lines = re.findall(r"foreshock_attention_judged_total{(.*?)} [1-9]", get(f"http://{address}/metrics"))
             return {label for line in lines for label in re.findall(r'rank="(\d+)"', line)}
 
-        wait_until(lambda: len(judged()) == RANKS, seconds=90)
+        wait_until(lambda: len(judged()) == RANKS)
         yield address
 
 

@@ -13,7 +13,8 @@ from monitored import EVERYTHING, FORESHOCK, PYTHON, assert_conserved, clean_env
 from scraping import free_port, get, wait_until
 
 JOB = str(Path(__file__).with_name("job_training.py"))
-TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+# --standalone: torchrun takes a port that is free when it takes it.
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 
 
 def samples(metrics: str, name: str) -> dict[tuple[tuple[str, str], ...], float]:
@@ -57,7 +58,7 @@ def address(base: Path, run: str = "job") -> str:
 
 def test_torchrun_with_a_restart(base, tmp_path, start):
     """Rank 1 crashes once; torchrun starts both again, and the second attempt is the one that is shown."""
-    process = start(*TORCHRUN, "--max-restarts", "1", "--master-port", str(free_port()), JOB, "0", "crash", "1", "5")
+    process = start(*TORCHRUN, "--max-restarts", "1", JOB, "0", "crash", "1", "5")
 
     def second_attempt() -> str:
         metrics = get(address(base))
@@ -66,7 +67,7 @@ def test_torchrun_with_a_restart(base, tmp_path, start):
         steps = by_rank(metrics, "steps_total")
         return metrics if attempts == {"1"} and layers and len(steps) == 2 and min(steps.values()) > 4 else ""
 
-    metrics = wait_until(second_attempt, 120)
+    metrics = wait_until(second_attempt, of=process)
     info = {dict(labels)["rank"]: dict(labels) for labels in samples(metrics, "rank_info")}
     for rank in ("0", "1"):
         told = {name: info[rank][name] for name in ("local_rank", "attempt", "dp", "tp", "pp", "ep", "owner")}

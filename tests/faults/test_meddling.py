@@ -95,7 +95,7 @@ def test_launcher_killed(scene, told, half_way):
     assert watched.returncode == -signal.SIGKILL
     watched.returncode = plain.returncode  # nobody is left to tell it
     # The agent stays until it is sure that nothing comes any more, and takes the files with it.
-    wait_until(lambda: not os.path.exists(f"/proc/{agent}"), 30)
+    wait_until(lambda: not os.path.exists(f"/proc/{agent}"))
     told("kill -9 of the launcher", scene, plain, watched)
 
 

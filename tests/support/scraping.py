@@ -25,7 +25,7 @@ def ended(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
         yield process
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 def get(url: str, timeout: float = 5) -> str:
@@ -33,13 +33,20 @@ def get(url: str, timeout: float = 5) -> str:
         return reply.read().decode()
 
 
-def wait_until(what: Callable[[], object], seconds: float = 30) -> object:
+def wait_until(what: Callable[[], object], seconds: float = 120, of: subprocess.Popen | None = None) -> object:
+    """What `what` gives once that is something. Not awaited further when the process `of` has ended."""
     end = time.monotonic() + seconds
+    refused = None
     while True:
-        with contextlib.suppress(OSError):
+        try:
             if result := what():
                 return result
-        assert time.monotonic() < end, "waited in vain"
+        except OSError as error:
+            refused = error
+        if of is not None and of.poll() is not None:
+            out, errors = of.communicate()
+            pytest.fail(f"ended with {of.returncode} while awaited\n{out or ''}\n{errors or ''}")
+        assert time.monotonic() < end, f"waited {seconds:.0f} s in vain; last error: {refused!r}"
         time.sleep(0.2)
 
 

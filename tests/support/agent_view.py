@@ -1,0 +1,32 @@
+"""What the agent of `foreshock run` knows of the process that asks, which is its only rank."""
+
+import json
+import os
+import pathlib
+import time
+import urllib.request
+from collections.abc import Callable
+
+
+def agent_state(accept: Callable[[dict], object], seconds: float = 120) -> dict:
+    """The rank's part of /api/v1/state, as soon as `accept` does."""
+    directory = pathlib.Path(os.environ["FORESHOCK_DIR"], os.environ["FORESHOCK_RUN_ID"])
+    port = json.loads((directory / "agent.json").read_text())["port"]
+    end = time.monotonic() + seconds
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/state", timeout=60) as reply:
+            state = json.load(reply)
+        if state["ranks"] and accept(state["ranks"][0]):
+            return state["ranks"][0]
+        if time.monotonic() > end:
+            raise TimeoutError(f"the agent still says {state}")
+        time.sleep(0.02)
+
+
+def wait_until_judged(step: int) -> None:
+    """Until the agent has seen the record of `step` and judged all that was sampled: every slot is free again."""
+
+    def judged(rank: dict) -> bool:
+        return rank["step"] == step and all(of["in_flight"] == 0 for of in rank["attention"].values())
+
+    agent_state(judged)
