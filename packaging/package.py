@@ -25,9 +25,9 @@ BUILD = ROOT / "build" / "package"
 OUTPUT = ROOT / "build" / "packages"
 # A file of everything that is inside the static executable and the pages it writes: the licences go along.
 LINKED = [
-    "/usr/include/boost/version.hpp", "/usr/include/fmt/core.h", "/usr/include/hwy/highway.h",
-    "/usr/include/nlohmann/json.hpp", "/usr/include/prometheus/registry.h", "/usr/include/spdlog/spdlog.h",
-    "/usr/share/javascript/chart.js/Chart.min.js", "libc.a", "libstdc++.a",
+    "/usr/include/boost/version.hpp", "/usr/include/eigen3/Eigen/Core", "/usr/include/fmt/core.h",
+    "/usr/include/hwy/highway.h", "/usr/include/nlohmann/json.hpp", "/usr/include/prometheus/registry.h",
+    "/usr/include/spdlog/spdlog.h", "/usr/share/javascript/chart.js/Chart.min.js", "libc.a", "libstdc++.a",
 ]  # fmt: skip
 WHEEL_TAG = f"py3-none-manylinux_2_31_{platform.machine()}"
 
