@@ -1,5 +1,5 @@
-// Attention kernels that are publicly known to be wrong, by the versions that have them. Data with its
-// source: a row says what its issue says and no more.
+// Attention kernels that are known to be wrong, by the versions that have them. Data with its source: a row
+// says what its issue says, or what our own measurement found, and no more.
 #ifndef FORESHOCK_CLI_KNOWN_BAD_H_
 #define FORESHOCK_CLI_KNOWN_BAD_H_
 
@@ -23,7 +23,7 @@ struct KnownBad {
   std::string_view inputs;               // the class of shapes and inputs
   std::string_view symptom;
   std::string_view remedy;
-  std::string_view source;
+  std::string_view source;  // an address, a command, or the file of tests/ that measures it
 };
 
 std::span<const KnownBad> known_bad_table();

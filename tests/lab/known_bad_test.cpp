@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+
 namespace foreshock::cli {
 namespace {
 
@@ -11,13 +14,33 @@ bool is_listed(const Versions& versions, std::string_view issue) {
   return false;
 }
 
+// Whether the row applies when `component` has `version` and the other component fits.
+bool applies(const KnownBad& row, const VersionRange& range, std::string_view version) {
+  Versions versions;
+  for (const VersionRange* one : {&row.versions, &row.together_with})
+    if (!one->component.empty()) versions[std::string(one->component)] = one->from.empty() ? "0" : one->from;
+  versions[std::string(range.component)] = version;
+  const std::vector<const KnownBad*> rows = known_bad(versions);
+  return std::find(rows.begin(), rows.end(), &row) != rows.end();
+}
+
 TEST(KnownBad, EveryRowSaysWhatAndWhere) {
   for (const KnownBad& row : known_bad_table()) {
     EXPECT_FALSE(row.versions.component.empty());
     EXPECT_FALSE(row.inputs.empty());
     EXPECT_FALSE(row.symptom.empty());
     EXPECT_FALSE(row.remedy.empty());
-    EXPECT_TRUE(row.source.starts_with("https://github.com/") || row.source.starts_with("foreshock judge"));
+    const bool is_measured =
+        std::filesystem::is_regular_file(std::filesystem::path(FORESHOCK_SOURCE) / row.source);
+    EXPECT_TRUE(row.source.starts_with("https://github.com/") || row.source.starts_with("foreshock judge") ||
+                (row.source.starts_with("tests/") && is_measured))
+        << row.source;
+    for (const std::string_view text : {row.inputs, row.symptom, row.remedy, row.source})
+      EXPECT_EQ(text.find('\n'), std::string_view::npos) << "one line each";
+    for (const VersionRange& range : {row.versions, row.together_with}) {
+      EXPECT_TRUE(range.from.empty() || applies(row, range, range.from)) << row.source;
+      EXPECT_FALSE(!range.before.empty() && applies(row, range, range.before)) << row.source;
+    }
   }
 }
 
@@ -41,6 +64,12 @@ TEST(KnownBad, NothingIsKnownOfTheUnknown) {
   EXPECT_EQ(known_bad_text({}), "");
   EXPECT_TRUE(known_bad({{"torch", "main"}, {"numpy", "2.0"}}).empty());
   EXPECT_TRUE(installed_versions("/nonexistent/python").empty());
+}
+
+TEST(KnownBad, LongBackwardsOnTheCpuAreListed) {
+  for (const char* torch : {"2.6.0+cpu", "2.13.0", "2.15.0+cu132"})
+    EXPECT_TRUE(is_listed({{"torch", torch}}, "test_long_context.py")) << torch;
+  EXPECT_FALSE(is_listed({{"torch", "2.5.1"}}, "test_long_context.py")) << "not measured";
 }
 
 TEST(KnownBad, IsToldWithWhenRemedyAndSource) {

@@ -49,8 +49,18 @@ class Service:
         return None
 
     def resident_kib(self) -> int:
+        return self._status_kib("VmRSS")
+
+    def peak_kib(self) -> int:
+        """The most that was resident since forget_peak()."""
+        return self._status_kib("VmHWM")
+
+    def forget_peak(self) -> None:
+        pathlib.Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def _status_kib(self, field: str) -> int:
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0])
+        return int(status.split(f"{field}:")[1].split()[0])
 
 
 def runs_as(uid: int) -> bool:
