@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import urllib.request
+from collections.abc import Callable
 
 import live
 import monitored
@@ -17,7 +18,9 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 class Service:
     """`foreshock agent --tree`: its process, where it answers, what it has said."""
 
-    def __init__(self, tree: pathlib.Path, folder: pathlib.Path, *options: str) -> None:
+    def __init__(
+        self, tree: pathlib.Path, folder: pathlib.Path, *options: str, confine: Callable[[], None] | None = None
+    ) -> None:
         self.tree, self.token_file, self.file_sd = tree, folder / "token", folder / "targets.json"
         self.log = folder / "agent.log"
         self.token_file.write_text(TOKEN + "\n")
@@ -25,7 +28,8 @@ class Service:
         command = [str(monitored.FORESHOCK), "agent", "--tree", str(tree), "--port", "0"]
         command += ["--token-file", str(self.token_file), "--file-sd", str(self.file_sd), *options]
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(command, env=monitored.clean_environment(), stdout=log, stderr=log)
+            environment = monitored.clean_environment()
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=confine)
         try:
             wait_until(lambda: self.process.poll() is not None or self.file_sd.exists())
             assert self.process.poll() is None, self.log.read_text()
