@@ -16,7 +16,8 @@ def test_generated_pages_are_current(foreshock, page):
 
 
 def documents():
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    more = [ROOT / "integrations" / "deploy" / "README.md", ROOT / "tests" / "guest" / "README.md"]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *more]
 
 
 def test_links_lead_somewhere():

@@ -40,6 +40,12 @@ def test_trainer_and_agent_share_memory(resolved):
     assert services["trainer"]["environment"]["FORESHOCK_DIR"] == "/run/foreshock"
 
 
+def test_who_may_read_the_token(resolved):
+    """It is user 1000's with mode 640; the image of Prometheus gives its data directory to 65534 alone."""
+    users = {name: service["user"] for name, service in resolved["services"].items()}
+    assert users == {"trainer": "1000:1000", "agent": "1000:1000", "prometheus": "65534:1000"}
+
+
 def test_options_exist(resolved, assert_known_options):
     assert_known_options(resolved["services"]["agent"]["command"])
     assert_known_options(resolved["services"]["trainer"]["command"][1:])

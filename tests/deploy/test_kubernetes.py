@@ -4,6 +4,10 @@ and what refers to something refers to what is there."""
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
 import typing
 
 import pytest
@@ -119,6 +123,33 @@ def test_the_monitor_finds_the_agent(manifests, pod):
     credentials = endpoint["authorization"]["credentials"]
     assert credentials["name"] == manifests["Secret"]["metadata"]["name"]
     assert credentials["key"] in manifests["Secret"]["stringData"]
+
+
+def test_the_installation_is_copied_by_a_user_without_rights(pod):
+    """The root of an emptyDir belongs to root and is open to the group of the pod."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    source = pathlib.Path("/dev/shm") / f"installation-{os.getpid()}"  # where any user may look
+    install = next(one for one in pod["initContainers"] if one["name"] == "foreshock-install")
+    (mount,) = install["volumeMounts"]
+    user, group = (pod["securityContext"][key] for key in ("runAsUser", "fsGroup"))
+    volume = source.with_name(source.name + "-volume")
+    places = {"/opt/foreshock": str(source), mount["mountPath"]: str(volume)}
+    try:
+        (source / "bin").mkdir(parents=True)
+        (source / "bin" / "foreshock").write_text("")
+        (source / "bin" / "foreshock").chmod(0o755)
+        volume.mkdir()
+        os.chown(volume, 0, group)
+        volume.chmod(0o2777)
+        words = install["command"]
+        for inside, outside in places.items():
+            words = [word.replace(inside, outside, 1) if word.startswith(inside) else word for word in words]
+        subprocess.run(words, user=user, group=group, extra_groups=[], cwd="/", check=True)
+        assert os.access(volume / "bin" / "foreshock", os.X_OK)
+    finally:
+        for folder in (source, volume):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_options_exist(pod, assert_known_options):

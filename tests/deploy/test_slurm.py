@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import pwd
 import shutil
 import subprocess
 
 import monitored
 import pytest
+from scraping import ended, wait_until
+from service import Service
 
 
 @pytest.fixture
@@ -34,8 +38,16 @@ def prolog(deploy: pathlib.Path, environment: dict[str, str]) -> dict[str, str]:
     return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
 
-def test_shell_and_shellcheck(deploy):
-    script = deploy / "slurm" / "task_prolog.sh"
+def epilog(deploy: pathlib.Path, environment: dict[str, str], uid: int) -> None:
+    """As slurmd runs it when the job's last task on the node has ended."""
+    given = environment | {"SLURM_JOB_UID": str(uid), "SLURM_JOB_GID": str(os.getgid())}
+    done = subprocess.run([deploy / "slurm" / "epilog.sh"], env=given, capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["task_prolog.sh", "epilog.sh"])
+def test_shell_and_shellcheck(deploy, name):
+    script = deploy / "slurm" / name
     subprocess.run(["sh", "-n", script], check=True)
     done = subprocess.run(["shellcheck", "--severity=style", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -50,6 +62,55 @@ def test_a_task_is_watched(deploy, node, base, hand_trainer):
     done = subprocess.run([hand_trainer, "6", "2"], env=node | more, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "enabled 1"
     assert list(run.glob("*.seg"))
+
+
+def test_a_service_follows_the_task_and_the_epilog_clears_up(deploy, node, base, hand_trainer, tmp_path):
+    """Without a launcher: nobody tells the service of a beginning or an end."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    node["SLURM_JOB_USER"] = user
+    run = {"run": f"{user}/1234.5"}
+    (tmp_path / "service").mkdir()
+    service = Service(base, tmp_path / "service")
+    with ended(service.process):
+        more = prolog(deploy, node) | {"FORESHOCK_EVERY": "2", "FORESHOCK_MAX_SLOWDOWN": "100%"}
+        subprocess.run([hand_trainer, "6", "2"], env=node | more, capture_output=True, check=True)
+        wait_until(lambda: service.metric("steps_total", **run) == 6)
+        (base / user / "1235").mkdir()
+        epilog(deploy, node, os.getuid())
+        assert [path.name for path in (base / user).iterdir()] == ["1235"], "that of another job stays"
+        wait_until(lambda: service.metric("run_state", state="running", **run) == 0)
+        forward = run | {"pass": "forward"}
+        sampled = service.metric("attention_samples_total", **forward)
+        assert sampled == service.metric("attention_judged_total", **forward) > 0
+
+
+def test_the_epilog_follows_no_link(deploy, node, base, tmp_path):
+    """A user's own directory may lead anywhere; root, who runs the epilog, could remove what the user cannot."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    uid = 4321
+    victim = tmp_path / "1234.5"
+    victim.mkdir()
+    base.chmod(0o777)
+    (base / str(uid)).symlink_to(tmp_path)
+    epilog(deploy, node, uid)
+    assert victim.exists()
+
+
+def test_steps_have_a_run_each(deploy, node):
+    """The batch script and an interactive shell are steps, with numbers from the end of 32 bits."""
+    steps = {"0": "1234.0", "4294967291": "1234", "-6": "1234", "": "1234"}
+    for step, run in steps.items():
+        assert prolog(deploy, node | {"SLURM_STEP_ID": step})["FORESHOCK_RUN_ID"] == run
+
+
+def test_an_inherited_environment_is_not_given_twice(deploy, node):
+    assert prolog(deploy, node | prolog(deploy, node)) == prolog(deploy, node)
+
+
+def test_a_user_whose_name_is_no_label(deploy, node, base):
+    more = prolog(deploy, node | {"SLURM_JOB_USER": "ada@example"})
+    assert more["FORESHOCK_DIR"] == str(base / str(os.getuid()))
 
 
 def test_what_the_task_has_already_stays(deploy, node):

@@ -14,13 +14,22 @@ case ${FORESHOCK-} in 0 | off | no | false) exit 0 ;; esac
 adapters=$(ls -td "$foreshock"/cache/adapters-*/ 2>/dev/null | head -n 1)
 [ -n "$adapters" ] || exit 0
 
+# Of another alphabet than labels have: by number.
 user=${SLURM_JOB_USER:-$(id -un)}
-run=$SLURM_JOB_ID.${SLURM_STEP_ID:-0}
+case $user in *[!A-Za-z0-9_.-]*) user=$(id -u) ;; esac
+# The batch script and an interactive shell are steps without a number of their own.
+case ${SLURM_STEP_ID-} in '' | -* | 42949672??) run=$SLURM_JOB_ID ;; *) run=$SLURM_JOB_ID.$SLURM_STEP_ID ;; esac
 (umask 077 && mkdir -p "$tree/$user/$run") 2>/dev/null
 [ -w "$tree/$user/$run" ] || exit 0
+
+# What a step has inherited from the batch script is not given twice.
+library=$foreshock/lib/libforeshock.so
+case :${LD_PRELOAD-}: in *":$library:"*) ;; *) LD_PRELOAD=${LD_PRELOAD:+$LD_PRELOAD:}$library ;; esac
+helper=$foreshock/share/foreshock/python
+case :${PYTHONPATH-}: in *":$helper:"*) ;; *) PYTHONPATH=$helper${PYTHONPATH:+:$PYTHONPATH} ;; esac
 
 echo "export FORESHOCK_DIR=$tree/$user"
 echo "export FORESHOCK_RUN_ID=$run"
 echo "export FORESHOCK_ADAPTERS=${adapters%/}"
-echo "export LD_PRELOAD=${LD_PRELOAD:+$LD_PRELOAD:}$foreshock/lib/libforeshock.so"
-echo "export PYTHONPATH=$foreshock/share/foreshock/python${PYTHONPATH:+:$PYTHONPATH}"
+echo "export LD_PRELOAD=$LD_PRELOAD"
+echo "export PYTHONPATH=$PYTHONPATH"
