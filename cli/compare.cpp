@@ -55,15 +55,6 @@ bool to_count(const std::string& text, uint64_t least, uint64_t* count) {
   return error == std::errc() && end == text.data() + text.size() && *count >= least && *count <= 1 << 20;
 }
 
-std::string check_path(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  if (path.empty() || path.back() == '/') return "'" + path + "' is no file name";
-  if (access(directory.c_str(), W_OK) != 0)
-    return "cannot write into " + directory + ": choose another place for " + path;
-  return "";
-}
-
 std::string set_option(const std::string& flag, const std::string& value, Request* request) {
   if (flag == "--threads")
     return to_count(value, 1, &request->threads) ? "" : "--threads takes a number from 1 up";
@@ -71,7 +62,7 @@ std::string set_option(const std::string& flag, const std::string& value, Reques
   if (flag != "--json" && flag != "--report")
     return "there is no option '" + flag + "': foreshock compare --help";
   (flag == "--json" ? request->json_path : request->page_path) = value;
-  return check_path(value);
+  return why_no_file(value);
 }
 
 std::string parse(const std::vector<std::string>& words, Request* request) {

@@ -1,12 +1,12 @@
 #include "cli/lab_request.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
 #include <thread>
+
+#include "cli/whole_file.h"
 
 namespace foreshock::cli {
 namespace {
@@ -146,15 +146,6 @@ std::string check(LabRequest* request) {
   return "";
 }
 
-std::string check_path(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  if (path.empty() || path.back() == '/') return "'" + path + "' is no file name";
-  if (access(directory.c_str(), W_OK) != 0)
-    return "cannot write into " + directory + ": choose another place for " + path;
-  return "";
-}
-
 std::string sweep_names() {
   std::string names;
   for (const lab::Sweep& sweep : lab::sweeps()) names += std::string(sweep.name) + ", ";
@@ -218,7 +209,7 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
       if (!to_int(value, &request->threads) || request->threads < 1)
         return "--threads takes a number from 1 up";
     } else if (flag == "--json" || flag == "--report") {
-      const std::string problem = check_path(value);
+      const std::string problem = why_no_file(value);
       if (!problem.empty()) return problem;
       (flag == "--json" ? request->json_path : request->page_path) = value;
     } else {

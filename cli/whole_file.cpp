@@ -40,6 +40,15 @@ bool write_all(int file, const std::string& content) {
 
 }  // namespace
 
+std::string why_no_file(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (path.empty() || path.back() == '/') return "'" + path + "' is no file name";
+  if (access(directory.c_str(), W_OK) != 0)
+    return "cannot write into " + directory + ": choose another place for " + path;
+  return "";
+}
+
 std::string write_whole_file(const std::string& path, const std::string& content) {
   const SignalsHeld held;
   const auto failed = [&path] { return "cannot write " + path + ": " + std::strerror(errno); };

@@ -6,6 +6,9 @@
 
 namespace foreshock::cli {
 
+// An empty string, or why no file can be written at `path`: to be told before the work is done.
+std::string why_no_file(const std::string& path);
+
 // An empty string, or what went wrong. Signals that would end the process wait until the file is in place.
 std::string write_whole_file(const std::string& path, const std::string& content);
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -59,6 +60,21 @@ inline double query_of(const SegmentReader::Ready& ready) {
   double value = 0;
   std::memcpy(&value, ready.view.payload[kQuery].data(), 8);
   return value;
+}
+
+// Judges every slice that is published until `done`, and those that were there then; `check` looks at each.
+template <typename Check>
+void judge_until(const std::atomic<bool>& done, SegmentReader* reader, const Check& check) {
+  SegmentReader::Ready ready;
+  for (bool last = false, any = true; !last || any;) {
+    last = done.load();
+    any = false;
+    while (reader->next_ready(&ready)) {
+      any = true;
+      check(ready);
+      reader->consume_judged(ready.slot, ready.ticket, 0);
+    }
+  }
 }
 
 }  // namespace foreshock::segment

@@ -242,17 +242,8 @@ TEST_F(SplitSlices, ManyThreadsAndAReaderLoseNothing) {
     });
   }
   std::thread judge([&] {
-    SegmentReader::Ready ready;
-    while (true) {
-      const bool last = done.load();
-      bool any = false;
-      while (reader->next_ready(&ready)) {
-        any = true;
-        expect_slice(ready, ready.view.header.keys / 2);
-        reader->consume_judged(ready.slot, ready.ticket, 0);
-      }
-      if (last && !any) return;
-    }
+    judge_until(done, reader.get(),
+                [](const SegmentReader::Ready& ready) { expect_slice(ready, ready.view.header.keys / 2); });
   });
   for (std::thread& thread : threads) thread.join();
   done = true;

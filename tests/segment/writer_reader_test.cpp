@@ -267,18 +267,10 @@ TEST_F(SegmentFiles, ManyThreadsAndAReaderLoseNothing) {
     });
   }
   std::thread judge([&] {
-    SegmentReader::Ready ready;
-    while (true) {
-      const bool last = done.load();
-      bool any = false;
-      while (reader->next_ready(&ready)) {
-        any = true;
-        ASSERT_EQ(ready.why, nullptr);
-        ASSERT_EQ(query_of(ready), static_cast<double>(ready.ticket));
-        reader->consume_judged(ready.slot, ready.ticket, 0);
-      }
-      if (last && !any) return;
-    }
+    judge_until(done, reader.get(), [](const SegmentReader::Ready& ready) {
+      ASSERT_EQ(ready.why, nullptr);
+      ASSERT_EQ(query_of(ready), static_cast<double>(ready.ticket));
+    });
   });
   for (std::thread& thread : threads) thread.join();
   done = true;
