@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "attention_ops.h"
@@ -17,7 +18,8 @@ namespace foreshock::adapter {
 struct AttentionInputs {
   at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
   c10::IValue layer;
-  double scale = 0, dropout = 0;
+  std::optional<double> scale;  // zero is one too; none: the default of the operation
+  double dropout = 0;
   int64_t causal = 0;  // FORESHOCK_CAUSAL_...
   int64_t window_left = -1, window_right = -1;
   bool positions_first = false;   // (batch, position, head, d)
@@ -78,7 +80,7 @@ class AttentionArguments {
       in.out = tensor(out_);
       in.log_sum_exp = tensor(log_sum_exp_);
     }
-    in.scale = Real(At(stack, scale_), 0);
+    if (const c10::IValue& scale = At(stack, scale_); !scale.isNone()) in.scale = Real(scale, 0);
     in.dropout = Real(At(stack, dropout_), 0);
     in.causal = Causal(At(stack, causal_));
     in.window_left = Whole(At(stack, window_left_), -1);

@@ -214,7 +214,7 @@ inline uint32_t Describe(const AttentionInputs& in, Meaning meaning, bool backwa
   if (!DescribeTensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
   if (!call->query.data || !call->key.data || !call->value.data) return FORESHOCK_SKIP_LAYOUT;
   if (!ViewMask(in.mask, *call, &call->mask)) return FORESHOCK_SKIP_LAYOUT;
-  call->scale = in.scale != 0 ? in.scale : 1 / std::sqrt(static_cast<double>(call->query.shape[3]));
+  call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(call->query.shape[3])));
   call->dropout = in.dropout;
   call->layer_identity = LayerOf(in.query);
   if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();

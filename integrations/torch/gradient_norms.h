@@ -7,12 +7,30 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <vector>
 
 #include "dispatch.h"
 #include "training_clock.h"
 
 namespace foreshock::adapter {
+
+// Tells whether a tensor is still the one that had this address. Every tensor has a version counter that others
+// share only if they share its values; held on to, its address is given to nobody else. Not a weak reference to the
+// tensor: with one, torch.utils.swap_tensors (Module.to, load_state_dict) refuses it.
+class TensorMark {
+ public:
+  explicit TensorMark(const c10::TensorImpl& tensor) : counter_(tensor.version_counter()) {}
+
+  bool is_of(const c10::TensorImpl& tensor) const noexcept {
+    const c10::VariableVersion& its = tensor.version_counter();  // has no comparison of its own
+    static_assert(sizeof counter_ == sizeof(void*));             // one pointer to what is counted
+    return counter_.enabled() && !std::memcmp(&counter_, &its, sizeof counter_);
+  }
+
+ private:
+  c10::VariableVersion counter_;
+};
 
 class GradientNorms {
  public:
@@ -27,8 +45,8 @@ class GradientNorms {
     if (norms_.size() == kRoom) full_ = true;
     if (norms_.size() < kRoom) {
       const auto index = static_cast<uint32_t>(norms_.size());
-      norms_.push_back({Weak(tensor.getIntrusivePtr()), tensor.unsafeGetTensorImpl(), index,
-                        value.has_value(), value.value_or(0)});
+      const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      norms_.push_back({TensorMark(*impl), impl, index, value.has_value(), value.value_or(0)});
       sorted_ = false;
     }
     Unlock();
@@ -71,26 +89,26 @@ class GradientNorms {
   }
 
  private:
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
   struct Norm {
-    Weak keeps_address;  // so that no other tensor gets it meanwhile
+    TensorMark mark;
     const c10::TensorImpl* tensor;
     uint32_t index;
     bool known;  // false: a norm was taken that we could not read
     double value;
   };
 
+  // The first norm of a tensor that is alive.
   Norm* Find(const c10::TensorImpl* tensor) noexcept {
     const auto before = [](const Norm& a, const Norm& b) {
       return a.tensor != b.tensor ? a.tensor < b.tensor : a.index < b.index;
     };
     if (!sorted_) std::sort(norms_.begin(), norms_.end(), before);
     sorted_ = true;
-    const auto first =
-        std::lower_bound(norms_.begin(), norms_.end(), tensor,
-                         [](const Norm& norm, const c10::TensorImpl* t) { return norm.tensor < t; });
-    return first != norms_.end() && first->tensor == tensor ? &*first : nullptr;
+    auto at = std::lower_bound(norms_.begin(), norms_.end(), tensor,
+                               [](const Norm& norm, const c10::TensorImpl* t) { return norm.tensor < t; });
+    for (; at != norms_.end() && at->tensor == tensor; ++at)
+      if (at->mark.is_of(*tensor)) return &*at;
+    return nullptr;
   }
 
   void Clear() noexcept {

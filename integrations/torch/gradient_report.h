@@ -3,6 +3,7 @@
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_REPORT_H_
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "attention_hook.h"
@@ -10,13 +11,14 @@
 
 namespace foreshock::adapter {
 
-// One caller at a time: the helper holds the interpreter lock.
+// Any thread; who finds it busy goes without. (The helper holds the interpreter lock, where there is one.)
 class GradientReport {
  public:
   // `parameters`: TensorImpl addresses, alive. `inverse_scale`: what the optimizer itself multiplies
   // gradients by.
   void Publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies) {
-    if (!Collect(parameters, count) || gradients_.empty()) return;
+    const Turn turn(busy_);
+    if (!turn.is_mine || !Collect(parameters, count) || gradients_.empty()) return;
     const auto found = Norms().Match(tensors_, inverse_scale, &squares_);
     for (size_t i = 0; i < gradients_.size(); ++i) gradients_[i].sum_of_squares = squares_[i];
     if (found == GradientNorms::Found::kAll) return Send();
@@ -29,20 +31,31 @@ class GradientReport {
   }
 
   // Time spent inside the core so far, which it accounts for itself.
-  uint64_t core_ns() const noexcept { return core_ns_; }
+  uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
   // After the step: what a gradient that is kept over the step (zeroed, not dropped) starts from.
   void StepEnded() noexcept {
+    const Turn turn(busy_);
+    if (!turn.is_mine) return;
     kept_ = sentinel_;
     kept_version_ = sentinel_version_;
     sentinel_ = nullptr;
   }
 
  private:
+  struct Turn {
+    explicit Turn(std::atomic_flag& flag) : busy(flag), is_mine(!flag.test_and_set(std::memory_order_acquire)) {}
+    ~Turn() {
+      if (is_mine) busy.clear(std::memory_order_release);
+    }
+    std::atomic_flag& busy;
+    const bool is_mine;
+  };
+
   void Send() noexcept {
     const uint64_t begin = NowNs();
     foreshock_observe_gradients(gradients_.data(), gradients_.size());
-    core_ns_ += NowNs() - begin;
+    core_ns_.fetch_add(NowNs() - begin, std::memory_order_relaxed);
   }
 
   // False if any gradient is a part of a larger one, or is not dense: local values never pose as global ones.
@@ -88,11 +101,12 @@ class GradientReport {
     const auto tensor =
         at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
             const_cast<c10::TensorImpl*>(&gradient)));
-    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) return false;
+    const uint32_t dtype = DtypeOf(tensor);  // what the core cannot square (complex numbers) is not nothing
+    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense() || dtype == FORESHOCK_DTYPE_NONE) return false;
     *values = {};
     values->data = tensor.const_data_ptr();
     values->dims = 1;
-    values->dtype = DtypeOf(tensor);
+    values->dtype = dtype;
     values->device_type = FORESHOCK_DEVICE_CPU;
     std::fill(values->shape, values->shape + FORESHOCK_TENSOR_DIMS, 1);
     values->shape[0] = tensor.numel();
@@ -103,7 +117,8 @@ class GradientReport {
   std::vector<foreshock_gradient> gradients_;
   std::vector<const c10::TensorImpl*> tensors_;  // gradients of gradients_[i]
   std::vector<double> squares_;
-  uint64_t core_ns_ = 0;
+  std::atomic_flag busy_;
+  std::atomic<uint64_t> core_ns_{0};
   const c10::TensorImpl* sentinel_ = nullptr;
   const c10::TensorImpl* kept_ = nullptr;
   uint32_t sentinel_version_ = 0, kept_version_ = 0;

@@ -60,11 +60,10 @@ class MathWindow {
     at::disableCallback(handle_);
   }
 
-  // At the end of a step: open while the next one is sampled. One thread at a time.
+  // At the end of a step: open while the next one is sampled.
   static void Follow() {
     const bool wanted = arguments_ && foreshock_step_is_sampled() != 0;
-    if (wanted == open_) return;
-    open_ = wanted;
+    if (open_.exchange(wanted) == wanted) return;
     wanted ? at::reenableCallback(handle_) : at::disableCallback(handle_);
   }
 
@@ -112,7 +111,7 @@ class MathWindow {
   static inline int32_t number_ = -1;
   static inline const AttentionArguments* arguments_ = nullptr;  // null: not asked for
   static inline at::CallbackHandle handle_ = 0;
-  static inline bool open_ = false;
+  static inline std::atomic<bool> open_{false};
 };
 
 }  // namespace foreshock::adapter

@@ -21,7 +21,13 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-import torch
+try:
+    import torch
+except ImportError as no_torch:
+    if __name__ != "__main__":
+        raise
+    print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
+    sys.exit(2)
 
 FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # times the noise floor
 BIAS_GATE, BIAS_Z, BIAS_SLICES = 0.05, 6.0, 16

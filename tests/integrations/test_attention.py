@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from torch_version import TORCH
 
@@ -51,6 +53,15 @@ def test_description_is_what_the_tensors_hold(trainer) -> None:
         for name, value in zip(which, values, strict=True):
             # Both sides add the same fp64 numbers in different order: 5e4 terms, 2^-53 each, times their growth.
             assert abs(row[name]["fingerprint"] - value) <= 1e-9 * (1 + abs(value)), name
+
+
+def test_a_scale_of_zero_is_not_the_default(trainer) -> None:
+    scales = trainer("""
+        q, k, v = qkv()
+        for more in ({}, dict(scale=None), dict(scale=0.0), dict(scale=-2.0)): sdpa(q, k, v, **more).sum().backward()
+        print(json.dumps([row["scale"] for row in events("leave")]))
+    """)
+    assert scales == [1 / math.sqrt(8)] * 4 + [0.0] * 2 + [-2.0] * 2
 
 
 @pytest.mark.skipif(TORCH < (2, 7), reason="grouped heads take the math path on the CPU before torch 2.7")

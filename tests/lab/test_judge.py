@@ -1,5 +1,6 @@
 """foreshock judge: right kernels pass, each wrong one fails and is told for which inputs."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -95,6 +96,18 @@ def test_a_header_that_points_outside_is_refused(foreshock, tmp_path):
 def run_sweep(foreshock, function, *options):
     command = [foreshock, "judge", "--function", function, "--python", sys.executable, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=HERE)
+
+
+def test_a_python_without_torch_gets_one_line(foreshock, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no site-packages
+    python.chmod(0o755)
+    command = [foreshock, "judge", "--function", "torch:tensor", "--python", python]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 2
+    assert "has no torch" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_torch_s_attention_passes_its_sweep_or_names_the_true_defect(foreshock):

@@ -118,7 +118,7 @@ class Monitor:
         used = (parameter for parameter in parameters_of(optimizer) if parameter.grad is not None)
         for parameter in itertools.islice(used, self.LOOK_AT):
             state = optimizer.state.get(parameter)
-            step = step_number(self._torch, state.get("step")) if state else None
+            step = step_number(self._torch, state.get("step")) if isinstance(state, dict) else None
             if step is not None:
                 now = (parameter._cdata, step)
                 stood_still, self._state_seen = now == self._state_seen, now

@@ -19,13 +19,14 @@ _watch: Any = None
 
 
 def guarded(name: str, *arguments: Any) -> None:
-    """Calls a method of the monitor; the first failure is the last one."""
+    """Calls a method of the monitor, unseen by the trainer's own modes; the first failure is the last one."""
     global monitor
     mine = monitor
     if mine is None:
         return
     try:
-        getattr(mine, name)(*arguments)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            getattr(mine, name)(*arguments)
     except Exception as error:
         monitor = None
         with contextlib.suppress(Exception):

@@ -76,7 +76,8 @@ class Logs:
             self._look()
         if self._values:
             values, self._values = self._values, {}
-            self._pass_on([(name, value, step) for name, (value, step) in values.items()])
+            # A copy: a thread that logs may hold the old ones still.
+            self._pass_on([(name, value, step) for name, (value, step) in list(values.items())])
 
     def _look(self) -> None:
         for module_name, class_name, method, reader in DOORS:

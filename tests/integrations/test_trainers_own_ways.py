@@ -1,0 +1,129 @@
+"""What a trainer may do with its own tensors, modes and optimizers goes as it goes without the monitor."""
+
+from __future__ import annotations
+
+import pytest
+
+TOY = """
+class Toy(torch.nn.Module):
+    def __init__(self):
+        super().__init__(); self.qkv = torch.nn.Linear(32, 96)
+    def forward(self, x):
+        return sdpa(*[t.view(2, 8, 4, 8).transpose(1, 2) for t in self.qkv(x).split(32, 2)])
+def backward(model): model(torch.randn(2, 8, 32)).square().mean().backward()
+"""
+
+
+@pytest.mark.parametrize("helper", [True, False])
+def test_tensors_can_be_swapped(trainer, helper: bool) -> None:
+    """torch.utils.swap_tensors refuses a tensor that anybody holds a weak reference to."""
+    pair = trainer(
+        f"""{TOY}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(3):
+    opt.zero_grad(); backward(model); opt.step()
+model.requires_grad_(False); torch.nn.utils.get_total_norm(list(model.parameters())); model.requires_grad_()
+backward(model); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+torch.__future__.set_swap_module_params_on_conversion(True)
+model.double()
+print(json.dumps([str(model.qkv.weight.dtype), str(model.qkv.weight.grad.dtype)]))
+""",
+        **({} if helper else {"PYTHONPATH": ""}),
+    )
+    assert pair == ["torch.float64", "torch.float64"]
+
+
+def test_a_norm_belongs_to_its_tensor_not_to_its_address(trainer) -> None:
+    rows, truth = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3); weight = model.qkv.weight
+backward(model); opt.step(); opt.zero_grad(); backward(model); events()
+for _ in range(1000):
+    other = torch.randn_like(weight); other.norm(); address = other._cdata; del other
+    weight.grad = gradient = torch.full_like(weight, 2.0)
+    if gradient._cdata == address: break
+else: raise SystemExit("the allocator gives no address twice")
+torch.nn.utils.get_total_norm([model.qkv.bias.grad])
+truth = {{str(p._cdata): p.grad.double().square().sum().item() for p in model.parameters()}}
+opt.step(); print(json.dumps([events("gradients"), truth]))
+""")
+    for row in rows:
+        for parameter, squares in row["squares"].items():
+            assert abs(squares - truth[parameter]) <= 1e-5 * truth[parameter]
+
+
+def test_modes_of_the_trainer_see_nothing_of_ours(trainer) -> None:
+    code = f"""
+import collections, json
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+torch.manual_seed(0)
+def sdpa(q, k, v): return F.scaled_dot_product_attention(q, k, v)
+{TOY}
+seen = collections.Counter()
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        seen[getattr(function, "__name__", str(function))] += 1; return function(*args, **(kwargs or {{}}))
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        seen[str(operation)] += 1; return operation(*args, **(kwargs or {{}}))
+model = Toy(); opt = torch.optim.AdamW(model.parameters(), foreach=True)
+for mode in (Functions, Operations):
+    with mode():
+        for _ in range(3):
+            opt.zero_grad(); backward(model); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); opt.step()
+print(json.dumps(seen, sort_keys=True))
+"""
+    watched, plain = trainer(code), trainer(code, monitored=False)
+    assert watched == plain
+    assert plain["aten._foreach_norm.Scalar"] == 3
+
+
+def test_optimizer_state_of_any_kind(trainer) -> None:
+    """A bare tensor as the state of a parameter: the steps are counted."""
+    rows = trainer(f"""{TOY}
+class Momentum(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            if p not in self.state: self.state[p] = torch.zeros_like(p)
+            p.sub_(self.state[p].mul_(0.9).add_(p.grad), alpha=1e-3)
+model = Toy(); opt = Momentum(model.parameters(), {{}})
+for _ in range(3):
+    opt.zero_grad(); backward(model); opt.step()
+print(json.dumps(events()))
+""")
+    assert not [row for row in rows if row["event"] == "off"]
+    assert [(row["step"], row["source"]) for row in rows if row["event"] == "step"] == [(-1, 3)] * 3
+
+
+def test_complex_gradients_are_not_counted_as_nothing(trainer) -> None:
+    rows = trainer(f"""{TOY}
+model = Toy(); extra = torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))
+opt = torch.optim.SGD([*model.parameters(), extra], lr=1e-3)
+for _ in range(3):
+    opt.zero_grad(); (model(torch.randn(2, 8, 32)).square().mean() + extra.abs().sum()).backward(); opt.step()
+print(json.dumps(events()))
+""")
+    assert [row["event"] for row in rows].count("step") == 3
+    assert not [row for row in rows if row["event"] == "gradients"]
+
+
+def test_two_threads_step_at_once(trainer) -> None:
+    """As in a Python without an interpreter lock: ctypes.CDLL gives it up for the time of the call."""
+    assert trainer(f"""{TOY}
+import os, threading
+version = f"torch-{{torch.__version__}}-{{torch.version.git_version[:12]}}"
+adapter = ctypes.CDLL(os.path.join(os.environ["FORESHOCK_ADAPTERS"], version, "adapter.so"))
+adapter.foreshock_adapter_step_begins.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_uint32]
+def work(count):
+    parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(count)]
+    for parameter in parameters: parameter.grad = torch.ones(4)
+    table = (ctypes.c_void_p * count)(*[parameter._cdata for parameter in parameters])
+    for _ in range(300):
+        adapter.foreshock_adapter_step_begins(table, count, 1.0, 0); adapter.foreshock_adapter_step_ended()
+threads = [threading.Thread(target=work, args=(count,)) for count in (1, 50, 700, 3000)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(json.dumps("alive"))
+""") == "alive"
