@@ -117,9 +117,12 @@ bool Agent::say_address(const Run& run) {
                                   {"address", server_.address()},
                                   {"port", server_.port()},
                                   {"run", run.label()},
+                                  {"record", options_.record},
                                   {"service", is_service()}};
   spdlog::info("run {} at {}", run.label(), server_.place());
-  return run.directory().write("agent.json", address.dump() + "\n");
+  // A path may be of any bytes.
+  const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return run.directory().write("agent.json", text + "\n");
 }
 
 void Agent::loop() {

@@ -30,6 +30,12 @@ std::string AgentAddress::url() const {
   return "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + "/";
 }
 
+bool AgentAddress::writes(const std::string& path) const {
+  // As it comes through JSON, which replaces what is no UTF-8.
+  const std::string text = nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json::parse(text).get<std::string>() == record;
+}
+
 std::optional<AgentAddress> read_agent_address(const std::string& directory) {
   std::ifstream file(directory + "/agent.json");
   const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
@@ -39,6 +45,7 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
     return std::nullopt;
   }
   AgentAddress agent = {json["pid"], json["address"], json["port"]};
+  if (const auto record = json.find("record"); record != json.end() && record->is_string()) agent.record = *record;
   // A service may live in another pid namespace; its lock tells.
   if (json.value("service", nlohmann::json()) == true)
     return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;

@@ -17,7 +17,9 @@ struct AgentAddress {
   pid_t pid = -1;
   std::string address;
   int port = 0;
-  std::string url() const;  // of the page
+  std::string record;                          // the file it writes; "" for none
+  std::string url() const;                     // of the page
+  bool writes(const std::string& path) const;  // this record
 };
 
 // From <directory>/agent.json, when the process it names lives.

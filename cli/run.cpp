@@ -25,6 +25,7 @@
 #include "cli/run_id.h"
 #include "cli/say.h"
 #include "cli/summary.h"
+#include "libmonitor/guest.h"
 
 namespace foreshock::cli {
 namespace {
@@ -81,6 +82,14 @@ std::string file_size_problem() {
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= kLeast) return "";
   return "files are limited to " + std::to_string(limit.rlim_cur >> 10) +
          " KiB here; raise `ulimit -f` to 4 MiB or more";
+}
+
+// The trainer has no memory to allocate, so what it takes from its environment has fixed limits.
+std::string length_problem(const Monitored& monitored) {
+  constexpr size_t kMost = sizeof(Settings::directory) - 1;
+  if (monitored.base.size() + 1 + monitored.run_id.size() <= kMost) return "";
+  return "the name of " + monitored.base + " is too long; set FORESHOCK_DIR to one of " +
+         std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
 // Options that contradict each other; "" or what to do.
@@ -169,9 +178,15 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     }
     say("no agent yet: " + keeper.last_words());
   }
-  const auto keep_agent = [&keeper, &monitored] {
+  const std::string record = absolute(arguments.text(OptionId::kRecord));
+  const auto keep_agent = [&keeper, &monitored, &record] {
     keeper.tick();
-    if (const auto agent = keeper.news()) say("run " + monitored.run_id + ", page at " + agent->url());
+    const auto agent = keeper.news();
+    if (!agent) return;
+    say("run " + monitored.run_id + ", page at " + agent->url());
+    if (!record.empty() && !agent->writes(record))
+      say(record + " is not written: the agent of run " + monitored.run_id +
+          " was there before, without it; give each run an id of its own (--run-id)");
   };
   keep_agent();
   if (const int signal = signals.stop_before_start(); signal != 0) {
@@ -225,6 +240,8 @@ int run(const Arguments& arguments) {
 
   const std::string given_id = arguments.text(OptionId::kRunId);
   const Monitored monitored = {base.path, given_id.empty() ? default_run_id() : given_id, cache};
+  problem = length_problem(monitored);
+  if (!problem.empty()) return run_unmonitored(command, problem);
   const std::vector<std::string> environment = command_environment(installation, arguments, monitored);
   problem = preload_problem(environment, installation.library);
   if (!problem.empty()) return run_unmonitored(command, problem);

@@ -15,9 +15,9 @@
 
 namespace foreshock::adapter {
 
-// Tells whether a tensor is still the one that had this address. Every tensor has a version counter that others
-// share only if they share its values; held on to, its address is given to nobody else. Not a weak reference to the
-// tensor: with one, torch.utils.swap_tensors (Module.to, load_state_dict) refuses it.
+// Tells whether a tensor is still the one that had this address. Every tensor has a version counter that
+// others share only if they share its values; held on to, its address is given to nobody else. Not a weak
+// reference to the tensor: with one, torch.utils.swap_tensors (Module.to, load_state_dict) refuses it.
 class TensorMark {
  public:
   explicit TensorMark(const c10::TensorImpl& tensor) : counter_(tensor.version_counter()) {}

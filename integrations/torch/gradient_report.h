@@ -44,7 +44,8 @@ class GradientReport {
 
  private:
   struct Turn {
-    explicit Turn(std::atomic_flag& flag) : busy(flag), is_mine(!flag.test_and_set(std::memory_order_acquire)) {}
+    explicit Turn(std::atomic_flag& flag)
+        : busy(flag), is_mine(!flag.test_and_set(std::memory_order_acquire)) {}
     ~Turn() {
       if (is_mine) busy.clear(std::memory_order_release);
     }
@@ -102,7 +103,8 @@ class GradientReport {
         at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
             const_cast<c10::TensorImpl*>(&gradient)));
     const uint32_t dtype = DtypeOf(tensor);  // what the core cannot square (complex numbers) is not nothing
-    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense() || dtype == FORESHOCK_DTYPE_NONE) return false;
+    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense() || dtype == FORESHOCK_DTYPE_NONE)
+      return false;
     *values = {};
     values->data = tensor.const_data_ptr();
     values->dims = 1;

@@ -20,9 +20,9 @@
 
 namespace foreshock::adapter {
 
-// Any thread; who finds it busy goes on. The weight's storage is held weakly, its version counter (a few bytes that
-// outlive it) is shared, so that the last step can be seen after the model has gone. Not the weight itself: tensors
-// with weak references cannot be swapped (torch.utils.swap_tensors).
+// Any thread; who finds it busy goes on. The weight's storage is held weakly, its version counter (a few
+// bytes that outlive it) is shared, so that the last step can be seen after the model has gone. Not the
+// weight itself: tensors with weak references cannot be swapped (torch.utils.swap_tensors).
 class ParameterClock {
  public:
   void Enable() noexcept {
@@ -54,7 +54,8 @@ class ParameterClock {
     if (!c10::GradMode::is_enabled() || !query.requires_grad()) return;
     auto* leaf = static_cast<c10::TensorImpl*>(const_cast<void*>(LayerOf(query)));
     if (!leaf || leaf->is_inference()) return;
-    const at::Tensor weight(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(leaf));
+    const at::Tensor weight(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(leaf));
     if (!weight.has_storage()) return;
     storage_ = weight.storage().getWeakStorageImpl();
     is_readable_ = weight.is_cpu() && HasData(weight) && weight.is_non_overlapping_and_dense();

@@ -245,6 +245,38 @@ def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
     assert [entry.name for entry in base.iterdir()] == ["lock"]
 
 
+def test_a_record_that_the_agent_of_another_run_does_not_write(foreshock, environment, tmp_path):
+    """Its options come from the first run; the second says what it does not get, and only then."""
+    environment = environment | {"FORESHOCK_RUN_ID": "me"}
+    first = subprocess.Popen(
+        [foreshock, "run", "--record", tmp_path / "first\udcff.jsonl", "--", "sh", "-c", "echo ready; cat"],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert first.stdout.readline() == "ready\n"
+    same = run(foreshock, environment, "true", options=["--record", tmp_path / "first\udcff.jsonl"])
+    other = run(foreshock, environment, "true", options=["--record", tmp_path / "second.jsonl"])
+    first.communicate(timeout=60)
+    assert first.returncode == same.returncode == other.returncode == 0
+    assert "is not written" not in same.stderr
+    (line,) = [line for line in other.stderr.splitlines() if "is not written" in line]
+    assert "second.jsonl" in line
+    assert "--run-id" in line
+    assert not (tmp_path / "second.jsonl").exists()
+
+
+@pytest.mark.parametrize(("spare", "monitored"), [(0, True), (1, False)])
+def test_a_base_directory_whose_name_is_too_long(foreshock, environment, base, spare, monitored):
+    """The trainer has room for 399 bytes of <base>/<run id>."""
+    run_id = "r" * 20
+    long = base / ("d" * 180)
+    long.mkdir(mode=0o700)
+    long /= "e" * (399 + spare - len(f"{long}//{run_id}"))
+    result = run(foreshock, environment | {"FORESHOCK_DIR": str(long)}, "true", options=["--run-id", run_id])
+    assert result.returncode == 0
+    assert ("is too long; set FORESHOCK_DIR" in result.stderr) is not monitored
+    assert (", page at " in result.stderr) is monitored
+
+
 @pytest.mark.parametrize(
     "arguments",
     [[], ["frobnicate"], ["run"], ["run", "--every", "x", "--", "true"], ["run", "--bind", "0.0.0.0", "--", "true"],

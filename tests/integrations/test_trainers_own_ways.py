@@ -111,7 +111,8 @@ print(json.dumps(events()))
 
 def test_two_threads_step_at_once(trainer) -> None:
     """As in a Python without an interpreter lock: ctypes.CDLL gives it up for the time of the call."""
-    assert trainer(f"""{TOY}
+    assert (
+        trainer(f"""{TOY}
 import os, threading
 version = f"torch-{{torch.__version__}}-{{torch.version.git_version[:12]}}"
 adapter = ctypes.CDLL(os.path.join(os.environ["FORESHOCK_ADAPTERS"], version, "adapter.so"))
@@ -126,4 +127,6 @@ threads = [threading.Thread(target=work, args=(count,)) for count in (1, 50, 700
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(json.dumps("alive"))
-""") == "alive"
+""")
+        == "alive"
+    )
