@@ -71,6 +71,7 @@ class Agent {
   Registry registry_;
   HttpServer server_;
   double cpu_at_cadence_ = 0;
+  bool file_sd_failed_ = false;
 };
 
 int Agent::run() {
@@ -113,12 +114,9 @@ bool Agent::take_one(std::string* error) {
 }
 
 bool Agent::say_address(const Run& run) {
-  const nlohmann::json address = {{"pid", getpid()},
-                                  {"address", server_.address()},
-                                  {"port", server_.port()},
-                                  {"run", run.label()},
-                                  {"record", options_.record},
-                                  {"service", is_service()}};
+  const nlohmann::json address = {{"pid", getpid()},           {"address", server_.address()},
+                                  {"port", server_.port()},    {"run", run.label()},
+                                  {"record", options_.record}, {"service", is_service()}};
   spdlog::info("run {} at {}", run.label(), server_.place());
   // A path may be of any bytes.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -300,8 +298,10 @@ void Agent::publish_targets(Published* published) {
   if (server_.port() != 0) targets.insert(targets.begin(), {server_.address(), server_.port(), run});
   published->targets_json = targets_json(targets);
   if (options_.file_sd.empty() || server_.port() == 0) return;
-  if (!write_targets(options_.file_sd, published->targets_json))
+  const bool failed = !write_targets(options_.file_sd, published->targets_json);
+  if (failed && !file_sd_failed_)  // once, not every second
     spdlog::error("{} cannot be written: Prometheus will not find this agent there", options_.file_sd);
+  file_sd_failed_ = failed;
 }
 
 bool Agent::is_needed() const {

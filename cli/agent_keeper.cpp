@@ -32,7 +32,8 @@ std::string AgentAddress::url() const {
 
 bool AgentAddress::writes(const std::string& path) const {
   // As it comes through JSON, which replaces what is no UTF-8.
-  const std::string text = nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string text =
+      nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return nlohmann::json::parse(text).get<std::string>() == record;
 }
 
@@ -44,8 +45,9 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
       !json.value("address", nlohmann::json()).is_string()) {
     return std::nullopt;
   }
-  AgentAddress agent = {json["pid"], json["address"], json["port"]};
-  if (const auto record = json.find("record"); record != json.end() && record->is_string()) agent.record = *record;
+  AgentAddress agent = {json["pid"], json["address"], json["port"], ""};
+  if (const auto record = json.find("record"); record != json.end() && record->is_string())
+    agent.record = *record;
   // A service may live in another pid namespace; its lock tells.
   if (json.value("service", nlohmann::json()) == true)
     return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;

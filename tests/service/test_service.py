@@ -135,6 +135,20 @@ def test_its_target_file_goes_with_it(service):
     assert not service.file_sd.exists()
 
 
+def test_a_target_file_that_cannot_be_written_is_told_once(service):
+    service.file_sd.unlink()
+    service.file_sd.mkdir()  # in its place
+    says = lambda: service.log.read_text().count("cannot be written")  # noqa: E731
+    wait_until(says)
+    seen = set()
+    for _ in range(4):  # it tries again whenever it publishes
+        wait_until(lambda: json.loads(service.get("/api/v1/state"))["agent"]["cpu_seconds"] not in seen)
+        seen.add(json.loads(service.get("/api/v1/state"))["agent"]["cpu_seconds"])
+    assert says() == 1
+    service.file_sd.rmdir()
+    wait_until(service.file_sd.is_file)
+
+
 def test_group_access_is_enough(start_service, start_trainer, tree, tmp_path):
     """A service without root: the set-group-id bit of a user's directory shares what is below it."""
     if not runs_as(4321):
