@@ -180,7 +180,8 @@ void load_adapter() {
   Settings settings = {};
   Search torch = {};
   if (!find_mapped("libtorch_cpu.so", &torch)) return;
-  const char* adapters = option_value(OptionId::kAdapters);
+  const Variables variables;
+  const char* adapters = option_value(variables, OptionId::kAdapters);
   if (!read_environment(&settings) || *adapters == '\0') return;
   if (!done.test_and_set()) load_adapter_of(torch.path, adapters);
 }

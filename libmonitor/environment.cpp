@@ -4,15 +4,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "libmonitor/options.h"
-
 namespace foreshock {
 namespace {
 
-// The first of the variables that holds a whole number, else `fallback`.
-int first_number(std::initializer_list<const char*> variables, int fallback) {
-  for (const char* variable : variables) {
-    const char* text = std::getenv(variable);
+// The first of the named variables that holds a whole number, else `fallback`.
+int first_number(const Variables& variables, std::initializer_list<const char*> names, int fallback) {
+  for (const char* name : names) {
+    const char* text = variables.find(name);
     uint64_t value = 0;
     if (text != nullptr && parse_count(text, &value) && value <= 10'000'000) return static_cast<int>(value);
   }
@@ -35,20 +33,31 @@ int tasks_of_node(const char* list, int node) {
   return -1;
 }
 
-int slurm_local_ranks() {
-  const int node = first_number({"SLURM_NODEID"}, 0);
-  for (const char* variable : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
-    if (const int tasks = tasks_of_node(std::getenv(variable), node); tasks > 0) return tasks;
+int slurm_local_ranks(const Variables& variables) {
+  const int node = first_number(variables, {"SLURM_NODEID"}, 0);
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
+    if (const int tasks = tasks_of_node(variables.find(name), node); tasks > 0) return tasks;
   return 1;
 }
 
 }  // namespace
 
+const char* option_value(const Variables& variables, OptionId id) {
+  const Option& row = option(id);
+  const char* given = row.variable != nullptr ? variables.find(row.variable) : nullptr;
+  return given != nullptr && *given != '\0' ? given : row.fallback;
+}
+
 bool read_environment(Settings* settings) {
+  const Variables variables;
+  const auto value = [&](OptionId id) { return option_value(variables, id); };
+  const auto number = [&](std::initializer_list<const char*> names, int fallback) {
+    return first_number(variables, names, fallback);
+  };
   bool enabled = true;
-  if (parse_switch(option_value(OptionId::kEnabled), &enabled) && !enabled) return false;
-  const char* base = option_value(OptionId::kBaseDirectory);
-  const char* run_id = option_value(OptionId::kRunId);
+  if (parse_switch(value(OptionId::kEnabled), &enabled) && !enabled) return false;
+  const char* base = value(OptionId::kBaseDirectory);
+  const char* run_id = value(OptionId::kRunId);
   if (*base == '\0' || *run_id == '\0') return false;
   Settings& s = *settings;
   s = {};
@@ -60,23 +69,22 @@ bool read_environment(Settings* settings) {
   parse_ratio(option(OptionId::kMaxSlowdown).fallback, &s.max_slowdown);
   parse_bytes(option(OptionId::kMemory).fallback, &s.memory);
   s.slices = true;
-  parse_count(option_value(OptionId::kLauncher), &s.launcher_pid);
-  parse_count(option_value(OptionId::kEvery), &s.every);
-  parse_ratio(option_value(OptionId::kMaxSlowdown), &s.max_slowdown);
-  parse_bytes(option_value(OptionId::kMemory), &s.memory);
-  parse_switch(option_value(OptionId::kSlices), &s.slices);
-  parse_count(option_value(OptionId::kSeed), &s.seed);
+  parse_count(value(OptionId::kLauncher), &s.launcher_pid);
+  parse_count(value(OptionId::kEvery), &s.every);
+  parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
+  parse_bytes(value(OptionId::kMemory), &s.memory);
+  parse_switch(value(OptionId::kSlices), &s.slices);
+  parse_count(value(OptionId::kSeed), &s.seed);
 
-  s.rank = first_number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
-  s.local_rank =
-      first_number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, -1);
+  s.rank = number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
+  s.local_rank = number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, -1);
   // A step may have fewer tasks than its job: the step's number goes first.
-  s.world_size = first_number(
-      {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
-  s.local_ranks = first_number(
-      {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"},
-      slurm_local_ranks());
-  s.attempt = first_number({"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}, 0);
+  s.world_size =
+      number({"WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
+  s.local_ranks =
+      number({"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"},
+             slurm_local_ranks(variables));
+  s.attempt = number({"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}, 0);
   return true;
 }
 

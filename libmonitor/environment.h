@@ -3,12 +3,17 @@
 #define FORESHOCK_LIBMONITOR_ENVIRONMENT_H_
 
 #include "libmonitor/guest.h"
+#include "libmonitor/options.h"
+#include "libmonitor/variables.h"
 
 namespace foreshock {
 
 // False when this process is not to be monitored (FORESHOCK=0, or no directory given). Reads the environment
 // only.
 bool read_environment(Settings* settings);
+
+// As option_value() of options.h, while other threads may change the environment.
+const char* option_value(const Variables& variables, OptionId id);
 
 }  // namespace foreshock
 
