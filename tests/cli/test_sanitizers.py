@@ -1,0 +1,75 @@
+"""`./dev test` runs every unit test under the sanitizers; a new one is in without anybody listing it."""
+
+import importlib.machinery
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import monitored
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = monitored.BUILD
+# What code needs that starts a thread: of libstdc++, of glibc.
+THREAD_STARTS = ("_ZNSt6thread15_M_start_thread", "pthread_create")
+
+
+def starts_threads(program: str) -> bool:
+    """Whether the test's own code does, whatever it is linked with."""
+    objects = list((BUILD / "tests").glob(f"*/CMakeFiles/{program}.dir/**/*.o"))
+    assert objects, program
+    needed = subprocess.run(["nm", "--undefined-only", *objects], capture_output=True, text=True, check=True).stdout
+    return any(start in needed for start in THREAD_STARTS)
+
+
+@pytest.fixture(scope="module")
+def labels() -> dict[str, set[str]]:
+    """The labels of each program that ctest runs."""
+    listing = subprocess.run(["ctest", "--show-only=json-v1"], cwd=BUILD, capture_output=True, text=True, check=True)
+    found: dict[str, set[str]] = {}
+    for test in json.loads(listing.stdout)["tests"]:
+        names = {name for each in test.get("properties", []) if each["name"] == "LABELS" for name in each["value"]}
+        found.setdefault(pathlib.Path(test["command"][0]).name, set()).update(names)
+    return found
+
+
+@pytest.fixture(scope="module")
+def googletests() -> set[str]:
+    """Every program of the build that has GoogleTest in it."""
+    programs = [path for path in (BUILD / "bin").iterdir() if path.suffix == "" and path.stat().st_mode & 0o100]
+    return {path.name for path in programs if b"InitGoogleTest" in path.read_bytes()}
+
+
+def test_every_googletest_is_labelled(labels, googletests):
+    assert len(googletests) > 30
+    assert googletests == {
+        program for program, names in labels.items() if names & {"unit_serial", "unit_threaded", "sweep"}
+    }
+    sweeps = {program for program, names in labels.items() if "sweep" in names}
+    assert sweeps == {"lab_claims_test", "lab_tensor_core_test"}, "left out under the sanitizers: only with a reason"
+
+
+def test_what_starts_threads_is_not_called_serial(labels):
+    serial = [program for program, names in labels.items() if "unit_serial" in names]
+    assert serial
+    for program in serial:
+        assert not starts_threads(program), f"{program}: take SERIAL out of its CMakeLists.txt"
+    for program in ("agent_test", "exporters_test", "lab_comparison_test", "lab_measure_test", "libmonitor_test"):
+        assert "unit_threaded" in labels[program]
+    assert starts_threads("segment_test")
+
+
+def test_the_targets_that_dev_builds_hold_them_all(labels, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader = importlib.machinery.SourceFileLoader("dev", str(ROOT / "dev"))
+    dev = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
+    loader.exec_module(dev)
+    assert set(dev.SANITIZED) == {"asan", "tsan"}
+    for target, label in dev.SANITIZED.values():
+        query = ["ninja", "-C", str(BUILD), "-t", "query", f"tests/{target}"]
+        inputs = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        for program, names in labels.items():
+            if any(name.startswith(label) for name in names):
+                assert f"{program}\n" in inputs, (target, program)
