@@ -1,6 +1,8 @@
 """What the documents say is what the program does."""
 
+import importlib
 import pathlib
+import platform
 import re
 import subprocess
 
@@ -61,3 +63,22 @@ def test_named_variables_exist():
     development = {"FORESHOCK_BUILD", "FORESHOCK_TESTS", "FORESHOCK_BENCH", "FORESHOCK_WERROR", "FORESHOCK_SANITIZE"}
     named = {name for page in documents() for name in re.findall(r"\bFORESHOCK(?:_[A-Z_]*[A-Z])?\b", page.read_text())}
     assert named - known - development == set()
+
+
+def test_named_commands_of_dev_exist():
+    helped = subprocess.run([ROOT / "dev", "--help"], capture_output=True, text=True, check=True).stdout
+    known = set(re.findall(r"^    ([a-z-]+)", helped, re.MULTILINE))
+    named = {name for page in documents() for name in re.findall(r"\./dev ([a-z-]+)", page.read_text())}
+    assert {"demo", "test", "package"} <= named <= known
+
+
+def test_packages_and_the_releases_they_serve_are_those_named(foreshock, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "packaging"))
+    package, versions = (importlib.import_module(name) for name in ("package", "torch_versions"))
+    version = subprocess.run([foreshock, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    text = (ROOT / "README.md").read_text()
+    assert f"pip install foreshock-{version}-{package.WHEEL_TAG}.whl" in text
+    assert f"tar xf foreshock-{version}-linux-{platform.machine()}.tar.gz" in text
+    assert "an adapter for torch 2.13.0" in text
+    minors = [release.rpartition(".")[0] for release in versions.RELEASES]
+    assert f"every minor from {minors[0]} to {minors[-1]}" in " ".join(text.split())
