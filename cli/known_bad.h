@@ -34,7 +34,7 @@ using Versions = std::map<std::string, std::string, std::less<>>;
 // The rows that apply. A component that is not installed matches nothing.
 std::vector<const KnownBad*> known_bad(const Versions& versions);
 
-// The rows for people, as `doctor` and the end-of-run summary show them; "" without rows.
+// The rows for people, as `doctor` shows them; "" without rows. `run` ends with their number.
 std::string known_bad_text(const std::vector<const KnownBad*>& rows);
 
 // What the interpreter has installed, from its package metadata; nothing is imported.

@@ -129,11 +129,15 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-// What the summary cannot see on this machine's inputs, but others have met with the same versions.
-void print_known_bad(const std::vector<std::string>& command) {
+// What this run's own inputs may not have met, but others have with the same versions: one line after every
+// run, the rest is for who wants to know.
+void mention_known_bad(const std::vector<std::string>& command) {
   const FoundPython python = find_python(command);
-  if (!python.executable.empty() && python.certain)
-    fputs(known_bad_text(known_bad(installed_versions(python.executable))).c_str(), stderr);
+  if (python.executable.empty() || !python.certain) return;
+  const size_t count = known_bad(installed_versions(python.executable)).size();
+  if (count == 0) return;
+  say(std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
+      " of the attention kernels installed here: foreshock doctor says of which inputs");
 }
 
 void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
@@ -209,7 +213,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   report(answer, absolute(arguments.text(OptionId::kSummary)), off_lines(directory.path(), earlier, getpid()),
          directory.path());
-  if (has_ranks(answer.summary)) print_known_bad(arguments.command());
+  if (has_ranks(answer.summary)) mention_known_bad(arguments.command());
   directory.leave([&keeper] { keeper.kill_own(); });
   end_like(status);
 }

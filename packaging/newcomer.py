@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -135,6 +136,7 @@ def try_tarball(packages, python, plain):
     call("tar", "-C", first, "-xzf", tarball)
     (tree,) = first.iterdir()
     try_installation("tarball", tree / "bin" / "foreshock", python, plain)
+    try_service(tree, python, plain)
     moved = HOME / "second"
     shutil.rmtree(moved, ignore_errors=True)
     first.rename(moved)
@@ -150,6 +152,61 @@ def try_tarball(packages, python, plain):
     text = call(second / tree.name / "bin" / "foreshock", "run", "--", "true")
     must("not monitoring: " in text and "cannot be preloaded" in text, text)
     ok("a path with a blank", "runs unmonitored and says why")
+
+
+def service_metric(address, token, name, run):
+    request = urllib.request.Request(f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(f'foreshock_{name}{{run="{run}"')]
+    return sum(map(float, values))
+
+
+def wait_until(holds, text, seconds=60):
+    end = time.monotonic() + seconds
+    while not holds():
+        must(time.monotonic() < end, text)
+        time.sleep(0.2)
+
+
+def task_environment(tree, base):
+    """As slurmd makes it of what the task prolog prints."""
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_USER": "newcomer"}
+    slurm.update(FORESHOCK_PREFIX=str(tree), FORESHOCK_TREE=str(base))
+    script = tree / "share" / "foreshock" / "deploy" / "slurm" / "task_prolog.sh"
+    lines = call(script, **slurm).splitlines()
+    must(len(lines) == 5, f"the task prolog says {lines}")
+    return dict(line[len("export ") :].split("=", 1) for line in lines)
+
+
+def try_service(tree, python, plain):
+    """An agent for a tree of runs, and a task of Slurm's that has nothing but the environment of the prolog."""
+    foreshock, base = tree / "bin" / "foreshock", pathlib.Path("/dev/shm/tree")
+    token, targets = HOME / "token", HOME / "targets.json"
+    base.mkdir()
+    token.write_text("a-token-of-the-newcomer\n")
+    token.chmod(0o600)
+    if targets.exists():
+        targets.unlink()
+    doctor(foreshock, python, tree / "cache")
+    command = [foreshock, "agent", "--tree", base, "--port", "0", "--token-file", token, "--file-sd", targets]
+    agent = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
+    try:
+        wait_until(targets.exists, "the agent of the tree does not start")
+        (address,) = json.loads(targets.read_text())[0]["targets"]
+        more = task_environment(tree, base)
+        facts = call(python, *TRAINING, FORESHOCK_EVERY="4", FORESHOCK_MAX_SLOWDOWN="100%", **more)
+        must(json.loads(facts.splitlines()[-1]) == plain, "other results under the service")
+
+        def of(name):
+            return service_metric(address, token.read_text().strip(), name, "newcomer/77.0")
+
+        wait_until(lambda: of("attention_judged_total") == of("attention_samples_total") > 0, "not all is judged")
+        ok("tarball: service and task prolog", f"{of('attention_judged_total'):.0f} calls judged, same bits")
+    finally:
+        agent.terminate()
+        agent.wait()
+        shutil.rmtree(base)
 
 
 def main():
