@@ -237,7 +237,9 @@ def test_killed_agent_is_started_again(foreshock, environment, base):
 
 def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
     environment = environment | {"FORESHOCK_RUN_ID": "me"}
-    script = "echo ready; cat $FORESHOCK_DIR/me/agent.json -"  # until communicate() closes its input
+    # Says it when communicate() closes its input: what came along with "ready" would stay in the reader's buffer.
+    # The agent may be late on a busy machine.
+    script = "echo ready; cat; until cat $FORESHOCK_DIR/me/agent.json 2>/dev/null; do sleep 0.1; done"
     runs = [start(foreshock, environment, script, stdin=subprocess.PIPE) for _ in range(4)]
     pids = {json.loads(process.communicate(timeout=60)[0])["pid"] for process in runs}
     assert len(pids) == 1
