@@ -250,8 +250,9 @@ def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
 def test_a_record_that_the_agent_of_another_run_does_not_write(foreshock, environment, tmp_path):
     """Its options come from the first run; the second says what it does not get, and only then."""
     environment = environment | {"FORESHOCK_RUN_ID": "me"}
+    script = "until test -s $FORESHOCK_DIR/me/agent.json; do sleep 0.1; done; echo ready; cat"
     first = subprocess.Popen(
-        [foreshock, "run", "--record", tmp_path / "first\udcff.jsonl", "--", "sh", "-c", "echo ready; cat"],
+        [foreshock, "run", "--record", tmp_path / "first\udcff.jsonl", "--", "sh", "-c", script],
         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert first.stdout.readline() == "ready\n"
