@@ -1,0 +1,121 @@
+#include "libmonitor/head_rows.h"
+
+#include <cstring>
+
+namespace foreshock {
+namespace {
+
+struct Word {
+  const char* text;
+  ProjectionKind kind;
+};
+// What model code calls them: Hugging Face, Megatron, torchtitan, nanoGPT, timm, torch.nn.MultiheadAttention.
+constexpr Word kWords[] = {
+    {"q_proj", ProjectionKind::kQuery},
+    {"k_proj", ProjectionKind::kKey},
+    {"wq", ProjectionKind::kQuery},
+    {"wk", ProjectionKind::kKey},
+    {"to_q", ProjectionKind::kQuery},
+    {"to_k", ProjectionKind::kKey},
+    {"q_lin", ProjectionKind::kQuery},
+    {"k_lin", ProjectionKind::kKey},
+    {"q", ProjectionKind::kQuery},
+    {"k", ProjectionKind::kKey},
+    {"query", ProjectionKind::kQuery},
+    {"key", ProjectionKind::kKey},
+    {"query_proj", ProjectionKind::kQuery},
+    {"key_proj", ProjectionKind::kKey},
+    {"linear_q", ProjectionKind::kQuery},
+    {"linear_k", ProjectionKind::kKey},
+    {"qkv", ProjectionKind::kFused},
+    {"qkv_proj", ProjectionKind::kFused},
+    {"wqkv", ProjectionKind::kFused},
+    {"to_qkv", ProjectionKind::kFused},
+    {"in_proj", ProjectionKind::kFused},
+    {"in_proj_weight", ProjectionKind::kFused},
+    {"c_attn", ProjectionKind::kFused},
+    {"att_proj", ProjectionKind::kFused},
+    {"linear_qkv", ProjectionKind::kGrouped},
+    {"query_key_value", ProjectionKind::kGrouped},
+};
+
+// The last component, or the one before ".weight".
+struct Component {
+  const char* begin;
+  size_t length;
+};
+Component last_component(const char* name) {
+  static constexpr char kWeight[] = ".weight";
+  size_t length = std::strlen(name);
+  const size_t tail = sizeof kWeight - 1;
+  if (length > tail && std::memcmp(name + length - tail, kWeight, tail) == 0) length -= tail;
+  size_t begin = length;
+  while (begin > 0 && name[begin - 1] != '.') --begin;
+  return {name + begin, length - begin};
+}
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+bool is_same(const Component& component, const char* word) {
+  if (std::strlen(word) != component.length) return false;
+  for (size_t n = 0; n < component.length; ++n)
+    if (lower(component.begin[n]) != word[n]) return false;
+  return true;
+}
+
+uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
+  switch (kind) {
+    case ProjectionKind::kQuery:
+      return uint64_t{heads.heads} * heads.head_dim;
+    case ProjectionKind::kKey:
+      return uint64_t{heads.kv_heads} * heads.head_dim;
+    case ProjectionKind::kFused:
+    case ProjectionKind::kGrouped:
+      return (uint64_t{heads.heads} + 2 * uint64_t{heads.kv_heads}) * heads.head_dim;
+    case ProjectionKind::kNone:
+      break;
+  }
+  return 0;
+}
+
+uint64_t group_size(const HeadGeometry& heads) { return heads.heads / heads.kv_heads; }
+
+}  // namespace
+
+ProjectionKind projection_kind(const char* name) {
+  const Component component = last_component(name);
+  for (const Word& word : kWords)
+    if (is_same(component, word.text)) return word.kind;
+  return ProjectionKind::kNone;
+}
+
+Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads) {
+  if (dims != 2 || shape[0] <= 0 || shape[1] <= 0 || heads.head_dim == 0 || heads.kv_heads == 0 ||
+      heads.heads % heads.kv_heads != 0)
+    return {};
+  const ProjectionKind kind = projection_kind(name);
+  const uint64_t outputs = outputs_of(kind, heads), rows = static_cast<uint64_t>(shape[0]),
+                 columns = static_cast<uint64_t>(shape[1]);
+  if (outputs == 0) return {};
+  if (rows == outputs) return {kind, false, outputs, columns};
+  if (columns == outputs) return {kind, true, outputs, rows};
+  return {};
+}
+
+uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head) {
+  if (projection.kind == ProjectionKind::kGrouped) return kv_head * (group_size(heads) + 2) * heads.head_dim;
+  return kv_head * group_size(heads) * heads.head_dim;
+}
+
+uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head) {
+  switch (projection.kind) {
+    case ProjectionKind::kGrouped:
+      return (kv_head * (group_size(heads) + 2) + group_size(heads)) * heads.head_dim;
+    case ProjectionKind::kFused:
+      return (uint64_t{heads.heads} + kv_head) * heads.head_dim;
+    default:
+      return uint64_t{kv_head} * heads.head_dim;
+  }
+}
+
+}  // namespace foreshock

@@ -1,0 +1,122 @@
+#include "shadow/layer_spectra.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shadow/update_spectrum.h"
+
+namespace foreshock {
+namespace {
+
+constexpr uint32_t kMostHeadDim = 1024, kMostWidth = 1 << 20;  // what is computed here, not what exists
+
+uint64_t values_in(const ProjectionRows& rows) {
+  return rows.kv_heads.size() * uint64_t{rows.head_dim} * rows.width;
+}
+
+bool is_usable(const ProjectionRows& rows) {
+  if (rows.dtype != DType::kFp32 && rows.dtype != DType::kBf16 && rows.dtype != DType::kFp16) return false;
+  if (rows.step < 0 || rows.kv_heads.empty() || rows.head_dim == 0 || rows.width == 0) return false;
+  if (rows.head_dim > kMostHeadDim || rows.width > kMostWidth) return false;
+  const uint64_t bytes = values_in(rows) * size_of(rows.dtype);
+  const auto fits = [bytes](std::span<const std::byte> side) { return side.empty() || side.size() == bytes; };
+  return fits(rows.queries) && fits(rows.keys);
+}
+
+std::vector<float> values_of(std::span<const std::byte> bytes, DType type) {
+  std::vector<float> values(bytes.size() / size_of(type));
+  for (size_t n = 0; n < values.size(); ++n)
+    values[n] = static_cast<float>(load_as_double(bytes.data(), type, n));
+  return values;
+}
+
+// One head's rows in fp64.
+std::vector<double> head_of(const std::vector<float>& values, size_t head, size_t size) {
+  const auto begin = values.begin() + static_cast<std::ptrdiff_t>(head * size);
+  return {begin, begin + static_cast<std::ptrdiff_t>(size)};
+}
+
+void add_head(const Spectrum& of, LayerSpectrum* to) {
+  const auto least = [to](double so_far, double value) {
+    return to->heads == 0 ? value : std::min(so_far, value);
+  };
+  to->norm_max = std::max(to->norm_max, of.frobenius);
+  to->stable_rank_min = least(to->stable_rank_min, of.stable_rank);
+  to->effective_rank_min = least(to->effective_rank_min, of.effective_rank);
+  ++to->heads;
+  const double share = 1.0 / to->heads;
+  to->norm_mean += (of.frobenius - to->norm_mean) * share;
+  to->stable_rank_mean += (of.stable_rank - to->stable_rank_mean) * share;
+  to->effective_rank_mean += (of.effective_rank - to->effective_rank_mean) * share;
+}
+
+}  // namespace
+
+LayerSpectra::Layer* LayerSpectra::layer_for(const std::string& name, const ProjectionRows& rows) {
+  const auto found = layers_.find(name);
+  if (found != layers_.end()) {
+    Layer& layer = found->second;
+    if (layer.interval == rows.interval && layer.head_dim == rows.head_dim && layer.width == rows.width &&
+        layer.kv_heads == rows.kv_heads)
+      return &layer;
+    bytes_ -= layer.bytes;
+    layers_.erase(found);
+  }
+  const uint64_t bytes = 4 * values_in(rows) * sizeof(float);  // queries and keys, twice
+  if (bytes > most_bytes_ - bytes_) {
+    ++layers_refused_;
+    return nullptr;
+  }
+  bytes_ += bytes;
+  Layer& layer = layers_[name];
+  layer.interval = rows.interval;
+  layer.bytes = bytes;
+  layer.head_dim = rows.head_dim;
+  layer.width = rows.width;
+  layer.kv_heads = rows.kv_heads;
+  return &layer;
+}
+
+std::optional<LayerSpectrum> LayerSpectra::take(const std::string& name, const ProjectionRows& rows) {
+  if (!is_usable(rows)) return std::nullopt;
+  Layer* layer = layer_for(name, rows);
+  if (layer == nullptr) return std::nullopt;
+  const auto look = [&rows](std::span<const std::byte> bytes, Side* side) {
+    if (bytes.empty() || rows.step == side->after.step) return;
+    side->before = std::exchange(side->after, {rows.step, values_of(bytes, rows.dtype)});
+    side->is_new = true;
+  };
+  look(rows.queries, &layer->query);
+  look(rows.keys, &layer->key);
+  if (!layer->query.is_complete() || !layer->key.is_complete()) return std::nullopt;
+  layer->query.is_new = layer->key.is_new = false;
+  const int64_t apart = std::abs(layer->query.after.step - layer->key.after.step);
+  if (layer->query.steps() != layer->key.steps() || layer->query.steps() <= 0 ||
+      (apart > 0 && static_cast<uint64_t>(apart) >= layer->interval))
+    return std::nullopt;
+  return spectrum_of(*layer);
+}
+
+std::optional<LayerSpectrum> LayerSpectra::spectrum_of(const Layer& layer) {
+  LayerSpectrum result;
+  const size_t size = size_t{layer.head_dim} * layer.width;
+  for (size_t head = 0; head < layer.kv_heads.size(); ++head) {
+    const std::vector<double> query_before = head_of(layer.query.before.values, head, size),
+                              query_after = head_of(layer.query.after.values, head, size),
+                              key_before = head_of(layer.key.before.values, head, size),
+                              key_after = head_of(layer.key.after.values, head, size);
+    const auto spectrum = update_spectrum({.query_before = query_before,
+                                           .query_after = query_after,
+                                           .key_before = key_before,
+                                           .key_after = key_after,
+                                           .head_dim = layer.head_dim,
+                                           .width = layer.width});
+    if (spectrum) add_head(*spectrum, &result);
+  }
+  if (result.heads == 0) return std::nullopt;
+  result.step = std::max(layer.query.after.step, layer.key.after.step);
+  result.steps = layer.query.steps();
+  return result;
+}
+
+}  // namespace foreshock
