@@ -42,6 +42,11 @@ def call(*command, status=0, **variables):
     return text
 
 
+def facts_of(said):
+    """What the training says of itself, among the warnings of torch."""
+    return json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+
+
 def environment_with_torch(wheels, release):
     """Of an earlier call when it has this release."""
     folder = HOME / "training"
@@ -190,13 +195,14 @@ def try_service(tree, python, plain):
         targets.unlink()
     doctor(foreshock, python, tree / "cache")
     command = [foreshock, "agent", "--tree", base, "--port", "0", "--token-file", token, "--file-sd", targets]
-    agent = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
+    words = [str(word) for word in command]
+    agent = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(targets.exists, "the agent of the tree does not start")
         (address,) = json.loads(targets.read_text())[0]["targets"]
         more = task_environment(tree, base)
-        facts = call(python, *TRAINING, FORESHOCK_EVERY="4", FORESHOCK_MAX_SLOWDOWN="100%", **more)
-        must(json.loads(facts.splitlines()[-1]) == plain, "other results under the service")
+        said = call(python, *TRAINING, FORESHOCK_EVERY="4", FORESHOCK_MAX_SLOWDOWN="100%", **more)
+        must(facts_of(said) == plain, "other results under the service")
 
         def of(name):
             return service_metric(address, token.read_text().strip(), name, "newcomer/77.0")
@@ -216,7 +222,7 @@ def main():
     must(not compilers, f"there is a compiler: {compilers}")
     shutil.rmtree(HOME / "caches", ignore_errors=True)
     python = environment_with_torch(wheels, release)
-    plain = json.loads(next(line for line in call(python, *TRAINING).splitlines() if line.startswith("{")))
+    plain = facts_of(call(python, *TRAINING))
     ok("a training without foreshock", f"torch {plain['torch']}, Python {sys.version.split()[0]}")
     try_wheel(packages, python, plain)
     try_tarball(packages, python, plain)
