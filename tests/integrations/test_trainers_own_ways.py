@@ -97,6 +97,37 @@ print(json.dumps(events()))
     assert [(row["step"], row["source"]) for row in rows if row["event"] == "step"] == [(-1, 3)] * 3
 
 
+@pytest.mark.parametrize("handler", ["stop", "functools.partial(stop)", "Stop().method", "Stop()"])
+def test_what_a_signal_handler_raises_reaches_the_trainer(trainer, handler: str) -> None:
+    """Also when the signal comes while a hook of ours runs: preemption is told in this way."""
+    caught, rows = trainer(f"""{TOY}
+import functools, os, signal
+from foreshock_torch import door
+class Preempted(Exception): pass
+def stop(number, frame): raise Preempted(number)
+class Stop:
+    def method(self, number, frame): stop(number, frame)
+    def __call__(self, number, frame): stop(number, frame)
+signal.signal(signal.SIGUSR1, {handler})
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3); caught = []
+def interrupted(real):
+    def method(*given):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return real(*given)
+    return method
+for hook in (None, "before_step", "after_step", None):
+    opt.zero_grad(); backward(model)
+    if hook: setattr(door.monitor, hook, interrupted(getattr(door.monitor, hook)))
+    try: opt.step()
+    except Preempted as error: caught.append(error.args[0] == signal.SIGUSR1)
+    if hook: delattr(door.monitor, hook)
+print(json.dumps([caught, events()]))
+""")
+    assert caught == [True, True]
+    assert not [row for row in rows if row["event"] == "off"]
+    assert [row["event"] for row in rows].count("step") >= 2, "the first and the last one"
+
+
 def test_complex_gradients_are_not_counted_as_nothing(trainer) -> None:
     rows = trainer(f"""{TOY}
 model = Toy(); extra = torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))
