@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,16 +28,23 @@ def make_torch(folder: Path, version: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
+def processor_seconds() -> float:
+    """Of the child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_cached_is_ready_at_once(build_adapter, fake_core: Path, adapters: Path) -> None:
     answer = build_adapter(adapters, fake_core)
     assert answer["state"] == "ready"
     assert Path(answer["path"]).is_file()
     seconds = []
     for _ in range(5):
-        begin = time.monotonic()
+        begin = processor_seconds()
         build_adapter(adapters, fake_core)
-        seconds.append(time.monotonic() - begin)
-    # The aim is 0.15 s on an idle core; other tests may share this one, so the best of five with room.
+        seconds.append(processor_seconds() - begin)
+    # The aim is 0.15 s; importing torch would be seconds. What else runs on the machine does not count here, but
+    # what it does to the caches does, so the best of five with room.
     assert min(seconds) < 0.4
 
 
