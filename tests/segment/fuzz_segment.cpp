@@ -76,8 +76,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     }
     case 3: {
-      const Region shape = {0, sizeof(ThreadBlock), bytes.size() / sizeof(ThreadBlock)};
-      parse_threads(bytes, shape);
+      // 576: the block of layout versions 1 and 2.
+      const uint64_t block_size = (data[0] & 4) != 0 ? sizeof(ThreadBlock) : 576;
+      parse_threads(bytes, {0, block_size, bytes.size() / block_size});
       break;
     }
   }
