@@ -1,6 +1,6 @@
 """What the PyTorch adapter adds to an attention call that is not sampled, and to calls of other operations.
 
-    python bench/adapter_overhead.py --library LIB --cache DIR [--rounds 200]
+    python bench/adapter_overhead.py [--library LIB] [--cache DIR] [--rounds 200]
 
 Two processes of this same file, one plain and one with the library preloaded and the adapter in place, take
 turns, each turn a few milliseconds of calls; a round is one turn of each. Printed: the median over rounds of
@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+BUILD = Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
+CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 TARGET_US = 0.6
 TURN_SECONDS = 0.004
 
@@ -95,16 +97,14 @@ def median_bounds(values: list[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of the PyTorch adapter per call.")
-    parser.add_argument("--library", help="libforeshock.so")
-    parser.add_argument("--cache", help="directory of built adapters")
+    parser.add_argument("--library", default=str(BUILD / "lib" / "libforeshock.so"))
+    parser.add_argument("--cache", default=CACHE, help="directory of built adapters")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
         serve(arguments.serve)
         return
-    if not arguments.library or not arguments.cache:
-        parser.error("--library and --cache are needed")
     builder = [sys.executable, str(ROOT / "integrations" / "torch" / "build_adapter.py")]
     builder += ["--cache", arguments.cache, "--library", arguments.library]
     builder += ["--include", str(ROOT / "libmonitor" / "include")]

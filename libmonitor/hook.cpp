@@ -21,6 +21,20 @@ bool whole(const T* given, size_t least) {
   return given != nullptr && given->version >= 1 && given->size >= least;
 }
 
+// Out of line, so that the paths that nobody may notice save no registers for it.
+__attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
+  const int wanted = g_monitor.enter(op, flags);
+  const uint32_t quiet = g_guest.hot() & ~(foreshock::kHotGeneration - 1);
+  if (g_guest.hot() == (quiet | foreshock::kHotArmed)) {
+    const foreshock::Counting counting = g_guest.counting();
+    if (!counting.shared) {
+      t_block = counting.block;
+      t_quiet_state = quiet | foreshock::kHotArmed;
+    }
+  }
+  return wanted;
+}
+
 }  // namespace
 
 extern "C" {
@@ -46,16 +60,7 @@ int foreshock_attention_enter(int32_t op, uint32_t flags) {
       return 0;
     }
   }
-  const int wanted = g_monitor.enter(op, flags);
-  const uint32_t quiet = g_guest.hot() & ~(foreshock::kHotGeneration - 1);
-  if (g_guest.hot() == (quiet | foreshock::kHotArmed)) {
-    const foreshock::Counting counting = g_guest.counting();
-    if (!counting.shared) {
-      t_block = counting.block;
-      t_quiet_state = quiet | foreshock::kHotArmed;
-    }
-  }
-  return wanted;
+  return g_guest.is_off() ? 0 : enter_slowly(op, flags);
 }
 
 void foreshock_attention_leave(const foreshock_attention_call* call) {
