@@ -154,8 +154,8 @@ def run(options: argparse.Namespace) -> None:
         "size": plan.size.__dict__, "steps": plan.steps, "every": plan.every, "replicates": options.replicates,
         "torch": twins.torch.__version__, "seconds": time.monotonic() - begin,
     }  # fmt: skip
-    whole = {"schema": 1, "setup": setup, "summary": summary, "replicates": replicates}
-    (out / "yardsticks.json").write_text(json.dumps(page.no_nan(whole), indent=1))
+    whole = page.no_nan({"schema": 1, "setup": setup, "summary": summary, "replicates": replicates})
+    (out / "yardsticks.json").write_text(json.dumps(whole, indent=1))
     (out / "report.html").write_text(page.report(whole))
     show(summary)
     print(f"page: {out / 'report.html'}")

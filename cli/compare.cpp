@@ -1,7 +1,6 @@
 #include "cli/compare.h"
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>

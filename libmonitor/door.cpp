@@ -182,7 +182,7 @@ void load_adapter() {
   if (!find_mapped("libtorch_cpu.so", &torch)) return;
   const Variables variables;
   const char* adapters = option_value(variables, OptionId::kAdapters);
-  if (!read_environment(&settings) || *adapters == '\0') return;
+  if (!read_environment(variables, &settings) || *adapters == '\0') return;
   if (!done.test_and_set()) load_adapter_of(torch.path, adapters);
 }
 

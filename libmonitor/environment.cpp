@@ -48,8 +48,7 @@ const char* option_value(const Variables& variables, OptionId id) {
   return given != nullptr && *given != '\0' ? given : row.fallback;
 }
 
-bool read_environment(Settings* settings) {
-  const Variables variables;
+bool read_environment(const Variables& variables, Settings* settings) {
   const auto value = [&](OptionId id) { return option_value(variables, id); };
   const auto number = [&](std::initializer_list<const char*> names, int fallback) {
     return first_number(variables, names, fallback);

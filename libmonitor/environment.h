@@ -10,7 +10,8 @@ namespace foreshock {
 
 // False when this process is not to be monitored (FORESHOCK=0, or no directory given). Reads the environment
 // only.
-bool read_environment(Settings* settings);
+bool read_environment(const Variables& variables, Settings* settings);
+inline bool read_environment(Settings* settings) { return read_environment(Variables(), settings); }
 
 // As option_value() of options.h, while other threads may change the environment.
 const char* option_value(const Variables& variables, OptionId id);

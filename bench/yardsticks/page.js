@@ -1,6 +1,5 @@
 (() => {
   const { setup, summary, replicates } = study;
-  const main = document.getElementById('sweeps');
   const NAMES = {
     kernel: 'kernel: flash and unfused attention, bf16', 'kernel, fp32': 'kernel: flash and unfused attention, fp32',
     precision: 'precision: bf16 and fp32', seed: 'seed: other initial weights',
@@ -8,11 +7,6 @@
   const colour = (name) => COLOURS[Object.keys(NAMES).indexOf(name) % COLOURS.length];
   const drawn = [];
   const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
-
-  function section(id, title, note, ...children) {
-    main.append(element('section', { id }, element('h2', {}, title, element('small', { textContent: note })), ...children));
-    document.getElementById('contents').append(element('a', { href: '#' + id, textContent: title }));
-  }
 
   function frame(draw) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
@@ -39,8 +33,7 @@
         animation: false, maintainAspectRatio: false, interaction: { mode: 'nearest', intersect: false },
         scales: {
           x: { type: 'linear', min: 0, max: setup.steps, title: { display: true, text: 'optimizer step' }, grid: { color: '#eef1f4' } },
-          y: { type: logarithmic ? 'logarithmic' : 'linear', beginAtZero: !logarithmic, title: { display: true, text }, grid: { color: '#eef1f4' },
-            ticks: { callback: (v) => logarithmic && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) } },
+          y: Object.assign(axis(logarithmic, text), { beginAtZero: !logarithmic }),
         },
         plugins: {
           legend: { position: 'bottom', labels: { filter: (item) => item.text !== '' } },

@@ -30,6 +30,7 @@ def chart_library() -> str:
 
 
 def report(whole: dict[str, Any]) -> str:
+    """`whole` holds no NaN."""
     here = pathlib.Path(__file__).resolve().parent
     parts = {
         "/*TITLE*/": "foreshock yardsticks",
@@ -37,7 +38,7 @@ def report(whole: dict[str, Any]) -> str:
         "/*SCRIPT*/": (LAB / "report.js").read_text() + (here / "page.js").read_text(),
         "/*CHART*/": chart_library(),
         # Last: whatever the data holds is not searched for markers again. No character may close the element.
-        "/*DATA*/": json.dumps(no_nan(whole)).replace("<", "\\u003c"),
+        "/*DATA*/": json.dumps(whole, allow_nan=False).replace("<", "\\u003c"),
     }
     text = (LAB / "report.html").read_text()
     for marker, part in parts.items():

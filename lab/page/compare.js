@@ -19,14 +19,7 @@
 
   function ratio(x, y) { return x === null || !y ? null : x / y; }
   const colour = (i) => COLOURS[i % COLOURS.length];
-  const main = document.getElementById('sweeps');
   const cell = (text, name) => element('td', { textContent: text, className: name ? 'name' : '' });
-
-  function section(id, title, note, ...children) {
-    const made = element('section', { id }, element('h2', {}, title, element('small', { textContent: note })), ...children);
-    main.append(made);
-    document.getElementById('contents').append(element('a', { href: '#' + id, textContent: title }));
-  }
 
   function table(names, entries) {
     const head = element('tr', {}, ...names.map((n) => element('th', { textContent: n, className: 'name' })),
@@ -36,11 +29,6 @@
     return element('div', { className: 'scroll' },
       element('table', {}, element('thead', {}, head), element('tbody', {}, ...rows)));
   }
-
-  const axis = (logarithmic, text) => ({
-    type: logarithmic ? 'logarithmic' : 'linear', title: { display: true, text }, grid: { color: '#eef1f4' },
-    ticks: { callback: (v) => logarithmic && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) },
-  });
 
   // What the paper's Figure 8 shows: the pairs side by side on one scale.
   function pooledChart(canvas) {

@@ -58,10 +58,6 @@
   function draw(canvas, points, drawing, statistic, logarithmic) {
     const labels = points.some((p) => typeof p[drawing.x] !== 'number')
       ? unique(points.map((p) => String(p[drawing.x]))) : null;
-    const axis = (log, text) => ({
-      type: log ? 'logarithmic' : 'linear', title: { display: true, text },
-      ticks: { callback: (v) => log && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) }, grid: { color: '#eef1f4' },
-    });
     const x = axis(!labels && drawing.log_x, drawing.x);
     if (labels) {
       Object.assign(x, { min: -0.5, max: labels.length - 0.5 });

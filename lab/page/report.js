@@ -13,3 +13,15 @@ const short = (x) => x === null || x === undefined ? '–'
   : Number.isInteger(x) && Math.abs(x) < 1e6 ? String(x)
     : Math.abs(x) >= 0.01 && Math.abs(x) < 1e4 ? String(+x.toPrecision(3)) : String(x.toExponential(2)).replace(/\.?0+e/, 'e');
 const unique = (values) => [...new Set(values)];
+
+// A part of the page, and its line in the contents.
+function section(id, title, note, ...children) {
+  const heading = element('h2', {}, title, element('small', { textContent: note }));
+  document.getElementById('sweeps').append(element('section', { id }, heading, ...children));
+  document.getElementById('contents').append(element('a', { href: '#' + id, textContent: title }));
+}
+
+const axis = (logarithmic, text) => ({
+  type: logarithmic ? 'logarithmic' : 'linear', title: { display: true, text }, grid: { color: '#eef1f4' },
+  ticks: { callback: (v) => logarithmic && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) },
+});

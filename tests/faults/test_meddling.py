@@ -10,7 +10,7 @@ import time
 
 import pytest
 from fault_scene import RUN_ID, assert_conserved, assert_same_result
-from live import wait_until
+from scraping import wait_until
 
 
 @pytest.fixture

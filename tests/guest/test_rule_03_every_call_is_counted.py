@@ -10,7 +10,7 @@ import time
 
 import monitored
 import pytest
-from live import wait_until
+from scraping import wait_until
 from segment_file import assert_calls_conserved, segments
 
 UNKNOWN, FP8 = 10, 5  # FORESHOCK_SKIP_...

@@ -2,7 +2,7 @@
 
 import json
 
-from live import wait_until
+from scraping import wait_until
 from segment_file import assert_calls_conserved, segments
 
 

@@ -12,8 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 
 SUPPORT = pathlib.Path(__file__).resolve().parent
 ROOT = SUPPORT.parents[1]
@@ -28,13 +26,6 @@ def build_hand_library(folder: pathlib.Path) -> pathlib.Path:
     source = str(SUPPORT / "hand_attention.c")
     subprocess.run([compiler, *flags, include, source, "-o", str(target), "-lm"], check=True)
     return target
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
 
 
 class Live:
