@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +18,30 @@ import monitored  # noqa: E402
 # A shell that starts the tests in the background leaves Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LINE_OF = "line of "  # a property of a test, which also reaches us from the processes of pytest-xdist
+
+
+@pytest.fixture
+def show_line(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+    """show_line(table, line): what a test has measured, a line in a table at the end of the tests."""
+    return lambda table, line: record_property(LINE_OF + table, line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    tables: dict[str, list[str]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) != "call":
+                continue
+            for name, line in report.user_properties:
+                if name.startswith(LINE_OF):
+                    tables.setdefault(name.removeprefix(LINE_OF), []).append(line)
+    for table, lines in sorted(tables.items()):
+        terminalreporter.section(table)
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

@@ -91,13 +91,12 @@ def test_prometheus_keeps_the_live_target_up(address, tmp_path):
         assert all(float(row["value"][1]) > 0 for row in grown)
 
 
-def test_half_open_clients_do_not_delay_a_scrape_while_the_cores_train(address, capsys):
+def test_half_open_clients_do_not_delay_a_scrape_while_the_cores_train(address, show_line):
     before = steps(address)
     with half_open_clients(address):
         times = scrape_milliseconds(address, count=40, pause=0.05)
     after = steps(address)
-    figures = f"scrape: median {times[20]:.1f} ms, worst {times[-1]:.1f} ms"
-    with capsys.disabled():
-        print(f"\n  [{RANKS} trainings, 100 half-open clients] {figures}", end="")
+    figures = f"median {times[20]:.1f} ms, worst {times[-1]:.1f} ms"
+    show_line("scrapes", f"{RANKS} trainings, 100 half-open clients: {figures}")
     assert all(after[rank] > before[rank] for rank in range(RANKS)), "they did train meanwhile"
     assert times[-3] < 100, times  # two of forty may meet another program's burst

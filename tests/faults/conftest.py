@@ -11,19 +11,7 @@ import pytest
 from fault_scene import Outcome, Scene
 from monitored import ROOT
 
-ROWS = pytest.StashKey[list[str]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[ROWS] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if rows := config.stash[ROWS]:
-        terminalreporter.section("fault matrix")
-        terminalreporter.write_line(f"{'fault':46}{'result':9}{'exit (extra)':>18}  {'files':6}what is said")
-        for row in rows:
-            terminalreporter.write_line(row)
+TABLE = "fault matrix: fault, result, extra delay at exit (exits), files left, what is said"
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +58,7 @@ def mounted(tmp_path):
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest) -> Callable[..., None]:
+def told(show_line: Callable[[str, str], None]) -> Callable[..., None]:
     """told(fault, plain, watched, says): checks the end of a fault, and adds its line to the table.
 
     `says`: pattern of the one line that tells what is off; None: nothing is.
@@ -102,6 +90,6 @@ def told(request: pytest.FixtureRequest) -> Callable[..., None]:
         for line, pattern in zip(watched.said, expected, strict=True):
             assert pattern in line
         text = watched.said[0].removeprefix("foreshock: ") if watched.said else "-"
-        request.config.stash[ROWS].append(f"{fault:46}{'same':9}{delay:>18}  {'none':6}{text[:100]}")
+        show_line(TABLE, f"{fault:46}{'same':9}{delay:>18}  {'none':6}{text[:100]}")
 
     return check

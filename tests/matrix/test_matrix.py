@@ -55,14 +55,16 @@ def shared(tmp_path_factory) -> pathlib.Path:
     return tmp_path_factory.mktemp("matrix")
 
 
-def show(capsys, name: str, run: Run, samples: list[dict], layers: str, same_bits: bool) -> None:
+def show(
+    show_line: Callable[[str, str], None], name: str, run: Run, samples: list[dict], layers: str, same_bits: bool
+) -> None:
     passes = [rank["attention"][which] for rank in run.summary["ranks"] for which in ("forward", "backward")]
     columns = {key: sum(of[key] for of in passes) for key in ("calls", "sampled", "judged")}
     steps = run.summary["ranks"][0]["step_source"]
     text = "  ".join(f"{key} {value:3}" for key, value in columns.items())
-    with capsys.disabled():
-        bits = "same" if same_bits else "CHANGED"
-        print(f"\n{name:15} {text}  steps {steps:15}  layers {layers:36} bits {bits}  exit {run.returncode}", end="")
+    bits = "same" if same_bits else "CHANGED"
+    line = f"{name:15} {text}  steps {steps:15}  layers {layers:36} bits {bits}  exit {run.returncode}"
+    show_line("matrix of trainings", line)
     assert columns["sampled"] == len(samples)
 
 
@@ -77,7 +79,7 @@ def shown_layers(samples: list[dict], is_right: Callable[[dict], bool]) -> str:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_cell(cell: Cell, shared: pathlib.Path, capsys):
+def test_cell(cell: Cell, shared: pathlib.Path, show_line):
     start = [PYTHON] if cell.ranks == 1 else TORCHRUN
     command = [*start, str(FOLDER / "matrix_training.py"), cell.name, str(shared)]
     environment = {"PYTHONPATH": str(FOLDER.parent / "support"), "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor")}
@@ -93,7 +95,7 @@ def test_cell(cell: Cell, shared: pathlib.Path, capsys):
     told = [sorted(r.told(), key=lambda facts: facts["rank"]) for r in (plain, run)]
     same_bits = told[0] == told[1]
     samples = run.of("sample")
-    show(capsys, cell.name, run, samples, shown_layers(samples, right), same_bits)
+    show(show_line, cell.name, run, samples, shown_layers(samples, right), same_bits)
     assert same_bits
     assert len(run.summary["ranks"]) == cell.ranks
     for number in range(cell.ranks):
@@ -111,14 +113,14 @@ def test_cell(cell: Cell, shared: pathlib.Path, capsys):
 # -- without Python --
 
 
-def native_cell(capsys, name: str, command: list[str], folder: pathlib.Path, is_right: Callable) -> dict:
+def native_cell(show_line, name: str, command: list[str], folder: pathlib.Path, is_right: Callable) -> dict:
     dumps = [folder / "plain", folder / "monitored"]
     plain = run_plain([*command, str(dumps[0])])
     run = run_monitored([*command, str(dumps[1])], *EVERYTHING)
     assert plain.returncode == run.returncode == 0, plain.stderr + run.stderr
     digests = [hashlib.sha256(dump.read_bytes()).hexdigest() for dump in dumps]
     samples = run.of("sample")
-    show(capsys, name, run, samples, shown_layers(samples, is_right), digests[0] == digests[1])
+    show(show_line, name, run, samples, shown_layers(samples, is_right), digests[0] == digests[1])
     assert digests[0] == digests[1]
     assert_conserved(run.rank())
     assert samples
@@ -137,22 +139,22 @@ def by_place(layers: int) -> Callable[[dict], bool]:
 
 
 @pytest.mark.parametrize("words", [[], ["--annotate"]], ids=["libtorch", "libtorch_names"])
-def test_libtorch(words, tmp_path, capsys, request):
+def test_libtorch(words, tmp_path, show_line, request):
     trainer = native.link_libtorch_trainer(tmp_path)
     command = [str(trainer), "--steps", "12", "--layers", "3", *words, "--dump"]
-    rank = native_cell(capsys, request.node.callspec.id, command, tmp_path, by_place(3))
+    rank = native_cell(show_line, request.node.callspec.id, command, tmp_path, by_place(3))
     assert [rank["attention"][name]["calls"] for name in ("forward", "backward")] == [36, 36]
     assert (rank["steps"], rank["step_source"]) == (12, "reported" if words else "counted")
 
 
-def test_c(tmp_path, capsys):
+def test_c(tmp_path, show_line):
     trainer = native.build_c_trainer(tmp_path)
-    rank = native_cell(capsys, "c", [str(trainer), "100"], tmp_path, by_place(2))
+    rank = native_cell(show_line, "c", [str(trainer), "100"], tmp_path, by_place(2))
     assert [rank["attention"][name]["calls"] for name in ("forward", "backward")] == [200, 200]
     assert (rank["steps"], rank["step_source"]) == (100, "reported")
 
 
-def test_isolated_python(shared: pathlib.Path, tmp_path, capsys):
+def test_isolated_python(shared: pathlib.Path, tmp_path, show_line):
     """python -I keeps the helper out: the adapter counts the steps, and `run` says what is missing and why."""
     program = tmp_path / "isolated.py"
     support = str(FOLDER.parent / "support")
@@ -168,7 +170,7 @@ def test_isolated_python(shared: pathlib.Path, tmp_path, capsys):
     def right(sample: dict) -> bool:
         return int(sample["layer"].removeprefix("call")) == HEAD_DIMS.index(sample["head_dim"])
 
-    show(capsys, "python -I", run, samples, shown_layers(samples, right), same_bits)
+    show(show_line, "python -I", run, samples, shown_layers(samples, right), same_bits)
     assert same_bits
     assert "python -I (isolated mode) ignores PYTHONPATH" in run.stderr
     rank = run.rank()
