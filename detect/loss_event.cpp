@@ -18,18 +18,26 @@ LossVerdict LossEventRule::observe(int64_t step, double loss) {
     if (spread > 0) verdict.z = (loss - before.mean) / spread;
     verdict.robust_z = robust_z(window_.data(), window_.size(), loss);
   }
-  nonfinite_in_row_ = finite ? 0 : nonfinite_in_row_ + 1;
+  nonfinite_in_row_ = finite ? 0 : std::min(nonfinite_in_row_ + 1, kMostInRow);
   if (verdict.high) {
-    if (high_in_row_++ == 0) onset_step_ = step;
+    if (high_in_row_ == 0) onset_step_ = step;
+    high_in_row_ = std::min(high_in_row_ + 1, kMostInRow);
     quiet_in_row_ = 0;
     verdict.event = declare(step);
   } else {
     high_in_row_ = 0;
-    if (++quiet_in_row_ >= kLossPersistence) in_spike_ = diverged_ = false;
+    quiet_in_row_ = std::min(quiet_in_row_ + 1, kMostInRow);
+    if (quiet_in_row_ >= kLossPersistence) in_spike_ = diverged_ = false;
   }
   if (!verdict.high) window_.add(loss);
   verdict.in_event = in_spike_ || diverged_;
   return verdict;
+}
+
+void LossEventRule::restart() {
+  window_.clear();
+  high_in_row_ = quiet_in_row_ = nonfinite_in_row_ = 0;
+  in_spike_ = diverged_ = false;
 }
 
 // At most one event a loss. A divergence may follow the spike that it began as, with the same onset.

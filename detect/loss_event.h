@@ -53,7 +53,27 @@ class LossEventRule {
   uint64_t spikes() const { return spikes_; }
   uint64_t divergences() const { return divergences_; }
 
+  // As after construction, but for the counts: the losses that come belong to another stretch of the
+  // training.
+  void restart();
+
+  template <class State>
+  void fields(State& state) {
+    window_.fields(state);
+    for (int* number : {&high_in_row_, &quiet_in_row_, &nonfinite_in_row_}) {
+      state(*number);
+      state.require(*number >= 0 && *number <= kMostInRow);
+    }
+    state(onset_step_);
+    state(in_spike_);
+    state(diverged_);
+    state(spikes_);
+    state(divergences_);
+  }
+
  private:
+  static constexpr int kMostInRow = 1 << 20;  // they are not counted further
+
   std::optional<LossEvent> declare(int64_t step);
   std::optional<LossEvent> raise(LossEventKind kind, int64_t step);
 

@@ -2,6 +2,9 @@
 #ifndef FORESHOCK_DETECT_THRESHOLDS_H_
 #define FORESHOCK_DETECT_THRESHOLDS_H_
 
+#include <cstddef>
+#include <cstdint>
+
 namespace foreshock {
 
 // Error of the kernel over the error of plain attention in the same precision. Two and three times are what
@@ -17,6 +20,91 @@ inline constexpr int kSlicesBeyond = 2;
 // not by the rounded reference too.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
+
+// The detectors, in the order of the table below.
+enum class DetectorId : int {
+  kBias,
+  kOutputErrorDrift,
+  kDeviationForward,
+  kDeviationBackward,
+  kMaxLogit,
+  kLogitGrowth,
+  kEntropyDrop,
+  kGradientNorm,
+  kGradientGrowth,
+  kRmsStaleness,
+  kUpdateSpectrum,
+  kWeightShift,
+  kCount
+};
+inline constexpr size_t kDetectors = static_cast<size_t>(DetectorId::kCount);
+
+// How a detector looks at its series.
+enum class Look : int {
+  kDrift,     // two-sided CUSUM of value / learned spread; the statistic is its sum
+  kRise,      // recent mean of the logarithm above a learned baseline; the statistic is its z
+  kDrop,      // the same, below
+  kLimit,     // the second largest of the last values; the statistic is it
+  kForecast,  // straight line through the last values; the statistic is its slope's t, and how soon it meets
+              // `least`
+  kGrowth,    // the same through their logarithms, while the square stays below its own running mean
+};
+
+// `warn` is the value of the statistic that gives the score 1, `least` the effect that there must be besides:
+// the score is the smaller one of statistic / warn and effect / least. Counts are of the values of one
+// series.
+struct DetectorInfo {
+  DetectorId id;
+  const char* name;
+  const char* help;
+  Look look;
+  uint64_t learning;  // values before it says anything; of kLimit: how many last values it looks at
+  double memory;      // values that its baseline or its line remembers
+  double recent;      // of kRise, kDrop: values of the recent mean; of kDrift: the slack
+  double warn;
+  double least;  // of kDrift in the series' unit, of kRise, kDrop, kGrowth in natural logarithms; 0: none
+  double watch;  // the score from which on it watches
+};
+
+// The values are those of the literature or of the design, not yet those of the benchmark; until it has
+// measured them, every detector is experimental. CUSUM: slack 0.5 and 18 give one false alarm in 2e8 values
+// on two sides where the spread is known (cusum_run_length), so that a thousand series do not cry wolf.
+inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
+    {DetectorId::kBias, "bias",
+     "signed error of attention's output in ulp that lasts and that the rounded reference has not",
+     Look::kDrift, 32, 256, 0.5, 18, kBiasUlp, 0.5},
+    {DetectorId::kOutputErrorDrift, "output_error_drift",
+     "sum of the output's gradient times the output's error (backward) that keeps its sign", Look::kDrift, 32,
+     256, 0.5, 18, 0, 0.5},
+    {DetectorId::kDeviationForward, "deviation_forward",
+     "two of the last slices forward err beyond what their precision explains", Look::kLimit, 64, 0, 0,
+     kDeviationRatioForward, 0, 0.75},
+    {DetectorId::kDeviationBackward, "deviation_backward",
+     "two of the last slices backward err beyond what their precision explains", Look::kLimit, 64, 0, 0,
+     kDeviationRatioBackward, 0, 0.75},
+    {DetectorId::kMaxLogit, "max_logit", "largest scaled score of a slice beyond what attention bears",
+     Look::kLimit, 8, 0, 0, 100, 0, 0.5},
+    {DetectorId::kLogitGrowth, "logit_growth", "largest scaled score grows and will soon be at 100",
+     Look::kForecast, 16, 32, 0, 6, 100, 0.5},
+    {DetectorId::kEntropyDrop, "entropy_drop", "mean entropy of the attention weights falls suddenly",
+     Look::kDrop, 32, 256, 8, 6, 0.288, 0.5},
+    {DetectorId::kGradientNorm, "gradient_norm", "gradient norm before clipping far above what it was",
+     Look::kRise, 64, 128, 2, 6, 0.7, 0.5},
+    {DetectorId::kGradientGrowth, "gradient_growth",
+     "gradient norm grows steadily from below its own running mean: the cheap sign of preconditioned "
+     "curvature beyond "
+     "its bound",
+     Look::kGrowth, 64, 16, 0, 8, 0.7, 0.5},
+    {DetectorId::kRmsStaleness, "rms_staleness",
+     "second moment of Adam too small for the gradients that now come", Look::kLimit, 8, 0, 0, 2.3, 0, 0.75},
+    {DetectorId::kUpdateSpectrum, "update_spectrum",
+     "effective rank of a head's increment of W_Q W_K^T falls", Look::kDrop, 16, 64, 2, 5, 0.357, 0.5},
+    {DetectorId::kWeightShift, "weight_shift",
+     "a tensor's distribution moves faster between snapshots than it used to", Look::kRise, 8, 32, 2, 5, 0.7,
+     0.5},
+};
+
+constexpr const DetectorInfo& info_of(DetectorId id) { return kDetectorTable[static_cast<size_t>(id)]; }
 
 }  // namespace foreshock
 

@@ -43,6 +43,9 @@ class Window {
   // The kept values, in no particular order; valid until the next add().
   const double* data() const { return values_.data(); }
 
+  // The value added `back` values ago, 0 being the last one; back < size().
+  double latest(size_t back) const { return values_[(next_ + kCapacity - 1 - back) % kCapacity]; }
+
   // Absent while empty. Values near the ends of double's range are scaled first, so that nothing overflows.
   std::optional<WindowSummary> summary() const {
     if (size_ == 0) return std::nullopt;
@@ -55,6 +58,18 @@ class Window {
     for (size_t i = 0; i < size_; ++i) squares += (values_[i] * unit - mean) * (values_[i] * unit - mean);
     const double std = size_ > 1 ? std::sqrt(squares / (size_ - 1)) : 0;
     return WindowSummary{*min, *max, mean / unit, std / unit, size_};
+  }
+
+  template <class State>
+  void fields(State& state) {
+    uint64_t size = size_, next = next_;
+    state(size);
+    state(next);
+    state(nonfinite_);
+    state.require(size <= kCapacity && next < kCapacity && (size == kCapacity || next == size));
+    size_ = size <= kCapacity ? static_cast<size_t>(size) : 0;
+    next_ = next < kCapacity ? static_cast<size_t>(next) : 0;
+    for (size_t n = 0; n < size_; ++n) state(values_[n]);
   }
 
  private:

@@ -1,0 +1,35 @@
+// A small signed error that lasts, whatever its size beside the noise of single values.
+#ifndef FORESHOCK_DETECT_DRIFT_H_
+#define FORESHOCK_DETECT_DRIFT_H_
+
+#include "detect/baseline.h"
+#include "detect/cusum.h"
+#include "detect/thresholds.h"
+
+namespace foreshock {
+
+// The mean is 0 when all is well, by the meaning of the series; only the spread is learned, about the mean of
+// the values themselves, so that a bias which is there from the start is still one. No single value counts
+// for more than kMost standard deviations.
+class Drift {
+ public:
+  static constexpr double kMost = 4;
+
+  // The score. `control`: the same quantity of the rounded reference (0 where there is none): what the
+  // control sums up to is taken off.
+  double observe(const DetectorInfo& info, double value, double control);
+
+  template <class State>
+  void fields(State& state) {
+    spread_.fields(state);
+    for (Cusum* one : {&up_, &down_, &control_up_, &control_down_}) one->fields(state);
+  }
+
+ private:
+  Baseline spread_;
+  Cusum up_, down_, control_up_, control_down_;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_DRIFT_H_

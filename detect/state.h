@@ -1,0 +1,92 @@
+// The state of detectors as bytes, so that an agent that is started again goes on where the one before it
+// stopped. A class lists its members once, in `template <class State> void fields(State& state)`, for both
+// directions.
+#ifndef FORESHOCK_DETECT_STATE_H_
+#define FORESHOCK_DETECT_STATE_H_
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace foreshock {
+
+// Native byte order: the bytes stay on the machine.
+class StateWriter {
+ public:
+  static constexpr bool kReads = false;
+
+  void operator()(const double& value) { put(&value, sizeof value); }
+  void operator()(const int64_t& value) { put(&value, sizeof value); }
+  void operator()(const uint64_t& value) { put(&value, sizeof value); }
+  void operator()(const int& value) { (*this)(static_cast<int64_t>(value)); }
+  void operator()(const bool& value) { (*this)(static_cast<uint64_t>(value)); }
+  void operator()(const std::string& text) {
+    (*this)(static_cast<uint64_t>(text.size()));
+    put(text.data(), text.size());
+  }
+  void require(bool) {}
+
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void put(const void* from, size_t size) { bytes_.append(static_cast<const char*>(from), size); }
+  std::string bytes_;
+};
+
+// Any bytes may be read: whatever cannot be the state of what asks for it makes good() false, for good, and
+// the values read from then on are zero. What was read into is then not to be used.
+class StateReader {
+ public:
+  static constexpr bool kReads = true;
+  static constexpr uint64_t kLongestText = 1024;
+
+  explicit StateReader(std::string_view bytes) : rest_(bytes) {}
+
+  void operator()(double& value) { take(&value, sizeof value); }
+  void operator()(int64_t& value) { take(&value, sizeof value); }
+  void operator()(uint64_t& value) { take(&value, sizeof value); }
+  void operator()(int& value) {
+    int64_t wide = 0;
+    (*this)(wide);
+    require(wide == static_cast<int>(wide));
+    value = good_ ? static_cast<int>(wide) : 0;
+  }
+  void operator()(bool& value) {
+    uint64_t wide = 0;
+    (*this)(wide);
+    require(wide <= 1);
+    value = wide == 1;
+  }
+  void operator()(std::string& text) {
+    uint64_t size = 0;
+    (*this)(size);
+    require(size <= kLongestText && size <= rest_.size());
+    text.assign(rest_.substr(0, good_ ? size : 0));
+    rest_.remove_prefix(good_ ? size : 0);
+  }
+  // A number of things that follow, each of at least eight bytes.
+  uint64_t count(uint64_t most) {
+    uint64_t number = 0;
+    (*this)(number);
+    require(number <= most && number <= rest_.size() / sizeof(uint64_t));
+    return good_ ? number : 0;
+  }
+  void require(bool condition) { good_ = good_ && condition; }
+  bool good() const { return good_; }
+  bool at_end() const { return rest_.empty(); }
+
+ private:
+  void take(void* to, size_t size) {
+    require(rest_.size() >= size);
+    if (!good_) return static_cast<void>(std::memset(to, 0, size));
+    std::memcpy(to, rest_.data(), size);
+    rest_.remove_prefix(size);
+  }
+  std::string_view rest_;
+  bool good_ = true;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_STATE_H_

@@ -1,0 +1,115 @@
+#include "detect/watch.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace foreshock {
+namespace {
+
+// Names come from trainers; what is kept of them is bounded.
+constexpr size_t kLongestName = 256;
+static_assert(kLongestName <= StateReader::kLongestText);
+
+}  // namespace
+
+const char* name_of(WatchEventKind kind) {
+  constexpr const char* kNames[kWatchEventKinds] = {
+      "loss_spike", "divergence", "loss_rise", "nonfinite_gradient_norm", "resumed", "precursor"};
+  return kNames[static_cast<int>(kind)];
+}
+
+void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
+                             const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out) {
+  if (has_step_ && step < last_step_) resume(step, out);
+  has_step_ = true;
+  last_step_ = step;
+  loss_verdict_ = {};
+  if (loss) observe_loss(step, *loss, out);
+  if (!gradient_norm) return;
+  const bool finite = std::isfinite(*gradient_norm);
+  if (!finite && !gradient_is_nonfinite_)
+    out->push_back({.kind = WatchEventKind::kNonfiniteGradientNorm,
+                    .step = step,
+                    .value = NAN,
+                    .place = {},
+                    .layer = {}});
+  gradient_is_nonfinite_ = !finite;
+  observe(DetectorId::kGradientNorm, "", "", step, *gradient_norm, 0, out);
+  observe(DetectorId::kGradientGrowth, "", "", step, *gradient_norm, 0, out);
+}
+
+// Nothing of what was usual then need be so where the training goes on.
+void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
+  out->push_back({.kind = WatchEventKind::kResumed,
+                  .step = step,
+                  .value = static_cast<double>(last_step_),
+                  .place = {},
+                  .layer = {}});
+  series_.clear();
+  precursors_.clear();
+  loss_rule_.restart();
+  rise_rule_.restart();
+  gradient_is_nonfinite_ = false;
+}
+
+void RankWatch::observe_loss(int64_t step, double loss, std::vector<WatchEvent>* out) {
+  if (!std::isfinite(loss)) loss = NAN;  // a record does not tell one from the other
+  loss_verdict_ = loss_rule_.observe(step, loss);
+  if (loss_verdict_.event) {
+    const bool spike = loss_verdict_.event->kind == LossEventKind::kSpike;
+    note_loss_event(spike ? WatchEventKind::kLossSpike : WatchEventKind::kDivergence,
+                    loss_verdict_.event->onset_step, step, loss, out);
+  }
+  const bool is_told = loss_verdict_.in_event || loss_verdict_.high;
+  if (const std::optional<int64_t> onset = rise_rule_.observe(step, loss, is_told))
+    note_loss_event(WatchEventKind::kLossRise, *onset, step, loss, out);
+}
+
+void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t declared, double loss,
+                                std::vector<WatchEvent>* out) {
+  loss_events_.push_back({kind, onset, declared, precursors_.before(onset)});
+  if (loss_events_.size() > kMostLossEvents) loss_events_.pop_front();
+  out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
+}
+
+RankWatch::Series* RankWatch::series_of(DetectorId detector, const std::string& place,
+                                        const std::string& layer) {
+  const Key key = {static_cast<int>(detector), place.substr(0, kLongestName)};
+  const auto found = series_.find(key);
+  if (found != series_.end()) return &found->second;
+  if (series_.size() < kMostSeries)
+    return &series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first->second;
+  ++series_left_out_;
+  return nullptr;
+}
+
+Reading RankWatch::observe(DetectorId detector, const std::string& place, const std::string& layer,
+                           int64_t step, double value, double control, std::vector<WatchEvent>* out) {
+  Series* series = series_of(detector, place, layer);
+  if (series == nullptr) return {};
+  const Level before = series->detector.level();
+  const Reading reading = series->detector.observe(step, value, control);
+  DetectorState& state = counts_[static_cast<size_t>(detector)];
+  ++state.values;
+  if (reading.level == before) return reading;
+  state.watches += reading.level == Level::kWatch && before == Level::kQuiet;
+  state.warnings += reading.level == Level::kWarn;
+  if (reading.level == Level::kWarn) state.last_warn_step = step;
+  precursors_.note(detector, place.substr(0, kLongestName), series->layer, reading.level, step);
+  out->push_back({WatchEventKind::kPrecursor, step, value, detector, place.substr(0, kLongestName),
+                  series->layer, reading.level, reading.score});
+  return reading;
+}
+
+std::array<DetectorState, kDetectors> RankWatch::states() const {
+  std::array<DetectorState, kDetectors> states = counts_;
+  for (const auto& [key, series] : series_) {
+    DetectorState& state = states[static_cast<size_t>(key.first)];
+    if (series.detector.level() <= state.level) continue;
+    state.level = series.detector.level();
+    state.layer = series.layer;
+  }
+  return states;
+}
+
+}  // namespace foreshock

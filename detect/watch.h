@@ -1,0 +1,162 @@
+// All detectors of one rank of one run, over all its restarts: values in, events out.
+#ifndef FORESHOCK_DETECT_WATCH_H_
+#define FORESHOCK_DETECT_WATCH_H_
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "detect/detector.h"
+#include "detect/loss_event.h"
+#include "detect/loss_rise.h"
+#include "detect/precursors.h"
+
+namespace foreshock {
+
+// What has happened, in the order in which it was found out.
+enum class WatchEventKind : int {
+  kLossSpike,              // `step`: the onset
+  kDivergence,             // `step`: the onset
+  kLossRise,               // `step`: the onset
+  kNonfiniteGradientNorm,  // the first step of a stretch
+  kResumed,                // the step count has gone back: to `step`, from `value`
+  kPrecursor,              // a detector's level has changed to `level`
+};
+inline constexpr int kWatchEventKinds = 6;
+const char* name_of(WatchEventKind kind);
+
+struct WatchEvent {
+  WatchEventKind kind;
+  int64_t step;
+  double value;  // that was judged; NaN: it was not finite
+  // Of a precursor only:
+  DetectorId detector = DetectorId::kCount;
+  std::string place, layer;
+  Level level = Level::kQuiet;
+  double score = 0;
+};
+
+struct LossEventSeen {
+  WatchEventKind kind = WatchEventKind::kLossSpike;
+  int64_t onset_step = 0, declared_step = 0;
+  std::vector<Episode> preceded_by;
+};
+
+struct DetectorState {
+  Level level = Level::kQuiet;                     // the highest of all places
+  std::string layer;                               // one that has it
+  int64_t last_warn_step = -1;                     // -1: never
+  uint64_t values = 0, watches = 0, warnings = 0;  // given; times that a level has risen to it
+};
+
+class RankWatch {
+ public:
+  static constexpr size_t kMostSeries = 8192;  // further ones are left out and counted
+  static constexpr size_t kMostLossEvents = 64;
+
+  // An optimizer step has ended. What is not known is absent. Events are appended to `*out`.
+  void observe_step(int64_t step, const std::optional<double>& loss,
+                    const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
+
+  // A value of a series of one detector. `place`: a layer's label or a tensor's name; `layer`: the label (""
+  // unknown).
+  Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
+                  double value, double control, std::vector<WatchEvent>* out);
+
+  // Of the last loss, if it was one of the last step.
+  const LossVerdict& loss_verdict() const { return loss_verdict_; }
+  // The last kMostLossEvents.
+  const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
+  // Looks at all places: not for every value.
+  std::array<DetectorState, kDetectors> states() const;
+  uint64_t series_left_out() const { return series_left_out_; }
+
+  template <class State>
+  void fields(State& state);
+
+ private:
+  using Key = std::pair<int, std::string>;
+  struct Series {
+    Detector detector;
+    std::string layer;
+  };
+
+  void observe_loss(int64_t step, double loss, std::vector<WatchEvent>* out);
+  void note_loss_event(WatchEventKind kind, int64_t onset, int64_t declared, double loss,
+                       std::vector<WatchEvent>* out);
+  void resume(int64_t step, std::vector<WatchEvent>* out);
+  Series* series_of(DetectorId detector, const std::string& place, const std::string& layer);
+  template <class State>
+  void series_fields(State& state);
+
+  std::map<Key, Series> series_;
+  LossEventRule loss_rule_;
+  LossRiseRule rise_rule_;
+  LossVerdict loss_verdict_;
+  Precursors precursors_;
+  std::deque<LossEventSeen> loss_events_;
+  std::array<DetectorState, kDetectors> counts_;  // without level and layer
+  bool has_step_ = false, gradient_is_nonfinite_ = false;
+  int64_t last_step_ = 0;
+  uint64_t series_left_out_ = 0;
+};
+
+template <class State>
+void RankWatch::series_fields(State& state) {
+  if constexpr (State::kReads) {
+    series_.clear();
+    const uint64_t count = state.count(kMostSeries);
+    for (uint64_t n = 0; n < count && state.good(); ++n) {
+      int id = 0;
+      std::string place, layer;
+      state(id);
+      state(place);
+      state(layer);
+      state.require(id >= 0 && id < static_cast<int>(kDetectors));
+      if (!state.good()) return;
+      Series series = {Detector(static_cast<DetectorId>(id)), std::move(layer)};
+      series.detector.fields(state);
+      series_.insert_or_assign({id, std::move(place)}, std::move(series));
+    }
+  } else {
+    state(static_cast<uint64_t>(series_.size()));
+    for (auto& [key, series] : series_) {
+      state(key.first);
+      state(key.second);
+      state(series.layer);
+      series.detector.fields(state);
+    }
+  }
+}
+
+template <class State>
+void RankWatch::fields(State& state) {
+  series_fields(state);
+  loss_rule_.fields(state);
+  rise_rule_.fields(state);
+  precursors_.fields(state);
+  list_fields(state, loss_events_, kMostLossEvents, [](State& to, LossEventSeen& seen) {
+    int kind = static_cast<int>(seen.kind);
+    to(kind);
+    to.require(kind >= 0 && kind < kWatchEventKinds);
+    seen.kind = static_cast<WatchEventKind>(kind >= 0 && kind < kWatchEventKinds ? kind : 0);
+    to(seen.onset_step);
+    to(seen.declared_step);
+    list_fields(to, seen.preceded_by, Precursors::kMostNamed, episode_fields<State>);
+  });
+  for (DetectorState& each : counts_) {
+    state(each.last_warn_step);
+    for (uint64_t* count : {&each.values, &each.watches, &each.warnings}) state(*count);
+  }
+  state(has_step_);
+  state(gradient_is_nonfinite_);
+  state(last_step_);
+  state(series_left_out_);
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_WATCH_H_

@@ -1,0 +1,190 @@
+#include "detect/watch.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace foreshock {
+namespace {
+
+// A training of one layer: losses, gradient norms and slices with a little noise, and what the test puts into
+// them.
+class Training {
+ public:
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  double loss_factor = 1, gradient = 1, bias = 0;
+
+  void run(int steps) {
+    for (int n = 0; n < steps; ++n) one_step();
+  }
+  void one_step() {
+    ++step;
+    watch.observe_step(step, (2 + noise() / 10) * loss_factor, std::exp(noise() / 5) * gradient, &events);
+    if (step % 4 == 0) watch.observe(DetectorId::kBias, "003", "003", step, bias + noise() / 30, 0, &events);
+    if (step % 4 == 0) watch.observe(DetectorId::kMaxLogit, "003", "003", step, 8 + noise(), 0, &events);
+  }
+  void restart_agent() {
+    StateWriter writer;
+    watch.fields(writer);
+    StateReader reader(writer.bytes());
+    watch = RankWatch();
+    watch.fields(reader);
+    ASSERT_TRUE(reader.good() && reader.at_end());
+  }
+  std::string told() const {
+    std::string text;
+    for (const WatchEvent& event : events) {
+      text += std::string(name_of(event.kind));
+      if (event.kind == WatchEventKind::kPrecursor)
+        text += std::string(":") + info_of(event.detector).name + ":" + name_of(event.level);
+      text += " ";
+    }
+    return text;
+  }
+  int64_t step = 0;
+
+ private:
+  double noise() { return draw_(engine_); }
+  std::mt19937_64 engine_{1};
+  std::normal_distribution<double> draw_;
+};
+
+TEST(Watch, AHealthyTrainingIsQuiet) {
+  Training training;
+  training.run(20000);
+  EXPECT_EQ(training.told(), "");
+}
+
+TEST(Watch, ABiasIsNamedAndStandsBeforeTheSpike) {
+  Training training;
+  training.run(1000);
+  training.bias = 0.3;
+  training.run(100);
+  training.loss_factor = 5;
+  training.run(10);
+  ASSERT_EQ(training.watch.loss_events().size(), 1u);
+  const LossEventSeen& seen = training.watch.loss_events()[0];
+  EXPECT_EQ(seen.kind, WatchEventKind::kLossSpike);
+  EXPECT_EQ(seen.onset_step, 1101);
+  ASSERT_EQ(seen.preceded_by.size(), 1u);
+  EXPECT_EQ(seen.preceded_by[0].detector, DetectorId::kBias);
+  EXPECT_EQ(seen.preceded_by[0].layer, "003");
+  EXPECT_LT(seen.preceded_by[0].warn_step, 1040);
+  const DetectorState state = training.watch.states()[static_cast<size_t>(DetectorId::kBias)];
+  EXPECT_EQ(state.level, Level::kWarn);
+  EXPECT_EQ(state.layer, "003");
+  EXPECT_EQ(state.warnings, 1u);
+  EXPECT_EQ(state.last_warn_step, seen.preceded_by[0].warn_step);
+}
+
+TEST(Watch, ALossThatIsNoNumberIsADivergenceAndNothingElse) {
+  Training training;
+  training.run(500);
+  training.loss_factor = NAN;
+  training.run(100);
+  EXPECT_EQ(training.told(), "divergence ");
+  EXPECT_EQ(training.events[0].step, 501);
+}
+
+TEST(Watch, InfiniteGradientsAreToldOnceAStretch) {
+  Training training;
+  training.run(500);
+  training.gradient = INFINITY;
+  training.run(20);
+  training.gradient = 1;
+  training.run(20);
+  training.gradient = NAN;
+  training.run(1);
+  EXPECT_EQ(training.told(), "nonfinite_gradient_norm nonfinite_gradient_norm ");
+  EXPECT_EQ(training.events[0].step, 501);
+}
+
+// The loss is what it was long ago, and so is everything else: no spike, no precursor.
+TEST(Watch, AResumeWithALowerStepIsAResumeAndNothingElse) {
+  Training training;
+  training.loss_factor = 0.3;
+  training.run(1000);
+  training.step = 200;
+  training.loss_factor = 1;
+  training.gradient = 20;
+  training.run(1000);
+  EXPECT_EQ(training.told(), "resumed ");
+  EXPECT_EQ(training.events[0].step, 201);
+  EXPECT_EQ(training.events[0].value, 1000);
+}
+
+TEST(Watch, AStepToldTwiceOrLeftOutIsNoResume) {
+  Training training;
+  training.run(500);
+  --training.step;
+  training.run(1);
+  training.step += 1000;
+  training.run(500);
+  EXPECT_EQ(training.told(), "");
+}
+
+TEST(Watch, ARestoredOneFindsTheSameEvents) {
+  Training whole, parts;
+  for (Training* each : {&whole, &parts}) {
+    for (int part = 0; part < 40; ++part) {
+      if (part == 20) each->bias = 0.3;
+      if (part == 25) each->gradient = 30;
+      if (part == 30) each->loss_factor = 4;
+      each->run(50 + part);
+      if (each == &parts) each->restart_agent();
+    }
+  }
+  EXPECT_NE(whole.told(), "");
+  EXPECT_EQ(parts.told(), whole.told());
+  for (size_t n = 0; n < whole.events.size(); ++n) {
+    EXPECT_EQ(parts.events[n].step, whole.events[n].step);
+    EXPECT_EQ(parts.events[n].score, whole.events[n].score);
+  }
+}
+
+// Truncated anywhere, or with any byte changed: refused, or a state that can be used; never worse.
+TEST(Watch, AStateOfAnyBytesDoesNoHarm) {
+  Training training;
+  training.run(600);
+  training.loss_factor = 9;
+  training.run(10);
+  StateWriter writer;
+  training.watch.fields(writer);
+  const std::string good = writer.bytes();
+  for (size_t cut = 0; cut < good.size(); cut += 7) {
+    StateReader reader(std::string_view(good).substr(0, cut));
+    RankWatch watch;
+    watch.fields(reader);
+    EXPECT_FALSE(reader.good());
+  }
+  std::mt19937_64 engine(1);
+  for (int n = 0; n < 2000; ++n) {
+    std::string bad = good;
+    for (int k = 0; k < 3; ++k) bad[engine() % bad.size()] = static_cast<char>(engine());
+    StateReader reader(bad);
+    training.watch = RankWatch();
+    training.watch.fields(reader);
+    if (!reader.good()) training.watch = RankWatch();
+    training.run(3);
+    training.watch.states();
+  }
+}
+
+TEST(Watch, SeriesAreBoundedAndNamesCut) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (size_t n = 0; n < RankWatch::kMostSeries + 10; ++n)
+    watch.observe(DetectorId::kMaxLogit, std::to_string(n) + std::string(5000, 'x'), "", 1, 1, 0, &events);
+  EXPECT_EQ(watch.series_left_out(), 10u);
+  StateWriter writer;
+  watch.fields(writer);
+  StateReader reader(writer.bytes());
+  RankWatch again;
+  again.fields(reader);
+  EXPECT_TRUE(reader.good());
+}
+
+}  // namespace
+}  // namespace foreshock
