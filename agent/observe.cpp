@@ -69,16 +69,11 @@ std::optional<double> standard_score(const Window<kLossWindow>& window, double x
   return (x - summary->mean) / summary->std;
 }
 
-std::optional<LossEvent> observe_loss(const segment::StepRecord& step, RankStatistics* rank) {
+void observe_loss(const segment::StepRecord& step, RankStatistics* rank) {
   if (!std::isfinite(step.loss)) ++rank->nonfinite_loss;
   if (!rank->first_loss) rank->first_loss = step.loss;
   rank->last_loss = step.loss;
   rank->loss_window.add(step.loss);
-  const LossVerdict verdict = rank->loss_events.observe(step.step, step.loss);
-  rank->loss_zscore = verdict.z;
-  if (verdict.event && rank->spike_steps.size() < kMostSpikes)
-    rank->spike_steps.push_back(verdict.event->onset_step);
-  return verdict.event;
 }
 
 void observe_gradient(double norm, RankStatistics* rank) {
@@ -141,12 +136,21 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   draw_layer(slot, deviation, &statistics);
 }
 
-std::optional<LossEvent> observe_step(const segment::StepRecord& step, RankStatistics* rank) {
+void observe_event(const EventLine& line, RankStatistics* rank) {
+  const bool is_spike =
+      line.event == name_of(WatchEventKind::kLossSpike) || line.event == name_of(WatchEventKind::kDivergence);
+  if (is_spike && rank->spike_steps.size() < kMostSpikes) rank->spike_steps.push_back(*line.step);
+  // The end of an alarm is no event to the reader of a page.
+  if (line.level == name_of(Level::kQuiet)) return;
+  const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
+  rank->note_event(what.c_str(), *line.step, line.layer, line.value);
+}
+
+void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
   rank->last_step = step;
   observe_cost(step, rank);
-  std::optional<LossEvent> event;
   if (given(step, segment::kGivenLoss)) {
-    event = observe_loss(step, rank);
+    observe_loss(step, rank);
     rank->history.add(step.step, kColumnLoss, step.loss);
     rank->history.add(step.step, kColumnLossMax, step.loss);
   }
@@ -156,7 +160,6 @@ std::optional<LossEvent> observe_step(const segment::StepRecord& step, RankStati
   }
   if (given(step, segment::kGivenLearningRate)) rank->learning_rate = step.learning_rate;
   observe_scalars(step, rank);
-  return event;
 }
 
 }  // namespace foreshock

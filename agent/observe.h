@@ -6,6 +6,7 @@
 
 #include "agent/rank.h"
 #include "agent/slot_slice.h"
+#include "exporters/record_line.h"
 #include "shadow/deviation.h"
 
 namespace foreshock {
@@ -13,8 +14,10 @@ namespace foreshock {
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank);
 
-// The loss event that this step declares, if any.
-std::optional<LossEvent> observe_step(const segment::StepRecord& step, RankStatistics* rank);
+void observe_step(const segment::StepRecord& step, RankStatistics* rank);
+
+// One that the detectors have found.
+void observe_event(const EventLine& line, RankStatistics* rank);
 
 // Share of rows with a second score next to the largest.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);

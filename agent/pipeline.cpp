@@ -38,11 +38,9 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     found = true;
     // A name is there before the first record that carries its value.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
-    const std::optional<LossEvent> event = observe_step(step, rank);
-    if (event)
-      tell(rank, event->kind == LossEventKind::kSpike ? "loss_spike" : "divergence", event->onset_step, "",
-           step.loss);
-    if (record_ != nullptr) record_->write(step_line(*rank, step));
+    observe_step(step, rank);
+    detect(step_line(*rank, step), rank);
+    if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
   rank->steps = segment.steps_taken();
   SegmentReader::Ready ready;
@@ -74,8 +72,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   observe_slice(slot, layer, deviation, rank);
   const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_grad_query;
   if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite));
-  if (record_ != nullptr)
-    record_->write(sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin));
+  detect(sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin), rank);
   segment.consume_judged(ready.slot, ready.ticket, slot.pass);
 }
 
@@ -120,6 +117,18 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   for (const SegmentReader::Ready& torn : segment.torn())
     segment.consume_lost(torn.slot, torn.ticket, torn.view.header.pass, segment::Lost::kTorn);
   refresh(segment, rank);
+}
+
+// The line first, then what it brings about: a record that ends between them still says all.
+template <class Line>
+void Pipeline::detect(const Line& line, RankStatistics* rank) {
+  if (record_ != nullptr) record_->write(line);
+  for (EventLine event : watches_.observe(line)) {
+    event.time = seconds_since_1970();
+    observe_event(event, rank);
+    if (record_ != nullptr) record_->write(event);
+  }
+  rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
 }
 
 void Pipeline::tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "agent/rank.h"
+#include "agent/watches.h"
 #include "exporters/record.h"
 #include "segment/reader.h"
 #include "shadow/deviation.h"
@@ -16,6 +17,9 @@ class Pipeline {
  public:
   // `record` may be null; it outlives the pipeline.
   explicit Pipeline(RecordWriter* record) : record_(record) {}
+
+  // The detectors of all ranks. What they know may be restored before the first poll only.
+  Watches& watches() { return watches_; }
 
   // Takes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
@@ -32,7 +36,11 @@ class Pipeline {
   void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
             std::optional<double> value);
 
+  template <class Line>
+  void detect(const Line& line, RankStatistics* rank);
+
   RecordWriter* record_;
+  Watches watches_;
   DeviationWorkspace workspace_;
 };
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "agent/history.h"
-#include "detect/loss_event.h"
+#include "detect/watch.h"
 #include "detect/window.h"
 #include "segment/parser.h"
 #include "shadow/bias.h"
@@ -148,7 +148,7 @@ struct RankStatistics {
   segment::StepRecord last_step = {};
   std::optional<double> first_loss, last_loss;
   std::optional<double> gradient_norm, learning_rate;
-  LossEventRule loss_events;
+  const RankWatch* watch = nullptr;  // its detectors; null until a line has come to them
   std::vector<int64_t> spike_steps;
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_reference;

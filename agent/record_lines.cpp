@@ -14,6 +14,10 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
 
 }  // namespace
 
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
                        const SliceDeviation& deviation, double judge_seconds) {
   SampleLine line;
@@ -102,7 +106,7 @@ RunLine run_line(const RankStatistics& rank, const char* state) {
   line.run = rank.run;
   line.state = state;
   line.rank = id.rank;
-  line.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  line.time = seconds_since_1970();
   line.foreshock_version = FORESHOCK_VERSION;
   line.host = segment::text_of(id.host);
   line.executable = segment::text_of(id.executable);
@@ -125,7 +129,7 @@ EventLine event_line(const RankStatistics& rank, const char* event, int64_t step
   line.run = rank.run;
   line.rank = rank.identity.rank;
   line.step = step;
-  line.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  line.time = seconds_since_1970();
   line.event = event;
   line.layer = layer;
   line.value = value;

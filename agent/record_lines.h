@@ -9,6 +9,8 @@
 
 namespace foreshock {
 
+double seconds_since_1970();
+
 // `judge_seconds`: CPU time the judgement took.
 SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
                        const SliceDeviation& deviation, double judge_seconds);

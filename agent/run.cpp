@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "agent/publish.h"
+#include "agent/publish_precursors.h"
 #include "agent/record_lines.h"
 
 namespace foreshock {
@@ -51,13 +52,25 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     if (run->record_ == nullptr) return nullptr;
   }
   run->pipeline_ = std::make_unique<Pipeline>(run->record_.get());
+  run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
+                            &run->pipeline_->watches());
   return run;
 }
 
 Run::Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock)
     : options_(options), directory_(std::move(directory)), lock_(lock), discovery_(*directory_) {}
 
-Run::~Run() { close(lock_); }
+Run::~Run() {
+  save_watches();
+  close(lock_);
+}
+
+// The record first: the state says how far it goes.
+void Run::save_watches() {
+  if (pipeline_ == nullptr) return;
+  if (record_ != nullptr) record_->flush();
+  watch_state_.save(*directory_, record_.get(), pipeline_->watches());
+}
 
 bool Run::poll() {
   bool busy = false;
@@ -189,9 +202,11 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
   if (for_page && ordered.size() > kMostRanksShown)
     std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
   if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
-  for (const Followed* followed : ordered)
+  for (const Followed* followed : ordered) {
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
+    ranks.back()["precursors"] = precursors_json(followed->rank);
+  }
   return {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};
 }
 
@@ -207,8 +222,8 @@ void Run::publish(Registry* registry) {
   uint64_t refused = refused_segments_;
   for (const auto& followed : followed_) refused += followed->rank.refused_slots;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));
+  save_watches();
   if (record_ == nullptr) return;
-  record_->flush();
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "record"},
                 static_cast<double>(record_->errors()));
   if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
@@ -231,6 +246,7 @@ void Run::publish_ranks(Registry* registry) {
     for (const auto& layer : rank.layers)
       if (is_shown(layer.first)) followed->shown_layers.insert(layer.first);
     publish_rank(rank, cores_per_rank(), registry, &owners);
+    publish_precursors(rank, registry);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "agent/discovery.h"
 #include "agent/followed.h"
 #include "agent/launcher_files.h"
+#include "agent/watch_state.h"
 #include "exporters/record.h"
 #include "exporters/registry.h"
 
@@ -89,6 +90,7 @@ class Run {
   void note_end(RunState state);
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
+  void save_watches();
   int cores_per_rank() const;
 
   const RunOptions options_;
@@ -97,6 +99,7 @@ class Run {
   Discovery discovery_;
   std::unique_ptr<RecordWriter> record_;
   std::unique_ptr<Pipeline> pipeline_;
+  WatchState watch_state_;
   std::vector<std::unique_ptr<Followed>> followed_;
   RunState state_ = RunState::kRunning;
   RunState worst_ = RunState::kRunning;  // of the ends so far

@@ -82,7 +82,7 @@ std::string value_wanted(OptionId id, const std::string& text) {
 }
 
 std::string Arguments::parse(const std::vector<std::string>& words, uint32_t reader) {
-  const bool takes_command = (reader & (kReaderRun | kReaderDoctor | kReaderExport)) != 0;
+  const bool takes_command = (reader & (kReaderRun | kReaderDoctor | kReaderExport | kReaderDetect)) != 0;
   for (size_t at = 0; at < words.size(); ++at) {
     const std::string& word = words[at];
     if (word == "--help" || word == "-h") {

@@ -14,8 +14,8 @@ namespace foreshock::cli {
 class Arguments {
  public:
   // Reads `words` for `reader` (one OptionReader bit). A command of the user's own starts after "--" or at
-  // the first word that is no option; only `run` and `doctor` take one, and `export` a file. Returns "" or
-  // one line that says what to do.
+  // the first word that is no option; only `run` and `doctor` take one, `export` and `detect` a file. Returns
+  // "" or one line that says what to do.
   std::string parse(const std::vector<std::string>& words, uint32_t reader);
 
   // The flag's value, else the variable's, else the default.

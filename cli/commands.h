@@ -16,8 +16,9 @@ int pause(const Arguments& arguments);
 int resume(const Arguments& arguments);
 int doctor(const Arguments& arguments);
 int export_record(const Arguments& arguments);
+int detect(const Arguments& arguments);
 
-// foreshock docs metrics|options|record: the pages under docs/ that come from tables.
+// foreshock docs detectors|metrics|options|record: the pages under docs/ that come from tables.
 int docs(const std::vector<std::string>& words);
 
 }  // namespace foreshock::cli

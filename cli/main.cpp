@@ -31,6 +31,8 @@ constexpr Command kCommands[] = {
     {"resume", resume, kReaderSwitch, "resume [options]", "switch it on again"},
     {"export", export_record, kReaderExport, "export --tensorboard DIR|--csv DIR RECORD.jsonl",
      "a record for other tools"},
+    {"detect", detect, kReaderDetect, "detect [options] RECORD.jsonl",
+     "the detectors on a record: each event, and what came before it"},
     {"agent", agent, kReaderAgent, "agent --dir DIR [options]", "serve one run directory (`run` starts it)"},
 };
 

@@ -72,10 +72,10 @@ struct DetectorInfo {
 inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kBias, "bias",
      "signed error of attention's output in ulp that lasts and that the rounded reference has not",
-     Look::kDrift, 32, 256, 0.5, 18, kBiasUlp, 0.5},
+     Look::kDrift, 32, 256, 0.5, 18, kBiasUlp, 0.67},
     {DetectorId::kOutputErrorDrift, "output_error_drift",
      "sum of the output's gradient times the output's error (backward) that keeps its sign", Look::kDrift, 32,
-     256, 0.5, 18, 0, 0.5},
+     256, 0.5, 18, 0, 0.67},
     {DetectorId::kDeviationForward, "deviation_forward",
      "two of the last slices forward err beyond what their precision explains", Look::kLimit, 64, 0, 0,
      kDeviationRatioForward, 0, 0.75},
@@ -87,9 +87,9 @@ inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kLogitGrowth, "logit_growth", "largest scaled score grows and will soon be at 100",
      Look::kForecast, 16, 32, 0, 6, 100, 0.5},
     {DetectorId::kEntropyDrop, "entropy_drop", "mean entropy of the attention weights falls suddenly",
-     Look::kDrop, 32, 256, 8, 6, 0.288, 0.5},
+     Look::kDrop, 32, 256, 8, 6, 0.288, 0.75},
     {DetectorId::kGradientNorm, "gradient_norm", "gradient norm before clipping far above what it was",
-     Look::kRise, 64, 128, 2, 6, 0.7, 0.5},
+     Look::kRise, 64, 128, 2, 6, 0.7, 0.75},
     {DetectorId::kGradientGrowth, "gradient_growth",
      "gradient norm grows steadily from below its own running mean: the cheap sign of preconditioned "
      "curvature beyond "
@@ -98,10 +98,10 @@ inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kRmsStaleness, "rms_staleness",
      "second moment of Adam too small for the gradients that now come", Look::kLimit, 8, 0, 0, 2.3, 0, 0.75},
     {DetectorId::kUpdateSpectrum, "update_spectrum",
-     "effective rank of a head's increment of W_Q W_K^T falls", Look::kDrop, 16, 64, 2, 5, 0.357, 0.5},
+     "effective rank of a head's increment of W_Q W_K^T falls", Look::kDrop, 16, 64, 2, 5, 0.357, 0.75},
     {DetectorId::kWeightShift, "weight_shift",
      "a tensor's distribution moves faster between snapshots than it used to", Look::kRise, 8, 32, 2, 5, 0.7,
-     0.5},
+     0.75},
 };
 
 constexpr const DetectorInfo& info_of(DetectorId id) { return kDetectorTable[static_cast<size_t>(id)]; }

@@ -89,6 +89,7 @@ Reading RankWatch::observe(DetectorId detector, const std::string& place, const 
   if (series == nullptr) return {};
   const Level before = series->detector.level();
   const Reading reading = series->detector.observe(step, value, control);
+  if (readings_ != nullptr) readings_->push_back({detector, place, step, value, reading});
   DetectorState& state = counts_[static_cast<size_t>(detector)];
   ++state.values;
   if (reading.level == before) return reading;

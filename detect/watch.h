@@ -39,6 +39,15 @@ struct WatchEvent {
   double score = 0;
 };
 
+// A value that a detector was given, and what it made of it.
+struct WatchReading {
+  DetectorId detector;
+  std::string place;
+  int64_t step;
+  double value;
+  Reading reading;
+};
+
 struct LossEventSeen {
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;
@@ -74,6 +83,9 @@ class RankWatch {
   std::array<DetectorState, kDetectors> states() const;
   uint64_t series_left_out() const { return series_left_out_; }
 
+  // Every reading from now on is appended to `*readings`; null: none. No part of the state.
+  void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
+
   template <class State>
   void fields(State& state);
 
@@ -102,6 +114,7 @@ class RankWatch {
   bool has_step_ = false, gradient_is_nonfinite_ = false;
   int64_t last_step_ = 0;
   uint64_t series_left_out_ = 0;
+  std::vector<WatchReading>* readings_ = nullptr;
 };
 
 template <class State>

@@ -31,6 +31,19 @@ constexpr Values kErrorComponents[] = {"segment", "control", "reference", "recor
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
 constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "unknown"};
+// Those of detect/thresholds.h, which the exporters know nothing of.
+constexpr Values kDetectorNames[] = {"bias",
+                                     "output_error_drift",
+                                     "deviation_forward",
+                                     "deviation_backward",
+                                     "max_logit",
+                                     "logit_growth",
+                                     "entropy_drop",
+                                     "gradient_norm",
+                                     "gradient_growth",
+                                     "rms_staleness",
+                                     "update_spectrum",
+                                     "weight_shift"};
 
 // Label lists. `run` and `rank` come first, so that a reader of a query finds them in one place.
 constexpr LabelInfo kRun[] = {{"run"}};
@@ -49,6 +62,7 @@ constexpr LabelInfo kRankPassSkip[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"r
 constexpr LabelInfo kRankPassMeanMax[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"stat", kMeanMax}};
 constexpr LabelInfo kRankPassOf[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"of", kBiasOf}};
 constexpr LabelInfo kRankPassAlarm[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"of", kAlarms}};
+constexpr LabelInfo kRankDetector[] = {{"run"}, {"rank"}, {"detector", kDetectorNames}};
 constexpr LabelInfo kRankName[] = {{"run"}, {"rank"}, {"name"}};
 constexpr LabelInfo kRankMinMean[] = {{"run"}, {"rank"}, {"stat", kMinMean}};
 constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax}};
@@ -170,6 +184,14 @@ constexpr MetricInfo kTable[] = {
 
     {kLoggedValue, "foreshock_logged_value", kGauge, "1",
      "Last value of what the training itself logs, for up to 16 names.", kRankName},
+
+    {kPrecursorLevel, "foreshock_precursor_level", kGauge, "1",
+     "How loud a detector is, the loudest of its layers: 0 quiet, 1 watch, 2 warn. Experimental.",
+     kRankDetector},
+    {kPrecursorEventsTotal, "foreshock_precursor_events_total", kCounter, "events",
+     "Times that a detector has begun to warn, in one layer or another.", kRankDetector},
+    {kPrecursorLastEventStep, "foreshock_precursor_last_event_step", kGauge, "steps",
+     "Step of the last of them; absent before the first.", kRankDetector},
 
     {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio",
      "Time the monitor took on the threads that train, over wall time; on a CPU trainer with the agent's "

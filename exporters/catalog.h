@@ -59,6 +59,10 @@ enum class Metric : uint16_t {
   kLayerGradientNorm,
   kLearningRate,
   kLoggedValue,
+  // the detectors
+  kPrecursorLevel,
+  kPrecursorEventsTotal,
+  kPrecursorLastEventStep,
   // the monitor itself
   kSlowdownRatio,
   kOverheadSecondsTotal,

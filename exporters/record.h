@@ -34,6 +34,9 @@ class RecordWriter {
   // The first error of a series of failures, handed out once; empty when there is nothing new to say.
   std::string take_error();
 
+  // Bytes of whole lines in the file: where the next flush goes on. 0 for what is no regular file.
+  uint64_t size() const { return regular_ ? size_ : 0; }
+
   uint64_t errors() const { return errors_; }          // failed attempts to write
   uint64_t lines_lost() const { return lines_lost_; }  // lines that will never be written
 

@@ -146,12 +146,19 @@ inline constexpr Field<EventLine> kEventFields[] = {
     {"step", &EventLine::step, "steps", "Step it happened in."},
     {"time", &EventLine::time, "s since 1970", "When the agent saw it."},
     {"event", &EventLine::event, "",
-     "What: loss_spike, divergence, nonfinite, rank_gone, no_attention_seen, monitor_off, ..."},
+     "What: loss_spike, divergence or loss_rise (step: the onset); precursor (a detector's level has "
+     "changed); "
+     "nonfinite, nonfinite_gradient, nonfinite_gradient_norm; resumed (the step count went back, from "
+     "value); "
+     "detectors_begin_anew (what they had learned was lost with an agent); ..."},
     {"layer", &EventLine::layer, "", "Label of the layer it happened in."},
     {"layer_name", &EventLine::layer_name, "", "Module that holds the parameters of the layer."},
     {"detail", &EventLine::detail, "", "A sentence for the reader."},
     {"value", &EventLine::value, "", "The value that was judged."},
     {"threshold", &EventLine::threshold, "", "What it was compared with."},
+    {"detector", &EventLine::detector, "", "Of a precursor: which detector; docs/detectors.md."},
+    {"level", &EventLine::level, "", "Of a precursor: quiet, watch or warn, to which the level has changed."},
+    {"score", &EventLine::score, "1", "Of a precursor: 1 is where the detector warns."},
 };
 
 constexpr std::span<const Field<RunLine>> fields_of(const RunLine*) { return kRunFields; }

@@ -70,13 +70,15 @@ struct SampleLine {
   std::optional<double> judge_seconds;  // CPU time it took
 };
 
-// Something happened: loss_spike, divergence, nonfinite, rank_gone, no_attention_seen, monitor_off, ...
+// Something happened: loss_spike, divergence, precursor, nonfinite, ...
 struct EventLine {
   std::string run;
   std::optional<int64_t> rank, step;
   std::optional<double> time;
   std::string event, layer, layer_name, detail;
   std::optional<double> value, threshold;
+  std::string detector, level;  // of a precursor
+  std::optional<double> score;
 };
 
 // One field of a line, for docs and tests.

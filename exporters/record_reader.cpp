@@ -130,6 +130,15 @@ std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::s
   return std::unique_ptr<RecordReader>(new RecordReader(std::move(file)));
 }
 
+bool RecordReader::seek(uint64_t offset) {
+  file_.clear();
+  file_.seekg(0, std::ios::end);
+  const std::streamoff size = file_.tellg();
+  if (size < 0 || offset > static_cast<uint64_t>(size)) return false;
+  file_.seekg(static_cast<std::streamoff>(offset));
+  return file_.good();
+}
+
 // False at the end. `*whole`: the line ended with a newline.
 bool RecordReader::read_line(std::string_view* text, bool* whole) {
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));

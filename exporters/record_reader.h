@@ -34,6 +34,9 @@ class RecordReader {
   // file.
   std::optional<RecordLine> next();
 
+  // Goes on at this byte, the first of a line. False when the file is shorter.
+  bool seek(uint64_t offset);
+
   uint64_t lines() const { return lines_; }  // so far, bad ones and empty ones included
   uint64_t bad_lines() const { return bad_lines_; }
   // The file ends within a line, as when its writer was killed. Such a line is no bad one.

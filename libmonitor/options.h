@@ -18,6 +18,7 @@ enum OptionReader : uint32_t {
   kReaderDoctor = 16,
   kReaderTrainer = 32,  // libforeshock.so, from the environment only
   kReaderExport = 64,
+  kReaderDetect = 128,
 };
 
 enum class OptionId : uint32_t {
@@ -49,6 +50,7 @@ enum class OptionId : uint32_t {
   kWatch,
   kCsv,
   kTensorBoard,
+  kScores,
   kCount
 };
 
@@ -120,13 +122,16 @@ inline constexpr Option kOptions[kOptionCount] = {
      "service: start no agent, one with --tree follows the run", kReaderRun},
     {OptionId::kPython, "--python", nullptr, "python3", "EXE", "the interpreter the training uses",
      kReaderDoctor},
-    {OptionId::kJson, "--json", nullptr, "", nullptr, "print JSON", kReaderStatus},
+    {OptionId::kJson, "--json", nullptr, "", nullptr, "print JSON", kReaderStatus | kReaderDetect},
     {OptionId::kWatch, "--watch", nullptr, "", nullptr, "print again every two seconds until interrupted",
      kReaderStatus},
     {OptionId::kCsv, "--csv", nullptr, "", "DIR", "write one table per type of line: run.csv, step.csv, ...",
      kReaderExport},
     {OptionId::kTensorBoard, "--tensorboard", nullptr, "", "DIR",
      "write TensorBoard event files, a folder for every run and rank", kReaderExport},
+    {OptionId::kScores, "--scores", nullptr, "", "FILE.csv",
+     "write what every detector made of every value: run,rank,step,detector,place,value,score,level",
+     kReaderDetect},
 };
 
 // The row of `id`.

@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("page", ["options", "metrics", "record"])
+@pytest.mark.parametrize("page", ["detectors", "metrics", "options", "record"])
 def test_generated_pages_are_current(foreshock, page):
     text = subprocess.run([foreshock, "docs", page], capture_output=True, text=True, check=True).stdout
     assert (ROOT / "docs" / f"{page}.md").read_text() == text, "run ./dev docs"
@@ -41,7 +41,7 @@ def test_named_metrics_exist():
 
 def test_named_options_exist(foreshock):
     known = set(re.findall(r"--[a-z-]+", (ROOT / "docs" / "options.md").read_text()))
-    for name in ("run", "agent", "status", "doctor"):
+    for name in ("run", "agent", "status", "doctor", "detect"):
         known |= set(
             re.findall(
                 r"--[a-z-]+",
@@ -52,7 +52,9 @@ def test_named_options_exist(foreshock):
         flag
         for page in documents()
         for line in page.read_text().splitlines()
-        for command in re.findall(r"foreshock (?:run|status|doctor|pause|resume|agent)\b([^`]*?)(?: -- |`|$)", line)
+        for command in re.findall(
+            r"foreshock (?:run|status|doctor|pause|resume|agent|detect)\b([^`]*?)(?: -- |`|$)", line
+        )
         for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", command)
     }
     assert used - known == set()

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "detect/thresholds.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -61,6 +62,11 @@ TEST(Catalog, ReasonsAreThoseOfTheSegment) {
   const auto reasons_of = [](Metric metric) { return metric_info(metric).labels.back().values; };
   EXPECT_TRUE(std::ranges::equal(reasons_of(Metric::kAttentionSkippedTotal), segment::kSkipReasonNames));
   EXPECT_TRUE(std::ranges::equal(reasons_of(Metric::kAttentionLostTotal), segment::kLostReasonNames));
+}
+
+TEST(Catalog, DetectorsAreThoseOfTheTable) {
+  const auto named = metric_info(Metric::kPrecursorLevel).labels.back().values;
+  EXPECT_TRUE(std::ranges::equal(named, kDetectorTable, {}, {}, &DetectorInfo::name));
 }
 
 TEST(Catalog, MarkdownHasARowPerMetric) {

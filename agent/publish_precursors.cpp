@@ -1,0 +1,82 @@
+#include "agent/publish_precursors.h"
+
+#include <string>
+
+namespace foreshock {
+namespace {
+
+using nlohmann::json;
+
+json text_or_null(const std::string& text) { return text.empty() ? json(nullptr) : json(text); }
+json step_or_null(int64_t step) { return step >= 0 ? json(step) : json(nullptr); }
+
+json detectors_json(const RankWatch& watch) {
+  json detectors = json::array();
+  const auto states = watch.states();
+  for (size_t n = 0; n < kDetectors; ++n) {
+    const DetectorState& state = states[n];
+    if (state.values == 0) continue;
+    detectors.push_back({{"detector", kDetectorTable[n].name},
+                         {"level", name_of(state.level)},
+                         {"layer", text_or_null(state.layer)},
+                         {"values", state.values},
+                         {"watches", state.watches},
+                         {"warnings", state.warnings},
+                         {"last_warn_step", step_or_null(state.last_warn_step)}});
+  }
+  return detectors;
+}
+
+json episode_json(const Episode& episode, int64_t onset) {
+  return {{"detector", info_of(episode.detector).name},
+          {"place", text_or_null(episode.place)},
+          {"layer", text_or_null(episode.layer)},
+          {"level", name_of(episode.most)},
+          {"since_step", episode.since_step},
+          {"warn_step", step_or_null(episode.warn_step)},
+          // Steps are far from the ends of their range wherever they are counted; elsewhere this wraps.
+          {"lead_steps",
+           static_cast<int64_t>(static_cast<uint64_t>(onset) - static_cast<uint64_t>(episode.since_step))}};
+}
+
+json loss_events_json(const RankWatch& watch) {
+  json events = json::array();
+  for (const LossEventSeen& seen : watch.loss_events()) {
+    json before = json::array();
+    for (const Episode& episode : seen.preceded_by) before.push_back(episode_json(episode, seen.onset_step));
+    events.push_back({{"event", name_of(seen.kind)},
+                      {"step", seen.onset_step},
+                      {"declared_step", seen.declared_step},
+                      {"preceded_by", before}});
+  }
+  return events;
+}
+
+}  // namespace
+
+void publish_precursors(const RankStatistics& rank, Registry* registry) {
+  if (rank.watch == nullptr) return;
+  const std::string number = std::to_string(rank.identity.rank);
+  const auto states = rank.watch->states();
+  for (size_t n = 0; n < kDetectors; ++n) {
+    const DetectorState& state = states[n];
+    if (state.values == 0) continue;
+    const auto set = [&](Metric metric, double value) {
+      registry->set(metric, {rank.run, number, kDetectorTable[n].name}, value);
+    };
+    set(Metric::kPrecursorLevel, static_cast<double>(state.level));
+    set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings));
+    if (state.warnings > 0) set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step));
+  }
+}
+
+json precursors_json(const RankWatch& watch) {
+  return {{"detectors", detectors_json(watch)}, {"loss_events", loss_events_json(watch)}};
+}
+
+json precursors_json(const RankStatistics& rank) {
+  return rank.watch != nullptr ? precursors_json(*rank.watch)
+                               : json{{"detectors", json::array()}, {"loss_events", json::array()}};
+}
+
+}  // namespace foreshock

@@ -1,0 +1,156 @@
+#include "agent/watches.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace foreshock {
+namespace {
+
+constexpr char kMagic[] = "foreshock detectors 1\n";
+constexpr uint64_t kMostRanks = 4096;
+
+// Of the table: with another one the state means something else.
+uint64_t fingerprint() {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  const auto mix = [&](const void* from, size_t size) {
+    for (size_t n = 0; n < size; ++n)
+      hash = (hash ^ static_cast<const unsigned char*>(from)[n]) * 1099511628211u;
+  };
+  for (const DetectorInfo& info : kDetectorTable) {
+    const double numbers[] = {static_cast<double>(info.look),
+                              static_cast<double>(info.learning),
+                              info.memory,
+                              info.recent,
+                              info.warn,
+                              info.least,
+                              info.watch};
+    mix(info.name, std::strlen(info.name));
+    mix(numbers, sizeof numbers);
+  }
+  return hash;
+}
+
+EventLine line_of(const WatchEvent& event, const std::string& run, int64_t rank) {
+  EventLine line;
+  line.run = run;
+  line.rank = rank;
+  line.step = event.step;
+  line.event = name_of(event.kind);
+  line.layer = event.layer;
+  line.value = event.value;
+  if (event.kind != WatchEventKind::kPrecursor) return line;
+  line.detector = info_of(event.detector).name;
+  line.level = name_of(event.level);
+  line.score = event.score;
+  return line;
+}
+
+template <class State, class Map>
+void watches_fields(State& state, Map& watches) {
+  if constexpr (State::kReads) {
+    const uint64_t count = state.count(kMostRanks);
+    for (uint64_t n = 0; n < count && state.good(); ++n) {
+      std::string run;
+      int64_t rank = 0;
+      state(run);
+      state(rank);
+      if (state.good()) watches[{run, rank}].fields(state);
+    }
+  } else {
+    state(static_cast<uint64_t>(watches.size()));
+    for (auto& [key, watch] : watches) {
+      state(key.first);
+      state(key.second);
+      watch.fields(state);
+    }
+  }
+}
+
+}  // namespace
+
+void Watches::begin() {
+  lines_found_.clear();
+  found_.clear();
+  if (readings_ != nullptr) readings_->clear();
+}
+
+RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
+  const auto found = watches_.find({run, rank});
+  if (found == watches_.end() && (watches_.size() >= kMostRanks || run.size() > StateReader::kLongestText))
+    return nullptr;
+  RankWatch* watch = found != watches_.end() ? &found->second : &watches_[{run, rank}];
+  watch->collect(readings_);
+  ++lines_;
+  return watch;
+}
+
+const std::vector<EventLine>& Watches::end(const std::string& run, int64_t rank) {
+  for (const WatchEvent& event : found_) lines_found_.push_back(line_of(event, run, rank));
+  return lines_found_;
+}
+
+const std::vector<EventLine>& Watches::observe(const StepLine& line) {
+  begin();
+  RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
+  if (watch == nullptr) return lines_found_;
+  watch->observe_step(*line.step, line.loss, line.gradient_norm, &found_);
+  return end(line.run, *line.rank);
+}
+
+const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
+  begin();
+  RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
+  if (watch == nullptr) return lines_found_;
+  const auto give = [&](DetectorId detector, const std::optional<double>& value, double control = 0) {
+    if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &found_);
+  };
+  if (line.pass == "forward") {
+    give(DetectorId::kBias, line.bias_ulp, line.rounded_reference_bias_ulp.value_or(0));
+    give(DetectorId::kDeviationForward, line.deviation_ratio);
+    give(DetectorId::kMaxLogit, line.logit_abs_max);
+    give(DetectorId::kLogitGrowth, line.logit_abs_max);
+    give(DetectorId::kEntropyDrop, line.entropy_nats_mean);
+  } else {
+    give(DetectorId::kDeviationBackward, line.deviation_ratio);
+    give(DetectorId::kOutputErrorDrift, line.grad_out_drift);
+  }
+  return end(line.run, *line.rank);
+}
+
+const std::vector<EventLine>& Watches::observe(const EventLine& line) {
+  begin();
+  if (line.event == kDetectorsBeginAnew)
+    std::erase_if(watches_, [&](const auto& each) { return each.first.first == line.run; });
+  return lines_found_;
+}
+
+const RankWatch* Watches::watch_of(const std::string& run, int64_t rank) const {
+  const auto found = watches_.find({run, rank});
+  return found != watches_.end() ? &found->second : nullptr;
+}
+
+std::string Watches::save(uint64_t note) const {
+  StateWriter writer;
+  writer(note);
+  // A writer changes nothing of what it is given, though one list of members serves both directions.
+  watches_fields(writer, const_cast<Watches*>(this)->watches_);
+  const uint64_t table = fingerprint();
+  return kMagic + std::string(reinterpret_cast<const char*>(&table), sizeof table) + writer.bytes();
+}
+
+bool Watches::restore(std::string_view bytes, uint64_t* note) {
+  const uint64_t table = fingerprint();
+  const std::string head = kMagic + std::string(reinterpret_cast<const char*>(&table), sizeof table);
+  if (!bytes.starts_with(head)) return false;
+  StateReader reader(bytes.substr(head.size()));
+  uint64_t read_note = 0;
+  reader(read_note);
+  std::map<std::pair<std::string, int64_t>, RankWatch> read;
+  watches_fields(reader, read);
+  if (!reader.good() || !reader.at_end()) return false;
+  watches_ = std::move(read);
+  *note = read_note;
+  return true;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,66 @@
+// The detectors of every rank of a run, fed with the lines of the record: live, and from a file that was
+// recorded. What a line says is all they get to know, so the same lines give the same events.
+#ifndef FORESHOCK_AGENT_WATCHES_H_
+#define FORESHOCK_AGENT_WATCHES_H_
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "detect/watch.h"
+#include "exporters/record_line.h"
+
+namespace foreshock {
+
+// The event of the record with which the detectors of a run begin anew in the middle of it.
+inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
+
+// One thread.
+class Watches {
+ public:
+  // Lines in the order of the record. The events that a line brings about, as lines of the record themselves
+  // (without a time), in their order; valid until the next call. Lines without a rank or a step say nothing.
+  const std::vector<EventLine>& observe(const StepLine& line);
+  const std::vector<EventLine>& observe(const SampleLine& line);
+  // Of event lines only kDetectorsBeginAnew matters.
+  const std::vector<EventLine>& observe(const EventLine& line);
+  template <class Line>
+  const std::vector<EventLine>& observe(const Line&) {
+    begin();
+    return lines_found_;
+  }
+
+  // Null: no line of that rank has come. Valid as long as this.
+  const RankWatch* watch_of(const std::string& run, int64_t rank) const;
+  const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
+
+  // Every reading of a line is in `*readings`, which is emptied first; null: none.
+  void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
+
+  // Lines with a value for a detector so far; of this process.
+  uint64_t lines() const { return lines_; }
+
+  // The state of all as bytes, together with `note`, a number of the caller's.
+  std::string save(uint64_t note) const;
+  // False, and nothing is changed, for bytes that save() has not written, or one of another version or with
+  // other thresholds. Any bytes may be given.
+  bool restore(std::string_view bytes, uint64_t* note);
+
+ private:
+  void begin();
+  // Null: there are too many ranks.
+  RankWatch* watch_for(const std::string& run, int64_t rank);
+  const std::vector<EventLine>& end(const std::string& run, int64_t rank);
+
+  std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
+  std::vector<WatchEvent> found_;
+  std::vector<EventLine> lines_found_;
+  std::vector<WatchReading>* readings_ = nullptr;
+  uint64_t lines_ = 0;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_WATCHES_H_

@@ -1,0 +1,163 @@
+// foreshock detect: the detectors on a record, the same code that the agent ran while it was recorded.
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "agent/publish_precursors.h"
+#include "agent/watches.h"
+#include "cli/commands.h"
+#include "cli/say.h"
+#include "exporters/record_reader.h"
+
+namespace foreshock::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Found {
+  Watches watches;
+  std::vector<EventLine> events;
+  uint64_t lines = 0;
+};
+
+// One line for every value that a detector was given; numbers come back to the last bit.
+class ScoreTable {
+ public:
+  // "" or what is wrong.
+  std::string open(const std::string& path) {
+    if (std::ifstream(path).good()) return path + ": is there already; choose another file";
+    file_.open(path, std::ios::binary);
+    file_ << "run,rank,step,detector,place,value,score,level\n";
+    return file_.good() ? "" : path + ": cannot be written";
+  }
+  void add(const std::string& run, int64_t rank, const std::vector<WatchReading>& readings) {
+    char numbers[96];
+    for (const WatchReading& each : readings) {
+      std::snprintf(numbers, sizeof numbers, "%.17g,%.17g,%s", each.value, each.reading.score,
+                    name_of(each.reading.level));
+      file_ << quoted(run) << ',' << rank << ',' << each.step << ',' << info_of(each.detector).name << ','
+            << quoted(each.place) << ',' << numbers << '\n';
+    }
+  }
+  bool finish() { return static_cast<bool>(file_.flush()); }
+
+ private:
+  static std::string quoted(const std::string& text) {
+    if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+    std::string out = "\"";
+    for (char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+    return out + '"';
+  }
+  std::ofstream file_;
+};
+
+std::string detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
+  std::vector<WatchReading> readings;
+  if (scores != nullptr) found->watches.collect(&readings);
+  while (const std::optional<RecordLine> line = reader.next()) {
+    ++found->lines;
+    std::visit(
+        [&](const auto& each) {
+          for (const EventLine& event : found->watches.observe(each)) found->events.push_back(event);
+          if constexpr (requires { each.rank; })
+            if (scores != nullptr) scores->add(each.run, each.rank.value_or(0), readings);
+        },
+        *line);
+  }
+  if (found->lines == 0) return "no line of it is a record's";
+  return "";
+}
+
+Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
+
+Json number_or_null(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? Json(*value) : Json(nullptr);
+}
+
+Json event_json(const EventLine& event) {
+  return {{"run", event.run},
+          {"rank", *event.rank},
+          {"step", *event.step},
+          {"event", event.event},
+          {"layer", text_or_null(event.layer)},
+          {"value", number_or_null(event.value)},
+          {"detector", text_or_null(event.detector)},
+          {"level", text_or_null(event.level)},
+          {"score", number_or_null(event.score)}};
+}
+
+Json document(const Found& found) {
+  Json events = Json::array(), ranks = Json::array();
+  for (const EventLine& event : found.events) events.push_back(event_json(event));
+  for (const auto& [key, watch] : found.watches.all()) {
+    Json rank = precursors_json(watch);
+    rank["run"] = key.first;
+    rank["rank"] = key.second;
+    ranks.push_back(rank);
+  }
+  return {{"schema", 1}, {"events", events}, {"ranks", ranks}};
+}
+
+void print_events(const Found& found) {
+  std::printf("%10s %5s  %-24s %-8s %-6s %7s\n", "step", "rank", "event", "layer", "level", "score");
+  for (const EventLine& event : found.events) {
+    const std::string& what = event.detector.empty() ? event.event : event.detector;
+    std::printf("%10lld %5lld  %-24s %-8s %-6s", static_cast<long long>(*event.step),
+                static_cast<long long>(*event.rank), what.c_str(), event.layer.c_str(), event.level.c_str());
+    event.score ? std::printf(" %7.2f\n", *event.score) : std::printf("\n");
+  }
+}
+
+void print_loss_events(const Found& found) {
+  for (const auto& [key, watch] : found.watches.all())
+    for (const LossEventSeen& seen : watch.loss_events()) {
+      std::printf("\nrank %lld: %s at step %lld\n", static_cast<long long>(key.second), name_of(seen.kind),
+                  static_cast<long long>(seen.onset_step));
+      if (seen.preceded_by.empty()) std::printf("  no detector spoke before it\n");
+      for (const Episode& each : seen.preceded_by)
+        std::printf("  %lld steps before: %s%s%s (%s)\n",
+                    static_cast<long long>(seen.onset_step - each.since_step), info_of(each.detector).name,
+                    each.place.empty() ? "" : " of ", each.place.c_str(), name_of(each.most));
+    }
+}
+
+void tell(const RecordReader& reader) {
+  if (reader.bad_lines() > 0)
+    say(std::to_string(reader.bad_lines()) + " lines left out (" + reader.first_problem() + ")");
+  if (reader.ends_torn()) say("the last line was cut off when its writer ended");
+}
+
+}  // namespace
+
+int detect(const Arguments& arguments) {
+  if (arguments.command().size() != 1)
+    return wrong_use("type: foreshock detect [--json] [--scores FILE.csv] RECORD.jsonl");
+  const std::string& record = arguments.command()[0];
+  const std::string table = arguments.text(OptionId::kScores);
+  ScoreTable scores;
+  Found found;
+  std::string problem;
+  const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
+  if (problem.empty() && !table.empty()) problem = scores.open(table);
+  if (problem.empty()) {
+    problem = detect_in(*reader, table.empty() ? nullptr : &scores, &found);
+    if (!problem.empty()) problem = record + ": " + problem;
+  }
+  if (problem.empty() && !table.empty() && !scores.finish())
+    problem = table + ": not all of it could be written";
+  if (!problem.empty()) {
+    say(problem);
+    return 1;
+  }
+  if (arguments.has_flag(OptionId::kJson)) {
+    std::printf("%s\n", document(found).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  } else {
+    print_events(found);
+    print_loss_events(found);
+  }
+  tell(*reader);
+  return 0;
+}
+
+}  // namespace foreshock::cli
