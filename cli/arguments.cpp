@@ -64,6 +64,10 @@ std::string value_wanted(OptionId id, const std::string& text) {
     case OptionId::kMathPath:
     case OptionId::kEnabled:
       return parse_switch(text.c_str(), &on) ? "" : "on or off";
+    case OptionId::kWeights:
+      return text == "auto" || text == "off" || (is_count_up_to(text, 1u << 20) && text != "0")
+                 ? ""
+                 : "auto, off, or a number of steps up to 1048576";
     case OptionId::kPort:
       return is_count_up_to(text, 65535) ? "" : "a port number from 0 to 65535";
     case OptionId::kBind:

@@ -74,6 +74,9 @@ bool read_environment(const Variables& variables, Settings* settings) {
   parse_bytes(value(OptionId::kMemory), &s.memory);
   parse_switch(value(OptionId::kSlices), &s.slices);
   parse_count(value(OptionId::kSeed), &s.seed);
+  s.weights = true;
+  if (!parse_count(value(OptionId::kWeights), &s.weights_every))
+    parse_switch(value(OptionId::kWeights), &s.weights);
 
   s.rank = number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
   s.local_rank = number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, -1);

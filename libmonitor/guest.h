@@ -37,6 +37,8 @@ struct Settings {
   double max_slowdown;
   uint64_t memory;
   bool slices;
+  bool weights;
+  uint64_t weights_every;  // 0: as the budget allows
   uint64_t seed;
   int rank, local_rank, world_size, local_ranks, attempt;
 };

@@ -102,6 +102,20 @@ void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t cou
   if (whole(gradients, sizeof(foreshock_gradient))) g_monitor.observe_gradients(gradients, count);
 }
 
+int foreshock_name_weights(const foreshock_weight* weights, size_t count) {
+  if (weights == nullptr || count == 0 || g_guest.is_off()) return 0;
+  return whole(weights, sizeof(foreshock_weight)) ? g_monitor.name_weights(weights, count) : 0;
+}
+
+size_t foreshock_weights_due(uint32_t* numbers, size_t room) {
+  return numbers == nullptr || !foreshock_enabled() ? 0 : g_monitor.weights_due(numbers, room);
+}
+
+void foreshock_observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when) {
+  if (states == nullptr || count == 0 || when > FORESHOCK_AFTER_STEP || !foreshock_enabled()) return;
+  if (whole(states, sizeof(foreshock_weight_state))) g_monitor.observe_weights(states, count, when);
+}
+
 void foreshock_describe(const foreshock_identity* given) {
   if (!whole(given, sizeof(foreshock_identity)) || g_guest.is_off()) return;
   foreshock::segment::Identity late = {};

@@ -205,7 +205,13 @@ void Monitor::reset() {
   layers_.attach(g_guest.writer().layers());
   scalars_.attach(g_guest.writer().scalar_names());
   unseen_.attach(g_guest.writer().unseen_names());
-  for (std::atomic_flag* flag : {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_})
+  segment::SegmentWriter& writer = g_guest.writer();
+  const Settings& settings = g_guest.settings();
+  weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
+                  settings.weights_every, settings.memory);
+  weights_ns_.store(0);
+  for (std::atomic_flag* flag :
+       {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_, &weights_busy_})
     flag->clear();
 }
 

@@ -12,6 +12,7 @@
 #include "libmonitor/ordinal.h"
 #include "libmonitor/scalars.h"
 #include "libmonitor/unseen.h"
+#include "libmonitor/weights.h"
 
 namespace foreshock {
 
@@ -57,6 +58,10 @@ class Monitor {
   int name_parameters(const foreshock_parameter* parameters, size_t count);
   void observe_gradients(const foreshock_gradient* gradients, size_t count);
 
+  int name_weights(const foreshock_weight* weights, size_t count);
+  size_t weights_due(uint32_t* numbers, size_t room);
+  void observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when);
+
  private:
   bool wake(uint64_t slot_bytes_needed);
   void reset();
@@ -72,6 +77,7 @@ class Monitor {
   Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
                     uint32_t pass);
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
+  int64_t ending_step() const;
   uint32_t plan_slices();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_guest.writer().slots(); }
   // Slices that this step may take: as the slots that were free when it began would hold, and the budget
@@ -87,6 +93,7 @@ class Monitor {
   std::atomic_flag loss_busy_;
   std::atomic_flag scalars_busy_;
   std::atomic_flag cost_busy_;
+  std::atomic_flag weights_busy_;
   std::atomic<uint64_t> ticket_{0};
 
   // The clock. Written under clock_busy_, read by every sampled call.
@@ -112,6 +119,8 @@ class Monitor {
   Unseen unseen_;
   OrdinalFollower ordinal_;
   LayerTable layers_;
+  WeightFollower weights_;
+  std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
 };
 
 extern Monitor g_monitor;

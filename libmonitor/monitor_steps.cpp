@@ -69,13 +69,18 @@ void Monitor::begin_step() {
   g_guest.set_bits(kHotSampledStep);
 }
 
+// The number of the step that ends next.
+int64_t Monitor::ending_step() const {
+  const bool is_pending = (g_guest.hot() & kHotTickPending) != 0;
+  return (is_pending ? next_step_ : step_).load(std::memory_order_relaxed);
+}
+
 bool Monitor::step_is_sampled() const {
   const uint32_t hot = g_guest.hot();
   if ((hot & kHotArmed) == 0 || (hot & kHotSwitchedOff) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call since the last step (attention on a path we do not see): the number decides alone.
-  return is_sampled_step(next_step_.load(std::memory_order_relaxed),
-                         interval_.load(std::memory_order_relaxed));
+  return is_sampled_step(ending_step(), interval_.load(std::memory_order_relaxed));
 }
 
 void Monitor::end_step(const foreshock_step& step) {
@@ -133,6 +138,9 @@ void Monitor::end_step(const foreshock_step& step) {
   }
   budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, cost_seconds, record.interval,
                    kLeastMargin * least_seconds);
+  if (TryLock busy(weights_busy_); busy)
+    weights_.end_step(static_cast<double>(record.duration_ns) * 1e-9,
+                      static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9);
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
   last_totals_ = {totals.calls, totals.cost_ns + own};
   last_tick_ns_ = begin;
@@ -194,6 +202,34 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   }
   const Counting counting = g_guest.counting();
   counting.add(counting.block->step_ns, monotonic_ns() - begin);
+}
+
+// -- weights --
+
+int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
+  wake(0);
+  if ((g_guest.hot() & kHotArmed) == 0) return 0;
+  TryLock lock(weights_busy_);
+  return lock ? weights_.name(weights, count) : 0;
+}
+
+size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
+  TryLock lock(weights_busy_);
+  return lock ? weights_.due(ending_step(), numbers, room) : 0;
+}
+
+void Monitor::observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when) {
+  const uint64_t begin = monotonic_ns();
+  TryLock lock(weights_busy_);
+  if (!lock) return;
+  if (when == FORESHOCK_BEFORE_STEP)
+    weights_.before_step(states, count, ending_step());
+  else
+    weights_.after_step(states, count, ending_step());
+  const uint64_t own = monotonic_ns() - begin;
+  weights_ns_.fetch_add(own, std::memory_order_relaxed);
+  const Counting counting = g_guest.counting();
+  counting.add(counting.block->step_ns, own);
 }
 
 }  // namespace foreshock

@@ -31,6 +31,7 @@ enum class OptionId : uint32_t {
   kMemory,
   kSlices,
   kMathPath,
+  kWeights,
   kSeed,
   kAdapters,
   kPort,
@@ -89,6 +90,11 @@ inline constexpr Option kOptions[kOptionCount] = {
      "off: count calls and follow steps, but copy no activations", kReaderRun | kReaderTrainer},
     {OptionId::kMathPath, "--math-path", "FORESHOCK_MATH_PATH", "off", "on|off",
      "on: sample attention on PyTorch's unfused path too; costs every operation of a sampled step 0.4 us",
+     kReaderRun | kReaderTrainer},
+    {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
+     "look at each weight tensor once in STEPS steps; auto: 64, or more where a quarter of --max-slowdown "
+     "asks "
+     "for it",
      kReaderRun | kReaderTrainer},
     {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
      kReaderTrainer},

@@ -21,6 +21,7 @@ constexpr uint32_t kSlotsBeforeLarger = 32;
 // Slices that are to go into one slot each; when fewer fit, they are split over smaller slots: so many, and
 // not smaller than this.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
+constexpr uint64_t kLeastTensors = uint64_t{256} << 10, kMostTensors = uint64_t{4} << 20;
 
 // The whole of a small file; empty when it cannot be read.
 size_t read_small(const char* path, char* to, size_t capacity) {
@@ -80,6 +81,11 @@ uint64_t free_shared_memory(const char* directory) {
 
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
   return std::min(free_bytes / 10 / static_cast<uint64_t>(std::max(local_ranks, 1)), limit);
+}
+
+uint64_t tensor_bytes(uint64_t share) {
+  const uint64_t part = std::min(share / 16, kMostTensors);
+  return part < kLeastTensors ? 0 : part / 4096 * 4096;
 }
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {

@@ -17,6 +17,9 @@ uint64_t free_shared_memory(const char* directory);
 // stay free for the user's own shared memory.
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks);
 
+// Of that share, what the ring of tensors may have; 0: too little for one.
+uint64_t tensor_bytes(uint64_t share);
+
 struct SlotPlan {
   uint32_t slots;  // 0: statistics only
   uint64_t slot_bytes;

@@ -45,7 +45,7 @@ enum RegionId : uint32_t {
   kSlots,
   kProgress,
   kScalarNames,  // from version 2 on
-  kTensors,      // no writer yet
+  kTensors,      // tensor_record.h
   kUnseenNames,
   kRegions = 16
 };
@@ -241,8 +241,9 @@ struct Control {
   int64_t interval_from_step;
   uint64_t step_cursor;  // the last step record the agent has taken (its n)
   uint64_t agent_pid;
-  uint64_t steps_lost;  // overwritten before they were read
-  uint64_t reserved2[8];
+  uint64_t steps_lost;     // overwritten before they were read
+  uint64_t tensor_cursor;  // bytes of the ring of tensors that the agent has taken
+  uint64_t reserved2[7];
   uint64_t reserved3[12];
 };
 static_assert(sizeof(Control) <= 256);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "segment/tensor_record.h"
+
 namespace foreshock::segment {
 namespace {
 
@@ -23,11 +25,13 @@ constexpr Expected kExpected[] = {
     {kSlots, kSlotOfVersion1, 0, kMaxSlots},
     {kScalarNames, sizeof(ScalarName), 0, kMaxScalars},
     {kUnseenNames, sizeof(UnseenName), 0, kMaxUnseen},
+    {kTensors, sizeof(TensorRing) + kTensorAlign, 0, 1},
 };
 // What a hostile file can make the agent read at once: 4 MiB of steps at most. And no product below may
 // overflow.
 constexpr uint64_t kMostRecord = 4096;
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
+constexpr uint64_t kMostTensors = uint64_t{1} << 30;
 
 constexpr uint64_t element_bytes(uint32_t dtype) {
   constexpr uint64_t kBytes[] = {0, 8, 4, 2, 2, 1};  // none, fp64, fp32, bf16, fp16, bool
@@ -91,7 +95,9 @@ const char* check_region(const Expected& expected, const Region& region, uint64_
   if (region.count < expected.least_count || region.count > expected.most_count)
     return "region with an impossible number of records";
   if (region.count == 0) return nullptr;
-  const uint64_t most = expected.id == kSlots ? kMostSlot : kMostRecord;
+  const uint64_t most = expected.id == kSlots     ? kMostSlot
+                        : expected.id == kTensors ? kMostTensors
+                                                  : kMostRecord;
   if (region.record_size < expected.least_record || region.record_size > most || region.record_size % 8 != 0)
     return "region with an impossible record size";
   if (region.offset % 64 != 0 || region.offset > file_size ||

@@ -9,6 +9,7 @@
 
 #include "segment/joined_slice.h"
 #include "segment/parser.h"
+#include "segment/tensor_parser.h"
 
 namespace foreshock::segment {
 
@@ -74,6 +75,18 @@ class SegmentReader {
   uint64_t judged(uint32_t pass) const;
   uint64_t lost(uint32_t pass, Lost reason) const;
 
+  // The next record of a tensor that this agent has not taken, or false. The view borrows from an inner
+  // buffer until the next call. `why` is set when it cannot be used; when where it ends is not known either,
+  // all that was written is given up.
+  struct ReadyTensor {
+    const char* why = nullptr;
+    TensorView view;
+  };
+  bool next_tensor(ReadyTensor* ready);
+  // It was dealt with: its room is the trainer's again.
+  void consume_tensor();
+  TensorRing tensor_ring() const;  // all zero where there is none
+
   // Whether the trainer holds its lock. False as well when the file was replaced under us.
   bool is_locked() const;
 
@@ -97,6 +110,7 @@ class SegmentReader {
   bool is_tail_of_another(uint64_t ticket) const;
   void consume_tails(uint32_t slot, uint64_t ticket);
   void consume(uint32_t slot);
+  void move_tensor_cursor(uint64_t to);
 
   std::string name_;
   int segment_ = -1;
@@ -110,6 +124,8 @@ class SegmentReader {
   mutable std::vector<std::byte> region_;
   std::vector<std::byte> buffer_;
   JoinedSlice joined_;
+  std::vector<std::byte> tensor_;
+  uint64_t next_tensor_ = 0;  // the cursor once the record in tensor_ is consumed
 };
 
 }  // namespace foreshock::segment

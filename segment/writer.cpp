@@ -21,7 +21,7 @@ constexpr uint64_t kPage = 4096;
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Fills the offset table; returns the size of the file.
-uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes) {
+uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes) {
   uint64_t end = kPage;  // the header has a page of its own
   const auto place = [&](RegionId id, uint64_t record_size, uint64_t count) {
     regions[id] = {end, record_size, count};
@@ -35,6 +35,7 @@ uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes) {
   place(kProgress, sizeof(Progress), 1);
   place(kScalarNames, sizeof(ScalarName), kMaxScalars);
   place(kUnseenNames, sizeof(UnseenName), kMaxUnseen);
+  if (tensor_bytes > 0) place(kTensors, round_up(tensor_bytes, 64), 1);
   place(kSlots, round_up(slot_bytes, 64), slots);
   return end;
 }
@@ -178,9 +179,9 @@ Control fresh_control(uint64_t nonce) {
 
 }  // namespace
 
-uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes) {
+uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes) {
   Region regions[kRegions] = {};
-  return lay_out(regions, slots, slot_bytes);
+  return lay_out(regions, slots, slot_bytes, tensor_bytes);
 }
 
 const char* SegmentWriter::create(const SegmentRequest& request) {
@@ -197,7 +198,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   header.header_size = sizeof(Header);
   header.slot_header_size = sizeof(Slot);
   header.nonce = request.nonce;
-  header.file_size = lay_out(header.regions, request.slots, request.slot_bytes);
+  header.file_size = lay_out(header.regions, request.slots, request.slot_bytes, request.tensor_bytes);
 
   const int control_fd = create_reserved(control, kControlBytes);
   if (control_fd < 0) return reason_of(errno);

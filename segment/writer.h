@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "segment/layout.h"
+#include "segment/tensor_record.h"
 
 namespace foreshock::segment {
 
@@ -13,12 +14,13 @@ struct SegmentRequest {
   const char* directory;  // <base>/<run id>, on tmpfs, exists
   int rank;
   uint64_t nonce;
-  uint32_t slots;       // 0: statistics only
-  uint64_t slot_bytes;  // rounded up to 64
+  uint32_t slots;             // 0: statistics only
+  uint64_t slot_bytes;        // rounded up to 64
+  uint64_t tensor_bytes = 0;  // of the ring of tensors, its head included; 0: none
 };
 
 // Bytes of the .seg file for a request.
-uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes);
+uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes = 0);
 
 // A word that both processes see, as an atomic. The layout stays plain structs; the storage is shared memory.
 template <class T>
@@ -42,6 +44,8 @@ class SegmentWriter {
   uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
   uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
   const Control* control() const { return control_; }
+  TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
+  uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
 
   // Slots that a claim could take now.
   uint32_t free_slots() const;

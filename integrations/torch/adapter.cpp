@@ -12,6 +12,7 @@
 #include "gradient_report.h"
 #include "math_path.h"
 #include "unknown_ops.h"
+#include "weight_report.h"
 
 // What shared_ptr asks for to spare atomics, new in glibc 2.32. With one of our own ("there are threads",
 // always right) an adapter that is built here also loads on older systems.
@@ -131,6 +132,18 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* param
     foreshock_off("adapter_gradients");
   }
   return gradients.core_ns() - before;
+}
+
+// Before (0) or after (1) the optimizer's work, of the tensors that foreshock_weights_due has named. Returns
+// the nanoseconds spent inside the core.
+FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adapter_weight* rows,
+                                                            size_t count, uint32_t when) {
+  try {
+    return foreshock::adapter::ObserveWeights(rows, count, when);
+  } catch (...) {
+    foreshock_off("adapter_weights");
+    return 0;
+  }
 }
 
 // After foreshock_step_end.

@@ -16,6 +16,7 @@ std::mutex g_lock;
 std::string g_events;
 std::vector<std::pair<std::string, uint32_t>> g_ops;
 std::atomic<int> g_sample{1}, g_record{1};
+uint32_t g_weights = 0;
 
 __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
   char text[1024];
@@ -162,6 +163,40 @@ int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
 }
 
 int foreshock_step_is_sampled(void) { return g_sample; }
+
+int foreshock_name_weights(const foreshock_weight* weights, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const foreshock_weight& w = weights[i];
+    Record(
+        Format("{\"event\": \"weight_name\", \"name\": \"%s\", \"layer\": \"%s\", \"dims\": %u, "
+               "\"shape\": [%" PRId64 ",%" PRId64 "], \"offset\": [%" PRId64 ",%" PRId64 "], "
+               "\"part\": [%" PRId64 ",%" PRId64 "]}",
+               w.name, w.layer, w.dims, w.shape[0], w.shape[1], w.offset[0], w.offset[1], w.part[0],
+               w.part[1]));
+  }
+  g_weights = static_cast<uint32_t>(count);
+  return static_cast<int>(count);
+}
+
+size_t foreshock_weights_due(uint32_t* numbers, size_t room) {
+  const size_t count = g_sample && room >= g_weights ? g_weights : 0;
+  for (uint32_t i = 0; i < count; ++i) numbers[i] = i;
+  return count;
+}
+
+void foreshock_observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when) {
+  for (size_t i = 0; i < count; ++i) {
+    const foreshock_weight_state& s = states[i];
+    Record(
+        Format("{\"event\": \"weight\", \"when\": %u, \"number\": %u, \"parameter\": %s, \"gradient\": %s, "
+               "\"average\": %s, \"square_average\": %s, \"step\": %" PRId64 ", \"lr\": %s, \"beta1\": %s, "
+               "\"beta2\": %s, \"eps\": %s, \"decay\": %s}",
+               when, s.number, Describe(s.parameter).c_str(), Describe(s.gradient).c_str(),
+               Describe(s.average).c_str(), Describe(s.square_average).c_str(), s.optimizer_step,
+               Number(s.learning_rate).c_str(), Number(s.beta1).c_str(), Number(s.beta2).c_str(),
+               Number(s.epsilon).c_str(), Number(s.weight_decay).c_str()));
+  }
+}
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
   for (size_t i = 0; i < count; ++i) {

@@ -5,6 +5,7 @@
 
 #include "segment/joined_slice.h"
 #include "segment/parser.h"
+#include "segment/tensor_parser.h"
 
 namespace {
 
@@ -18,6 +19,25 @@ void use(const SlotView& view) {
   if (view.header.rows == 0 || view.header.rows > kRowsPerSlice) std::abort();
   for (uint32_t row = 0; row < view.header.rows; ++row)
     if (view.header.key_limit[row] > view.header.keys) std::abort();
+}
+
+void use(const TensorView& view) {
+  volatile unsigned sum = 0;
+  for (const Bytes& payload : view.payload)
+    for (std::byte byte : payload) sum = sum + static_cast<unsigned>(byte);
+  if (view.record.tensors == 0 || view.record.elements > uint64_t{1} << 48) std::abort();
+}
+
+// Records one after the other, as from a ring of exactly that size.
+void parse_tensors(Bytes ring) {
+  for (uint64_t at = 0, length = 0; at < ring.size(); at += length) {
+    bool is_filler = false;
+    if (parse_tensor_length(ring.subspan(at), ring.size() - at, ring.size() - at, &length, &is_filler) !=
+        nullptr)
+      return;
+    TensorView view;
+    if (!is_filler && parse_tensor(ring.subspan(at, length), &view) == nullptr) use(view);
+  }
 }
 
 void parse_whole_file(Bytes file) {
@@ -34,6 +54,7 @@ void parse_whole_file(Bytes file) {
     text_of(record_at<ScalarName>(region(kScalarNames), header.regions[kScalarNames].record_size, 0).name);
   for (uint64_t n = 0; n < header.regions[kLayers].count; ++n)
     text_of(record_at<Layer>(region(kLayers), header.regions[kLayers].record_size, n).label);
+  if (header.regions[kTensors].count > 0) parse_tensors(region(kTensors).subspan(sizeof(TensorRing)));
   const Region& slots = header.regions[kSlots];
   const auto slot = [&](uint64_t n) {
     return region(kSlots).subspan(n % slots.count * slots.record_size, slots.record_size);
@@ -59,7 +80,7 @@ void parse_whole_file(Bytes file) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Bytes bytes(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
-  switch (data[0] % 4) {
+  switch (data[0] >= 0x80 ? 4 : data[0] % 4) {
     case 0:
       parse_whole_file(bytes);
       break;
@@ -75,6 +96,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       parse_steps(bytes, shape, data[0], &lost);
       break;
     }
+    case 4:
+      parse_tensors(bytes);
+      break;
     case 3: {
       // 576: the block of layout versions 1 and 2.
       const uint64_t block_size = (data[0] & 4) != 0 ? sizeof(ThreadBlock) : 576;

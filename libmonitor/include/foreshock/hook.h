@@ -165,6 +165,37 @@ typedef struct foreshock_scalar {
   int64_t step; /* the step the training logs it with, in its own count; -1: none */
 } foreshock_scalar;
 
+/* A tensor of the model as this rank's optimizer holds it: all of it, or a part. Tensors with more dimensions
+ * than fit have the last ones multiplied into one. */
+typedef struct foreshock_weight {
+  uint32_t size;
+  uint32_t version;
+  const char* name;                      /* the same on every rank; copied: 159 bytes */
+  const char* layer;                     /* label of its layer, 31 bytes; NULL: none */
+  int64_t shape[FORESHOCK_TENSOR_DIMS];  /* of the whole tensor; unused trailing dimensions are 1 */
+  int64_t offset[FORESHOCK_TENSOR_DIMS]; /* where this rank's part begins in it */
+  int64_t part[FORESHOCK_TENSOR_DIMS];   /* shape of the part; a 0: nothing of it is here */
+  uint32_t dims;                         /* 0..4 */
+  uint32_t reserved;
+} foreshock_weight;
+
+/* What lies around one of them at one end of a step. Absent tensors have data NULL, unknown numbers are NaN.
+ */
+typedef struct foreshock_weight_state {
+  uint32_t size;
+  uint32_t version;
+  uint32_t number; /* place in the table of foreshock_name_weights */
+  uint32_t reserved;
+  foreshock_tensor parameter; /* of this rank's part; any strides */
+  foreshock_tensor gradient;
+  foreshock_tensor average;        /* of the gradient: exp_avg of Adam */
+  foreshock_tensor square_average; /* of its square: exp_avg_sq of Adam */
+  int64_t optimizer_step;          /* the optimizer's own count for this tensor; -1: unknown */
+  double learning_rate, beta1, beta2, epsilon, weight_decay; /* of its group */
+} foreshock_weight_state;
+
+enum { FORESHOCK_BEFORE_STEP = 0, FORESHOCK_AFTER_STEP = 1 };
+
 /* What this process is in the job. Fields that are negative are unknown. */
 typedef struct foreshock_identity {
   uint32_t size;
@@ -242,6 +273,21 @@ FORESHOCK_EXPORT int foreshock_name_parameters(const foreshock_parameter* parame
 
 /* Gradients of the step that ends next, before clipping; call once per step with all of them. */
 FORESHOCK_EXPORT void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count);
+
+/* -- weights: how far they move -- */
+
+/* The tensors that the optimizers of this rank step, all of them, again after resharding. Returns how many
+ * are followed from now on; 0 as well while the process is not monitored. */
+FORESHOCK_EXPORT int foreshock_name_weights(const foreshock_weight* weights, size_t count);
+
+/* Whose turn it is in the step that ends next: fills in up to `room` numbers and returns how many. Asked
+ * before the optimizer's work it answers for the same step as after it, until foreshock_step_end. */
+FORESHOCK_EXPORT size_t foreshock_weights_due(uint32_t* numbers, size_t room);
+
+/* Those tensors before the optimizer's work (FORESHOCK_BEFORE_STEP; may be left out: the change that the step
+ * made is not known then) and after it, before foreshock_step_end. */
+FORESHOCK_EXPORT void foreshock_observe_weights(const foreshock_weight_state* states, size_t count,
+                                                uint32_t when);
 
 #ifdef __cplusplus
 }

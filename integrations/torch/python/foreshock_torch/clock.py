@@ -12,6 +12,7 @@ from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
 from .place import place, ranks
 from .unseen import LOOK_AT, attention_unseen
+from .weights import Weights
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -35,6 +36,7 @@ class Monitor:
     def __init__(self, torch: Any, core: Core) -> None:
         self.core = core
         self.modules = Modules(torch)
+        self.weights = Weights(torch, core)
         self._torch = torch
         self.batch_id: int | None = None
         self.reported = False  # the trainer tells its steps itself
@@ -58,18 +60,22 @@ class Monitor:
             self._placed = True
             self.core.describe(place())
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         if self._clock is not None and self._clock() not in (None, optimizer):
             return
         begin = time.perf_counter_ns()
         together = [optimizer, *(o for ref in self._companions if (o := ref()) not in (None, optimizer))]
         parameters = [p for o in together for p in parameters_of(o)]
         addresses = [p._cdata for p in parameters]
-        self._name(parameters, addresses)
+        self._name(together, parameters, addresses)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward
         in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies)
+        if has_stepped:
+            self.weights.due()
+        else:
+            in_core += self.weights.before(optimizer)
         self._spent_ns += time.perf_counter_ns() - begin - in_core
 
     def after_step(self, optimizer: Any) -> None:
@@ -79,10 +85,11 @@ class Monitor:
             return
         self._others.clear()
         source, step = self._state_step(optimizer)
+        in_core = self.weights.after() if step is not None else 0
         if step is not None and not self.reported:
             rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
             self.core.logs.tick()
-            spent = self._spent_ns + time.perf_counter_ns() - begin
+            spent = self._spent_ns + time.perf_counter_ns() - begin - in_core
             self.core.step_end(step, source, rate, self.batch_id, spent)
             self.batch_id = None
             self._spent_ns = 0
@@ -130,7 +137,7 @@ class Monitor:
         scale = getattr(optimizer, "grad_scale", None)
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
-    def _name(self, parameters: list[Any], addresses: list[int]) -> None:
+    def _name(self, optimizers: list[Any], parameters: list[Any], addresses: list[int]) -> None:
         search = self._missing_names and self._ticks >= self.SEARCH_AT
         if addresses == self._named_for and not search:
             return
@@ -147,6 +154,8 @@ class Monitor:
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
         if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
             self._named_for = []  # not monitored yet
+        else:
+            self.weights.name(optimizers, named, labels)
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:
@@ -165,7 +174,7 @@ class Monitor:
 
     def compiled_step(self, optimizer: Any) -> None:
         """A step whose hooks torch.compile has traced away; its gradients are still there."""
-        self.before_step(optimizer)
+        self.before_step(optimizer, has_stepped=True)
         self.after_step(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .logs import Logs
 from .place import Place
+from .weights import DIMS, Numbers, Weight
 
 ABI = 1
 REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3
@@ -13,7 +14,7 @@ GIVEN_LEARNING_RATE, GIVEN_BATCH_ID = 2, 8
 LOSS_REPORTED = 1
 
 
-def _structures() -> tuple[Any, Any, Any, Any]:
+def _structures() -> tuple[Any, ...]:
     import ctypes as c
 
     head = [("size", c.c_uint32), ("version", c.c_uint32)]
@@ -53,7 +54,25 @@ def _structures() -> tuple[Any, Any, Any, Any]:
     class Scalar(c.Structure):
         _fields_ = [*head, ("name", c.c_char_p), ("value", c.c_double), ("step", c.c_int64)]
 
-    return Step, Parameter, Identity, Scalar
+    class Weight(c.Structure):
+        _fields_ = [
+            *head,
+            ("name", c.c_char_p),
+            ("layer", c.c_char_p),
+            *[(name, c.c_int64 * DIMS) for name in ("shape", "offset", "part")],
+            ("dims", c.c_uint32),
+            ("reserved", c.c_uint32),
+        ]
+
+    class WeightState(c.Structure):
+        _fields_ = [
+            ("number", c.c_uint64),
+            ("addresses", c.c_void_p * 4),
+            ("step", c.c_int64),
+            ("numbers", c.c_double * 5),
+        ]
+
+    return Step, Parameter, Identity, Scalar, Weight, WeightState
 
 
 class Core:
@@ -64,7 +83,7 @@ class Core:
 
         self._torch = torch
         self.core = c.PyDLL(None)
-        self.Step, self.Parameter, self.Identity, self.Scalar = _structures()
+        self.Step, self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         # Kept from step to step, since making them is most of what a step costs here.
         self._blank_step = self.Step(size=c.sizeof(self.Step), version=ABI)
         self._byref = c.byref
@@ -89,6 +108,12 @@ class Core:
             c.c_double,
             c.c_uint32,
         ]
+        self.core.foreshock_name_weights.argtypes = [c.c_void_p, c.c_size_t]
+        self.core.foreshock_weights_due.argtypes = [c.c_void_p, c.c_size_t]
+        self.core.foreshock_weights_due.restype = c.c_size_t
+        self.adapter.foreshock_adapter_observe_weights.argtypes = [c.c_void_p, c.c_size_t, c.c_uint32]
+        self.adapter.foreshock_adapter_observe_weights.restype = c.c_uint64
+        self._numbers = (c.c_uint32 * 0)()
         self.hooked = self.adapter.foreshock_adapter_start()
         self.adapter.foreshock_adapter_steps_are_told()
 
@@ -120,6 +145,30 @@ class Core:
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
         return self.core.foreshock_name_parameters(array, len(rows))
+
+    def name_weights(self, rows: list[Weight]) -> int:
+        import ctypes as c
+
+        array = (self.Weight * len(rows))()
+        for entry, row in zip(array, rows, strict=True):
+            entry.size, entry.version = c.sizeof(self.Weight), ABI
+            entry.name, entry.layer, entry.dims = row.name.encode(), row.layer.encode(), len(row.shape)
+            beyond = DIMS - len(row.shape)
+            entry.shape[:], entry.part[:] = [*row.shape, *[1] * beyond], [*row.part, *[1] * beyond]
+            entry.offset[:] = [*row.offset, *[0] * beyond]
+        self._numbers = (c.c_uint32 * len(rows))()
+        return self.core.foreshock_name_weights(array, len(rows))
+
+    def weights_due(self) -> list[int]:
+        count = self.core.foreshock_weights_due(self._numbers, len(self._numbers))
+        return self._numbers[:count]
+
+    def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
+        array = (self.WeightState * len(rows))()
+        for entry, (number, addresses, numbers) in zip(array, rows, strict=True):
+            entry.number, entry.step = number, numbers.step
+            entry.addresses[:], entry.numbers[:] = addresses, numbers[1:]
+        return self.adapter.foreshock_adapter_observe_weights(array, len(rows), when)
 
     def observe_scalars(self, rows: list[tuple[str, float, int]]) -> None:
         import ctypes as c

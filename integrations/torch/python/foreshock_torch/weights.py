@@ -1,0 +1,128 @@
+"""The tensors that the optimizers step: their table for the core, and those whose turn it is around each step."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, NamedTuple
+
+from .names import Named
+from .numbers import on_cpu, step_number
+
+DIMS = 4  # as FORESHOCK_TENSOR_DIMS
+BEFORE, AFTER = 0, 1
+
+
+class Weight(NamedTuple):
+    """Where a tensor of the model lies on this rank: its part begins at `offset` of the whole `shape`."""
+
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    part: tuple[int, ...]
+
+
+class Numbers(NamedTuple):
+    """What an optimizer's group and state say of one tensor."""
+
+    step: int
+    rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    decay: float
+
+
+def local(tensor: Any) -> Any:
+    """This rank's part of a distributed tensor; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def folded(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """At most four dimensions: the last ones multiplied into one."""
+    return sizes if len(sizes) <= DIMS else (*sizes[: DIMS - 1], math.prod(sizes[DIMS - 1 :]))
+
+
+def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """(shape, offset, part); None where it cannot be told, as in a flat parameter made of many."""
+    if any(getattr(parameter, mark, None) for mark in ("_is_flat_param", "_fsdp_flattened")):
+        return None
+    shape, part = tuple(parameter.shape), tuple(local(parameter).shape)
+    if not getattr(parameter, "placements", None):
+        return folded(shape), (0,) * min(len(shape), DIMS), folded(part)
+    compute = sys.modules["torch.distributed.tensor._utils"].compute_local_shape_and_global_offset
+    expected, offset = compute(parameter.shape, parameter.device_mesh, parameter.placements)
+    if tuple(expected) != part or len(shape) > DIMS:
+        return None
+    return shape, tuple(min(at, size) for at, size in zip(offset, shape, strict=True)), part
+
+
+class Weights:
+    """`core` has name_weights, weights_due and observe_weights."""
+
+    def __init__(self, torch: Any, core: Any) -> None:
+        self._torch = torch
+        self._core = core
+        self._held: list[tuple[Any, int, Any]] = []  # weak reference to the optimizer, its group, to the parameter
+        self._due: list[int] = []
+
+    def name(self, optimizers: list[Any], named: dict[int, tuple[Named, Any]], labels: dict[str, str]) -> None:
+        import weakref
+
+        rows, held = [], []
+        for optimizer in optimizers:
+            reference = weakref.ref(optimizer)
+            for group, parameters in enumerate(group["params"] for group in optimizer.param_groups):
+                for parameter in parameters:
+                    place = self._place_of(parameter)
+                    if place is None:
+                        continue
+                    found = named.get(parameter._cdata)
+                    name = found[0].name if found else f"parameters.{len(rows)}"
+                    rows.append(Weight(name, labels.get(name, ""), *place))
+                    held.append((reference, group, weakref.ref(parameter)))
+        self._held = held if self._core.name_weights(rows) > 0 else []
+
+    @staticmethod
+    def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        try:
+            return place_of(parameter)
+        except Exception:  # a placement that this torch cannot tell the offset of
+            return None
+
+    def before(self, optimizer: Any) -> int:
+        """Those whose turn it is, as they are before `optimizer` steps. Nanoseconds spent in the core."""
+        self._due = self._core.weights_due() if self._held else []
+        mine = [number for number in self._due if self._held[number][0]() is optimizer]
+        return self._observe(mine, BEFORE)
+
+    def after(self) -> int:
+        """The same once it has stepped."""
+        due, self._due = self._due, []
+        return self._observe(due, AFTER)
+
+    def due(self) -> None:
+        """Asks whose turn it is, for a step that was not seen to begin."""
+        self._due = self._core.weights_due() if self._held else []
+
+    def _observe(self, numbers: list[int], when: int) -> int:
+        rows = [row for number in numbers if (row := self._row(number)) is not None]
+        return self._core.observe_weights(rows, when) if rows else 0
+
+    def _row(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
+        reference, place, to_parameter = self._held[number]
+        optimizer, parameter = reference(), to_parameter()
+        if optimizer is None or parameter is None or place >= len(optimizer.param_groups):
+            return None
+        group, state = optimizer.param_groups[place], optimizer.state.get(parameter, {})
+        tensors = (parameter, parameter.grad, state.get("exp_avg"), state.get("exp_avg_sq"))
+        addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
+        return number, addresses, self._numbers(group, state)
+
+    def _numbers(self, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
+        betas = group.get("betas") or ()
+        values = [group.get("lr"), *(betas if len(betas) == 2 else (None, None)), group.get("eps")]
+        known = [on_cpu(self._torch, value) for value in (*values, group.get("weight_decay"))]
+        step = step_number(self._torch, state.get("step"))
+        return Numbers(-1 if step is None else step, *(math.nan if value is None else value for value in known))

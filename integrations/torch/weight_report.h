@@ -1,0 +1,81 @@
+// The tensors of a model at one end of an optimizer step, from the addresses that the helper knows to the
+// description of hook.h. Views only.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_WEIGHT_REPORT_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_WEIGHT_REPORT_H_
+
+#include <vector>
+
+#include "attention_call.h"
+
+extern "C" {
+
+// One tensor as the Python helper tells it: TensorImpl addresses, alive, NULL where there is none. Numbers
+// that are not known are NaN or -1.
+typedef struct foreshock_adapter_weight {
+  uint64_t number;  // in the table of foreshock_name_weights
+  const void* parameter;
+  const void* gradient;
+  const void* average;         // exp_avg
+  const void* square_average;  // exp_avg_sq
+  int64_t optimizer_step;
+  double learning_rate, beta1, beta2, epsilon, weight_decay;
+} foreshock_adapter_weight;
+
+}  // extern "C"
+
+namespace foreshock::adapter {
+
+// Dimensions beyond the room are multiplied into the last one where memory allows it; else the view is
+// absent.
+inline foreshock_tensor ViewOfWeight(const void* address) {
+  if (!address) return {};
+  auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(address));
+  const auto tensor =
+      at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+  if (!HasData(tensor) || tensor.layout() != at::kStrided) return {};
+  if (tensor.dim() <= FORESHOCK_TENSOR_DIMS || !tensor.is_contiguous()) return View(tensor);
+  foreshock_tensor view = {};
+  view.data = tensor.const_data_ptr();
+  view.dtype = DtypeOf(tensor);
+  view.dims = FORESHOCK_TENSOR_DIMS;
+  view.device_type = DeviceOf(tensor);
+  view.device_index = tensor.get_device();
+  constexpr int64_t kLast = FORESHOCK_TENSOR_DIMS - 1;
+  for (int64_t d = 0; d < kLast; ++d) {
+    view.shape[d] = tensor.size(d);
+    view.stride[d] = tensor.stride(d);
+  }
+  view.shape[kLast] = tensor.stride(kLast - 1);
+  view.stride[kLast] = 1;
+  return view;
+}
+
+// One caller at a time: the helper holds the interpreter lock. Returns the nanoseconds spent inside the core.
+inline uint64_t ObserveWeights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
+  static auto* states = new std::vector<foreshock_weight_state>;
+  states->clear();
+  for (size_t i = 0; i < count; ++i) {
+    foreshock_weight_state state{};
+    state.size = sizeof(state);
+    state.version = FORESHOCK_ABI_VERSION;
+    state.number = static_cast<uint32_t>(rows[i].number);
+    state.parameter = ViewOfWeight(rows[i].parameter);
+    state.gradient = ViewOfWeight(rows[i].gradient);
+    state.average = ViewOfWeight(rows[i].average);
+    state.square_average = ViewOfWeight(rows[i].square_average);
+    state.optimizer_step = rows[i].optimizer_step;
+    state.learning_rate = rows[i].learning_rate;
+    state.beta1 = rows[i].beta1;
+    state.beta2 = rows[i].beta2;
+    state.epsilon = rows[i].epsilon;
+    state.weight_decay = rows[i].weight_decay;
+    states->push_back(state);
+  }
+  const uint64_t begin = NowNs();
+  foreshock_observe_weights(states->data(), states->size(), when);
+  return NowNs() - begin;
+}
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_WEIGHT_REPORT_H_

@@ -1,0 +1,107 @@
+// The weights as the optimizer leaves them: each tensor's histogram, checksum and last change, once in every
+// `interval` steps, one record in the segment each.
+//
+// The tensors take turns: which step of an interval is a tensor's follows from its place in the table alone,
+// so it is the same on every rank and in every rerun, the work is spread evenly over the steps, and each
+// tensor is seen whole at one step. An interval twice as long is a subset of the same steps.
+#ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
+#define FORESHOCK_LIBMONITOR_WEIGHTS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "foreshock/hook.h"
+#include "kernels/dtype.h"
+#include "libmonitor/private_memory.h"
+#include "segment/tensor_writer.h"
+
+namespace foreshock {
+
+// The steps between two looks at a tensor that keep their cost below a share of the training time. Plain
+// arithmetic on measured times.
+class WeightCadence {
+ public:
+  static constexpr uint64_t kFirstInterval = 64;
+  static constexpr uint64_t kLongestInterval = uint64_t{1} << 20;
+
+  // `fixed` 0: as often as the budget allows, kFirstInterval at most. A limit of 100 % allows everything.
+  void start(double max_slowdown, uint64_t fixed);
+  uint64_t interval() const { return interval_; }
+
+  // A step has ended: its length, and what of it went into tensors of `bytes`. Seconds.
+  void end_step(double step_seconds, double cost_seconds, double bytes);
+  // All tensors together have so many bytes. Called where an interval begins: there it may become longer.
+  void begin_interval(double bytes);
+  // Whether another tensor may be read: what is owed is less than an interval's share.
+  bool allows() const;
+
+ private:
+  static constexpr double kShare = 0.25;         // of max_slowdown
+  static constexpr double kFirstCost = 2.5e-10;  // seconds per byte, until it was measured
+  static constexpr double kWeight = 0.1;         // of a new step in the running means
+  double earnings() const { return share_ * static_cast<double>(interval_) * step_seconds_; }
+
+  double share_ = 0;
+  uint64_t interval_ = kFirstInterval;
+  bool is_fixed_ = false, is_unlimited_ = false;
+  double step_seconds_ = 0, seconds_per_byte_ = kFirstCost, balance_ = 0;
+};
+
+// One caller at a time.
+class WeightFollower {
+ public:
+  // Forgets the tensors. `ring` null: nothing is followed.
+  void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
+              double max_slowdown, uint64_t fixed_interval, uint64_t memory);
+
+  // Set-up. Returns how many are followed from now on.
+  int name(const foreshock_weight* weights, size_t count);
+
+  // Whose turn it is in `step`.
+  size_t due(int64_t step, uint32_t* numbers, size_t room);
+
+  void before_step(const foreshock_weight_state* states, size_t count, int64_t step);
+  void after_step(const foreshock_weight_state* states, size_t count, int64_t step);
+
+  // A step of this length has ended, and so much of it was spent here.
+  void end_step(double step_seconds, double cost_seconds);
+
+ private:
+  struct Weight {
+    char name[160];
+    char layer[32];
+    int64_t shape[segment::kTensorDims], offset[segment::kTensorDims], part[segment::kTensorDims];
+    uint32_t dims;
+    uint32_t turn;       // the step of an interval of 2^32 that is its own; of any other: modulo it
+    uint64_t elements;   // of the part
+    uint64_t snapshots;  // taken so far
+    uint64_t copy;       // place of its values before the step in copies_
+    int64_t copy_step;   // of what lies there; -1: nothing
+  };
+
+  Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
+  bool is_turn(const Weight& weight, int64_t step) const;
+  bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
+  void take(const foreshock_weight_state& state, int64_t step);
+  void describe(const Weight& weight, uint32_t number, DType type, int64_t step,
+                segment::TensorRecord* record) const;
+  void reduce(const Weight& weight, const foreshock_tensor& values, DType type, int64_t step,
+              double* reductions) const;
+  size_t pack(const foreshock_tensor& values, DType type, uint64_t elements, char* to, size_t room,
+              segment::HistogramForm* form);
+
+  segment::TensorWriter writer_;
+  WeightCadence cadence_;
+  PrivateMemory table_, counters_, copies_;
+  uint64_t memory_ = 0;
+  uint32_t count_ = 0;
+  uint32_t held_ = 0;    // of them with a part on this rank
+  uint64_t bytes_ = 0;   // of all tensors, as if of 4 bytes an element
+  uint64_t copied_ = 0;  // of copies_, in this step
+  int64_t copy_step_ = -1;
+  uint64_t read_ = 0;  // bytes since the last end_step
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_WEIGHTS_H_

@@ -1,0 +1,95 @@
+// What a trainer says of one tensor of its model after an optimizer step. Records of different lengths lie in
+// a ring of bytes (the region kTensors): one writer, one reader, nothing is overwritten before it was read.
+#ifndef FORESHOCK_SEGMENT_TENSOR_RECORD_H_
+#define FORESHOCK_SEGMENT_TENSOR_RECORD_H_
+
+#include <cstdint>
+
+#include "segment/layout.h"
+
+namespace foreshock::segment {
+
+// Why a tensor whose turn it was is left out: a closed set, also the order of the counters.
+enum TensorSkip : uint32_t {
+  kTensorBudget,
+  kTensorRingFull,  // the agent has not read what lies there
+  kTensorTooLarge,  // its record would not fit into the ring at all
+  kTensorDevice,    // its values lie on a device
+  kTensorFormat,    // none that is counted here: fp64, integers, packed formats
+  kTensorLayout,    // its values are no dense block of memory, or not what was named
+  kTensorSkips
+};
+inline constexpr const char* kTensorSkipNames[kTensorSkips] = {"budget", "ring_full", "too_large",
+                                                               "device", "format",    "layout"};
+
+inline constexpr uint32_t kTensorDims = 4;
+inline constexpr uint64_t kTensorAlign = 64;
+
+// At the front of the region; records begin right after it.
+struct TensorRing {
+  uint64_t written;   // bytes of all records so far, fillers included; stored last, with release order
+  uint64_t interval;  // steps between two snapshots of a tensor; 0: none are taken
+  uint64_t tensors, elements;  // named, as far as this rank holds them
+  uint64_t taken;              // records of tensors so far
+  uint64_t skipped[kTensorSkips];
+  uint64_t busy_ns;  // time spent on them
+  uint64_t reserved[20];
+};
+static_assert(sizeof(TensorRing) == 256);
+
+enum class TensorKind : uint32_t {
+  kFiller = 0,  // up to the end of the ring: the next record begins at its front
+  kSnapshot = 1,
+};
+
+// How a tensor's values are told.
+enum class HistogramForm : uint32_t {
+  kNone = 0,
+  kValues = 1,    // themselves, of a small tensor, in the order of memory
+  kPatterns = 2,  // 16-bit formats: pairs of numbers, distance to the next pattern and its count
+  kBins = 3,      // fp32: triples, distance to the next word of kernels/histogram.h, its count and residual
+};
+
+enum TensorPayloadId : uint32_t {
+  kTensorHistogram,
+  kTensorReductions,  // fp64 numbers, TensorReduction says which
+  kTensorPayloads = 8
+};
+
+// Places in the payload kTensorReductions; NaN: not known. They may be appended to.
+enum TensorReduction : uint32_t {
+  kSumOfSquares,        // of the values after the step; NaN and Inf included
+  kUpdateSumMagnitude,  // of the change that this one step made
+  kUpdateSumOfSquares,
+  kUpdateMaxMagnitude,
+  kTensorReductionCount
+};
+
+struct TensorRecord {
+  uint64_t bytes;  // of the whole record, a multiple of 64
+  TensorKind kind;
+  uint32_t header_size;  // of the TensorRecord that the writer knew
+  int64_t step;
+  uint64_t time_ns;   // CLOCK_REALTIME
+  uint64_t interval;  // in force
+  uint64_t snapshot;  // number of this tensor's snapshot in this process, from 1
+  uint32_t number;    // of the tensor among those that its rank has named
+  uint32_t tensors;   // how many of them the rank holds a part of
+  uint32_t dims;
+  uint32_t dtype;
+  int64_t shape[kTensorDims];   // of the whole tensor
+  int64_t offset[kTensorDims];  // where the rank's part begins
+  int64_t part[kTensorDims];    // shape of the part
+  uint64_t elements;            // of the part
+  uint64_t checksum;            // kernels/checksum.h, over the part in the order of memory
+  HistogramForm form;
+  uint32_t reserved;
+  Payload payload[kTensorPayloads];  // offsets from the start of the record
+  char layer[32];
+  char name[160];
+};
+static_assert(sizeof(TensorRecord) == 504);
+
+}  // namespace foreshock::segment
+
+#endif  // FORESHOCK_SEGMENT_TENSOR_RECORD_H_

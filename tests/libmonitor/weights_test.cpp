@@ -1,0 +1,205 @@
+// Weights from the ABI to the segment.
+#include "libmonitor/weights.h"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+
+#include "kernels/checksum.h"
+#include "tests/libmonitor/monitor_fixture.h"
+
+namespace foreshock {
+namespace {
+
+class WeightsTest : public MonitorTest {};
+
+foreshock_weight named(const char* name, int64_t rows, int64_t columns) {
+  foreshock_weight weight = {};
+  weight.size = sizeof weight;
+  weight.version = FORESHOCK_ABI_VERSION;
+  weight.name = name;
+  weight.layer = "000";
+  for (int n = 0; n < FORESHOCK_TENSOR_DIMS; ++n) weight.shape[n] = weight.part[n] = 1;
+  weight.shape[0] = weight.part[0] = rows;
+  weight.shape[1] = weight.part[1] = columns;
+  weight.dims = 2;
+  return weight;
+}
+
+foreshock_weight_state state_of(uint32_t number, const void* data, int64_t rows, int64_t columns,
+                                uint32_t dtype = FORESHOCK_FP32) {
+  foreshock_weight_state state = {};
+  state.size = sizeof state;
+  state.version = FORESHOCK_ABI_VERSION;
+  state.number = number;
+  state.parameter = {data, {rows, columns, 1, 1}, {columns, 1, 1, 1}, dtype, 2, FORESHOCK_DEVICE_CPU, 0};
+  return state;
+}
+
+// Two matrices of fp32, one larger than what is told as values.
+struct Model {
+  Trainer trainer;
+  std::vector<float> small = std::vector<float>(6, 1.5f), large = std::vector<float>(100 * 100);
+  std::set<uint32_t> seen;
+
+  Model() {
+    for (size_t n = 0; n < large.size(); ++n) large[n] = 0.01f * static_cast<float>(n % 321) - 1;
+  }
+  int name() {
+    const foreshock_weight weights[] = {named("small", 2, 3), named("large", 100, 100)};
+    return foreshock_name_weights(weights, 2);
+  }
+  // One step in which every weight grows by `change`.
+  size_t step(int64_t number, float change) {
+    uint32_t due[8] = {};
+    const size_t count = foreshock_weights_due(due, 8);
+    std::vector<foreshock_weight_state> states;
+    for (size_t n = 0; n < count; ++n)
+      states.push_back(due[n] == 0 ? state_of(0, small.data(), 2, 3) : state_of(1, large.data(), 100, 100));
+    foreshock_observe_weights(states.data(), count, FORESHOCK_BEFORE_STEP);
+    for (float& weight : small) weight += change;
+    for (float& weight : large) weight += change;
+    foreshock_observe_weights(states.data(), count, FORESHOCK_AFTER_STEP);
+    trainer.end(number);
+    return count;
+  }
+};
+
+TEST_F(WeightsTest, EachTensorIsWrittenOnceInEveryInterval) {
+  in_child({{"FORESHOCK_WEIGHTS", "4"}}, [this] {
+    Model model;
+    model.trainer.step(1, 1);
+    ASSERT_EQ(model.name(), 2);
+    size_t written = 0;
+    for (int64_t step = 2; step < 22; ++step) written += model.step(step, 0.25f);
+    EXPECT_EQ(written, 2u * 20 / 4);
+    auto reader = open();
+    EXPECT_EQ(reader->tensor_ring().taken, written);
+    EXPECT_EQ(reader->tensor_ring().interval, 4u);
+    EXPECT_EQ(reader->tensor_ring().elements, 10006u);
+    std::map<std::string, int64_t> last;
+    uint64_t small_checksum = 0;
+    SegmentReader::ReadyTensor ready;
+    while (reader->next_tensor(&ready)) {
+      ASSERT_EQ(ready.why, nullptr) << ready.why;
+      const segment::TensorRecord& record = ready.view.record;
+      const std::string name = segment::text_of(record.name);
+      if (last.contains(name)) {
+        EXPECT_EQ(record.step, last[name] + 4) << name;
+      }
+      last[name] = record.step;
+      double reductions[segment::kTensorReductionCount];
+      ASSERT_EQ(ready.view.payload[segment::kTensorReductions].size(), sizeof reductions);
+      std::memcpy(reductions, ready.view.payload[segment::kTensorReductions].data(), sizeof reductions);
+      // Steps of 1/4 of such values are exact in fp32 but for the last bit.
+      EXPECT_NEAR(reductions[segment::kUpdateSumMagnitude], 0.25 * static_cast<double>(record.elements),
+                  1e-6 * static_cast<double>(record.elements));
+      EXPECT_EQ(record.form,
+                name == "small" ? segment::HistogramForm::kValues : segment::HistogramForm::kBins);
+      if (name == "small" && record.step == 20) small_checksum = record.checksum;
+      reader->consume_tensor();
+    }
+    EXPECT_EQ(last.size(), 2u);
+    for (float& weight : model.small) weight -= 0.25f;  // as after step 20
+    EXPECT_EQ(small_checksum, checksum(model.small.data(), 4 * model.small.size()));
+  });
+}
+
+TEST_F(WeightsTest, WhatCannotBeReadIsCountedWithItsReason) {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}}, [this] {
+    Model model;
+    model.trainer.step(1, 1);
+    ASSERT_EQ(model.name(), 2);
+    foreshock_weight_state states[5] = {};
+    for (auto& state : states) state = state_of(0, model.small.data(), 2, 3);
+    states[0].parameter.device_type = FORESHOCK_DEVICE_CUDA;
+    states[1].parameter.dtype = FORESHOCK_FP64;
+    states[2].parameter.stride[0] = 7;  // a gap after each row
+    states[3].parameter.shape[0] = 3;   // not what was named
+    states[4].parameter.stride[0] = 1;  // transposed: dense all the same
+    states[4].parameter.stride[1] = 2;
+    foreshock_observe_weights(states, 5, FORESHOCK_AFTER_STEP);
+    const segment::TensorRing ring = open()->tensor_ring();
+    EXPECT_EQ(ring.skipped[segment::kTensorDevice], 1u);
+    EXPECT_EQ(ring.skipped[segment::kTensorFormat], 1u);
+    EXPECT_EQ(ring.skipped[segment::kTensorLayout], 2u);
+    EXPECT_EQ(ring.taken, 1u);
+  });
+}
+
+TEST_F(WeightsTest, AFullRingIsCountedAndDoesNoHarm) {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_MEMORY", "4MiB"}}, [this] {
+    Model model;
+    model.trainer.step(1, 1);
+    ASSERT_EQ(model.name(), 2);
+    const size_t steps = 2000;
+    size_t due = 0;
+    for (size_t step = 2; step < steps; ++step) due += model.step(static_cast<int64_t>(step), 1e-4f);
+    const segment::TensorRing ring = open()->tensor_ring();
+    EXPECT_GT(ring.skipped[segment::kTensorRingFull], 0u);
+    EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorRingFull], due);
+  });
+}
+
+TEST_F(WeightsTest, SwitchedOffNothingIsFollowed) {
+  in_child({{"FORESHOCK_WEIGHTS", "off"}}, [] {
+    Model model;
+    model.trainer.step(1, 1);
+    EXPECT_EQ(model.name(), 0);
+    EXPECT_EQ(model.step(2, 1), 0u);
+  });
+}
+
+// Two ranks whose parts differ take the same tensors at the same steps, and an interval twice as long is a
+// subset.
+TEST(WeightTurns, FollowFromTheWholeTensorsAlone) {
+  std::vector<char> memory(1 << 20);
+  segment::Control control = {};
+  const auto turns = [&](int64_t part, uint64_t interval) {
+    WeightFollower follower;
+    follower.attach(reinterpret_cast<segment::TensorRing*>(memory.data()), memory.size(), &control, 1,
+                    interval, 1 << 20);
+    std::vector<foreshock_weight> weights(40, named("w", 100, 7));
+    for (auto& weight : weights) weight.part[0] = part;
+    EXPECT_EQ(follower.name(weights.data(), weights.size()), 40);
+    std::set<std::pair<int64_t, uint32_t>> found;
+    for (int64_t step = 0; step < 64; ++step) {
+      uint32_t numbers[64];
+      const size_t count = follower.due(step, numbers, 64);
+      EXPECT_LE(count, 40 / interval + 1) << "spread evenly";
+      for (size_t n = 0; n < count; ++n) found.emplace(step, numbers[n]);
+    }
+    EXPECT_EQ(found.size(), 40 * 64 / interval);
+    return found;
+  };
+  const auto some = turns(100, 16);
+  EXPECT_EQ(some, turns(33, 16));
+  const auto fewer = turns(100, 32);
+  EXPECT_TRUE(std::includes(some.begin(), some.end(), fewer.begin(), fewer.end()));
+}
+
+TEST(WeightCadence, BecomesLongerUntilAQuarterOfTheLimitPaysForIt) {
+  WeightCadence cadence;
+  cadence.start(0.01, 0);
+  EXPECT_FALSE(cadence.allows()) << "before anything is known of a step";
+  cadence.end_step(0.1, 0, 0);
+  EXPECT_TRUE(cadence.allows());
+  cadence.begin_interval(4e6);  // 1 ms at the first guess; 64 steps earn 16 ms
+  EXPECT_EQ(cadence.interval(), 64u);
+  cadence.begin_interval(4e8);  // 100 ms need 400 steps
+  EXPECT_EQ(cadence.interval(), 512u);
+}
+
+TEST(WeightCadence, AFixedOneStaysAndSkipsInstead) {
+  WeightCadence cadence;
+  cadence.start(0.01, 4);
+  for (int step = 0; step < 50; ++step) cadence.end_step(0.1, 0.01, 1e6);
+  cadence.begin_interval(1e9);
+  EXPECT_EQ(cadence.interval(), 4u);
+  EXPECT_FALSE(cadence.allows());
+}
+
+}  // namespace
+}  // namespace foreshock
