@@ -110,6 +110,21 @@ void observe_scalars(const segment::StepRecord& step, RankStatistics* rank) {
 
 }  // namespace
 
+void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank) {
+  if (!snapshot.previous || snapshot.layer.empty()) return;
+  LayerStatistics* layer = rank->layer_of(snapshot.layer);
+  if (layer == nullptr) return;
+  layer->label = snapshot.layer;
+  layer->history.add(snapshot.step, kLayerWasserstein, snapshot.previous->value);
+}
+
+void draw_model(const ModelSnapshot& model, RankStatistics* rank) {
+  if (model.step < 0 || model.step == rank->model_drawn) return;
+  rank->model_drawn = model.step;
+  add_known(rank->history, model.step, kColumnWasserstein, model.previous_pooled);
+  add_known(rank->history, model.step, kColumnUpdate, model.update_mean_abs);
+}
+
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
   if (deviation.rows_with_keys == 0) return std::nullopt;
   return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;

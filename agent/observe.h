@@ -6,6 +6,7 @@
 
 #include "agent/rank.h"
 #include "agent/slot_slice.h"
+#include "agent/weights.h"
 #include "exporters/record_line.h"
 #include "shadow/deviation.h"
 
@@ -18,6 +19,11 @@ void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 
 // One that the detectors have found.
 void observe_event(const EventLine& line, RankStatistics* rank);
+
+// A snapshot of a tensor that this rank has completed: what the page draws.
+void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank);
+
+void draw_model(const ModelSnapshot& model, RankStatistics* rank);
 
 // Share of rows with a second score next to the largest.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);

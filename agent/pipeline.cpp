@@ -13,6 +13,9 @@ using segment::SegmentReader;
 
 namespace {
 
+// A trainer that writes them as fast as they are taken does not keep the agent from the other ranks.
+constexpr uint32_t kMostTensorsAtOnce = 256;
+
 // Identity and late facts are written once. Whoever changes his mind is not believed: series would be made
 // under ever new names.
 void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
@@ -50,8 +53,31 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     found = true;
     judge_slot(segment, ready, rank);
   }
+  found |= take_tensors(segment, rank);
   rank->agent_seconds += thread_cpu_seconds() - begin;
   return found;
+}
+
+bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
+  SegmentReader::ReadyTensor ready;
+  uint32_t taken = 0;
+  for (; taken < kMostTensorsAtOnce && segment.next_tensor(&ready); ++taken) {
+    refresh_identity(segment, rank);  // whose replica it is was told before
+    const char* why = ready.why;
+    std::vector<TensorSnapshot> done;
+    if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
+    rank->refused_tensors += why != nullptr;
+    draw_model(weights_.model(), rank);
+    for (const TensorSnapshot& snapshot : done) {
+      draw_weights(snapshot, rank);
+      if (!snapshot.odd_ranks.empty())
+        tell(rank, "weight_mismatch", snapshot.step, snapshot.layer,
+             static_cast<double>(snapshot.odd_ranks[0]));
+      if (record_ != nullptr) record_->write(tensor_line(rank->run, snapshot));
+    }
+    segment.consume_tensor();
+  }
+  return taken > 0;
 }
 
 void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& ready, RankStatistics* rank) {
@@ -81,6 +107,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   rank->ops = segment.ops();
   rank->unseen = segment.unseen_names();
   rank->totals = segment.totals();
+  rank->tensors = segment.tensor_ring();
   rank->steps = segment.steps_taken();
   rank->steps_lost = segment.steps_lost();
   if (rank->last_step.sequence == 0)

@@ -7,6 +7,7 @@
 
 #include "agent/rank.h"
 #include "agent/watches.h"
+#include "agent/weights.h"
 #include "exporters/record.h"
 #include "segment/reader.h"
 #include "shadow/deviation.h"
@@ -20,6 +21,10 @@ class Pipeline {
 
   // The detectors of all ranks. What they know may be restored before the first poll only.
   Watches& watches() { return watches_; }
+
+  // Ranks of the run that live on this node: so many have a part of each tensor, or a replica.
+  void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
+  const Weights& weights() const { return weights_; }
 
   // Takes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
@@ -38,9 +43,12 @@ class Pipeline {
 
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);
+  bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
 
   RecordWriter* record_;
   Watches watches_;
+  Weights weights_;  // of all ranks of the run
+  size_t ranks_here_ = 1;
   DeviationWorkspace workspace_;
 };
 

@@ -12,6 +12,7 @@
 #include "detect/watch.h"
 #include "detect/window.h"
 #include "segment/parser.h"
+#include "segment/tensor_record.h"
 #include "shadow/bias.h"
 
 namespace foreshock {
@@ -59,6 +60,8 @@ enum RankColumn : size_t {
   kColumnControlBias,
   kColumnSlowdown,
   kColumnStepSeconds,
+  kColumnWasserstein,
+  kColumnUpdate,
 };
 inline constexpr History::Column kRankColumns[] = {
     {"loss", History::Keep::kMean},
@@ -72,13 +75,22 @@ inline constexpr History::Column kRankColumns[] = {
     {"rounded_reference_bias_ulp", History::Keep::kMean},
     {"slowdown_ratio", History::Keep::kMean},
     {"step_seconds", History::Keep::kMean},
+    {"weight_wasserstein", History::Keep::kMean},
+    {"weight_update", History::Keep::kMean},
 };
-enum LayerColumn : size_t { kLayerRatioForward, kLayerRatioBackward, kLayerBias, kLayerGradientNorm };
+enum LayerColumn : size_t {
+  kLayerRatioForward,
+  kLayerRatioBackward,
+  kLayerBias,
+  kLayerGradientNorm,
+  kLayerWasserstein,
+};
 inline constexpr History::Column kLayerColumns[] = {
     {"deviation_ratio_forward", History::Keep::kMax},
     {"deviation_ratio_backward", History::Keep::kMax},
     {"bias_ulp", History::Keep::kMean},
     {"gradient_norm", History::Keep::kMean},
+    {"weight_wasserstein", History::Keep::kMax},
 };
 inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
 
@@ -159,7 +171,9 @@ struct RankStatistics {
   uint64_t sampled_steps = 0;
   double agent_seconds = 0;  // CPU time spent on this rank
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
-  uint64_t refused_slots = 0;
+  uint64_t refused_slots = 0, refused_tensors = 0;
+  int64_t model_drawn = -1;          // step of the last snapshot of the model in the history
+  segment::TensorRing tensors = {};  // counts of what its optimizer steps
   History history{kRankColumns, kRankPoints};
   std::deque<RankEvent> events;
   std::vector<std::string> scalar_names;       // of segment::StepRecord::scalars

@@ -10,6 +10,7 @@
 
 #include "agent/publish.h"
 #include "agent/publish_precursors.h"
+#include "agent/publish_weights.h"
 #include "agent/record_lines.h"
 
 namespace foreshock {
@@ -74,6 +75,7 @@ void Run::save_watches() {
 
 bool Run::poll() {
   bool busy = false;
+  pipeline_->set_ranks_here(ranks_that_live());
   for (auto& followed : followed_) busy |= followed->poll();
   return busy;
 }
@@ -206,6 +208,7 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
     ranks.back()["precursors"] = precursors_json(followed->rank);
+    ranks.back()["weights"] = weights_json(followed->rank, pipeline_->weights());
   }
   return {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};
 }
@@ -217,10 +220,12 @@ void Run::add_history(std::vector<HistoryTable>* tables) const {
 
 void Run::publish(Registry* registry) {
   publish_ranks(registry);
+  publish_weights(options_.label, pipeline_->weights(), registry);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
     registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == state_);
   uint64_t refused = refused_segments_;
-  for (const auto& followed : followed_) refused += followed->rank.refused_slots;
+  for (const auto& followed : followed_)
+    refused += followed->rank.refused_slots + followed->rank.refused_tensors;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));
   save_watches();
   if (record_ == nullptr) return;
@@ -247,6 +252,7 @@ void Run::publish_ranks(Registry* registry) {
       if (is_shown(layer.first)) followed->shown_layers.insert(layer.first);
     publish_rank(rank, cores_per_rank(), registry, &owners);
     publish_precursors(rank, registry);
+    publish_replicas(rank, pipeline_->weights().replicas(), registry);
   }
 }
 
@@ -265,6 +271,18 @@ double Run::judging_seconds() const {
 size_t Run::ranks() const {
   return static_cast<size_t>(
       std::count_if(followed_.begin(), followed_.end(), [](const auto& each) { return each->rank.current; }));
+}
+
+size_t Run::ranks_that_live() const {
+  size_t live = 0, told = 0;
+  bool has_ended = false;
+  for (const auto& followed : followed_) {
+    if (!followed->rank.current) continue;
+    has_ended |= followed->is_finished();
+    live += !followed->is_finished();
+    told = std::max<size_t>(told, followed->rank.identity.local_ranks);
+  }
+  return has_ended ? live : std::max(live, told);  // the others are yet to come
 }
 
 int Run::cores_per_rank() const {

@@ -92,6 +92,7 @@ class Run {
   void record_run(const RankStatistics& rank, const char* state);
   void save_watches();
   int cores_per_rank() const;
+  size_t ranks_that_live() const;
 
   const RunOptions options_;
   const std::unique_ptr<Directory> directory_;

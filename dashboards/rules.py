@@ -33,10 +33,17 @@ def share_lost(window: str) -> str:
     return f"sum by (run) (increase({lost})) / sum by (run) (increase({taken}))"
 
 
+# Of one step only: a rank that was read a moment earlier may still show the interval before.
+CHECKSUM = (
+    "(foreshock_weight_checksum and on (run, rank, group) (foreshock_weight_checksum_step"
+    " == on (run, group) group_left () max by (run, group) (foreshock_weight_checksum_step)))"
+)
+
+
 def alerts(values: Values) -> list[Alert]:
     loss = 'foreshock_loss_window{stat="mean"}'
-    non_finite, diverging, bias, stalled, degraded = (
-        values[name] for name in ("non_finite", "loss_diverging", "bias", "stalled", "degraded")
+    non_finite, diverging, bias, mismatch, stalled, degraded = (
+        values[name] for name in ("non_finite", "loss_diverging", "bias", "mismatch", "stalled", "degraded")
     )
     median = f"(quantile_over_time(0.5, {loss}[{diverging['baseline']}]) < Inf)"
     return [
@@ -69,6 +76,18 @@ def alerts(values: Values) -> list[Alert]:
             or max by (run, pass) (foreshock_attention_alarm_layers{{of="bias"}}) > 0""",
             bias["for"], "Attention errs in one direction",
             "Run {{ $labels.run }}: {{ $labels.pass }} attention has a bias that rounding does not explain.",
+        ),
+        Alert(
+            "ForeshockWeightMismatch", "critical",
+            f"""\
+            sum by (run, rank) (increase(foreshock_weight_checksum_mismatch_total[{mismatch["window"]}])) > 0
+            or max by (run, rank) (
+              {CHECKSUM}
+              != on (run, group) group_left () quantile by (run, group) (0.5, {CHECKSUM})
+              and on (run, group) count by (run, group) ({CHECKSUM}) > 2
+            )""",
+            None, "Replicas of the weights differ",
+            "Run {{ $labels.run }}: rank {{ $labels.rank }} holds other bits than its data-parallel replicas.",
         ),
         Alert(
             "ForeshockTrainingStalled", "critical",

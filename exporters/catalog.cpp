@@ -24,6 +24,10 @@ constexpr Values kSkipReasons[] = {"budget", "ring_full", "dropout",   "capture"
 constexpr Values kLostReasons[] = {"torn", "agent_absent", "refused", "unsupported"};
 constexpr Values kCoverageSources[] = {"none"};
 constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
+constexpr Values kReferences[] = {"previous", "initial"};
+constexpr Values kScopes[] = {"node"};
+constexpr Values kPooledMax[] = {"pooled", "max"};
+constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device", "format", "layout"};
 constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
 constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
 constexpr Values kComponents[] = {"trainer", "slices", "record"};
@@ -74,6 +78,12 @@ constexpr LabelInfo kRankSite[] = {{"run"}, {"rank"}, {"site", kSites}};
 constexpr LabelInfo kRankWhere[] = {{"run"}, {"rank"}, {"where", kCostPlaces}};
 constexpr LabelInfo kRankComponent[] = {{"run"}, {"rank"}, {"component", kComponents}};
 constexpr LabelInfo kRunErrors[] = {{"run"}, {"component", kErrorComponents}};
+constexpr LabelInfo kWeightDistance[] = {
+    {"run"}, {"ref", kReferences}, {"scope", kScopes}, {"stat", kPooledMax}, {"interval"}};
+constexpr LabelInfo kLayerWeightDistance[] = {{"run"}, {"layer"}, {"ref", kReferences}, {"interval"}};
+constexpr LabelInfo kRunMeanMax[] = {{"run"}, {"stat", kMeanMax}};
+constexpr LabelInfo kRankWeightSkips[] = {{"run"}, {"rank"}, {"reason", kWeightSkips}};
+constexpr LabelInfo kRankGroup[] = {{"run"}, {"rank"}, {"group"}};
 constexpr LabelInfo kVersion[] = {{"version"}};
 
 // In the order of the enum: metric_info() indexes it.
@@ -192,6 +202,38 @@ constexpr MetricInfo kTable[] = {
      "Times that a detector has begun to warn, in one layer or another.", kRankDetector},
     {kPrecursorLastEventStep, "foreshock_precursor_last_event_step", kGauge, "steps",
      "Step of the last of them; absent before the first.", kRankDetector},
+    {kWeightWassersteinDistance, "foreshock_weight_wasserstein_distance", kGauge, "1",
+     "Wasserstein distance W1 of the weights to their snapshot one interval before, and to the first one: of "
+     "all "
+     "values of the node's tensors together (pooled), and of the tensor that moved most (max). Another "
+     "interval is "
+     "another series.",
+     kWeightDistance},
+    {kLayerWeightWassersteinDistance, "foreshock_layer_weight_wasserstein_distance", kGauge, "1",
+     "The same of the tensor of the layer that moved most.", kLayerWeightDistance},
+    {kWeightUpdateMeanAbs, "foreshock_weight_update_mean_abs", kGauge, "1",
+     "Mean magnitude of the change that one optimizer step makes: over all values, and of the tensor that "
+     "changes "
+     "most.",
+     kRunMeanMax},
+    {kWeightRms, "foreshock_weight_rms", kGauge, "1", "Root of the mean square of all weights of the node.",
+     kRun},
+    {kWeightSnapshotIntervalSteps, "foreshock_weight_snapshot_interval_steps", kGauge, "steps",
+     "Steps between two snapshots of a weight tensor; tensors take turns within it.", kRank},
+    {kWeightSkippedTotal, "foreshock_weight_skipped_total", kCounter, "tensors",
+     "Weight tensors whose turn it was and that were left out, by reason.", kRankWeightSkips},
+    {kWeightChecksum, "foreshock_weight_checksum", kGauge, "1",
+     "52 bits of a checksum of all that the rank holds, over the last complete interval. Ranks with one "
+     "group hold "
+     "the same tensors: of one step their values are equal, or the memory of one is not well.",
+     kRankGroup},
+    {kWeightChecksumStep, "foreshock_weight_checksum_step", kGauge, "steps",
+     "The step that this interval began with.", kRankGroup},
+    {kWeightChecksumMismatchTotal, "foreshock_weight_checksum_mismatch_total", kCounter, "tensors",
+     "Snapshots of a tensor in which this rank's bits differed from those of its data-parallel replicas on "
+     "the node: "
+     "of the majority, or, where there is none, of any.",
+     kRank},
 
     {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio",
      "Time the monitor took on the threads that train, over wall time; on a CPU trainer with the agent's "

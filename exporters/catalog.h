@@ -63,6 +63,16 @@ enum class Metric : uint16_t {
   kPrecursorLevel,
   kPrecursorEventsTotal,
   kPrecursorLastEventStep,
+  // the weights
+  kWeightWassersteinDistance,
+  kLayerWeightWassersteinDistance,
+  kWeightUpdateMeanAbs,
+  kWeightRms,
+  kWeightSnapshotIntervalSteps,
+  kWeightSkippedTotal,
+  kWeightChecksum,
+  kWeightChecksumStep,
+  kWeightChecksumMismatchTotal,
   // the monitor itself
   kSlowdownRatio,
   kOverheadSecondsTotal,

@@ -140,6 +140,43 @@ inline constexpr Field<SampleLine> kSampleFields[] = {
     {"judge_seconds", &SampleLine::judge_seconds, "s", "CPU time the judgement took."},
 };
 
+inline constexpr Field<TensorLine> kTensorFields[] = {
+    {"run", &TensorLine::run, "", "Run id."},
+    {"step", &TensorLine::step, "steps", "Step after which the tensor was looked at."},
+    {"time", &TensorLine::time, "s since 1970", "When, on the first rank."},
+    {"tensor", &TensorLine::tensor, "", "Name of the parameter."},
+    {"layer", &TensorLine::layer, "", "Label of its layer."},
+    {"dtype", &TensorLine::dtype, "", "Storage format."},
+    {"shape", &TensorLine::shape, "", "Shape of the whole tensor; dimensions beyond four are multiplied."},
+    {"elements", &TensorLine::elements, "values", "Values on this node, those of replicas once."},
+    {"whole_elements", &TensorLine::whole_elements, "values", "Values of the whole tensor."},
+    {"parts", &TensorLine::parts, "", "Different parts that were put together: 1 where it is not sharded."},
+    {"ranks", &TensorLine::ranks, "ranks", "Ranks whose record was there when it was put together."},
+    {"interval_steps", &TensorLine::interval_steps, "steps",
+     "Steps between two snapshots. A new interval begins a new series: previous values are null."},
+    {"previous_step", &TensorLine::previous_step, "steps", "Step of the snapshot one interval before."},
+    {"initial_step", &TensorLine::initial_step, "steps", "Step of the first snapshot of this process."},
+    {"wasserstein_previous", &TensorLine::wasserstein_previous, "1",
+     "Wasserstein distance W1 of its values to those of the snapshot before; exact for 16-bit formats."},
+    {"wasserstein_previous_low", &TensorLine::wasserstein_previous_low, "1", "Certified lower bound of it."},
+    {"wasserstein_previous_high", &TensorLine::wasserstein_previous_high, "1",
+     "Certified upper bound of it."},
+    {"wasserstein_initial", &TensorLine::wasserstein_initial, "1", "W1 to the first snapshot."},
+    {"wasserstein_initial_low", &TensorLine::wasserstein_initial_low, "1", "Certified lower bound of it."},
+    {"wasserstein_initial_high", &TensorLine::wasserstein_initial_high, "1", "Certified upper bound of it."},
+    {"rms", &TensorLine::rms, "1", "Root of the mean square of its values."},
+    {"mean_abs", &TensorLine::mean_abs, "1", "Mean magnitude of its finite values."},
+    {"update_mean_abs", &TensorLine::update_mean_abs, "1",
+     "Mean magnitude of the change that this one optimizer step made."},
+    {"update_max_abs", &TensorLine::update_max_abs, "1", "Largest magnitude of that change."},
+    {"nonfinite_values", &TensorLine::nonfinite_values, "values", "NaN and infinite values among them."},
+    {"histogram_hash", &TensorLine::histogram_hash, "",
+     "FNV-1a of the stored histogram, in hexadecimal: equal histograms have equal ones."},
+    {"odd_ranks", &TensorLine::odd_ranks, "",
+     "Ranks whose values differ from their data-parallel replicas' in any bit; all of them where two differ "
+     "and no third one decides."},
+};
+
 inline constexpr Field<EventLine> kEventFields[] = {
     {"run", &EventLine::run, "", "Run id."},
     {"rank", &EventLine::rank, "", "Rank in the job."},
@@ -164,12 +201,14 @@ inline constexpr Field<EventLine> kEventFields[] = {
 constexpr std::span<const Field<RunLine>> fields_of(const RunLine*) { return kRunFields; }
 constexpr std::span<const Field<StepLine>> fields_of(const StepLine*) { return kStepFields; }
 constexpr std::span<const Field<SampleLine>> fields_of(const SampleLine*) { return kSampleFields; }
+constexpr std::span<const Field<TensorLine>> fields_of(const TensorLine*) { return kTensorFields; }
 constexpr std::span<const Field<EventLine>> fields_of(const EventLine*) { return kEventFields; }
 
 // What "type" says of each.
 constexpr const char* type_of(const RunLine*) { return "run"; }
 constexpr const char* type_of(const StepLine*) { return "step"; }
 constexpr const char* type_of(const SampleLine*) { return "sample"; }
+constexpr const char* type_of(const TensorLine*) { return "tensor"; }
 constexpr const char* type_of(const EventLine*) { return "event"; }
 
 // Calls visit(name, value) for every field of `line` (Line or const Line), in the order of the table; the

@@ -59,13 +59,14 @@ std::vector<RecordField> record_fields(const std::string& line_type) {
   if (line_type == "run") return describe<RunLine>();
   if (line_type == "step") return describe<StepLine>();
   if (line_type == "sample") return describe<SampleLine>();
+  if (line_type == "tensor") return describe<TensorLine>();
   if (line_type == "event") return describe<EventLine>();
   return {};
 }
 
 std::string record_markdown() {
   std::string text;
-  for (const char* type : {"run", "step", "sample", "event"}) {
+  for (const char* type : {"run", "step", "sample", "tensor", "event"}) {
     text += std::string(text.empty() ? "" : "\n") + "### `\"type\": \"" + type + "\"`\n\n" +
             "| field | type | unit | meaning |\n| --- | --- | --- | --- |\n";
     for (const RecordField& field : record_fields(type)) {
@@ -78,6 +79,7 @@ std::string record_markdown() {
 std::string to_json_line(const RunLine& line) { return write_fields(line); }
 std::string to_json_line(const StepLine& line) { return write_fields(line); }
 std::string to_json_line(const SampleLine& line) { return write_fields(line); }
+std::string to_json_line(const TensorLine& line) { return write_fields(line); }
 std::string to_json_line(const EventLine& line) { return write_fields(line); }
 
 }  // namespace foreshock

@@ -1,5 +1,6 @@
-// The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | event. Field names,
-// units and meanings stand in one table per type (record_fields.h); docs/record.md is generated from it.
+// The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | tensor | event.
+// Field names, units and meanings stand in one table per type (record_fields.h); docs/record.md is generated
+// from it.
 #ifndef FORESHOCK_EXPORTERS_RECORD_LINE_H_
 #define FORESHOCK_EXPORTERS_RECORD_LINE_H_
 
@@ -70,6 +71,24 @@ struct SampleLine {
   std::optional<double> judge_seconds;  // CPU time it took
 };
 
+// One snapshot of one weight tensor, of as much of it as the node holds; replicas count once.
+struct TensorLine {
+  std::string run;
+  std::optional<int64_t> step;
+  std::optional<double> time;
+  std::string tensor, layer, dtype;
+  std::vector<int64_t> shape;
+  std::optional<uint64_t> elements, whole_elements, parts, ranks;
+  std::optional<uint64_t> interval_steps;
+  std::optional<int64_t> previous_step, initial_step;
+  std::optional<double> wasserstein_previous, wasserstein_previous_low, wasserstein_previous_high;
+  std::optional<double> wasserstein_initial, wasserstein_initial_low, wasserstein_initial_high;
+  std::optional<double> rms, mean_abs, update_mean_abs, update_max_abs;
+  std::optional<uint64_t> nonfinite_values;
+  std::string histogram_hash;
+  std::vector<int64_t> odd_ranks;
+};
+
 // Something happened: loss_spike, divergence, precursor, nonfinite, ...
 struct EventLine {
   std::string run;
@@ -85,7 +104,8 @@ struct EventLine {
 struct RecordField {
   std::string name, type, unit, help;
 };
-std::vector<RecordField> record_fields(const std::string& line_type);  // "run", "step", "sample", "event"
+std::vector<RecordField> record_fields(
+    const std::string& line_type);  // "run", "step", "sample", "tensor", "event"
 
 // The tables as Markdown, for docs/record.md.
 std::string record_markdown();
@@ -94,6 +114,7 @@ std::string record_markdown();
 std::string to_json_line(const RunLine& line);
 std::string to_json_line(const StepLine& line);
 std::string to_json_line(const SampleLine& line);
+std::string to_json_line(const TensorLine& line);
 std::string to_json_line(const EventLine& line);
 
 }  // namespace foreshock

@@ -15,7 +15,7 @@
 
 namespace foreshock {
 
-using RecordLine = std::variant<RunLine, StepLine, SampleLine, EventLine>;
+using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, EventLine>;
 
 // The line that `text` (without its newline) holds. A field that a newer foreshock has added is left out; one
 // that is missing is unknown; a number named in "nonfinite" is NaN, whatever it was. Nothing: *why is a

@@ -209,6 +209,10 @@ void Registry::clear_metric(Metric metric, std::string_view run, std::string_vie
   store_->clear(metric, label_text(run) + kSeparator + label_text(rank) + kSeparator);
 }
 
+void Registry::clear_metric(Metric metric, std::string_view run) {
+  if (has_open_label(metric_info(metric), "run")) store_->clear(metric, label_text(run) + kSeparator);
+}
+
 size_t Registry::series_count() const { return store_->count; }
 uint64_t Registry::series_dropped() const { return store_->dropped; }
 

@@ -64,6 +64,9 @@ class Registry {
   // Forgets the series of one metric and rank, e.g. before rank_info or source_info change their labels.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);
 
+  // Forgets the series of one metric of a run.
+  void clear_metric(Metric metric, std::string_view run);
+
   size_t series_count() const;
   uint64_t series_dropped() const;
 

@@ -16,6 +16,7 @@ const SIGNALS = [
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
   { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", text: (v) => signed(v, 4) },
   { name: "gradient norm", column: "gradient_norm", limit: null, logarithmic: true, text: (v) => number(v, 3) },
+  { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, text: (v) => number(v, 3) },
 ];
 
 class HeatMap {

@@ -1,0 +1,115 @@
+#include "agent/replicas.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include "agent/fnv.h"
+
+namespace foreshock {
+namespace {
+
+constexpr size_t kMostParts =
+    1 << 18;  // a trainer that makes up new names all the time is not followed further
+constexpr uint64_t kBitsOfADouble = (uint64_t{1} << 52) - 1;
+
+// The finaliser of splitmix64: sums of its values do not cancel as sums of checksums might.
+uint64_t mixed(uint64_t word) {
+  word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
+  word = (word ^ word >> 27) * 0x94d049bb133111ebu;
+  return word ^ word >> 31;
+}
+
+bool is_placed(const segment::Identity& identity) {
+  return identity.late_ready == 1 && identity.tensor_parallel >= 0 && identity.pipeline_parallel >= 0 &&
+         identity.expert_parallel >= 0;
+}
+
+uint64_t hash_of_part(const segment::TensorRecord& record, const segment::Identity& identity) {
+  uint64_t hash = fnv1a(std::string_view(record.name, strnlen(record.name, sizeof record.name)));
+  const auto add = [&hash](int64_t word) {
+    hash = mixed(hash + static_cast<uint64_t>(word) + 0x9e3779b97f4a7c15u);
+  };
+  for (uint32_t n = 0; n < segment::kTensorDims; ++n) {
+    add(record.shape[n]);
+    add(record.offset[n]);
+    add(record.part[n]);
+  }
+  add(record.dtype);
+  add(identity.tensor_parallel);
+  add(identity.pipeline_parallel);
+  add(identity.expert_parallel);
+  return hash;
+}
+
+}  // namespace
+
+std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
+                                   size_t ranks_here) {
+  if (!is_placed(identity)) return {};
+  const uint64_t part = hash_of_part(record, identity);
+  add_to_rank(record, identity, part);
+  if (parts_.size() >= kMostParts && !parts_.contains(part)) return {};
+  Compared& compared = parts_[part];
+  std::vector<int32_t> odd;
+  if (record.step <= compared.closed) return odd;
+  Checksums& here = compared.open[record.step];
+  here[identity.rank] = record.checksum;
+  const bool is_complete = here.size() >= ranks_here;
+  while (!compared.open.empty() &&
+         (compared.open.size() > kMostOpen || (is_complete && compared.open.begin()->first <= record.step)))
+    close(&compared, &odd);
+  return odd;
+}
+
+// Compares the oldest step.
+void Replicas::close(Compared* compared, std::vector<int32_t>* odd) {
+  const auto node = compared->open.extract(compared->open.begin());
+  const Checksums& checksums = node.mapped();
+  compared->closed = node.key();
+  if (checksums.size() < 2) return;
+  compared_ += checksums.size() - 1;
+  std::map<uint64_t, size_t> votes;
+  for (const auto& [rank, checksum] : checksums) ++votes[checksum];
+  if (votes.size() == 1) return;
+  const auto most = std::max_element(votes.begin(), votes.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  const bool is_majority = 2 * most->second > checksums.size();
+  for (const auto& [rank, checksum] : checksums) {
+    if (is_majority && checksum == most->first) continue;
+    odd->push_back(rank);
+    ++ranks_[rank].mismatches;
+  }
+}
+
+void Replicas::add_to_rank(const segment::TensorRecord& record, const segment::Identity& identity,
+                           uint64_t part) {
+  Rank& rank = ranks_[identity.rank];
+  const auto interval = static_cast<int64_t>(record.interval);
+  const int64_t window = record.step / interval;
+  if (window != rank.window || record.interval != rank.interval) {
+    rank.window = window;
+    rank.interval = record.interval;
+    rank.sum = rank.group = rank.tensors = 0;
+  }
+  rank.sum += mixed(mixed(part) + record.checksum);
+  rank.group += mixed(part);
+  if (++rank.tensors != record.tensors) return;
+  char group[17];
+  std::snprintf(group, sizeof group, "%016llx",
+                static_cast<unsigned long long>(mixed(rank.group + record.interval)));
+  rank.last = {window * interval, static_cast<double>(mixed(rank.sum) & kBitsOfADouble), group};
+}
+
+const Replicas::OfRank* Replicas::of(int32_t rank) const {
+  const auto found = ranks_.find(rank);
+  return found == ranks_.end() || found->second.last.step < 0 ? nullptr : &found->second.last;
+}
+
+uint64_t Replicas::mismatches(int32_t rank) const {
+  const auto found = ranks_.find(rank);
+  return found == ranks_.end() ? 0 : found->second.mismatches;
+}
+
+}  // namespace foreshock

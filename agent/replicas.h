@@ -1,0 +1,65 @@
+// Whether data-parallel replicas hold the same weights, bit for bit: silent data corruption shows as a
+// checksum that differs from the others'.
+#ifndef FORESHOCK_AGENT_REPLICAS_H_
+#define FORESHOCK_AGENT_REPLICAS_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "segment/tensor_record.h"
+
+namespace foreshock {
+
+class Replicas {
+ public:
+  static constexpr size_t kMostOpen = 64;  // steps that wait for a rank; then they are compared without it
+
+  // What one rank holds of one tensor at one step. `ranks_here`: ranks of the run that live on this node.
+  // Returns the ranks that differ, once the comparison is complete: those that are not with the majority, or
+  // all of them where there is none.
+  std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
+                           size_t ranks_here);
+
+  // The ranks have been started again: steps may repeat.
+  void begin_anew() { parts_.clear(); }
+
+  // One number for all that a rank holds, over a whole interval, that ranks of other nodes can be compared
+  // by: a metric cannot carry 64 bits for each tensor.
+  struct OfRank {
+    int64_t step = -1;    // that the interval began with
+    double checksum = 0;  // 52 bits
+    std::string group;    // the same for ranks that hold the same parts of the same tensors
+  };
+  // The last complete interval of a rank; null when there is none, or its place in the job is not known.
+  const OfRank* of(int32_t rank) const;
+
+  uint64_t mismatches(int32_t rank) const;
+  uint64_t compared() const { return compared_; }  // pairs of replicas of a tensor, so far
+
+ private:
+  using Checksums = std::map<int32_t, uint64_t>;  // by rank
+  struct Compared {
+    int64_t closed = -1;                // steps up to here have been compared
+    std::map<int64_t, Checksums> open;  // by step: the agent reads one rank after the other
+  };
+  struct Rank {
+    int64_t window = -1;
+    uint64_t interval = 0;
+    uint64_t sum = 0, group = 0, tensors = 0;
+    OfRank last;
+    uint64_t mismatches = 0;
+  };
+  void close(Compared* compared, std::vector<int32_t>* odd);
+  void add_to_rank(const segment::TensorRecord& record, const segment::Identity& identity, uint64_t part);
+
+  std::map<uint64_t, Compared> parts_;  // by the hash of name, place and coordinates
+  std::map<int32_t, Rank> ranks_;
+  uint64_t compared_ = 0;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_REPLICAS_H_

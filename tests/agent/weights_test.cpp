@@ -1,0 +1,244 @@
+#include "agent/weights.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "kernels/checksum.h"
+#include "kernels/histogram.h"
+#include "kernels/packed_counters.h"
+#include "lab/wasserstein.h"
+
+namespace foreshock {
+namespace {
+
+using segment::TensorRecord;
+using segment::TensorView;
+
+segment::Identity rank_of(int rank) {
+  segment::Identity identity = {};
+  identity.rank = identity.data_parallel = rank;
+  identity.late_ready = 1;
+  return identity;
+}
+
+// Rows [first, first + count) of a tensor of `columns` columns, as a trainer writes them.
+class Part {
+ public:
+  Part(int64_t step, const std::vector<float>& whole, size_t columns, size_t first, size_t rows,
+       const char* name = "w", uint64_t interval = 1, uint32_t tensors = 1) {
+    TensorRecord& record = view_.record;
+    record = {};
+    record.kind = segment::TensorKind::kSnapshot;
+    record.step = step;
+    record.interval = interval;
+    record.snapshot = 1;
+    record.tensors = tensors;
+    record.dims = 2;
+    record.dtype = 2;
+    for (int n = 0; n < 4; ++n) record.shape[n] = record.part[n] = 1;
+    record.shape[0] = static_cast<int64_t>(whole.size() / columns);
+    record.part[0] = static_cast<int64_t>(rows);
+    record.offset[0] = static_cast<int64_t>(first);
+    record.shape[1] = record.part[1] = static_cast<int64_t>(columns);
+    record.elements = rows * columns;
+    record.form = segment::HistogramForm::kBins;
+    std::strcpy(record.name, name);
+    std::strcpy(record.layer, "000");
+    const float* values = whole.data() + first * columns;
+    record.checksum = checksum(values, record.elements * sizeof(float));
+    std::vector<uint64_t> words(kBinWords);
+    count_bins(values, record.elements, words.data());
+    histogram_.resize(1 << 20);
+    histogram_.resize(pack_bins(words.data(), histogram_.data(), histogram_.size()));
+    reductions_ = {0, 0.5 * static_cast<double>(record.elements), 0, 0.75};
+    for (size_t n = 0; n < record.elements; ++n) reductions_[0] += double{values[n]} * double{values[n]};
+    view_.payload[segment::kTensorHistogram] = std::as_bytes(std::span(histogram_));
+    view_.payload[segment::kTensorReductions] = std::as_bytes(std::span(reductions_));
+  }
+  TensorView& view() { return view_; }
+
+ private:
+  std::vector<char> histogram_;
+  std::vector<double> reductions_;
+  TensorView view_;
+};
+
+std::vector<float> normal(size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> law(0, 0.02f);
+  std::vector<float> values(count);
+  for (float& value : values) value = law(random);
+  return values;
+}
+
+std::vector<double> wide(const std::vector<float>& values) { return {values.begin(), values.end()}; }
+
+std::vector<TensorSnapshot> take(Weights& weights, Part part, int rank = 0, size_t ranks = 1) {
+  const char* why = nullptr;
+  auto done = weights.take(part.view(), rank_of(rank), ranks, &why);
+  EXPECT_EQ(why, nullptr) << why;
+  return done;
+}
+
+TEST(Weights, TheDistanceToTheSnapshotBeforeAndToTheFirstIsW1) {
+  Weights weights;
+  const auto a = normal(5000, 1), b = normal(5000, 2), c = normal(5000, 3);
+  EXPECT_FALSE(take(weights, Part(1, a, 50, 0, 100))[0].previous) << "there is none";
+  const auto second = take(weights, Part(2, b, 50, 0, 100))[0];
+  ASSERT_TRUE(second.previous && second.initial);
+  const double ab = lab::wasserstein(wide(a), wide(b)), ac = lab::wasserstein(wide(a), wide(c)),
+               bc = lab::wasserstein(wide(b), wide(c));
+  const auto third = take(weights, Part(3, c, 50, 0, 100))[0];
+  // Certified bounds, and the truth's own rounding: 10^4 terms of 2^-53 relative.
+  EXPECT_LE(second.previous->low, ab * (1 + 1e-12));
+  EXPECT_GE(second.previous->high, ab * (1 - 1e-12));
+  EXPECT_LE(third.previous->low, bc * (1 + 1e-12));
+  EXPECT_GE(third.previous->high, bc * (1 - 1e-12));
+  EXPECT_LE(third.initial->low, ac * (1 + 1e-12));
+  EXPECT_GE(third.initial->high, ac * (1 - 1e-12));
+  EXPECT_EQ(third.previous_step, 2);
+  EXPECT_EQ(third.initial_step, 1);
+  EXPECT_DOUBLE_EQ(*third.update_sum_magnitude, 2500);
+}
+
+TEST(Weights, ShardsPutTogetherAreTheWholeBitForBit) {
+  Weights whole, sharded;
+  const auto values = normal(7000, 5);
+  const auto expected = take(whole, Part(4, values, 70, 0, 100))[0];
+  EXPECT_TRUE(take(sharded, Part(4, values, 70, 60, 40), 1, 3).empty());
+  EXPECT_TRUE(take(sharded, Part(4, values, 70, 0, 1), 0, 3).empty());
+  const auto done = take(sharded, Part(4, values, 70, 1, 59), 2, 3);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].parts, 3u);
+  EXPECT_EQ(done[0].elements, 7000u);
+  EXPECT_TRUE(done[0].histogram == expected.histogram);
+  EXPECT_EQ(done[0].histogram_hash, expected.histogram_hash);
+  EXPECT_EQ(sharded.replicas().compared(), 0u) << "parts are no replicas";
+}
+
+TEST(Weights, RanksMayBeReadOneAfterTheOther) {
+  Weights weights;
+  const auto values = normal(4000, 6);
+  for (int64_t step = 1; step <= 20; ++step)
+    EXPECT_TRUE(take(weights, Part(step, values, 40, 0, 50), 0, 2).empty());
+  for (int64_t step = 1; step <= 20; ++step) {
+    const auto done = take(weights, Part(step, values, 40, 50, 50), 1, 2);
+    ASSERT_EQ(done.size(), 1u) << step;
+    EXPECT_EQ(done[0].step, step);
+    if (step > 1) {
+      EXPECT_EQ(done[0].previous->value, 0);
+    }
+  }
+}
+
+TEST(Weights, ReplicasCountOnceAndTheOddOneIsNamed) {
+  Weights weights;
+  const auto values = normal(4000, 7);
+  auto flipped = values;
+  uint32_t bits = 0;
+  std::memcpy(&bits, &flipped[1234], sizeof bits);
+  bits ^= 1;
+  std::memcpy(&flipped[1234], &bits, sizeof bits);
+  std::vector<int64_t> odd;
+  const auto step = [&](int64_t number, const std::vector<float>& of_rank_1) {
+    for (int rank = 0; rank < 3; ++rank)
+      for (const auto& done :
+           take(weights, Part(number, rank == 1 ? of_rank_1 : values, 40, 0, 100), rank, 3)) {
+        EXPECT_EQ(done.elements, done.parts > 0 ? 4000u : 0u);
+        odd.insert(odd.end(), done.odd_ranks.begin(), done.odd_ranks.end());
+      }
+  };
+  step(1, values);
+  EXPECT_TRUE(odd.empty());
+  step(2, flipped);
+  EXPECT_EQ(odd, std::vector<int64_t>{1});
+  EXPECT_EQ(weights.replicas().mismatches(1), 1u);
+  EXPECT_EQ(weights.replicas().mismatches(0), 0u);
+  EXPECT_EQ(weights.replicas().compared(), 4u);
+  // What other nodes compare by.
+  const auto *zero = weights.replicas().of(0), *one = weights.replicas().of(1),
+             *two = weights.replicas().of(2);
+  ASSERT_TRUE(zero && one && two);
+  EXPECT_EQ(zero->group, one->group);
+  EXPECT_EQ(zero->checksum, two->checksum);
+  EXPECT_NE(zero->checksum, one->checksum);
+  EXPECT_EQ(zero->step, 2);
+}
+
+TEST(Weights, OfTwoThatDifferNobodyKnowsWhich) {
+  Weights weights;
+  const auto values = normal(400, 8), others = normal(400, 9);
+  take(weights, Part(1, values, 4, 0, 100), 0, 2);
+  const auto done = take(weights, Part(1, others, 4, 0, 100), 1, 2);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].odd_ranks, (std::vector<int64_t>{0, 1}));
+}
+
+TEST(Weights, ANewIntervalBeginsANewSeries) {
+  Weights weights;
+  const auto values = normal(400, 10);
+  take(weights, Part(8, values, 4, 0, 100, "w", 4));
+  EXPECT_TRUE(take(weights, Part(12, values, 4, 0, 100, "w", 4))[0].previous);
+  EXPECT_FALSE(take(weights, Part(16, values, 4, 0, 100, "w", 8))[0].previous);
+  EXPECT_TRUE(take(weights, Part(24, values, 4, 0, 100, "w", 8))[0].previous);
+  EXPECT_FALSE(take(weights, Part(40, values, 4, 0, 100, "w", 8))[0].previous) << "one was left out";
+}
+
+TEST(Weights, TheModelIsAllTensorsOfAnInterval) {
+  Weights weights;
+  const auto a = normal(400, 11), b = normal(800, 12), c = normal(400, 13);
+  take(weights, Part(4, a, 4, 0, 100, "a", 4, 2));
+  take(weights, Part(6, b, 4, 0, 200, "b", 4, 2));
+  EXPECT_FALSE(weights.model().previous_pooled);
+  take(weights, Part(8, c, 4, 0, 100, "a", 4, 2));
+  take(weights, Part(10, b, 4, 0, 200, "b", 4, 2));
+  const ModelSnapshot& model = weights.model();
+  EXPECT_EQ(model.step, 8);
+  EXPECT_EQ(model.tensors, 2u);
+  ASSERT_TRUE(model.previous_pooled && model.previous_max && model.rms && model.update_mean_abs);
+  auto before = wide(a), after = wide(c);
+  for (float value : b) {
+    before.push_back(value);
+    after.push_back(value);
+  }
+  // 2^20 bins: the value lies within the width of the bins, 2^-11 relative to |w| of 0.02 mostly.
+  EXPECT_NEAR(*model.previous_pooled, lab::wasserstein(before, after), 1e-5);
+  EXPECT_DOUBLE_EQ(*model.update_mean_abs, 0.5);
+  EXPECT_EQ(model.layers.at("000").previous, model.previous_max);
+  EXPECT_NEAR(*model.previous_max, lab::wasserstein(wide(a), wide(c)), 1e-5);
+}
+
+TEST(Weights, AfterARestartStepsMayRepeat) {
+  Weights weights;
+  const auto values = normal(400, 15);
+  const auto take_of = [&](int64_t step, uint64_t started) {
+    Part part(step, values, 4, 0, 100);
+    part.view().record.time_ns = started + 10;
+    segment::Identity identity = rank_of(0);
+    identity.start_time_ns = started;
+    const char* why = nullptr;
+    return weights.take(part.view(), identity, 1, &why);
+  };
+  EXPECT_EQ(take_of(8, 100).size(), 1u);
+  EXPECT_EQ(take_of(9, 100).size(), 1u);
+  const auto again = take_of(8, 500);
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_FALSE(again[0].previous);
+  EXPECT_TRUE(take_of(9, 500)[0].previous);
+}
+
+TEST(Weights, AHistogramThatDoesNotHoldItsValuesIsRefused) {
+  Weights weights;
+  Part part(1, normal(400, 14), 4, 0, 100);
+  part.view().payload[segment::kTensorHistogram] = part.view().payload[segment::kTensorHistogram].first(20);
+  const char* why = nullptr;
+  EXPECT_TRUE(weights.take(part.view(), rank_of(0), 1, &why).empty());
+  EXPECT_NE(why, nullptr);
+  EXPECT_EQ(take(weights, Part(1, normal(400, 14), 4, 0, 100)).size(), 1u) << "nothing of it is left";
+}
+
+}  // namespace
+}  // namespace foreshock
