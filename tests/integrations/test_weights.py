@@ -1,0 +1,88 @@
+"""The tensors of a model as the helper shows them to the core around an optimizer's step."""
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("adapters")
+
+TRAINING = """
+model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.LayerNorm(4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.125, betas=(0.5, 0.75), eps=0.5, weight_decay=0.25{more})
+for _ in range(3):
+    events()
+    model(torch.randn(5, 6)).square().mean().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    seen = events("weight")
+    grads = [p.grad.clone() for p in model.parameters()]
+    optimizer.zero_grad()
+def mark(t): return float((t.double().flatten() * torch.arange(1, t.numel() + 1)).sum())
+state = [optimizer.state[p] for p in model.parameters()]
+def marks(ts): return [mark(t) for t in ts]
+print(json.dumps(dict(seen=seen, before=marks(before), after=marks([p.detach() for p in model.parameters()]),
+                      grads=marks(grads), average=marks([s["exp_avg"] for s in state]),
+                      square=marks([s["exp_avg_sq"] for s in state]))))
+"""
+
+
+@pytest.mark.parametrize("more", ["", ", foreach=True", ", foreach=False", ", fused=True"])
+def test_values_before_and_after_the_step_with_the_state_of_adam(trainer, more):
+    told = trainer(TRAINING.replace("{more}", more))
+    for when, values in ((0, told["before"]), (1, told["after"])):
+        rows = sorted((row for row in told["seen"] if row["when"] == when), key=lambda row: row["number"])
+        assert [row["number"] for row in rows] == [0, 1, 2, 3]
+        assert [row["parameter"]["fingerprint"] for row in rows] == pytest.approx(values)
+        assert [row["gradient"]["fingerprint"] for row in rows] == pytest.approx(told["grads"])
+        assert {(row["lr"], row["beta1"], row["beta2"], row["eps"], row["decay"]) for row in rows} == {
+            (0.125, 0.5, 0.75, 0.5, 0.25)
+        }
+        assert {row["step"] for row in rows} == {2 + when}
+        if when == 1:
+            assert [row["average"]["fingerprint"] for row in rows] == pytest.approx(told["average"])
+            assert [row["square_average"]["fingerprint"] for row in rows] == pytest.approx(told["square"])
+
+
+def test_an_optimizer_without_state_has_parameters_and_gradients(trainer):
+    told = trainer(
+        """
+        layer = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+        for _ in range(2):
+            events()
+            layer(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(json.dumps([row for row in events("weight") if row["when"] == 1]))
+        """
+    )
+    assert [row["parameter"]["shape"][:2] for row in told] == [[2, 3], [2, 1]]
+    assert all(row["average"] is None for row in told)
+    assert all(row["step"] == -1 for row in told)
+
+
+def test_names_shapes_and_layers(trainer):
+    rows = trainer(
+        """
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = torch.nn.ModuleList([torch.nn.Linear(4, 3) for _ in range(2)])
+                self.kernel = torch.nn.Parameter(torch.zeros(2, 3, 4, 5, 6))
+                self.scale = torch.nn.Parameter(torch.tensor(1.0))
+            def forward(self, x):
+                return sum(b(x).sum() for b in self.blocks) * self.scale + self.kernel.sum()
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(2):
+            net(torch.ones(1, 4)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(json.dumps(events("weight_name")))
+        """
+    )
+    named = {row["name"]: row for row in rows}
+    assert set(named) == {"kernel", "scale", *(f"blocks.{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias"))}
+    assert named["blocks.1.weight"]["layer"] == "001"
+    assert named["blocks.1.weight"]["shape"] == named["blocks.1.weight"]["part"] == [3, 4]
+    assert named["kernel"]["dims"] == 4
+    assert named["scale"]["dims"] == 0
+    assert all(row["offset"] == [0, 0] for row in rows)
