@@ -90,7 +90,9 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
   count_ = held_ = 0;
   bytes_ = 0;
   if (!writer_.is_attached() || count == 0 || count > kMostWeights) return 0;
-  if (!table_.reserve(count * sizeof(Weight)) || !counters_.reserve(kBinWords * sizeof(uint64_t))) return 0;
+  if (!table_.reserve(count * sizeof(Weight)) || !turns_.reserve(count * sizeof(uint32_t)) ||
+      !counters_.reserve(kBinWords * sizeof(uint64_t)))
+    return 0;
   uint64_t whole = 0, elements = 0, before = 0;
   for (size_t n = 0; n < count; ++n) whole += product(element(weights, n).shape);
   for (size_t n = 0; n < count; ++n) {
@@ -105,7 +107,7 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
     to.dims = given.dims;
     to.elements = product(given.part);
     // By the whole tensors' sizes, which all ranks know alike.
-    to.turn = reversed(
+    turns()[n] = reversed(
         static_cast<uint32_t>(0x1p32 * (static_cast<double>(before) / static_cast<double>(whole + 1))));
     to.copy_step = -1;
     before += product(given.shape);
@@ -122,16 +124,16 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
   return static_cast<int>(count);
 }
 
-bool WeightFollower::is_turn(const Weight& weight, int64_t step) const {
-  const uint64_t interval = cadence_.interval();
-  return weight.elements > 0 && static_cast<uint64_t>(step) % interval == weight.turn % interval;
-}
-
 size_t WeightFollower::due(int64_t step, uint32_t* numbers, size_t room) {
   if (count_ == 0 || step < 0) return 0;
+  const auto interval = static_cast<uint32_t>(cadence_.interval());
+  const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % interval);
+  const bool is_power = (interval & (interval - 1)) == 0;
   size_t found = 0;
-  for (uint32_t n = 0; n < count_ && found < room; ++n)
-    if (is_turn(*weight(n), step)) numbers[found++] = n;
+  for (uint32_t n = 0; n < count_ && found < room; ++n) {
+    const uint32_t own = is_power ? turns()[n] & (interval - 1) : turns()[n] % interval;
+    if (own == now && weight(n)->elements > 0) numbers[found++] = n;
+  }
   return found;
 }
 

@@ -72,7 +72,6 @@ class WeightFollower {
     char layer[32];
     int64_t shape[segment::kTensorDims], offset[segment::kTensorDims], part[segment::kTensorDims];
     uint32_t dims;
-    uint32_t turn;       // the step of an interval of 2^32 that is its own; of any other: modulo it
     uint64_t elements;   // of the part
     uint64_t snapshots;  // taken so far
     uint64_t copy;       // place of its values before the step in copies_
@@ -80,7 +79,9 @@ class WeightFollower {
   };
 
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
-  bool is_turn(const Weight& weight, int64_t step) const;
+  // The step of an interval of 2^32 that is the tensor's own; of any other interval: modulo it. By themselves,
+  // since all of them are read at every step.
+  uint32_t* turns() { return reinterpret_cast<uint32_t*>(turns_.data()); }
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
   void take(const foreshock_weight_state& state, int64_t step);
   void describe(const Weight& weight, uint32_t number, DType type, int64_t step,
@@ -92,7 +93,7 @@ class WeightFollower {
 
   segment::TensorWriter writer_;
   WeightCadence cadence_;
-  PrivateMemory table_, counters_, copies_;
+  PrivateMemory table_, turns_, counters_, copies_;
   uint64_t memory_ = 0;
   uint32_t count_ = 0;
   uint32_t held_ = 0;    // of them with a part on this rank

@@ -20,10 +20,12 @@ class HistogramReader {
   bool read_counters(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);
 
  private:
+  void count_few(std::span<const std::byte> bytes, DType type, Histogram* histogram);
   bool unpack(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);
 
   std::vector<uint64_t> bins_;
   std::vector<uint32_t> patterns_;
+  std::vector<uint32_t> keys_, sorted_;
 };
 
 }  // namespace foreshock

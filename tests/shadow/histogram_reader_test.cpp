@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <random>
 
@@ -47,6 +48,36 @@ TEST(HistogramReader, ValuesAndCountersGiveTheSameHistogram) {
   const auto bytes = std::as_bytes(std::span(packed)).first(size);
   ASSERT_TRUE(reader.read_counters(bytes, DType::kFp32, values.size(), &read));
   EXPECT_TRUE(read == expected);
+}
+
+// Few values are sorted, many are counted: each 16-bit pattern a different number of times, and fp32 values
+// of all magnitudes, on both sides of the border.
+TEST(HistogramReader, SortedValuesAndCountedValuesGiveTheSameHistogram) {
+  std::mt19937 random(5);
+  HistogramReader reader;
+  for (const DType type : {DType::kBf16, DType::kFp16}) {
+    std::vector<uint16_t> values;
+    for (size_t n = 0; n < 32768; ++n) values.push_back(static_cast<uint16_t>(random()));
+    values.insert(values.end(), {0x8000, 0x8000, 0, 0x7c00, 0xfc00, 0x7f80, 0xff80, 0x7e01});
+    for (const size_t count : {size_t{1}, size_t{777}, values.size()}) {
+      const uint16_t* first = values.data() + values.size() - count;
+      std::vector<uint32_t> words(kPatternWords);
+      Histogram expected, read;
+      count_patterns(first, count, words.data());
+      take_patterns(words.data(), type, &expected);
+      ASSERT_TRUE(reader.read_values(std::as_bytes(std::span(first, count)), type, count, &read));
+      EXPECT_TRUE(read == expected) << count;
+    }
+  }
+  std::vector<float> values;
+  for (size_t n = 0; n < 40000; ++n) values.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
+  values.insert(values.end(), {0.f, -0.f, -0.f, INFINITY, -INFINITY, -INFINITY, NAN, 1e-45f, -1e-45f});
+  for (const size_t count : {size_t{9}, size_t{5000}, size_t{32768}, values.size()}) {
+    const std::vector<float> last(values.end() - static_cast<std::ptrdiff_t>(count), values.end());
+    Histogram read;
+    ASSERT_TRUE(reader.read_values(std::as_bytes(std::span(last)), DType::kFp32, count, &read));
+    EXPECT_TRUE(read == counted(last)) << count;
+  }
 }
 
 TEST(HistogramReader, BytesOfAnotherNumberOfValuesAreRefusedAndLeaveNothing) {
