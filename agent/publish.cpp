@@ -245,6 +245,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient, "attention_gradient");
   to.set(Metric::kSlowdownRatio, rank.slowdown(cores_per_rank));
+  to.set(Metric::kSlowdownLimitRatio, rank.identity.max_slowdown);
   to.set(Metric::kOverheadSecondsTotal,
          std::optional<double>(1e-9 * static_cast<double>(rank.totals.hook_ns)), "attention");
   to.set(Metric::kOverheadSecondsTotal,

@@ -85,7 +85,8 @@ def panels(values: Json) -> list[Panel]:
             "What the monitor costs the slowest rank.",
             "percentunit",
             Query(f"max({ranks('foreshock_slowdown_ratio')})", ""),
-            **limit(("orange", values["degraded"]["slowdown"])),
+            # Of the default of --max-slowdown.
+            **limit(("orange", 0.01 * values["degraded"]["slowdown"])),
         ),
         stat(
             "Since last step",

@@ -33,6 +33,8 @@ def share_lost(window: str) -> str:
     return f"sum by (run) (increase({lost})) / sum by (run) (increase({taken}))"
 
 
+SLOWDOWN = "foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio"
+
 # Of one step only: a rank that was read a moment earlier may still show the interval before.
 CHECKSUM = (
     "(foreshock_weight_checksum and on (run, rank, group) (foreshock_weight_checksum_step"
@@ -101,7 +103,7 @@ def alerts(values: Values) -> list[Alert]:
         Alert(
             "ForeshockMonitorDegraded", "warning",
             "\nor ".join([
-                because("slowdown", f"max by (run) (foreshock_slowdown_ratio) > {degraded['slowdown']}"),
+                because("slowdown", f"max by (run) ({SLOWDOWN}) > {degraded['slowdown']}"),
                 because("lost samples", f"{share_lost(degraded['window'])} > {degraded['lost']}"),
                 because("errors", f"sum by (run) (increase(foreshock_monitor_errors_total[{degraded['window']}])) > 0"),
             ]),

@@ -240,6 +240,8 @@ constexpr MetricInfo kTable[] = {
      "share of the "
      "cores.",
      kRank},
+    {kSlowdownLimitRatio, "foreshock_slowdown_limit_ratio", kGauge, "ratio",
+     "What --max-slowdown allows it to be.", kRank},
     {kOverheadSecondsTotal, "foreshock_overhead_seconds_total", kCounter, "seconds",
      "Time the monitor took: on the trainer's threads at attention calls and at steps, and CPU time of the "
      "agent for "

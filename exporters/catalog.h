@@ -75,6 +75,7 @@ enum class Metric : uint16_t {
   kWeightChecksumMismatchTotal,
   // the monitor itself
   kSlowdownRatio,
+  kSlowdownLimitRatio,
   kOverheadSecondsTotal,
   kSampleIntervalSteps,
   kMonitorEnabled,

@@ -79,8 +79,8 @@ class WeightFollower {
   };
 
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
-  // The step of an interval of 2^32 that is the tensor's own; of any other interval: modulo it. By themselves,
-  // since all of them are read at every step.
+  // The step of an interval of 2^32 that is the tensor's own; of any other interval: modulo it. By
+  // themselves, since all of them are read at every step.
   uint32_t* turns() { return reinterpret_cast<uint32_t*>(turns_.data()); }
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
   void take(const foreshock_weight_state& state, int64_t step);
