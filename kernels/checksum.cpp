@@ -28,7 +28,7 @@ uint64_t checksum(const void* data, size_t bytes) {
     sum += uint64_t{word} * first;
   }
   uint32_t rest = 0;
-  std::memcpy(&rest, at, bytes % sizeof(uint32_t));
+  if (const size_t tail = bytes % sizeof(uint32_t); tail > 0) std::memcpy(&rest, at, tail);
   return sum + uint64_t{rest} * first;
 }
 
