@@ -107,7 +107,7 @@ bool Agent::take_one(std::string* error) {
     return false;
   }
   const RunOptions followed = {options_.run_id,       options_.run_id, options_.record,
-                               options_.max_slowdown, options_.every,  cores_};
+                               options_.max_slowdown, options_.every,  cores_, options_.record_histograms};
   std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
   if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
   return !runs_.empty();
@@ -188,7 +188,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   std::unique_ptr<Directory> again = found.directory->open_again();
   std::unique_ptr<Run> run =
       again == nullptr ? nullptr
-                       : Run::open({found.run_id, found.label, "", 0, 0, cores_}, std::move(again), &error);
+                       : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0}, std::move(again), &error);
   if (run == nullptr) {
     tree_->leave(found.label, *found.directory, error.empty());
     if (error.empty())

@@ -118,10 +118,10 @@ void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank) {
   layer->history.add(snapshot.step, kLayerWasserstein, snapshot.previous->value);
 }
 
-void draw_model(const ModelSnapshot& model, RankStatistics* rank) {
+void draw_model(const PoolSnapshot& model, RankStatistics* rank) {
   if (model.step < 0 || model.step == rank->model_drawn) return;
   rank->model_drawn = model.step;
-  add_known(rank->history, model.step, kColumnWasserstein, model.previous_pooled);
+  if (model.previous) rank->history.add(model.step, kColumnWasserstein, model.previous->value);
   add_known(rank->history, model.step, kColumnUpdate, model.update_mean_abs);
 }
 

@@ -23,7 +23,7 @@ void observe_event(const EventLine& line, RankStatistics* rank);
 // A snapshot of a tensor that this rank has completed: what the page draws.
 void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-void draw_model(const ModelSnapshot& model, RankStatistics* rank);
+void draw_model(const PoolSnapshot& model, RankStatistics* rank);
 
 // Share of rows with a second score next to the largest.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);

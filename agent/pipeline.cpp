@@ -6,6 +6,7 @@
 #include "agent/observe.h"
 #include "agent/record_lines.h"
 #include "agent/slot_slice.h"
+#include "agent/weight_lines.h"
 
 namespace foreshock {
 
@@ -68,16 +69,24 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     draw_model(weights_.model(), rank);
+    record_weights(rank->run, done);
     for (const TensorSnapshot& snapshot : done) {
       draw_weights(snapshot, rank);
       if (!snapshot.odd_ranks.empty())
         tell(rank, "weight_mismatch", snapshot.step, snapshot.layer,
              static_cast<double>(snapshot.odd_ranks[0]));
-      if (record_ != nullptr) record_->write(tensor_line(rank->run, snapshot));
     }
     segment.consume_tensor();
   }
   return taken > 0;
+}
+
+void Pipeline::record_weights(const std::string& run, const std::vector<TensorSnapshot>& done) {
+  const std::vector<PoolSnapshot> pools = weights_.completed();
+  if (record_ == nullptr) return;
+  for (const TensorSnapshot& snapshot : done)
+    record_->write(tensor_line(run, snapshot, !snapshot.parts.empty() && histograms_.takes(snapshot)));
+  for (const PoolSnapshot& pool : pools) record_->write(model_line(run, pool));
 }
 
 void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& ready, RankStatistics* rank) {

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "agent/histogram_quota.h"
 #include "agent/rank.h"
 #include "agent/watches.h"
 #include "agent/weights.h"
@@ -16,8 +17,9 @@ namespace foreshock {
 
 class Pipeline {
  public:
-  // `record` may be null; it outlives the pipeline.
-  explicit Pipeline(RecordWriter* record) : record_(record) {}
+  // `record` may be null; it outlives the pipeline. `histogram_bytes` of histograms go into it.
+  explicit Pipeline(RecordWriter* record, uint64_t histogram_bytes = 0)
+      : record_(record), histograms_(histogram_bytes) {}
 
   // The detectors of all ranks. What they know may be restored before the first poll only.
   Watches& watches() { return watches_; }
@@ -25,6 +27,7 @@ class Pipeline {
   // Ranks of the run that live on this node: so many have a part of each tensor, or a replica.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
+  const HistogramQuota& histograms() const { return histograms_; }
 
   // Takes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
@@ -45,8 +48,11 @@ class Pipeline {
   void detect(const Line& line, RankStatistics* rank);
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
 
+  void record_weights(const std::string& run, const std::vector<TensorSnapshot>& done);
+
   RecordWriter* record_;
   Watches watches_;
+  HistogramQuota histograms_;
   Weights weights_;  // of all ranks of the run
   size_t ranks_here_ = 1;
   DeviationWorkspace workspace_;

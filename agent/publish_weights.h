@@ -17,8 +17,12 @@ void publish_weights(const std::string& run, const Weights& weights, Registry* r
 // What one of its ranks holds.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
-// "weights" of a rank in the summary. Unknown is null.
-nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights);
+// Where data-parallel replicas are that these weights can be compared with: "here", "elsewhere" (on other
+// nodes: Prometheus compares them), "none" (one rank, or a full shard); null: not known.
+const char* replicas_text(const Weights& weights, int world_size, size_t ranks_here);
+
+// "weights" of a rank in the summary. Unknown is null. `ranks_here`: of the run on this node.
+nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 
 }  // namespace foreshock
 

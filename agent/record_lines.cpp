@@ -125,47 +125,6 @@ RunLine run_line(const RankStatistics& rank, const char* state) {
   return line;
 }
 
-TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot) {
-  TensorLine line;
-  line.run = run;
-  line.step = snapshot.step;
-  line.time = snapshot.time;
-  line.tensor = snapshot.name;
-  line.layer = snapshot.layer;
-  line.dtype = name_of(snapshot.dtype);
-  line.shape = snapshot.shape;
-  line.whole_elements = snapshot.whole_elements;
-  line.interval_steps = snapshot.interval;
-  line.odd_ranks = snapshot.odd_ranks;
-  if (snapshot.parts == 0) return line;  // of a late replica nothing else is new
-  line.elements = snapshot.elements;
-  line.parts = snapshot.parts;
-  line.ranks = snapshot.ranks;
-  line.previous_step = snapshot.previous_step;
-  line.initial_step = snapshot.initial_step;
-  const auto tell = [](const std::optional<Wasserstein>& distance, std::optional<double>* value,
-                       std::optional<double>* low, std::optional<double>* high) {
-    if (!distance) return;
-    *value = distance->value;
-    *low = distance->low;
-    *high = distance->high;
-  };
-  tell(snapshot.previous, &line.wasserstein_previous, &line.wasserstein_previous_low,
-       &line.wasserstein_previous_high);
-  tell(snapshot.initial, &line.wasserstein_initial, &line.wasserstein_initial_low,
-       &line.wasserstein_initial_high);
-  const auto elements = static_cast<double>(snapshot.elements);
-  if (snapshot.elements > 0) line.rms = std::sqrt(snapshot.sum_of_squares / elements);
-  if (snapshot.histogram.finite > 0) line.mean_abs = mean_magnitude(snapshot.histogram);
-  if (snapshot.update_sum_magnitude) line.update_mean_abs = *snapshot.update_sum_magnitude / elements;
-  line.update_max_abs = snapshot.update_max_magnitude;
-  line.nonfinite_values = snapshot.histogram.non_finite();
-  char hash[17];
-  std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(snapshot.histogram_hash));
-  line.histogram_hash = hash;
-  return line;
-}
-
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value) {
   EventLine line;

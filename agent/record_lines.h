@@ -4,7 +4,6 @@
 
 #include "agent/rank.h"
 #include "agent/slot_slice.h"
-#include "agent/weights.h"
 #include "exporters/record.h"
 #include "shadow/deviation.h"
 
@@ -17,7 +16,6 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);
-TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot);
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
 

@@ -70,6 +70,7 @@ void Replicas::close(Compared* compared, std::vector<int32_t>* odd) {
   compared->closed = node.key();
   if (checksums.size() < 2) return;
   compared_ += checksums.size() - 1;
+  most_ranks_ = std::max(most_ranks_, checksums.size());
   std::map<uint64_t, size_t> votes;
   for (const auto& [rank, checksum] : checksums) ++votes[checksum];
   if (votes.size() == 1) return;

@@ -37,6 +37,7 @@ class Replicas {
   const OfRank* of(int32_t rank) const;
 
   uint64_t mismatches(int32_t rank) const;
+  size_t most_ranks() const { return most_ranks_; }  // that held the same part of a tensor; 0: never two
   uint64_t compared() const { return compared_; }  // pairs of replicas of a tensor, so far
 
  private:
@@ -58,6 +59,7 @@ class Replicas {
   std::map<uint64_t, Compared> parts_;  // by the hash of name, place and coordinates
   std::map<int32_t, Rank> ranks_;
   uint64_t compared_ = 0;
+  size_t most_ranks_ = 0;
 };
 
 }  // namespace foreshock

@@ -52,7 +52,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     run->record_ = RecordWriter::open(options.record, error);
     if (run->record_ == nullptr) return nullptr;
   }
-  run->pipeline_ = std::make_unique<Pipeline>(run->record_.get());
+  run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes);
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches());
   return run;
@@ -208,7 +208,7 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
     ranks.back()["precursors"] = precursors_json(followed->rank);
-    ranks.back()["weights"] = weights_json(followed->rank, pipeline_->weights());
+    ranks.back()["weights"] = weights_json(followed->rank, pipeline_->weights(), this->ranks());
   }
   return {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};
 }

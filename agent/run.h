@@ -25,6 +25,7 @@ struct RunOptions {
   double max_slowdown = 0;  // 0: what the trainers were told
   uint64_t every = 0;       // 0: the agent chooses the interval, unless the trainers were told one
   int cores = 1;            // of the node
+  uint64_t histogram_bytes = 0;  // of weights, in the record
 };
 
 class Run {

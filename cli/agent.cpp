@@ -42,6 +42,7 @@ int agent(const Arguments& arguments) {
   options.token_file = arguments.text(OptionId::kTokenFile);
   options.file_sd = arguments.text(OptionId::kFileSd);
   options.record = arguments.text(OptionId::kRecord);
+  parse_bytes(arguments.text(OptionId::kRecordHistograms).c_str(), &options.record_histograms);
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &options.max_slowdown);
   parse_count(arguments.text(OptionId::kEvery).c_str(), &options.every);
   parse_count(arguments.text(OptionId::kForgetAfter).c_str(), &options.forget_after_seconds);

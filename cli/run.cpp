@@ -119,7 +119,8 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
   if (is_followed_by_service(arguments)) return {};
-  for (OptionId id : {OptionId::kBind, OptionId::kPort, OptionId::kMaxSlowdown, OptionId::kEvery}) {
+  for (OptionId id : {OptionId::kBind, OptionId::kPort, OptionId::kMaxSlowdown, OptionId::kEvery,
+                      OptionId::kRecordHistograms}) {
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
   }
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd}) {

@@ -222,6 +222,10 @@ constexpr MetricInfo kTable[] = {
      "Steps between two snapshots of a weight tensor; tensors take turns within it.", kRank},
     {kWeightSkippedTotal, "foreshock_weight_skipped_total", kCounter, "tensors",
      "Weight tensors whose turn it was and that were left out, by reason.", kRankWeightSkips},
+    {kWeightSnapshotsDroppedTotal, "foreshock_weight_snapshots_dropped_total", kCounter, "tensors",
+     "Snapshots of weight tensors that the agent had no room to keep: nothing is compared with them, and "
+     "they are in no layer's and no model's distance.",
+     kRun},
     {kWeightChecksum, "foreshock_weight_checksum", kGauge, "1",
      "52 bits of a checksum of all that the rank holds, over the last complete interval. Ranks with one "
      "group hold "

@@ -70,6 +70,7 @@ enum class Metric : uint16_t {
   kWeightRms,
   kWeightSnapshotIntervalSteps,
   kWeightSkippedTotal,
+  kWeightSnapshotsDroppedTotal,
   kWeightChecksum,
   kWeightChecksumStep,
   kWeightChecksumMismatchTotal,

@@ -15,7 +15,7 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kBufferBytes = 1 << 20;
+constexpr size_t kBufferBytes = kLongestRecordLine + 1;
 constexpr int64_t kFlushMs = 1000;
 constexpr char kFirstBytes[] = R"({"schema":1,)";  // of every line
 

@@ -10,7 +10,7 @@
 
 namespace foreshock {
 
-// Thread-compatible. Lines are buffered (1 MiB at most) and go out at flush(), which write() calls by itself
+// Thread-compatible. Lines are buffered (4 MiB at most) and go out at flush(), which write() calls by itself
 // once a second; the destructor flushes. A full disk does no harm: the file keeps whole lines only, what does
 // not fit waits in the buffer for the next attempt, and what no longer fits there is counted as lost.
 class RecordWriter {

@@ -142,15 +142,24 @@ inline constexpr Field<SampleLine> kSampleFields[] = {
 
 inline constexpr Field<TensorLine> kTensorFields[] = {
     {"run", &TensorLine::run, "", "Run id."},
+    {"scope", &TensorLine::scope, "",
+     "node: what the ranks of one node hold; job: all of it, put together by `foreshock merge`."},
     {"step", &TensorLine::step, "steps", "Step after which the tensor was looked at."},
     {"time", &TensorLine::time, "s since 1970", "When, on the first rank."},
     {"tensor", &TensorLine::tensor, "", "Name of the parameter."},
     {"layer", &TensorLine::layer, "", "Label of its layer."},
     {"dtype", &TensorLine::dtype, "", "Storage format."},
     {"shape", &TensorLine::shape, "", "Shape of the whole tensor; dimensions beyond four are multiplied."},
-    {"elements", &TensorLine::elements, "values", "Values on this node, those of replicas once."},
+    {"attempt", &TensorLine::attempt, "", "Restarts of the run so far."},
+    {"tensor_parallel", &TensorLine::tensor_parallel, "",
+     "Coordinate of the ranks that hold it whole: others may hold another tensor of that name."},
+    {"pipeline_parallel", &TensorLine::pipeline_parallel, "", "Likewise."},
+    {"expert_parallel", &TensorLine::expert_parallel, "", "Likewise."},
+    {"elements", &TensorLine::elements, "values", "Values in scope, those of replicas once."},
     {"whole_elements", &TensorLine::whole_elements, "values", "Values of the whole tensor."},
     {"parts", &TensorLine::parts, "", "Different parts that were put together: 1 where it is not sharded."},
+    {"part_offsets", &TensorLine::part_offsets, "", "Where each part begins, four numbers a part."},
+    {"part_shapes", &TensorLine::part_shapes, "", "Their shapes, likewise."},
     {"ranks", &TensorLine::ranks, "ranks", "Ranks whose record was there when it was put together."},
     {"interval_steps", &TensorLine::interval_steps, "steps",
      "Steps between two snapshots. A new interval begins a new series: previous values are null."},
@@ -175,6 +184,39 @@ inline constexpr Field<TensorLine> kTensorFields[] = {
     {"odd_ranks", &TensorLine::odd_ranks, "",
      "Ranks whose values differ from their data-parallel replicas' in any bit; all of them where two differ "
      "and no third one decides."},
+    {"histogram", &TensorLine::histogram, "",
+     "The distribution of its values, with --record-histograms: base64 of what shadow/stored_histogram.h "
+     "describes."},
+};
+
+inline constexpr Field<ModelLine> kModelFields[] = {
+    {"run", &ModelLine::run, "", "Run id."},
+    {"scope", &ModelLine::scope, "", "node or job, as of tensors."},
+    {"layer", &ModelLine::layer, "", "Label of the layer; null: the whole model."},
+    {"step", &ModelLine::step, "steps", "Step that the interval began with; each tensor has its own in it."},
+    {"time", &ModelLine::time, "s since 1970", "Of its last tensor."},
+    {"interval_steps", &ModelLine::interval_steps, "steps", "Steps between two snapshots of a tensor."},
+    {"tensors", &ModelLine::tensors, "tensors", "Tensors whose values are put together."},
+    {"elements", &ModelLine::elements, "values", "Their values, those of replicas once."},
+    {"wasserstein_previous", &ModelLine::wasserstein_previous, "1",
+     "W1 of all these values to those of the interval before."},
+    {"wasserstein_previous_low", &ModelLine::wasserstein_previous_low, "1", "Certified lower bound of it."},
+    {"wasserstein_previous_high", &ModelLine::wasserstein_previous_high, "1",
+     "Certified upper bound of it."},
+    {"wasserstein_initial", &ModelLine::wasserstein_initial, "1", "W1 to the first snapshots."},
+    {"wasserstein_initial_low", &ModelLine::wasserstein_initial_low, "1", "Certified lower bound of it."},
+    {"wasserstein_initial_high", &ModelLine::wasserstein_initial_high, "1", "Certified upper bound of it."},
+    {"wasserstein_previous_max", &ModelLine::wasserstein_previous_max, "1",
+     "W1 of the tensor that moved most since the interval before."},
+    {"wasserstein_initial_max", &ModelLine::wasserstein_initial_max, "1",
+     "W1 of the tensor that moved most since the first snapshot."},
+    {"moved_most", &ModelLine::moved_most, "", "The tensor that moved most since the interval before."},
+    {"rms", &ModelLine::rms, "1", "Root of the mean square of all values."},
+    {"update_mean_abs", &ModelLine::update_mean_abs, "1",
+     "Mean magnitude of the change that one optimizer step made."},
+    {"update_mean_abs_max", &ModelLine::update_mean_abs_max, "1", "Of the tensor that changes most."},
+    {"histogram_hash", &ModelLine::histogram_hash, "",
+     "FNV-1a of the stored histogram of all values, in hexadecimal."},
 };
 
 inline constexpr Field<EventLine> kEventFields[] = {
@@ -202,6 +244,7 @@ constexpr std::span<const Field<RunLine>> fields_of(const RunLine*) { return kRu
 constexpr std::span<const Field<StepLine>> fields_of(const StepLine*) { return kStepFields; }
 constexpr std::span<const Field<SampleLine>> fields_of(const SampleLine*) { return kSampleFields; }
 constexpr std::span<const Field<TensorLine>> fields_of(const TensorLine*) { return kTensorFields; }
+constexpr std::span<const Field<ModelLine>> fields_of(const ModelLine*) { return kModelFields; }
 constexpr std::span<const Field<EventLine>> fields_of(const EventLine*) { return kEventFields; }
 
 // What "type" says of each.
@@ -209,6 +252,7 @@ constexpr const char* type_of(const RunLine*) { return "run"; }
 constexpr const char* type_of(const StepLine*) { return "step"; }
 constexpr const char* type_of(const SampleLine*) { return "sample"; }
 constexpr const char* type_of(const TensorLine*) { return "tensor"; }
+constexpr const char* type_of(const ModelLine*) { return "model"; }
 constexpr const char* type_of(const EventLine*) { return "event"; }
 
 // Calls visit(name, value) for every field of `line` (Line or const Line), in the order of the table; the

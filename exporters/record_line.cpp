@@ -60,13 +60,14 @@ std::vector<RecordField> record_fields(const std::string& line_type) {
   if (line_type == "step") return describe<StepLine>();
   if (line_type == "sample") return describe<SampleLine>();
   if (line_type == "tensor") return describe<TensorLine>();
+  if (line_type == "model") return describe<ModelLine>();
   if (line_type == "event") return describe<EventLine>();
   return {};
 }
 
 std::string record_markdown() {
   std::string text;
-  for (const char* type : {"run", "step", "sample", "tensor", "event"}) {
+  for (const char* type : {"run", "step", "sample", "tensor", "model", "event"}) {
     text += std::string(text.empty() ? "" : "\n") + "### `\"type\": \"" + type + "\"`\n\n" +
             "| field | type | unit | meaning |\n| --- | --- | --- | --- |\n";
     for (const RecordField& field : record_fields(type)) {
@@ -80,6 +81,7 @@ std::string to_json_line(const RunLine& line) { return write_fields(line); }
 std::string to_json_line(const StepLine& line) { return write_fields(line); }
 std::string to_json_line(const SampleLine& line) { return write_fields(line); }
 std::string to_json_line(const TensorLine& line) { return write_fields(line); }
+std::string to_json_line(const ModelLine& line) { return write_fields(line); }
 std::string to_json_line(const EventLine& line) { return write_fields(line); }
 
 }  // namespace foreshock

@@ -1,4 +1,5 @@
-// The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | tensor | event.
+// The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | tensor | model |
+// event.
 // Field names, units and meanings stand in one table per type (record_fields.h); docs/record.md is generated
 // from it.
 #ifndef FORESHOCK_EXPORTERS_RECORD_LINE_H_
@@ -71,14 +72,17 @@ struct SampleLine {
   std::optional<double> judge_seconds;  // CPU time it took
 };
 
-// One snapshot of one weight tensor, of as much of it as the node holds; replicas count once.
+// One snapshot of one weight tensor, of as much of it as the node holds; replicas count once. Of scope "job",
+// as `foreshock merge` writes it: of all of it.
 struct TensorLine {
-  std::string run;
+  std::string run, scope;
   std::optional<int64_t> step;
   std::optional<double> time;
   std::string tensor, layer, dtype;
   std::vector<int64_t> shape;
+  std::optional<int64_t> attempt, tensor_parallel, pipeline_parallel, expert_parallel;
   std::optional<uint64_t> elements, whole_elements, parts, ranks;
+  std::vector<int64_t> part_offsets, part_shapes;  // four numbers a part; of a tensor in parts
   std::optional<uint64_t> interval_steps;
   std::optional<int64_t> previous_step, initial_step;
   std::optional<double> wasserstein_previous, wasserstein_previous_low, wasserstein_previous_high;
@@ -87,6 +91,21 @@ struct TensorLine {
   std::optional<uint64_t> nonfinite_values;
   std::string histogram_hash;
   std::vector<int64_t> odd_ranks;
+  std::string histogram;  // base64 of shadow/stored_histogram.h
+};
+
+// All values of a layer, or of the model, over one interval.
+struct ModelLine {
+  std::string run, scope, layer;
+  std::optional<int64_t> step;
+  std::optional<double> time;
+  std::optional<uint64_t> interval_steps, tensors, elements;
+  std::optional<double> wasserstein_previous, wasserstein_previous_low, wasserstein_previous_high;
+  std::optional<double> wasserstein_initial, wasserstein_initial_low, wasserstein_initial_high;
+  std::optional<double> wasserstein_previous_max, wasserstein_initial_max;
+  std::string moved_most;
+  std::optional<double> rms, update_mean_abs, update_mean_abs_max;
+  std::string histogram_hash;
 };
 
 // Something happened: loss_spike, divergence, precursor, nonfinite, ...
@@ -100,12 +119,15 @@ struct EventLine {
   std::optional<double> score;
 };
 
+// A longer line is not written and not read: bytes.
+inline constexpr size_t kLongestRecordLine = 4 << 20;
+
 // One field of a line, for docs and tests.
 struct RecordField {
   std::string name, type, unit, help;
 };
 std::vector<RecordField> record_fields(
-    const std::string& line_type);  // "run", "step", "sample", "tensor", "event"
+    const std::string& line_type);  // "run", "step", "sample", "tensor", "model", "event"
 
 // The tables as Markdown, for docs/record.md.
 std::string record_markdown();
@@ -115,6 +137,7 @@ std::string to_json_line(const RunLine& line);
 std::string to_json_line(const StepLine& line);
 std::string to_json_line(const SampleLine& line);
 std::string to_json_line(const TensorLine& line);
+std::string to_json_line(const ModelLine& line);
 std::string to_json_line(const EventLine& line);
 
 }  // namespace foreshock

@@ -15,7 +15,7 @@
 
 namespace foreshock {
 
-using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, EventLine>;
+using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, EventLine>;
 
 // The line that `text` (without its newline) holds. A field that a newer foreshock has added is left out; one
 // that is missing is unknown; a number named in "nonfinite" is NaN, whatever it was. Nothing: *why is a
@@ -25,7 +25,7 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
 // Thread-compatible. Holds one line at a time, so the size of the file does not matter.
 class RecordReader {
  public:
-  static constexpr size_t kLongestLine = 1 << 20;  // bytes; a longer one is a bad line
+  static constexpr size_t kLongestLine = kLongestRecordLine;  // a longer one is a bad line
 
   // Null: *error is one line.
   static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error);

@@ -70,10 +70,43 @@ def check_lines(folder: Path, run: Run, interval: int) -> None:
     assert any(line["initial_step"] not in (None, line["previous_step"]) for line in lines)
 
 
+def check_models(folder: Path, run: Run, interval: int) -> None:
+    """The model and each layer as one distribution: bit for bit that of the gathered weights."""
+    lines, tensors = run.of("model"), run.of("tensor")
+    layers = {line["tensor"]: line["layer"] for line in tensors}
+    assert {line["layer"] for line in lines} == {None, *filter(None, layers.values())}
+    pooled = {}
+    for line in lines:
+        first, layer = line["step"], line["layer"]
+        assert first % interval == 0 and line["interval_steps"] == interval
+        steps = {
+            each["tensor"]: each["step"]
+            for each in tensors
+            if 0 <= each["step"] - first < interval and layer in (None, each["layer"])
+        }
+        assert len(steps) == line["tensors"] == (len(layers) if layer is None else list(layers.values()).count(layer))
+        parts = [weights_after(folder, step)[name].ravel() for name, step in steps.items()]
+        here = pooled[first, layer] = numpy.concatenate(parts)
+        assert line["elements"] == here.size
+        assert line["histogram_hash"] == fnv1a(stored(here)), (first, layer)
+        # Sums in fp64 in another order: far below 1e-12 relative.
+        assert line["rms"] == pytest.approx(numpy.sqrt((values_of(here) ** 2).mean()), rel=1e-12)
+        before = pooled.get((first - interval, layer))
+        if before is None:
+            continue
+        distance = w1(values_of(before), values_of(here))
+        assert line["wasserstein_previous_low"] * (1 - 1e-12) <= distance
+        assert distance <= line["wasserstein_previous_high"] * (1 + 1e-12)
+        assert line["wasserstein_initial"] is not None and line["moved_most"] in steps
+    wholes = [line for line in lines if line["layer"] is None]
+    assert len(wholes) >= STEPS // interval - 2, "all but the first interval, in which the tensors become known"
+
+
 @pytest.mark.parametrize("kind", ["plain", "bf16"])
 def test_one_rank(tmp_path, kind):
     run = train(tmp_path, kind)
     check_lines(tmp_path, run, 1)
+    check_models(tmp_path, run, 1)
     plain = run_plain([PYTHON, TRAINING, str(tmp_path), str(STEPS), kind], **SUPPORT)
     assert run.told() == plain.told(), "the same bits"
     weights = run.rank()["weights"]
@@ -89,12 +122,14 @@ def test_one_rank(tmp_path, kind):
 def test_tensors_take_turns(tmp_path):
     run = train(tmp_path, "plain", interval=3)
     check_lines(tmp_path, run, 3)
+    check_models(tmp_path, run, 3)
     assert len({line["step"] % 3 for line in run.of("tensor")}) == 3
 
 
 def test_replicas_count_once_and_agree(tmp_path):
     run = train(tmp_path, "ddp", ranks=2)
     check_lines(tmp_path, run, 1)
+    check_models(tmp_path, run, 1)
     compared = run.rank(0)["weights"]["replicas_compared"]
     assert compared == run.rank(1)["weights"]["snapshots"] == len(run.of("tensor"))
     assert [run.rank(rank)["weights"]["mismatches"] for rank in range(2)] == [0, 0]
@@ -103,6 +138,7 @@ def test_replicas_count_once_and_agree(tmp_path):
 def test_shards_are_put_together(tmp_path):
     run = train(tmp_path, "fsdp", ranks=2)
     check_lines(tmp_path, run, 1)
+    check_models(tmp_path, run, 1)
     assert {line["parts"] for line in run.of("tensor")} == {2}
     assert run.rank(0)["weights"]["replicas_compared"] == 0, "a full shard has no replicas"
 

@@ -84,11 +84,12 @@ TEST_F(Record, EveryTypeComesBackAsItWasWritten) {
     writer->write(step_line(7));
     writer->write(sample);
     writer->write(TensorLine());
+    writer->write(ModelLine());
     writer->write(event);
   }
   const std::vector<json> read = lines();
-  ASSERT_EQ(read.size(), 5u);
-  const char* types[] = {"run", "step", "sample", "tensor", "event"};
+  ASSERT_EQ(read.size(), 6u);
+  const char* types[] = {"run", "step", "sample", "tensor", "model", "event"};
   for (size_t i = 0; i < read.size(); ++i) {
     EXPECT_EQ(read[i]["schema"], 1);
     EXPECT_EQ(read[i]["type"], types[i]);
@@ -184,7 +185,7 @@ TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
 
 TEST_F(Record, MarkdownNamesEveryField) {
   const std::string text = record_markdown();
-  for (const char* type : {"run", "step", "sample", "tensor", "event"}) {
+  for (const char* type : {"run", "step", "sample", "tensor", "model", "event"}) {
     for (const RecordField& field : record_fields(type))
       EXPECT_THAT(text, HasSubstr("| `" + field.name + "` | "));
   }

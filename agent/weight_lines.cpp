@@ -1,0 +1,107 @@
+#include "agent/weight_lines.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "agent/fnv.h"
+#include "exporters/base64.h"
+
+namespace foreshock {
+namespace {
+
+void tell(const std::optional<Wasserstein>& distance, std::optional<double>* value, std::optional<double>* low,
+          std::optional<double>* high) {
+  if (!distance) return;
+  *value = distance->value;
+  *low = distance->low;
+  *high = distance->high;
+}
+
+std::optional<int64_t> known(int64_t number) {
+  return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
+}
+
+std::string hexadecimal(uint64_t hash) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+void tell_identity(const TensorSnapshot& snapshot, TensorLine* line) {
+  line->tensor = snapshot.key.name;
+  line->attempt = known(snapshot.attempt);
+  line->tensor_parallel = known(snapshot.key.tensor_parallel);
+  line->pipeline_parallel = known(snapshot.key.pipeline_parallel);
+  line->expert_parallel = known(snapshot.key.expert_parallel);
+}
+
+void tell_parts(const TensorSnapshot& snapshot, TensorLine* line) {
+  line->parts = snapshot.parts.size();
+  line->ranks = snapshot.ranks;
+  if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
+  for (const TensorPart& part : snapshot.parts) {
+    line->part_offsets.insert(line->part_offsets.end(), part.offset.begin(), part.offset.end());
+    line->part_shapes.insert(line->part_shapes.end(), part.shape.begin(), part.shape.end());
+  }
+}
+
+}  // namespace
+
+TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram) {
+  TensorLine line;
+  line.run = run;
+  line.scope = "node";
+  line.step = snapshot.step;
+  line.time = snapshot.time;
+  tell_identity(snapshot, &line);
+  line.layer = snapshot.layer;
+  line.dtype = name_of(snapshot.dtype);
+  line.shape = snapshot.shape;
+  line.whole_elements = snapshot.whole_elements;
+  line.interval_steps = snapshot.interval;
+  line.odd_ranks = snapshot.odd_ranks;
+  if (snapshot.parts.empty()) return line;  // of a late replica nothing else is new
+  line.elements = snapshot.elements;
+  tell_parts(snapshot, &line);
+  line.previous_step = snapshot.previous_step;
+  line.initial_step = snapshot.initial_step;
+  tell(snapshot.previous, &line.wasserstein_previous, &line.wasserstein_previous_low,
+       &line.wasserstein_previous_high);
+  tell(snapshot.initial, &line.wasserstein_initial, &line.wasserstein_initial_low,
+       &line.wasserstein_initial_high);
+  const auto elements = static_cast<double>(snapshot.elements);
+  if (snapshot.elements > 0) line.rms = std::sqrt(snapshot.sum_of_squares / elements);
+  if (snapshot.histogram.finite > 0) line.mean_abs = mean_magnitude(snapshot.histogram);
+  if (snapshot.update_sum_magnitude) line.update_mean_abs = *snapshot.update_sum_magnitude / elements;
+  line.update_max_abs = snapshot.update_max_magnitude;
+  line.nonfinite_values = snapshot.histogram.non_finite();
+  line.histogram_hash = hexadecimal(fnv1a(snapshot.stored));
+  if (with_histogram) line.histogram = to_base64(snapshot.stored);
+  return line;
+}
+
+ModelLine model_line(const std::string& run, const PoolSnapshot& pool) {
+  ModelLine line;
+  line.run = run;
+  line.scope = "node";
+  line.layer = pool.layer;
+  line.step = pool.step;
+  line.time = pool.time;
+  line.interval_steps = pool.interval;
+  line.tensors = pool.tensors;
+  line.elements = pool.elements;
+  tell(pool.previous, &line.wasserstein_previous, &line.wasserstein_previous_low,
+       &line.wasserstein_previous_high);
+  tell(pool.initial, &line.wasserstein_initial, &line.wasserstein_initial_low,
+       &line.wasserstein_initial_high);
+  line.wasserstein_previous_max = pool.previous_max;
+  line.wasserstein_initial_max = pool.initial_max;
+  line.moved_most = pool.moved_most;
+  line.rms = pool.rms;
+  line.update_mean_abs = pool.update_mean_abs;
+  line.update_mean_abs_max = pool.update_mean_abs_max;
+  line.histogram_hash = hexadecimal(pool.histogram_hash);
+  return line;
+}
+
+}  // namespace foreshock
