@@ -8,6 +8,7 @@
 #include "cli/compare.h"
 #include "cli/judge.h"
 #include "cli/lab.h"
+#include "cli/merge.h"
 #include "cli/say.h"
 #include "cli/version.h"
 
@@ -44,6 +45,7 @@ int print_help() {
   std::printf("  foreshock %-36s%s\n", "judge CALL|--function MODULE:NAME",
               "an attention kernel of your own against fp64");
   std::printf("  foreshock %-36s%s\n", "compare A B [C ...]", "how far apart the weights of checkpoints are");
+  std::printf("  foreshock %-36s%s\n", "merge A.jsonl B.jsonl ... [-o OUT]", "the records of several nodes as one");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;
 }
@@ -73,6 +75,7 @@ int main(const std::vector<std::string>& words) {
   if (name == "lab") return lab(rest);
   if (name == "judge") return judge(rest);
   if (name == "compare") return compare(rest);
+  if (name == "merge") return merge(rest);
   for (const Command& command : kCommands) {
     if (name == command.name) return dispatch(command, rest);
   }

@@ -146,14 +146,18 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
   const auto read = static_cast<size_t>(file_.gcount());
   *whole = !file_.eof();
+  offset_ = read_;
+  read_ += read;
   if (read == 0 && !*whole) return false;
   if (file_.fail() && *whole) {  // longer than the buffer
     file_.clear();
     file_.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    read_ += static_cast<uint64_t>(file_.gcount());
     *text = {};
     return true;
   }
   *text = {buffer_.data(), *whole ? read - 1 : read};
+  bytes_ = text->size();
   return true;
 }
 

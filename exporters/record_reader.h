@@ -37,6 +37,10 @@ class RecordReader {
   // Goes on at this byte, the first of a line. False when the file is shorter.
   bool seek(uint64_t offset);
 
+  // Where the line that next() gave last stands in the file, without its newline.
+  uint64_t offset() const { return offset_; }
+  uint64_t bytes() const { return bytes_; }
+
   uint64_t lines() const { return lines_; }  // so far, bad ones and empty ones included
   uint64_t bad_lines() const { return bad_lines_; }
   // The file ends within a line, as when its writer was killed. Such a line is no bad one.
@@ -51,6 +55,7 @@ class RecordReader {
 
   std::ifstream file_;
   std::vector<char> buffer_;
+  uint64_t offset_ = 0, bytes_ = 0, read_ = 0;
   uint64_t lines_ = 0, bad_lines_ = 0;
   bool ends_torn_ = false;
   std::string first_problem_;
