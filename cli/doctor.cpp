@@ -5,14 +5,18 @@
 #include <vector>
 
 #include "cli/adapter.h"
+#include "cli/agent_keeper.h"
 #include "cli/base_directory.h"
 #include "cli/command_environment.h"
 #include "cli/commands.h"
 #include "cli/installation.h"
 #include "cli/known_bad.h"
 #include "cli/libtorch_finder.h"
+#include "cli/live_runs.h"
 #include "cli/process.h"
 #include "cli/python_finder.h"
+#include "cli/summary_weights.h"
+#include "exporters/http_get.h"
 #include "shadow/reference.h"
 
 namespace foreshock::cli {
@@ -33,6 +37,8 @@ constexpr Coverage kCoverage[] = {
     {"", "in bf16, fp16, fp32, fp64: GQA, causal, float and bool masks, strides, autocast,"},
     {"", "checkpointing, torch.compile (cpp_wrapper too), AOTInductor, DDP, FSDP2, vmap; in Python"},
     {"", "and in programs linked with LibTorch; what a program describes through <foreshock/hook.h>"},
+    {"followed", "weights on the CPU, in fp32, bf16, fp16: how far they move. Replicas are compared bit for bit"},
+    {"", "under DDP and HSDP; a full shard (FSDP2, ZeRO-3) has none to compare"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
     {"by name", "flash-attn 2 (from 2.7) and 3 and xformers, dense and packed"},
     {"on request",
@@ -147,6 +153,20 @@ void print(const std::vector<Check>& checks) {
   for (const Coverage& line : kCoverage) std::printf("  %-12s%s\n", line.fate, line.what);
 }
 
+// Which replicas there are shows when a run is there.
+void print_live_runs() {
+  constexpr int kTimeoutMs = 2000;
+  for (const LiveRun& run : live_runs("")) {
+    const std::optional<AgentAddress> agent = read_agent_address(run.directory);
+    std::string body, error;
+    if (!agent || !http_get(agent->address, agent->port, "/api/v1/state", kTimeoutMs, &body, &error)) continue;
+    const Json state = Json::parse(body, nullptr, false);
+    if (!state.is_object() || !state.contains("ranks") || !state["ranks"].is_array()) continue;
+    const std::string replicas = replicas_text(state["ranks"], Paint(false));
+    if (!replicas.empty()) std::printf("\n  run %s: replicas: %s\n", run.run_id.c_str(), replicas.c_str());
+  }
+}
+
 }  // namespace
 
 int doctor(const Arguments& arguments) {
@@ -163,6 +183,7 @@ int doctor(const Arguments& arguments) {
     checks.insert(checks.end(), more.begin(), more.end());
   }
   print(checks);
+  print_live_runs();
   if (!python.executable.empty())
     std::printf("%s", known_bad_text(known_bad(installed_versions(python.executable))).c_str());
   bool all_ok = true;

@@ -11,64 +11,15 @@
 
 #include "cli/pass_totals.h"
 #include "cli/summary_ranks.h"
+#include "cli/summary_weights.h"
+#include "cli/summary_words.h"
+#include "cli/verdict.h"
 
 namespace foreshock::cli {
 namespace {
 
 constexpr const char* kPasses[] = {"forward", "backward"};
-// A kernel whose error is this many times that of plain attention is wrong: the rule of flash-attention's
-// tests.
-constexpr double kRatioAlarm[] = {2, 3};
 constexpr size_t kMostRankLines = 16;
-
-std::string formatted(const char* format, std::optional<double> value) {
-  if (!value) return "unknown";
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, *value);
-  return buffer;
-}
-
-// 1234567 -> "1 234 567"
-std::string count(std::optional<double> value) {
-  if (!value) return "unknown";
-  std::string digits = formatted("%.0f", value);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, " ");
-  return digits;
-}
-
-class Paint {
- public:
-  explicit Paint(bool on) : on_(on) {}
-  std::string bold(const std::string& text) const { return wrap("1", text); }
-  std::string dim(const std::string& text) const { return wrap("2", text); }
-  std::string good(const std::string& text) const { return wrap("32", text); }
-  std::string bad(const std::string& text) const { return wrap("1;31", text); }
-
- private:
-  std::string wrap(const char* code, const std::string& text) const {
-    return on_ && !text.empty() ? std::string("\033[") + code + "m" + text + "\033[0m" : text;
-  }
-  bool on_;
-};
-
-std::string reasons(const std::map<std::string, double>& counts) {
-  std::string line;
-  for (const auto& [reason, value] : counts) line += (line.empty() ? "" : ", ") + count(value) + " " + reason;
-  return line.empty() ? "none" : line;
-}
-
-std::string row(const std::string& name, const std::string& forward, const std::string& backward,
-                const std::string& remark = "") {
-  char buffer[256];
-  std::snprintf(buffer, sizeof buffer, "  %-20s%14s%14s", name.c_str(), forward.c_str(), backward.c_str());
-  return buffer + (remark.empty() ? "" : "   " + remark) + "\n";
-}
-
-std::string fact(const std::string& name, const std::string& value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "  %-20s", name.c_str());
-  return buffer + value + "\n";
-}
 
 std::string reason_facts(const std::string& name, const PassTotals& forward, const PassTotals& backward,
                          bool lost) {
@@ -106,56 +57,6 @@ std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
   return out;
 }
 
-// The alarm of the catalog: pooled |bias| > 0.05 ulp, |z| > 6.
-bool is_bias(std::optional<double> ulp, std::optional<double> z) {
-  return std::fabs(ulp.value_or(0)) > 0.05 && std::fabs(z.value_or(0)) > 6;
-}
-
-// "layer 003 forward errs 7.8 times what plain attention errs"
-std::string alarm_text(const Json& alarm) {
-  const std::string of = text(alarm, "/of"),
-                    where = "layer " + text(alarm, "/layer") + " " + text(alarm, "/pass");
-  const std::optional<double> value = number(alarm, "/value");
-  if (of == "bias") return where + " is biased by " + formatted("%+.2f ulp", value);
-  if (of == "nonfinite") return where + " gives NaN or Inf where the reference does not";
-  return where + " errs up to " + formatted("%.1f", value) + " times what its precision explains";
-}
-
-std::vector<std::string> alarm_texts(const Json& ranks) {
-  const Json::json_pointer alarms("/alarms");
-  std::vector<std::string> texts;
-  for (const Json& rank : ranks) {
-    if (!rank.contains(alarms) || !rank[alarms].is_array()) continue;
-    for (const Json& alarm : rank[alarms])
-      texts.push_back((ranks.size() > 1 ? "rank " + count(number(rank, "/rank")) + " " : "") +
-                      alarm_text(alarm));
-  }
-  return texts;
-}
-
-// One layer's fault drowns in the mean over all layers, so layers come first.
-std::string verdict(const PassTotals (&passes)[2], const Json& ranks, const Paint& paint) {
-  const std::vector<std::string> alarms = alarm_texts(ranks);
-  if (!alarms.empty()) {
-    const std::string more = alarms.size() > 1 ? " (and " + count(alarms.size() - 1) + " more)" : "";
-    return paint.bad("attention of " + alarms[0] + more);
-  }
-  bool judged = false;
-  for (int pass = 0; pass < 2; ++pass) {
-    const PassTotals& totals = passes[pass];
-    judged = judged || totals.judged.value_or(0) > 0;
-    if (totals.ratio_mean.value_or(0) > kRatioAlarm[pass]) {
-      return paint.bad(std::string("attention ") + kPasses[pass] + " errs more than its precision explains");
-    }
-    // What the reference shows too when it is merely rounded is no fault of the kernel.
-    if (is_bias(totals.bias, totals.bias_z) && !is_bias(totals.control_bias, totals.control_bias_z)) {
-      return paint.bad(std::string("attention ") + kPasses[pass] + " is biased");
-    }
-  }
-  return judged ? paint.good("attention errs no more than its precision explains")
-                : "no attention was judged";
-}
-
 std::string span_of(const Json& ranks, const std::string& pointer) {
   std::optional<double> low, high;
   for (const Json& rank : ranks) {
@@ -165,12 +66,6 @@ std::string span_of(const Json& ranks, const std::string& pointer) {
     high = std::max(high.value_or(*value), *value);
   }
   return low == high ? count(low) : count(low) + " to " + count(high);
-}
-
-// "optimizer_state" -> " (optimizer state)"
-std::string in_brackets(std::string text) {
-  std::replace(text.begin(), text.end(), '_', ' ');
-  return text.empty() ? "" : " (" + text + ")";
 }
 
 std::string spikes_text(const Json& rank) {
@@ -311,6 +206,7 @@ std::string summary_text(const std::string& json, bool colour) {
     if (const std::string early = ended_early_text(ranks); !early.empty() && state != "running")
       out += fact("ended early", early);
   }
+  out += weights_facts(ranks, paint);
   return out + fact("slowdown", slowdown_fact(ranks)) + paused_fact(ranks) + "\n";
 }
 

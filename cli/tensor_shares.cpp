@@ -7,6 +7,12 @@ namespace {
 
 constexpr size_t kDims = 4;  // numbers of a part
 
+// Numbers that a place in a tensor can have; their sums fit.
+bool are_places(const std::vector<int64_t>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(),
+                     [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
+}
+
 bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
   return begin >= other + other_size || other >= begin + size;
 }
@@ -47,7 +53,8 @@ std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
       tensor->is_complete = true;
       return "";
     }
-    if (share.offsets.size() != share.shapes.size() || share.offsets.size() % kDims != 0)
+    if (share.offsets.size() != share.shapes.size() || share.offsets.size() % kDims != 0 ||
+        !are_places(share.offsets) || !are_places(share.shapes))
       return index.path(record) + ": the parts of " + tensor->name + " cannot be read";
     const bool is_new = std::none_of(different.begin(), different.end(),
                                      [&](const auto& each) { return *each.second == share; });

@@ -138,6 +138,7 @@ bool RecordReader::seek(uint64_t offset) {
   const std::streamoff size = file_.tellg();
   if (size < 0 || offset > static_cast<uint64_t>(size)) return false;
   file_.seekg(static_cast<std::streamoff>(offset));
+  read_ = offset;
   return file_.good();
 }
 
