@@ -34,6 +34,10 @@ def per_second(metric: str, labels: str) -> str:
     return f"sum by ({labels}) (rate({ranks(metric)}[$__rate_interval]))"
 
 
+def moved(since: str) -> str:
+    return f'foreshock_layer_weight_wasserstein_distance{{{OF_RUN},ref="{since}"}}'
+
+
 def limit(*steps: tuple[str, float]) -> Json:
     """Colours from these values on; drawn as lines in time series."""
     colours = [{"color": "green", "value": None}] + [{"color": colour, "value": value} for colour, value in steps]
@@ -163,6 +167,56 @@ def panels(values: Json) -> list[Panel]:
             "status-history",
             "none",
             [Query(f"max by (layer) ({ranks('foreshock_layer_gradient_norm')})", "{{layer}}")],
+            12,
+            10,
+            defaults={"color": {"mode": "continuous-BlYlRd"}},
+        ),
+        Panel(
+            "Weights, W1",
+            "Wasserstein distance of all weights of a node to those one interval before, and to the first ones.",
+            "timeseries",
+            "none",
+            [
+                Query(f'foreshock_weight_wasserstein_distance{{{OF_RUN},stat="pooled"}}', "{{ref}}, {{instance}}"),
+                Query(
+                    f'foreshock_weight_wasserstein_distance{{{OF_RUN},stat="max"}}',
+                    "{{ref}}, tensor that moved most, {{instance}}",
+                ),
+            ],
+            defaults={"custom": {"scaleDistribution": {"type": "log", "log": 10}}},
+        ),
+        Panel(
+            "Weights, change in a step",
+            "Mean magnitude of what one optimizer step changes: of all weights, and of the tensor that changes most.",
+            "timeseries",
+            "none",
+            [Query(f"foreshock_weight_update_mean_abs{{{OF_RUN}}}", "{{stat}}, {{instance}}")],
+            defaults={"custom": {"scaleDistribution": {"type": "log", "log": 10}}},
+        ),
+        Panel(
+            "Replicas that differ",
+            "Snapshots of weights in which a rank's bits differed from those of its data-parallel replicas.",
+            "timeseries",
+            "none",
+            [Query(ranks("foreshock_weight_checksum_mismatch_total"), every_rank)],
+            defaults=limit(("red", 1)),
+        ),
+        Panel(
+            "W1 by layer, since the interval before",
+            "Of the tensor of the layer that moved most.",
+            "status-history",
+            "none",
+            [Query(f"max by (layer) ({moved('previous')})", "{{layer}}")],
+            12,
+            10,
+            defaults={"color": {"mode": "continuous-BlYlRd"}},
+        ),
+        Panel(
+            "W1 by layer, since the start",
+            "Of the tensor of the layer that moved most.",
+            "status-history",
+            "none",
+            [Query(f"max by (layer) ({moved('initial')})", "{{layer}}")],
             12,
             10,
             defaults={"color": {"mode": "continuous-BlYlRd"}},

@@ -10,13 +10,13 @@ function shade(share) {
   return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (at - low) * (CIVIDIS[high][i] - c))).join()})`;
 }
 
-// `share`: place on the scale; `limit`: name of what is beyond it.
+// `limit`: name of what is beyond the scale; `turns`: layers take turns within an interval of so many steps.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
   { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", text: (v) => signed(v, 4) },
   { name: "gradient norm", column: "gradient_norm", limit: null, logarithmic: true, text: (v) => number(v, 3) },
-  { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, text: (v) => number(v, 3) },
+  { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, turns: true, text: (v) => number(v, 3) },
 ];
 
 class HeatMap {
@@ -32,7 +32,8 @@ class HeatMap {
   }
 
   // `tables`: histories of layers; of one layer on several ranks the largest magnitude is shown.
-  update(tables, limits, names) {
+  update(tables, limits, names, interval) {
+    this.interval = interval;
     this.limits = limits;
     this.names = names;
     this.tables = tables;
@@ -43,6 +44,7 @@ class HeatMap {
   // Steps between two sampled ones, or what one point stands for if that is more: else most cells would be empty.
   columnWidth(kind) {
     const width = Math.max(...this.tables.map((t) => t.steps_per_point)), filled = new Set();
+    if (kind.turns && finite(this.interval)) return width * Math.ceil(this.interval / width);
     for (const table of this.tables) {
       (table.columns[kind.column] || []).forEach((value, i) => {
         if (finite(value)) filled.add(Math.floor((table.first_step + i * table.steps_per_point) / width));

@@ -97,7 +97,7 @@ function showCharts(ranks, shown) {
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
-  ui.heat.update(layers, ui.state.thresholds || {}, names);
+  ui.heat.update(layers, ui.state.thresholds || {}, names, largest(shown.map((rank) => rank.weights?.interval_steps)));
 }
 
 function showTables(ranks, shown) {

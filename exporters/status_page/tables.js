@@ -89,7 +89,8 @@ function healthRows(ranks) {
   });
 }
 
-const EVENT_NAMES = { loss_spike: "loss spike", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient" };
+const EVENT_NAMES = { loss_spike: "loss spike", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",
+  weight_mismatch: "weights differ from their replicas'" };
 
 function eventRows(ranks) {
   return ranks.flatMap((rank) => (rank.events || []).map((event) => ({ rank, event })))
@@ -100,6 +101,18 @@ function eventRows(ranks) {
 
 const loggedRows = (ranks) => ranks.flatMap((rank) =>
   Object.entries(rank.logged || {}).map(([name, { value, step }]) => [name, String(rank.rank), number(value, 5), count(step)]));
+
+// How far the weights of the node have moved, the same in every rank; and whether replicas agree.
+function weightFigure(ranks) {
+  const all = ranks.map(by("weights")).filter((weights) => weights?.tensors > 0);
+  if (all.length === 0) return [];
+  const of = all.find((weights) => finite(weights.wasserstein_previous)) ?? all[0];
+  const odd = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => "rank " + rank.rank).join(", ");
+  const replicas = odd ? `${odd} differs from its replicas` :
+    { here: `${count(of.replica_ranks)} replicas agree`, none: "no replicas to compare", elsewhere: "replicas are compared by Prometheus" }[of.replicas];
+  const notes = [`W1 in ${count(of.interval_steps)} steps`, known(of.moved_most) && `${of.moved_most} moved most, ${number(of.moved_most_wasserstein, 3)}`, replicas];
+  return [["weights", number(of.wasserstein_previous, 3), notes.filter(Boolean).join("; "), odd !== ""]];
+}
 
 // A few figures for the whole run: what most readers come for.
 function figures(ranks) {
@@ -115,6 +128,7 @@ function figures(ranks) {
     ["deviation ratio, forward", fixed(mean(all("forward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("forward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("forward", "deviation_ratio")],
     ["deviation ratio, backward", fixed(mean(all("backward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("backward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("backward", "deviation_ratio")],
     ["bias", signed(bias.bias_ulp, 3) + (finite(bias.bias_ulp) ? " ulp" : ""), `z ${signed(bias.bias_z, 1)}; rounded reference ${signed(bias.rounded_reference_bias_ulp, 3)} (z ${signed(bias.rounded_reference_bias_z, 1)})`, alarms("forward", "bias")],
+    ...weightFigure(ranks),
     ["slowdown", percent(largest(ranks.map(by("slowdown_ratio")))), `budget ${percent(budget, 1)}, one step of ${span(ranks.map(by("sample_interval_steps")))} sampled`],
   ];
 }

@@ -44,6 +44,12 @@ def rank(number: int, layers: int) -> dict:
         "alarms": [{"layer": BROKEN_LAYER, "pass": "forward", "of": "deviation_ratio", "value": 2.9}] if broken else [],
         "loss": {"first": 5.541, "last": 2.214, "zscore": 0.1, "spikes": int(broken), "source": "nll",
                  "spike_steps": [1420] if broken else []},
+        "weights": {
+            "tensors": 4 * layers, "interval_steps": 64, "snapshots": 24 * layers, "skipped": {"budget": 0},
+            "wasserstein_previous": 3.21e-5, "wasserstein_initial": 0.0017, "step": 1472, "update_mean_abs": 1.2e-6,
+            "rms": 0.021, "moved_most": "<u>blocks.2</u>", "moved_most_wasserstein": 8.4e-5, "dropped": 0,
+            "replicas": "here", "replica_ranks": 8, "replicas_compared": 96, "mismatches": 2 * int(broken),
+        },
         "no_attention_seen": False, "events": events if broken else [],
         "logged": {"<i>accuracy</i>": {"value": 0.5, "step": 1500}, "lost": {"value": None, "step": 1}},
         "layers": [layer(i, ratio, 3 if ratio > 2 else 0) for i, ratio in enumerate(ratios)] + [hostile_layer()],

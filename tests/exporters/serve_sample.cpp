@@ -54,7 +54,11 @@ HistoryTable layer_history(int rank, int layer) {
   for (int n = 0; n < 64; ++n)
     ratio.push_back(
         layer == 2 && rank == 1 && n > 40 ? 2.4f : static_cast<float>(0.5 + 0.3 * std::sin(0.2 * n + layer)));
-  table.columns = {{"deviation_ratio_forward", ratio}};
+  // A tensor of a layer is looked at every 64 steps.
+  std::vector<float> distance;
+  for (int n = 0; n < 64; ++n)
+    distance.push_back(n % 8 == layer % 8 ? 1e-6f * std::exp(0.03f * static_cast<float>(layer + n)) : NAN);
+  table.columns = {{"deviation_ratio_forward", ratio}, {"weight_wasserstein", distance}};
   return table;
 }
 
@@ -67,6 +71,8 @@ std::shared_ptr<const Tables> histories(int ranks, int layers) {
                               {"deviation_ratio_forward", curve(0.72, rank, 4)},
                               {"deviation_ratio_backward", curve(0.8, 3 * rank, 4)},
                               {"bias_ulp", curve(0.003, rank, 4)},
+                              {"weight_wasserstein", curve(3e-5, rank, 32)},
+                              {"weight_update", curve(1e-6, rank, 32)},
                               {"slowdown_ratio", curve(0.004, rank, 1)}};
     for (int layer = 0; layer < layers; ++layer) tables->push_back(layer_history(rank, layer));
   }

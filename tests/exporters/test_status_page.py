@@ -125,7 +125,8 @@ def test_every_rank_and_layer_is_there(page):
     assert tab.value("ui.heat.map.labels.length") == LAYERS
     charts = tab.value("ui.charts.filter((c) => !c.box.hidden).map((c) => [c.kind.name, c.chart.data.datasets.length])")
     assert charts == [[name, RANKS] for name in ("loss", "gradient norm before clipping", "deviation ratio, forward",
-                      "deviation ratio, backward", "bias, ulp", "slowdown in the trainer")]  # fmt: skip
+                      "deviation ratio, backward", "bias, ulp", "weights, W1 in an interval", "weights, mean change in a step",
+                      "slowdown in the trainer")]  # fmt: skip
 
 
 def test_charts_say_in_words_what_they_show(page):
@@ -138,8 +139,26 @@ def test_something_is_drawn(page):
     painted = """[...document.querySelectorAll('main canvas')].filter((c) => c.offsetParent && c.width).map((c) =>
         new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size)"""
     colours = tab.value(painted)
-    assert len(colours) == 8, "six charts, the map and its scale"
+    assert len(colours) == 10, "eight charts, the map and its scale"
     assert min(colours) > 8, colours
+
+
+def test_the_weights_of_each_layer_are_a_map(page):
+    tab = page()
+    tab.value("byId('heat-signal').value = '4', byId('heat-signal').dispatchEvent(new Event('change'))")
+    assert "W1 in an interval" in tab.value("byId('heat-map').getAttribute('aria-label')")
+    cells = tab.value("ui.heat.map.labels.map((label) => ui.heat.map.rows.get(label).size)")
+    assert cells == [8] * LAYERS, "a snapshot every 64 of 512 steps"
+    assert tab.value("[ui.heat.map.columns, ui.heat.map.width]") == [8, 64], "an interval a column: no holes"
+    painted = "[...new Uint32Array(byId('heat-map').getContext('2d').getImageData(0, 0, 2000, 2000).data.buffer)]"
+    assert tab.value(f"new Set({painted}).size") > 50, "values of one to a hundred are told apart by colour"
+
+
+def test_weights_are_among_the_figures(page):
+    tab = page()
+    figure = tab.value("[...document.querySelectorAll('#figures > *')].map((f) => f.innerText).find((t) => t.includes('W1'))")
+    for part in ("3.21e−5", "W1 in 64 steps", "<u>blocks.2</u> moved most, 8.40e−5", "rank 1 differs from its replicas"):
+        assert part in figure, figure
 
 
 def test_a_rank_can_be_chosen_with_the_keyboard(page):
