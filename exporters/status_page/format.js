@@ -12,7 +12,10 @@ const fixed = (value, digits) => (finite(value) ? minus(value.toFixed(digits)) :
 const signed = (value, digits) => (finite(value) && value > 0 ? "+" : "") + fixed(value, digits);
 const count = (value) => (finite(value) ? minus(value.toLocaleString("en")) : "–");
 const percent = (value, digits = 2) => (finite(value) ? fixed(value * 100, digits) + " %" : "–");
-const short = (value) => minus(plain(String(+(+value).toPrecision(3))));
+const short = (value) => {
+  const rounded = +(+value).toPrecision(3);
+  return minus(plain(rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded)));
+};
 const by = (key) => (thing) => thing?.[key];
 const extreme = (values, better) => values.filter(finite).reduce((best, v) => (best === null || better(v, best) ? v : best), null);
 const largest = (values) => extreme(values, (a, b) => a > b);
