@@ -106,8 +106,9 @@ bool Agent::take_one(std::string* error) {
     *error = options_.directory + ": " + *error;
     return false;
   }
-  const RunOptions followed = {options_.run_id,       options_.run_id, options_.record,
-                               options_.max_slowdown, options_.every,  cores_, options_.record_histograms};
+  const RunOptions followed = {options_.run_id,           options_.run_id, options_.record,
+                               options_.max_slowdown,     options_.every,  cores_,
+                               options_.record_histograms};
   std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
   if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
   return !runs_.empty();
@@ -186,9 +187,9 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
   // A second descriptor, so that the tree can be told what became of this directory.
   std::unique_ptr<Directory> again = found.directory->open_again();
-  std::unique_ptr<Run> run =
-      again == nullptr ? nullptr
-                       : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0}, std::move(again), &error);
+  std::unique_ptr<Run> run = again == nullptr ? nullptr
+                                              : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0},
+                                                          std::move(again), &error);
   if (run == nullptr) {
     tree_->leave(found.label, *found.directory, error.empty());
     if (error.empty())

@@ -14,9 +14,9 @@ struct AgentOptions {
   std::string tree;  // of an administrator, agent/tree.h; then the agent stays until it is told to stop
   std::string bind = "127.0.0.1";
   int port = 9847;
-  std::string token_file;  // exporters/bearer_token.h; empty: none
-  std::string file_sd;     // file for Prometheus' file_sd, kept current; empty: none
-  std::string record;      // JSONL file; empty: none. Of a single run only.
+  std::string token_file;          // exporters/bearer_token.h; empty: none
+  std::string file_sd;             // file for Prometheus' file_sd, kept current; empty: none
+  std::string record;              // JSONL file; empty: none. Of a single run only.
   uint64_t record_histograms = 0;  // bytes for histograms of weights in it
   double max_slowdown = 0.01;
   uint64_t every = 0;                   // 0: the agent chooses the interval

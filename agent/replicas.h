@@ -38,7 +38,7 @@ class Replicas {
 
   uint64_t mismatches(int32_t rank) const;
   size_t most_ranks() const { return most_ranks_; }  // that held the same part of a tensor; 0: never two
-  uint64_t compared() const { return compared_; }  // pairs of replicas of a tensor, so far
+  uint64_t compared() const { return compared_; }    // pairs of replicas of a tensor, so far
 
  private:
   using Checksums = std::map<int32_t, uint64_t>;  // by rank

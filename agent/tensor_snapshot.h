@@ -57,8 +57,8 @@ struct PoolSnapshot {
   int64_t step = -1;  // that the interval began with; -1: there is none yet
   double time = 0;    // of the last tensor
   uint64_t interval = 0, tensors = 0, elements = 0;
-  uint64_t histogram_hash = 0;                   // FNV-1a of the stored histogram
-  std::optional<Wasserstein> previous, initial;  // W1 to the interval before, and to the first snapshots
+  uint64_t histogram_hash = 0;                      // FNV-1a of the stored histogram
+  std::optional<Wasserstein> previous, initial;     // W1 to the interval before, and to the first snapshots
   std::optional<double> previous_max, initial_max;  // of the tensor that moved most
   std::string moved_most;                           // that tensor, since the interval before
   std::optional<double> rms, update_mean_abs, update_mean_abs_max;  // the last: largest of a tensor's mean

@@ -9,8 +9,8 @@
 namespace foreshock {
 namespace {
 
-void tell(const std::optional<Wasserstein>& distance, std::optional<double>* value, std::optional<double>* low,
-          std::optional<double>* high) {
+void tell(const std::optional<Wasserstein>& distance, std::optional<double>* value,
+          std::optional<double>* low, std::optional<double>* high) {
   if (!distance) return;
   *value = distance->value;
   *low = distance->low;

@@ -213,8 +213,8 @@ void WeightSeries::complete(const std::string& layer, Group* group) {
 size_t WeightSeries::groups_alive(int64_t step, uint64_t interval) const {
   return static_cast<size_t>(std::count_if(groups_.begin(), groups_.end(), [&](const auto& each) {
     const Group& group = each.second;
-    return !group.members.empty() && group.window * static_cast<int64_t>(group.interval) >=
-                                         step - 3 * static_cast<int64_t>(interval);
+    return !group.members.empty() &&
+           group.window * static_cast<int64_t>(group.interval) >= step - 3 * static_cast<int64_t>(interval);
   }));
 }
 

@@ -55,7 +55,7 @@ class Weights {
   HistogramReader reader_;
   Replicas replicas_;
   WeightSeries series_;
-  uint64_t dropped_ = 0;  // of tensors beyond what is followed
+  uint64_t dropped_ = 0;   // of tensors beyond what is followed
   uint64_t begun_ns_ = 0;  // when the first record of this attempt was made
 };
 

@@ -37,7 +37,8 @@ constexpr Coverage kCoverage[] = {
     {"", "in bf16, fp16, fp32, fp64: GQA, causal, float and bool masks, strides, autocast,"},
     {"", "checkpointing, torch.compile (cpp_wrapper too), AOTInductor, DDP, FSDP2, vmap; in Python"},
     {"", "and in programs linked with LibTorch; what a program describes through <foreshock/hook.h>"},
-    {"followed", "weights on the CPU, in fp32, bf16, fp16: how far they move. Replicas are compared bit for bit"},
+    {"followed",
+     "weights on the CPU, in fp32, bf16, fp16: how far they move. Replicas are compared bit for bit"},
     {"", "under DDP and HSDP; a full shard (FSDP2, ZeRO-3) has none to compare"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
     {"by name", "flash-attn 2 (from 2.7) and 3 and xformers, dense and packed"},
@@ -159,7 +160,8 @@ void print_live_runs() {
   for (const LiveRun& run : live_runs("")) {
     const std::optional<AgentAddress> agent = read_agent_address(run.directory);
     std::string body, error;
-    if (!agent || !http_get(agent->address, agent->port, "/api/v1/state", kTimeoutMs, &body, &error)) continue;
+    if (!agent || !http_get(agent->address, agent->port, "/api/v1/state", kTimeoutMs, &body, &error))
+      continue;
     const Json state = Json::parse(body, nullptr, false);
     if (!state.is_object() || !state.contains("ranks") || !state["ranks"].is_array()) continue;
     const std::string replicas = replicas_text(state["ranks"], Paint(false));

@@ -45,7 +45,8 @@ int print_help() {
   std::printf("  foreshock %-36s%s\n", "judge CALL|--function MODULE:NAME",
               "an attention kernel of your own against fp64");
   std::printf("  foreshock %-36s%s\n", "compare A B [C ...]", "how far apart the weights of checkpoints are");
-  std::printf("  foreshock %-36s%s\n", "merge A.jsonl B.jsonl ... [-o OUT]", "the records of several nodes as one");
+  std::printf("  foreshock %-36s%s\n", "merge A.jsonl B.jsonl ... [-o OUT]",
+              "the records of several nodes as one");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;
 }

@@ -21,7 +21,8 @@ constexpr const char* kHelp =
     "  -o OUT.jsonl        write it there; by default to standard output\n\n"
     "Weights that are sharded over nodes are put together exactly, and their Wasserstein distances are those "
     "of the\n"
-    "whole tensors, with \"scope\": \"job\". That takes histograms in the records: foreshock run --record FILE\n"
+    "whole tensors, with \"scope\": \"job\". That takes histograms in the records: foreshock run --record "
+    "FILE\n"
     "--record-histograms 1GiB. Replicas are compared across nodes.\n";
 
 struct Request {
@@ -40,7 +41,8 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
       request->paths.push_back(words[at]);
     }
   }
-  if (request->paths.size() < 2) return "name the records of two nodes at least: foreshock merge A.jsonl B.jsonl";
+  if (request->paths.size() < 2)
+    return "name the records of two nodes at least: foreshock merge A.jsonl B.jsonl";
   std::error_code ignored;
   for (const std::string& path : request->paths)
     if (!request->out.empty() && std::filesystem::equivalent(path, request->out, ignored))
@@ -133,7 +135,8 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
     const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
     if (tensor == nullptr) return index_.path(at->record) + " has changed while it was read: merge again";
-    if (!tensor->elements || shares_.is_usual(*tensor, *at)) nodes.push_back({*tensor, index_.path(at->record)});
+    if (!tensor->elements || shares_.is_usual(*tensor, *at))
+      nodes.push_back({*tensor, index_.path(at->record)});
   }
   if (shares_.is_complete(begin->generation, begin->of))
     if (std::string problem = merger_.take(nodes); !problem.empty()) return problem;
@@ -197,10 +200,12 @@ void Merge::tell(const Output& output) const {
                      " ranks: " + std::to_string(output.lines()) + " lines, " + std::to_string(tensors_) +
                      " snapshots of tensors of the job";
   if (left_out_ > 0)
-    text += "; " + std::to_string(left_out_) + " left out, for they or their histograms are not in every record";
+    text +=
+        "; " + std::to_string(left_out_) + " left out, for they or their histograms are not in every record";
   if (mismatches_ > 0) text += "; replicas differ between nodes " + std::to_string(mismatches_) + " times";
   if (index_.bad_lines() > 0)
-    text += "; " + std::to_string(index_.bad_lines()) + " bad lines left out (" + index_.first_problem() + ")";
+    text +=
+        "; " + std::to_string(index_.bad_lines()) + " bad lines left out (" + index_.first_problem() + ")";
   say(text);
 }
 

@@ -18,9 +18,13 @@ Kind kind_of(const RecordLine& line) {
 }
 
 template <class Line>
-constexpr bool has_rank = requires(const Line& line) { line.rank; };
+constexpr bool has_rank = requires(const Line& line) {
+  line.rank;
+};
 template <class Line>
-constexpr bool has_step = requires(const Line& line) { line.step; };
+constexpr bool has_step = requires(const Line& line) {
+  line.step;
+};
 
 std::optional<int64_t> rank_of(const RecordLine& line) {
   return std::visit(

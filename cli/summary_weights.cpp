@@ -37,9 +37,9 @@ std::string moved_fact(const Json& ranks) {
     const double interval = most(ranks, "/weights/interval_steps");
     return fact("weights", "no two intervals of " + count(interval) + " steps were seen whole");
   }
-  std::string line =
-      "W1 " + formatted("%.2e", number(*rank, "/weights/wasserstein_previous")) + " in the last " +
-      count(number(*rank, "/weights/interval_steps")) + " steps" + drift_text(*rank);
+  std::string line = "W1 " + formatted("%.2e", number(*rank, "/weights/wasserstein_previous")) +
+                     " in the last " + count(number(*rank, "/weights/interval_steps")) + " steps" +
+                     drift_text(*rank);
   std::string text_ = fact("weights", line);
   if (const std::string tensor = text(*rank, "/weights/moved_most"); !tensor.empty())
     text_ += fact("", tensor + " moved most, W1 " +
@@ -67,8 +67,8 @@ std::string odd_ranks(const Json& ranks) {
     const std::optional<double> mismatches = number(rank, "/weights/mismatches");
     if (mismatches.value_or(0) == 0) continue;
     if (++found > kMostNamed) continue;
-    names += (names.empty() ? "rank " : ", rank ") + count(number(rank, "/rank")) + " (" +
-             count(mismatches) + (*mismatches == 1 ? " time)" : " times)");
+    names += (names.empty() ? "rank " : ", rank ") + count(number(rank, "/rank")) + " (" + count(mismatches) +
+             (*mismatches == 1 ? " time)" : " times)");
   }
   if (found > kMostNamed) names += " and " + count(static_cast<double>(found - kMostNamed)) + " more";
   return names;
@@ -87,8 +87,7 @@ std::string replicas_text(const Json& ranks, const Paint& paint) {
            count(most(ranks, "/weights/replicas_compared")) + " comparisons";
   if (where == "none")
     return "none: each value is held once (one rank, or a full shard), so agreement cannot be checked";
-  if (where == "elsewhere")
-    return "none on this node; Prometheus compares nodes (ForeshockWeightMismatch)";
+  if (where == "elsewhere") return "none on this node; Prometheus compares nodes (ForeshockWeightMismatch)";
   return "";
 }
 

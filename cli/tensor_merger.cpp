@@ -85,14 +85,14 @@ std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::ve
       event.time = node.line.time;
       event.event = "weight_mismatch";
       event.layer = node.line.layer;
-      event.detail = node.line.tensor + " differs between the nodes of " + (*same)->path + " and " + node.path;
+      event.detail =
+          node.line.tensor + " differs between the nodes of " + (*same)->path + " and " + node.path;
       event_ = event;
     }
   }
   // Sums come out alike in whatever order the records are named.
-  std::sort(result.begin(), result.end(), [](const NodeLine* a, const NodeLine* b) {
-    return a->line.part_offsets < b->line.part_offsets;
-  });
+  std::sort(result.begin(), result.end(),
+            [](const NodeLine* a, const NodeLine* b) { return a->line.part_offsets < b->line.part_offsets; });
   return result;
 }
 
@@ -105,8 +105,8 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
     Histogram histogram;
     if (!bytes || !restore(*bytes, &histogram) ||
         histogram.finite + histogram.non_finite() != line.elements.value_or(0))
-      return part->path + ": the histogram of " + line.tensor + " at step " +
-             std::to_string(snapshot->step) + " cannot be read";
+      return part->path + ": the histogram of " + line.tensor + " at step " + std::to_string(snapshot->step) +
+             " cannot be read";
     if (line.interval_steps != parts[0]->line.interval_steps || line.dtype != parts[0]->line.dtype ||
         line.shape != parts[0]->line.shape)
       return line.tensor + " at step " + std::to_string(snapshot->step) + ": " + parts[0]->path + " and " +
@@ -131,7 +131,8 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
   models_.clear();
   event_.reset();
   std::vector<const NodeLine*> parts = different(nodes);
-  const auto whole = std::find_if(parts.begin(), parts.end(), [](const auto* each) { return is_whole(each->line); });
+  const auto whole =
+      std::find_if(parts.begin(), parts.end(), [](const auto* each) { return is_whole(each->line); });
   if (whole != parts.end()) parts = {*whole};
   uint64_t elements = 0;
   bool has_histograms = true;

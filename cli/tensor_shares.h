@@ -18,7 +18,8 @@ class TensorShares {
   void add(const TensorLine& line, const IndexedLine& at);
 
   // "" when every tensor is complete in some generation, else one line on the first that is not: a part that
-  // is missing, parts that overlap, or no histograms to put the parts together by. Call once, after all lines.
+  // is missing, parts that overlap, or no histograms to put the parts together by. Call once, after all
+  // lines.
   std::string check(const RecordIndex& index);
 
   // Whether the parts of this tensor make a whole.

@@ -27,8 +27,7 @@ std::string to_base64(std::string_view bytes) {
   std::string text;
   text.reserve((bytes.size() + 2) / 3 * 4);
   for (size_t at = 0; at < bytes.size(); at += 3) {
-    const uint32_t word =
-        byte_at(bytes, at) << 16 | byte_at(bytes, at + 1) << 8 | byte_at(bytes, at + 2);
+    const uint32_t word = byte_at(bytes, at) << 16 | byte_at(bytes, at + 1) << 8 | byte_at(bytes, at + 2);
     const size_t digits = std::min<size_t>(bytes.size() - at, 3) + 1;
     for (size_t n = 0; n < 4; ++n) text += n < digits ? kDigits[word >> (18 - 6 * n) & 63] : '=';
   }

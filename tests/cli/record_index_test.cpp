@@ -57,9 +57,9 @@ class Index : public testing::Test {
 TEST_F(Index, LinesComeInTheOrderOfSteps) {
   ASSERT_EQ(add("a", state(0, "started") + step(0, 1) + tensor(1) + step(0, 2) + state(0, "ended")), "");
   ASSERT_EQ(add("b", step(1, 1) + step(1, 2) + state(1, "started") + tensor(1)), "");
-  const std::vector<std::string> expected = {state(0, "started"), state(1, "started"), step(0, 1), step(1, 1),
-                                             tensor(1),           tensor(1),           step(0, 2), step(1, 2),
-                                             state(0, "ended")};
+  const std::vector<std::string> expected = {state(0, "started"), state(1, "started"), step(0, 1),
+                                             step(1, 1),          tensor(1),           tensor(1),
+                                             step(0, 2),          step(1, 2),          state(0, "ended")};
   EXPECT_EQ(sorted(), expected);
   EXPECT_EQ(visited_, 9);
   EXPECT_EQ(index_.ranks(), 2u);

@@ -31,8 +31,9 @@ std::string facts(const Json& ranks) { return weights_facts(ranks, Paint(false))
 TEST(SummaryWeights, TellsHowFarTheyMovedAndThatReplicasAgree) {
   const std::string text = facts({rank(0), rank(1)});
   // 3.2e-5 / (64 * 1e-6)
-  for (const char* part : {"W1 3.20e-05 in the last 64 steps, 0.50 of what", "blocks.3.up.weight moved most, W1 8.25e-05",
-                           "2 ranks agree bit for bit in 1 204 comparisons"})
+  for (const char* part :
+       {"W1 3.20e-05 in the last 64 steps, 0.50 of what", "blocks.3.up.weight moved most, W1 8.25e-05",
+        "2 ranks agree bit for bit in 1 204 comparisons"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(text, Not(HasSubstr("left out")));
 }
@@ -40,7 +41,8 @@ TEST(SummaryWeights, TellsHowFarTheyMovedAndThatReplicasAgree) {
 TEST(SummaryWeights, NamesTheOddRank) {
   Json odd = rank(1);
   odd["weights"]["mismatches"] = 4;
-  EXPECT_THAT(facts({rank(0), odd}), HasSubstr("the weights of rank 1 (4 times) differ from their replicas'"));
+  EXPECT_THAT(facts({rank(0), odd}),
+              HasSubstr("the weights of rank 1 (4 times) differ from their replicas'"));
 }
 
 TEST(SummaryWeights, SaysWhereThereIsNothingToCompare) {

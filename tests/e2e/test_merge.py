@@ -58,13 +58,16 @@ def lines_of(record: Path) -> list[dict]:
 def test_shards_of_two_nodes_are_the_whole(foreshock, sharded, tmp_path):
     folder, records = sharded
     for record in records:
-        assert {(line["scope"], line["parts"]) for line in lines_of(record) if line["type"] == "tensor"} == {("node", 2)}
+        assert {(line["scope"], line["parts"]) for line in lines_of(record) if line["type"] == "tensor"} == {
+            ("node", 2)
+        }
     run = merged(foreshock, tmp_path / "job.jsonl", *records)
     assert {line["scope"] for line in run.of("tensor") + run.of("model")} == {"job"}
     assert {(line["parts"], line["ranks"]) for line in run.of("tensor")} == {(4, 4)}
     check_lines(folder, run, 1, STEPS)
     check_models(folder, run, 1, STEPS)
-    assert "left out" not in run.stderr and " 4 of 4 ranks" in run.stderr
+    assert "left out" not in run.stderr
+    assert " 4 of 4 ranks" in run.stderr
 
 
 def test_all_other_lines_are_there_in_the_order_of_steps(foreshock, sharded, tmp_path):
@@ -78,7 +81,8 @@ def test_all_other_lines_are_there_in_the_order_of_steps(foreshock, sharded, tmp
     steps = [line["step"] for line in run.lines if line.get("step") is not None]
     assert steps == sorted(steps)
     first = [(step["step"], step["rank"]) for step in run.of("step")]
-    assert first == sorted(first) and {rank for _, rank in first} == {0, 1, 2, 3}
+    assert first == sorted(first)
+    assert {rank for _, rank in first} == {0, 1, 2, 3}
     to_screen = foreshock("merge", *map(str, records[::-1]))
     assert sorted(to_screen.stdout.splitlines()) == sorted(written)
 
@@ -86,7 +90,8 @@ def test_all_other_lines_are_there_in_the_order_of_steps(foreshock, sharded, tmp
 def refused(foreshock, *arguments: object) -> str:
     done = foreshock("merge", *map(str, arguments))
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.startswith("foreshock: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("foreshock: ")
+    assert done.stderr.count("\n") == 1
     return done.stderr
 
 
@@ -144,7 +149,8 @@ def test_a_snapshot_that_one_node_lacks_is_left_out_and_said(foreshock, sharded,
 
     run = merged(foreshock, tmp_path / "job.jsonl", one, changed(two, tmp_path / "less.jsonl", without))
     steps = [line["step"] for line in run.of("tensor") if line["tensor"] == name]
-    assert 4 not in steps and {3, 5} <= set(steps)
+    assert 4 not in steps
+    assert {3, 5} <= set(steps)
     assert "1 left out" in run.stderr
     five = next(line for line in run.of("tensor") if (line["tensor"], line["step"]) == (name, 5))
     assert five["previous_step"] is None, "an interval is missing"

@@ -23,10 +23,6 @@ def train(folder: Path, kind: str, *more: str, ranks: int = 1, interval: int = 1
     return run
 
 
-def weights_after(folder: Path, step: int) -> dict[str, numpy.ndarray]:
-    return dict(numpy.load(folder / f"{step}.npz"))
-
-
 @pytest.mark.parametrize("kind", ["plain", "bf16"])
 def test_one_rank(tmp_path, kind):
     run = train(tmp_path, kind)

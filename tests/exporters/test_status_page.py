@@ -125,8 +125,8 @@ def test_every_rank_and_layer_is_there(page):
     assert tab.value("ui.heat.map.labels.length") == LAYERS
     charts = tab.value("ui.charts.filter((c) => !c.box.hidden).map((c) => [c.kind.name, c.chart.data.datasets.length])")
     assert charts == [[name, RANKS] for name in ("loss", "gradient norm before clipping", "deviation ratio, forward",
-                      "deviation ratio, backward", "bias, ulp", "weights, W1 in an interval", "weights, mean change in a step",
-                      "slowdown in the trainer")]  # fmt: skip
+                      "deviation ratio, backward", "bias, ulp", "weights, W1 in an interval",
+                      "weights, mean change in a step", "slowdown in the trainer")]  # fmt: skip
 
 
 def test_charts_say_in_words_what_they_show(page):
@@ -156,8 +156,15 @@ def test_the_weights_of_each_layer_are_a_map(page):
 
 def test_weights_are_among_the_figures(page):
     tab = page()
-    figure = tab.value("[...document.querySelectorAll('#figures > *')].map((f) => f.innerText).find((t) => t.includes('W1'))")
-    for part in ("3.21e−5", "W1 in 64 steps", "<u>blocks.2</u> moved most, 8.40e−5", "rank 1 differs from its replicas"):
+    figure = tab.value(
+        "[...document.querySelectorAll('#figures > *')].map((f) => f.innerText).find((t) => t.includes('W1'))"
+    )
+    for part in (
+        "3.21e−5",
+        "W1 in 64 steps",
+        "<u>blocks.2</u> moved most, 8.40e−5",
+        "rank 1 differs from its replicas",
+    ):
         assert part in figure, figure
 
 

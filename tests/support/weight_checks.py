@@ -62,7 +62,8 @@ def check_models(folder: Path, run: Run, interval: int, steps: int) -> None:
     pooled = {}
     for line in lines:
         first, layer = line["step"], line["layer"]
-        assert first % interval == 0 and line["interval_steps"] == interval
+        assert first % interval == 0
+        assert line["interval_steps"] == interval
         taken = {
             each["tensor"]: each["step"]
             for each in tensors
@@ -81,6 +82,7 @@ def check_models(folder: Path, run: Run, interval: int, steps: int) -> None:
         distance = w1(values_of(before), values_of(here))
         assert line["wasserstein_previous_low"] * (1 - 1e-12) <= distance
         assert distance <= line["wasserstein_previous_high"] * (1 + 1e-12)
-        assert line["wasserstein_initial"] is not None and line["moved_most"] in taken
+        assert line["wasserstein_initial"] is not None
+        assert line["moved_most"] in taken
     wholes = [line for line in lines if line["layer"] is None]
     assert len(wholes) >= steps // interval - 2, "all but the first interval, in which the tensors become known"
