@@ -44,7 +44,17 @@ constexpr const char* kRecordHead =
     "files for "
     "TensorBoard, a folder for every run and rank, with what belongs to one step put together. Lines that "
     "cannot be "
-    "read are left out and counted, a last line that was cut off is said; no file is overwritten.\n\n";
+    "read are left out and counted, a last line that was cut off is said; no file is overwritten.\n\n"
+    "Each node of a job writes a record of its own. `foreshock merge A.jsonl B.jsonl ... -o JOB.jsonl` makes "
+    "one of "
+    "them, in the order of steps, in which weights have `\"scope\": \"job\"`: of a tensor that is sharded "
+    "over nodes the "
+    "distances are those of the whole, bit for bit what one node that held all of it would give. Distances "
+    "cannot be added up, distributions can, so that takes `--record-histograms 1GiB` on every node; long "
+    "runs "
+    "are "
+    "thinned out to stay below it. Merging works on records and not on live agents: so it needs no open "
+    "port and no token, gives every step, and gives the same again.\n\n";
 
 constexpr const char* kDetectorsHead =
     "# Detectors\n\n"
