@@ -1,5 +1,6 @@
 #include "agent/weight_lines.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -39,7 +40,9 @@ void tell_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
   line->ranks = snapshot.ranks;
   if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
-  for (const TensorPart& part : snapshot.parts) {
+  std::vector<TensorPart> parts = snapshot.parts;  // as ranks were read; equal parts have equal lines
+  std::sort(parts.begin(), parts.end());
+  for (const TensorPart& part : parts) {
     line->part_offsets.insert(line->part_offsets.end(), part.offset.begin(), part.offset.end());
     line->part_shapes.insert(line->part_shapes.end(), part.shape.begin(), part.shape.end());
   }

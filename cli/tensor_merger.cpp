@@ -114,7 +114,6 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
     merge(histogram, &snapshot->histogram);
     add_sums(line, snapshot);
   }
-  std::sort(snapshot->parts.begin(), snapshot->parts.end());
   return "";
 }
 
