@@ -6,9 +6,10 @@
 namespace foreshock {
 
 double Drift::observe(const DetectorInfo& info, double value, double control) {
-  const double spread = spread_.std();
-  const bool learned = spread_.count() >= info.learning && spread > 0;
+  const bool learned = spread_.count() >= info.learning && spread_.std() > 0;
   spread_.add(value, info.memory, info.learning);
+  recent_.add(value, kRecent, UINT64_MAX);
+  const double spread = std::max(spread_.std(), recent_.std());
   if (!learned) return 0;
   const double slack = info.recent, most = 2 * info.warn;
   const auto scaled = [&](double x) { return std::clamp(x / spread, -kMost, kMost); };

@@ -14,6 +14,7 @@ namespace foreshock {
 class Drift {
  public:
   static constexpr double kMost = 4;
+  static constexpr double kRecent = 8;
 
   // The score. `control`: the same quantity of the rounded reference (0 where there is none): what the
   // control sums up to is taken off.
@@ -22,11 +23,12 @@ class Drift {
   template <class State>
   void fields(State& state) {
     spread_.fields(state);
+    recent_.fields(state);
     for (Cusum* one : {&up_, &down_, &control_up_, &control_down_}) one->fields(state);
   }
 
  private:
-  Baseline spread_;
+  Baseline spread_, recent_;
   Cusum up_, down_, control_up_, control_down_;
 };
 

@@ -3,6 +3,7 @@
 #define FORESHOCK_DETECT_GROWTH_H_
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "detect/thresholds.h"
 

@@ -94,7 +94,7 @@ inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
      "gradient norm grows steadily from below its own running mean: the cheap sign of preconditioned "
      "curvature beyond "
      "its bound",
-     Look::kGrowth, 64, 16, 0, 8, 0.7, 0.5},
+     Look::kGrowth, 64, 8, 0, 5, 0.5, 0.5},
     {DetectorId::kRmsStaleness, "rms_staleness",
      "second moment of Adam too small for the gradients that now come", Look::kLimit, 8, 0, 0, 2.3, 0, 0.75},
     {DetectorId::kUpdateSpectrum, "update_spectrum",

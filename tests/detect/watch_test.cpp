@@ -71,7 +71,7 @@ TEST(Watch, ABiasIsNamedAndStandsBeforeTheSpike) {
   ASSERT_EQ(seen.preceded_by.size(), 1u);
   EXPECT_EQ(seen.preceded_by[0].detector, DetectorId::kBias);
   EXPECT_EQ(seen.preceded_by[0].layer, "003");
-  EXPECT_LT(seen.preceded_by[0].warn_step, 1040);
+  EXPECT_LT(seen.preceded_by[0].warn_step, 1060);  // 15 slices
   const DetectorState state = training.watch.states()[static_cast<size_t>(DetectorId::kBias)];
   EXPECT_EQ(state.level, Level::kWarn);
   EXPECT_EQ(state.layer, "003");

@@ -10,6 +10,7 @@ static __thread float value[HAND_LENGTH][HAND_DIM], out[HAND_HEADS][HAND_LENGTH]
 static __thread float log_sum_exp[HAND_HEADS][HAND_LENGTH], grad_out[HAND_HEADS][HAND_LENGTH][HAND_DIM];
 static __thread float grad_query[HAND_HEADS][HAND_LENGTH][HAND_DIM];
 static __thread uint64_t random_state = 1;
+static double planted = 1; /* what the forward results are multiplied by */
 static int32_t forward_op = -1, backward_op = -1;
 
 static const double scale = 0.35355339059327379; /* 1 / sqrt(8) */
@@ -39,7 +40,7 @@ static void attend(int h, int i) {
     weights += weight;
     for (d = 0; d < HAND_DIM; ++d) sums[d] += weight * value[j][d];
   }
-  for (d = 0; d < HAND_DIM; ++d) out[h][i][d] = (float)(sums[d] / weights);
+  for (d = 0; d < HAND_DIM; ++d) out[h][i][d] = (float)(planted * (sums[d] / weights));
   log_sum_exp[h][i] = (float)log(weights);
 }
 
@@ -142,7 +143,9 @@ static double sum_of(const float* values, int count) {
   return sum;
 }
 
-double hand_step(int layers, int64_t step) {
+void hand_plant(double factor) { planted = factor; }
+
+static double calls_of_a_step(int layers) {
   double loss = 0;
   int layer;
   hand_begin();
@@ -154,8 +157,27 @@ double hand_step(int layers, int64_t step) {
     hand_backward();
     loss += sum_of(&grad_query[0][0][0], HAND_HEADS * HAND_LENGTH * HAND_DIM);
   }
+  return loss;
+}
+
+double hand_step(int layers, int64_t step) {
+  const double loss = calls_of_a_step(layers);
   foreshock_annotate_step(step, loss);
   return loss;
+}
+
+void hand_step_told(int layers, int64_t step, double loss, double gradient_norm) {
+  foreshock_step record;
+  calls_of_a_step(layers);
+  memset(&record, 0, sizeof record);
+  record.size = sizeof record;
+  record.version = FORESHOCK_ABI_VERSION;
+  record.step = step;
+  record.step_source = FORESHOCK_STEP_REPORTED;
+  record.loss = loss;
+  record.gradient_norm = gradient_norm;
+  record.given = FORESHOCK_GIVEN_LOSS | FORESHOCK_GIVEN_GRADIENT_NORM;
+  if (foreshock_step_end) foreshock_step_end(&record);
 }
 
 void hand_pairs(int count) {

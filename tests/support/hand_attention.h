@@ -27,6 +27,12 @@ int hand_skip(uint32_t reason);
  * which depends on every result and so tells whether anything has changed them. */
 double hand_step(int layers, int64_t step);
 
+/* The forward results of all threads are off by this factor from now on; 1: none. */
+void hand_plant(double factor);
+
+/* A step of the same calls whose loss and gradient norm are what the caller says. */
+void hand_step_told(int layers, int64_t step, double loss, double gradient_norm);
+
 /* `count` forward calls, each followed by its backward; may run in several threads at once. */
 void hand_pairs(int count);
 

@@ -6,8 +6,10 @@ each with one line of JSON.
 
 import ctypes
 import json
+import math
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
@@ -77,6 +79,8 @@ class Hand:
         self.library = ctypes.CDLL(library)
         self.library.hand_step.argtypes = [ctypes.c_int, ctypes.c_int64]
         self.library.hand_step.restype = ctypes.c_double
+        self.library.hand_plant.argtypes = [ctypes.c_double]
+        self.library.hand_step_told.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_double]
         self.library.hand_begin()
         self.calls = {"forward": 0, "backward": 0}
 
@@ -87,6 +91,18 @@ class Hand:
         self.calls["forward"] += count * layers
         self.calls["backward"] += count * layers
         return loss
+
+    def plant(self, factor: float) -> None:
+        self.library.hand_plant(factor)
+
+    def train(self, first: int, count: int, loss: float = 2.0, gradient: float = 1.0, layers: int = 2) -> None:
+        """Steps whose loss and gradient norm move a little around these; the same in every run."""
+        for step in range(first, first + count):
+            noise = random.Random(step)
+            told = loss * (1 + noise.gauss(0, 0.02)), gradient * math.exp(noise.gauss(0, 0.1))
+            self.library.hand_step_told(layers, step, *told)
+        self.calls["forward"] += count * layers
+        self.calls["backward"] += count * layers
 
     def forward(self, needs_gradient: bool = True) -> int:
         self.calls["forward"] += 1

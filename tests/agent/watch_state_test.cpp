@@ -1,0 +1,159 @@
+#include "agent/watch_state.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "exporters/record_reader.h"
+
+namespace foreshock {
+namespace {
+
+// A run whose agents come and go: lines to the record and to the detectors, as the pipeline gives them.
+class WatchStateTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/foreshock-watch-state-XXXXXX";
+    folder_ = mkdtemp(name);
+    std::string why;
+    directory_ = Directory::open(folder_, &why);
+    ASSERT_NE(directory_, nullptr) << why;
+    path_ = folder_ + "/record.jsonl";
+    start_agent();
+  }
+  void TearDown() override {
+    record_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  void start_agent() {
+    std::string error;
+    record_ = RecordWriter::open(path_, &error);
+    ASSERT_NE(record_, nullptr) << error;
+    watches_ = Watches();
+    state_ = WatchState();
+    state_.restore(*directory_, "run", path_, record_.get(), &watches_);
+  }
+  void save() {
+    record_->flush();
+    EXPECT_TRUE(state_.save(*directory_, record_.get(), watches_));
+  }
+  // Killed when the record had been written further than the state.
+  void kill_agent() {
+    record_.reset();
+    start_agent();
+  }
+
+  void train(int steps, double loss = 2, double gradient = 1) {
+    for (int n = 0; n < steps; ++n) {
+      StepLine line;
+      line.run = "run";
+      line.rank = 0;
+      line.step = ++step_;
+      line.loss = loss + draw_(engine_) / 50;
+      line.gradient_norm = gradient * std::exp(draw_(engine_) / 10);
+      record_->write(line);
+      if (!takes_events_along_)
+        for (const EventLine& event : watches_.observe(line)) record_->write(event);
+    }
+  }
+
+  std::vector<std::string> events_of(bool recorded) {
+    record_->flush();
+    std::string error;
+    std::vector<std::string> found;
+    Watches watches;
+    const auto add = [&](const EventLine& line) {
+      found.push_back(std::to_string(*line.step) + " " + line.event + " " + line.detector + " " + line.level);
+    };
+    const auto reader = RecordReader::open(path_, &error);
+    while (const auto line = reader->next()) {
+      if (const auto* event = std::get_if<EventLine>(&*line); event != nullptr && event->step && recorded)
+        add(*event);
+      std::visit(
+          [&](const auto& each) {
+            for (const EventLine& event : watches.observe(each))
+              if (!recorded) add(event);
+          },
+          *line);
+    }
+    return found;
+  }
+
+  bool takes_events_along_ = false;  // killed between a line and its events
+  std::unique_ptr<Directory> directory_;
+  std::unique_ptr<RecordWriter> record_;
+  Watches watches_;
+  WatchState state_;
+  std::string folder_, path_;
+
+ private:
+  int64_t step_ = 0;
+  std::mt19937_64 engine_{1};
+  std::normal_distribution<double> draw_;
+};
+
+TEST_F(WatchStateTest, AnAgentThatWasStoppedGoesOn) {
+  train(150);
+  save();
+  kill_agent();
+  EXPECT_EQ(watches_.watch_of("run", 0)->states()[static_cast<size_t>(DetectorId::kGradientNorm)].values,
+            150u);
+  train(10, 9, 30);
+  EXPECT_EQ(events_of(true), events_of(false));
+  EXPECT_EQ(events_of(true).size(), 2u);  // gradient norm at once, the spike
+}
+
+TEST_F(WatchStateTest, WhatTheRecordSaysBeyondTheStateIsTakenIn) {
+  train(100);
+  save();
+  train(50);
+  kill_agent();
+  EXPECT_EQ(watches_.watch_of("run", 0)->states()[static_cast<size_t>(DetectorId::kGradientNorm)].values,
+            150u);
+  train(10, 9, 30);
+  EXPECT_EQ(events_of(true), events_of(false));
+  EXPECT_EQ(events_of(true).size(), 2u);
+}
+
+TEST_F(WatchStateTest, EventsThatDidNotReachTheRecordAreAddedOnce) {
+  train(150);
+  save();
+  takes_events_along_ = true;
+  train(10, 9, 30);
+  EXPECT_EQ(events_of(true).size(), 0u);
+  takes_events_along_ = false;
+  kill_agent();
+  EXPECT_EQ(events_of(true), events_of(false));
+  EXPECT_EQ(events_of(true).size(), 2u);
+  kill_agent();
+  EXPECT_EQ(events_of(true).size(), 2u);
+}
+
+TEST_F(WatchStateTest, WithoutItsStateItBeginsAnewAndTheRecordSaysSo) {
+  train(150);
+  save();
+  for (const char* bytes : {"", "hello", "foreshock detectors 1\nXXXXXXXX"}) {
+    std::ofstream(folder_ + "/" + WatchState::kFile, std::ios::binary) << bytes;
+    kill_agent();
+    EXPECT_EQ(watches_.all().size(), 0u);
+    train(10, 9, 30);
+  }
+  EXPECT_EQ(events_of(true), events_of(false));
+  EXPECT_EQ(events_of(true).size(), 0u);  // they had not learned
+}
+
+TEST_F(WatchStateTest, NothingNewIsNotWritten) {
+  train(10);
+  save();
+  directory_->remove(WatchState::kFile);
+  save();
+  EXPECT_FALSE(directory_->has(WatchState::kFile));
+}
+
+}  // namespace
+}  // namespace foreshock
