@@ -69,7 +69,7 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     draw_model(weights_.model(), rank);
-    record_weights(rank->run, done);
+    record_weights(done, rank);
     for (const TensorSnapshot& snapshot : done) {
       draw_weights(snapshot, rank);
       if (!snapshot.odd_ranks.empty())
@@ -81,12 +81,14 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   return taken > 0;
 }
 
-void Pipeline::record_weights(const std::string& run, const std::vector<TensorSnapshot>& done) {
+void Pipeline::record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank) {
   const std::vector<PoolSnapshot> pools = weights_.completed();
+  for (const TensorSnapshot& snapshot : done) {
+    const bool with_histogram = record_ != nullptr && !snapshot.parts.empty() && histograms_.takes(snapshot);
+    detect(tensor_line(rank->run, snapshot, with_histogram), rank);
+  }
   if (record_ == nullptr) return;
-  for (const TensorSnapshot& snapshot : done)
-    record_->write(tensor_line(run, snapshot, !snapshot.parts.empty() && histograms_.takes(snapshot)));
-  for (const PoolSnapshot& pool : pools) record_->write(model_line(run, pool));
+  for (const PoolSnapshot& pool : pools) record_->write(model_line(rank->run, pool));
 }
 
 void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& ready, RankStatistics* rank) {

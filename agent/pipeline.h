@@ -48,7 +48,7 @@ class Pipeline {
   void detect(const Line& line, RankStatistics* rank);
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
 
-  void record_weights(const std::string& run, const std::vector<TensorSnapshot>& done);
+  void record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank);
 
   RecordWriter* record_;
   Watches watches_;

@@ -81,6 +81,7 @@ RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
   RankWatch* watch = found != watches_.end() ? &found->second : &watches_[{run, rank}];
   watch->collect(readings_);
   ++lines_;
+  last_rank_ = rank;
   return watch;
 }
 
@@ -115,6 +116,20 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
     give(DetectorId::kOutputErrorDrift, line.grad_out_drift);
   }
   return end(line.run, *line.rank);
+}
+
+const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
+  begin();
+  const auto lowest = watches_.lower_bound({line.run, INT64_MIN});
+  if (line.scope == "job" || !line.step || !line.wasserstein_previous || lowest == watches_.end() || lowest->first.first != line.run)
+    return lines_found_;
+  const int64_t rank = lowest->first.second;
+  RankWatch* watch = watch_for(line.run, rank);
+  // Another interval makes another series.
+  const std::string place = line.tensor + "/" + std::to_string(line.interval_steps.value_or(0));
+  watch->observe(DetectorId::kWeightShift, place, line.layer, *line.step, *line.wasserstein_previous, 0,
+                 &found_);
+  return end(line.run, rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const EventLine& line) {

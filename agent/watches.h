@@ -24,6 +24,8 @@ class Watches {
   // (without a time), in their order; valid until the next call. Lines without a rank or a step say nothing.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
+  // Of no rank, but of the run: they go to its lowest rank so far.
+  const std::vector<EventLine>& observe(const TensorLine& line);
   // Of event lines only kDetectorsBeginAnew matters.
   const std::vector<EventLine>& observe(const EventLine& line);
   template <class Line>
@@ -41,6 +43,8 @@ class Watches {
 
   // Lines with a value for a detector so far; of this process.
   uint64_t lines() const { return lines_; }
+  // To which the last of them went.
+  int64_t last_rank() const { return last_rank_; }
 
   // The state of all as bytes, together with `note`, a number of the caller's.
   std::string save(uint64_t note) const;
@@ -59,6 +63,7 @@ class Watches {
   std::vector<EventLine> lines_found_;
   std::vector<WatchReading>* readings_ = nullptr;
   uint64_t lines_ = 0;
+  int64_t last_rank_ = 0;
 };
 
 }  // namespace foreshock

@@ -60,8 +60,7 @@ std::string detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
     std::visit(
         [&](const auto& each) {
           for (const EventLine& event : found->watches.observe(each)) found->events.push_back(event);
-          if constexpr (requires { each.rank; })
-            if (scores != nullptr) scores->add(each.run, each.rank.value_or(0), readings);
+          if (scores != nullptr) scores->add(each.run, found->watches.last_rank(), readings);
         },
         *line);
   }

@@ -2,6 +2,8 @@
 #ifndef FORESHOCK_DETECT_DRIFT_H_
 #define FORESHOCK_DETECT_DRIFT_H_
 
+#include <initializer_list>
+
 #include "detect/baseline.h"
 #include "detect/cusum.h"
 #include "detect/thresholds.h"
@@ -9,8 +11,9 @@
 namespace foreshock {
 
 // The mean is 0 when all is well, by the meaning of the series; only the spread is learned, about the mean of
-// the values themselves, so that a bias which is there from the start is still one. No single value counts
-// for more than kMost standard deviations.
+// the values themselves, so that a bias which is there from the start is still one. Noise that swells is no
+// drift: the spread is the larger one of what was learned and of the last kRecent values. No single value
+// counts for more than kMost standard deviations.
 class Drift {
  public:
   static constexpr double kMost = 4;

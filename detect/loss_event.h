@@ -13,6 +13,7 @@
 #define FORESHOCK_DETECT_LOSS_EVENT_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 #include "detect/window.h"

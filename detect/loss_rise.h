@@ -4,6 +4,7 @@
 #define FORESHOCK_DETECT_LOSS_RISE_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 #include "detect/baseline.h"

@@ -3,6 +3,7 @@
 #define FORESHOCK_DETECT_WATCH_H_
 
 #include <array>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>

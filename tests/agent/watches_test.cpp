@@ -69,6 +69,37 @@ TEST(Watches, ADriftOfTheOutputErrorIsNamedWithItsLayer) {
   EXPECT_LT(*events[1].step, 200 + 2 * 15);
 }
 
+TEST(Watches, AWeightThatSuddenlyMovesFasterIsToldWithItsTensor) {
+  Watches watches;
+  TensorLine line;
+  line.run = "run";
+  line.tensor = "blocks.3.qkv.weight";
+  line.layer = "003";
+  line.interval_steps = 100;
+  line.step = 1;
+  line.wasserstein_previous = 1;
+  EXPECT_TRUE(watches.observe(line).empty()) << "nobody to tell of";
+  StepLine step;
+  step.run = "run";
+  step.rank = 4;
+  step.step = 1;
+  watches.observe(step);
+  std::mt19937_64 engine(1);
+  std::lognormal_distribution<double> draw(0, 0.1);
+  std::vector<EventLine> events;
+  for (int64_t n = 1; n <= 40; ++n) {
+    line.step = 100 * n;
+    line.wasserstein_previous = 1e-5 * draw(engine) * (n > 36 ? 5 : 1);
+    for (const EventLine& event : watches.observe(line)) events.push_back(event);
+  }
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events.back().detector, "weight_shift");
+  EXPECT_EQ(events.back().level, "warn");
+  EXPECT_EQ(events.back().rank, 4);
+  EXPECT_EQ(events.back().layer, "003");
+  EXPECT_LE(*events.back().step, 3900);
+}
+
 // Lines that went through the file, not-a-numbers and infinities among them, give what they gave before.
 TEST(Watches, ALineAndWhatIsReadBackAreTheSame) {
   Watches live, replayed;
