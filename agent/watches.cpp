@@ -121,7 +121,8 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
   const auto lowest = watches_.lower_bound({line.run, INT64_MIN});
-  if (line.scope == "job" || !line.step || !line.wasserstein_previous || lowest == watches_.end() || lowest->first.first != line.run)
+  if (line.scope == "job" || !line.step || !line.wasserstein_previous || lowest == watches_.end() ||
+      lowest->first.first != line.run)
     return lines_found_;
   const int64_t rank = lowest->first.second;
   RankWatch* watch = watch_for(line.run, rank);
