@@ -118,11 +118,26 @@ void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank) {
   layer->history.add(snapshot.step, kLayerWasserstein, snapshot.previous->value);
 }
 
-void draw_model(const PoolSnapshot& model, RankStatistics* rank) {
+void draw_spectrum(const std::string& label, const LayerSpectrum& spectrum, RankStatistics* rank) {
+  rank->history.add(spectrum.step, kColumnEffectiveRank, spectrum.effective_rank_mean);
+  LayerStatistics* layer = rank->layer_of(label);
+  if (layer == nullptr) return;
+  layer->label = label;
+  layer->history.add(spectrum.step, kLayerEffectiveRank, spectrum.effective_rank_mean);
+}
+
+void draw_model(const Weights& weights, RankStatistics* rank) {
+  const PoolSnapshot& model = weights.model();
   if (model.step < 0 || model.step == rank->model_drawn) return;
   rank->model_drawn = model.step;
   if (model.previous) rank->history.add(model.step, kColumnWasserstein, model.previous->value);
   add_known(rank->history, model.step, kColumnUpdate, model.update_mean_abs);
+  const auto optimizer = weights.optimizer().summary();
+  if (!optimizer) return;
+  add_known(rank->history, model.step, kColumnStaleness, optimizer->pooled.rms_staleness());
+  add_known(rank->history, model.step, kColumnStalenessMax, optimizer->staleness_max);
+  add_known(rank->history, model.step, kColumnUpdateRatio, optimizer->pooled.update_ratio());
+  add_known(rank->history, model.step, kColumnUpdateRatioMax, optimizer->update_ratio_max);
 }
 
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {

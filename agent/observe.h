@@ -9,6 +9,7 @@
 #include "agent/weights.h"
 #include "exporters/record_line.h"
 #include "shadow/deviation.h"
+#include "shadow/layer_spectra.h"
 
 namespace foreshock {
 
@@ -23,7 +24,11 @@ void observe_event(const EventLine& line, RankStatistics* rank);
 // A snapshot of a tensor that this rank has completed: what the page draws.
 void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-void draw_model(const PoolSnapshot& model, RankStatistics* rank);
+// Of heads that this rank has shown.
+void draw_spectrum(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
+
+// Once an interval.
+void draw_model(const Weights& weights, RankStatistics* rank);
 
 // Share of rows with a second score next to the largest.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);

@@ -14,8 +14,12 @@ using segment::SegmentReader;
 
 namespace {
 
-// A trainer that writes them as fast as they are taken does not keep the agent from the other ranks.
-constexpr uint32_t kMostTensorsAtOnce = 256;
+// A trainer that writes them as fast as they are taken does not keep the agent from the other ranks. Few,
+// since a millisecond goes into each: tensors wait in their ring, while a call of attention that finds no
+// slot is not sampled.
+constexpr uint32_t kMostTensorsAtOnce = 16;
+// What a trainer may leave at its end: more than any ring holds of slots, and a thousand tensors.
+constexpr uint32_t kMostPollsAtEnd = 64;
 
 // Identity and late facts are written once. Whoever changes his mind is not believed: series would be made
 // under ever new names.
@@ -68,7 +72,8 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     std::vector<TensorSnapshot> done;
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
-    draw_model(weights_.model(), rank);
+    if (why == nullptr) take_heads(ready.view, rank);
+    draw_model(weights_, rank);
     record_weights(done, rank);
     for (const TensorSnapshot& snapshot : done) {
       draw_weights(snapshot, rank);
@@ -81,6 +86,15 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   return taken > 0;
 }
 
+void Pipeline::take_heads(const segment::TensorView& tensor, RankStatistics* rank) {
+  const char* why = nullptr;
+  const auto spectrum = spectra_.take(tensor, rank->identity, &why);
+  rank->refused_tensors += why != nullptr;
+  if (!spectrum) return;
+  draw_spectrum(segment::text_of(tensor.record.layer), *spectrum, rank);
+  if (record_ != nullptr) record_->write(spectrum_line(*rank, tensor.record, *spectrum));
+}
+
 void Pipeline::record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank) {
   const std::vector<PoolSnapshot> pools = weights_.completed();
   for (const TensorSnapshot& snapshot : done) {
@@ -88,6 +102,8 @@ void Pipeline::record_weights(const std::vector<TensorSnapshot>& done, RankStati
     detect(tensor_line(rank->run, snapshot, with_histogram), rank);
   }
   if (record_ == nullptr) return;
+  for (const TensorSnapshot& snapshot : done)
+    if (snapshot.optimizer) record_->write(optimizer_line(rank->run, snapshot));
   for (const PoolSnapshot& pool : pools) record_->write(model_line(rank->run, pool));
 }
 
@@ -151,7 +167,8 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   segment.look_again();
-  poll(segment, rank);
+  for (uint32_t polls = 0; polls < kMostPollsAtEnd && poll(segment, rank); ++polls) {
+  }
   for (const SegmentReader::Ready& torn : segment.torn())
     segment.consume_lost(torn.slot, torn.ticket, torn.view.header.pass, segment::Lost::kTorn);
   refresh(segment, rank);

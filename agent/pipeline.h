@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "agent/head_spectra.h"
 #include "agent/histogram_quota.h"
 #include "agent/rank.h"
 #include "agent/watches.h"
@@ -28,6 +29,7 @@ class Pipeline {
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
   const HistogramQuota& histograms() const { return histograms_; }
+  const HeadSpectra& spectra() const { return spectra_; }
 
   // Takes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
@@ -47,13 +49,15 @@ class Pipeline {
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
+  void take_heads(const segment::TensorView& tensor, RankStatistics* rank);
 
   void record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank);
 
   RecordWriter* record_;
   Watches watches_;
   HistogramQuota histograms_;
-  Weights weights_;  // of all ranks of the run
+  Weights weights_;  // of all ranks of the run, as the next one
+  HeadSpectra spectra_;
   size_t ranks_here_ = 1;
   DeviationWorkspace workspace_;
 };

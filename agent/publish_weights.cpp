@@ -3,6 +3,20 @@
 #include <cmath>
 
 namespace foreshock {
+namespace {
+
+nlohmann::json number(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
+
+nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<double>& max,
+                        const std::string& of) {
+  return {{"mean", number(mean)},
+          {"max", number(max)},
+          {"tensor", of.empty() ? nlohmann::json(nullptr) : nlohmann::json(of)}};
+}
+
+}  // namespace
 
 void publish_weights(const std::string& run, const Weights& weights, Registry* registry) {
   const PoolSnapshot& model = weights.model();
@@ -40,6 +54,41 @@ void publish_weights(const std::string& run, const Weights& weights, Registry* r
   if (model.rms) registry->set(Metric::kWeightRms, {run}, *model.rms);
 }
 
+void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer, Registry* registry) {
+  for (Metric metric : {Metric::kOptimizerRmsStaleness, Metric::kOptimizerSurpriseRatio,
+                        Metric::kOptimizerUpdateRatio, Metric::kOptimizerEpsilonDominatedRatio})
+    registry->clear_metric(metric, run);
+  const auto summary = optimizer.summary();
+  if (!summary) return;
+  const auto set = [&](Metric metric, const std::optional<double>& value, const char* stat = nullptr) {
+    if (!value) return;
+    if (stat != nullptr)
+      registry->set(metric, {run, stat}, *value);
+    else
+      registry->set(metric, {run}, *value);
+  };
+  set(Metric::kOptimizerRmsStaleness, summary->pooled.rms_staleness(), "mean");
+  set(Metric::kOptimizerRmsStaleness, summary->staleness_max, "max");
+  set(Metric::kOptimizerSurpriseRatio, summary->pooled.surprise_ratio());
+  set(Metric::kOptimizerUpdateRatio, summary->pooled.update_ratio(), "mean");
+  set(Metric::kOptimizerUpdateRatio, summary->update_ratio_max, "max");
+  set(Metric::kOptimizerEpsilonDominatedRatio, summary->pooled.epsilon_dominated_ratio());
+}
+
+void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry) {
+  registry->clear_metric(Metric::kLayerAttentionUpdateEffectiveRank, run);
+  const auto all = spectra.all_layers();
+  if (!all) return;
+  registry->set(Metric::kAttentionUpdateNorm, {run, "mean"}, all->norm_mean);
+  registry->set(Metric::kAttentionUpdateNorm, {run, "max"}, all->norm_max);
+  registry->set(Metric::kAttentionUpdateStableRank, {run, "min"}, all->stable_rank_min);
+  registry->set(Metric::kAttentionUpdateStableRank, {run, "mean"}, all->stable_rank_mean);
+  registry->set(Metric::kAttentionUpdateEffectiveRank, {run, "min"}, all->effective_rank_min);
+  registry->set(Metric::kAttentionUpdateEffectiveRank, {run, "mean"}, all->effective_rank_mean);
+  for (const auto& [layer, rank] : spectra.smallest_effective_ranks())
+    registry->set(Metric::kLayerAttentionUpdateEffectiveRank, {run, layer}, rank);
+}
+
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry) {
   if (rank.tensors.tensors == 0) return;
   const std::string number = std::to_string(rank.identity.rank);
@@ -74,10 +123,7 @@ const char* replicas_text(const Weights& weights, int world_size, size_t ranks_h
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here) {
   const PoolSnapshot& model = weights.model();
   using nlohmann::json;
-  const auto number = [](const std::optional<double>& value) {
-    return value && std::isfinite(*value) ? json(*value) : json(nullptr);
-  };
-  const auto value_of = [&](const std::optional<Wasserstein>& distance) {
+  const auto value_of = [](const std::optional<Wasserstein>& distance) {
     return number(distance ? std::optional<double>(distance->value) : std::nullopt);
   };
   const char* replicas = replicas_text(weights, rank.identity.world_size, ranks_here);
@@ -100,6 +146,37 @@ nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, 
           {"replica_ranks", weights.replicas().most_ranks()},
           {"replicas_compared", weights.replicas().compared()},
           {"mismatches", weights.replicas().mismatches(rank.identity.rank)}};
+}
+
+nlohmann::json optimizer_json(const OptimizerHealth& optimizer) {
+  const auto summary = optimizer.summary();
+  if (!summary) return nullptr;
+  const OptimizerSums& pooled = summary->pooled;
+  return {{"rms_staleness", mean_max(pooled.rms_staleness(), summary->staleness_max, summary->stalest)},
+          {"update_ratio", mean_max(pooled.update_ratio(), summary->update_ratio_max, summary->fastest)},
+          {"surprise_ratio", number(pooled.surprise_ratio())},
+          {"epsilon_dominated_ratio", number(pooled.epsilon_dominated_ratio())},
+          {"gradient_rms", number(pooled.gradient_rms())}};
+}
+
+nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra) {
+  using nlohmann::json;
+  const auto all = spectra.all_layers();
+  json skipped = json::object();
+  for (uint32_t reason = 0; reason < segment::kTensorHeadSkips; ++reason)
+    skipped[segment::kTensorHeadSkipNames[reason]] = rank.tensors.heads_skipped[reason];
+  json result = {{"layers", spectra.smallest_effective_ranks().size()},
+                 {"heads", all ? all->heads : 0},
+                 {"norm", nullptr},
+                 {"stable_rank", nullptr},
+                 {"effective_rank", nullptr},
+                 {"skipped", skipped}};
+  if (!all) return result;
+  result["norm"] = {{"mean", number(all->norm_mean)}, {"max", number(all->norm_max)}};
+  result["stable_rank"] = {{"min", number(all->stable_rank_min)}, {"mean", number(all->stable_rank_mean)}};
+  result["effective_rank"] = {{"min", number(all->effective_rank_min)},
+                              {"mean", number(all->effective_rank_mean)}};
+  return result;
 }
 
 }  // namespace foreshock

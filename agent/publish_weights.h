@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "agent/head_spectra.h"
 #include "agent/rank.h"
 #include "agent/weights.h"
 #include "exporters/registry.h"
@@ -14,6 +15,12 @@ namespace foreshock {
 // The weights of a run, each tensor of the node once.
 void publish_weights(const std::string& run, const Weights& weights, Registry* registry);
 
+// The last word on each of its tensors.
+void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer, Registry* registry);
+
+// What the updates of its attention's projections do.
+void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry);
+
 // What one of its ranks holds.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
@@ -21,8 +28,11 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
 // nodes: Prometheus compares them), "none" (one rank, or a full shard); null: not known.
 const char* replicas_text(const Weights& weights, int world_size, size_t ranks_here);
 
-// "weights" of a rank in the summary. Unknown is null. `ranks_here`: of the run on this node.
+// "weights", "optimizer" and "update_spectra" of a rank in the summary; the last two are of the node. Unknown
+// is null. `ranks_here`: of the run on this node.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
+nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
+nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);
 
 }  // namespace foreshock
 

@@ -62,6 +62,11 @@ enum RankColumn : size_t {
   kColumnStepSeconds,
   kColumnWasserstein,
   kColumnUpdate,
+  kColumnStaleness,
+  kColumnStalenessMax,
+  kColumnUpdateRatio,
+  kColumnUpdateRatioMax,
+  kColumnEffectiveRank,
 };
 inline constexpr History::Column kRankColumns[] = {
     {"loss", History::Keep::kMean},
@@ -77,6 +82,11 @@ inline constexpr History::Column kRankColumns[] = {
     {"step_seconds", History::Keep::kMean},
     {"weight_wasserstein", History::Keep::kMean},
     {"weight_update", History::Keep::kMean},
+    {"rms_staleness", History::Keep::kMean},
+    {"rms_staleness_max", History::Keep::kMax},
+    {"update_ratio", History::Keep::kMean},
+    {"update_ratio_max", History::Keep::kMax},
+    {"update_effective_rank", History::Keep::kMean},
 };
 enum LayerColumn : size_t {
   kLayerRatioForward,
@@ -84,6 +94,7 @@ enum LayerColumn : size_t {
   kLayerBias,
   kLayerGradientNorm,
   kLayerWasserstein,
+  kLayerEffectiveRank,
 };
 inline constexpr History::Column kLayerColumns[] = {
     {"deviation_ratio_forward", History::Keep::kMax},
@@ -91,6 +102,7 @@ inline constexpr History::Column kLayerColumns[] = {
     {"bias_ulp", History::Keep::kMean},
     {"gradient_norm", History::Keep::kMean},
     {"weight_wasserstein", History::Keep::kMax},
+    {"update_effective_rank", History::Keep::kMean},
 };
 inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
 

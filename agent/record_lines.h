@@ -6,6 +6,7 @@
 #include "agent/slot_slice.h"
 #include "exporters/record.h"
 #include "shadow/deviation.h"
+#include "shadow/layer_spectra.h"
 
 namespace foreshock {
 
@@ -16,6 +17,9 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);
+// Of heads that `rank` has shown in `tensor`.
+SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
+                           const LayerSpectrum& spectrum);
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
 

@@ -209,6 +209,8 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
                              : summary_of(followed->rank, cores_per_rank()));
     ranks.back()["precursors"] = precursors_json(followed->rank);
     ranks.back()["weights"] = weights_json(followed->rank, pipeline_->weights(), this->ranks());
+    ranks.back()["optimizer"] = optimizer_json(pipeline_->weights().optimizer());
+    ranks.back()["update_spectra"] = spectra_json(followed->rank, pipeline_->spectra());
   }
   return {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};
 }
@@ -221,6 +223,8 @@ void Run::add_history(std::vector<HistoryTable>* tables) const {
 void Run::publish(Registry* registry) {
   publish_ranks(registry);
   publish_weights(options_.label, pipeline_->weights(), registry);
+  publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);
+  publish_spectra(options_.label, pipeline_->spectra(), registry);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
     registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == state_);
   uint64_t refused = refused_segments_;

@@ -8,18 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "agent/optimizer_health.h"
+#include "agent/tensor_key.h"
 #include "shadow/histogram.h"
 #include "shadow/wasserstein.h"
 
 namespace foreshock {
-
-// A tensor. Where a rank holds all of it, ranks of other model-parallel coordinates have another of that
-// name.
-struct TensorKey {
-  std::string name;
-  int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
-  auto operator<=>(const TensorKey&) const = default;
-};
 
 // Where a part of a tensor lies in it: as many numbers as segment::kTensorDims each.
 struct TensorPart {
@@ -47,7 +41,8 @@ struct TensorSnapshot {
   double sum_of_squares = 0;
   // Of the change that this one step made; absent where a part's is not known.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
-  std::vector<int64_t> odd_ranks;  // whose part differs from their replicas'
+  std::optional<OptimizerSums> optimizer;  // of the parts that are here
+  std::vector<int64_t> odd_ranks;          // whose part differs from their replicas'
 };
 
 // All values of a layer's tensors, or of the model's, as one distribution: over one interval, each tensor at

@@ -48,6 +48,10 @@ void tell_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   }
 }
 
+std::optional<double> finite(double value) {
+  return std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
+}
+
 }  // namespace
 
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram) {
@@ -104,6 +108,31 @@ ModelLine model_line(const std::string& run, const PoolSnapshot& pool) {
   line.update_mean_abs = pool.update_mean_abs;
   line.update_mean_abs_max = pool.update_mean_abs_max;
   line.histogram_hash = hexadecimal(pool.histogram_hash);
+  return line;
+}
+
+OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot) {
+  const OptimizerSums& sums = *snapshot.optimizer;
+  OptimizerLine line;
+  line.run = run;
+  line.step = snapshot.step;
+  line.time = snapshot.time;
+  line.tensor = snapshot.key.name;
+  line.layer = snapshot.layer;
+  line.elements = snapshot.elements;
+  line.whole_elements = snapshot.whole_elements;
+  line.rms_staleness = sums.rms_staleness();
+  line.surprise_ratio = sums.surprise_ratio();
+  line.epsilon_dominated_ratio = sums.epsilon_dominated_ratio();
+  line.update_ratio = sums.update_ratio();
+  line.gradient_rms = sums.gradient_rms();
+  const double nonfinite = sums.values[segment::kGradientNonFinite];
+  if (nonfinite >= 0 && nonfinite < 0x1p53) line.nonfinite_gradient_values = static_cast<uint64_t>(nonfinite);
+  line.learning_rate = finite(sums.values[segment::kSeenLearningRate]);
+  line.beta1 = finite(sums.values[segment::kSeenBeta1]);
+  line.beta2 = finite(sums.values[segment::kSeenBeta2]);
+  line.epsilon = finite(sums.values[segment::kSeenEpsilon]);
+  line.weight_decay = finite(sums.values[segment::kSeenWeightDecay]);
   return line;
 }
 

@@ -11,6 +11,8 @@ namespace foreshock {
 
 // Both of scope "node".
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram);
+// Of one that has its optimizer.
+OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot);
 ModelLine model_line(const std::string& run, const PoolSnapshot& pool);
 
 }  // namespace foreshock

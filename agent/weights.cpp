@@ -52,6 +52,17 @@ double reduction(const segment::TensorView& view, segment::TensorReduction which
   return value;
 }
 
+// Another part's sums; `snapshot` counts it already.
+void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
+  const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
+  const OptimizerSums sums = OptimizerSums::of(payload, reduction(view, segment::kSumOfSquares),
+                                               reduction(view, segment::kUpdateSumOfSquares));
+  if (snapshot->optimizer)
+    snapshot->optimizer->join(sums);
+  else if (!payload.empty() && snapshot->parts.size() == 1)
+    snapshot->optimizer = sums;
+}
+
 }  // namespace
 
 std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const segment::Identity& identity,
@@ -91,6 +102,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
     auto node = known.pending.extract(record.step);
     known.pending.erase(known.pending.begin(), known.pending.lower_bound(record.step));
     TensorSnapshot& snapshot = node.mapped().snapshot;
+    take_optimizer(snapshot);
     series_.take(node.mapped().is_first, &snapshot);
     known.last_step = snapshot.step;
     done.push_back(std::move(snapshot));
@@ -102,13 +114,13 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   return done;
 }
 
-// A run that goes on after a restart may repeat steps: what was known of them is about other values.
 void Weights::begin_anew(const segment::TensorRecord& record, const segment::Identity& identity) {
-  if (identity.start_time_ns <= begun_ns_) return;
-  begun_ns_ = record.time_ns;  // all ranks of this attempt have started before
+  if (!attempt_.is_new(record, identity)) return;
   known_.clear();
   series_.begin_anew();
   replicas_.begin_anew();
+  optimizer_ = {};
+  forgotten_ = 0;
 }
 
 bool Weights::add_part(const segment::TensorView& view, const segment::Identity& identity, Known* known) {
@@ -135,6 +147,7 @@ bool Weights::add_part(const segment::TensorView& view, const segment::Identity&
   snapshot.sum_of_squares += reduction(view, segment::kSumOfSquares);
   const double sum = reduction(view, segment::kUpdateSumMagnitude),
                most = reduction(view, segment::kUpdateMaxMagnitude);
+  join_optimizer(view, &snapshot);
   pending.update_known &= !std::isnan(sum) && !std::isnan(most);
   if (pending.update_known) {
     snapshot.update_sum_magnitude = snapshot.update_sum_magnitude.value_or(0) + sum;
@@ -143,6 +156,17 @@ bool Weights::add_part(const segment::TensorView& view, const segment::Identity&
     snapshot.update_sum_magnitude = snapshot.update_max_magnitude = std::nullopt;
   }
   return true;
+}
+
+// The last word on each tensor, of tensors that are still shown: the others were taken apart differently.
+void Weights::take_optimizer(const TensorSnapshot& snapshot) {
+  if (!snapshot.optimizer) return;
+  optimizer_.take(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,
+                  *snapshot.optimizer);
+  const auto interval = static_cast<int64_t>(snapshot.interval);
+  if (snapshot.step - forgotten_ < interval) return;
+  forgotten_ = snapshot.step;
+  optimizer_.forget_before(snapshot.step - 3 * interval);
 }
 
 }  // namespace foreshock

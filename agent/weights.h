@@ -8,6 +8,8 @@
 #include <map>
 #include <vector>
 
+#include "agent/attempt_watch.h"
+#include "agent/optimizer_health.h"
 #include "agent/replicas.h"
 #include "agent/weight_series.h"
 #include "segment/tensor_parser.h"
@@ -34,6 +36,8 @@ class Weights {
   using Held = WeightSeries::Held;
   Held held() const { return series_.held(); }
   const Replicas& replicas() const { return replicas_; }
+  // Each tensor once, however many replicas and parts it has here.
+  const OptimizerHealth& optimizer() const { return optimizer_; }
   uint64_t snapshots_dropped() const { return series_.dropped() + dropped_; }  // for want of room here
 
  private:
@@ -49,14 +53,17 @@ class Weights {
   };
 
   bool add_part(const segment::TensorView& view, const segment::Identity& identity, Known* known);
+  void take_optimizer(const TensorSnapshot& snapshot);
   void begin_anew(const segment::TensorRecord& record, const segment::Identity& identity);
 
   std::map<TensorKey, Known> known_;
   HistogramReader reader_;
   Replicas replicas_;
   WeightSeries series_;
+  OptimizerHealth optimizer_;
+  int64_t forgotten_ = 0;  // step at which old tensors of optimizer_ were looked for
   uint64_t dropped_ = 0;   // of tensors beyond what is followed
-  uint64_t begun_ns_ = 0;  // when the first record of this attempt was made
+  AttemptWatch attempt_;
 };
 
 }  // namespace foreshock

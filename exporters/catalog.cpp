@@ -82,6 +82,8 @@ constexpr LabelInfo kWeightDistance[] = {
     {"run"}, {"ref", kReferences}, {"scope", kScopes}, {"stat", kPooledMax}, {"interval"}};
 constexpr LabelInfo kLayerWeightDistance[] = {{"run"}, {"layer"}, {"ref", kReferences}, {"interval"}};
 constexpr LabelInfo kRunMeanMax[] = {{"run"}, {"stat", kMeanMax}};
+constexpr LabelInfo kRunMinMean[] = {{"run"}, {"stat", kMinMean}};
+constexpr LabelInfo kRunLayer[] = {{"run"}, {"layer"}};
 constexpr LabelInfo kRankWeightSkips[] = {{"run"}, {"rank"}, {"reason", kWeightSkips}};
 constexpr LabelInfo kRankGroup[] = {{"run"}, {"rank"}, {"group"}};
 constexpr LabelInfo kVersion[] = {{"version"}};
@@ -191,6 +193,31 @@ constexpr MetricInfo kTable[] = {
     {kLayerGradientNorm, "foreshock_layer_gradient_norm", kGauge, "1",
      "L2 norm of the gradient of one layer before clipping.", kRankLayer},
     {kLearningRate, "foreshock_learning_rate", kGauge, "1", "Learning rate of the last step.", kRank},
+    {kOptimizerRmsStaleness, "foreshock_optimizer_rms_staleness", kGauge, "1",
+     "sqrt(mean(g^2 / max(v, eps^2))), g being the gradient as the optimizer gets it (after clipping) and v "
+     "Adam's "
+     "bias-corrected second moment after the step: over all tensors of the node, and of the stalest one.",
+     kRunMeanMax},
+    {kOptimizerSurpriseRatio, "foreshock_optimizer_surprise_ratio", kGauge, "ratio",
+     "Share of values whose squared gradient is beyond 50 times the second moment that the step found.",
+     kRun},
+    {kOptimizerUpdateRatio, "foreshock_optimizer_update_ratio", kGauge, "ratio",
+     "Norm of what one step changed over the norm of the weights: over all tensors, and of the matrix that "
+     "changed most.",
+     kRunMeanMax},
+    {kOptimizerEpsilonDominatedRatio, "foreshock_optimizer_epsilon_dominated_ratio", kGauge, "ratio",
+     "Share of values whose second moment's root is below eps.", kRun},
+    {kAttentionUpdateNorm, "foreshock_attention_update_norm", kGauge, "1",
+     "Frobenius norm of the first-order increment of a head's W_Q W_K^T between two snapshots, over layers "
+     "and heads "
+     "of the node.",
+     kRunMeanMax},
+    {kAttentionUpdateStableRank, "foreshock_attention_update_stable_rank", kGauge, "1",
+     "Stable rank of that increment.", kRunMinMean},
+    {kAttentionUpdateEffectiveRank, "foreshock_attention_update_effective_rank", kGauge, "1",
+     "Effective rank of that increment; compare it with a healthy run's.", kRunMinMean},
+    {kLayerAttentionUpdateEffectiveRank, "foreshock_layer_attention_update_effective_rank", kGauge, "1",
+     "Smallest effective rank of a head's increment in one layer.", kRunLayer},
 
     {kLoggedValue, "foreshock_logged_value", kGauge, "1",
      "Last value of what the training itself logs, for up to 16 names.", kRankName},

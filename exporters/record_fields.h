@@ -219,6 +219,53 @@ inline constexpr Field<ModelLine> kModelFields[] = {
      "FNV-1a of the stored histogram of all values, in hexadecimal."},
 };
 
+inline constexpr Field<OptimizerLine> kOptimizerFields[] = {
+    {"run", &OptimizerLine::run, "", "Run id."},
+    {"step", &OptimizerLine::step, "steps", "Step that had just been taken."},
+    {"time", &OptimizerLine::time, "s since 1970", "When."},
+    {"tensor", &OptimizerLine::tensor, "",
+     "Name of the parameter; the line of type tensor of the same step tells more."},
+    {"layer", &OptimizerLine::layer, "", "Label of its layer."},
+    {"elements", &OptimizerLine::elements, "values", "That the figures are of: all parts on this node."},
+    {"whole_elements", &OptimizerLine::whole_elements, "values", "Of the whole tensor."},
+    {"rms_staleness", &OptimizerLine::rms_staleness, "1",
+     "sqrt(mean(g^2 / max(v, eps^2))), v being Adam's second moment after the step, bias-corrected."},
+    {"surprise_ratio", &OptimizerLine::surprise_ratio, "ratio",
+     "Share of values with g^2 > 50 v, v being the bias-corrected second moment that the step found."},
+    {"epsilon_dominated_ratio", &OptimizerLine::epsilon_dominated_ratio, "ratio",
+     "Share of values with sqrt(v) < eps."},
+    {"update_ratio", &OptimizerLine::update_ratio, "ratio",
+     "Norm of what the step changed over the norm of the values after it."},
+    {"gradient_rms", &OptimizerLine::gradient_rms, "1",
+     "Of the gradient that the optimizer took, after clipping; finite values."},
+    {"nonfinite_gradient_values", &OptimizerLine::nonfinite_gradient_values, "values",
+     "Of the gradient, NaN or infinite."},
+    {"learning_rate", &OptimizerLine::learning_rate, "1", "Of the parameter's group."},
+    {"beta1", &OptimizerLine::beta1, "1", "Of the group."},
+    {"beta2", &OptimizerLine::beta2, "1", "Of the group."},
+    {"epsilon", &OptimizerLine::epsilon, "1", "Of the group."},
+    {"weight_decay", &OptimizerLine::weight_decay, "1", "Of the group."},
+};
+
+inline constexpr Field<SpectrumLine> kSpectrumFields[] = {
+    {"run", &SpectrumLine::run, "", "Run id."},
+    {"rank", &SpectrumLine::rank, "", "Rank in the job."},
+    {"step", &SpectrumLine::step, "steps", "Step after which the projections were looked at."},
+    {"steps", &SpectrumLine::steps, "steps", "Since the look before: the increment is of these."},
+    {"heads", &SpectrumLine::heads, "heads", "Heads that are in the figures."},
+    {"time", &SpectrumLine::time, "s since 1970", "When."},
+    {"layer", &SpectrumLine::layer, "", "Label of the layer."},
+    {"norm_mean", &SpectrumLine::norm_mean, "1",
+     "Frobenius norm of a head's first-order increment of W_Q W_K^T, mean over heads."},
+    {"norm_max", &SpectrumLine::norm_max, "1", "Largest of them."},
+    {"stable_rank_mean", &SpectrumLine::stable_rank_mean, "1",
+     "Sum of squared singular values over the largest one."},
+    {"stable_rank_min", &SpectrumLine::stable_rank_min, "1", "Smallest of a head."},
+    {"effective_rank_mean", &SpectrumLine::effective_rank_mean, "1",
+     "exp(-sum p ln p), p being shares of the squared singular values."},
+    {"effective_rank_min", &SpectrumLine::effective_rank_min, "1", "Smallest of a head."},
+};
+
 inline constexpr Field<EventLine> kEventFields[] = {
     {"run", &EventLine::run, "", "Run id."},
     {"rank", &EventLine::rank, "", "Rank in the job."},
@@ -245,6 +292,8 @@ constexpr std::span<const Field<StepLine>> fields_of(const StepLine*) { return k
 constexpr std::span<const Field<SampleLine>> fields_of(const SampleLine*) { return kSampleFields; }
 constexpr std::span<const Field<TensorLine>> fields_of(const TensorLine*) { return kTensorFields; }
 constexpr std::span<const Field<ModelLine>> fields_of(const ModelLine*) { return kModelFields; }
+constexpr std::span<const Field<OptimizerLine>> fields_of(const OptimizerLine*) { return kOptimizerFields; }
+constexpr std::span<const Field<SpectrumLine>> fields_of(const SpectrumLine*) { return kSpectrumFields; }
 constexpr std::span<const Field<EventLine>> fields_of(const EventLine*) { return kEventFields; }
 
 // What "type" says of each.
@@ -253,6 +302,8 @@ constexpr const char* type_of(const StepLine*) { return "step"; }
 constexpr const char* type_of(const SampleLine*) { return "sample"; }
 constexpr const char* type_of(const TensorLine*) { return "tensor"; }
 constexpr const char* type_of(const ModelLine*) { return "model"; }
+constexpr const char* type_of(const OptimizerLine*) { return "optimizer"; }
+constexpr const char* type_of(const SpectrumLine*) { return "spectrum"; }
 constexpr const char* type_of(const EventLine*) { return "event"; }
 
 // Calls visit(name, value) for every field of `line` (Line or const Line), in the order of the table; the

@@ -61,13 +61,15 @@ std::vector<RecordField> record_fields(const std::string& line_type) {
   if (line_type == "sample") return describe<SampleLine>();
   if (line_type == "tensor") return describe<TensorLine>();
   if (line_type == "model") return describe<ModelLine>();
+  if (line_type == "optimizer") return describe<OptimizerLine>();
+  if (line_type == "spectrum") return describe<SpectrumLine>();
   if (line_type == "event") return describe<EventLine>();
   return {};
 }
 
 std::string record_markdown() {
   std::string text;
-  for (const char* type : {"run", "step", "sample", "tensor", "model", "event"}) {
+  for (const char* type : {"run", "step", "sample", "tensor", "model", "optimizer", "spectrum", "event"}) {
     text += std::string(text.empty() ? "" : "\n") + "### `\"type\": \"" + type + "\"`\n\n" +
             "| field | type | unit | meaning |\n| --- | --- | --- | --- |\n";
     for (const RecordField& field : record_fields(type)) {
@@ -82,6 +84,8 @@ std::string to_json_line(const StepLine& line) { return write_fields(line); }
 std::string to_json_line(const SampleLine& line) { return write_fields(line); }
 std::string to_json_line(const TensorLine& line) { return write_fields(line); }
 std::string to_json_line(const ModelLine& line) { return write_fields(line); }
+std::string to_json_line(const OptimizerLine& line) { return write_fields(line); }
+std::string to_json_line(const SpectrumLine& line) { return write_fields(line); }
 std::string to_json_line(const EventLine& line) { return write_fields(line); }
 
 }  // namespace foreshock

@@ -1,7 +1,6 @@
 // The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | tensor | model |
-// event.
-// Field names, units and meanings stand in one table per type (record_fields.h); docs/record.md is generated
-// from it.
+// optimizer | spectrum | event. Field names, units and meanings stand in one table per type
+// (record_fields.h); docs/record.md is generated from it.
 #ifndef FORESHOCK_EXPORTERS_RECORD_LINE_H_
 #define FORESHOCK_EXPORTERS_RECORD_LINE_H_
 
@@ -108,6 +107,28 @@ struct ModelLine {
   std::string histogram_hash;
 };
 
+// What the optimizer says of one tensor at one step, of as much of it as the node holds; replicas count once.
+struct OptimizerLine {
+  std::string run;
+  std::optional<int64_t> step;
+  std::optional<double> time;
+  std::string tensor, layer;
+  std::optional<uint64_t> elements, whole_elements;
+  std::optional<double> rms_staleness, surprise_ratio, epsilon_dominated_ratio, update_ratio, gradient_rms;
+  std::optional<uint64_t> nonfinite_gradient_values;
+  std::optional<double> learning_rate, beta1, beta2, epsilon, weight_decay;
+};
+
+// What training did to the scores of a layer's heads between two looks at its projections.
+struct SpectrumLine {
+  std::string run;
+  std::optional<int64_t> rank, step, steps, heads;
+  std::optional<double> time;
+  std::string layer;
+  std::optional<double> norm_mean, norm_max;
+  std::optional<double> stable_rank_mean, stable_rank_min, effective_rank_mean, effective_rank_min;
+};
+
 // Something happened: loss_spike, divergence, precursor, nonfinite, ...
 struct EventLine {
   std::string run;
@@ -138,6 +159,8 @@ std::string to_json_line(const StepLine& line);
 std::string to_json_line(const SampleLine& line);
 std::string to_json_line(const TensorLine& line);
 std::string to_json_line(const ModelLine& line);
+std::string to_json_line(const OptimizerLine& line);
+std::string to_json_line(const SpectrumLine& line);
 std::string to_json_line(const EventLine& line);
 
 }  // namespace foreshock

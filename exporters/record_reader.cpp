@@ -113,6 +113,8 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
   if (name == "sample") return read_fields<SampleLine>(object, why);
   if (name == "tensor") return read_fields<TensorLine>(object, why);
   if (name == "model") return read_fields<ModelLine>(object, why);
+  if (name == "optimizer") return read_fields<OptimizerLine>(object, why);
+  if (name == "spectrum") return read_fields<SpectrumLine>(object, why);
   if (name == "event") return read_fields<EventLine>(object, why);
   return complain("a type that this foreshock does not know; use a newer one");
 }

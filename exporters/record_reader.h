@@ -15,7 +15,8 @@
 
 namespace foreshock {
 
-using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, EventLine>;
+using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, OptimizerLine,
+                                SpectrumLine, EventLine>;
 
 // The line that `text` (without its newline) holds. A field that a newer foreshock has added is left out; one
 // that is missing is unknown; a number named in "nonfinite" is NaN, whatever it was. Nothing: *why is a

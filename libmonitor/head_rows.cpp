@@ -102,6 +102,28 @@ Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, 
   return {};
 }
 
+void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dims) {
+  if (dims != 2 || shape[0] <= 0) return;
+  const auto note = [shape](uint64_t* outputs, bool* differs) {
+    const auto rows = static_cast<uint64_t>(shape[0]);
+    *differs |= *outputs != 0 && *outputs != rows;
+    *outputs = *differs ? 0 : rows;
+  };
+  const ProjectionKind kind = projection_kind(name);
+  if (kind == ProjectionKind::kKey) note(&key, &key_differs_);
+  if (kind == ProjectionKind::kFused || kind == ProjectionKind::kGrouped) note(&fused, &fused_differs_);
+}
+
+HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs) {
+  if (called.head_dim == 0 || called.kv_heads != called.heads) return called;
+  const uint64_t of_key = outputs.key / called.head_dim, of_fused = outputs.fused / called.head_dim;
+  const bool is_exact =
+      of_key * called.head_dim == outputs.key && of_fused * called.head_dim == outputs.fused;
+  const uint64_t kv_heads = of_key > 0 ? of_key : of_fused > called.heads ? (of_fused - called.heads) / 2 : 0;
+  if (!is_exact || kv_heads == 0 || kv_heads > called.heads || called.heads % kv_heads != 0) return called;
+  return {called.heads, static_cast<uint32_t>(kv_heads), called.head_dim};
+}
+
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head) {
   if (projection.kind == ProjectionKind::kGrouped) return kv_head * (group_size(heads) + 2) * heads.head_dim;
   return kv_head * group_size(heads) * heads.head_dim;

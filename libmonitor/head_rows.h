@@ -35,6 +35,21 @@ struct Projection {
 // kind kNone when the shape is not the one that name and heads ask for.
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
+// The outputs of the projections of keys, and of fused ones, where all of them have as many; 0: none, or they
+// differ.
+struct ProjectionOutputs {
+  uint64_t key = 0, fused = 0;
+
+  void see(const char* name, const int64_t* shape, uint32_t dims);
+
+ private:
+  bool key_differs_ = false, fused_differs_ = false;
+};
+
+// Where model code repeats the keys of grouped queries before it calls attention, the calls have a kv-head
+// for each query head: then the projections tell how many there are.
+HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
+
 // First output of a kv-head's key, and of the first query head that reads it. Each has head_dim outputs. The
 // projection must have it (kQuery: no key, kKey: no query).
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);

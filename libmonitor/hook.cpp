@@ -112,7 +112,9 @@ size_t foreshock_weights_due(uint32_t* numbers, size_t room) {
 }
 
 void foreshock_observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when) {
-  if (states == nullptr || count == 0 || when > FORESHOCK_AFTER_STEP || !foreshock_enabled()) return;
+  if (states == nullptr || count == 0 || when > (FORESHOCK_AFTER_STEP | FORESHOCK_ENDED_STEP) ||
+      !foreshock_enabled())
+    return;
   if (whole(states, sizeof(foreshock_weight_state))) g_monitor.observe_weights(states, count, when);
 }
 

@@ -125,6 +125,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   plan.all.call = open.call;
   plan.all.op = open.op;
   name_layer(call, open, &plan.all);
+  observed_heads_.see(call.query, call.key);
 
   // Counted before the slot turns odd, so that a death in between leaves a torn sample, not an uncounted one.
   counting.add(block.sampled[pass]);
@@ -210,6 +211,7 @@ void Monitor::reset() {
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
                   settings.weights_every, settings.memory);
   weights_ns_.store(0);
+  observed_heads_.reset();
   for (std::atomic_flag* flag :
        {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_, &weights_busy_})
     flag->clear();

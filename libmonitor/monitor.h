@@ -9,6 +9,7 @@
 #include "libmonitor/guest.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
+#include "libmonitor/observed_heads.h"
 #include "libmonitor/ordinal.h"
 #include "libmonitor/scalars.h"
 #include "libmonitor/unseen.h"
@@ -120,6 +121,7 @@ class Monitor {
   OrdinalFollower ordinal_;
   LayerTable layers_;
   WeightFollower weights_;
+  ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
 };
 

@@ -222,10 +222,13 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   const uint64_t begin = monotonic_ns();
   TryLock lock(weights_busy_);
   if (!lock) return;
-  if (when == FORESHOCK_BEFORE_STEP)
-    weights_.before_step(states, count, ending_step());
-  else
-    weights_.after_step(states, count, ending_step());
+  const int64_t step = ending_step() - ((when & FORESHOCK_ENDED_STEP) != 0 ? 1 : 0);
+  if ((when & FORESHOCK_AFTER_STEP) == 0) {
+    weights_.before_step(states, count, step);
+  } else {
+    weights_.set_heads(observed_heads_.get());
+    weights_.after_step(states, count, step);
+  }
   const uint64_t own = monotonic_ns() - begin;
   weights_ns_.fetch_add(own, std::memory_order_relaxed);
   const Counting counting = g_guest.counting();

@@ -13,6 +13,8 @@
 #include "kernels/sum_of_squares.h"
 #include "kernels/update.h"
 #include "libmonitor/clocks.h"
+#include "libmonitor/head_copy.h"
+#include "libmonitor/optimizer_numbers.h"
 
 namespace foreshock {
 namespace {
@@ -46,6 +48,17 @@ uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
     elements *= static_cast<uint64_t>(size);
   }
   return elements;
+}
+
+OptimizerState optimizer_of(const foreshock_weight_state& state) {
+  return {.gradient = state.gradient,
+          .second_moment = state.square_average,
+          .step = state.optimizer_step,
+          .learning_rate = state.learning_rate,
+          .beta1 = state.beta1,
+          .beta2 = state.beta2,
+          .epsilon = state.epsilon,
+          .weight_decay = state.weight_decay};
 }
 
 // Whether the elements fill a block of memory, in any order, each once.
@@ -94,6 +107,7 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
       !counters_.reserve(kBinWords * sizeof(uint64_t)))
     return 0;
   uint64_t whole = 0, elements = 0, before = 0;
+  outputs_ = {};
   for (size_t n = 0; n < count; ++n) whole += product(element(weights, n).shape);
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight& given = element(weights, n);
@@ -106,6 +120,7 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
     std::copy_n(given.part, segment::kTensorDims, to.part);
     to.dims = given.dims;
     to.elements = product(given.part);
+    outputs_.see(to.name, to.shape, to.dims);
     // By the whole tensors' sizes, which all ranks know alike.
     turns()[n] = reversed(
         static_cast<uint32_t>(0x1p32 * (static_cast<double>(before) / static_cast<double>(whole + 1))));
@@ -249,6 +264,27 @@ size_t WeightFollower::pack(const foreshock_tensor& values, DType type, uint64_t
   return packed;
 }
 
+// The rows of some heads, where the tensor is a projection of queries or keys. Returns where the record ends.
+uint64_t WeightFollower::add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at,
+                                   uint64_t room, TensorRecord* record) {
+  if (of.dims != 2 || projection_kind(of.name) == ProjectionKind::kNone) return at;
+  const auto without = [&](segment::TensorHeadSkip reason) {
+    writer_.count_heads_skipped(reason);
+    return at;
+  };
+  if (product(of.shape) != of.elements) return without(segment::kHeadsSharded);
+  // Rows are found by the shape that was named: one that holds as much in another shape has none of them.
+  if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, of.shape))
+    return without(segment::kHeadsShape);
+  const Projection projection = projection_of(of.name, of.shape, of.dims, heads_);
+  const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
+  if (bytes == 0) return without(segment::kHeadsShape);
+  if (at + bytes > room) return without(segment::kHeadsRingFull);
+  copy_heads(projection, heads_, values, reinterpret_cast<char*>(record) + at);
+  record->payload[segment::kTensorHeadRows] = {at, bytes};
+  return at + bytes;
+}
+
 void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   Weight& of = *weight(state.number);
   const foreshock_tensor& values = state.parameter;
@@ -264,13 +300,17 @@ void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   const uint64_t reductions = round_up(sizeof(TensorRecord), 8);
   record->payload[segment::kTensorReductions] = {reductions, segment::kTensorReductionCount * sizeof(double)};
   reduce(of, values, type, step, reinterpret_cast<double*>(at + reductions));
-  const uint64_t histogram = round_up(reductions + record->payload[segment::kTensorReductions].bytes, 8);
+  const uint64_t optimizer = reductions + record->payload[segment::kTensorReductions].bytes;
+  record->payload[segment::kTensorOptimizer] = {optimizer, segment::kOptimizerNumbers * sizeof(double)};
+  optimizer_numbers(optimizer_of(state), reinterpret_cast<double*>(at + optimizer));
+  const uint64_t histogram = optimizer + record->payload[segment::kTensorOptimizer].bytes;
   const size_t packed = pack(values, type, of.elements, at + histogram, room - histogram, &record->form);
   if (packed == kPackFailed)
     return writer_.count_skipped(room >= writer_.largest_record() ? segment::kTensorTooLarge
                                                                   : segment::kTensorRingFull);
   record->payload[segment::kTensorHistogram] = {histogram, packed};
-  record->bytes = round_up(histogram + packed, segment::kTensorAlign);
+  const uint64_t end = add_heads(of, values, round_up(histogram + packed, 8), room, record);
+  record->bytes = round_up(end, segment::kTensorAlign);
   ++of.snapshots;
   writer_.publish(record);
 }

@@ -12,6 +12,7 @@
 
 #include "foreshock/hook.h"
 #include "kernels/dtype.h"
+#include "libmonitor/head_rows.h"
 #include "libmonitor/private_memory.h"
 #include "segment/tensor_writer.h"
 
@@ -57,6 +58,9 @@ class WeightFollower {
   // Set-up. Returns how many are followed from now on.
   int name(const foreshock_weight* weights, size_t count);
 
+  // What the sampled calls of attention say; all zero: not known.
+  void set_heads(const HeadGeometry& called) { heads_ = with_own_keys(called, outputs_); }
+
   // Whose turn it is in `step`.
   size_t due(int64_t step, uint32_t* numbers, size_t room);
 
@@ -78,6 +82,10 @@ class WeightFollower {
     int64_t copy_step;   // of what lies there; -1: nothing
   };
 
+  uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, uint64_t room,
+                     segment::TensorRecord* record);
+  HeadGeometry heads_;
+  ProjectionOutputs outputs_;  // of whole tensors
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   // The step of an interval of 2^32 that is the tensor's own; of any other interval: modulo it. By
   // themselves, since all of them are read at every step.

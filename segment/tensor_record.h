@@ -22,6 +22,15 @@ enum TensorSkip : uint32_t {
 inline constexpr const char* kTensorSkipNames[kTensorSkips] = {"budget", "ring_full", "too_large",
                                                                "device", "format",    "layout"};
 
+// Why a projection of queries or keys was shown without the rows of its heads.
+enum TensorHeadSkip : uint32_t {
+  kHeadsSharded,   // only a part of it is on this rank
+  kHeadsRingFull,  // there was no room for them in this piece of the ring
+  kHeadsShape,     // its shape is not what its name and the sampled calls of attention ask for
+  kTensorHeadSkips
+};
+inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {"sharded", "ring_full", "shape"};
+
 inline constexpr uint32_t kTensorDims = 4;
 inline constexpr uint64_t kTensorAlign = 64;
 
@@ -33,7 +42,8 @@ struct TensorRing {
   uint64_t taken;              // records of tensors so far
   uint64_t skipped[kTensorSkips];
   uint64_t busy_ns;  // time spent on them
-  uint64_t reserved[20];
+  uint64_t heads_skipped[kTensorHeadSkips];
+  uint64_t reserved[17];
 };
 static_assert(sizeof(TensorRing) == 256);
 
@@ -53,6 +63,8 @@ enum class HistogramForm : uint32_t {
 enum TensorPayloadId : uint32_t {
   kTensorHistogram,
   kTensorReductions,  // fp64 numbers, TensorReduction says which
+  kTensorOptimizer,   // tensor_optimizer.h
+  kTensorHeadRows,    // tensor_heads.h
   kTensorPayloads = 8
 };
 

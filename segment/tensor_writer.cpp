@@ -56,4 +56,8 @@ void TensorWriter::count_skipped(TensorSkip reason) {
   store(ring_->skipped[reason], ring_->skipped[reason] + 1);
 }
 
+void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
+  store(ring_->heads_skipped[reason], ring_->heads_skipped[reason] + 1);
+}
+
 }  // namespace foreshock::segment

@@ -23,6 +23,7 @@ class TensorWriter {
   void publish(const TensorRecord* record);
 
   void count_skipped(TensorSkip reason);
+  void count_heads_skipped(TensorHeadSkip reason);
 
  private:
   uint64_t consumed() const;

@@ -82,7 +82,7 @@ std::optional<LayerSpectrum> LayerSpectra::take(const std::string& name, const P
   Layer* layer = layer_for(name, rows);
   if (layer == nullptr) return std::nullopt;
   const auto look = [&rows](std::span<const std::byte> bytes, Side* side) {
-    if (bytes.empty() || rows.step == side->after.step) return;
+    if (bytes.empty() || rows.step <= side->after.step) return;  // a replica's
     side->before = std::exchange(side->after, {rows.step, values_of(bytes, rows.dtype)});
     side->is_new = true;
   };

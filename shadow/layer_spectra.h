@@ -45,7 +45,8 @@ class LayerSpectra {
 
   // A value when these rows complete a second look at queries and keys of `layer`, over equally many steps.
   // Where queries and keys come from two tensors, they may have been looked at some steps apart, less than an
-  // interval. Rows of another shape or interval begin anew. Rows of fp32, bf16 or fp16; what has the wrong
+  // interval. Rows of another shape or interval begin anew; those of a
+  // step that is known already, as of a replica, are left out. Rows of fp32, bf16 or fp16; what has the wrong
   // size is left out.
   std::optional<LayerSpectrum> take(const std::string& layer, const ProjectionRows& rows);
 

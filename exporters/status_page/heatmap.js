@@ -17,6 +17,7 @@ const SIGNALS = [
   { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", text: (v) => signed(v, 4) },
   { name: "gradient norm", column: "gradient_norm", limit: null, logarithmic: true, text: (v) => number(v, 3) },
   { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, turns: true, text: (v) => number(v, 3) },
+  { name: "effective rank of updates of attention scores", column: "update_effective_rank", limit: null, turns: true, text: (v) => fixed(v, 2) },
 ];
 
 class HeatMap {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +13,9 @@
 #include <string>
 
 #include "segment/reader.h"
+#include "segment/tensor_heads.h"
+#include "segment/tensor_optimizer.h"
+#include "segment/tensor_writer.h"
 #include "segment/writer.h"
 
 namespace foreshock {
@@ -25,7 +29,7 @@ class SegmentOfATrainer {
     std::string pattern =
         std::filesystem::is_directory("/dev/shm") ? "/dev/shm/agent-XXXXXX" : "/tmp/agent-XXXXXX";
     if (owns_directory_ && mkdtemp(pattern.data()) != nullptr) directory = pattern;
-    EXPECT_EQ(writer.create({directory.c_str(), rank, 0x10, 8, 1 << 16}), nullptr);
+    EXPECT_EQ(writer.create({directory.c_str(), rank, 0x10, 8, 1 << 16, 1 << 18}), nullptr);
     writer.identity()->rank = rank;
     segment::Op* ops = writer.ops();
     ops[0] = {"attention", 0, 1};
@@ -34,6 +38,7 @@ class SegmentOfATrainer {
     std::strcpy(layer.label, "003");
     std::strcpy(layer.name, "blocks.3.attention.qkv.weight");
     layer.ready = 1;
+    tensors_.attach(writer.tensors(), writer.tensor_bytes(), writer.control());
   }
   ~SegmentOfATrainer() {
     if (owns_directory_) std::filesystem::remove_all(directory);
@@ -112,11 +117,64 @@ class SegmentOfATrainer {
     writer.append_step(record);
   }
 
+  // The qkv projection of a layer after a step of Adam: one of `layers` tensors that the rank has.
+  void weights(int64_t step, int layer, int layers) {
+    uint64_t room = 0;
+    segment::TensorRecord* record = tensors_.begin(4096, &room);
+    ASSERT_NE(record, nullptr);
+    constexpr uint32_t kHeads = 2, kDim = 2, kWidth = 4, kValues = 3 * kHeads * kDim * kWidth;
+    *record = {};
+    record->kind = segment::TensorKind::kSnapshot;
+    record->header_size = sizeof *record;
+    record->step = step;
+    record->interval = 1;
+    record->snapshot = static_cast<uint64_t>(step);
+    record->number = static_cast<uint32_t>(layer);
+    record->tensors = static_cast<uint32_t>(layers);
+    record->dims = 2;
+    record->dtype = 2;
+    for (int n = 0; n < 4; ++n) record->shape[n] = record->part[n] = 1;
+    record->shape[0] = record->part[0] = kValues / kWidth;
+    record->shape[1] = record->part[1] = kWidth;
+    record->elements = kValues;
+    std::snprintf(record->layer, sizeof record->layer, "%03d", layer);
+    std::snprintf(record->name, sizeof record->name, "blocks.%d.attention.qkv.weight", layer);
+    float values[kValues];
+    for (uint32_t n = 0; n < kValues; ++n)
+      values[n] = 0.01f * static_cast<float>((n * 7 + n * static_cast<uint32_t>(step * step)) % 13);
+    uint64_t at = (sizeof *record + 7) / 8 * 8;
+    const auto put = [&](segment::TensorPayloadId id, const void* bytes, uint64_t size) {
+      std::memcpy(reinterpret_cast<char*>(record) + at, bytes, size);
+      record->payload[id] = {at, size};
+      at = (at + size + 7) / 8 * 8;
+    };
+    record->form = segment::HistogramForm::kValues;
+    put(segment::kTensorHistogram, values, sizeof values);
+    const double reductions[segment::kTensorReductionCount] = {4, 0.5, 1, 0.25};
+    put(segment::kTensorReductions, reductions, sizeof reductions);
+    double optimizer[segment::kOptimizerNumbers];
+    std::fill(std::begin(optimizer), std::end(optimizer), double{kValues});
+    put(segment::kTensorOptimizer, optimizer, sizeof optimizer);
+    char heads[segment::values_offset(kHeads) + 2 * kHeads * kDim * kWidth * sizeof(float)] = {};
+    const segment::TensorHeads head = {3, kDim, kWidth, kHeads, kHeads, 0};
+    const uint32_t numbers[kHeads] = {0, 1};
+    std::memcpy(heads, &head, sizeof head);
+    std::memcpy(heads + sizeof head, numbers, sizeof numbers);
+    std::memcpy(heads + segment::values_offset(kHeads), values,
+                sizeof heads - segment::values_offset(kHeads));
+    put(segment::kTensorHeadRows, heads, sizeof heads);
+    record->bytes = (at + segment::kTensorAlign - 1) / segment::kTensorAlign * segment::kTensorAlign;
+    writer.tensors()->tensors = static_cast<uint64_t>(layers);
+    writer.tensors()->interval = 1;
+    tensors_.publish(record);
+  }
+
   std::string directory;
   segment::SegmentWriter writer;
 
  private:
   bool owns_directory_;
+  segment::TensorWriter tensors_;
   uint64_t tickets_ = 0;
 };
 

@@ -33,7 +33,8 @@ class SimulatedNode {
     EXPECT_NE(run_, nullptr) << error;
   }
 
-  // Every layer of every rank is judged twice each way, and steps end; then all is published.
+  // Every layer of every rank is judged twice each way and shows its weights twice, and steps end; then all
+  // is published.
   void train(Registry* registry) {
     run_->discover(registry);
     for (int round = 0; round < 2; ++round)
@@ -41,6 +42,7 @@ class SimulatedNode {
         for (auto& trainer : trainers_) {
           for (uint32_t pass : {0u, 1u}) trainer->sample(round + 1, 1 + 0x1p-8, layer, pass);
           trainer->step(round * layers_ + layer + 1, 2.0);
+          trainer->weights(round + 1, layer, layers_);
         }
         run_->poll();
       }

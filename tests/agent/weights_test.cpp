@@ -58,11 +58,20 @@ class Part {
     view_.payload[segment::kTensorHistogram] = std::as_bytes(std::span(histogram_));
     view_.payload[segment::kTensorReductions] = std::as_bytes(std::span(reductions_));
   }
+  Part& with_optimizer(double staleness) {
+    optimizer_.assign(segment::kOptimizerNumbers, std::nan(""));
+    optimizer_[segment::kMomentElements] = static_cast<double>(view_.record.elements);
+    optimizer_[segment::kStalenessSum] = staleness;
+    optimizer_[segment::kEpsilonDominated] = 1;
+    optimizer_[segment::kSeenBeta2] = 0.95;
+    view_.payload[segment::kTensorOptimizer] = std::as_bytes(std::span(optimizer_));
+    return *this;
+  }
   TensorView& view() { return view_; }
 
  private:
   std::vector<char> histogram_;
-  std::vector<double> reductions_;
+  std::vector<double> reductions_, optimizer_;
   TensorView view_;
 };
 
@@ -238,6 +247,33 @@ TEST(Weights, AHistogramThatDoesNotHoldItsValuesIsRefused) {
   EXPECT_TRUE(weights.take(part.view(), rank_of(0), 1, &why).empty());
   EXPECT_NE(why, nullptr);
   EXPECT_EQ(take(weights, Part(1, normal(400, 14), 4, 0, 100)).size(), 1u) << "nothing of it is left";
+}
+
+TEST(Weights, TheOptimizerOfPartsIsJoinedAndThatOfReplicasCountsOnce) {
+  const auto values = normal(400, 7);
+  Weights sharded;
+  take(sharded, Part(4, values, 4, 0, 60).with_optimizer(300), 0, 2);
+  const auto joined = take(sharded, Part(4, values, 4, 60, 40).with_optimizer(100), 1, 2);
+  ASSERT_EQ(joined.size(), 1u);
+  ASSERT_TRUE(joined[0].optimizer);
+  EXPECT_DOUBLE_EQ(*joined[0].optimizer->rms_staleness(), 1);
+  EXPECT_DOUBLE_EQ(*joined[0].optimizer->epsilon_dominated_ratio(), 2. / 400);
+  EXPECT_EQ(joined[0].optimizer->values[segment::kSeenBeta2], 0.95);
+  EXPECT_DOUBLE_EQ(*sharded.optimizer().summary()->pooled.rms_staleness(), 1);
+
+  Weights replicated;
+  const auto first = take(replicated, Part(4, values, 4, 0, 100).with_optimizer(1600), 0, 2);
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_TRUE(take(replicated, Part(4, values, 4, 0, 100).with_optimizer(1600), 1, 2).empty());
+  EXPECT_DOUBLE_EQ(*replicated.optimizer().summary()->pooled.rms_staleness(), 2);
+  EXPECT_DOUBLE_EQ(replicated.optimizer().summary()->pooled.values[segment::kMomentElements], 400);
+
+  // A part that says nothing of its optimizer leaves the tensor's unknown.
+  Weights silent;
+  take(silent, Part(4, values, 4, 0, 60).with_optimizer(300), 0, 2);
+  const auto half = take(silent, Part(4, values, 4, 60, 40), 1, 2);
+  ASSERT_TRUE(half[0].optimizer);
+  EXPECT_FALSE(half[0].optimizer->rms_staleness());
 }
 
 }  // namespace

@@ -58,7 +58,13 @@ TEST_F(RecordReaderTest, EveryTypeComesBackFieldByField) {
   step.sampled = true;
   step.logged = {{"train/accuracy", 0.25}, {"n", 3}};
   step.logged_step = {{"n", 12}};
-  const std::vector<RecordLine> lines = {run, step, sample, event};
+  OptimizerLine optimizer;
+  optimizer.tensor = "blocks.0.qkv.weight";
+  optimizer.rms_staleness = 1.0 / 3;
+  SpectrumLine spectrum;
+  spectrum.layer = "000";
+  spectrum.effective_rank_min = 7.25;
+  const std::vector<RecordLine> lines = {run, step, sample, optimizer, spectrum, event};
   for (const RecordLine& line : lines)
     std::visit([&](const auto& of) { put(to_json_line(of) + "\n"); }, line);
 
@@ -73,7 +79,7 @@ TEST_F(RecordReaderTest, EveryTypeComesBackFieldByField) {
     EXPECT_EQ(text(*back), text(line));
   }
   EXPECT_FALSE(reader->next());
-  EXPECT_EQ(reader->lines(), 4u);
+  EXPECT_EQ(reader->lines(), lines.size());
   EXPECT_EQ(reader->bad_lines(), 0u);
 }
 

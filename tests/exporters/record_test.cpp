@@ -85,11 +85,13 @@ TEST_F(Record, EveryTypeComesBackAsItWasWritten) {
     writer->write(sample);
     writer->write(TensorLine());
     writer->write(ModelLine());
+    writer->write(OptimizerLine());
+    writer->write(SpectrumLine());
     writer->write(event);
   }
   const std::vector<json> read = lines();
-  ASSERT_EQ(read.size(), 6u);
-  const char* types[] = {"run", "step", "sample", "tensor", "model", "event"};
+  ASSERT_EQ(read.size(), 8u);
+  const char* types[] = {"run", "step", "sample", "tensor", "model", "optimizer", "spectrum", "event"};
   for (size_t i = 0; i < read.size(); ++i) {
     EXPECT_EQ(read[i]["schema"], 1);
     EXPECT_EQ(read[i]["type"], types[i]);
@@ -185,7 +187,7 @@ TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
 
 TEST_F(Record, MarkdownNamesEveryField) {
   const std::string text = record_markdown();
-  for (const char* type : {"run", "step", "sample", "tensor", "model", "event"}) {
+  for (const char* type : {"run", "step", "sample", "tensor", "model", "optimizer", "spectrum", "event"}) {
     for (const RecordField& field : record_fields(type))
       EXPECT_THAT(text, HasSubstr("| `" + field.name + "` | "));
   }

@@ -59,6 +59,92 @@ def test_an_optimizer_without_state_has_parameters_and_gradients(trainer):
     assert all(row["step"] == -1 for row in told)
 
 
+TWO = """
+first, second = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+one = torch.optim.SGD(first.parameters(), lr=0.5)
+other = torch.optim.AdamW(second.parameters(), lr=0.125)
+def mark(t): return float((t.detach().double().flatten() * torch.arange(1, t.numel() + 1)).sum())
+def marks(): return [mark(p) for m in (first, second) for p in m.parameters()]
+for _ in range(4):
+    events()
+    second(first(torch.randn(5, 6))).square().mean().backward()
+    before = marks()
+    one.step()
+    other.step()
+    after = marks()
+    seen = [row for row in events() if row["event"] in ("weight", "step")]
+    grads = [mark(p.grad) for m in (first, second) for p in m.parameters()]
+    steps = [float(other.state[p]["step"]) for p in second.parameters()]
+    first.zero_grad(), second.zero_grad()
+print(json.dumps(dict(seen=seen, before=before, after=after, grads=grads, steps=steps)))
+"""
+
+
+def test_of_two_optimizers_each_is_looked_at_around_its_own_step(trainer):
+    told = trainer(TWO)
+    order = [(row["event"], row.get("number"), row.get("when")) for row in told["seen"]]
+    assert order == [
+        *(("weight", n, 0) for n in (0, 1)),
+        *(("weight", n, 1) for n in (0, 1)),
+        ("step", None, None),
+        *(("weight", n, 2) for n in (2, 3)),  # of the step that has just been told
+        *(("weight", n, 3) for n in (2, 3)),
+    ]
+    rows = [row for row in told["seen"] if row["event"] == "weight"]
+    for row in rows:
+        values = told["after" if row["when"] & 1 else "before"]
+        assert row["parameter"]["fingerprint"] == pytest.approx(values[row["number"]])
+        assert row["gradient"]["fingerprint"] == pytest.approx(told["grads"][row["number"]])
+    assert [row["step"] for row in rows if row["when"] == 3] == told["steps"]
+
+
+def test_a_step_left_out_shows_nothing_of_the_optimizers_after_it(trainer):
+    seen = trainer(
+        """
+        first, second = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+        one = torch.optim.AdamW(first.parameters(), fused=True)
+        other = torch.optim.AdamW(second.parameters())
+        for n in range(4):
+            events()
+            second(first(torch.randn(5, 6))).square().mean().backward()
+            one.found_inf = torch.tensor(float(n == 3))
+            one.grad_scale = torch.tensor(1.0)
+            one.step()
+            other.step()
+        print(json.dumps([row["when"] for row in events("weight")]))
+        """
+    )
+    assert seen == [0, 0], "what stood before the step that was not taken"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_shown"),
+    [
+        ("AdamW(p, weight_decay=0.1)", True),
+        ("Adam(p)", True),
+        ("Adam(p, weight_decay=0.1)", False),  # it adds the decay to the gradient, and squares the sum
+        ("NAdam(p, weight_decay=0.1, decoupled_weight_decay=True)", True),
+        ("NAdam(p, weight_decay=0.1)", False),
+    ],
+)
+def test_the_second_moment_is_shown_where_it_is_the_gradient_s(trainer, optimizer, is_shown):
+    rows = trainer(
+        f"""
+        layer = torch.nn.Linear(3, 2)
+        p = list(layer.parameters())
+        optimizer = torch.optim.{optimizer}
+        for _ in range(3):
+            events()
+            layer(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        print(json.dumps([row for row in events("weight") if row["when"] == 1]))
+        """
+    )
+    assert len(rows) == 2
+    assert [row["square_average"] is not None for row in rows] == [is_shown] * 2
+    assert all(row["average"] is not None for row in rows)
+
+
 def test_names_shapes_and_layers(trainer):
     rows = trainer(
         """

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/checksum.h"
+#include "segment/tensor_heads.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {
@@ -126,6 +127,62 @@ TEST_F(WeightsTest, WhatCannotBeReadIsCountedWithItsReason) {
     EXPECT_EQ(ring.skipped[segment::kTensorFormat], 1u);
     EXPECT_EQ(ring.skipped[segment::kTensorLayout], 2u);
     EXPECT_EQ(ring.taken, 1u);
+  });
+}
+
+// The trainer's calls have 4 heads of 16.
+TEST_F(WeightsTest, ProjectionsShowTheRowsOfTheirHeads) {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_EVERY", "1"}}, [this] {
+    Trainer trainer;
+    for (int64_t step = 1; step < 4; ++step) trainer.step(step, 1);
+    std::vector<float> values(3 * 64 * 10);
+    for (size_t n = 0; n < values.size(); ++n) values[n] = static_cast<float>(n);
+    foreshock_weight weights[] = {named("0.qkv.weight", 192, 10), named("1.qkv.weight", 192, 10),
+                                  named("2.qkv.weight", 100, 10), named("3.up.weight", 192, 10)};
+    weights[1].part[0] = 96;
+    ASSERT_EQ(foreshock_name_weights(weights, 4), 4);
+    foreshock_weight_state states[] = {
+        state_of(0, values.data(), 192, 10), state_of(1, values.data(), 96, 10),
+        state_of(2, values.data(), 100, 10), state_of(3, values.data(), 192, 10),
+        state_of(0, values.data(), 10, 192)};
+    foreshock_observe_weights(states, 5, FORESHOCK_AFTER_STEP);
+    auto reader = open();
+    const segment::TensorRing ring = reader->tensor_ring();
+    EXPECT_EQ(ring.taken, 5u);
+    EXPECT_EQ(ring.heads_skipped[segment::kHeadsSharded], 1u);
+    EXPECT_EQ(ring.heads_skipped[segment::kHeadsShape], 2u) << "of 100 rows, and of another shape than named";
+    EXPECT_EQ(ring.heads_skipped[segment::kHeadsRingFull], 0u);
+    segment::SegmentReader::ReadyTensor ready;
+    ASSERT_TRUE(reader->next_tensor(&ready));
+    segment::TensorHeadsView heads;
+    ASSERT_EQ(segment::parse_tensor_heads(ready.view.payload[segment::kTensorHeadRows], 4, &heads), nullptr);
+    EXPECT_EQ(heads.numbers, (std::vector<uint32_t>{0, 1, 2, 3}));
+    EXPECT_EQ(std::memcmp(heads.queries.data(), values.data(), 64 * 10 * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(heads.keys.data(), values.data() + 64 * 10, 64 * 10 * sizeof(float)), 0);
+  });
+}
+
+TEST_F(WeightsTest, AnOptimizerAfterTheTickBelongsToTheStepThatHasEnded) {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}}, [this] {
+    Model model;
+    model.trainer.step(1, 1);
+    ASSERT_EQ(model.name(), 2);
+    model.trainer.step(7, 1);
+    const foreshock_weight_state state = state_of(0, model.small.data(), 2, 3);
+    foreshock_observe_weights(&state, 1, FORESHOCK_BEFORE_STEP | FORESHOCK_ENDED_STEP);
+    for (float& weight : model.small) weight += 0.5f;
+    foreshock_observe_weights(&state, 1, FORESHOCK_AFTER_STEP | FORESHOCK_ENDED_STEP);
+    foreshock_observe_weights(&state, 1, FORESHOCK_AFTER_STEP);
+    auto reader = open();
+    segment::SegmentReader::ReadyTensor ready;
+    ASSERT_TRUE(reader->next_tensor(&ready));
+    EXPECT_EQ(ready.view.record.step, 7);
+    const auto* reductions =
+        reinterpret_cast<const double*>(ready.view.payload[segment::kTensorReductions].data());
+    EXPECT_EQ(reductions[segment::kUpdateMaxMagnitude], 0.5);
+    reader->consume_tensor();
+    ASSERT_TRUE(reader->next_tensor(&ready));
+    EXPECT_EQ(ready.view.record.step, 8);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "segment/joined_slice.h"
 #include "segment/parser.h"
+#include "segment/tensor_heads.h"
 #include "segment/tensor_parser.h"
 
 namespace {
@@ -21,7 +22,21 @@ void use(const SlotView& view) {
     if (view.header.key_limit[row] > view.header.keys) std::abort();
 }
 
+void use_heads(Bytes payload, uint64_t element_bytes) {
+  TensorHeadsView view;
+  if (parse_tensor_heads(payload, element_bytes, &view) != nullptr) return;
+  volatile unsigned sum = 0;
+  for (const Bytes& side : {view.queries, view.keys}) {
+    for (std::byte byte : side) sum = sum + static_cast<unsigned>(byte);
+    const uint64_t values = uint64_t{view.head.count} * view.head.head_dim * view.head.width;
+    if (!side.empty() && side.size() != values * element_bytes) std::abort();
+  }
+  if (view.numbers.size() != view.head.count || view.numbers.back() >= view.head.kv_heads) std::abort();
+  if (view.queries.empty() && view.keys.empty()) std::abort();
+}
+
 void use(const TensorView& view) {
+  use_heads(view.payload[kTensorHeadRows], view.record.dtype == 2 ? 4 : 2);
   volatile unsigned sum = 0;
   for (const Bytes& payload : view.payload)
     for (std::byte byte : payload) sum = sum + static_cast<unsigned>(byte);
@@ -80,6 +95,7 @@ void parse_whole_file(Bytes file) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Bytes bytes(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
+  if (data[0] >= 0xc0) return use_heads(bytes, (data[0] & 1) != 0 ? 4 : 2), 0;
   switch (data[0] >= 0x80 ? 4 : data[0] % 4) {
     case 0:
       parse_whole_file(bytes);

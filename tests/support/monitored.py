@@ -91,7 +91,7 @@ def run_monitored(
 
 
 # Every training call is looked at, whatever it costs.
-EVERYTHING = ("--every", "1", "--max-slowdown", "100%")
+EVERYTHING = ("--every", "1", "--max-slowdown", "100%", "--weights", "1")
 
 
 def assert_conserved(rank: dict) -> None:

@@ -194,7 +194,9 @@ typedef struct foreshock_weight_state {
   double learning_rate, beta1, beta2, epsilon, weight_decay; /* of its group */
 } foreshock_weight_state;
 
-enum { FORESHOCK_BEFORE_STEP = 0, FORESHOCK_AFTER_STEP = 1 };
+/* FORESHOCK_ENDED_STEP is added to either for an optimizer that steps after foreshock_step_end has told the
+ * step that its work belongs to. */
+enum { FORESHOCK_BEFORE_STEP = 0, FORESHOCK_AFTER_STEP = 1, FORESHOCK_ENDED_STEP = 2 };
 
 /* What this process is in the job. Fields that are negative are unknown. */
 typedef struct foreshock_identity {
@@ -285,7 +287,7 @@ FORESHOCK_EXPORT int foreshock_name_weights(const foreshock_weight* weights, siz
 FORESHOCK_EXPORT size_t foreshock_weights_due(uint32_t* numbers, size_t room);
 
 /* Those tensors before the optimizer's work (FORESHOCK_BEFORE_STEP; may be left out: the change that the step
- * made is not known then) and after it, before foreshock_step_end. */
+ * made is not known then) and after it, before foreshock_step_end but for FORESHOCK_ENDED_STEP. */
 FORESHOCK_EXPORT void foreshock_observe_weights(const foreshock_weight_state* states, size_t count,
                                                 uint32_t when);
 

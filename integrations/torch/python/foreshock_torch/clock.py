@@ -12,7 +12,7 @@ from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
 from .place import place, ranks
 from .unseen import LOOK_AT, attention_unseen
-from .weights import Weights
+from .weights import ENDED, Weights
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -62,6 +62,8 @@ class Monitor:
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         if self._clock is not None and self._clock() not in (None, optimizer):
+            if not has_stepped:
+                self._late(optimizer, self.weights.before)
             return
         begin = time.perf_counter_ns()
         together = [optimizer, *(o for ref in self._companions if (o := ref()) not in (None, optimizer))]
@@ -72,9 +74,8 @@ class Monitor:
         in_backward = self._torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward
         in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies)
-        if has_stepped:
-            self.weights.due()
-        else:
+        self.weights.due()
+        if not has_stepped:
             in_core += self.weights.before(optimizer)
         self._spent_ns += time.perf_counter_ns() - begin - in_core
 
@@ -82,10 +83,13 @@ class Monitor:
         begin = time.perf_counter_ns()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
+            self._late(optimizer, self.weights.after)
             return
         self._others.clear()
         source, step = self._state_step(optimizer)
-        in_core = self.weights.after() if step is not None else 0
+        in_core = self.weights.after(optimizer) if step is not None else 0
+        if step is None:
+            self.weights.forget_due()
         if step is not None and not self.reported:
             rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
             self.core.logs.tick()
@@ -97,6 +101,18 @@ class Monitor:
             if self._ticks in LOOK_AT:
                 self._look_for_unseen()
         self.core.adapter.foreshock_adapter_step_ended()
+
+    def _late(self, optimizer: Any, look: Any) -> None:
+        """An optimizer that steps after the clock: what it steps is still of the step that the clock has told."""
+        if not self.weights.is_any_due:
+            return
+        begin = time.perf_counter_ns()
+        in_core = 0
+        if self.core.adapter.foreshock_adapter_backwards() > 0:
+            self.weights.forget_due()
+        else:
+            in_core = look(optimizer, 0 if self.reported else ENDED)
+        self._spent_ns += time.perf_counter_ns() - begin - in_core
 
     def _is_clock(self, optimizer: Any, backwards: int) -> bool:
         import weakref

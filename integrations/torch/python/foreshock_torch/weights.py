@@ -10,7 +10,7 @@ from .names import Named
 from .numbers import on_cpu, step_number
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
-BEFORE, AFTER = 0, 1
+BEFORE, AFTER, ENDED = 0, 1, 2  # ENDED: of the step that was told last
 
 
 class Weight(NamedTuple):
@@ -83,6 +83,7 @@ class Weights:
                     rows.append(Weight(name, labels.get(name, ""), *place))
                     held.append((reference, group, weakref.ref(parameter)))
         self._held = held if self._core.name_weights(rows) > 0 else []
+        self._due = []
 
     @staticmethod
     def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
@@ -91,20 +92,31 @@ class Weights:
         except Exception:  # a placement that this torch cannot tell the offset of
             return None
 
-    def before(self, optimizer: Any) -> int:
-        """Those whose turn it is, as they are before `optimizer` steps. Nanoseconds spent in the core."""
-        self._due = self._core.weights_due() if self._held else []
-        mine = [number for number in self._due if self._held[number][0]() is optimizer]
-        return self._observe(mine, BEFORE)
-
-    def after(self) -> int:
-        """The same once it has stepped."""
-        due, self._due = self._due, []
-        return self._observe(due, AFTER)
-
     def due(self) -> None:
-        """Asks whose turn it is, for a step that was not seen to begin."""
+        """Asks whose turn it is."""
         self._due = self._core.weights_due() if self._held else []
+
+    def forget_due(self) -> None:
+        """The step was left out, or another one has begun."""
+        self._due = []
+
+    @property
+    def is_any_due(self) -> bool:
+        return bool(self._due)
+
+    def before(self, optimizer: Any, ended: int = 0) -> int:
+        """Those whose turn it is and that `optimizer` is about to step. Nanoseconds spent in the core."""
+        return self._observe(self._of(optimizer), BEFORE | ended)
+
+    def after(self, optimizer: Any, ended: int = 0) -> int:
+        """The same once it has stepped; what other optimizers step later stays due."""
+        mine = self._of(optimizer)
+        seen = set(mine)
+        self._due = [number for number in self._due if number not in seen]
+        return self._observe(mine, AFTER | ended)
+
+    def _of(self, optimizer: Any) -> list[int]:
+        return [number for number in self._due if self._held[number][0]() is optimizer]
 
     def _observe(self, numbers: list[int], when: int) -> int:
         rows = [row for number in numbers if (row := self._row(number)) is not None]
@@ -115,14 +127,30 @@ class Weights:
         optimizer, parameter = reference(), to_parameter()
         if optimizer is None or parameter is None or place >= len(optimizer.param_groups):
             return None
-        group, state = optimizer.param_groups[place], optimizer.state.get(parameter, {})
-        tensors = (parameter, parameter.grad, state.get("exp_avg"), state.get("exp_avg_sq"))
+        group, state = optimizer.param_groups[place], optimizer.state.get(parameter)
+        if not isinstance(state, dict):
+            state = {}
+        square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
+        tensors = (parameter, parameter.grad, state.get("exp_avg"), square)
         addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
         return number, addresses, self._numbers(group, state)
 
+    def _adds_decay(self, optimizer: Any, group: dict[str, Any]) -> bool:
+        """Whether the second moment is not that of the gradient alone: Adam adds its weight decay to it, AdamW does
+        not."""
+        optim = self._torch.optim
+        coupled = isinstance(optimizer, (optim.Adam, optim.NAdam, optim.RAdam)) and not isinstance(
+            optimizer, optim.AdamW
+        )
+        given = group.get("weight_decay")
+        decay = on_cpu(self._torch, given)
+        is_there = decay != 0 if decay is not None else given is not None  # one on a device may be anything
+        return is_there and not group.get("decoupled_weight_decay", not coupled)
+
     def _numbers(self, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
-        betas = group.get("betas") or ()
-        values = [group.get("lr"), *(betas if len(betas) == 2 else (None, None)), group.get("eps")]
+        betas = group.get("betas")
+        pair = betas if isinstance(betas, (tuple, list)) and len(betas) == 2 else (None, None)
+        values = [group.get("lr"), *pair, group.get("eps")]
         known = [on_cpu(self._torch, value) for value in (*values, group.get("weight_decay"))]
         step = step_number(self._torch, state.get("step"))
         return Numbers(-1 if step is None else step, *(math.nan if value is None else value for value in known))

@@ -1,0 +1,116 @@
+#include "agent/optimizer_health.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace foreshock {
+namespace {
+
+// A sum of squares or a count that a trainer can have meant.
+bool is_known(double x) { return std::isfinite(x) && x >= 0; }
+
+std::optional<double> ratio(double numerator, double denominator) {
+  if (!is_known(numerator) || !is_known(denominator) || denominator == 0) return std::nullopt;
+  return numerator / denominator;
+}
+
+std::optional<double> root(const std::optional<double>& square) {
+  return square ? std::optional<double>(std::sqrt(*square)) : std::nullopt;
+}
+
+void add_known(double other, double* to) {
+  if (is_known(other)) *to = is_known(*to) ? *to + other : other;
+}
+
+// Both sums of a ratio or none, so that no tensor is in one of them alone.
+void add_pair(double numerator, double denominator, double* to_numerator, double* to_denominator) {
+  if (!is_known(numerator) || !is_known(denominator)) return;
+  add_known(numerator, to_numerator);
+  add_known(denominator, to_denominator);
+}
+
+}  // namespace
+
+OptimizerSums OptimizerSums::of(segment::Bytes payload, double weight_squares, double update_squares) {
+  OptimizerSums sums;
+  std::fill(std::begin(sums.values), std::end(sums.values), std::numeric_limits<double>::quiet_NaN());
+  const size_t bytes = std::min(payload.size() / sizeof(double) * sizeof(double), sizeof sums.values);
+  if (bytes > 0) std::memcpy(sums.values, payload.data(), bytes);
+  sums.weight_squares = weight_squares;
+  sums.update_squares = update_squares;
+  return sums;
+}
+
+std::optional<double> OptimizerSums::gradient_rms() const {
+  return root(ratio(values[segment::kGradientSumOfSquares], values[segment::kGradientElements]));
+}
+std::optional<double> OptimizerSums::rms_staleness() const {
+  return root(ratio(values[segment::kStalenessSum], values[segment::kMomentElements]));
+}
+std::optional<double> OptimizerSums::surprise_ratio() const {
+  return ratio(values[segment::kSurprised], values[segment::kSurpriseElements]);
+}
+std::optional<double> OptimizerSums::epsilon_dominated_ratio() const {
+  return ratio(values[segment::kEpsilonDominated], values[segment::kMomentElements]);
+}
+std::optional<double> OptimizerSums::update_ratio() const {
+  return root(ratio(update_squares, weight_squares));
+}
+
+void OptimizerSums::join(const OptimizerSums& other) {
+  for (uint32_t n = 0; n < segment::kSeenLearningRate; ++n) values[n] += other.values[n];  // NaN stays NaN
+  weight_squares += other.weight_squares;
+  update_squares += other.update_squares;
+}
+
+void OptimizerSums::pool(const OptimizerSums& other) {
+  using namespace segment;
+  add_pair(other.values[kGradientSumOfSquares], other.values[kGradientElements],
+           &values[kGradientSumOfSquares], &values[kGradientElements]);
+  add_known(other.values[kGradientNonFinite], &values[kGradientNonFinite]);
+  // These three come together or not at all.
+  if (is_known(other.values[kStalenessSum]) && is_known(other.values[kEpsilonDominated]) &&
+      is_known(other.values[kMomentElements]))
+    for (const OptimizerNumber n : {kStalenessSum, kEpsilonDominated, kMomentElements})
+      add_known(other.values[n], &values[n]);
+  add_known(other.values[kMomentUnusable], &values[kMomentUnusable]);
+  add_pair(other.values[kSurprised], other.values[kSurpriseElements], &values[kSurprised],
+           &values[kSurpriseElements]);
+  add_pair(other.update_squares, other.weight_squares, &update_squares, &weight_squares);
+}
+
+void OptimizerHealth::take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums) {
+  if (tensors_.size() >= kMostTensors && !tensors_.contains(key)) return;
+  tensors_[key] = {dims, step, sums};
+}
+
+void OptimizerHealth::forget_before(int64_t step) {
+  std::erase_if(tensors_, [step](const auto& each) { return each.second.step < step; });
+}
+
+std::optional<OptimizerHealth::Summary> OptimizerHealth::summary() const {
+  if (tensors_.empty()) return std::nullopt;
+  const double unknown = std::numeric_limits<double>::quiet_NaN();
+  Summary summary{.pooled = OptimizerSums::of({}, unknown, unknown),
+                  .staleness_max = {},
+                  .update_ratio_max = {},
+                  .stalest = {},
+                  .fastest = {}};
+  const auto keep_largest = [](const std::optional<double>& value, const std::string& name,
+                               std::optional<double>* largest, std::string* of) {
+    if (!value || (*largest && **largest >= *value)) return;
+    *largest = value;
+    *of = name;
+  };
+  for (const auto& [key, tensor] : tensors_) {
+    summary.pooled.pool(tensor.sums);
+    keep_largest(tensor.sums.rms_staleness(), key.name, &summary.staleness_max, &summary.stalest);
+    if (tensor.dims >= 2)
+      keep_largest(tensor.sums.update_ratio(), key.name, &summary.update_ratio_max, &summary.fastest);
+  }
+  return summary;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,20 @@
+// Which tensor of a run a record is about.
+#ifndef FORESHOCK_AGENT_TENSOR_KEY_H_
+#define FORESHOCK_AGENT_TENSOR_KEY_H_
+
+#include <compare>
+#include <cstdint>
+#include <string>
+
+namespace foreshock {
+
+// Where a rank holds all of a tensor, ranks of other model-parallel coordinates have another of that name.
+struct TensorKey {
+  std::string name;
+  int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
+  auto operator<=>(const TensorKey&) const = default;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_TENSOR_KEY_H_

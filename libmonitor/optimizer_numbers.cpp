@@ -1,0 +1,87 @@
+#include "libmonitor/optimizer_numbers.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/adam_sums.h"
+#include "kernels/joint_blocks.h"
+
+namespace foreshock {
+namespace {
+
+bool is_readable(const foreshock_tensor& tensor) {
+  return tensor.data != nullptr && tensor.device_type == FORESHOCK_DEVICE_CPU &&
+         is_floating(static_cast<DType>(tensor.dtype)) && tensor.dims <= FORESHOCK_TENSOR_DIMS;
+}
+
+// The dimensions that are there become the last ones: rows are walked along the last.
+TensorView view_of(const foreshock_tensor& tensor) {
+  TensorView view{.data = tensor.data, .dtype = static_cast<DType>(tensor.dtype)};
+  const uint32_t absent = FORESHOCK_TENSOR_DIMS - tensor.dims;
+  for (uint32_t d = 0; d < tensor.dims; ++d) {
+    view.shape[absent + d] = tensor.shape[d];
+    view.stride[absent + d] = tensor.stride[d];
+  }
+  return view;
+}
+
+bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b) {
+  return a.dims == b.dims && std::equal(a.shape, a.shape + a.dims, b.shape);
+}
+
+void tell_gradient(double squares, uint64_t finite, uint64_t nonfinite, double* numbers) {
+  numbers[segment::kGradientSumOfSquares] = squares;
+  numbers[segment::kGradientElements] = static_cast<double>(finite);
+  numbers[segment::kGradientNonFinite] = static_cast<double>(nonfinite);
+}
+
+void tell_moment(const AdamSums& sums, double* numbers) {
+  numbers[segment::kMomentElements] = static_cast<double>(sums.counted);
+  numbers[segment::kMomentUnusable] = static_cast<double>(sums.unusable_state);
+  numbers[segment::kStalenessSum] = sums.staleness;
+  numbers[segment::kEpsilonDominated] = static_cast<double>(sums.epsilon_dominated);
+  numbers[segment::kSurprised] = static_cast<double>(sums.surprised);
+  numbers[segment::kSurpriseElements] = static_cast<double>(sums.surprise_counted);
+}
+
+// Where there is no second moment.
+void sum_gradient(const TensorView& gradient, double* numbers) {
+  double squares = 0;
+  uint64_t finite = 0, nonfinite = 0;
+  for_each_joint_block(gradient, gradient, [&](const double* g, const double*, size_t n) {
+    double of_block = 0;
+    uint64_t not_finite = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const bool is_finite = g[i] * 0 == 0;
+      of_block += is_finite ? g[i] * g[i] : 0;
+      not_finite += !is_finite;
+    }
+    squares += of_block;
+    finite += n - not_finite;
+    nonfinite += not_finite;
+  });
+  tell_gradient(squares, finite, nonfinite, numbers);
+}
+
+}  // namespace
+
+void optimizer_numbers(const OptimizerState& state, double* numbers) {
+  std::fill_n(numbers, segment::kOptimizerNumbers, std::numeric_limits<double>::quiet_NaN());
+  numbers[segment::kSeenLearningRate] = state.learning_rate;
+  numbers[segment::kSeenBeta1] = state.beta1;
+  numbers[segment::kSeenBeta2] = state.beta2;
+  numbers[segment::kSeenEpsilon] = state.epsilon;
+  numbers[segment::kSeenWeightDecay] = state.weight_decay;
+  if (!is_readable(state.gradient)) return;
+  const TensorView gradient = view_of(state.gradient);
+  AdamSums sums;
+  if (is_readable(state.second_moment) && is_same_shape(state.gradient, state.second_moment))
+    add_adam_sums(gradient, view_of(state.second_moment),
+                  {.beta2 = state.beta2, .eps = state.epsilon, .step = state.step}, &sums);
+  if (sums.counted + sums.nonfinite_gradient + sums.unusable_state == 0)
+    return sum_gradient(gradient, numbers);
+  tell_moment(sums, numbers);
+  tell_gradient(sums.gradient_squares, sums.counted, sums.nonfinite_gradient, numbers);
+}
+
+}  // namespace foreshock

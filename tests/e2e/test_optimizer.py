@@ -1,0 +1,139 @@
+"""The optimizer's health and the spectra of updates, as the record has them, beside torch and numpy."""
+
+import concurrent.futures
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+import pytest
+from monitored import EVERYTHING, PYTHON, Run, run_monitored
+
+SCRIPT = str(pathlib.Path(__file__).with_name("optimizer_training.py"))
+ADAM = ["fused", "foreach", "loop", "compiled", "bf16", "ddp", "fsdp", "two"]
+CASES = [*ADAM, "signs", "fused_qkv"]
+RANKS = {"ddp": 2, "fsdp": 2}
+STEPS, HEADS = 8, 4
+FIGURES = ("rms_staleness", "epsilon_dominated_ratio", "update_ratio", "gradient_rms")
+
+
+class Training:
+    def __init__(self, case: str) -> None:
+        command = [PYTHON]
+        if case in RANKS:
+            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[case])]
+        with tempfile.TemporaryDirectory() as folder:
+            self.run: Run = run_monitored([*command, SCRIPT, case, folder], *EVERYTHING, "--weights", "1")
+            assert self.run.returncode == 0, self.run.stderr
+            self.told = json.loads((pathlib.Path(folder) / "told.json").read_text())
+            self.weights = [dict(np.load(pathlib.Path(folder) / f"{n}.npz")) for n in range(1, STEPS + 1)]
+
+    def lines(self) -> list[dict]:
+        """Each tensor once a step, however many ranks have it."""
+        found = self.run.of("optimizer")
+        assert len({(line["tensor"], line["step"]) for line in found}) == len(found)
+        assert {line["tensor"] for line in found} == self.told[0].keys()
+        assert len(found) >= (STEPS - 2) * len(self.told[0])  # the first steps come before the names
+        assert all(line["elements"] == line["whole_elements"] for line in found)
+        return found
+
+
+@pytest.fixture(scope="module")
+def trainings() -> dict[str, Training]:
+    with concurrent.futures.ThreadPoolExecutor(2) as two:
+        return dict(zip(CASES, two.map(Training, CASES), strict=True))
+
+
+def check_adam(line: dict, told: dict) -> None:
+    assert (line["beta1"], line["beta2"], line["epsilon"], line["weight_decay"]) == (0.9, 0.99, 1e-5, 0.01)
+    if line["step"] == 1:
+        assert line["surprise_ratio"] is None, "there was no second moment to be surprised by"
+    else:
+        assert told["surprise_low"] <= line["surprise_ratio"] <= told["surprise_high"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_torch_computes_it(trainings, case):
+    """To 1e-6: sums in fp64 of the same stored values."""
+    training = trainings[case]
+    lines = training.lines()
+    for line in lines:
+        told = training.told[line["step"] - 1][line["tensor"]]
+        for figure in FIGURES:
+            if figure == "update_ratio" and case == "compiled":
+                assert line[figure] is None, "what a compiled step finds is not seen"
+            elif figure not in told:
+                assert line[figure] is None, (line, figure)
+            else:
+                assert line[figure] == pytest.approx(told[figure], rel=1e-6, abs=1e-12), (line, figure)
+        assert line["learning_rate"] == pytest.approx(1e-3)
+        assert line["nonfinite_gradient_values"] == 0
+        if "rms_staleness" in told:
+            check_adam(line, told)
+        else:
+            assert line["beta2"] is line["surprise_ratio"] is None
+    known = [line for line in lines if line["rms_staleness"] is not None]
+    assert bool(known) == (case != "signs")
+    assert not known or any(line["epsilon_dominated_ratio"] > 0 for line in known)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_summary_pools_what_every_tensor_told_last(trainings, case):
+    training = trainings[case]
+    optimizer = training.run.rank()["optimizer"]
+    last = {line["tensor"]: line for line in training.run.of("optimizer")}
+    for figure, stat in (("rms_staleness", "max"), ("update_ratio", "max")):
+        known = {name: line[figure] for name, line in last.items() if line[figure] is not None}
+        if figure == "update_ratio":  # of matrices
+            shapes = {line["tensor"]: line["shape"] for line in training.run.of("tensor")}
+            known = {name: value for name, value in known.items() if len(shapes[name]) == 2}
+        if not known:
+            assert optimizer[figure] == {"mean": None, "max": None, "tensor": None}
+            continue
+        worst = max(known, key=known.__getitem__)
+        assert optimizer[figure]["tensor"] == worst
+        assert optimizer[figure][stat] == pytest.approx(known[worst], rel=1e-12)
+    elements = {name: line["elements"] for name, line in last.items()}
+    pooled = sum(elements[name] * line["gradient_rms"] ** 2 for name, line in last.items()) / sum(elements.values())
+    assert optimizer["gradient_rms"] == pytest.approx(np.sqrt(pooled), rel=1e-12)
+
+
+def heads_of(weights: dict[str, np.ndarray], layer: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(query, key) rows of each kv-head and of the first query head that reads it."""
+    prefix = f"blocks.{layer}."
+    if f"{prefix}query.weight" in weights:
+        query, key = weights[f"{prefix}query.weight"], weights[f"{prefix}key.weight"]
+        groups = 1
+    else:
+        fused = weights[f"{prefix}attention.qkv.weight"]
+        size = fused.shape[0] // (HEADS + 2 * (HEADS // 2))
+        query, key = fused[: HEADS * size], fused[HEADS * size : (HEADS + HEADS // 2) * size]
+        groups = 2
+    size = query.shape[0] // HEADS
+    kv_heads = range(HEADS // groups)
+    return [(query[groups * h * size :][:size], key[h * size :][:size]) for h in kv_heads]
+
+
+def effective_rank(before: tuple, after: tuple) -> tuple[float, float, float]:
+    (query, key), (query_after, key_after) = ([m.astype(np.float64) for m in pair] for pair in (before, after))
+    values = np.linalg.svd((query_after - query).T @ key + query.T @ (key_after - key), compute_uv=False)
+    p = values**2 / (values**2).sum()
+    p = p[p > 0]
+    return float(np.exp(-(p * np.log(p)).sum())), float(1 / p.max()), float(np.sqrt((values**2).sum()))
+
+
+@pytest.mark.parametrize("case", ["foreach", "bf16", "fused_qkv", "ddp"])
+def test_spectra_are_numpy_s(trainings, case):
+    training = trainings[case]
+    lines = training.run.of("spectrum")
+    assert {line["layer"] for line in lines} >= {"000", "001"}
+    for line in lines:
+        now, layer = line["step"], int(line["layer"])
+        assert line["steps"] == 1
+        pairs = zip(*(heads_of(training.weights[step - 1], layer) for step in (now - 1, now)), strict=True)
+        ranks, stable, norms = zip(*(effective_rank(*pair) for pair in pairs), strict=True)
+        assert line["heads"] == len(ranks)
+        assert line["effective_rank_min"] == pytest.approx(min(ranks), rel=1e-8)
+        assert line["effective_rank_mean"] == pytest.approx(np.mean(ranks), rel=1e-8)
+        assert line["stable_rank_mean"] == pytest.approx(np.mean(stable), rel=1e-8)
+        assert line["norm_max"] == pytest.approx(max(norms), rel=1e-8)
