@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, run_plain
+from monitored import EVERYTHING_AND_WEIGHTS, PYTHON, Run, assert_conserved, run_monitored, run_plain
 
 STEPS = 8
 CASES = [
@@ -57,7 +57,7 @@ def train(case: str, scratch: pathlib.Path) -> Trainings:
 
     with concurrent.futures.ThreadPoolExecutor(2) as two:
         plain = two.submit(run_plain, command, **caches["plain"])
-        monitored = two.submit(run_monitored, command, *EVERYTHING, **caches["monitored"])
+        monitored = two.submit(run_monitored, command, *EVERYTHING_AND_WEIGHTS, **caches["monitored"])
     kept = keys("plain"), keys("monitored")
     again = run_plain([*command, "--profile"], **caches["monitored"])
     return Trainings(plain.result(), again, monitored.result(), *kept)

@@ -82,7 +82,7 @@ def plain(script) -> dict:
 
 @pytest.fixture(scope="module")
 def watched(script) -> tuple[dict, monitored.Run]:
-    run = monitored.run_monitored([monitored.PYTHON, str(script)], *monitored.EVERYTHING)
+    run = monitored.run_monitored([monitored.PYTHON, str(script)], *monitored.EVERYTHING_AND_WEIGHTS)
     assert run.returncode == 0, run.stderr
     assert run.rank()["attention"]["forward"]["judged"] > 0
     return json.loads(run.stdout), run

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import native
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, run_plain
+from monitored import EVERYTHING, EVERYTHING_AND_WEIGHTS, PYTHON, Run, assert_conserved, run_monitored, run_plain
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 STEPS, LAYERS = 6, 2
@@ -84,7 +84,7 @@ def test_cell(cell: Cell, shared: pathlib.Path, show_line):
     command = [*start, str(FOLDER / "matrix_training.py"), cell.name, str(shared)]
     environment = {"PYTHONPATH": str(FOLDER.parent / "support"), "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor")}
     plain = run_plain(command, **environment)
-    run = run_monitored(command, *EVERYTHING, **environment)
+    run = run_monitored(command, *EVERYTHING_AND_WEIGHTS, **environment)
 
     def right(sample: dict) -> bool:
         layer = HEAD_DIMS.index(sample["head_dim"])

@@ -91,7 +91,9 @@ def run_monitored(
 
 
 # Every training call is looked at, whatever it costs.
-EVERYTHING = ("--every", "1", "--max-slowdown", "100%", "--weights", "1")
+EVERYTHING = ("--every", "1", "--max-slowdown", "100%")
+# And every weight, with its gradient and its optimizer's state, at every step.
+EVERYTHING_AND_WEIGHTS = (*EVERYTHING, "--weights", "1")
 
 
 def assert_conserved(rank: dict) -> None:
