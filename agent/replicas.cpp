@@ -47,6 +47,7 @@ uint64_t hash_of_part(const segment::TensorRecord& record, const segment::Identi
 
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
+  reached_[identity.rank] = record.step;
   if (!is_placed(identity)) return {};
   const uint64_t part = hash_of_part(record, identity);
   add_to_rank(record, identity, part);
@@ -56,11 +57,24 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (record.step <= compared.closed) return odd;
   Checksums& here = compared.open[record.step];
   here[identity.rank] = record.checksum;
-  const bool is_complete = here.size() >= ranks_here;
-  while (!compared.open.empty() &&
-         (compared.open.size() > kMostOpen || (is_complete && compared.open.begin()->first <= record.step)))
+  const bool is_now = is_complete(compared, record.step, here, ranks_here);
+  while (!compared.open.empty()) {
+    const auto& [step, checksums] = *compared.open.begin();
+    if (compared.open.size() <= kMostOpen && !(is_now && step <= record.step) &&
+        !is_complete(compared, step, checksums, ranks_here))
+      break;
     close(&compared, &odd);
+  }
   return odd;
+}
+
+// Whether no other rank will show its replica: all ranks that hold one have (under hybrid sharding these are
+// not all ranks), or those that have not are past this step.
+bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
+                           size_t ranks_here) const {
+  if (here.size() >= ranks_here || (compared.holders > 1 && here.size() >= compared.holders)) return true;
+  const auto is_done = [&](const auto& rank) { return rank.second > step || here.contains(rank.first); };
+  return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
 // Compares the oldest step.
@@ -68,6 +82,7 @@ void Replicas::close(Compared* compared, std::vector<int32_t>* odd) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
   compared->closed = node.key();
+  compared->holders = std::max(compared->holders, checksums.size());
   if (checksums.size() < 2) return;
   compared_ += checksums.size() - 1;
   most_ranks_ = std::max(most_ranks_, checksums.size());

@@ -24,7 +24,10 @@ class Replicas {
                            size_t ranks_here);
 
   // The ranks have been started again: steps may repeat.
-  void begin_anew() { parts_.clear(); }
+  void begin_anew() {
+    parts_.clear();
+    reached_.clear();
+  }
 
   // One number for all that a rank holds, over a whole interval, that ranks of other nodes can be compared
   // by: a metric cannot carry 64 bits for each tensor.
@@ -45,6 +48,7 @@ class Replicas {
   struct Compared {
     int64_t closed = -1;                // steps up to here have been compared
     std::map<int64_t, Checksums> open;  // by step: the agent reads one rank after the other
+    size_t holders = 0;                 // most ranks that have shown it at one step
   };
   struct Rank {
     int64_t window = -1;
@@ -53,11 +57,13 @@ class Replicas {
     OfRank last;
     uint64_t mismatches = 0;
   };
+  bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
   void close(Compared* compared, std::vector<int32_t>* odd);
   void add_to_rank(const segment::TensorRecord& record, const segment::Identity& identity, uint64_t part);
 
   std::map<uint64_t, Compared> parts_;  // by the hash of name, place and coordinates
   std::map<int32_t, Rank> ranks_;
+  std::map<int32_t, int64_t> reached_;  // the last step that a rank has shown anything of
   uint64_t compared_ = 0;
   size_t most_ranks_ = 0;
 };

@@ -1,7 +1,7 @@
 """One rank of a job over gloo that keeps its whole weights after every step in FOLDER/STEP.npz.
 
-`weights_training.py FOLDER STEPS plain|ddp|fsdp|bf16 [flip RANK STEP]`: that rank's memory has one wrong bit from that
-step on.
+`weights_training.py FOLDER STEPS plain|ddp|fsdp|hsdp|bf16 [flip RANK STEP]`: that rank's memory has one wrong bit
+from that step on.
 """
 
 import sys
@@ -25,11 +25,13 @@ def whole(value: torch.Tensor) -> numpy.ndarray:
 def wrapped(model: nn.Module) -> nn.Module:
     if KIND == "ddp":
         return nn.parallel.DistributedDataParallel(model)
-    if KIND == "fsdp":
+    if KIND in ("fsdp", "hsdp"):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
+        ranks = dist.get_world_size()
+        sizes, names = ((ranks,), ("fsdp",)) if KIND == "fsdp" else ((2, ranks // 2), ("replicate", "fsdp"))
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -38,7 +40,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 
 set_up()
 rank = 0
-if KIND in ("ddp", "fsdp"):
+if KIND in ("ddp", "fsdp", "hsdp"):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
 inner = TinyGpt(layers=2, precision=torch.float32)
