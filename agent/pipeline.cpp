@@ -92,7 +92,7 @@ void Pipeline::take_heads(const segment::TensorView& tensor, RankStatistics* ran
   rank->refused_tensors += why != nullptr;
   if (!spectrum) return;
   draw_spectrum(segment::text_of(tensor.record.layer), *spectrum, rank);
-  if (record_ != nullptr) record_->write(spectrum_line(*rank, tensor.record, *spectrum));
+  detect(spectrum_line(*rank, tensor.record, *spectrum), rank);
 }
 
 void Pipeline::record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank) {
@@ -101,9 +101,9 @@ void Pipeline::record_weights(const std::vector<TensorSnapshot>& done, RankStati
     const bool with_histogram = record_ != nullptr && !snapshot.parts.empty() && histograms_.takes(snapshot);
     detect(tensor_line(rank->run, snapshot, with_histogram), rank);
   }
-  if (record_ == nullptr) return;
   for (const TensorSnapshot& snapshot : done)
-    if (snapshot.optimizer) record_->write(optimizer_line(rank->run, snapshot));
+    if (snapshot.optimizer) detect(optimizer_line(rank->run, snapshot), rank);
+  if (record_ == nullptr) return;
   for (const PoolSnapshot& pool : pools) record_->write(model_line(rank->run, pool));
 }
 

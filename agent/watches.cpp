@@ -118,19 +118,42 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   return end(line.run, *line.rank);
 }
 
+const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
+  begin();
+  RankWatch* watch =
+      line.rank && line.step && line.effective_rank_mean ? watch_for(line.run, *line.rank) : nullptr;
+  if (watch == nullptr) return lines_found_;
+  // Over another number of steps an increment is another thing.
+  const std::string place = line.layer + "/" + std::to_string(line.steps.value_or(0));
+  watch->observe(DetectorId::kUpdateSpectrum, place, line.layer, *line.step, *line.effective_rank_mean, 0,
+                 &found_);
+  return end(line.run, *line.rank);
+}
+
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
-  const auto lowest = watches_.lower_bound({line.run, INT64_MIN});
-  if (line.scope == "job" || !line.step || !line.wasserstein_previous || lowest == watches_.end() ||
-      lowest->first.first != line.run)
-    return lines_found_;
-  const int64_t rank = lowest->first.second;
-  RankWatch* watch = watch_for(line.run, rank);
+  if (line.scope == "job" || !line.step || !line.wasserstein_previous) return lines_found_;
   // Another interval makes another series.
-  const std::string place = line.tensor + "/" + std::to_string(line.interval_steps.value_or(0));
-  watch->observe(DetectorId::kWeightShift, place, line.layer, *line.step, *line.wasserstein_previous, 0,
-                 &found_);
-  return end(line.run, rank);
+  return observe_of_run(line.run, DetectorId::kWeightShift,
+                        line.tensor + "/" + std::to_string(line.interval_steps.value_or(0)), line.layer,
+                        *line.step, *line.wasserstein_previous);
+}
+
+const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
+  begin();
+  if (!line.step || !line.rms_staleness) return lines_found_;
+  return observe_of_run(line.run, DetectorId::kRmsStaleness, line.tensor, line.layer, *line.step,
+                        *line.rms_staleness);
+}
+
+const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, DetectorId detector,
+                                                      const std::string& place, const std::string& layer,
+                                                      int64_t step, double value) {
+  const auto lowest = watches_.lower_bound({run, INT64_MIN});
+  if (lowest == watches_.end() || lowest->first.first != run) return lines_found_;
+  const int64_t rank = lowest->first.second;
+  watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &found_);
+  return end(run, rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const EventLine& line) {

@@ -24,8 +24,10 @@ class Watches {
   // (without a time), in their order; valid until the next call. Lines without a rank or a step say nothing.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
+  const std::vector<EventLine>& observe(const SpectrumLine& line);
   // Of no rank, but of the run: they go to its lowest rank so far.
   const std::vector<EventLine>& observe(const TensorLine& line);
+  const std::vector<EventLine>& observe(const OptimizerLine& line);
   // Of event lines only kDetectorsBeginAnew matters.
   const std::vector<EventLine>& observe(const EventLine& line);
   template <class Line>
@@ -56,6 +58,10 @@ class Watches {
   void begin();
   // Null: there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
+  // Of the lowest rank of a run.
+  const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
+                                               const std::string& place, const std::string& layer,
+                                               int64_t step, double value);
   const std::vector<EventLine>& end(const std::string& run, int64_t rank);
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;

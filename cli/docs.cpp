@@ -79,7 +79,6 @@ constexpr const char* kDetectorsHead =
     "failures `loss_rise` (`detect/loss_rise.h`), three means of 32 losses in a row above the best one by 6 "
     "standard "
     "errors and 5 %.\n\n"
-    "`rms_staleness` and `update_spectrum` are there and have no series yet.\n\n"
     "None of them has been measured against twins yet: the thresholds are those of the literature and of the "
     "design. "
     "**All are experimental.** `lift` is how much more often a loss event follows a warning than it would by "
