@@ -124,7 +124,7 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
     // By the whole tensors' sizes, which all ranks know alike.
     turns()[n] = reversed(
         static_cast<uint32_t>(0x1p32 * (static_cast<double>(before) / static_cast<double>(whole + 1))));
-    to.copy_step = -1;
+    to.copy_step = to.turn_step = -1;
     before += product(given.shape);
     elements += to.elements;
     held_ += to.elements > 0;
@@ -147,7 +147,7 @@ size_t WeightFollower::due(int64_t step, uint32_t* numbers, size_t room) {
   size_t found = 0;
   for (uint32_t n = 0; n < count_ && found < room; ++n) {
     const uint32_t own = is_power ? turns()[n] & (interval - 1) : turns()[n] % interval;
-    if (own == now && weight(n)->elements > 0) numbers[found++] = n;
+    if (own == now && weight(n)->elements > 0 && weight(n)->turn_step != step) numbers[found++] = n;
   }
   return found;
 }
@@ -180,6 +180,7 @@ void WeightFollower::before_step(const foreshock_weight_state* states, size_t co
     std::memcpy(copies_.data() + copied_, state.parameter.data, bytes);
     of.copy = copied_;
     of.copy_step = step;
+    of.copy_dtype = state.parameter.dtype;
     copied_ += round_up(bytes, 64);
   }
 }
@@ -190,6 +191,7 @@ void WeightFollower::after_step(const foreshock_weight_state* states, size_t cou
     const foreshock_weight_state& state = element(states, n);
     segment::TensorSkip why = segment::kTensorBudget;
     if (state.number >= count_) continue;
+    weight(state.number)->turn_step = step;
     if (!check(state, &why) || !cadence_.allows())
       writer_.count_skipped(why);
     else
@@ -221,7 +223,8 @@ void WeightFollower::describe(const Weight& of, uint32_t number, DType type, int
 void WeightFollower::reduce(const Weight& of, const foreshock_tensor& values, DType type, int64_t step,
                             double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
-  if (of.copy_step != step) {
+  // An optimizer may step a master copy in another format that it puts in the parameter's place meanwhile.
+  if (of.copy_step != step || of.copy_dtype != static_cast<uint32_t>(type)) {
     reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, of.elements);
     return;
   }

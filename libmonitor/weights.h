@@ -61,7 +61,8 @@ class WeightFollower {
   // What the sampled calls of attention say; all zero: not known.
   void set_heads(const HeadGeometry& called) { heads_ = with_own_keys(called, outputs_); }
 
-  // Whose turn it is in `step`.
+  // Whose turn it is in `step`. One turn a step: a trainer that tells its steps more rarely than it takes
+  // them shows each tensor at the first one of a number, on every rank.
   size_t due(int64_t step, uint32_t* numbers, size_t room);
 
   void before_step(const foreshock_weight_state* states, size_t count, int64_t step);
@@ -80,6 +81,8 @@ class WeightFollower {
     uint64_t snapshots;  // taken so far
     uint64_t copy;       // place of its values before the step in copies_
     int64_t copy_step;   // of what lies there; -1: nothing
+    uint32_t copy_dtype;
+    int64_t turn_step;   // the last one after which it was looked at, taken or not; -1: none
   };
 
   uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, uint64_t room,

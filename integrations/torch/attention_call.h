@@ -41,10 +41,11 @@ inline int32_t DeviceOf(const at::Tensor& tensor) {
   return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
 }
 
-// Absent for an undefined or empty tensor. const_data_ptr only: data_ptr would copy a copy-on-write tensor.
+// Absent for an undefined or empty tensor, and for one whose memory was taken away. const_data_ptr only:
+// data_ptr would copy a copy-on-write tensor.
 inline foreshock_tensor View(const at::Tensor& tensor) {
   foreshock_tensor view{};
-  if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || tensor.numel() == 0) return view;
+  if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !IsInMemory(tensor)) return view;
   view.data = tensor.const_data_ptr();
   view.dtype = DtypeOf(tensor);
   view.dims = static_cast<uint32_t>(tensor.dim());
@@ -86,7 +87,7 @@ inline bool ChooseSequence(const AttentionInputs& in, Sequence* chosen) {
   const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
   for (const at::Tensor& offsets : {q, k}) {
     if (!HasData(offsets) || !offsets.is_cpu() || offsets.scalar_type() != at::kInt || offsets.dim() != 1 ||
-        !offsets.is_contiguous())
+        !offsets.is_contiguous() || !IsInMemory(offsets))
       return false;
   }
   const int64_t count = q.numel() - 1;

@@ -35,6 +35,18 @@ inline bool HasData(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();
 }
 
+// Whether all that the shape and strides of a tensor with data reach is memory that is there. Not so once its
+// storage was freed or shrunk under it (`resize_(0)`, as those who shard do): then the address is a null
+// pointer and an offset.
+inline bool IsInMemory(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return false;
+  uint64_t end = 1 + static_cast<uint64_t>(tensor.storage_offset());
+  for (int64_t d = 0; d < tensor.dim(); ++d)
+    end += static_cast<uint64_t>(tensor.size(d) - 1) * static_cast<uint64_t>(tensor.stride(d));
+  const c10::Storage& storage = tensor.storage();
+  return end * tensor.element_size() <= storage.nbytes() && tensor.const_data_ptr() != nullptr;
+}
+
 inline bool InBackward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 // Only where a clock may be read: sampled calls and the ends of steps.
@@ -46,9 +58,9 @@ inline uint64_t NowNs() {
 // Value of a one-element floating tensor; empty for anything on a device (reading it would wait for the
 // device), for a tensor whose storage was taken away, and for one that torch refuses to look into.
 inline std::optional<double> ScalarOnCpu(const at::Tensor& tensor) noexcept try {
-  if (!HasData(tensor) || !tensor.is_cpu() || tensor.numel() != 1) return std::nullopt;
+  if (!HasData(tensor) || !tensor.is_cpu() || tensor.numel() != 1 || !IsInMemory(tensor))
+    return std::nullopt;
   const void* data = tensor.const_data_ptr();
-  if (data == nullptr || tensor.storage().nbytes() == 0) return std::nullopt;
   switch (tensor.scalar_type()) {
     case at::kDouble:
       return *static_cast<const double*>(data);

@@ -103,7 +103,8 @@ class GradientReport {
         at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
             const_cast<c10::TensorImpl*>(&gradient)));
     const uint32_t dtype = DtypeOf(tensor);  // what the core cannot square (complex numbers) is not nothing
-    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense() || dtype == FORESHOCK_DTYPE_NONE)
+    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense() || dtype == FORESHOCK_DTYPE_NONE ||
+        !IsInMemory(tensor))
       return false;
     *values = {};
     values->data = tensor.const_data_ptr();

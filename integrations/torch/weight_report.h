@@ -26,14 +26,15 @@ typedef struct foreshock_adapter_weight {
 namespace foreshock::adapter {
 
 // Dimensions beyond the room are multiplied into the last one where memory allows it; else the view is
-// absent.
-inline foreshock_tensor ViewOfWeight(const void* address) {
+// absent, as it is for a tensor that torch refuses to look into.
+inline foreshock_tensor ViewOfWeight(const void* address) noexcept try {
   if (!address) return {};
   auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(address));
   const auto tensor =
       at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
   if (!HasData(tensor) || tensor.layout() != at::kStrided) return {};
   if (tensor.dim() <= FORESHOCK_TENSOR_DIMS || !tensor.is_contiguous()) return View(tensor);
+  if (!IsInMemory(tensor)) return {};
   foreshock_tensor view = {};
   view.data = tensor.const_data_ptr();
   view.dtype = DtypeOf(tensor);
@@ -48,6 +49,8 @@ inline foreshock_tensor ViewOfWeight(const void* address) {
   view.shape[kLast] = tensor.stride(kLast - 1);
   view.stride[kLast] = 1;
   return view;
+} catch (...) {
+  return {};
 }
 
 // One caller at a time: the helper holds the interpreter lock. Returns the nanoseconds spent inside the core.

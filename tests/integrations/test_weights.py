@@ -145,6 +145,118 @@ def test_the_second_moment_is_shown_where_it_is_the_gradient_s(trainer, optimize
     assert all(row["average"] is not None for row in rows)
 
 
+FREED = """
+flat = torch.ones(1 << 16)
+layer = torch.nn.Linear(8, 8)
+layer.view = torch.nn.Parameter(flat[1 << 15:])
+layer.deep = torch.nn.Parameter(flat[:1 << 15].view(2, 2, 2, 2, -1))
+optimizer = torch.optim.SGD(layer.parameters())
+for n in range(3):
+    layer(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    if n == 0: flat.untyped_storage().resize_({bytes})
+events()
+layer(torch.ones(1, 8)).sum().backward()
+optimizer.step()
+print(json.dumps([(row["number"], row["parameter"] is None) for row in events("weight") if row["when"] == 1]))
+"""
+
+
+@pytest.mark.parametrize("left", [0, 1 << 17])  # bytes of 1 << 18; those of `view` are gone
+def test_a_parameter_whose_memory_was_taken_away_is_not_read(trainer, left):
+    seen = dict(trainer(FREED.format(bytes=left)))
+    gone = [number for number, is_gone in sorted(seen.items()) if is_gone]
+    assert len(seen) == 4
+    assert gone == ([2, 3] if left == 0 else [2])
+
+
+def test_a_parameter_of_an_optimizer_and_its_wrapper_counts_once(trainer):
+    """Around the step of the inner one, which the wrapper that subclasses Optimizer calls."""
+    told = trainer(
+        """
+        class Lookahead(torch.optim.Optimizer):
+            def __init__(self, base): super().__init__(base.param_groups, {}); self.base = base
+            def step(self, closure=None): self.base.step()
+        net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        optimizer = Lookahead(torch.optim.SGD(net.parameters(), lr=0.5))
+        for _ in range(5):
+            named = events("weight_name") + (named if _ else [])
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        rows = events("weight")
+        print(json.dumps([[row["name"] for row in named[:4]], len(named), [(r["when"], r["number"]) for r in rows]]))
+        """
+    )
+    assert told[0] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert told[1] in (4, 8), "named again when the one that steps is known"
+    assert told[2] == [(when, number) for when in (0, 1) for number in range(4)]
+
+
+def test_what_cannot_be_read_of_one_tensor_leaves_the_others(trainer):
+    seen = trainer(
+        """
+        class Odd(dict):
+            def get(self, key, default=None): raise RuntimeError("no state like that")
+        net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        optimizer = torch.optim.AdamW(net.parameters())
+        for n in range(4):
+            events()
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            if n == 1: optimizer.state[net[0].weight] = Odd(optimizer.state[net[0].weight])
+        print(json.dumps([(r["event"], r.get("number"), r.get("reason")) for r in events() if r["event"] in
+                          ("weight", "off") and r.get("when") != 0]))
+        """
+    )
+    assert seen == [("weight", n, None) for n in (1, 2, 3)]
+
+
+RANKS = """
+import os
+rank = 0 if os.fork() else 1
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, debugging_hooks
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=2)
+DDP, how = nn.parallel.DistributedDataParallel, os.environ["HOW"]
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.body, self.expert = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, x): return self.expert(self.body(x))
+inner = Net()
+if how == "ignored": DDP._set_params_and_buffers_to_ignore_for_model(inner, ["expert.weight", "expert.bias"])
+net = inner if how == "plain" else DDP(inner)
+if how == "faithful": net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+if how == "hook": net.register_comm_hook(None, debugging_hooks.noop_hook)
+head = nn.Linear(4, 2)          # sharded by hand
+flat = torch.ones(4, requires_grad=True)
+optimizer = torch.optim.SGD([*net.parameters(), *head.parameters(), flat])
+for _ in range(2):
+    (head(net(torch.ones(1, 4))).sum() + flat.sum()).backward()
+    optimizer.step()
+rows = events("weight_name")[-7:]
+found = [None] * 2
+dist.all_gather_object(found, [row["name"] for row in rows])
+dist.barrier()
+del net, optimizer
+dist.destroy_process_group()
+if rank: os._exit(0)
+os.wait()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "equal"),
+    [("ddp", 4), ("faithful", 4), ("ignored", 2), ("hook", 0), ("plain", 0)],
+)
+def test_only_what_a_framework_keeps_equal_has_one_name_on_all_ranks(trainer, tmp_path, how, equal):
+    names = trainer(RANKS, HOW=how, MEETING=str(tmp_path / "meeting"))
+    kept = ["body.weight", "body.bias", "expert.weight", "expert.bias"]
+    for rank in (0, 1):
+        own = [f"rank{rank}.{name}" for name in (*kept[equal:], "weight", "bias", "parameters.6")]
+        assert sorted(names[rank]) == sorted([*kept[:equal], *own])
+
+
 def test_names_shapes_and_layers(trainer):
     rows = trainer(
         """

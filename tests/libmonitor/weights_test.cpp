@@ -186,6 +186,47 @@ TEST_F(WeightsTest, AnOptimizerAfterTheTickBelongsToTheStepThatHasEnded) {
   });
 }
 
+TEST_F(WeightsTest, ATensorHasOneTurnInAStep) {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}}, [this] {
+    Model model;
+    model.trainer.step(1, 1);
+    ASSERT_EQ(model.name(), 2);
+    uint32_t due[8] = {};
+    ASSERT_EQ(foreshock_weights_due(due, 8), 2u);
+    ASSERT_EQ(foreshock_weights_due(due, 8), 2u) << "the step was left out and is tried again";
+    const foreshock_weight_state state = state_of(1, model.large.data(), 100, 100);
+    foreshock_observe_weights(&state, 1, FORESHOCK_AFTER_STEP);
+    ASSERT_EQ(foreshock_weights_due(due, 8), 1u) << "the trainer steps again under the same number";
+    EXPECT_EQ(due[0], 0u);
+    model.trainer.end(2);
+    EXPECT_EQ(foreshock_weights_due(due, 8), 2u);
+  });
+}
+
+// A master copy in fp32 takes the place of a parameter in bf16 while the optimizer works.
+TEST_F(WeightsTest, AnUpdateFromOneFormatToAnotherIsUnknown) {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}}, [this] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    const foreshock_weight weights[] = {named("w", 4, 4)};
+    ASSERT_EQ(foreshock_name_weights(weights, 1), 1);
+    const std::vector<uint16_t> before(16, 0x3f80);
+    const std::vector<float> after(16, 1);
+    const foreshock_weight_state from = state_of(0, before.data(), 4, 4, FORESHOCK_BF16);
+    const foreshock_weight_state to = state_of(0, after.data(), 4, 4);
+    foreshock_observe_weights(&from, 1, FORESHOCK_BEFORE_STEP);
+    foreshock_observe_weights(&to, 1, FORESHOCK_AFTER_STEP);
+    auto reader = open();
+    segment::SegmentReader::ReadyTensor ready;
+    ASSERT_TRUE(reader->next_tensor(&ready));
+    double reductions[segment::kTensorReductionCount];
+    std::memcpy(reductions, ready.view.payload[segment::kTensorReductions].data(), sizeof reductions);
+    EXPECT_EQ(reductions[segment::kSumOfSquares], 16);
+    EXPECT_TRUE(std::isnan(reductions[segment::kUpdateSumMagnitude])) << reductions[segment::kUpdateSumMagnitude];
+    EXPECT_TRUE(std::isnan(reductions[segment::kUpdateMaxMagnitude])) << reductions[segment::kUpdateMaxMagnitude];
+  });
+}
+
 TEST_F(WeightsTest, AFullRingIsCountedAndDoesNoHarm) {
   in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_MEMORY", "4MiB"}}, [this] {
     Model model;

@@ -11,6 +11,8 @@ from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
 from .place import place, ranks
+from .replicas import Replicas
+from .signals import is_of_signal
 from .unseen import LOOK_AT, attention_unseen
 from .weights import ENDED, Weights
 
@@ -42,11 +44,12 @@ class Monitor:
         self.reported = False  # the trainer tells its steps itself
         self._clock: Any = None  # weak reference to the optimizer that ticks
         self._companions: list[Any] = []  # those that step after it without a backward pass of their own
+        self._wrappers: list[Any] = []  # those that hold only what it steps itself
         self._others: dict[int, int] = {}  # calls of the others since the last tick
         self._unseen_calls = 0
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
-        self._named_for: list[int] = []
+        self._named_for: tuple[list[int], list[int]] = ([], [])  # optimizers, addresses of their parameters
         self._missing_names = self._described = self._placed = False
         self._whole = True
         self._ticks = 0
@@ -120,9 +123,10 @@ class Monitor:
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
         if clock is not None and clock is not optimizer:
-            if backwards == 0 and all(ref() is not optimizer for ref in self._companions):
-                self._companions = [ref for ref in self._companions if ref() is not None]
-                self._companions.append(weakref.ref(optimizer))
+            if backwards == 0 and all(ref() is not optimizer for ref in self._companions + self._wrappers):
+                group = self._companions if self._steps_more(optimizer, clock) else self._wrappers
+                group[:] = [ref for ref in group if ref() is not None]
+                group.append(weakref.ref(optimizer))
             calls = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
                 return False
@@ -131,8 +135,15 @@ class Monitor:
             if self._seen_backward or self._unseen_calls <= self.UNSEEN_CALLS:
                 return False
         if clock is not optimizer:
-            self._clock, self._state_seen, self._companions = weakref.ref(optimizer), None, []
+            self._clock, self._state_seen = weakref.ref(optimizer), None
+            self._companions, self._wrappers = [], []
         return True
+
+    @staticmethod
+    def _steps_more(optimizer: Any, clock: Any) -> bool:
+        """False for one that wraps the clock and holds nothing else."""
+        mine = {id(parameter) for parameter in parameters_of(clock)}
+        return any(id(parameter) not in mine for parameter in parameters_of(optimizer))
 
     def _state_step(self, optimizer: Any) -> tuple[int, int | None]:
         """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
@@ -140,13 +151,21 @@ class Monitor:
             return COUNTED, None
         used = (parameter for parameter in parameters_of(optimizer) if parameter.grad is not None)
         for parameter in itertools.islice(used, self.LOOK_AT):
-            state = optimizer.state.get(parameter)
-            step = step_number(self._torch, state.get("step")) if isinstance(state, dict) else None
+            step = self._step_of(optimizer, parameter)
             if step is not None:
                 now = (parameter._cdata, step)
                 stood_still, self._state_seen = now == self._state_seen, now
                 return OPTIMIZER_STATE, None if stood_still else step
         return COUNTED, -1
+
+    def _step_of(self, optimizer: Any, parameter: Any) -> int | None:
+        try:
+            state = optimizer.state.get(parameter)
+            return step_number(self._torch, state.get("step")) if isinstance(state, dict) else None
+        except Exception as error:  # a state of the optimizer's own kind
+            if is_of_signal(error):
+                raise
+            return None
 
     def _scale(self, optimizer: Any) -> float | None:
         """What the gradients still carry of a scaler's factor; None when it is on a device."""
@@ -155,23 +174,24 @@ class Monitor:
 
     def _name(self, optimizers: list[Any], parameters: list[Any], addresses: list[int]) -> None:
         search = self._missing_names and self._ticks >= self.SEARCH_AT
-        if addresses == self._named_for and not search:
+        these = [id(optimizer) for optimizer in optimizers], addresses
+        if these == self._named_for and not search:
             return
         if not self._described:
             self.core.describe(place(parameters, self.modules.alive()))
             self._described = True
         if search:
             self.modules.search()
-        self._named_for = addresses
+        self._named_for = these
         named = self.modules.named(addresses)
         self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)
         labels = labels_of(named)
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
         if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
-            self._named_for = []  # not monitored yet
+            self._named_for = ([], [])  # not monitored yet
         else:
-            self.weights.name(optimizers, named, labels)
+            self.weights.name(optimizers, named, labels, Replicas(parameters, self.modules.alive()))
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:

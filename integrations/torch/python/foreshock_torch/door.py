@@ -12,23 +12,11 @@ from . import tap
 from .clock import Monitor
 from .compiled import Watch, step_traced
 from .core import Core
+from .signals import is_of_signal
 
 monitor: Any = None  # the one Monitor of this process, once enter() has succeeded
 torch: Any = None
 _watch: Any = None
-
-
-def _is_of_signal(error: BaseException) -> bool:
-    """Raised by a signal handler of the trainer, which Python runs wherever it happens to be: here, for once."""
-    import signal
-
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    functions = [getattr(each, "func", getattr(each, "__func__", each)) for each in handlers]
-    codes = [getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in functions]
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code not in codes:
-        trace = trace.tb_next
-    return trace is not None
 
 
 def guarded(name: str, *arguments: Any) -> None:
@@ -41,7 +29,7 @@ def guarded(name: str, *arguments: Any) -> None:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             getattr(mine, name)(*arguments)
     except Exception as error:
-        if name != "compiled_step" and _is_of_signal(error):  # that one runs where nothing can be raised
+        if name != "compiled_step" and is_of_signal(error):  # that one runs where nothing can be raised
             raise
         monitor = None
         with contextlib.suppress(Exception):

@@ -60,7 +60,7 @@ def _number(*names: str) -> int:
     return next((int(value) for value in found if value.isdigit()), -1)
 
 
-def _of_megatron() -> Coordinates | None:
+def of_megatron() -> Coordinates | None:
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None
@@ -71,7 +71,7 @@ def _of_megatron() -> Coordinates | None:
     return Coordinates(**found)
 
 
-def _root(mesh: Any) -> Any:
+def root_of(mesh: Any) -> Any:
     """The mesh that `mesh` was cut from. torch before 2.10 keeps it elsewhere."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
@@ -80,7 +80,7 @@ def _root(mesh: Any) -> Any:
 
 def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
     """From the names of its dimensions. A dimension that a mesh of the whole world does not have is of one rank."""
-    root = _root(mesh)
+    root = root_of(mesh)
     names, here = root.mesh_dim_names, root.get_coordinate()
     if not names or here is None:
         return None
@@ -112,7 +112,7 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
     if distributed is None:
         return Coordinates(0, 0, 0, 0) if _number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1) else Coordinates()
     with contextlib.suppress(Exception):
-        if (found := _of_megatron()) is not None:
+        if (found := of_megatron()) is not None:
             return found
     with contextlib.suppress(Exception):
         meshes = {id(mesh): mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}

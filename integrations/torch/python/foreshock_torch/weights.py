@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from .names import Named
 from .numbers import on_cpu, step_number
+from .replicas import Replicas, prefixed
+from .signals import is_of_signal
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 BEFORE, AFTER, ENDED = 0, 1, 2  # ENDED: of the step that was told last
@@ -67,22 +69,34 @@ class Weights:
         self._held: list[tuple[Any, int, Any]] = []  # weak reference to the optimizer, its group, to the parameter
         self._due: list[int] = []
 
-    def name(self, optimizers: list[Any], named: dict[int, tuple[Named, Any]], labels: dict[str, str]) -> None:
+    def name(
+        self,
+        optimizers: list[Any],
+        named: dict[int, tuple[Named, Any]],
+        labels: dict[str, str],
+        replicas: Replicas,
+    ) -> None:
+        """Each parameter once, however many optimizers hold it: that of the first one, which steps it."""
         import weakref
 
-        rows, held = [], []
+        order = {address: n for n, address in enumerate(named)}
+        rows: dict[int, tuple[Weight, tuple[Any, int, Any]]] = {}
         for optimizer in optimizers:
             reference = weakref.ref(optimizer)
             for group, parameters in enumerate(group["params"] for group in optimizer.param_groups):
                 for parameter in parameters:
                     place = self._place_of(parameter)
-                    if place is None:
+                    if place is None or parameter._cdata in rows:
                         continue
                     found = named.get(parameter._cdata)
                     name = found[0].name if found else f"parameters.{len(rows)}"
-                    rows.append(Weight(name, labels.get(name, ""), *place))
-                    held.append((reference, group, weakref.ref(parameter)))
-        self._held = held if self._core.name_weights(rows) > 0 else []
+                    prefix = replicas.prefix(parameter, found is not None)
+                    weight = Weight(prefixed(prefix, name), labels.get(name, ""), *place)
+                    rows[parameter._cdata] = weight, (reference, group, weakref.ref(parameter))
+        # As the model has them: which optimizer of a rank holds them does not change whose turn it is.
+        there = sorted(rows, key=lambda address: order.get(address, len(order)))
+        is_followed = self._core.name_weights([rows[address][0] for address in there]) > 0
+        self._held = [rows[address][1] for address in there] if is_followed else []
         self._due = []
 
     @staticmethod
@@ -123,6 +137,15 @@ class Weights:
         return self._core.observe_weights(rows, when) if rows else 0
 
     def _row(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
+        """None where there is nothing to show, or an optimizer of one's own is not as we know them."""
+        try:
+            return self._state_of(number)
+        except Exception as error:
+            if is_of_signal(error):
+                raise
+            return None
+
+    def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
         reference, place, to_parameter = self._held[number]
         optimizer, parameter = reference(), to_parameter()
         if optimizer is None or parameter is None or place >= len(optimizer.param_groups):
