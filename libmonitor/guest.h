@@ -83,6 +83,9 @@ class Guest {
   // its rank and its place in the world.
   void describe(const segment::Identity& late);
 
+  // Whether this process is one of several of a job, as far as that was told.
+  bool has_other_ranks() const { return settings_.world_size > 1 || late_.world_size > 1; }
+
   // The other facts, once the first step shows that all are told. For the thread at the end of a step.
   void publish_late();
 

@@ -210,6 +210,7 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   wake(0);
   if ((g_guest.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
+  if (lock && g_guest.has_other_ranks()) weights_.share_interval();
   return lock ? weights_.name(weights, count) : 0;
 }
 

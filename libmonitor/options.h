@@ -93,9 +93,8 @@ inline constexpr Option kOptions[kOptionCount] = {
      "on: sample attention on PyTorch's unfused path too; costs every operation of a sampled step 0.4 us",
      kReaderRun | kReaderTrainer},
     {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
-     "look at each weight tensor once in STEPS steps; auto: 64, or more where a quarter of --max-slowdown "
-     "asks "
-     "for it",
+     "look at each weight tensor once in STEPS steps; auto: 64, on a single rank more where a quarter of "
+     "--max-slowdown asks for it; several ranks leave turns out instead",
      kReaderRun | kReaderTrainer},
     {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
      kReaderTrainer},

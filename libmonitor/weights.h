@@ -27,6 +27,8 @@ class WeightCadence {
 
   // `fixed` 0: as often as the budget allows, kFirstInterval at most. A limit of 100 % allows everything.
   void start(double max_slowdown, uint64_t fixed);
+  // From here on too little time makes for turns left out, not for a longer interval.
+  void hold() { is_fixed_ = true; }
   uint64_t interval() const { return interval_; }
 
   // A step has ended: its length, and what of it went into tensors of `bytes`. Seconds.
@@ -54,6 +56,10 @@ class WeightFollower {
   // Forgets the tensors. `ring` null: nothing is followed.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
               double max_slowdown, uint64_t fixed_interval, uint64_t memory);
+
+  // Other ranks look at the same tensors: the interval is not this rank's own to make longer, since what it
+  // tells is compared with, and added to, what they tell of the same steps.
+  void share_interval() { cadence_.hold(); }
 
   // Set-up. Returns how many are followed from now on.
   int name(const foreshock_weight* weights, size_t count);

@@ -7,6 +7,7 @@ from monitored import EVERYTHING, PYTHON, Run, run_monitored, run_plain
 from weight_checks import check_lines, check_models
 
 TRAINING = str(Path(__file__).with_name("weights_training.py"))
+REPLICAS = str(Path(__file__).with_name("replicas_training.py"))
 SUPPORT = {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
 STEPS = 8
 
@@ -90,3 +91,24 @@ def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
     events = [event for event in run.of("event") if event["event"] == "weight_mismatch"]
     assert [event["step"] for event in events] == list(range(5, STEPS + 1))
     assert {event["layer"] for event in events} == {"001"}
+
+
+@pytest.mark.parametrize("kind", ["parts", "local_sgd", "zero", "report"])
+def test_a_healthy_job_whose_ranks_differ_raises_no_alarm(kind):
+    command = [*torchrun(2), REPLICAS, "12", kind]
+    run = run_monitored(command, *EVERYTHING, "--weights", "2", **SUPPORT)
+    assert run.returncode == 0, run.stderr
+    weights = [run.rank(rank)["weights"] for rank in (0, 1)]
+    assert [each["mismatches"] for each in weights] == [0, 0]
+    assert not [event for event in run.of("event") if event["event"] == "weight_mismatch"]
+    assert all(each["snapshots"] > 0 for each in weights)
+    if kind == "local_sgd":
+        assert weights[0]["replicas_compared"] == 0
+    else:
+        assert weights[0]["replicas_compared"] > 0, "what is a replica is compared all the same"
+    seen = [(line["tensor"], line["step"]) for line in run.of("tensor")]
+    assert len(seen) == len(set(seen))
+    if kind == "parts":
+        apart = {name for name, _ in seen if name.startswith("rank")}
+        own = ("expert.weight", "expert.bias", "weight", "bias")
+        assert apart == {f"rank{rank}.{name}" for rank in (0, 1) for name in own}

@@ -189,7 +189,7 @@ def test_a_parameter_of_an_optimizer_and_its_wrapper_counts_once(trainer):
     )
     assert told[0] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert told[1] in (4, 8), "named again when the one that steps is known"
-    assert told[2] == [(when, number) for when in (0, 1) for number in range(4)]
+    assert told[2] == [[when, number] for when in (0, 1) for number in range(4)]
 
 
 def test_what_cannot_be_read_of_one_tensor_leaves_the_others(trainer):
@@ -208,7 +208,7 @@ def test_what_cannot_be_read_of_one_tensor_leaves_the_others(trainer):
                           ("weight", "off") and r.get("when") != 0]))
         """
     )
-    assert seen == [("weight", n, None) for n in (1, 2, 3)]
+    assert seen == [["weight", n, None] for n in (1, 2, 3)]
 
 
 RANKS = """
@@ -225,7 +225,7 @@ class Net(nn.Module):
 inner = Net()
 if how == "ignored": DDP._set_params_and_buffers_to_ignore_for_model(inner, ["expert.weight", "expert.bias"])
 net = inner if how == "plain" else DDP(inner)
-if how == "faithful": net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+if how == "faithful": net.register_comm_hook(None, default_hooks.fp16_compress_hook)
 if how == "hook": net.register_comm_hook(None, debugging_hooks.noop_hook)
 head = nn.Linear(4, 2)          # sharded by hand
 flat = torch.ones(4, requires_grad=True)

@@ -227,6 +227,31 @@ TEST_F(WeightsTest, AnUpdateFromOneFormatToAnotherIsUnknown) {
   });
 }
 
+// Each rank measures the length of its own steps, here far too short for such weights.
+TEST_F(WeightsTest, AmongSeveralRanksTheIntervalStaysAndTurnsAreLeftOut) {
+  for (const bool is_told_late : {false, true}) {
+    in_child({{"FORESHOCK_MAX_SLOWDOWN", "1%"}, {"WORLD_SIZE", is_told_late ? "1" : "2"}, {"RANK", "0"}}, [&] {
+      Model model;
+      model.trainer.step(1, 1);
+      foreshock_identity identity = {};
+      identity.size = sizeof identity;
+      identity.version = FORESHOCK_ABI_VERSION;
+      identity.world_size = 2;
+      if (is_told_late) foreshock_describe(&identity);
+      ASSERT_EQ(model.name(), 2);
+      size_t due = 0;
+      for (int64_t step = 2; step < 2 + 64 * 8; ++step) due += model.step(step, 1e-4f);
+      const segment::TensorRing ring = open()->tensor_ring();
+      EXPECT_EQ(ring.interval, 64u);
+      EXPECT_EQ(due, 2u * 8);
+      EXPECT_GT(ring.skipped[segment::kTensorBudget], 0u);
+      EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget], due);
+    });
+    fs::remove_all(base_ + "/r");
+    fs::create_directory(base_ + "/r");
+  }
+}
+
 TEST_F(WeightsTest, AFullRingIsCountedAndDoesNoHarm) {
   in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_MEMORY", "4MiB"}}, [this] {
     Model model;
