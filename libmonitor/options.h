@@ -86,7 +86,9 @@ inline constexpr Option kOptions[kOptionCount] = {
      "the most the monitor may cost, as a share of the training time",
      kReaderRun | kReaderAgent | kReaderTrainer},
     {OptionId::kMemory, "--memory", "FORESHOCK_MEMORY", "64MiB", "BYTES",
-     "the most shared memory one rank may take for its samples", kReaderRun | kReaderTrainer},
+     "the most shared memory one rank may take for its samples; to follow weights, as much again of its own, "
+     "and 8 MiB",
+     kReaderRun | kReaderTrainer},
     {OptionId::kSlices, "--slices", "FORESHOCK_SLICES", "on", "on|off",
      "off: count calls and follow steps, but copy no activations", kReaderRun | kReaderTrainer},
     {OptionId::kMathPath, "--math-path", "FORESHOCK_MATH_PATH", "off", "on|off",

@@ -294,7 +294,8 @@ void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   const auto type = static_cast<DType>(values.dtype);
   const uint64_t bytes = of.elements * size_of(type);
   uint64_t room = 0;
-  TensorRecord* record = writer_.begin(kLeastPiece, &room);
+  const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
+  TensorRecord* record = writer_.begin(least, &room);
   if (record == nullptr) return writer_.count_skipped(segment::kTensorRingFull);
   describe(of, state.number, type, step, record);
   read_ += bytes;
@@ -308,12 +309,14 @@ void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   optimizer_numbers(optimizer_of(state), reinterpret_cast<double*>(at + optimizer));
   const uint64_t histogram = optimizer + record->payload[segment::kTensorOptimizer].bytes;
   const size_t packed = pack(values, type, of.elements, at + histogram, room - histogram, &record->form);
-  if (packed == kPackFailed)
+  if (packed == kPackFailed) {
+    of.needs = 2 * room;
     return writer_.count_skipped(room >= writer_.largest_record() ? segment::kTensorTooLarge
                                                                   : segment::kTensorRingFull);
+  }
   record->payload[segment::kTensorHistogram] = {histogram, packed};
   const uint64_t end = add_heads(of, values, round_up(histogram + packed, 8), room, record);
-  record->bytes = round_up(end, segment::kTensorAlign);
+  record->bytes = of.needs = round_up(end, segment::kTensorAlign);
   ++of.snapshots;
   writer_.publish(record);
 }

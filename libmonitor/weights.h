@@ -85,10 +85,11 @@ class WeightFollower {
     uint32_t dims;
     uint64_t elements;   // of the part
     uint64_t snapshots;  // taken so far
+    uint64_t needs;      // bytes of the ring for its record, as its last turn showed
     uint64_t copy;       // place of its values before the step in copies_
     int64_t copy_step;   // of what lies there; -1: nothing
     uint32_t copy_dtype;
-    int64_t turn_step;   // the last one after which it was looked at, taken or not; -1: none
+    int64_t turn_step;  // the last one after which it was looked at, taken or not; -1: none
   };
 
   uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, uint64_t room,

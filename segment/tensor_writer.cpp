@@ -33,7 +33,7 @@ TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
   const uint64_t free = room_ - used, to_end = room_ - written % room_;
   filler_ = 0;
   *bytes = free < to_end ? free : to_end;
-  if (*bytes < room_ / 4 && free > 2 * to_end) {  // the piece at the front is longer
+  if ((*bytes < room_ / 4 || *bytes < least) && free > 2 * to_end) {  // the piece at the front is longer
     filler_ = to_end;
     *bytes = free - to_end;
   }

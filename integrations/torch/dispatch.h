@@ -58,8 +58,7 @@ inline uint64_t NowNs() {
 // Value of a one-element floating tensor; empty for anything on a device (reading it would wait for the
 // device), for a tensor whose storage was taken away, and for one that torch refuses to look into.
 inline std::optional<double> ScalarOnCpu(const at::Tensor& tensor) noexcept try {
-  if (!HasData(tensor) || !tensor.is_cpu() || tensor.numel() != 1 || !IsInMemory(tensor))
-    return std::nullopt;
+  if (!HasData(tensor) || !tensor.is_cpu() || tensor.numel() != 1 || !IsInMemory(tensor)) return std::nullopt;
   const void* data = tensor.const_data_ptr();
   switch (tensor.scalar_type()) {
     case at::kDouble:

@@ -222,31 +222,34 @@ TEST_F(WeightsTest, AnUpdateFromOneFormatToAnotherIsUnknown) {
     double reductions[segment::kTensorReductionCount];
     std::memcpy(reductions, ready.view.payload[segment::kTensorReductions].data(), sizeof reductions);
     EXPECT_EQ(reductions[segment::kSumOfSquares], 16);
-    EXPECT_TRUE(std::isnan(reductions[segment::kUpdateSumMagnitude])) << reductions[segment::kUpdateSumMagnitude];
-    EXPECT_TRUE(std::isnan(reductions[segment::kUpdateMaxMagnitude])) << reductions[segment::kUpdateMaxMagnitude];
+    EXPECT_TRUE(std::isnan(reductions[segment::kUpdateSumMagnitude]))
+        << reductions[segment::kUpdateSumMagnitude];
+    EXPECT_TRUE(std::isnan(reductions[segment::kUpdateMaxMagnitude]))
+        << reductions[segment::kUpdateMaxMagnitude];
   });
 }
 
 // Each rank measures the length of its own steps, here far too short for such weights.
 TEST_F(WeightsTest, AmongSeveralRanksTheIntervalStaysAndTurnsAreLeftOut) {
   for (const bool is_told_late : {false, true}) {
-    in_child({{"FORESHOCK_MAX_SLOWDOWN", "1%"}, {"WORLD_SIZE", is_told_late ? "1" : "2"}, {"RANK", "0"}}, [&] {
-      Model model;
-      model.trainer.step(1, 1);
-      foreshock_identity identity = {};
-      identity.size = sizeof identity;
-      identity.version = FORESHOCK_ABI_VERSION;
-      identity.world_size = 2;
-      if (is_told_late) foreshock_describe(&identity);
-      ASSERT_EQ(model.name(), 2);
-      size_t due = 0;
-      for (int64_t step = 2; step < 2 + 64 * 8; ++step) due += model.step(step, 1e-4f);
-      const segment::TensorRing ring = open()->tensor_ring();
-      EXPECT_EQ(ring.interval, 64u);
-      EXPECT_EQ(due, 2u * 8);
-      EXPECT_GT(ring.skipped[segment::kTensorBudget], 0u);
-      EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget], due);
-    });
+    in_child({{"FORESHOCK_MAX_SLOWDOWN", "1%"}, {"WORLD_SIZE", is_told_late ? "1" : "2"}, {"RANK", "0"}},
+             [&] {
+               Model model;
+               model.trainer.step(1, 1);
+               foreshock_identity identity = {};
+               identity.size = sizeof identity;
+               identity.version = FORESHOCK_ABI_VERSION;
+               identity.world_size = 2;
+               if (is_told_late) foreshock_describe(&identity);
+               ASSERT_EQ(model.name(), 2);
+               size_t due = 0;
+               for (int64_t step = 2; step < 2 + 64 * 8; ++step) due += model.step(step, 1e-4f);
+               const segment::TensorRing ring = open()->tensor_ring();
+               EXPECT_EQ(ring.interval, 64u);
+               EXPECT_EQ(due, 2u * 8);
+               EXPECT_GT(ring.skipped[segment::kTensorBudget], 0u);
+               EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget], due);
+             });
     fs::remove_all(base_ + "/r");
     fs::create_directory(base_ + "/r");
   }
@@ -301,6 +304,30 @@ TEST(WeightTurns, FollowFromTheWholeTensorsAlone) {
   EXPECT_EQ(some, turns(33, 16));
   const auto fewer = turns(100, 32);
   EXPECT_TRUE(std::includes(some.begin(), some.end(), fewer.begin(), fewer.end()));
+}
+
+// A record of 3/8 of the ring, while an agent reads at once. Two fit before the end, and then none does.
+TEST(WeightRing, ATensorThatDoesNotFitBeforeTheEndBeginsAtTheFront) {
+  alignas(64) static char memory[1 << 17];
+  const std::vector<float> values(4096, 1.5f);
+  const foreshock_weight weight = named("w", 64, 64);
+  const auto follow = [&](uint64_t bytes, int64_t steps) {
+    std::memset(memory, 0, sizeof memory);
+    auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
+    segment::Control control = {};
+    WeightFollower follower;
+    follower.attach(ring, sizeof(segment::TensorRing) + bytes, &control, 1, 1, 1 << 20);
+    EXPECT_EQ(follower.name(&weight, 1), 1);
+    const foreshock_weight_state state = state_of(0, values.data(), 64, 64);
+    for (int64_t step = 1; step <= steps; ++step) {
+      follower.after_step(&state, 1, step);
+      control.tensor_cursor = ring->written;
+    }
+    EXPECT_EQ(ring->taken, static_cast<uint64_t>(steps));
+    return ring->written;
+  };
+  const uint64_t record = follow(1 << 16, 1);
+  follow(record * 8 / 3, 12);
 }
 
 TEST(WeightCadence, BecomesLongerUntilAQuarterOfTheLimitPaysForIt) {

@@ -25,6 +25,16 @@ class Weight(NamedTuple):
     part: tuple[int, ...]
 
 
+class Held(NamedTuple):
+    """Where a parameter is found again. Not by a weak reference to it: torch.utils.swap_tensors refuses a tensor that
+    has one."""
+
+    optimizer: Any  # weak reference
+    group: int
+    place: int
+    address: int
+
+
 class Numbers(NamedTuple):
     """What an optimizer's group and state say of one tensor."""
 
@@ -66,7 +76,7 @@ class Weights:
     def __init__(self, torch: Any, core: Any) -> None:
         self._torch = torch
         self._core = core
-        self._held: list[tuple[Any, int, Any]] = []  # weak reference to the optimizer, its group, to the parameter
+        self._held: list[Held] = []
         self._due: list[int] = []
 
     def name(
@@ -80,11 +90,11 @@ class Weights:
         import weakref
 
         order = {address: n for n, address in enumerate(named)}
-        rows: dict[int, tuple[Weight, tuple[Any, int, Any]]] = {}
+        rows: dict[int, tuple[Weight, Held]] = {}
         for optimizer in optimizers:
             reference = weakref.ref(optimizer)
             for group, parameters in enumerate(group["params"] for group in optimizer.param_groups):
-                for parameter in parameters:
+                for n, parameter in enumerate(parameters):
                     place = self._place_of(parameter)
                     if place is None or parameter._cdata in rows:
                         continue
@@ -92,7 +102,7 @@ class Weights:
                     name = found[0].name if found else f"parameters.{len(rows)}"
                     prefix = replicas.prefix(parameter, found is not None)
                     weight = Weight(prefixed(prefix, name), labels.get(name, ""), *place)
-                    rows[parameter._cdata] = weight, (reference, group, weakref.ref(parameter))
+                    rows[parameter._cdata] = weight, Held(reference, group, n, parameter._cdata)
         # As the model has them: which optimizer of a rank holds them does not change whose turn it is.
         there = sorted(rows, key=lambda address: order.get(address, len(order)))
         is_followed = self._core.name_weights([rows[address][0] for address in there]) > 0
@@ -130,7 +140,7 @@ class Weights:
         return self._observe(mine, AFTER | ended)
 
     def _of(self, optimizer: Any) -> list[int]:
-        return [number for number in self._due if self._held[number][0]() is optimizer]
+        return [number for number in self._due if self._held[number].optimizer() is optimizer]
 
     def _observe(self, numbers: list[int], when: int) -> int:
         rows = [row for number in numbers if (row := self._row(number)) is not None]
@@ -146,11 +156,15 @@ class Weights:
             return None
 
     def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        reference, place, to_parameter = self._held[number]
-        optimizer, parameter = reference(), to_parameter()
-        if optimizer is None or parameter is None or place >= len(optimizer.param_groups):
+        held = self._held[number]
+        optimizer = held.optimizer()
+        if optimizer is None or held.group >= len(optimizer.param_groups):
             return None
-        group, state = optimizer.param_groups[place], optimizer.state.get(parameter)
+        group = optimizer.param_groups[held.group]
+        if held.place >= len(group["params"]) or group["params"][held.place]._cdata != held.address:
+            return None
+        parameter = group["params"][held.place]
+        state = optimizer.state.get(parameter)
         if not isinstance(state, dict):
             state = {}
         square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
