@@ -55,6 +55,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes);
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches());
+  // Its inode is taken now: the one that the launcher gives back at the end is the summary's.
+  run->save_watches();
   return run;
 }
 

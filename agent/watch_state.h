@@ -24,12 +24,12 @@ class WatchState {
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches);
 
-  // Replaces the file, if there is anything new. What is in the record's buffer must have been written
+  // Replaces the file, if there is anything new; the first time always. What is in the record's buffer must have been written
   // before. False when it cannot be written: the run goes on without.
   bool save(const Directory& directory, const RecordWriter* record, const Watches& watches);
 
  private:
-  uint64_t saved_lines_ = 0;
+  uint64_t saved_lines_ = UINT64_MAX;  // nothing was saved yet
 };
 
 }  // namespace foreshock
