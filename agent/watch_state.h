@@ -24,8 +24,8 @@ class WatchState {
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches);
 
-  // Replaces the file, if there is anything new; the first time always. What is in the record's buffer must have been written
-  // before. False when it cannot be written: the run goes on without.
+  // Replaces the file, if there is anything new; the first time always. What is in the record's buffer must
+  // have been written before. False when it cannot be written: the run goes on without.
   bool save(const Directory& directory, const RecordWriter* record, const Watches& watches);
 
  private:
