@@ -147,7 +147,8 @@ TEST_F(Server, AHundredHalfOpenClientsDelayNobody) {
   for (int i = 0; i < 10; ++i) {
     const auto begin = Clock::now();
     get("/metrics");
-    EXPECT_LT(ms_since(begin), 100);
+    // Whoever waited for one of them would wait for a second, after which it is dropped (below).
+    EXPECT_LT(ms_since(begin), 1000);
   }
 }
 
