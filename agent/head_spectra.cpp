@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "agent/place.h"
 #include "segment/names.h"
 #include "segment/tensor_heads.h"
 
@@ -24,11 +25,7 @@ void pool(const LayerSpectrum& one, LayerSpectrum* all) {
 TensorKey key_of(const std::string& layer, const segment::Identity& identity) {
   TensorKey key;
   key.name = layer;
-  if (identity.late_ready == 1) {
-    key.tensor_parallel = identity.tensor_parallel;
-    key.pipeline_parallel = identity.pipeline_parallel;
-    key.expert_parallel = identity.expert_parallel;
-  }
+  place(identity, &key);
   return key;
 }
 
@@ -51,7 +48,8 @@ std::optional<LayerSpectrum> HeadSpectra::take(const segment::TensorView& tensor
   if (*why != nullptr) return std::nullopt;
   const TensorKey key = key_of(label, identity);
   const std::string place = label + '/' + std::to_string(key.tensor_parallel) + '/' +
-                            std::to_string(key.pipeline_parallel) + '/' + std::to_string(key.expert_parallel);
+                            std::to_string(key.pipeline_parallel) + '/' +
+                            std::to_string(key.expert_parallel) + '/' + std::to_string(key.rank);
   const auto spectrum = rows_.take(place, {.step = of.step,
                                            .interval = of.interval,
                                            .head_dim = heads.head.head_dim,

@@ -6,12 +6,14 @@
 #include <string_view>
 
 #include "agent/fnv.h"
+#include "agent/place.h"
 
 namespace foreshock {
 namespace {
 
 constexpr size_t kMostParts =
     1 << 18;  // a trainer that makes up new names all the time is not followed further
+constexpr size_t kMostSeen = 1 << 16;  // parts of a rank
 constexpr uint64_t kBitsOfADouble = (uint64_t{1} << 52) - 1;
 
 // The finaliser of splitmix64: sums of its values do not cancel as sums of checksums might.
@@ -19,11 +21,6 @@ uint64_t mixed(uint64_t word) {
   word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
   word = (word ^ word >> 27) * 0x94d049bb133111ebu;
   return word ^ word >> 31;
-}
-
-bool is_placed(const segment::Identity& identity) {
-  return identity.late_ready == 1 && identity.tensor_parallel >= 0 && identity.pipeline_parallel >= 0 &&
-         identity.expert_parallel >= 0;
 }
 
 uint64_t hash_of_part(const segment::TensorRecord& record, const segment::Identity& identity) {
@@ -50,17 +47,18 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   reached_[identity.rank] = record.step;
   if (!is_placed(identity)) return {};
   const uint64_t part = hash_of_part(record, identity);
-  add_to_rank(record, identity, part);
+  add_to_rank(record, part, &ranks_[identity.rank]);
   if (parts_.size() >= kMostParts && !parts_.contains(part)) return {};
   Compared& compared = parts_[part];
+  if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> odd;
   if (record.step <= compared.closed) return odd;
-  Checksums& here = compared.open[record.step];
-  here[identity.rank] = record.checksum;
-  const bool is_now = is_complete(compared, record.step, here, ranks_here);
+  // What a rank shows first of a step stays: replicas are compared as they were right after that step.
+  open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
+  const bool is_now = is_complete(compared, record.step, compared.open[record.step], ranks_here);
   while (!compared.open.empty()) {
     const auto& [step, checksums] = *compared.open.begin();
-    if (compared.open.size() <= kMostOpen && !(is_now && step <= record.step) &&
+    if (compared.open.size() <= kMostOpen && open_ <= kMostOpenInAll && !(is_now && step <= record.step) &&
         !is_complete(compared, step, checksums, ranks_here))
       break;
     close(&compared, &odd);
@@ -72,7 +70,9 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
 // not all ranks), or those that have not are past this step.
 bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
                            size_t ranks_here) const {
-  if (here.size() >= ranks_here || (compared.holders > 1 && here.size() >= compared.holders)) return true;
+  if (here.size() >= ranks_here ||
+      (compared.is_settled && compared.holders.size() > 1 && here.size() >= compared.holders.size()))
+    return true;
   const auto is_done = [&](const auto& rank) { return rank.second > step || here.contains(rank.first); };
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
@@ -82,7 +82,8 @@ void Replicas::close(Compared* compared, std::vector<int32_t>* odd) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
   compared->closed = node.key();
-  compared->holders = std::max(compared->holders, checksums.size());
+  open_ -= checksums.size();
+  compared->is_settled = true;
   if (checksums.size() < 2) return;
   compared_ += checksums.size() - 1;
   most_ranks_ = std::max(most_ranks_, checksums.size());
@@ -99,23 +100,39 @@ void Replicas::close(Compared* compared, std::vector<int32_t>* odd) {
   }
 }
 
-void Replicas::add_to_rank(const segment::TensorRecord& record, const segment::Identity& identity,
-                           uint64_t part) {
-  Rank& rank = ranks_[identity.rank];
+void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank) {
   const auto interval = static_cast<int64_t>(record.interval);
   const int64_t window = record.step / interval;
-  if (window != rank.window || record.interval != rank.interval) {
-    rank.window = window;
-    rank.interval = record.interval;
-    rank.sum = rank.group = rank.tensors = 0;
+  if (window != rank->window || record.interval != rank->interval) {
+    if (rank->group != 0 && rank->group == rank->last_group) end_interval(rank);
+    rank->last_group = rank->interval == record.interval ? rank->group : 0;
+    rank->window = window;
+    rank->interval = record.interval;
+    rank->sum = rank->group = 0;
+    rank->seen.clear();
   }
-  rank.sum += mixed(mixed(part) + record.checksum);
-  rank.group += mixed(part);
-  if (++rank.tensors != record.tensors) return;
+  if (rank->seen.size() >= kMostSeen || !rank->seen.insert(part).second) return;
+  rank->sum += mixed(mixed(part) + record.checksum);
+  rank->group += mixed(part);
+  if (rank->seen.size() == record.tensors) end_interval(rank);
+}
+
+void Replicas::end_interval(Rank* rank) {
   char group[17];
   std::snprintf(group, sizeof group, "%016llx",
-                static_cast<unsigned long long>(mixed(rank.group + record.interval)));
-  rank.last = {window * interval, static_cast<double>(mixed(rank.sum) & kBitsOfADouble), group};
+                static_cast<unsigned long long>(mixed(rank->group + rank->interval)));
+  rank->last = {rank->window * static_cast<int64_t>(rank->interval),
+                static_cast<double>(mixed(rank->sum) & kBitsOfADouble), group};
+}
+
+void Replicas::begin_anew() {
+  parts_.clear();
+  reached_.clear();
+  open_ = 0;
+  for (auto& [number, rank] : ranks_) {
+    rank.window = -1;
+    rank.last_group = rank.group = 0;
+  }
 }
 
 const Replicas::OfRank* Replicas::of(int32_t rank) const {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +16,7 @@ namespace foreshock {
 class Replicas {
  public:
   static constexpr size_t kMostOpen = 64;  // steps that wait for a rank; then they are compared without it
+  static constexpr size_t kMostOpenInAll = 1 << 20;  // checksums
 
   // What one rank holds of one tensor at one step. `ranks_here`: ranks of the run that live on this node.
   // Returns the ranks that differ, once the comparison is complete: those that are not with the majority, or
@@ -24,10 +25,7 @@ class Replicas {
                            size_t ranks_here);
 
   // The ranks have been started again: steps may repeat.
-  void begin_anew() {
-    parts_.clear();
-    reached_.clear();
-  }
+  void begin_anew();
 
   // One number for all that a rank holds, over a whole interval, that ranks of other nodes can be compared
   // by: a metric cannot carry 64 bits for each tensor.
@@ -36,7 +34,8 @@ class Replicas {
     double checksum = 0;  // 52 bits
     std::string group;    // the same for ranks that hold the same parts of the same tensors
   };
-  // The last complete interval of a rank; null when there is none, or its place in the job is not known.
+  // The last complete interval of a rank: it has shown all that it holds, or, if some of it is never shown,
+  // as much as in the interval before. Null when there is none, or its place in the job is not known.
   const OfRank* of(int32_t rank) const;
 
   uint64_t mismatches(int32_t rank) const;
@@ -48,22 +47,27 @@ class Replicas {
   struct Compared {
     int64_t closed = -1;                // steps up to here have been compared
     std::map<int64_t, Checksums> open;  // by step: the agent reads one rank after the other
-    size_t holders = 0;                 // most ranks that have shown it at one step
+    std::set<int32_t> holders;          // ranks that have shown it so far
+    bool is_settled = false;            // a step was closed since the last of them came
   };
   struct Rank {
     int64_t window = -1;
     uint64_t interval = 0;
-    uint64_t sum = 0, group = 0, tensors = 0;
+    std::set<uint64_t> seen;  // parts, in this window
+    uint64_t sum = 0, group = 0;
+    uint64_t last_group = 0;  // of the window before
     OfRank last;
     uint64_t mismatches = 0;
   };
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
   void close(Compared* compared, std::vector<int32_t>* odd);
-  void add_to_rank(const segment::TensorRecord& record, const segment::Identity& identity, uint64_t part);
+  void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);
+  static void end_interval(Rank* rank);
 
   std::map<uint64_t, Compared> parts_;  // by the hash of name, place and coordinates
   std::map<int32_t, Rank> ranks_;
   std::map<int32_t, int64_t> reached_;  // the last step that a rank has shown anything of
+  size_t open_ = 0;                     // checksums that wait
   uint64_t compared_ = 0;
   size_t most_ranks_ = 0;
 };

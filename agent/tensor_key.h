@@ -8,10 +8,12 @@
 
 namespace foreshock {
 
-// Where a rank holds all of a tensor, ranks of other model-parallel coordinates have another of that name.
+// Where a rank holds all of a tensor, ranks of other model-parallel coordinates have another of that name;
+// and so has any other rank, when nobody knows its coordinates.
 struct TensorKey {
   std::string name;
   int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
+  int32_t rank = -1;  // -1: of any rank that is at these coordinates
   auto operator<=>(const TensorKey&) const = default;
 };
 

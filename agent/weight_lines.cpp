@@ -34,6 +34,7 @@ void tell_identity(const TensorSnapshot& snapshot, TensorLine* line) {
   line->tensor_parallel = known(snapshot.key.tensor_parallel);
   line->pipeline_parallel = known(snapshot.key.pipeline_parallel);
   line->expert_parallel = known(snapshot.key.expert_parallel);
+  line->of_rank = known(snapshot.key.rank);
 }
 
 void tell_parts(const TensorSnapshot& snapshot, TensorLine* line) {

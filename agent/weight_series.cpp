@@ -42,12 +42,26 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   Group& group = groups_[snapshot->layer];
   const bool is_in_order = enter(&group, *snapshot);
   Tensor& tensor = tensors_[snapshot->key];
+  if (tensor.last.step >= 0 && tensor.last.layer != snapshot->layer) leave(tensor.last.layer, snapshot->key);
   compare(tensor, snapshot);
   keep(is_first, *snapshot, &tensor);
   if (!is_in_order || tensor.previous.empty()) return;
   group.members.insert(snapshot->key);
   group.seen.insert(snapshot->key);
   if (!group.is_first && group.seen.size() == group.members.size()) complete(snapshot->layer, &group);
+}
+
+// A tensor is a member of one group: that of the layer which it was last said to belong to.
+void WeightSeries::leave(const std::string& layer, const TensorKey& key) {
+  const auto found = groups_.find(layer);
+  if (found == groups_.end()) return;
+  Group& group = found->second;
+  group.members.erase(key);
+  group.seen.erase(key);
+  if (!group.members.empty()) return;
+  forget(&group.previous);
+  forget(&group.initial);
+  groups_.erase(found);
 }
 
 void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const {

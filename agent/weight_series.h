@@ -63,6 +63,7 @@ class WeightSeries {
     size_t groups = 0;
   };
 
+  void leave(const std::string& layer, const TensorKey& key);
   void compare(const Tensor& tensor, TensorSnapshot* snapshot) const;
   void keep(bool is_first, const TensorSnapshot& snapshot, Tensor* tensor);
   bool enter(Group* group, const TensorSnapshot& snapshot);

@@ -4,13 +4,18 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <ranges>
+
+#include "agent/place.h"
 
 namespace foreshock {
 namespace {
 
 constexpr size_t kMostTensors = 1 << 16;
-constexpr size_t kMostPending =
-    64;  // steps of a tensor that wait for a part: ranks are read one after the other
+// Ranks are read one after the other, so steps of a tensor wait for a part: up to so many, or, in a run that
+// takes its time, two of them for so long. Then whoever is missing shows no weights.
+constexpr size_t kMostPending = 64, kFewPending = 2;
+constexpr double kPatience = 10;  // seconds
 
 uint64_t whole_elements(const segment::TensorRecord& record) {
   uint64_t elements = 1;
@@ -22,11 +27,7 @@ TensorKey key_of(const segment::TensorRecord& record, const segment::Identity& i
   TensorKey key;
   key.name = segment::text_of(record.name);
   // The parts of a distributed tensor say by themselves where they belong.
-  if (identity.late_ready == 1 && whole_elements(record) == record.elements) {
-    key.tensor_parallel = identity.tensor_parallel;
-    key.pipeline_parallel = identity.pipeline_parallel;
-    key.expert_parallel = identity.expert_parallel;
-  }
+  if (whole_elements(record) == record.elements) place(identity, &key);
   return key;
 }
 
@@ -42,6 +43,15 @@ void start(const segment::TensorRecord& record, const segment::Identity& identit
   snapshot->whole_elements = whole_elements(record);
   snapshot->shape.assign(record.shape, record.shape + record.dims);
 }
+
+TensorPart part_of(const segment::TensorRecord& record) {
+  TensorPart part;
+  part.offset.assign(record.offset, record.offset + segment::kTensorDims);
+  part.shape.assign(record.part, record.part + segment::kTensorDims);
+  return part;
+}
+
+uint64_t bytes_of(const Histogram& histogram) { return histogram.bins.capacity() * sizeof(HistogramBin); }
 
 // NaN: not known.
 double reduction(const segment::TensorView& view, segment::TensorReduction which) {
@@ -70,92 +80,171 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   const segment::TensorRecord& record = view.record;
   *why = nullptr;
   begin_anew(record, identity);
+  ranks_here_ = ranks_here;
+  reached_[identity.rank] = record.step;
   const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);
   const TensorKey key = key_of(record, identity);
-  if (known_.size() >= kMostTensors && !known_.contains(key)) {
-    ++dropped_;
-    return {};
-  }
-  Known& known = known_[key];
+  const auto found = known_.find(key);
   std::vector<TensorSnapshot> done;
-  if (record.step <= known.last_step) {  // put together already, without this replica
-    if (!odd.empty()) {
-      TensorSnapshot late;
-      start(record, identity, key, &late);
-      late.odd_ranks.assign(odd.begin(), odd.end());
-      done.push_back(late);
-    }
+  if (found != known_.end() && record.step <= found->second.last_step) {
+    // Put together already, without this rank: it is a replica, or waited for from now on.
+    if (found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
+    if (odd.empty()) return done;
+    TensorSnapshot& late = done.emplace_back();
+    start(record, identity, key, &late);
+    late.odd_ranks.assign(odd.begin(), odd.end());
     return done;
   }
+  if (found == known_.end() && known_.size() >= kMostTensors) {
+    ++dropped_;
+    return done;
+  }
+  Histogram histogram;
+  if (!read(view, found == known_.end() ? nullptr : &found->second, &histogram, why)) return done;
+  Known& known = known_[key];
   Pending& pending = known.pending[record.step];
   if (pending.ranks.empty()) start(record, identity, key, &pending.snapshot);
   pending.is_first |= record.snapshot == 1;
   pending.snapshot.odd_ranks.insert(pending.snapshot.odd_ranks.end(), odd.begin(), odd.end());
-  if (!add_part(view, identity, &known)) {
-    known.pending.erase(record.step);
-    *why = "its histogram does not hold its values";
-    return {};
-  }
-  const bool is_whole = pending.snapshot.elements == pending.snapshot.whole_elements;
-  if (is_whole || pending.ranks.size() >= ranks_here ||
-      (known.ranks > 0 && pending.ranks.size() >= known.ranks)) {
-    auto node = known.pending.extract(record.step);
-    known.pending.erase(known.pending.begin(), known.pending.lower_bound(record.step));
-    TensorSnapshot& snapshot = node.mapped().snapshot;
-    take_optimizer(snapshot);
-    series_.take(node.mapped().is_first, &snapshot);
-    known.last_step = snapshot.step;
-    done.push_back(std::move(snapshot));
-  } else if (known.pending.size() > kMostPending) {
-    for (const auto& [step, waiting] : known.pending)
-      known.ranks = std::max(known.ranks, waiting.ranks.size());
-    known.pending.erase(known.pending.begin());
-  }
+  if (pending.ranks.insert(identity.rank).second) add_part(view, histogram, &pending);
+  const auto& [oldest, waiting] = *known.pending.begin();
+  const double waited = 1e-9 * static_cast<double>(record.time_ns) - waiting.snapshot.time;
+  if (known.pending.size() > kMostPending || (known.pending.size() > kFewPending && waited > kPatience))
+    wait_no_longer(oldest + 1);
+  finish(&known, &done);
+  make_room(&done);
   return done;
 }
 
 void Weights::begin_anew(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
   known_.clear();
+  pending_bytes_ = 0;
+  reached_.clear();
+  expected_ = std::numeric_limits<size_t>::max();
   series_.begin_anew();
   replicas_.begin_anew();
   optimizer_ = {};
   forgotten_ = 0;
 }
 
-bool Weights::add_part(const segment::TensorView& view, const segment::Identity& identity, Known* known) {
+// The histogram of a part; empty where the part is known from another rank, a replica. `known`: what is known
+// of the tensor; may be null.
+bool Weights::read(const segment::TensorView& view, const Known* known, Histogram* histogram,
+                   const char** why) {
   const segment::TensorRecord& record = view.record;
-  Pending& pending = known->pending[record.step];
-  TensorSnapshot& snapshot = pending.snapshot;
-  pending.ranks.push_back(identity.rank);
-  snapshot.ranks = pending.ranks.size();
-  TensorPart part;
-  part.offset.assign(record.offset, record.offset + segment::kTensorDims);
-  part.shape.assign(record.part, record.part + segment::kTensorDims);
-  const auto is_there = std::find(snapshot.parts.begin(), snapshot.parts.end(), part);
-  if (is_there != snapshot.parts.end()) return true;  // a replica's
-  Histogram histogram;
+  const auto found = known != nullptr ? known->pending.find(record.step) : decltype(known->pending.end()){};
+  if (known != nullptr && found != known->pending.end()) {
+    const TensorSnapshot& snapshot = found->second.snapshot;
+    if (std::ranges::find(snapshot.parts, part_of(record)) != snapshot.parts.end()) return true;
+    if (whole_elements(record) != snapshot.whole_elements ||
+        record.elements > snapshot.whole_elements - snapshot.elements) {
+      *why = "it does not fit the other parts of its tensor";
+      return false;
+    }
+  }
   const auto type = static_cast<DType>(record.dtype);
   const segment::Bytes payload = view.payload[segment::kTensorHistogram];
   const bool is_read = record.form == segment::HistogramForm::kValues
-                           ? reader_.read_values(payload, type, record.elements, &histogram)
-                           : reader_.read_counters(payload, type, record.elements, &histogram);
-  if (!is_read) return false;
+                           ? reader_.read_values(payload, type, record.elements, histogram)
+                           : reader_.read_counters(payload, type, record.elements, histogram);
+  if (!is_read) *why = "its histogram does not hold its values";
+  return is_read;
+}
+
+void Weights::add_part(const segment::TensorView& view, const Histogram& histogram, Pending* pending) {
+  const segment::TensorRecord& record = view.record;
+  TensorSnapshot& snapshot = pending->snapshot;
+  snapshot.ranks = pending->ranks.size();
+  TensorPart part = part_of(record);
+  if (std::ranges::find(snapshot.parts, part) != snapshot.parts.end()) return;  // a replica's
   snapshot.parts.push_back(std::move(part));
+  pending_bytes_ -= bytes_of(snapshot.histogram);
   merge(histogram, &snapshot.histogram);
+  pending_bytes_ += bytes_of(snapshot.histogram);
   snapshot.elements += record.elements;
   snapshot.sum_of_squares += reduction(view, segment::kSumOfSquares);
   const double sum = reduction(view, segment::kUpdateSumMagnitude),
                most = reduction(view, segment::kUpdateMaxMagnitude);
   join_optimizer(view, &snapshot);
-  pending.update_known &= !std::isnan(sum) && !std::isnan(most);
-  if (pending.update_known) {
+  pending->update_known &= !std::isnan(sum) && !std::isnan(most);
+  if (pending->update_known) {
     snapshot.update_sum_magnitude = snapshot.update_sum_magnitude.value_or(0) + sum;
     snapshot.update_max_magnitude = std::max(snapshot.update_max_magnitude.value_or(0), most);
   } else {
     snapshot.update_sum_magnitude = snapshot.update_max_magnitude = std::nullopt;
   }
-  return true;
+}
+
+// Whether no rank will show this step of a tensor that has not.
+bool Weights::have_passed(int64_t step, const Pending& pending) const {
+  return reached_.size() >= std::min(ranks_here_, expected_) &&
+         std::ranges::all_of(reached_, [&](const auto& rank) {
+           return rank.second > step || pending.ranks.contains(rank.first);
+         });
+}
+
+// A tensor is put together from every rank that holds a part of it here, which need not be all of them.
+bool Weights::is_complete(const Known& known, int64_t step, const Pending& pending) const {
+  if (pending.snapshot.elements == pending.snapshot.whole_elements) return true;
+  if (pending.ranks.size() >= ranks_here_) return true;
+  return std::ranges::includes(pending.ranks, known.holders) &&
+         (known.is_settled || have_passed(step, pending));
+}
+
+// What has become complete, in the order of steps; what was left out by a rank that held a part of it before
+// is not compared with anything.
+void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
+  int64_t newest = -1;
+  for (const auto& [step, pending] : known->pending)
+    if (is_complete(*known, step, pending) || have_passed(step, pending)) newest = step;
+  while (!known->pending.empty() && known->pending.begin()->first <= newest) {
+    const auto& [step, pending] = *known->pending.begin();
+    const bool is_whole = is_complete(*known, step, pending);
+    known->holders = pending.ranks;
+    known->is_settled = is_whole;
+    if (!is_whole) {
+      drop(known, step);
+      continue;
+    }
+    auto node = known->pending.extract(known->pending.begin());
+    TensorSnapshot& snapshot = node.mapped().snapshot;
+    pending_bytes_ -= bytes_of(snapshot.histogram);
+    known->last_step = snapshot.step;
+    take_optimizer(snapshot);
+    series_.take(node.mapped().is_first, &snapshot);
+    done->push_back(std::move(snapshot));
+  }
+}
+
+void Weights::drop(Known* known, int64_t step) {
+  const auto node = known->pending.extract(step);
+  pending_bytes_ -= bytes_of(node.mapped().snapshot.histogram);
+  ++dropped_;
+}
+
+// Ranks that have shown nothing from `step` on are taken to show no weights any more.
+void Weights::wait_no_longer(int64_t step) {
+  std::erase_if(reached_, [step](const auto& rank) { return rank.second < step; });
+  expected_ = reached_.size();
+}
+
+void Weights::make_room(std::vector<TensorSnapshot>* done) {
+  const auto oldest = [this] {
+    std::pair<int64_t, Known*> first = {std::numeric_limits<int64_t>::max(), nullptr};
+    for (auto& [key, known] : known_)
+      if (!known.pending.empty() && known.pending.begin()->first < first.first)
+        first = {known.pending.begin()->first, &known};
+    return first;
+  };
+  if (pending_bytes_ <= most_pending_) return;
+  wait_no_longer(oldest().first);
+  for (auto& [key, known] : known_) finish(&known, done);
+  while (pending_bytes_ > most_pending_) {
+    const auto [step, known] = oldest();
+    if (known == nullptr) return;
+    drop(known, step);
+  }
 }
 
 // The last word on each tensor, of tensors that are still shown: the others were taken apart differently.

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "agent/attempt_watch.h"
@@ -20,8 +22,10 @@ namespace foreshock {
 // Thread-compatible.
 class Weights {
  public:
-  static constexpr uint64_t kMostBytes = uint64_t{512} << 20;  // for what is kept of snapshots
-  explicit Weights(uint64_t most_bytes = kMostBytes) : series_(most_bytes) {}
+  // For what is kept of snapshots, a quarter of it for those that wait for a part.
+  static constexpr uint64_t kMostBytes = uint64_t{512} << 20;
+  explicit Weights(uint64_t most_bytes = kMostBytes)
+      : most_pending_(most_bytes / 4), series_(most_bytes - most_bytes / 4) {}
 
   // Takes one record of a rank; `ranks_here`: how many ranks of the run live on this node. Returns what is
   // whole now, in the order of steps. `why`: what is wrong with the record, if it was refused.
@@ -39,30 +43,45 @@ class Weights {
   // Each tensor once, however many replicas and parts it has here.
   const OptimizerHealth& optimizer() const { return optimizer_; }
   uint64_t snapshots_dropped() const { return series_.dropped() + dropped_; }  // for want of room here
+  uint64_t pending_bytes() const { return pending_bytes_; }  // of histograms that wait for a part
+  size_t known_tensors() const { return known_.size(); }
 
  private:
   struct Pending {
     TensorSnapshot snapshot;
-    std::vector<int32_t> ranks;
+    std::set<int32_t> ranks;  // that have shown what they hold of it
     bool update_known = true, is_first = false;
   };
   struct Known {
     std::map<int64_t, Pending> pending;  // by step
     int64_t last_step = -1;
-    size_t ranks = 0;  // that had a part of a snapshot that nobody completed
+    std::set<int32_t> holders;  // the ranks that had a part of the last snapshot
+    bool is_settled = false;    // no other rank has shown it since
   };
 
-  bool add_part(const segment::TensorView& view, const segment::Identity& identity, Known* known);
+  bool read(const segment::TensorView& view, const Known* known, Histogram* histogram, const char** why);
+  void add_part(const segment::TensorView& view, const Histogram& histogram, Pending* pending);
+  bool have_passed(int64_t step, const Pending& pending) const;
+  bool is_complete(const Known& known, int64_t step, const Pending& pending) const;
+  void finish(Known* known, std::vector<TensorSnapshot>* done);
+  void drop(Known* known, int64_t step);
+  void wait_no_longer(int64_t step);
+  void make_room(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
   void begin_anew(const segment::TensorRecord& record, const segment::Identity& identity);
 
+  const uint64_t most_pending_;
   std::map<TensorKey, Known> known_;
   HistogramReader reader_;
   Replicas replicas_;
   WeightSeries series_;
   OptimizerHealth optimizer_;
   int64_t forgotten_ = 0;  // step at which old tensors of optimizer_ were looked for
-  uint64_t dropped_ = 0;   // of tensors beyond what is followed
+  uint64_t dropped_ = 0;   // of tensors beyond what is followed, and those that lack a part
+  uint64_t pending_bytes_ = 0;
+  std::map<int32_t, int64_t> reached_;  // by rank, the last step that it has shown anything of
+  size_t ranks_here_ = 1;
+  size_t expected_ = std::numeric_limits<size_t>::max();  // ranks that show anything, once that is known
   AttemptWatch attempt_;
 };
 

@@ -48,7 +48,8 @@ std::optional<int64_t> step_of(const RecordLine& line) {
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
     std::string key = "t" + tensor->tensor;
-    for (const auto& at : {tensor->tensor_parallel, tensor->pipeline_parallel, tensor->expert_parallel})
+    for (const auto& at :
+         {tensor->tensor_parallel, tensor->pipeline_parallel, tensor->expert_parallel, tensor->of_rank})
       key += '\n' + std::to_string(at.value_or(-1));
     return key;
   }

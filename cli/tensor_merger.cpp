@@ -17,6 +17,7 @@ void start(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->key.tensor_parallel = static_cast<int32_t>(line.tensor_parallel.value_or(-1));
   snapshot->key.pipeline_parallel = static_cast<int32_t>(line.pipeline_parallel.value_or(-1));
   snapshot->key.expert_parallel = static_cast<int32_t>(line.expert_parallel.value_or(-1));
+  snapshot->key.rank = static_cast<int32_t>(line.of_rank.value_or(-1));
   snapshot->layer = line.layer;
   snapshot->step = line.step.value_or(-1);
   snapshot->time = line.time.value_or(0);

@@ -155,6 +155,8 @@ inline constexpr Field<TensorLine> kTensorFields[] = {
      "Coordinate of the ranks that hold it whole: others may hold another tensor of that name."},
     {"pipeline_parallel", &TensorLine::pipeline_parallel, "", "Likewise."},
     {"expert_parallel", &TensorLine::expert_parallel, "", "Likewise."},
+    {"of_rank", &TensorLine::of_rank, "",
+     "The rank that holds it, where its coordinates are not known: no other is taken for a replica."},
     {"elements", &TensorLine::elements, "values", "Values in scope, those of replicas once."},
     {"whole_elements", &TensorLine::whole_elements, "values", "Values of the whole tensor."},
     {"parts", &TensorLine::parts, "", "Different parts that were put together: 1 where it is not sharded."},

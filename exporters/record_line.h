@@ -79,7 +79,7 @@ struct TensorLine {
   std::optional<double> time;
   std::string tensor, layer, dtype;
   std::vector<int64_t> shape;
-  std::optional<int64_t> attempt, tensor_parallel, pipeline_parallel, expert_parallel;
+  std::optional<int64_t> attempt, tensor_parallel, pipeline_parallel, expert_parallel, of_rank;
   std::optional<uint64_t> elements, whole_elements, parts, ranks;
   std::vector<int64_t> part_offsets, part_shapes;  // four numbers a part; of a tensor in parts
   std::optional<uint64_t> interval_steps;

@@ -31,7 +31,7 @@ constexpr Expected kExpected[] = {
 // overflow.
 constexpr uint64_t kMostRecord = 4096;
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
-constexpr uint64_t kMostTensors = uint64_t{1} << 30;
+constexpr uint64_t kMostTensors = uint64_t{64} << 20;  // a record may fill it, and is read as a whole
 
 constexpr uint64_t element_bytes(uint32_t dtype) {
   constexpr uint64_t kBytes[] = {0, 8, 4, 2, 2, 1};  // none, fp64, fp32, bf16, fp16, bool

@@ -14,6 +14,9 @@ namespace {
 // Up to here sorting the values is quicker than looking through a million counters.
 constexpr uint64_t kFew = 1 << 15;
 
+// A set that holds less than it could, and the rest of the values.
+constexpr uint64_t kSpareSets = 2;
+
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
 
 uint64_t values_in(const Histogram& histogram) { return histogram.finite + histogram.non_finite(); }
@@ -102,17 +105,22 @@ void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Hi
   histogram->finite = keys_.size();
 }
 
+// A set takes a look through all counters however few bytes it has: no more of them than values ask for.
 bool HistogramReader::unpack(std::span<const std::byte> bytes, DType type, uint64_t elements,
                              Histogram* histogram) {
+  const bool is_fp32 = type == DType::kFp32;
+  uint64_t sets_left = kSpareSets + elements / (is_fp32 ? kMostBinned : kMostPatterns);
   while (!bytes.empty()) {
-    if (type == DType::kFp32) {
+    const uint64_t before = values_in(*histogram);
+    if (sets_left-- == 0) return false;
+    if (is_fp32) {
       if (!unpack_bins(&bytes, elements, bins_.data())) return false;
       take_bins(bins_.data(), histogram);
     } else {
       if (!unpack_patterns(&bytes, elements, patterns_.data())) return false;
       take_patterns(patterns_.data(), type, histogram);
     }
-    if (values_in(*histogram) > elements) return false;
+    if (values_in(*histogram) == before || values_in(*histogram) > elements) return false;
   }
   return true;
 }

@@ -69,5 +69,70 @@ TEST(Replicas, AFullShardHasNone) {
   EXPECT_EQ(replicas.most_ranks(), 0u);
 }
 
+TEST(Replicas, WhatARankShowsFirstOfAStepStays) {
+  Replicas replicas;
+  for (int64_t step = 1; step <= 6; ++step)
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(show(replicas, rank, step, 1), Odd());
+      EXPECT_EQ(show(replicas, rank, step, 2), Odd()) << "the step's number stood still";
+    }
+  EXPECT_EQ(replicas.compared(), 2u * 6);
+}
+
+TEST(Replicas, OneThatBeginsLateIsWaitedForFromThenOn) {
+  Replicas replicas;
+  const auto show_whole = [&](int rank, int64_t step, uint64_t checksum) {
+    segment::Identity identity = {};
+    identity.rank = rank;
+    identity.late_ready = 1;
+    segment::TensorRecord record = {};
+    record.step = step;
+    record.interval = record.tensors = 1;
+    record.checksum = checksum;
+    return replicas.add(record, identity, 3);
+  };
+  const int64_t late = Replicas::kMostOpen + 5;
+  for (int64_t step = 1; step <= late; ++step)
+    for (int rank = 0; rank < 2; ++rank) show_whole(rank, step, 1);
+  EXPECT_GT(replicas.compared(), 0u) << "the third is not waited for";
+  show_whole(2, late, 2);
+  EXPECT_EQ(show_whole(0, late + 1, 1), Odd());
+  EXPECT_EQ(show_whole(1, late + 1, 1), Odd());
+  EXPECT_EQ(show_whole(2, late + 1, 2), Odd{2});
+}
+
+TEST(Replicas, ATensorThatIsNeverShownKeepsNobodyFromBeingCompared) {
+  Replicas replicas;
+  const auto show_two_of_three = [&](int rank, int64_t window, bool all) {
+    segment::Identity identity = {};
+    identity.rank = rank;
+    identity.late_ready = 1;
+    for (const char* name : {"a", "b"}) {
+      if (!all && name[0] == 'b') continue;
+      segment::TensorRecord record = {};
+      record.step = 8 * window + (name[0] == 'b' ? 1 : 0);
+      record.interval = 8;
+      record.tensors = 3;
+      record.checksum = static_cast<uint64_t>(window);
+      std::strcpy(record.name, name);
+      replicas.add(record, identity, 2);
+    }
+  };
+  for (int rank = 0; rank < 2; ++rank) {
+    show_two_of_three(rank, 1, true);
+    show_two_of_three(rank, 2, true);
+    EXPECT_EQ(replicas.of(rank), nullptr) << "more may come in this interval";
+    show_two_of_three(rank, 3, true);
+    ASSERT_NE(replicas.of(rank), nullptr);
+    EXPECT_EQ(replicas.of(rank)->step, 16);
+  }
+  EXPECT_EQ(replicas.of(0)->group, replicas.of(1)->group);
+  EXPECT_EQ(replicas.of(0)->checksum, replicas.of(1)->checksum);
+  show_two_of_three(0, 4, false);
+  EXPECT_EQ(replicas.of(0)->step, 24);
+  show_two_of_three(0, 5, true);
+  EXPECT_EQ(replicas.of(0)->step, 24) << "of 32 on there was no room for one";
+}
+
 }  // namespace
 }  // namespace foreshock

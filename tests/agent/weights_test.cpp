@@ -276,5 +276,145 @@ TEST(Weights, TheOptimizerOfPartsIsJoinedAndThatOfReplicasCountsOnce) {
   EXPECT_FALSE(half[0].optimizer->rms_staleness());
 }
 
+// A job whose ranks nobody knows the coordinates of: equal names need not be one tensor.
+TEST(Weights, RanksOfUnknownCoordinatesAreNotMixed) {
+  Weights weights;
+  for (int64_t step = 1; step <= 3; ++step)
+    for (int rank = 0; rank < 2; ++rank) {
+      segment::Identity identity = rank_of(rank);
+      identity.world_size = 2;
+      identity.tensor_parallel = identity.pipeline_parallel = identity.expert_parallel = -1;
+      Part part(step, normal(400, 20 + static_cast<unsigned>(rank)), 4, 0, 100);
+      const char* why = nullptr;
+      const auto done = weights.take(part.view(), identity, 2, &why);
+      ASSERT_EQ(done.size(), 1u);
+      EXPECT_EQ(done[0].key.rank, rank);
+      if (step > 1) {
+        EXPECT_EQ(done[0].previous->value, 0);
+      }
+    }
+  EXPECT_EQ(weights.replicas().compared(), 0u);
+  EXPECT_EQ(weights.model().tensors, 2u);
+}
+
+std::vector<TensorSnapshot> take_at(Weights& weights, Part part, int rank, size_t ranks, double seconds) {
+  part.view().record.time_ns = static_cast<uint64_t>(1e9 * seconds);
+  return take(weights, std::move(part), rank, ranks);
+}
+
+TEST(Weights, ARankWithoutWeightsIsNotWaitedForUntilItShowsSome) {
+  Weights weights;
+  const auto values = normal(400, 21);
+  const auto half = [&](int64_t step, int rank) {
+    return take_at(weights, Part(step, values, 4, rank == 0 ? 0 : 50, 50), rank, 3,
+                   30 * static_cast<double>(step));
+  };
+  EXPECT_TRUE(half(1, 0).empty());
+  EXPECT_TRUE(half(2, 0).empty());
+  EXPECT_EQ(half(3, 0).size(), 3u) << "the others have had time";
+  const auto alone = half(4, 0);
+  ASSERT_EQ(alone.size(), 1u);
+  EXPECT_EQ(alone[0].elements, 200u);
+  EXPECT_TRUE(alone[0].previous);
+  EXPECT_TRUE(half(4, 1).empty()) << "late";
+  EXPECT_TRUE(half(5, 0).empty()) << "now it is waited for";
+  const auto whole = half(5, 1);
+  ASSERT_EQ(whole.size(), 1u);
+  EXPECT_EQ(whole[0].elements, 400u);
+}
+
+TEST(Weights, WhatARankLeftOutIsNotComparedWithTheWhole) {
+  Weights weights;
+  const auto values = normal(400, 22);
+  const auto third = [&](int64_t step, int rank, const char* name = "w") {
+    return take(weights, Part(step, values, 4, rank == 0 ? 0 : 50, 25, name), rank, 3);
+  };
+  // Rank 2 holds nothing of it, and rank 1 has no budget at step 3.
+  for (int64_t step = 1; step <= 6; ++step) {
+    std::vector<TensorSnapshot> done;
+    for (int rank = 0; rank < 3; ++rank)
+      for (auto& each : third(step, rank, rank == 2 || (rank == 1 && step == 3) ? "other" : "w"))
+        if (each.key.name == "w") done.push_back(std::move(each));
+    for (const TensorSnapshot& each : done) {
+      EXPECT_EQ(each.elements, 200u) << each.step;
+      EXPECT_NE(each.step, 3);
+      if (each.step != 1) {
+        EXPECT_TRUE(each.initial) << "the first one is kept: " << each.step;
+      }
+    }
+  }
+  EXPECT_GE(weights.snapshots_dropped(), 1u);
+}
+
+TEST(Weights, WhatWaitsForAPartTakesNoMoreThanItsShareOfMemory) {
+  const uint64_t most = uint64_t{1} << 20;
+  Weights weights(most);
+  const auto values = normal(4000, 23);
+  char name[16];
+  for (int n = 0; n < 300; ++n) {
+    std::snprintf(name, sizeof name, "w%d", n);
+    take(weights, Part(1, values, 40, 0, 50, name), 0, 2);
+    EXPECT_LE(weights.pending_bytes(), most / 4) << n;
+  }
+  EXPECT_GT(weights.snapshots_dropped(), 0u);
+}
+
+TEST(Weights, ARefusedRecordLeavesNothingBehind) {
+  Weights weights;
+  const auto values = normal(400, 24);
+  take(weights, Part(1, values, 4, 0, 60), 0, 2);
+  Part overlapping(1, values, 4, 30, 70), other_whole(1, normal(800, 25), 4, 60, 40);
+  for (Part* part : {&overlapping, &other_whole}) {
+    const char* why = nullptr;
+    EXPECT_TRUE(weights.take(part->view(), rank_of(1), 2, &why).empty());
+    EXPECT_NE(why, nullptr);
+  }
+  const auto done = take(weights, Part(1, values, 4, 60, 40), 1, 2);
+  ASSERT_EQ(done.size(), 1u) << "what came before is still there";
+  EXPECT_EQ(done[0].elements, 400u);
+  EXPECT_EQ(weights.known_tensors(), 1u);
+  Part broken(2, values, 4, 0, 100, "broken");
+  broken.view().payload[segment::kTensorHistogram] = {};
+  const char* why = nullptr;
+  EXPECT_TRUE(weights.take(broken.view(), rank_of(0), 2, &why).empty());
+  EXPECT_EQ(weights.known_tensors(), 1u);
+}
+
+// Whatever the parser lets through: steps and intervals at their ends, tensors that change their layer, their
+// shape and their rank, in any order. Under the sanitizers this finds what no other test asks.
+TEST(Weights, AnyRecordsThatTheParserLetsThroughAreTaken) {
+  std::mt19937 random(26);
+  const auto one_of = [&random](const auto& choices) { return choices[random() % std::size(choices)]; };
+  const int64_t steps[] = {0, 1, 2, 3, 64, 65, int64_t{1} << 32, (int64_t{1} << 62) - 1};
+  const uint64_t intervals[] = {1, 2, 64, uint64_t{1} << 32};
+  const char* const names[] = {"a", "b", "c"};
+  const char* const layers[] = {"", "000", "001"};
+  const auto values = normal(8, 27);
+  Weights weights(1 << 16);
+  size_t taken = 0;
+  for (int n = 0; n < 3000; ++n) {
+    const size_t first = random() % 3;
+    Part part(one_of(steps), values, 2, first, 1 + random() % (4 - first), one_of(names), one_of(intervals),
+              1 + random() % 3);
+    TensorRecord& record = part.view().record;
+    std::strcpy(record.layer, one_of(layers));
+    record.form = segment::HistogramForm::kValues;
+    part.view().payload[segment::kTensorHistogram] =
+        std::as_bytes(std::span(values).subspan(2 * first, record.elements));
+    record.time_ns = random() % 100 * 1000000000;
+    record.checksum = random() % 2;
+    record.snapshot = random() % 3;
+    segment::Identity identity = rank_of(static_cast<int>(random() % 4));
+    identity.world_size = static_cast<int>(random() % 4);
+    identity.tensor_parallel = static_cast<int>(random() % 3) - 1;
+    identity.start_time_ns = random() % 1000 == 0 ? random() % 100 * 1000000000 : 0;
+    const char* why = nullptr;
+    taken += weights.take(part.view(), identity, 1 + random() % 4, &why).size();
+    if (n % 100 == 0) weights.completed();
+    ASSERT_LE(weights.pending_bytes(), (1u << 16) / 4);
+  }
+  EXPECT_GT(taken, 50u);
+}
+
 }  // namespace
 }  // namespace foreshock

@@ -126,6 +126,15 @@ TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
       {"format", [](TensorRecord& r) { r.dtype = 1; }},
       {"step", [](TensorRecord& r) { r.step = -1; }},
       {"interval", [](TensorRecord& r) { r.interval = 0; }},
+      {"endless interval", [](TensorRecord& r) { r.interval = ~uint64_t{0}; }},
+      {"long interval", [](TensorRecord& r) { r.interval = (uint64_t{1} << 32) + 1; }},
+      {"far step", [](TensorRecord& r) { r.step = int64_t{1} << 62; }},
+      {"part of a rank",
+       [](TensorRecord& r) {
+         r.shape[0] = r.part[0] = int64_t{1} << 39;
+         r.elements = uint64_t{1} << 39;
+         r.form = HistogramForm::kBins;
+       }},
       {"number", [](TensorRecord& r) { r.tensors = 0; }},
       {"dims", [](TensorRecord& r) { r.dims = 5; }},
       {"shape", [](TensorRecord& r) { r.shape[0] = 5; }},

@@ -99,5 +99,29 @@ TEST(HistogramReader, BytesOfAnotherNumberOfValuesAreRefusedAndLeaveNothing) {
   EXPECT_TRUE(read == counted(values));
 }
 
+// Each set of counters costs a look at a million of them, so bytes must not ask for any number of sets.
+TEST(HistogramReader, EmptySetsAndMoreSetsThanValuesNeedAreRefused) {
+  HistogramReader reader;
+  Histogram read;
+  const std::vector<std::byte> zeros(1 << 20);
+  EXPECT_FALSE(reader.read_counters(zeros, DType::kFp32, 1, &read));
+  EXPECT_FALSE(reader.read_counters(zeros, DType::kBf16, 0, &read));
+  const float one = 1;
+  std::vector<uint64_t> words(kBinWords);
+  std::vector<char> set(64);
+  count_bins(&one, 1, words.data());
+  set.resize(pack_bins(words.data(), set.data(), set.size()));
+  const auto read_sets = [&](size_t sets, const std::vector<char>& end) {
+    std::vector<char> bytes;
+    for (size_t n = 0; n < sets; ++n) bytes.insert(bytes.end(), set.begin(), set.end());
+    bytes.insert(bytes.end(), end.begin(), end.end());
+    return reader.read_counters(std::as_bytes(std::span(bytes)), DType::kFp32, sets, &read);
+  };
+  EXPECT_TRUE(read_sets(1, {}));
+  EXPECT_FALSE(read_sets(1, {0})) << "all values, then an empty set";
+  EXPECT_TRUE(read_sets(2, {}));
+  EXPECT_FALSE(read_sets(1000, {}));
+}
+
 }  // namespace
 }  // namespace foreshock
