@@ -75,11 +75,47 @@ def test_nothing_is_run_when_all_is_there(dev, monkeypatch):
     dev.ensure_venv()
 
 
-def test_failing_stage_fails_the_whole(dev, monkeypatch, capsys):
+JUNIT = """<testsuites><testsuite><testcase classname="tests.e2e.test_a" name="test_fine"/>
+<testcase classname="tests.e2e.test_a" name="test_bad"><failure message="assert 1 == 2&#10;where 1 = f()">..</failure>
+</testcase>
+<testcase classname="tests.e2e.test_b" name="test_set_up"><error message="no such file">..</error></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def reports(dev, monkeypatch, tmp_path):
+    """Where the stages leave their results while nothing is really run."""
     monkeypatch.setattr(dev, "ensure_all", lambda: None)
-    monkeypatch.setattr(dev, "run", lambda command, *_, **__: 1 if command == "ctest" else 0)
+    monkeypatch.setattr(dev, "report_of", lambda stage: tmp_path / f"{stage}.xml")
     monkeypatch.setattr(dev.sys, "argv", ["dev", "test", "--quick"])
+    return tmp_path
+
+
+def test_failing_stage_fails_the_whole(dev, monkeypatch, capsys, reports):
+    monkeypatch.setattr(dev, "run", lambda command, *_, **__: 1 if command == "ctest" else 0)
     assert dev.main() == 1
     said = capsys.readouterr().out
-    assert "ctest    FAILED" in said
+    assert "release  FAILED" in said
+    assert "no test was run" in said
     assert "pytest   passed" in said
+
+
+def test_what_failed_is_named_at_the_end(dev, monkeypatch, capsys, reports):
+    def run(command, *_, **__):
+        (reports / ("release.xml" if command == "ctest" else "pytest.xml")).write_text(JUNIT)
+        return 0 if command == "ctest" else 1
+
+    monkeypatch.setattr(dev, "run", run)
+    assert dev.main() == 1
+    said = capsys.readouterr().out.partition("pytest   FAILED")[2].splitlines()[1:3]
+    assert [line.strip() for line in said] == [
+        "dev:   tests.e2e.test_a test_bad assert 1 == 2",
+        "dev:   tests.e2e.test_b test_set_up no such file",
+    ]
+
+
+def test_results_of_an_earlier_run_are_not_told(dev, monkeypatch, capsys, reports):
+    (reports / "pytest.xml").write_text(JUNIT)
+    monkeypatch.setattr(dev, "run", lambda command, *_, **__: 0 if command == "ctest" else 1)
+    assert dev.main() == 1
+    assert "test_bad" not in capsys.readouterr().out
