@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "agent/json_values.h"
 #include "detect/thresholds.h"
 #include "segment/names.h"
 
@@ -9,12 +10,6 @@ namespace foreshock {
 namespace {
 
 using nlohmann::json;
-
-json number(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? json(*value) : json(nullptr);
-}
-
-json number_or_null(int64_t value) { return value >= 0 ? json(value) : json(nullptr); }
 
 // Gauges keep their last value; what is unknown is not exported at all.
 class RankWriter {
@@ -146,7 +141,7 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const std::optional<Bias> bias = statistics.bias.bias();
   const std::optional<Bias> control = statistics.rounded_bias.bias();
   const auto ulp = [](const std::optional<Bias>& of) { return of ? json(of->ulp) : json(nullptr); };
-  const auto z = [](const std::optional<Bias>& of) { return of ? number(of->z) : json(nullptr); };
+  const auto z = [](const std::optional<Bias>& of) { return of ? number_or_null(of->z) : json(nullptr); };
   return {{"calls", rank.calls(pass)},
           {"operations", operations_json(rank, pass)},
           {"unsampled", rank.totals.unsampled[pass]},
@@ -156,11 +151,11 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"skipped", skipped},
           {"lost", lost},
           {"relative_error",
-           {{"mean", number(mean_of(statistics.relative_error_mean))},
-            {"max", number(max_of(statistics.relative_error_max))}}},
+           {{"mean", number_or_null(mean_of(statistics.relative_error_mean))},
+            {"max", number_or_null(max_of(statistics.relative_error_max))}}},
           {"deviation_ratio",
-           {{"mean", number(mean_of(statistics.deviation_ratio))},
-            {"max", number(max_of(statistics.deviation_ratio))}}},
+           {{"mean", number_or_null(mean_of(statistics.deviation_ratio))},
+            {"max", number_or_null(max_of(statistics.deviation_ratio))}}},
           {"bias_ulp", ulp(bias)},
           {"bias_z", z(bias)},
           {"rounded_reference_bias_ulp", ulp(control)},
@@ -171,16 +166,16 @@ json layer_json(const LayerStatistics& layer) {
   const std::optional<Bias> bias = layer.pass[0].bias.bias();
   return {{"layer", layer.label},
           {"name", layer.name.empty() ? json(nullptr) : json(layer.name)},
-          {"deviation_ratio", number(mean_of(layer.pass[0].deviation_ratio))},
-          {"deviation_ratio_backward", number(mean_of(layer.pass[1].deviation_ratio))},
+          {"deviation_ratio", number_or_null(mean_of(layer.pass[0].deviation_ratio))},
+          {"deviation_ratio_backward", number_or_null(mean_of(layer.pass[1].deviation_ratio))},
           {"bias_ulp", bias ? json(bias->ulp) : json(nullptr)},
-          {"bias_z", bias ? number(bias->z) : json(nullptr)},
-          {"logit_abs_max", number(max_of(layer.scores.logit))},
-          {"entropy_min", number(min_of(layer.scores.entropy_min))},
-          {"relative_error", number(mean_of(layer.pass[0].relative_error_mean))},
-          {"gradient_norm", number(layer.gradient_norm)},
+          {"bias_z", bias ? number_or_null(bias->z) : json(nullptr)},
+          {"logit_abs_max", number_or_null(max_of(layer.scores.logit))},
+          {"entropy_min", number_or_null(min_of(layer.scores.entropy_min))},
+          {"relative_error", number_or_null(mean_of(layer.pass[0].relative_error_mean))},
+          {"gradient_norm", number_or_null(layer.gradient_norm)},
           {"nonfinite_steps", layer.nonfinite_steps},
-          {"last_nonfinite_step", number_or_null(layer.last_nonfinite_step)}};
+          {"last_nonfinite_step", count_or_null(layer.last_nonfinite_step)}};
 }
 
 json unseen_json(const RankStatistics& rank) {
@@ -197,7 +192,7 @@ json alarms_json(const RankStatistics& rank) {
     alarms.push_back({{"layer", alarm.layer->label},
                       {"pass", segment::kPassNames[alarm.pass]},
                       {"of", alarm.of},
-                      {"value", number(alarm.value)}});
+                      {"value", number_or_null(alarm.value)}});
   return alarms;
 }
 
@@ -209,7 +204,7 @@ json events_json(const RankStatistics& rank) {
                       {"first_step", event.first_step},
                       {"last_step", event.last_step},
                       {"count", event.count},
-                      {"value", number(event.value)}});
+                      {"value", number_or_null(event.value)}});
   return events;
 }
 
@@ -269,7 +264,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
     if (layer.nonfinite_steps > 0) nonfinite.push_back(label);
   return {
       {"rank", rank.identity.rank},
-      {"attempt", number_or_null(rank.identity.attempt)},
+      {"attempt", count_or_null(rank.identity.attempt)},
       {"state", name_of(rank.state)},
       {"steps", rank.steps + rank.steps_lost},
       {"steps_lost", rank.steps_lost},
@@ -285,14 +280,14 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"layer_source", rank.layer_source},
       {"alarms", alarms_json(rank)},
       {"loss",
-       {{"first", number(rank.first_loss)},
-        {"last", number(rank.last_loss)},
+       {{"first", number_or_null(rank.first_loss)},
+        {"last", number_or_null(rank.last_loss)},
         {"spikes", rank.spike_steps.size()},
         {"spike_steps", spikes},
         {"source", segment::loss_source_name(rank.last_step.loss_source)}}},
-      {"gradient", {{"norm", number(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
+      {"gradient", {{"norm", number_or_null(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
-      {"slowdown_ratio", number(rank.slowdown(cores_per_rank))}};
+      {"slowdown_ratio", number_or_null(rank.slowdown(cores_per_rank))}};
 }
 
 json state_of(const RankStatistics& rank, int cores_per_rank) {
@@ -301,10 +296,10 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
   state["current"] = rank.current;
   state["on"] = rank.switched_on;
   state["max_slowdown"] = rank.identity.max_slowdown;
-  state["gradient"]["zscore"] = number(rank.gradient_zscore);
-  state["loss"]["zscore"] = number(rank.loss_zscore);
-  state["learning_rate"] = number(rank.learning_rate);
-  state["step_seconds"] = number(mean_of(rank.step_seconds));
+  state["gradient"]["zscore"] = number_or_null(rank.gradient_zscore);
+  state["loss"]["zscore"] = number_or_null(rank.loss_zscore);
+  state["learning_rate"] = number_or_null(rank.learning_rate);
+  state["step_seconds"] = number_or_null(mean_of(rank.step_seconds));
   state["slots"] = {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}};
   state["overhead_seconds"] = {{"attention", 1e-9 * static_cast<double>(rank.totals.hook_ns)},
                                {"step", 1e-9 * static_cast<double>(rank.totals.step_ns)},
@@ -313,7 +308,7 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
   state["events"] = events_json(rank);
   json logged = json::object();
   for (const auto& [name, scalar] : rank.logged)
-    logged[name] = {{"value", number(scalar.value)}, {"step", scalar.step}};
+    logged[name] = {{"value", number_or_null(scalar.value)}, {"step", scalar.step}};
   state["logged"] = logged;
   json layers = json::array();
   for (const auto& [label, layer] : rank.layers) layers.push_back(layer_json(layer));

@@ -2,13 +2,12 @@
 
 #include <string>
 
+#include "agent/json_values.h"
+
 namespace foreshock {
 namespace {
 
 using nlohmann::json;
-
-json text_or_null(const std::string& text) { return text.empty() ? json(nullptr) : json(text); }
-json step_or_null(int64_t step) { return step >= 0 ? json(step) : json(nullptr); }
 
 json detectors_json(const RankWatch& watch) {
   json detectors = json::array();
@@ -22,7 +21,7 @@ json detectors_json(const RankWatch& watch) {
                          {"values", state.values},
                          {"watches", state.watches},
                          {"warnings", state.warnings},
-                         {"last_warn_step", step_or_null(state.last_warn_step)}});
+                         {"last_warn_step", count_or_null(state.last_warn_step)}});
   }
   return detectors;
 }
@@ -33,7 +32,7 @@ json episode_json(const Episode& episode, int64_t onset) {
           {"layer", text_or_null(episode.layer)},
           {"level", name_of(episode.most)},
           {"since_step", episode.since_step},
-          {"warn_step", step_or_null(episode.warn_step)},
+          {"warn_step", count_or_null(episode.warn_step)},
           // Steps are far from the ends of their range wherever they are counted; elsewhere this wraps.
           {"lead_steps",
            static_cast<int64_t>(static_cast<uint64_t>(onset) - static_cast<uint64_t>(episode.since_step))}};

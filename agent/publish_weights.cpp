@@ -1,19 +1,13 @@
 #include "agent/publish_weights.h"
 
-#include <cmath>
+#include "agent/json_values.h"
 
 namespace foreshock {
 namespace {
 
-nlohmann::json number(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? nlohmann::json(*value) : nlohmann::json(nullptr);
-}
-
 nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<double>& max,
                         const std::string& of) {
-  return {{"mean", number(mean)},
-          {"max", number(max)},
-          {"tensor", of.empty() ? nlohmann::json(nullptr) : nlohmann::json(of)}};
+  return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(of)}};
 }
 
 }  // namespace
@@ -29,9 +23,6 @@ void publish_weights(const std::string& run, const Weights& weights, Registry* r
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
                         Metric::kWeightUpdateMeanAbs})
     registry->clear_metric(metric, run);
-  const auto value_of = [](const std::optional<Wasserstein>& distance) {
-    return distance ? std::optional<double>(distance->value) : std::nullopt;
-  };
   const auto set = [&](const char* ref, const char* stat, const std::optional<double>& value) {
     if (value) registry->set(Metric::kWeightWassersteinDistance, {run, ref, "node", stat, interval}, *value);
   };
@@ -123,9 +114,6 @@ const char* replicas_text(const Weights& weights, int world_size, size_t ranks_h
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here) {
   const PoolSnapshot& model = weights.model();
   using nlohmann::json;
-  const auto value_of = [](const std::optional<Wasserstein>& distance) {
-    return number(distance ? std::optional<double>(distance->value) : std::nullopt);
-  };
   const char* replicas = replicas_text(weights, rank.identity.world_size, ranks_here);
   json skipped = json::object();
   for (uint32_t reason = 0; reason < segment::kTensorSkips; ++reason)
@@ -134,13 +122,13 @@ nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, 
           {"interval_steps", rank.tensors.tensors > 0 ? json(rank.tensors.interval) : json(nullptr)},
           {"snapshots", rank.tensors.taken},
           {"skipped", skipped},
-          {"wasserstein_previous", value_of(model.previous)},
-          {"wasserstein_initial", value_of(model.initial)},
-          {"update_mean_abs", number(model.update_mean_abs)},
-          {"step", model.step >= 0 ? json(model.step) : json(nullptr)},
-          {"moved_most", model.moved_most.empty() ? json(nullptr) : json(model.moved_most)},
-          {"moved_most_wasserstein", number(model.previous_max)},
-          {"rms", number(model.rms)},
+          {"wasserstein_previous", number_or_null(value_of(model.previous))},
+          {"wasserstein_initial", number_or_null(value_of(model.initial))},
+          {"update_mean_abs", number_or_null(model.update_mean_abs)},
+          {"step", count_or_null(model.step)},
+          {"moved_most", text_or_null(model.moved_most)},
+          {"moved_most_wasserstein", number_or_null(model.previous_max)},
+          {"rms", number_or_null(model.rms)},
           {"dropped", weights.snapshots_dropped()},
           {"replicas", replicas != nullptr ? json(replicas) : json(nullptr)},
           {"replica_ranks", weights.replicas().most_ranks()},
@@ -154,9 +142,9 @@ nlohmann::json optimizer_json(const OptimizerHealth& optimizer) {
   const OptimizerSums& pooled = summary->pooled;
   return {{"rms_staleness", mean_max(pooled.rms_staleness(), summary->staleness_max, summary->stalest)},
           {"update_ratio", mean_max(pooled.update_ratio(), summary->update_ratio_max, summary->fastest)},
-          {"surprise_ratio", number(pooled.surprise_ratio())},
-          {"epsilon_dominated_ratio", number(pooled.epsilon_dominated_ratio())},
-          {"gradient_rms", number(pooled.gradient_rms())}};
+          {"surprise_ratio", number_or_null(pooled.surprise_ratio())},
+          {"epsilon_dominated_ratio", number_or_null(pooled.epsilon_dominated_ratio())},
+          {"gradient_rms", number_or_null(pooled.gradient_rms())}};
 }
 
 nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra) {
@@ -172,10 +160,11 @@ nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spect
                  {"effective_rank", nullptr},
                  {"skipped", skipped}};
   if (!all) return result;
-  result["norm"] = {{"mean", number(all->norm_mean)}, {"max", number(all->norm_max)}};
-  result["stable_rank"] = {{"min", number(all->stable_rank_min)}, {"mean", number(all->stable_rank_mean)}};
-  result["effective_rank"] = {{"min", number(all->effective_rank_min)},
-                              {"mean", number(all->effective_rank_mean)}};
+  result["norm"] = {{"mean", number_or_null(all->norm_mean)}, {"max", number_or_null(all->norm_max)}};
+  result["stable_rank"] = {{"min", number_or_null(all->stable_rank_min)},
+                           {"mean", number_or_null(all->stable_rank_mean)}};
+  result["effective_rank"] = {{"min", number_or_null(all->effective_rank_min)},
+                              {"mean", number_or_null(all->effective_rank_mean)}};
   return result;
 }
 

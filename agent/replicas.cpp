@@ -1,7 +1,6 @@
 #include "agent/replicas.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <string_view>
 
@@ -118,11 +117,9 @@ void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, R
 }
 
 void Replicas::end_interval(Rank* rank) {
-  char group[17];
-  std::snprintf(group, sizeof group, "%016llx",
-                static_cast<unsigned long long>(mixed(rank->group + rank->interval)));
   rank->last = {rank->window * static_cast<int64_t>(rank->interval),
-                static_cast<double>(mixed(rank->sum) & kBitsOfADouble), group};
+                static_cast<double>(mixed(rank->sum) & kBitsOfADouble),
+                hexadecimal(mixed(rank->group + rank->interval))};
 }
 
 void Replicas::begin_anew() {

@@ -206,12 +206,13 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
   if (for_page && ordered.size() > kMostRanksShown)
     std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
   if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
+  const nlohmann::json optimizer = optimizer_json(pipeline_->weights().optimizer());  // of all ranks
   for (const Followed* followed : ordered) {
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
     ranks.back()["precursors"] = precursors_json(followed->rank);
     ranks.back()["weights"] = weights_json(followed->rank, pipeline_->weights(), this->ranks());
-    ranks.back()["optimizer"] = optimizer_json(pipeline_->weights().optimizer());
+    ranks.back()["optimizer"] = optimizer;
     ranks.back()["update_spectra"] = spectra_json(followed->rank, pipeline_->spectra());
   }
   return {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};

@@ -15,6 +15,10 @@
 
 namespace foreshock {
 
+inline std::optional<double> value_of(const std::optional<Wasserstein>& distance) {
+  return distance ? std::optional<double>(distance->value) : std::nullopt;
+}
+
 // Where a part of a tensor lies in it: as many numbers as segment::kTensorDims each.
 struct TensorPart {
   std::vector<int64_t> offset, shape;

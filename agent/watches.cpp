@@ -1,7 +1,6 @@
 #include "agent/watches.h"
 
-#include <cmath>
-#include <cstring>
+#include "agent/fnv.h"
 
 namespace foreshock {
 namespace {
@@ -11,11 +10,7 @@ constexpr uint64_t kMostRanks = 4096;
 
 // Of the table: with another one the state means something else.
 uint64_t fingerprint() {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  const auto mix = [&](const void* from, size_t size) {
-    for (size_t n = 0; n < size; ++n)
-      hash = (hash ^ static_cast<const unsigned char*>(from)[n]) * 1099511628211u;
-  };
+  uint64_t hash = fnv1a("");
   for (const DetectorInfo& info : kDetectorTable) {
     const double numbers[] = {static_cast<double>(info.look),
                               static_cast<double>(info.learning),
@@ -24,8 +19,8 @@ uint64_t fingerprint() {
                               info.warn,
                               info.least,
                               info.watch};
-    mix(info.name, std::strlen(info.name));
-    mix(numbers, sizeof numbers);
+    hash = fnv1a(info.name, hash);
+    hash = fnv1a({reinterpret_cast<const char*>(numbers), sizeof numbers}, hash);
   }
   return hash;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "agent/fnv.h"
 #include "exporters/base64.h"
@@ -20,12 +19,6 @@ void tell(const std::optional<Wasserstein>& distance, std::optional<double>* val
 
 std::optional<int64_t> known(int64_t number) {
   return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
-}
-
-std::string hexadecimal(uint64_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
 }
 
 void tell_identity(const TensorSnapshot& snapshot, TensorLine* line) {

@@ -15,10 +15,6 @@ std::optional<double> larger(const std::optional<double>& a, const std::optional
   return std::max(*a, *b);
 }
 
-std::optional<double> value_of(const std::optional<Wasserstein>& distance) {
-  return distance ? std::optional<double>(distance->value) : std::nullopt;
-}
-
 std::optional<Wasserstein> distance(bool is_known, const Histogram& before, const Histogram& now) {
   if (!is_known || now.finite == 0 || before.finite == 0) return std::nullopt;
   return wasserstein(before, now);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "agent/fnv.h"
 #include "cli/libtorch_finder.h"
 #include "cli/process.h"
 #include "cli/python_finder.h"
@@ -48,18 +49,13 @@ std::string hash_of_sources(const Installation& installation) {
   }
   std::sort(files.begin(), files.end(),
             [](const fs::path& a, const fs::path& b) { return a.filename() < b.filename(); });
-  uint64_t hash = 14695981039346656037ull;
-  const auto mix = [&hash](const std::string& bytes) {
-    for (unsigned char byte : bytes) hash = (hash ^ byte) * 1099511628211ull;
-  };
+  uint64_t hash = fnv1a("");
   for (const fs::path& path : files) {
     std::ifstream file(path, std::ios::binary);
-    mix(path.filename());
-    mix(std::string(std::istreambuf_iterator<char>(file), {}));
+    hash = fnv1a(path.filename().native(), hash);
+    hash = fnv1a(std::string(std::istreambuf_iterator<char>(file), {}), hash);
   }
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
-  return digits;
+  return hexadecimal(hash);
 }
 
 std::string last_line(const std::string& text) {

@@ -1,13 +1,14 @@
 // foreshock detect: the detectors on a record, the same code that the agent ran while it was recorded.
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "agent/json_values.h"
 #include "agent/publish_precursors.h"
 #include "agent/watches.h"
 #include "cli/commands.h"
 #include "cli/say.h"
+#include "exporters/csv.h"
 #include "exporters/record_reader.h"
 
 namespace foreshock::cli {
@@ -36,19 +37,13 @@ class ScoreTable {
     for (const WatchReading& each : readings) {
       std::snprintf(numbers, sizeof numbers, "%.17g,%.17g,%s", each.value, each.reading.score,
                     name_of(each.reading.level));
-      file_ << quoted(run) << ',' << rank << ',' << each.step << ',' << info_of(each.detector).name << ','
-            << quoted(each.place) << ',' << numbers << '\n';
+      file_ << csv_text(run) << ',' << rank << ',' << each.step << ',' << info_of(each.detector).name << ','
+            << csv_text(each.place) << ',' << numbers << '\n';
     }
   }
   bool finish() { return static_cast<bool>(file_.flush()); }
 
  private:
-  static std::string quoted(const std::string& text) {
-    if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-    std::string out = "\"";
-    for (char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
-    return out + '"';
-  }
   std::ofstream file_;
 };
 
@@ -66,12 +61,6 @@ std::string detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
   }
   if (found->lines == 0) return "no line of it is a record's";
   return "";
-}
-
-Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
-
-Json number_or_null(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? Json(*value) : Json(nullptr);
 }
 
 Json event_json(const EventLine& event) {

@@ -23,7 +23,8 @@ constexpr const char* kMetricsHead =
     "the "
     "coordinates, the lowest living rank of the node that has the layer. 8 data-parallel ranks of 96 layers "
     "are "
-    "some 1830 series, 117 to 123 of each rank and 6 of each layer; 200 such agents cost a Prometheus 0.7 GB and 5 "
+    "some 1830 series, 117 to 123 of each rank and 6 of each layer; 200 such agents cost a Prometheus 0.7 GB "
+    "and 5 "
     "% "
     "of "
     "a core (`./dev bench fleet`).\n\n";

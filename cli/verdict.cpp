@@ -3,17 +3,17 @@
 #include <cmath>
 #include <vector>
 
+#include "detect/thresholds.h"
+
 namespace foreshock::cli {
 namespace {
 
 constexpr const char* kPasses[] = {"forward", "backward"};
-// A kernel whose error is this many times that of plain attention is wrong: the rule of flash-attention's
-// tests.
-constexpr double kRatioAlarm[] = {2, 3};
+constexpr double kRatioAlarm[] = {kDeviationRatioForward, kDeviationRatioBackward};
 
-// The alarm of the catalog: pooled |bias| > 0.05 ulp, |z| > 6.
+// Both, as the alarm of a layer.
 bool is_bias(std::optional<double> ulp, std::optional<double> z) {
-  return std::fabs(ulp.value_or(0)) > 0.05 && std::fabs(z.value_or(0)) > 6;
+  return std::fabs(ulp.value_or(0)) > kBiasUlp && std::fabs(z.value_or(0)) > kBiasZ;
 }
 
 // "layer 003 forward errs 7.8 times what plain attention errs"

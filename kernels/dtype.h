@@ -81,6 +81,11 @@ constexpr float fp16_to_float(uint16_t bits) {
   return sign ? -magnitude : magnitude;
 }
 
+// A 16-bit value (kBf16 or kFp16) as the bits of the fp32 that equals it.
+constexpr uint32_t fp32_bits(uint16_t bits, DType type) {
+  return std::bit_cast<uint32_t>(type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits));
+}
+
 // Element `index` of a packed array of `type`, exactly. `type` must be floating.
 inline double load_as_double(const void* data, DType type, size_t index) {
   const char* at = static_cast<const char*>(data) + index * size_of(type);

@@ -31,6 +31,18 @@ inline constexpr uint64_t kMostBinned =
 
 void count_bins(const void* data, size_t count, uint64_t* words);
 
+// Most counters are 0, so they are looked at in runs of so many, which divide all sets.
+inline constexpr size_t kCounterRun = 64;
+static_assert(kBins % kCounterRun == 0 && kPatterns % kCounterRun == 0);
+
+// Whether one of the run that begins at `words` is not 0.
+template <class Word>
+bool any_in_run(const Word* words) {
+  Word all = 0;
+  for (size_t n = 0; n < kCounterRun; ++n) all |= words[n];
+  return all != 0;
+}
+
 }  // namespace foreshock
 
 #endif  // FORESHOCK_KERNELS_HISTOGRAM_H_

@@ -1,26 +1,22 @@
 #include "kernels/packed_counters.h"
 
 #include "kernels/histogram.h"
+#include "kernels/varint.h"
 
 namespace foreshock {
 namespace {
 
-constexpr size_t kLongest = 10;  // bytes of a number
-constexpr size_t kRun = 64;      // most counters are zero, so they are looked at in runs
 constexpr uint64_t kResiduals = (uint64_t{1} << kBinCountShift) - 1;
 constexpr uint64_t kMostResidual = (1u << kBinResidualBits) - 1;
-static_assert(kBins % kRun == 0 && kPatterns % kRun == 0);
 
 class Packer {
  public:
   Packer(char* to, size_t room) : first_(to), at_(to), end_(to + room) {}
   void put(uint64_t number) {
-    if (static_cast<size_t>(end_ - at_) < kLongest) {
+    if (static_cast<size_t>(end_ - at_) < kLongestVarint)
       failed_ = true;
-      return;
-    }
-    for (; number >= 0x80; number >>= 7) *at_++ = static_cast<char>(number | 0x80);
-    *at_++ = static_cast<char>(number);
+    else
+      at_ = put_varint(number, at_);
   }
   void put_place(size_t index) {
     put(index + 1 - next_);
@@ -37,36 +33,16 @@ class Packer {
   bool failed_ = false;
 };
 
-template <class Word>
-bool any(const Word* words) {
-  Word all = 0;
-  for (size_t n = 0; n < kRun; ++n) all |= words[n];
-  return all != 0;
-}
-
-// One form per number, so that equal counters are equal bytes.
-bool get(std::span<const std::byte>* bytes, uint64_t* number) {
-  *number = 0;
-  for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {
-    const auto byte = static_cast<uint64_t>(bytes->front());
-    *bytes = bytes->subspan(1);
-    if (shift == 63 && byte > 1) return false;
-    *number |= (byte & 0x7f) << shift;
-    if (byte < 0x80) return byte != 0 || shift == 0;
-  }
-  return false;
-}
-
 // The next counter's place and count. *index beyond `end`: the set has ended.
 bool get_place(std::span<const std::byte>* bytes, size_t end, uint64_t most, size_t* index, uint64_t* count) {
   uint64_t distance = 0;
-  if (!get(bytes, &distance)) return false;
+  if (!get_varint(bytes, &distance)) return false;
   if (distance == 0) {
     *index = end;
     return true;
   }
   // *index is -1, as a size_t, before the first one.
-  if (distance > end || *index + distance >= end || !get(bytes, count)) return false;
+  if (distance > end || *index + distance >= end || !get_varint(bytes, count)) return false;
   *index += distance;
   return *count > 0 && *count <= most;
 }
@@ -75,11 +51,11 @@ bool get_place(std::span<const std::byte>* bytes, size_t end, uint64_t most, siz
 
 size_t pack_patterns(uint32_t* words, char* to, size_t room) {
   Packer packer(to, room);
-  for (size_t first = 0; first < kPatterns; first += kRun) {
+  for (size_t first = 0; first < kPatterns; first += kCounterRun) {
     bool used = false;
-    for (size_t set = 0; set < kPatternSets; ++set) used |= any(words + set * kPatterns + first);
+    for (size_t set = 0; set < kPatternSets; ++set) used |= any_in_run(words + set * kPatterns + first);
     if (!used) continue;
-    for (size_t n = first; n < first + kRun; ++n) {
+    for (size_t n = first; n < first + kCounterRun; ++n) {
       uint64_t count = 0;
       for (size_t set = 0; set < kPatternSets; ++set) {
         count += words[set * kPatterns + n];
@@ -101,9 +77,9 @@ size_t pack_bins(uint64_t* words, char* to, size_t room) {
     packer.put(count);
     packer.put(residual);
   };
-  for (size_t first = 0; first < kBins; first += kRun) {
-    if (!any(words + first)) continue;
-    for (size_t n = first; n < first + kRun; ++n)
+  for (size_t first = 0; first < kBins; first += kCounterRun) {
+    if (!any_in_run(words + first)) continue;
+    for (size_t n = first; n < first + kCounterRun; ++n)
       if (words[n] != 0) pack_word(n, words[n] >> kBinCountShift, words[n] & kResiduals);
   }
   for (size_t n = kBins; n < kBinWords; ++n)
@@ -126,7 +102,7 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
   for (size_t index = ~size_t{0};;) {
     if (!get_place(bytes, kBinWords, kMostBinned, &index, &count)) return false;
     if (index == kBinWords) break;
-    if (!get(bytes, &residual)) return false;
+    if (!get_varint(bytes, &residual)) return false;
     if (index >= kBins) {  // counts once more what lies in a bin with others
       if (residual != 0) return false;
       words[index] = count;

@@ -24,27 +24,17 @@ uint32_t index_of(bool negative, uint32_t magnitude) {
   return negative ? kZero - 1 - magnitude : kZero + magnitude;
 }
 
-// Most counters are 0, so they are looked at in runs.
-constexpr uint32_t kRun = 64;
-
-template <class Word>
-bool any(const Word* words) {
-  Word all = 0;
-  for (uint32_t n = 0; n < kRun; ++n) all |= words[n];
-  return all != 0;
-}
-
 // Calls visit(bits) ascending on the line for patterns of a sign and a magnitude, `half` of each sign,
 // leaving out the runs of which any_in(first) says that they are empty.
 template <class AnyIn, class Visit>
 void ascending(uint32_t half, AnyIn any_in, Visit visit) {
-  for (uint32_t end = 2 * half; end > half; end -= kRun) {
-    if (!any_in(end - kRun)) continue;
-    for (uint32_t bits = end; bits-- > end - kRun;) visit(bits);
+  for (uint32_t end = 2 * half; end > half; end -= kCounterRun) {
+    if (!any_in(end - kCounterRun)) continue;
+    for (uint32_t bits = end; bits-- > end - kCounterRun;) visit(bits);
   }
-  for (uint32_t first = 0; first < half; first += kRun) {
+  for (uint32_t first = 0; first < half; first += kCounterRun) {
     if (!any_in(first)) continue;
-    for (uint32_t bits = first; bits < first + kRun; ++bits) visit(bits);
+    for (uint32_t bits = first; bits < first + kCounterRun; ++bits) visit(bits);
   }
 }
 
@@ -52,11 +42,6 @@ uint64_t take(uint64_t* word) {
   const uint64_t value = *word;
   *word = 0;
   return value;
-}
-
-uint32_t fp32_bits(uint32_t pattern, DType type) {
-  const uint16_t bits = static_cast<uint16_t>(pattern);
-  return std::bit_cast<uint32_t>(type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits));
 }
 
 // What a value is, with its count, into `fresh`; the bins come ascending.
@@ -111,12 +96,13 @@ void take_patterns(uint32_t* words, DType type, Histogram* histogram) {
   Histogram fresh;
   const auto any_in = [words](uint32_t first) {
     const uint32_t* run = words + first;
-    return any(run) || any(run + kPatterns) || any(run + 2 * kPatterns) || any(run + 3 * kPatterns);
+    return any_in_run(run) || any_in_run(run + kPatterns) || any_in_run(run + 2 * kPatterns) ||
+           any_in_run(run + 3 * kPatterns);
   };
   static_assert(kPatternSets == 4);
   ascending(kPatterns / 2, any_in, [&](uint32_t pattern) {
     const uint64_t count = take_pattern(words, pattern);
-    if (count > 0) add_value(fp32_bits(pattern, type), count, &fresh);
+    if (count > 0) add_value(fp32_bits(static_cast<uint16_t>(pattern), type), count, &fresh);
   });
   merge(fresh, histogram);
 }
@@ -128,7 +114,7 @@ void take_bins(uint64_t* words, Histogram* histogram) {
   // Among the values that share its bin -0 becomes 0.
   words[kZero] -= fresh.minus_zero << kBinCountShift;
   words[0] += fresh.minus_zero << kBinCountShift;
-  const auto any_in = [words](uint32_t first) { return any(words + first); };
+  const auto any_in = [words](uint32_t first) { return any_in_run(words + first); };
   ascending(kZero, any_in, [&](uint32_t bits) {
     const uint64_t word = words[bits];
     if (word == 0) return;

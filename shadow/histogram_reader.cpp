@@ -29,7 +29,7 @@ uint32_t bits_as_fp32(const std::byte* at, DType type) {
   }
   uint16_t bits;
   std::memcpy(&bits, at, sizeof bits);
-  return std::bit_cast<uint32_t>(type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits));
+  return fp32_bits(bits, type);
 }
 
 // By the index of the bin (the upper 20 bits), in two passes of 10 bits each.

@@ -1,6 +1,9 @@
 #include "shadow/stored_histogram.h"
 
+#include <span>
+
 #include "kernels/histogram.h"
+#include "kernels/varint.h"
 
 namespace foreshock {
 namespace {
@@ -8,29 +11,19 @@ namespace {
 constexpr uint64_t kVersion = 1;
 constexpr uint64_t kMostValues = uint64_t{1} << 48;  // products of two such counts fit where W1 is computed
 
-void put(uint64_t number, std::string* bytes) {
-  for (; number >= 0x80; number >>= 7) bytes->push_back(static_cast<char>(number | 0x80));
-  bytes->push_back(static_cast<char>(number));
-}
+using Bytes = std::span<const std::byte>;
 
-// Reads from the front of `bytes`; one number has one form only.
-bool get(std::string_view* bytes, uint64_t* number) {
-  *number = 0;
-  for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {
-    const uint64_t byte = static_cast<uint8_t>(bytes->front());
-    bytes->remove_prefix(1);
-    if (shift == 63 && byte > 1) return false;
-    *number |= (byte & 0x7f) << shift;
-    if (byte < 0x80) return byte != 0 || shift == 0;
-  }
-  return false;
+void put(uint64_t number, std::string* bytes) {
+  char text[kLongestVarint];
+  bytes->append(text, put_varint(number, text));
 }
 
 // A bin of finite values, its residual no more than its values can have, its count no more than are left.
-bool get_bin(std::string_view* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
+bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;
-  if (!get(bytes, &distance) || !get(bytes, &bin->count) || !get(bytes, &bin->residual)) return false;
+  if (!get_varint(bytes, &distance) || !get_varint(bytes, &bin->count) || !get_varint(bytes, &bin->residual))
+    return false;
   if (distance == 0 || distance > kBins || bin->count == 0 || bin->count > *left) return false;
   *index += distance;
   *left -= bin->count;
@@ -55,12 +48,13 @@ std::string store(const Histogram& histogram) {
   return bytes;
 }
 
-bool restore(std::string_view bytes, Histogram* histogram) {
+bool restore(std::string_view stored, Histogram* histogram) {
+  Bytes bytes = std::as_bytes(std::span(stored));
   Histogram read;
   uint64_t version = 0, bins = 0, index = 0;
   for (uint64_t* number : {&version, &read.finite, &read.minus_zero, &read.not_a_number, &read.plus_infinity,
                            &read.minus_infinity, &bins})
-    if (!get(&bytes, number)) return false;
+    if (!get_varint(&bytes, number)) return false;
   uint64_t left = read.finite;
   if (version != kVersion || bins > bytes.size() / 3) return false;
   if (read.finite > kMostValues || read.minus_zero > read.finite) return false;
