@@ -28,7 +28,8 @@ segment::Identity rank_of(int rank) {
 class Part {
  public:
   Part(int64_t step, const std::vector<float>& whole, size_t columns, size_t first, size_t rows,
-       const char* name = "w", uint64_t interval = 1, uint32_t tensors = 1) {
+       const char* name = "w", uint64_t interval = 1, uint32_t tensors = 1,
+       segment::HistogramForm form = segment::HistogramForm::kBins) {
     TensorRecord& record = view_.record;
     record = {};
     record.kind = segment::TensorKind::kSnapshot;
@@ -44,15 +45,12 @@ class Part {
     record.offset[0] = static_cast<int64_t>(first);
     record.shape[1] = record.part[1] = static_cast<int64_t>(columns);
     record.elements = rows * columns;
-    record.form = segment::HistogramForm::kBins;
+    record.form = form;
     std::strcpy(record.name, name);
     std::strcpy(record.layer, "000");
     const float* values = whole.data() + first * columns;
     record.checksum = checksum(values, record.elements * sizeof(float));
-    std::vector<uint64_t> words(kBinWords);
-    count_bins(values, record.elements, words.data());
-    histogram_.resize(1 << 20);
-    histogram_.resize(pack_bins(words.data(), histogram_.data(), histogram_.size()));
+    fill_histogram(values);
     reductions_ = {0, 0.5 * static_cast<double>(record.elements), 0, 0.75};
     for (size_t n = 0; n < record.elements; ++n) reductions_[0] += double{values[n]} * double{values[n]};
     view_.payload[segment::kTensorHistogram] = std::as_bytes(std::span(histogram_));
@@ -70,6 +68,19 @@ class Part {
   TensorView& view() { return view_; }
 
  private:
+  void fill_histogram(const float* values) {
+    const size_t bytes = view_.record.elements * sizeof(float);
+    if (view_.record.form == segment::HistogramForm::kValues) {
+      histogram_.resize(bytes);
+      std::memcpy(histogram_.data(), values, bytes);
+      return;
+    }
+    std::vector<uint64_t> words(kBinWords);
+    count_bins(values, view_.record.elements, words.data());
+    histogram_.resize(1 << 20);
+    histogram_.resize(pack_bins(words.data(), histogram_.data(), histogram_.size()));
+  }
+
   std::vector<char> histogram_;
   std::vector<double> reductions_, optimizer_;
   TensorView view_;
@@ -395,12 +406,9 @@ TEST(Weights, AnyRecordsThatTheParserLetsThroughAreTaken) {
   for (int n = 0; n < 3000; ++n) {
     const size_t first = random() % 3;
     Part part(one_of(steps), values, 2, first, 1 + random() % (4 - first), one_of(names), one_of(intervals),
-              1 + random() % 3);
+              1 + random() % 3, segment::HistogramForm::kValues);
     TensorRecord& record = part.view().record;
     std::strcpy(record.layer, one_of(layers));
-    record.form = segment::HistogramForm::kValues;
-    part.view().payload[segment::kTensorHistogram] =
-        std::as_bytes(std::span(values).subspan(2 * first, record.elements));
     record.time_ns = random() % 100 * 1000000000;
     record.checksum = random() % 2;
     record.snapshot = random() % 3;
