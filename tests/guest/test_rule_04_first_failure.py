@@ -9,13 +9,13 @@ from segment_file import segments
 
 # A trainer of a torch that is far too small to fail by itself.
 TRAINING = """
-import collections, torch
+import torch
 torch.manual_seed(0)
 weight = torch.nn.Parameter(torch.ones(4))
-class Failing(collections.defaultdict):
+class Failing(dict):
     def get(self, *arguments): raise ZeroDivisionError
 optimizer = torch.optim.SGD([weight], lr=0.1)
-{surprise}
+optimizer.param_groups = [Failing(group) for group in optimizer.param_groups]
 for _ in range(6):
     loss = (weight * weight).sum()
     loss.backward()
@@ -68,7 +68,7 @@ def test_a_second_process_of_one_rank_is_refused_aloud(start_run, base):
 
 def test_a_failing_helper_ends_the_monitoring_and_not_the_training():
     """What the helper asks an optimizer for may do anything at all; torch itself never asks this."""
-    command = [monitored.PYTHON, "-c", TRAINING.format(surprise="optimizer.state = Failing(dict)")]
+    command = [monitored.PYTHON, "-c", TRAINING]
     alone = monitored.run_plain(command)
     assert alone.returncode == 0
     run = monitored.run_monitored(command, *monitored.EVERYTHING)
