@@ -93,10 +93,12 @@ def test_prometheus_keeps_the_live_target_up(address, tmp_path):
 
 def test_half_open_clients_do_not_delay_a_scrape_while_the_cores_train(address, show_line):
     before = steps(address)
+    alone = scrape_milliseconds(address, count=40, pause=0.05)
     with half_open_clients(address):
         times = scrape_milliseconds(address, count=40, pause=0.05)
     after = steps(address)
-    figures = f"median {times[20]:.1f} ms, worst {times[-1]:.1f} ms"
+    figures = f"median {times[20]:.1f} ms, worst {times[-1]:.1f} ms (without them {alone[20]:.1f}, {alone[-1]:.1f})"
     show_line("scrapes", f"{RANKS} trainings, 100 half-open clients: {figures}")
     assert all(after[rank] > before[rank] for rank in range(RANKS)), "they did train meanwhile"
-    assert times[-3] < 100, times  # two of forty may meet another program's burst
+    # Two of forty may meet another program's burst; a machine that has no time for a scrape has none without them.
+    assert times[-3] < max(100, 2 * alone[-3]), (times, alone)
