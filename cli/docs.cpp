@@ -80,9 +80,10 @@ constexpr const char* kDetectorsHead =
     "failures `loss_rise` (`detect/loss_rise.h`), three means of 32 losses in a row above the best one by 6 "
     "standard "
     "errors and 5 %.\n\n"
-    "None of them has been measured against twins yet: the thresholds are those of the literature and of the "
-    "design. "
-    "**All are experimental.** `lift` is how much more often a loss event follows a warning than it would by "
+    "The thresholds are those of the literature and of the design. What they gave on some small trainings "
+    "and "
+    "their twins is in [precursors](precursors.md), too little to promise anything: "
+    "**all are experimental.** `lift` is how much more often a loss event follows a warning than it would by "
     "chance.\n\n";
 
 const char* method_of(const DetectorInfo& info) {

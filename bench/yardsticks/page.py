@@ -9,6 +9,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAB = ROOT / "lab" / "page"
+HERE = pathlib.Path(__file__).resolve().parent
 # Where Debian's and Ubuntu's libjs-chart.js has it.
 CHART_FOLDERS = ("/usr/share/javascript/chart.js", "/usr/share/nodejs/chart.js/dist")
 CHART_NAMES = ("chart.min.js", "chart.umd.min.js", "Chart.min.js")
@@ -29,13 +30,12 @@ def chart_library() -> str:
     return found.read_text() if found else ""
 
 
-def report(whole: dict[str, Any]) -> str:
-    """`whole` holds no NaN."""
-    here = pathlib.Path(__file__).resolve().parent
+def report(whole: dict[str, Any], title: str = "foreshock yardsticks", script: pathlib.Path = HERE / "page.js") -> str:
+    """`whole` holds no NaN; `script` draws it."""
     parts = {
-        "/*TITLE*/": "foreshock yardsticks",
+        "/*TITLE*/": title,
         "/*STYLE*/": (LAB / "report.css").read_text(),
-        "/*SCRIPT*/": (LAB / "report.js").read_text() + (here / "page.js").read_text(),
+        "/*SCRIPT*/": (LAB / "report.js").read_text() + script.read_text(),
         "/*CHART*/": chart_library(),
         # Last: whatever the data holds is not searched for markers again. No character may close the element.
         "/*DATA*/": json.dumps(whole, allow_nan=False).replace("<", "\\u003c"),

@@ -1,0 +1,112 @@
+"""From scores to alarms: the level rule of detect/level.h at any threshold, and the rules that others use.
+
+A score of 1 is where a detector warns. Series are lists of (step, place, score) in the order in which they were found.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import statistics
+
+Series = list[tuple[int, str, float]]
+LEAVE_AT, CALM = 0.7, 8  # of detect/level.h
+
+
+def alarms(series: Series, threshold: float = 1.0) -> list[int]:
+    """Steps at which the first of all places begins to warn while none does."""
+    calm: dict[str, int] = {}  # of places that warn: values in a row that were well below
+    begun = []
+    for step, place, score in series:
+        if score >= threshold:
+            if not calm:
+                begun.append(step)
+            calm[place] = 0
+        elif place in calm:
+            calm[place] = calm[place] + 1 if score < LEAVE_AT * threshold else 0
+            if calm[place] >= CALM:
+                del calm[place]
+    return begun
+
+
+def zclip(norms: list[float]) -> list[float]:
+    """ZClip (2504.02507): z of the gradient norm over moving averages, alarm at 2.5. It takes in what it would have
+    clipped to: a monitor that took in the outliers would be deaf after one, one that left them out would never stop."""
+    alpha, least, wait = 0.97, 2.5, 25
+    scores, first, mean, variance = [], [], 0.0, 0.0
+    for norm in norms:
+        if not math.isfinite(norm):
+            scores.append(0.0)
+            continue
+        if len(first) < wait:
+            first.append(norm)
+            if len(first) == wait:
+                mean, variance = statistics.fmean(first), statistics.pvariance(first)
+            scores.append(0.0)
+            continue
+        z = (norm - mean) / (math.sqrt(variance) + 1e-6)
+        scores.append(z / least)
+        taken = mean + least * math.sqrt(variance) / (z / least) if z > least else norm
+        mean = alpha * mean + (1 - alpha) * taken
+        variance = alpha * variance + (1 - alpha) * (taken - mean) ** 2
+    return scores
+
+
+def sigmas(values: list[float], window: int = 128, least: float = 6.0) -> list[float]:
+    """OLMo-core's StabilityMonitor: standard deviations above the mean of the last 128, alarm at 6."""
+    scores, last = [], collections.deque(maxlen=window)
+    for value in values:
+        spread = statistics.pstdev(last) if len(last) == window else 0.0
+        scores.append((value - statistics.fmean(last)) / spread / least if spread > 0 and math.isfinite(value) else 0.0)
+        if math.isfinite(value):
+            last.append(value)
+    return scores
+
+
+def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
+    """llm-foundry's KillLossSpike: more than `patience` losses in a row at least twice the mean of the last 100."""
+    window = max(100, len(losses) // 20)
+    scores, last, ratios = [], collections.deque(maxlen=window), collections.deque(maxlen=patience + 1)
+    for loss in losses:
+        if math.isfinite(loss):
+            last.append(loss)
+        mean = statistics.fmean(last) if last else 0.0
+        ratios.append(loss / mean / 2 if len(last) == window and mean > 0 and math.isfinite(loss) else 0.0)
+        scores.append(min(ratios) if len(ratios) == patience + 1 else 0.0)
+    return scores
+
+
+def cusum_of_loss(losses: list[float]) -> list[float]:
+    """trainscope 1.8 without its optional change-point library: two-sided CUSUM of the loss, slack 1, alarm at 6, over
+    median and MAD of the last 200; an alarm begins it anew."""
+    slack, least = 1.0, 6.0
+    scores, last, high, low = [], collections.deque(maxlen=200), 0.0, 0.0
+    for loss in losses:
+        if not math.isfinite(loss):
+            scores.append(0.0)
+            continue
+        if len(last) >= 30:
+            middle = statistics.median(last)
+            spread = max(1.4826 * statistics.median(abs(x - middle) for x in last), 1e-12)
+            z = (loss - middle) / spread
+            high, low = max(0.0, high + z - slack), min(0.0, low + z + slack)
+        scores.append(max(high, -low) / least)
+        if scores[-1] >= 1:
+            high = low = 0.0
+        last.append(loss)
+    return scores
+
+
+def of_others(steps: list[int], losses: list[float], norms: list[float], staleness: Series) -> dict[str, Series]:
+    """The rules of others and the null, by the names under which they are reported. `staleness`: RMS of all tensors."""
+
+    def series(scores: list[float]) -> Series:
+        return [(step, "", score) for step, score in zip(steps, scores, strict=True)]
+
+    return {
+        "ZClip 2.5 z": series(zclip(norms)),
+        "OLMo 6 sigma, gradient norm": series(sigmas(norms)),
+        "llm-foundry 2x mean loss": series(twice_the_mean(losses)),
+        "RMS 2.3, any tensor": [(step, place, value / 2.3) for step, place, value in staleness],
+        "trainscope CUSUM of the loss": series(cusum_of_loss(losses)),
+    }

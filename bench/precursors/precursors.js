@@ -1,0 +1,64 @@
+(() => {
+  const { recipes, shipped, learned, curves, protocol } = study;
+  const drawn = [];
+  const share = (x) => x === null ? '–' : `${Math.round(100 * x)} %`;
+  const range = (low, high) => low === null ? '' : ` [${short(low)}, ${short(high)}]`;
+  const HEAD = ['detector', 'hits', '95 %', 'twin', 'lead: median (quartiles; p10)', 'alarms', 'right', 'lift', 'false per 10 k steps'];
+
+  function table(head, rows) {
+    const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i === 0 ? 'name' : '' }));
+    return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),
+      element('tbody', {}, ...rows.map((row) => element('tr', {}, ...cells(row, 'td'))))));
+  }
+  const row = (name, d) => [name, `${d.hits} of ${d.events}`, d.hit_low === null ? '–' : `${share(d.hit_low)}–${share(d.hit_high)}`, String(d.twin_hits),
+    d.lead_median === null ? '–' : `${short(d.lead_median)} (${d.lead_p25}–${d.lead_p75}; ${d.lead_p10})`, String(d.alarms), String(d.right),
+    short(d.lift) + range(d.lift_low, d.lift_high), d.twin_steps ? `${short(d.false_per_10k)} (≤ ${short(d.false_per_10k_most)})` : '–'];
+
+  // The losses of both arms of one seed, the onsets, and where each detector began to warn with the fault.
+  function frame(name) {
+    if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
+    const canvas = element('canvas');
+    const arms = curves.filter((c) => c.recipe === name);
+    const fault = arms.find((c) => c.arm === 'fault');
+    const finite = arms.flatMap((c) => c.curve.map((p) => p[1])).filter((y) => y !== null && y > 0);
+    const [least, most] = [Math.min(...finite), Math.max(...finite)];
+    const line = (c) => ({
+      label: c.arm === 'fault' ? 'with the fault' : 'twin', data: c.curve.filter((p) => p[1] !== null).map((p) => ({ x: p[0], y: p[1] })),
+      borderColor: COLOURS[c.arm === 'fault' ? 1 : 0], backgroundColor: COLOURS[c.arm === 'fault' ? 1 : 0], borderWidth: 1.5, pointRadius: 0,
+    });
+    const marks = (label, steps, height, colour, style) => ({
+      label, data: steps.map((x) => ({ x, y: height })), showLine: false, pointStyle: style, pointRadius: 5, borderColor: colour, backgroundColor: colour,
+    });
+    const alarmed = fault ? Object.entries(fault.alarms) : [];
+    const height = (n) => most * Math.pow(most / least, 0.06 * (n + 1));
+    const datasets = [...arms.map(line), ...(fault ? [marks('loss event', fault.onsets, most, '#b3372e', 'triangle')] : []),
+      ...alarmed.map(([detector, steps], n) => marks(detector, steps, height(n), COLOURS[(n + 2) % COLOURS.length], 'rect'))];
+    drawn.push(() => new Chart(canvas, {
+      type: 'line', data: { datasets },
+      options: {
+        animation: false, maintainAspectRatio: false,
+        scales: { x: { type: 'linear', title: { display: true, text: 'optimizer step' }, grid: { color: '#eef1f4' } }, y: axis(true, 'loss; above it, alarms') },
+        plugins: { legend: { position: 'bottom' } },
+      },
+    }));
+    return element('div', { className: 'chart', style: 'height: 420px' }, canvas);
+  }
+
+  section('all', 'all recipes', 'thresholds as they ship', table(HEAD, Object.entries(shipped).map(([name, of]) => row(name, of.all))),
+    element('p', { className: 'facts', textContent: `hit: the detector begins to warn within ${protocol.horizon} steps before a loss event; twin: windows of hits in which the training without the fault alarmed too; ` +
+      'lift: how much oftener an event follows an alarm than any scored step, 1 being chance, with 95 % over seeds; false: in trainings without a fault, with the 95 % Poisson bound' }));
+  section('trainings', 'the trainings', 'each with a twin that has no fault', table(['recipe', 'family', 'fault', 'twin', 'trained', 'with a loss event', 'twins with one'],
+    recipes.map((r) => [r.name, r.family, r.fault, r.control, String(r.seeds.fault.length), String(r.with_events.fault), String(r.with_events.control)])));
+  for (const recipe of recipes.filter((r) => r.seeds.fault.length)) {
+    const rows = Object.entries(shipped).filter(([, of]) => of.recipes[recipe.name] && of.recipes[recipe.name].alarms > 0)
+      .map(([name, of]) => row(name, of.recipes[recipe.name]));
+    section(recipe.name, recipe.name, recipe.fault, frame(recipe.name),
+      rows.length ? table(HEAD, rows) : element('p', { className: 'facts', textContent: 'no detector alarmed in a scored step' }));
+  }
+  section('learned', 'thresholds learned from other seeds', 'even seeds to learn, odd seeds to score',
+    table([HEAD[0], 'threshold', ...HEAD.slice(1)], Object.entries(learned).map(([name, of]) => { const [first, ...rest] = row(name, of.all); return [first, of.threshold ?? 'none', ...rest]; })));
+  document.getElementById('summary').textContent = `${recipes.reduce((sum, r) => sum + r.seeds.fault.length + r.seeds.control.length, 0)} small trainings on a CPU under the monitor, ` +
+    `${recipes.filter((r) => r.seeds.fault.length).length} ways of going wrong, each beside a twin that does not.`;
+  document.getElementById('setup').textContent = 'Scored as docs/precursors.md says.';
+  drawn.forEach((draw) => draw());
+})();
