@@ -92,7 +92,7 @@ def trainings(options: argparse.Namespace, out: pathlib.Path, deadline: float) -
             found.append(scored(what, arm, seed, path))
     if not found:
         raise recording.RecordingError(f"no training in {out}: nothing to score")
-    return found
+    return comparison.completed(found)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -21,6 +21,22 @@ def first_seed(recipe: int) -> int:
     return recipes.FIRST_SEED + SEEDS_APART * recipe
 
 
+def losses_of(one: dict) -> dict[int, float]:
+    return {step: math.nan if loss is None else loss for step, loss in zip(*one["losses"], strict=True)}
+
+
+def completed(found: list[dict]) -> list[dict]:
+    """The same, with the onsets of failures that the rule of loss events has missed and the twin shows."""
+    twins = {(one["recipe"], one["seed"]): one for one in found if one["arm"] == "control"}
+    whole = []
+    for one in found:
+        twin = twins.get((one["recipe"], one["seed"])) if one["arm"] == "fault" and not one["onsets"] else None
+        onset = scoring.excess(losses_of(one), losses_of(twin)) if twin else None
+        onsets, masked = scoring.masks(losses_of(one), [onset] if onset else [], one["last_step"])
+        whole.append(one | {"onsets": onsets, "masked": masked, "missed": True} if onset else one | {"missed": False})
+    return whole
+
+
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
     """`threshold`: of each detector, the key among those tried; where none is given, what ships."""
     found = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
@@ -122,6 +138,7 @@ def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
         "seeds": {arm: sorted(one["seed"] for one in of) for arm, of in arms.items()},
         "with_events": {arm: sum(bool(one["onsets"]) for one in of) for arm, of in arms.items()},
         "events": {arm: sum(len(one["onsets"]) for one in of) for arm, of in arms.items()},
+        "missed": sum(one["missed"] for one in arms["fault"]),
         "steps_lost": {arm: sum(one["last_step"] - one["steps_seen"] for one in of) for arm, of in arms.items()},
     }  # fmt: skip
 
@@ -130,8 +147,18 @@ def curves(found: list[dict]) -> list[dict]:
     """Of the first seed of each recipe, what the page draws: losses, onsets, first alarms."""
     first = min((one["seed"] % SEEDS_APART for one in found), default=0)
     return [
-        {key: one[key] for key in ("recipe", "arm", "seed", "curve", "onsets")}
+        {key: one[key] for key in ("recipe", "arm", "seed", "onsets")}
+        | {"curve": curve(losses_of(one))}
         | {"alarms": {name: at["1.0"][:50] for name, at in one["alarms"].items() if at.get("1.0")}}
         for one in found
         if one["seed"] % SEEDS_APART == first
     ]
+
+
+def curve(losses: dict[int, float], points: int = 300) -> list[list[float | None]]:
+    """[step, largest loss of a bin]; None: not finite."""
+    steps = sorted(losses)
+    width = max(1, len(steps) // points)
+    bins = [steps[i : i + width] for i in range(0, len(steps), width)]
+    largest = [(b[0], [losses[s] for s in b]) for b in bins]
+    return [[s, round(max(of), 6) if all(math.isfinite(x) for x in of) else None] for s, of in largest]

@@ -117,14 +117,5 @@ def reduced(path: pathlib.Path, what: recipes.Recipe, arm: str, seed: int) -> di
     return {
         "recipe": what.name, "arm": arm, "seed": seed, "last_step": last, "steps_seen": len(losses), "lines": sampled,
         "events": [[e["step"], e["event"]] for e in events if e["event"] in LOSS_EVENTS],
-        "onsets": onsets, "masked": masked, "alarms": found, "curve": curve(losses),
+        "onsets": onsets, "masked": masked, "alarms": found, "losses": [list(losses), list(losses.values())],
     }  # fmt: skip
-
-
-def curve(losses: dict[int, float], points: int = 300) -> list[list[float | None]]:
-    """[step, largest loss of a bin]; None: not finite."""
-    steps = sorted(losses)
-    width = max(1, len(steps) // points)
-    bins = [steps[i : i + width] for i in range(0, len(steps), width)]
-    largest = [(b[0], [losses[s] for s in b]) for b in bins]
-    return [[s, round(max(of), 4) if all(math.isfinite(x) for x in of) else None] for s, of in largest]

@@ -1,6 +1,7 @@
 """The protocol: what is an event, what is scored, what counts as a hit, and how sure one can be.
 
 Fixed before any training: HORIZON, AFTERMATH, FIRST_STEP, the rule of loss events (detect/loss_event.h, loss_rise.h).
+The rule of excess over the twin came after one training, `following-bias`, in which that rule had missed the end of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field
 HORIZON = 64  # steps before an onset in which an alarm must begin to have foretold it
 AFTERMATH = 64  # steps after the loss has recovered in which nothing is scored
 FIRST_STEP = 160  # before it no event could be: its rule's window of 128 losses is filling
-RESAMPLES = 1000
+# A failure that the rule of loss events misses: the loss is so much above the twin's, on so many steps in a row.
+EXCESS, EXCESS_MEAN, EXCESS_LASTS = 0.1, 16, 32
+RESAMPLES, LEAST_GROUPS = 1000, 4
 Z95 = 1.959964
 
 
@@ -62,6 +65,22 @@ def masks(losses: dict[int, float], found: Iterable[int], last: int) -> tuple[li
         onsets.append(onset)
         masked.append((onset, min(last + 1, recovered(losses, onset, last) + AFTERMATH)))
     return onsets, masked
+
+
+def excess(losses: dict[int, float], twin: dict[int, float]) -> int | None:
+    """First step of the first EXCESS_MEAN losses whose mean is above the twin's by EXCESS, if those of the next
+    EXCESS_LASTS steps are so too; None: there are none. It began there or later: no lead is flattered. Until the fault
+    begins the losses are the same to the bit."""
+    steps = sorted(set(losses) & set(twin))
+    in_row = 0
+    for n in range(EXCESS_MEAN - 1, len(steps)):
+        last = steps[n - EXCESS_MEAN + 1 : n + 1]
+        # What is not finite is in excess: the comparison is false then.
+        usual = sum(losses[s] for s in last) <= (1 + EXCESS) * sum(twin[s] for s in last)
+        in_row = 0 if usual or steps[n] < FIRST_STEP else in_row + 1
+        if in_row == EXCESS_LASTS:
+            return steps[n - EXCESS_LASTS - EXCESS_MEAN + 2]
+    return None
 
 
 def wilson(hits: int, of: int) -> tuple[float, float]:
@@ -151,10 +170,14 @@ def pooled(tallies: Iterable[Tally]) -> Tally:
 
 
 def bootstrap(groups: list[Tally], value: Callable[[Tally], float]) -> tuple[float, float]:
-    """95 % interval over groups (seeds) drawn with replacement; NaN below two of them or where most draws have no
-    value. The same draws every time."""
+    """95 % interval over groups (seeds) drawn with replacement; NaN below LEAST_GROUPS, where it would be far too
+    narrow, or where most draws have no value. The same draws every time."""
     numbers = random.Random(1)
-    drawn = [value(pooled(numbers.choices(groups, k=len(groups)))) for _ in range(RESAMPLES)] if len(groups) > 1 else []
+    drawn = (
+        [value(pooled(numbers.choices(groups, k=len(groups)))) for _ in range(RESAMPLES)]
+        if len(groups) >= LEAST_GROUPS
+        else []
+    )
     known = sorted(x for x in drawn if not math.isnan(x))
     if len(known) < RESAMPLES / 2:
         return math.nan, math.nan

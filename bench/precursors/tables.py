@@ -59,15 +59,14 @@ def markdown(head: list[str] | tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def verdicts(results: dict) -> list[str]:
-    """For each family with events: which detectors would be worth an alert there, and whether that is sure."""
+    """For each recipe: which detectors would be worth an alert there (lift, lead, more than half of the events), and
+    whether that is sure."""
     lines = []
     for recipe in results["recipes"]:
-        events, twins = recipe["with_events"]["fault"], len(recipe["seeds"]["control"])
-        if not recipe["seeds"]["fault"] or not twins:
-            lines.append(f"- **{recipe['name']}**: not trained.")
-            continue
-        if events == 0:
-            lines.append(f"- **{recipe['name']}**: no loss event in {len(recipe['seeds']['fault'])} trainings.")
+        pairs = len(set(recipe["seeds"]["fault"]) & set(recipe["seeds"]["control"]))
+        begin = f"- **{recipe['name']}** ({pairs} {'pair' if pairs == 1 else 'pairs'}): "
+        if pairs == 0 or recipe["with_events"]["fault"] == 0:
+            lines.append(begin + ("not trained." if pairs == 0 else "no loss event."))
             continue
         good, sure = [], []
         for name, of in results["shipped"].items():
@@ -83,7 +82,7 @@ def verdicts(results: dict) -> list[str]:
                 if found["lift_low"] is not None and found["lift_low"] >= LEAST_LIFT:
                     sure.append(f"`{name}`")
         text = "; ".join(good) if good else "none"
-        lines.append(f"- **{recipe['name']}**: {text}. Lift ≥ 2 in its whole interval: {', '.join(sure) or 'none'}.")
+        lines.append(f"{begin}{text}. Lift ≥ 2 in its whole interval: {', '.join(sure) or 'none'}.")
     return lines
 
 
@@ -118,6 +117,7 @@ def page(results: dict) -> str:
             " / ".join(str(len(r["seeds"][arm])) for arm in ("fault", "control")),
             " / ".join(str(r["with_events"][arm]) for arm in ("fault", "control")),
             " / ".join(str(r["events"][arm]) for arm in ("fault", "control")),
+            str(r["missed"]),
         ]
         for r in results["recipes"]
     ]  # fmt: skip
@@ -163,6 +163,7 @@ RECIPE_HEAD = (
     "trained (fault / twin)",
     "with a loss event",
     "loss events",
+    "missed",
 )
 INTRODUCTION = """# Precursors
 
@@ -171,10 +172,12 @@ detector right, how early, and how often does it cry wolf? Trainings that all fa
 with a fault has a twin of the same seed without it, and everything stands beside what chance would give. All trainings
 run under `foreshock run --record`; `foreshock detect` finds the events and the alarms in the records.
 
-The protocol, fixed before any training (`bench/precursors/scoring.py`):
+The protocol (`bench/precursors/scoring.py`):
 
 - **Event**: what `foreshock detect` calls `loss_spike`, `divergence` or `loss_rise`. Its onset counts, not the step at
-  which it was found out.
+  which it was found out. Where it finds none, a failure is also where the mean of 16 losses stays a tenth above the
+  twin's for 32 steps ("missed" below: no run in earnest has a twin). This second rule was added after the first
+  training of `following-bias`, all others were fixed before any training.
 - **Alarm**: a detector begins to warn anywhere while it warned nowhere. It counts at the step at which the value was
   taken.
 - **Hit**: an alarm in the {horizon} steps before an onset. **Lead**: steps from the first such alarm to the onset.
@@ -183,8 +186,8 @@ The protocol, fixed before any training (`bench/precursors/scoring.py`):
   in which no event can be.
 - **Base rate**: the share of scored steps, of both arms, that an onset follows within {horizon} steps. **Lift**: how
   much oftener an event follows an alarm than that; 1 is chance. Intervals of lift are 95 %, from seeds drawn with
-  replacement, since steps of one training are not independent. Those of hits are Wilson's, as if events were
-  independent, which those of one training are not. Those of false alarms are one-sided 95 % Poisson bounds.
+  replacement (four at least), since steps of one training are not independent. Those of hits are Wilson's, as if
+  events were independent, which those of one training are not. Those of false alarms are one-sided 95 % Poisson bounds.
 - A detector that only tells the arms apart reaches a lift of about 2 and foretells nothing. The null "step index", an
   alarm at a fixed step, shows how far one gets without looking.
 - Thresholds that ship were set before, from the literature; that of `gradient_growth` after a look at trainings like
@@ -198,8 +201,7 @@ TRIED = """Tried and left out, because the loss hardly moved: a learning rate 30
 learning rates of 1e-2 and 3e-2 (at 1e-1 the loss is lost within 100 steps, before an event can be); growing scores and
 a following bias of 1 ulp while the text is Python's source, which these models learn without attention; copying without
 errors, where any one place will do. Text that is trivial for 150 steps and then real makes the loss jump in the twin
-too. A loss that rises a little at a time while it should still fall is no event by these rules; a rule that compares
-with the twin would see it, and no training has a twin.
+too.
 
 Not here: the kurtosis that trainscope watches beside its CUSUM, which the record does not have.
 """

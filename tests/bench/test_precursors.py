@@ -185,6 +185,28 @@ def test_an_event_in_the_aftermath_of_another_is_none():
     )
 
 
+def test_a_failure_that_the_rule_misses_is_seen_beside_the_twin():
+    """The loss goes up by a fifth from step 501 on: less than the rule of loss events asks for."""
+    twin = {n: 2 + 0.3 * math.sin(n) for n in range(1, 801)}
+    losses = {n: loss * (1.2 if n > 500 else 1) for n, loss in twin.items()}
+    assert scoring.excess(twin, twin) is None
+    # The mean of sixteen is a tenth above when about half of them are; the first of those is told.
+    assert 490 <= scoring.excess(losses, twin) <= 497
+    assert scoring.excess(losses | dict.fromkeys(range(700, 801), math.nan), twin) == scoring.excess(losses, twin)
+    assert scoring.excess(twin | dict.fromkeys(range(700, 801), math.nan), twin) == 685
+    short = {n: loss * (1.2 if 500 < n <= 520 else 1) for n, loss in twin.items()}
+    assert scoring.excess(short, twin) is None
+    pair = [
+        made_up(3, arm, {"1.0": [480]}) | {"onsets": [], "masked": [], "losses": [list(of), list(of.values())]}
+        for arm, of in (("fault", losses), ("control", twin))
+    ]
+    fault, control = comparison.completed(pair)
+    assert (len(fault["onsets"]), fault["missed"], control["onsets"]) == (1, True, [])
+    found = comparison.results([fault, control], None)
+    assert found["recipes"][0]["missed"] == 1
+    assert found["shipped"]["d"]["all"]["hits"] == 1
+
+
 def test_intervals():
     # Wilson: of 10, 5: (0.5 ± ...) known as 0.2366 to 0.7634; of none nothing is known.
     assert [round(x, 4) for x in scoring.wilson(5, 10)] == [0.2366, 0.7634]
@@ -192,7 +214,8 @@ def test_intervals():
     # Poisson, one-sided 95 %: -ln 0.05 for none seen, 4.744 for one.
     assert math.isclose(scoring.most_expected(0), -math.log(0.05), rel_tol=1e-9)
     assert round(scoring.most_expected(1), 3) == 4.744
-    assert math.isnan(scoring.bootstrap([scoring.Tally(alarms=1, right=1, steps=10, steps_before=1)], lambda t: 1)[0])
+    assert math.isnan(scoring.bootstrap([scoring.Tally(alarms=1)] * 3, lambda t: 1)[0])
+    assert scoring.bootstrap([scoring.Tally(alarms=1)] * 4, lambda t: t.alarms) == (4, 4)
 
 
 def test_the_level_rule_is_that_of_the_detectors():
@@ -223,7 +246,7 @@ def made_up(seed: int, arm: str, alarm_at: dict[str, list[int]]) -> dict:
     onsets = [600] if arm == "fault" else []
     return {
         "recipe": recipes.RECIPES[0].name, "arm": arm, "seed": seed, "last_step": 1000, "steps_seen": 1000,
-        "onsets": onsets, "masked": [(onset, onset + 100) for onset in onsets],
+        "onsets": onsets, "masked": [(onset, onset + 100) for onset in onsets], "missed": False,
         "alarms": {"d": alarm_at, recording.NULL: {"200": [200], "560": [560]}},
     }  # fmt: skip
 
