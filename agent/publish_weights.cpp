@@ -5,6 +5,12 @@
 namespace foreshock {
 namespace {
 
+// Share of the values whose change is known.
+std::optional<double> update_coverage(const PoolSnapshot& model) {
+  if (model.step < 0 || model.elements == 0) return std::nullopt;
+  return static_cast<double>(model.update_elements) / static_cast<double>(model.elements);
+}
+
 nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<double>& max,
                         const std::string& of) {
   return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(of)}};
@@ -21,7 +27,7 @@ void publish_weights(const std::string& run, const Weights& weights, Registry* r
   const std::string interval = std::to_string(model.interval);
   // Series of another interval, and figures that are no longer known, end here.
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
-                        Metric::kWeightUpdateMeanAbs})
+                        Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio})
     registry->clear_metric(metric, run);
   const auto set = [&](const char* ref, const char* stat, const std::optional<double>& value) {
     if (value) registry->set(Metric::kWeightWassersteinDistance, {run, ref, "node", stat, interval}, *value);
@@ -42,6 +48,8 @@ void publish_weights(const std::string& run, const Weights& weights, Registry* r
     registry->set(Metric::kWeightUpdateMeanAbs, {run, "mean"}, *model.update_mean_abs);
   if (model.update_mean_abs_max)
     registry->set(Metric::kWeightUpdateMeanAbs, {run, "max"}, *model.update_mean_abs_max);
+  if (const auto coverage = update_coverage(model))
+    registry->set(Metric::kWeightUpdateCoverageRatio, {run}, *coverage);
   if (model.rms) registry->set(Metric::kWeightRms, {run}, *model.rms);
 }
 
@@ -118,13 +126,20 @@ nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, 
   json skipped = json::object();
   for (uint32_t reason = 0; reason < segment::kTensorSkips; ++reason)
     skipped[segment::kTensorSkipNames[reason]] = rank.tensors.skipped[reason];
+  json unfollowed = json::object();
+  for (uint32_t reason = 0; reason < segment::kTensorUnfollowed; ++reason)
+    if (rank.tensors.unfollowed[reason] > 0)
+      unfollowed[segment::kTensorUnfollowedNames[reason]] = rank.tensors.unfollowed[reason];
   return {{"tensors", rank.tensors.tensors},
           {"interval_steps", rank.tensors.tensors > 0 ? json(rank.tensors.interval) : json(nullptr)},
           {"snapshots", rank.tensors.taken},
+          {"due", rank.tensors.due},
           {"skipped", skipped},
+          {"unfollowed", unfollowed},
           {"wasserstein_previous", number_or_null(value_of(model.previous))},
           {"wasserstein_initial", number_or_null(value_of(model.initial))},
           {"update_mean_abs", number_or_null(model.update_mean_abs)},
+          {"update_coverage", number_or_null(update_coverage(model))},
           {"step", count_or_null(model.step)},
           {"moved_most", text_or_null(model.moved_most)},
           {"moved_most_wasserstein", number_or_null(model.previous_max)},

@@ -43,8 +43,9 @@ struct TensorSnapshot {
   std::optional<int64_t> previous_step, initial_step;
   std::optional<Wasserstein> previous, initial;  // W1 to the snapshot an interval before, and to the first
   double sum_of_squares = 0;
-  // Of the change that this one step made; absent where a part's is not known.
+  // Of the change that this one step made, over `update_elements` of the values; absent where these are none.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
+  uint64_t update_elements = 0;
   std::optional<OptimizerSums> optimizer;  // of the parts that are here
   std::vector<int64_t> odd_ranks;          // whose part differs from their replicas'
 };
@@ -56,6 +57,7 @@ struct PoolSnapshot {
   int64_t step = -1;  // that the interval began with; -1: there is none yet
   double time = 0;    // of the last tensor
   uint64_t interval = 0, tensors = 0, elements = 0;
+  uint64_t update_elements = 0;                     // of these, that update_mean_abs and its max are of
   uint64_t histogram_hash = 0;                      // FNV-1a of the stored histogram
   std::optional<Wasserstein> previous, initial;     // W1 to the interval before, and to the first snapshots
   std::optional<double> previous_max, initial_max;  // of the tensor that moved most

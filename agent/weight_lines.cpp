@@ -73,7 +73,9 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   const auto elements = static_cast<double>(snapshot.elements);
   if (snapshot.elements > 0) line.rms = std::sqrt(snapshot.sum_of_squares / elements);
   if (snapshot.histogram.finite > 0) line.mean_abs = mean_magnitude(snapshot.histogram);
-  if (snapshot.update_sum_magnitude) line.update_mean_abs = *snapshot.update_sum_magnitude / elements;
+  line.update_elements = snapshot.update_elements;
+  if (snapshot.update_sum_magnitude && snapshot.update_elements > 0)
+    line.update_mean_abs = *snapshot.update_sum_magnitude / static_cast<double>(snapshot.update_elements);
   line.update_max_abs = snapshot.update_max_magnitude;
   line.nonfinite_values = snapshot.histogram.non_finite();
   line.histogram_hash = hexadecimal(fnv1a(snapshot.stored));
@@ -99,6 +101,7 @@ ModelLine model_line(const std::string& run, const PoolSnapshot& pool) {
   line.wasserstein_initial_max = pool.initial_max;
   line.moved_most = pool.moved_most;
   line.rms = pool.rms;
+  line.update_elements = pool.update_elements;
   line.update_mean_abs = pool.update_mean_abs;
   line.update_mean_abs_max = pool.update_mean_abs_max;
   line.histogram_hash = hexadecimal(pool.histogram_hash);

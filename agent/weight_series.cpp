@@ -24,11 +24,11 @@ int64_t window_of(const TensorSnapshot& snapshot) {
   return snapshot.step / static_cast<int64_t>(snapshot.interval);
 }
 
-void close_pool(double squares, double updates, bool updates_known, PoolSnapshot* pool) {
+void close_pool(double squares, double updates, PoolSnapshot* pool) {
   const auto elements = static_cast<double>(pool->elements);
   if (elements == 0) return;
   pool->rms = std::sqrt(squares / elements);
-  if (updates_known) pool->update_mean_abs = updates / elements;
+  if (pool->update_elements > 0) pool->update_mean_abs = updates / static_cast<double>(pool->update_elements);
 }
 
 }  // namespace
@@ -172,10 +172,10 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
     sums.previous_known &= last.previous.has_value();
     sums.initial_known &= last.initial.has_value();
     sums.squares += last.sum_of_squares;
-    sums.updates_known &= last.update_sum_magnitude.has_value();
-    if (!last.update_sum_magnitude || last.elements == 0) continue;
+    if (!last.update_sum_magnitude || last.update_elements == 0) continue;
     sums.updates += *last.update_sum_magnitude;
-    const double mean = *last.update_sum_magnitude / static_cast<double>(last.elements);
+    pool.update_elements += last.update_elements;
+    const double mean = *last.update_sum_magnitude / static_cast<double>(last.update_elements);
     pool.update_mean_abs_max = larger(pool.update_mean_abs_max, mean);
   }
   return sums;
@@ -210,7 +210,7 @@ void WeightSeries::complete(const std::string& layer, Group* group) {
   pool.initial = distance(sums.initial_known, sums.initial, sums.now);
   const std::string stored = foreshock::store(sums.now);
   pool.histogram_hash = fnv1a(stored);
-  close_pool(sums.squares, sums.updates, sums.updates_known, &pool);
+  close_pool(sums.squares, sums.updates, &pool);
   store_previous(group, stored, pool.elements);
   if (!layer.empty()) {
     layers_[layer] = pool;
@@ -239,6 +239,7 @@ void WeightSeries::add_to_model(const Sums& sums, int64_t window) {
   pool.time = std::max(pool.time, one.time);
   pool.tensors += one.tensors;
   pool.elements += one.elements;
+  pool.update_elements += one.update_elements;
   if (one.previous_max && *one.previous_max >= pool.previous_max.value_or(0))
     pool.moved_most = one.moved_most;
   pool.previous_max = larger(pool.previous_max, one.previous_max);
@@ -246,7 +247,6 @@ void WeightSeries::add_to_model(const Sums& sums, int64_t window) {
   pool.update_mean_abs_max = larger(pool.update_mean_abs_max, one.update_mean_abs_max);
   model.squares += sums.squares;
   model.updates += sums.updates;
-  model.updates_known &= sums.updates_known;
   model.previous_known &= sums.previous_known;
   model.initial_known &= sums.initial_known;
   merge(sums.now, &model.now);
@@ -262,7 +262,7 @@ void WeightSeries::complete_model(int64_t window, Sums* model) {
   if (!model->previous_known) pool.previous_max = std::nullopt;
   if (!model->initial_known) pool.initial_max = std::nullopt;
   pool.histogram_hash = fnv1a(foreshock::store(model->now));
-  close_pool(model->squares, model->updates, model->updates_known, &pool);
+  close_pool(model->squares, model->updates, &pool);
   model_ = pool;
   completed_.push_back(pool);
   std::erase_if(layers_, [&](const auto& each) {

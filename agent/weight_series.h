@@ -59,7 +59,7 @@ class WeightSeries {
     PoolSnapshot snapshot;
     Histogram now, previous, initial;
     double squares = 0, updates = 0;
-    bool previous_known = true, initial_known = true, updates_known = true;
+    bool previous_known = true, initial_known = true;
     size_t groups = 0;
   };
 

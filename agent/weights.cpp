@@ -62,11 +62,33 @@ double reduction(const segment::TensorView& view, segment::TensorReduction which
   return value;
 }
 
+// Of how many values the change is known. Trainers of before told it of all or of none.
+uint64_t updated(const segment::TensorView& view) {
+  const double elements = reduction(view, segment::kUpdateElements);
+  if (std::isnan(reduction(view, segment::kUpdateSumMagnitude)) ||
+      std::isnan(reduction(view, segment::kUpdateMaxMagnitude)))
+    return 0;
+  if (!(elements >= 0)) return view.record.elements;
+  return static_cast<uint64_t>(std::min(elements, static_cast<double>(view.record.elements)));
+}
+
+void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
+  const uint64_t elements = updated(view);
+  if (elements == 0) return;
+  snapshot->update_elements += elements;
+  snapshot->update_sum_magnitude =
+      snapshot->update_sum_magnitude.value_or(0) + reduction(view, segment::kUpdateSumMagnitude);
+  snapshot->update_max_magnitude =
+      std::max(snapshot->update_max_magnitude.value_or(0), reduction(view, segment::kUpdateMaxMagnitude));
+}
+
 // Another part's sums; `snapshot` counts it already.
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
-  const OptimizerSums sums = OptimizerSums::of(payload, reduction(view, segment::kSumOfSquares),
-                                               reduction(view, segment::kUpdateSumOfSquares));
+  const double changed = reduction(view, segment::kUpdatedSumOfSquares);  // of what was compared
+  const OptimizerSums sums =
+      OptimizerSums::of(payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
+                        reduction(view, segment::kUpdateSumOfSquares));
   if (snapshot->optimizer)
     snapshot->optimizer->join(sums);
   else if (!payload.empty() && snapshot->parts.size() == 1)
@@ -164,16 +186,8 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
   pending_bytes_ += bytes_of(snapshot.histogram);
   snapshot.elements += record.elements;
   snapshot.sum_of_squares += reduction(view, segment::kSumOfSquares);
-  const double sum = reduction(view, segment::kUpdateSumMagnitude),
-               most = reduction(view, segment::kUpdateMaxMagnitude);
+  join_update(view, &snapshot);
   join_optimizer(view, &snapshot);
-  pending->update_known &= !std::isnan(sum) && !std::isnan(most);
-  if (pending->update_known) {
-    snapshot.update_sum_magnitude = snapshot.update_sum_magnitude.value_or(0) + sum;
-    snapshot.update_max_magnitude = std::max(snapshot.update_max_magnitude.value_or(0), most);
-  } else {
-    snapshot.update_sum_magnitude = snapshot.update_max_magnitude = std::nullopt;
-  }
 }
 
 // Whether no rank will show this step of a tensor that has not.

@@ -50,7 +50,7 @@ class Weights {
   struct Pending {
     TensorSnapshot snapshot;
     std::set<int32_t> ranks;  // that have shown what they hold of it
-    bool update_known = true, is_first = false;
+    bool is_first = false;
   };
   struct Known {
     std::map<int64_t, Pending> pending;  // by step

@@ -39,7 +39,8 @@ constexpr Coverage kCoverage[] = {
     {"", "and in programs linked with LibTorch; what a program describes through <foreshock/hook.h>"},
     {"followed",
      "weights on the CPU, in fp32, bf16, fp16: how far they move. Replicas are compared bit for bit"},
-    {"", "under DDP and HSDP; a full shard (FSDP2, ZeRO-3) has none to compare"},
+    {"", "under DDP and HSDP; a full shard (FSDP2, ZeRO-3) has none to compare. Not followed: flat"},
+    {"", "parameters (FSDP1), of fully_shard those of more than 4 dimensions cut beyond the third"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
     {"by name", "flash-attn 2 (from 2.7) and 3 and xformers, dense and packed"},
     {"on request",
@@ -166,6 +167,8 @@ void print_live_runs() {
     if (!state.is_object() || !state.contains("ranks") || !state["ranks"].is_array()) continue;
     const std::string replicas = replicas_text(state["ranks"], Paint(false));
     if (!replicas.empty()) std::printf("\n  run %s: replicas: %s\n", run.run_id.c_str(), replicas.c_str());
+    const std::string unfollowed = unfollowed_text(state["ranks"]);
+    if (!unfollowed.empty()) std::printf("\n  run %s: %s\n", run.run_id.c_str(), unfollowed.c_str());
   }
 }
 

@@ -27,6 +27,7 @@ std::string drift_text(const Json& rank) {
                               change = number(rank, "/weights/update_mean_abs"),
                               interval = number(rank, "/weights/interval_steps");
   if (!distance || !change || !interval || *change <= 0 || *interval <= 0) return "";
+  if (number(rank, "/weights/update_coverage").value_or(1) < 1) return "";  // of other values
   return ", " + formatted("%.2f", *distance / (*change * *interval)) +
          " of what its steps' changes add up to (1: drift, 0: noise)";
 }
@@ -47,14 +48,41 @@ std::string moved_fact(const Json& ranks) {
   return text_;
 }
 
-std::string left_out_fact(const Json& ranks) {
-  const Json::json_pointer skipped("/weights/skipped");
+// The change of one step, if it is a part's.
+std::string part_fact(const Json& ranks) {
+  const Json* rank = rank_with(ranks, "/weights/update_coverage");
+  const double coverage = rank != nullptr ? *number(*rank, "/weights/update_coverage") : 1;
+  if (coverage >= 1) return "";
+  return fact("", "their change in a step is known of " + formatted("%.0f %%", 100 * coverage) +
+                      " of the values (--memory)");
+}
+
+// What stands at `where` by reason, of all ranks together.
+std::map<std::string, double> counts_at(const Json& ranks, const char* where) {
+  const Json::json_pointer pointer(where);
   std::map<std::string, double> counts;
   for (const Json& rank : ranks) {
-    if (!rank.contains(skipped) || !rank[skipped].is_object()) continue;
-    for (const auto& [reason, value] : rank[skipped].items())
+    if (!rank.contains(pointer) || !rank[pointer].is_object()) continue;
+    for (const auto& [reason, value] : rank[pointer].items())
       if (value.is_number() && value.get<double>() > 0) counts[reason] += value.get<double>();
   }
+  return counts;
+}
+
+std::string unfollowed_fact(const Json& ranks) {
+  const std::string text = unfollowed_text(ranks);
+  return text.empty() ? "" : fact(most(ranks, "/weights/tensors") == 0 ? "weights" : "", text);
+}
+
+// Projections of queries and keys whose heads were never seen are why there is no spectrum.
+std::string spectra_fact(const Json& ranks) {
+  if (most(ranks, "/update_spectra/layers") > 0) return "";
+  const std::map<std::string, double> counts = counts_at(ranks, "/update_spectra/skipped");
+  return counts.empty() ? "" : fact("  no spectra", "projections without heads: " + reasons(counts));
+}
+
+std::string left_out_fact(const Json& ranks) {
+  std::map<std::string, double> counts = counts_at(ranks, "/weights/skipped");
   if (const double dropped = most(ranks, "/weights/dropped"); dropped > 0)
     counts["no room in the agent"] = dropped;
   return counts.empty() ? "" : fact("  left out", reasons(counts));
@@ -76,6 +104,12 @@ std::string odd_ranks(const Json& ranks) {
 
 }  // namespace
 
+std::string unfollowed_text(const Json& ranks) {
+  std::map<std::string, double> counts = counts_at(ranks, "/weights/unfollowed");
+  counts.erase("off");  // whoever switched them off knows
+  return counts.empty() ? "" : "tensors not followed: " + reasons(counts);
+}
+
 std::string replicas_text(const Json& ranks, const Paint& paint) {
   if (const std::string odd = odd_ranks(ranks); !odd.empty())
     return paint.bad("the weights of " + odd + " differ from their replicas'");
@@ -92,9 +126,10 @@ std::string replicas_text(const Json& ranks, const Paint& paint) {
 }
 
 std::string weights_facts(const Json& ranks, const Paint& paint) {
-  if (most(ranks, "/weights/tensors") == 0) return "";
+  if (most(ranks, "/weights/tensors") == 0) return unfollowed_fact(ranks);
   const std::string replicas = replicas_text(ranks, paint);
-  return moved_fact(ranks) + left_out_fact(ranks) + (replicas.empty() ? "" : fact("replicas", replicas));
+  return moved_fact(ranks) + part_fact(ranks) + unfollowed_fact(ranks) + left_out_fact(ranks) +
+         spectra_fact(ranks) + (replicas.empty() ? "" : fact("replicas", replicas));
 }
 
 }  // namespace foreshock::cli

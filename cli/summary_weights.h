@@ -9,8 +9,11 @@
 
 namespace foreshock::cli {
 
-// Lines of the summary, `ranks` of which is not empty; "" where no weights were followed.
+// Lines of the summary, `ranks` of which is not empty; "" where there are no weights to follow.
 std::string weights_facts(const Json& ranks, const Paint& paint);
+
+// Tensors that optimizers step and that never have a turn, with the reason; "" where there are none.
+std::string unfollowed_text(const Json& ranks);
 
 // Whether there are data-parallel replicas that can be compared, and whether they agree; "" when it is not
 // known.

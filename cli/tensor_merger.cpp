@@ -25,7 +25,6 @@ void start(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->attempt = static_cast<int32_t>(line.attempt.value_or(-1));
   snapshot->whole_elements = line.whole_elements.value_or(0);
   snapshot->shape = line.shape;
-  snapshot->update_sum_magnitude = snapshot->update_max_magnitude = 0;
 }
 
 // What can be added up of a line, without its histogram.
@@ -36,11 +35,13 @@ void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->ranks += line.ranks.value_or(0);
   const double rms = line.rms.value_or(std::nan(""));
   snapshot->sum_of_squares += rms * rms * elements;
-  if (line.update_mean_abs && line.update_max_abs && snapshot->update_sum_magnitude) {
-    *snapshot->update_sum_magnitude += *line.update_mean_abs * elements;
-    snapshot->update_max_magnitude = std::max(*snapshot->update_max_magnitude, *line.update_max_abs);
-  } else {
-    snapshot->update_sum_magnitude = snapshot->update_max_magnitude = std::nullopt;
+  if (line.update_mean_abs && line.update_max_abs) {
+    const uint64_t updated = line.update_elements.value_or(line.elements.value_or(0));
+    snapshot->update_elements += updated;
+    snapshot->update_sum_magnitude =
+        snapshot->update_sum_magnitude.value_or(0) + *line.update_mean_abs * static_cast<double>(updated);
+    snapshot->update_max_magnitude =
+        std::max(snapshot->update_max_magnitude.value_or(0), *line.update_max_abs);
   }
   for (size_t at = 0; at + 4 <= std::min(line.part_offsets.size(), line.part_shapes.size()); at += 4) {
     TensorPart part;

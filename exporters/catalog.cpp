@@ -27,7 +27,8 @@ constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
 constexpr Values kReferences[] = {"previous", "initial"};
 constexpr Values kScopes[] = {"node"};
 constexpr Values kPooledMax[] = {"pooled", "max"};
-constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device", "format", "layout"};
+constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device",
+                                   "format", "layout",    "unknown"};
 constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
 constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
 constexpr Values kComponents[] = {"trainer", "slices", "record"};
@@ -243,6 +244,9 @@ constexpr MetricInfo kTable[] = {
      "changes "
      "most.",
      kRunMeanMax},
+    {kWeightUpdateCoverageRatio, "foreshock_weight_update_coverage_ratio", kGauge, "ratio",
+     "Share of all values that this change is known of: below 1 it is a part's, not the whole model's.",
+     kRun},
     {kWeightRms, "foreshock_weight_rms", kGauge, "1", "Root of the mean square of all weights of the node.",
      kRun},
     {kWeightSnapshotIntervalSteps, "foreshock_weight_snapshot_interval_steps", kGauge, "steps",

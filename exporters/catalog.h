@@ -75,6 +75,7 @@ enum class Metric : uint16_t {
   kWeightWassersteinDistance,
   kLayerWeightWassersteinDistance,
   kWeightUpdateMeanAbs,
+  kWeightUpdateCoverageRatio,
   kWeightRms,
   kWeightSnapshotIntervalSteps,
   kWeightSkippedTotal,

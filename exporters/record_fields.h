@@ -179,8 +179,11 @@ inline constexpr Field<TensorLine> kTensorFields[] = {
     {"rms", &TensorLine::rms, "1", "Root of the mean square of its values."},
     {"mean_abs", &TensorLine::mean_abs, "1", "Mean magnitude of its finite values."},
     {"update_mean_abs", &TensorLine::update_mean_abs, "1",
-     "Mean magnitude of the change that this one optimizer step made."},
-    {"update_max_abs", &TensorLine::update_max_abs, "1", "Largest magnitude of that change."},
+     "Mean magnitude of the change that this one optimizer step made, over `update_elements` of the values."},
+    {"update_max_abs", &TensorLine::update_max_abs, "1", "Largest magnitude of that change, over the same."},
+    {"update_elements", &TensorLine::update_elements, "values",
+     "How many of the values were kept over the step and compared: all of them, or, of a tensor larger than "
+     "--memory, a part that is spread evenly over it."},
     {"nonfinite_values", &TensorLine::nonfinite_values, "values", "NaN and infinite values among them."},
     {"histogram_hash", &TensorLine::histogram_hash, "",
      "FNV-1a of the stored histogram, in hexadecimal: equal histograms have equal ones."},
@@ -217,6 +220,8 @@ inline constexpr Field<ModelLine> kModelFields[] = {
     {"update_mean_abs", &ModelLine::update_mean_abs, "1",
      "Mean magnitude of the change that one optimizer step made."},
     {"update_mean_abs_max", &ModelLine::update_mean_abs_max, "1", "Of the tensor that changes most."},
+    {"update_elements", &ModelLine::update_elements, "values",
+     "How many of the values both are of: those whose change is known."},
     {"histogram_hash", &ModelLine::histogram_hash, "",
      "FNV-1a of the stored histogram of all values, in hexadecimal."},
 };

@@ -87,7 +87,7 @@ struct TensorLine {
   std::optional<double> wasserstein_previous, wasserstein_previous_low, wasserstein_previous_high;
   std::optional<double> wasserstein_initial, wasserstein_initial_low, wasserstein_initial_high;
   std::optional<double> rms, mean_abs, update_mean_abs, update_max_abs;
-  std::optional<uint64_t> nonfinite_values;
+  std::optional<uint64_t> update_elements, nonfinite_values;
   std::string histogram_hash;
   std::vector<int64_t> odd_ranks;
   std::string histogram;  // base64 of shadow/stored_histogram.h
@@ -104,6 +104,7 @@ struct ModelLine {
   std::optional<double> wasserstein_previous_max, wasserstein_initial_max;
   std::string moved_most;
   std::optional<double> rms, update_mean_abs, update_mean_abs_max;
+  std::optional<uint64_t> update_elements;
   std::string histogram_hash;
 };
 

@@ -79,11 +79,12 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
   const uint64_t free = free_shared_memory(settings_.directory);
   if (!is_on_tmpfs(settings_.directory)) return "no_tmpfs";
   const uint64_t share = allowed_share(free, settings_.memory, settings_.local_ranks);
-  const uint64_t fixed = segment::segment_bytes(0, 0);
-  const uint64_t tensors = settings_.weights ? tensor_bytes(share) : 0;
+  const uint64_t fixed = segment::segment_bytes(0, 0, segment::kTensorHeadOnly);
+  const uint64_t ring = settings_.weights ? tensor_bytes(share) : 0;
+  const uint64_t tensors = std::max(ring, segment::kTensorHeadOnly);
   SlotPlan plan = {0, 0};
   const uint64_t need = slot_bytes_needed != 0 ? slot_bytes_needed : kUnknownSlotBytes;
-  if (settings_.slices && share > fixed + tensors) plan = plan_slots(share - fixed - tensors, need);
+  if (settings_.slices && share > fixed + ring) plan = plan_slots(share - fixed - ring, need);
   if (fixed > free / 2) return "no_space";
 
   segment::SegmentRequest request = {settings_.directory, settings_.rank,  fresh_nonce(),
@@ -93,7 +94,8 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
   if (plan.slots > 0 && (is("no_space") || is("file_limit") || is("no_mapping"))) {
     request.slots =
         0;  // somebody was faster with the rest of the memory, or a limit is near: statistics only
-    request.slot_bytes = request.tensor_bytes = 0;
+    request.slot_bytes = 0;
+    request.tensor_bytes = segment::kTensorHeadOnly;
     why = writer_.create(request);
   }
   if (why == nullptr) fill_identity(request, settings_.slices ? need : 0);

@@ -209,8 +209,9 @@ void Monitor::reset() {
   segment::SegmentWriter& writer = g_guest.writer();
   const Settings& settings = g_guest.settings();
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
-                  settings.weights_every, settings.memory);
+                  settings.weights_every, settings.memory, !settings.weights);
   weights_ns_.store(0);
+  unasked_.take([](int64_t) {});
   observed_heads_.reset();
   for (std::atomic_flag* flag :
        {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_, &weights_busy_})

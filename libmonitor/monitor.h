@@ -9,6 +9,7 @@
 #include "libmonitor/guest.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
+#include "libmonitor/missed_steps.h"
 #include "libmonitor/observed_heads.h"
 #include "libmonitor/ordinal.h"
 #include "libmonitor/scalars.h"
@@ -123,6 +124,7 @@ class Monitor {
   WeightFollower weights_;
   ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
+  MissedSteps unasked_;                  // somebody else was at the weights
 };
 
 extern Monitor g_monitor;

@@ -211,12 +211,18 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   if ((g_guest.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
   if (lock && g_guest.has_other_ranks()) weights_.share_interval();
-  return lock ? weights_.name(weights, count) : 0;
+  return lock ? weights_.name(weights, count) : -1;
 }
 
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   TryLock lock(weights_busy_);
-  return lock ? weights_.due(ending_step(), numbers, room) : 0;
+  const int64_t now = ending_step();
+  if (!lock) {
+    unasked_.add(now);
+    return 0;
+  }
+  unasked_.take([&](int64_t step) { weights_.unasked(step); });
+  return weights_.due(now, numbers, room);
 }
 
 void Monitor::observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when) {

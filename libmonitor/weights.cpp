@@ -8,8 +8,6 @@
 #include <limits>
 
 #include "kernels/checksum.h"
-#include "kernels/histogram.h"
-#include "kernels/packed_counters.h"
 #include "kernels/sum_of_squares.h"
 #include "kernels/update.h"
 #include "libmonitor/clocks.h"
@@ -19,12 +17,11 @@
 namespace foreshock {
 namespace {
 
-using segment::HistogramForm;
 using segment::TensorRecord;
 
 constexpr uint32_t kMostWeights = 1u << 16;
-constexpr uint64_t kSmallBytes = 16 << 10;  // up to here a tensor's values are told themselves
-constexpr uint64_t kLeastPiece = 8 << 10;   // of the ring, below which packing is not tried
+constexpr uint64_t kLeastPiece = 8 << 10;  // of the ring, below which packing is not tried
+constexpr uint32_t kMostRest = 32;         // turns for which a record that is too large is not tried again
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -32,12 +29,6 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + uni
 template <class T>
 const T& element(const T* first, size_t n) {
   return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + n * first->size);
-}
-
-uint32_t reversed(uint32_t bits) {
-  uint32_t result = 0;
-  for (int n = 0; n < 32; ++n) result |= (bits >> n & 1) << (31 - n);
-  return result;
 }
 
 // The number of elements; 0 for what cannot be one.
@@ -90,66 +81,98 @@ void copy_end(char (&to)[n], const char* from) {
 }  // namespace
 
 void WeightFollower::attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-                            double max_slowdown, uint64_t fixed_interval, uint64_t memory) {
+                            double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off) {
   writer_.attach(ring, ring_bytes, control);
   cadence_.start(max_slowdown, fixed_interval);
   memory_ = memory;
+  is_off_ = is_off;
   count_ = 0;
-  bytes_ = copied_ = read_ = 0;
+  bytes_ = read_ = 0;
+  copies_.forget();
   copy_step_ = -1;
 }
 
 int WeightFollower::name(const foreshock_weight* weights, size_t count) {
+  if (writer_.ring() == nullptr) return 0;
+  segment::TensorRing& ring = *writer_.ring();
+  if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up());
   count_ = held_ = 0;
   bytes_ = 0;
-  if (!writer_.is_attached() || count == 0 || count > kMostWeights) return 0;
-  if (!table_.reserve(count * sizeof(Weight)) || !turns_.reserve(count * sizeof(uint32_t)) ||
-      !counters_.reserve(kBinWords * sizeof(uint64_t)))
+  ring.tensors = ring.elements = 0;
+  std::fill_n(ring.unfollowed, segment::kTensorUnfollowed, uint64_t{0});
+  if (!writer_.is_attached()) {
+    ring.unfollowed[is_off_ ? segment::kUnfollowedOff : segment::kUnfollowedNoRoom] = count;
     return 0;
-  uint64_t whole = 0, elements = 0, before = 0;
-  outputs_ = {};
-  for (size_t n = 0; n < count; ++n) whole += product(element(weights, n).shape);
-  for (size_t n = 0; n < count; ++n) {
-    const foreshock_weight& given = element(weights, n);
-    Weight& to = *weight(static_cast<uint32_t>(n));
-    to = {};
-    copy_end(to.name, given.name != nullptr ? given.name : "");
-    copy_end(to.layer, given.layer != nullptr ? given.layer : "");
-    std::copy_n(given.shape, segment::kTensorDims, to.shape);
-    std::copy_n(given.offset, segment::kTensorDims, to.offset);
-    std::copy_n(given.part, segment::kTensorDims, to.part);
-    to.dims = given.dims;
-    to.elements = product(given.part);
-    outputs_.see(to.name, to.shape, to.dims);
-    // By the whole tensors' sizes, which all ranks know alike.
-    turns()[n] = reversed(
-        static_cast<uint32_t>(0x1p32 * (static_cast<double>(before) / static_cast<double>(whole + 1))));
-    to.copy_step = to.turn_step = -1;
-    before += product(given.shape);
-    elements += to.elements;
-    held_ += to.elements > 0;
   }
-  count_ = static_cast<uint32_t>(count);
-  bytes_ = sizeof(float) * elements;
-  copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count * 64), 1));
-  segment::TensorRing& ring = *writer_.ring();
+  const auto followed = static_cast<uint32_t>(std::min<size_t>(count, kMostWeights));
+  if (followed == 0 || !table_.reserve(followed * sizeof(Weight)) || !turns_.reserve(followed) ||
+      !packer_.reserve()) {
+    ring.unfollowed[segment::kUnfollowedNoRoom] = count;
+    return 0;
+  }
+  ring.unfollowed[segment::kUnfollowedTooMany] = count - followed;
+  outputs_ = {};
+  // By the whole tensors' sizes, which all ranks know alike.
+  uint64_t whole = 0, before = 0;
+  for (size_t n = 0; n < followed; ++n) whole += product(element(weights, n).shape);
+  for (size_t n = 0; n < followed; ++n) {
+    add(element(weights, n), static_cast<double>(before) / static_cast<double>(whole + 1));
+    before += product(element(weights, n).shape);
+  }
+  copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count_ * 64), 1));
+  copies_.forget();
+  copy_share_ = copies_.room();  // of those that nobody has asked for
+  copy_step_ = -1;
   ring.tensors = held_;
-  ring.elements = elements;
+  ring.elements = bytes_ / sizeof(float);
   ring.interval = cadence_.interval();
-  return static_cast<int>(count);
+  return static_cast<int>(count_);
+}
+
+void WeightFollower::add(const foreshock_weight& given, double begins_at) {
+  Weight& to = *weight(count_++);
+  to = {};
+  copy_end(to.name, given.name != nullptr ? given.name : "");
+  copy_end(to.layer, given.layer != nullptr ? given.layer : "");
+  std::copy_n(given.shape, segment::kTensorDims, to.shape);
+  std::copy_n(given.offset, segment::kTensorDims, to.offset);
+  std::copy_n(given.part, segment::kTensorDims, to.part);
+  to.dims = given.dims;
+  to.elements = given.unfollowed == FORESHOCK_FOLLOWED ? product(given.part) : 0;
+  to.element_bytes = sizeof(float);
+  turns_.add(begins_at, to.elements > 0);
+  bytes_ += sizeof(float) * to.elements;
+  held_ += to.elements > 0;
+  if (given.unfollowed == FORESHOCK_FOLLOWED) return outputs_.see(to.name, to.shape, to.dims);
+  ++writer_.ring()
+        ->unfollowed[given.unfollowed == FORESHOCK_UNFOLLOWED_FLAT   ? segment::kUnfollowedFlat
+                     : given.unfollowed == FORESHOCK_UNFOLLOWED_PACE ? segment::kUnfollowedPace
+                                                                     : segment::kUnfollowedPlacement];
+}
+
+void WeightFollower::count(const WeightTurns::Count& turns) {
+  if (turns.due > 0) writer_.count_due(turns.due);
+  if (turns.lost > 0) writer_.count_skipped(segment::kTensorUnknown, turns.lost);
 }
 
 size_t WeightFollower::due(int64_t step, uint32_t* numbers, size_t room) {
   if (count_ == 0 || step < 0) return 0;
-  const auto interval = static_cast<uint32_t>(cadence_.interval());
-  const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % interval);
-  const bool is_power = (interval & (interval - 1)) == 0;
-  size_t found = 0;
-  for (uint32_t n = 0; n < count_ && found < room; ++n) {
-    const uint32_t own = is_power ? turns()[n] & (interval - 1) : turns()[n] % interval;
-    if (own == now && weight(n)->elements > 0 && weight(n)->turn_step != step) numbers[found++] = n;
-  }
+  WeightTurns::Count turns;
+  const size_t found = turns_.due(step, cadence_.interval(), numbers, room, &turns);
+  count(turns);
+  share_copies(numbers, found);
   return found;
+}
+
+void WeightFollower::unasked(int64_t step) {
+  if (count_ > 0 && step >= 0) count(turns_.unasked(step, cadence_.interval()));
+}
+
+void WeightFollower::share_copies(const uint32_t* numbers, size_t count) {
+  copy_share_ = UpdateCopies::share(copies_.room(), count, [&](uint64_t n) {
+    const Weight& of = *weight(numbers[n]);
+    return round_up(of.elements * of.element_bytes, 64);
+  });
 }
 
 bool WeightFollower::check(const foreshock_weight_state& state, segment::TensorSkip* why) {
@@ -167,21 +190,20 @@ bool WeightFollower::check(const foreshock_weight_state& state, segment::TensorS
 
 void WeightFollower::before_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
-  if (copy_step_ != step) copied_ = 0;
+  if (copy_step_ != step) copies_.forget();
   copy_step_ = step;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = element(states, n);
     segment::TensorSkip why;
     if (state.number >= count_ || !check(state, &why) || !cadence_.allows()) continue;
     Weight& of = *weight(state.number);
-    const uint64_t bytes = of.elements * size_of(static_cast<DType>(state.parameter.dtype));
-    if (copies_.data() == nullptr || bytes > copies_.bytes() - std::min<uint64_t>(copied_, copies_.bytes()))
-      continue;
-    std::memcpy(copies_.data() + copied_, state.parameter.data, bytes);
-    of.copy = copied_;
-    of.copy_step = step;
-    of.copy_dtype = state.parameter.dtype;
-    copied_ += round_up(bytes, 64);
+    const auto type = static_cast<DType>(state.parameter.dtype);
+    of.element_bytes = size_of(type);
+    const uint64_t bytes = of.elements * of.element_bytes;
+    if (copies_.holds(of.copy) && of.copy.of == bytes && of.copy.type == type)  // a step that is tried again
+      copies_.renew(of.copy, state.parameter.data);
+    else
+      of.copy = copies_.keep(state.parameter.data, bytes, type, copy_share_);
   }
 }
 
@@ -191,9 +213,11 @@ void WeightFollower::after_step(const foreshock_weight_state* states, size_t cou
     const foreshock_weight_state& state = element(states, n);
     segment::TensorSkip why = segment::kTensorBudget;
     if (state.number >= count_) continue;
-    weight(state.number)->turn_step = step;
+    if (turns_.end(state.number, step) > 0) writer_.count_due(1);
     if (!check(state, &why) || !cadence_.allows())
       writer_.count_skipped(why);
+    else if (is_resting(weight(state.number)))
+      writer_.count_skipped(segment::kTensorTooLarge);
     else
       take(state, step);
   }
@@ -224,47 +248,18 @@ void WeightFollower::reduce(const Weight& of, const foreshock_tensor& values, DT
                             double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
   // An optimizer may step a master copy in another format that it puts in the parameter's place meanwhile.
-  if (of.copy_step != step || of.copy_dtype != static_cast<uint32_t>(type)) {
+  const bool is_known = copy_step_ == step && copies_.holds(of.copy) && of.copy.type == type;
+  if (!is_known || of.copy.bytes < of.copy.of)
     reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, of.elements);
-    return;
-  }
-  const Update update = update_between(copies_.data() + of.copy, values.data, type, of.elements);
-  reductions[segment::kSumOfSquares] = update.sum_squares_after;
+  if (!is_known) return;
+  uint64_t elements = 0;
+  const Update update = copies_.update(of.copy, values.data, &elements);
+  if (elements == of.elements) reductions[segment::kSumOfSquares] = update.sum_squares_after;
   reductions[segment::kUpdateSumMagnitude] = update.sum_magnitude;
   reductions[segment::kUpdateSumOfSquares] = update.sum_squares;
   reductions[segment::kUpdateMaxMagnitude] = update.max_magnitude;
-}
-
-size_t WeightFollower::pack(const foreshock_tensor& values, DType type, uint64_t elements, char* to,
-                            size_t room, HistogramForm* form) {
-  const auto* from = static_cast<const char*>(values.data);
-  const uint64_t bytes = elements * size_of(type);
-  if (bytes <= kSmallBytes) {
-    *form = HistogramForm::kValues;
-    if (bytes > room) return kPackFailed;
-    std::memcpy(to, from, bytes);
-    return bytes;
-  }
-  const bool is_fp32 = type == DType::kFp32;
-  *form = is_fp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
-  const uint64_t most = is_fp32 ? kMostBinned : kMostPatterns;
-  size_t packed = 0;
-  for (uint64_t done = 0; done < elements; done += most) {
-    const uint64_t some = std::min(most, elements - done);
-    size_t size = 0;
-    if (is_fp32) {
-      auto* words = reinterpret_cast<uint64_t*>(counters_.data());
-      count_bins(from + done * sizeof(float), some, words);
-      size = pack_bins(words, to + packed, room - packed);
-    } else {
-      auto* words = reinterpret_cast<uint32_t*>(counters_.data());
-      count_patterns(from + done * sizeof(uint16_t), some, words);
-      size = pack_patterns(words, to + packed, room - packed);
-    }
-    if (size == kPackFailed) return kPackFailed;
-    packed += size;
-  }
-  return packed;
+  reductions[segment::kUpdateElements] = static_cast<double>(elements);
+  reductions[segment::kUpdatedSumOfSquares] = update.sum_squares_after;
 }
 
 // The rows of some heads, where the tensor is a projection of queries or keys. Returns where the record ends.
@@ -282,10 +277,26 @@ uint64_t WeightFollower::add_heads(const Weight& of, const foreshock_tensor& val
   const Projection projection = projection_of(of.name, of.shape, of.dims, heads_);
   const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
   if (bytes == 0) return without(segment::kHeadsShape);
-  if (at + bytes > room) return without(segment::kHeadsRingFull);
+  if (at + bytes > room)
+    return without(at + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
   copy_heads(projection, heads_, values, reinterpret_cast<char*>(record) + at);
   record->payload[segment::kTensorHeadRows] = {at, bytes};
   return at + bytes;
+}
+
+// A record that did not fit would not fit the next time either, most likely; to find out costs a whole pass.
+bool WeightFollower::is_resting(Weight* of) {
+  if (of->rest == 0) return false;
+  --of->rest;
+  return true;
+}
+
+void WeightFollower::rest(Weight* of, uint64_t room) {
+  of->needs = 2 * room;
+  if (room < writer_.largest_record()) return writer_.count_skipped(segment::kTensorRingFull);
+  of->next_rest = std::clamp(2 * of->next_rest, 1u, kMostRest);
+  of->rest = of->next_rest;
+  writer_.count_skipped(segment::kTensorTooLarge);
 }
 
 void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
@@ -299,24 +310,23 @@ void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   if (record == nullptr) return writer_.count_skipped(segment::kTensorRingFull);
   describe(of, state.number, type, step, record);
   read_ += bytes;
-  record->checksum = checksum(values.data, bytes);
   auto* at = reinterpret_cast<char*>(record);
   const uint64_t reductions = round_up(sizeof(TensorRecord), 8);
   record->payload[segment::kTensorReductions] = {reductions, segment::kTensorReductionCount * sizeof(double)};
-  reduce(of, values, type, step, reinterpret_cast<double*>(at + reductions));
   const uint64_t optimizer = reductions + record->payload[segment::kTensorReductions].bytes;
   record->payload[segment::kTensorOptimizer] = {optimizer, segment::kOptimizerNumbers * sizeof(double)};
-  optimizer_numbers(optimizer_of(state), reinterpret_cast<double*>(at + optimizer));
   const uint64_t histogram = optimizer + record->payload[segment::kTensorOptimizer].bytes;
-  const size_t packed = pack(values, type, of.elements, at + histogram, room - histogram, &record->form);
-  if (packed == kPackFailed) {
-    of.needs = 2 * room;
-    return writer_.count_skipped(room >= writer_.largest_record() ? segment::kTensorTooLarge
-                                                                  : segment::kTensorRingFull);
-  }
+  // First what may fail.
+  const size_t packed =
+      packer_.pack(values.data, type, of.elements, at + histogram, room - histogram, &record->form);
+  if (packed == kPackFailed) return rest(&of, room);
   record->payload[segment::kTensorHistogram] = {histogram, packed};
+  record->checksum = checksum(values.data, bytes);
+  reduce(of, values, type, step, reinterpret_cast<double*>(at + reductions));
+  optimizer_numbers(optimizer_of(state), reinterpret_cast<double*>(at + optimizer));
   const uint64_t end = add_heads(of, values, round_up(histogram + packed, 8), room, record);
   record->bytes = of.needs = round_up(end, segment::kTensorAlign);
+  of.next_rest = 0;
   ++of.snapshots;
   writer_.publish(record);
 }

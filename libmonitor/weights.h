@@ -1,9 +1,7 @@
 // The weights as the optimizer leaves them: each tensor's histogram, checksum and last change, once in every
-// `interval` steps, one record in the segment each.
-//
-// The tensors take turns: which step of an interval is a tensor's follows from its place in the table alone,
-// so it is the same on every rank and in every rerun, the work is spread evenly over the steps, and each
-// tensor is seen whole at one step. An interval twice as long is a subset of the same steps.
+// `interval` steps, one record in the segment each. The tensors take turns (weight_turns.h), so the work is
+// spread evenly over the steps, and each tensor is seen whole at one step. An interval twice as long is a
+// subset of the same steps.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -13,7 +11,10 @@
 #include "foreshock/hook.h"
 #include "kernels/dtype.h"
 #include "libmonitor/head_rows.h"
+#include "libmonitor/histogram_packer.h"
 #include "libmonitor/private_memory.h"
+#include "libmonitor/update_copies.h"
+#include "libmonitor/weight_turns.h"
 #include "segment/tensor_writer.h"
 
 namespace foreshock {
@@ -53,9 +54,10 @@ class WeightCadence {
 // One caller at a time.
 class WeightFollower {
  public:
-  // Forgets the tensors. `ring` null: nothing is followed.
+  // Forgets the tensors. `ring` null: nothing is followed, nor said. Without room for records it is said why:
+  // because of `is_off`, or for want of it.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-              double max_slowdown, uint64_t fixed_interval, uint64_t memory);
+              double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false);
 
   // Other ranks look at the same tensors: the interval is not this rank's own to make longer, since what it
   // tells is compared with, and added to, what they tell of the same steps.
@@ -70,6 +72,8 @@ class WeightFollower {
   // Whose turn it is in `step`. One turn a step: a trainer that tells its steps more rarely than it takes
   // them shows each tensor at the first one of a number, on every rank.
   size_t due(int64_t step, uint32_t* numbers, size_t room);
+  // Nobody could ask in `step`.
+  void unasked(int64_t step);
 
   void before_step(const foreshock_weight_state* states, size_t count, int64_t step);
   void after_step(const foreshock_weight_state* states, size_t count, int64_t step);
@@ -83,13 +87,12 @@ class WeightFollower {
     char layer[32];
     int64_t shape[segment::kTensorDims], offset[segment::kTensorDims], part[segment::kTensorDims];
     uint32_t dims;
-    uint64_t elements;   // of the part
-    uint64_t snapshots;  // taken so far
-    uint64_t needs;      // bytes of the ring for its record, as its last turn showed
-    uint64_t copy;       // place of its values before the step in copies_
-    int64_t copy_step;   // of what lies there; -1: nothing
-    uint32_t copy_dtype;
-    int64_t turn_step;  // the last one after which it was looked at, taken or not; -1: none
+    uint64_t elements;         // of the part
+    uint64_t snapshots;        // taken so far
+    uint64_t needs;            // bytes of the ring for its record, as its last turn showed
+    uint64_t element_bytes;    // as it was seen last
+    uint32_t rest, next_rest;  // turns left out, now and the next time, since its record did not fit
+    UpdateCopies::Copy copy;
   };
 
   uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, uint64_t room,
@@ -97,26 +100,30 @@ class WeightFollower {
   HeadGeometry heads_;
   ProjectionOutputs outputs_;  // of whole tensors
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
-  // The step of an interval of 2^32 that is the tensor's own; of any other interval: modulo it. By
-  // themselves, since all of them are read at every step.
-  uint32_t* turns() { return reinterpret_cast<uint32_t*>(turns_.data()); }
+  void add(const foreshock_weight& given, double begins_at);
+  void count(const WeightTurns::Count& turns);
+  void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
   void take(const foreshock_weight_state& state, int64_t step);
   void describe(const Weight& weight, uint32_t number, DType type, int64_t step,
                 segment::TensorRecord* record) const;
   void reduce(const Weight& weight, const foreshock_tensor& values, DType type, int64_t step,
               double* reductions) const;
-  size_t pack(const foreshock_tensor& values, DType type, uint64_t elements, char* to, size_t room,
-              segment::HistogramForm* form);
+  bool is_resting(Weight* weight);
+  void rest(Weight* weight, uint64_t room);
 
   segment::TensorWriter writer_;
   WeightCadence cadence_;
-  PrivateMemory table_, turns_, counters_, copies_;
+  WeightTurns turns_;
+  UpdateCopies copies_;
+  HistogramPacker packer_;
+  PrivateMemory table_;
   uint64_t memory_ = 0;
   uint32_t count_ = 0;
-  uint32_t held_ = 0;    // of them with a part on this rank
-  uint64_t bytes_ = 0;   // of all tensors, as if of 4 bytes an element
-  uint64_t copied_ = 0;  // of copies_, in this step
+  uint32_t held_ = 0;   // of them with a part on this rank
+  uint64_t bytes_ = 0;  // of all tensors, as if of 4 bytes an element
+  bool is_off_ = false;
+  uint64_t copy_share_ = 0;  // of the room for copies, for each tensor of this step
   int64_t copy_step_ = -1;
   uint64_t read_ = 0;  // bytes since the last end_step
 };

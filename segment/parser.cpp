@@ -25,7 +25,7 @@ constexpr Expected kExpected[] = {
     {kSlots, kSlotOfVersion1, 0, kMaxSlots},
     {kScalarNames, sizeof(ScalarName), 0, kMaxScalars},
     {kUnseenNames, sizeof(UnseenName), 0, kMaxUnseen},
-    {kTensors, sizeof(TensorRing) + kTensorAlign, 0, 1},
+    {kTensors, kTensorHeadOnly, 0, 1},
 };
 // What a hostile file can make the agent read at once: 4 MiB of steps at most. And no product below may
 // overflow.

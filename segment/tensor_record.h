@@ -17,19 +17,35 @@ enum TensorSkip : uint32_t {
   kTensorDevice,    // its values lie on a device
   kTensorFormat,    // none that is counted here: fp64, integers, packed formats
   kTensorLayout,    // its values are no dense block of memory, or not what was named
+  kTensorUnknown,   // it was not shown: its optimizer left the step out, or is not as we know them
   kTensorSkips
 };
-inline constexpr const char* kTensorSkipNames[kTensorSkips] = {"budget", "ring_full", "too_large",
-                                                               "device", "format",    "layout"};
+inline constexpr const char* kTensorSkipNames[kTensorSkips] = {"budget", "ring_full", "too_large", "device",
+                                                               "format", "layout",    "unknown"};
+
+// Why a tensor that an optimizer steps never has a turn.
+enum TensorUnfollowed : uint32_t {
+  kUnfollowedOff,        // --weights off
+  kUnfollowedNoRoom,     // too little shared memory for a ring
+  kUnfollowedTooMany,    // beyond what a table holds
+  kUnfollowedFlat,       // made of many parameters: of FSDP1, say
+  kUnfollowedPlacement,  // which part of it is on this rank cannot be told
+  kUnfollowedPace,       // of an optimizer that steps at another pace than the one that counts the steps
+  kTensorUnfollowed
+};
+inline constexpr const char* kTensorUnfollowedNames[kTensorUnfollowed] = {
+    "off", "no_room", "too_many", "flat_parameter", "placement", "own_pace"};
 
 // Why a projection of queries or keys was shown without the rows of its heads.
 enum TensorHeadSkip : uint32_t {
   kHeadsSharded,   // only a part of it is on this rank
   kHeadsRingFull,  // there was no room for them in this piece of the ring
   kHeadsShape,     // its shape is not what its name and the sampled calls of attention ask for
+  kHeadsTooLarge,  // they and the rest of the record would not fit into the ring at all
   kTensorHeadSkips
 };
-inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {"sharded", "ring_full", "shape"};
+inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {"sharded", "ring_full", "shape",
+                                                                       "too_large"};
 
 inline constexpr uint32_t kTensorDims = 4;
 inline constexpr uint64_t kTensorAlign = 64;
@@ -41,11 +57,14 @@ struct TensorRing {
   uint64_t tensors, elements;  // named, as far as this rank holds them
   uint64_t taken;              // records of tensors so far
   uint64_t skipped[kTensorSkips];
-  uint64_t busy_ns;  // time spent on them
   uint64_t heads_skipped[kTensorHeadSkips];
-  uint64_t reserved[17];
+  uint64_t due;  // turns so far: taken + skipped, but for those of the step that is being taken
+  uint64_t unfollowed[kTensorUnfollowed];  // tensors of the table that was named last
+  uint64_t reserved[9];
 };
 static_assert(sizeof(TensorRing) == 256);
+// A region of this size counts and holds no record.
+inline constexpr uint64_t kTensorHeadOnly = sizeof(TensorRing) + kTensorAlign;
 
 enum class TensorKind : uint32_t {
   kFiller = 0,  // up to the end of the ring: the next record begins at its front
@@ -74,6 +93,8 @@ enum TensorReduction : uint32_t {
   kUpdateSumMagnitude,  // of the change that this one step made
   kUpdateSumOfSquares,
   kUpdateMaxMagnitude,
+  kUpdateElements,       // the update's three are of so many of the part's elements, spread evenly over it
+  kUpdatedSumOfSquares,  // of the values of these after the step
   kTensorReductionCount
 };
 

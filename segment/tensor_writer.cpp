@@ -14,8 +14,8 @@ void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory
 }  // namespace
 
 void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* control) {
-  const bool is_usable = ring != nullptr && bytes > sizeof(TensorRing) + kTensorAlign;
-  ring_ = is_usable ? ring : nullptr;
+  const bool is_usable = ring != nullptr && bytes > kTensorHeadOnly;
+  ring_ = ring;
   data_ = reinterpret_cast<char*>(ring) + sizeof(TensorRing);
   room_ = is_usable ? (bytes - sizeof(TensorRing)) / kTensorAlign * kTensorAlign : 0;
   control_ = control;
@@ -52,8 +52,10 @@ void TensorWriter::publish(const TensorRecord* record) {
   store(ring_->written, written + filler_ + record->bytes, std::memory_order_release);
 }
 
-void TensorWriter::count_skipped(TensorSkip reason) {
-  store(ring_->skipped[reason], ring_->skipped[reason] + 1);
+void TensorWriter::count_due(uint64_t turns) { store(ring_->due, ring_->due + turns); }
+
+void TensorWriter::count_skipped(TensorSkip reason, uint64_t turns) {
+  store(ring_->skipped[reason], ring_->skipped[reason] + turns);
 }
 
 void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {

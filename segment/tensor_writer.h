@@ -11,7 +11,8 @@ class TensorWriter {
   // `ring`: the region, `bytes` long with its head; null: there is none. `control` is the agent's.
   void attach(TensorRing* ring, uint64_t bytes, const Control* control);
 
-  bool is_attached() const { return ring_ != nullptr; }
+  // Whether there is room for records behind the head.
+  bool is_attached() const { return room_ > 0; }
   TensorRing* ring() const { return ring_; }
   uint64_t largest_record() const { return room_ / 2; }
 
@@ -22,7 +23,8 @@ class TensorWriter {
   // Makes the record at begin() visible; its `bytes` tell how much of the piece was needed.
   void publish(const TensorRecord* record);
 
-  void count_skipped(TensorSkip reason);
+  void count_due(uint64_t turns);
+  void count_skipped(TensorSkip reason, uint64_t turns = 1);
   void count_heads_skipped(TensorHeadSkip reason);
 
  private:

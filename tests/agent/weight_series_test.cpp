@@ -40,12 +40,35 @@ TensorSnapshot snapshot(const char* name, const char* layer, int64_t step, uint6
   of.histogram = histogram_of(values);
   of.update_sum_magnitude = 0.5 * static_cast<double>(values.size());
   of.update_max_magnitude = 1;
+  of.update_elements = values.size();
   return of;
 }
 
 TensorSnapshot take(WeightSeries& series, TensorSnapshot of, bool is_first = true) {
   series.take(is_first, &of);
   return of;
+}
+
+TEST(WeightSeries, TheMeanChangeIsOverTheValuesWhoseChangeIsKnown) {
+  WeightSeries series(kPlenty);
+  const auto a = normal(400, 1), b = normal(800, 2);
+  for (int64_t begin = 0; begin < 24; begin += 8) {
+    take(series, snapshot("a", "000", begin, 8, a));
+    TensorSnapshot part = snapshot("b", "000", begin + 1, 8, b);
+    part.update_elements = 200;
+    part.update_sum_magnitude = 300;
+    take(series, part);
+    TensorSnapshot unknown = snapshot("c", "", begin + 2, 8, b);
+    unknown.update_elements = 0;
+    unknown.update_sum_magnitude = unknown.update_max_magnitude = std::nullopt;
+    take(series, unknown);
+  }
+  const PoolSnapshot& model = series.model();
+  ASSERT_TRUE(model.update_mean_abs && model.update_mean_abs_max);
+  EXPECT_EQ(model.elements, 2000u);
+  EXPECT_EQ(model.update_elements, 600u);
+  EXPECT_DOUBLE_EQ(*model.update_mean_abs, (200 + 300) / 600.0);
+  EXPECT_DOUBLE_EQ(*model.update_mean_abs_max, 1.5);
 }
 
 TEST(WeightSeries, LayersAndModelAreTheirTensorsPutTogether) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "agent/weight_lines.h"
 #include "kernels/checksum.h"
 #include "kernels/histogram.h"
 #include "kernels/packed_counters.h"
@@ -55,6 +56,15 @@ class Part {
     for (size_t n = 0; n < record.elements; ++n) reductions_[0] += double{values[n]} * double{values[n]};
     view_.payload[segment::kTensorHistogram] = std::as_bytes(std::span(histogram_));
     view_.payload[segment::kTensorReductions] = std::as_bytes(std::span(reductions_));
+  }
+  // The change is known of so many values alone; 0: of none.
+  Part& with_update_of(double elements, double sum) {
+    reductions_.resize(segment::kTensorReductionCount, std::nan(""));
+    if (elements == 0) reductions_[1] = reductions_[2] = reductions_[3] = std::nan("");
+    if (elements > 0) reductions_[1] = sum;
+    reductions_[segment::kUpdateElements] = elements;
+    view_.payload[segment::kTensorReductions] = std::as_bytes(std::span(reductions_));
+    return *this;
   }
   Part& with_optimizer(double staleness) {
     optimizer_.assign(segment::kOptimizerNumbers, std::nan(""));
@@ -122,6 +132,20 @@ TEST(Weights, TheDistanceToTheSnapshotBeforeAndToTheFirstIsW1) {
   EXPECT_EQ(third.previous_step, 2);
   EXPECT_EQ(third.initial_step, 1);
   EXPECT_DOUBLE_EQ(*third.update_sum_magnitude, 2500);
+}
+
+TEST(Weights, AChangeThatIsKnownOfAPartIsToldAsThat) {
+  Weights weights;
+  const auto values = normal(5000, 1);
+  const auto one = [&](int64_t step) { return Part(step, values, 50, 0, 100); };
+  const auto part = take(weights, one(1).with_update_of(1000, 20))[0];
+  EXPECT_EQ(part.update_elements, 1000u);
+  EXPECT_DOUBLE_EQ(*tensor_line("r", part, false).update_mean_abs, 0.02);
+  EXPECT_FALSE(take(weights, one(2).with_update_of(0, 0))[0].update_sum_magnitude);
+  EXPECT_EQ(take(weights, one(3).with_update_of(1e18, 20))[0].update_elements, 5000u)
+      << "never more than all";
+  EXPECT_EQ(take(weights, one(4).with_update_of(-1, 20))[0].update_elements, 5000u)
+      << "as if it were not told";
 }
 
 TEST(Weights, ShardsPutTogetherAreTheWholeBitForBit) {

@@ -55,6 +55,34 @@ TEST(SummaryWeights, SaysWhereThereIsNothingToCompare) {
   EXPECT_THAT(facts(Json::array({one})), Not(HasSubstr("replicas")));
 }
 
+TEST(SummaryWeights, SaysWhatIsNotFollowedAndWhy) {
+  Json one = rank(0);
+  one["weights"]["unfollowed"] = {{"placement", 2}};
+  EXPECT_THAT(facts(Json::array({one})), HasSubstr("tensors not followed: 2 placement"));
+  one["weights"]["tensors"] = 0;
+  one["weights"]["unfollowed"] = {{"flat_parameter", 3}};
+  EXPECT_THAT(facts(Json::array({one})), HasSubstr("tensors not followed: 3 flat_parameter"));
+  one["weights"]["unfollowed"] = {{"off", 3}};
+  EXPECT_THAT(facts(Json::array({one})), IsEmpty()) << "as it was asked for";
+}
+
+TEST(SummaryWeights, SaysOfWhichPartTheChangeIs) {
+  Json one = rank(0);
+  one["weights"]["update_coverage"] = 1.0;
+  EXPECT_THAT(facts(Json::array({one})), HasSubstr("0.50 of what"));
+  one["weights"]["update_coverage"] = 0.41;
+  EXPECT_THAT(facts(Json::array({one})), HasSubstr("known of 41 % of the values (--memory)"));
+  EXPECT_THAT(facts(Json::array({one})), Not(HasSubstr("of what its steps")));
+}
+
+TEST(SummaryWeights, SaysWhyThereAreNoSpectra) {
+  Json one = rank(0);
+  one["update_spectra"] = {{"layers", 0}, {"skipped", {{"too_large", 5}, {"shape", 0}}}};
+  EXPECT_THAT(facts(Json::array({one})), HasSubstr("projections without heads: 5 too_large"));
+  one["update_spectra"]["layers"] = 2;
+  EXPECT_THAT(facts(Json::array({one})), Not(HasSubstr("too_large")));
+}
+
 TEST(SummaryWeights, SaysWhatWasLeftOut) {
   Json one = rank(0);
   one["weights"]["skipped"] = {{"budget", 3}, {"ring_full", 1}, {"device", 0}};

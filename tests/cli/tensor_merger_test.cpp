@@ -41,6 +41,7 @@ TensorMerger::NodeLine node(int64_t step, const std::vector<float>& whole, int64
     snapshot.sum_of_squares += double{values[n]} * double{values[n]};
   snapshot.update_sum_magnitude = 0.25 * static_cast<double>(snapshot.elements);
   snapshot.update_max_magnitude = static_cast<double>(first + 1);
+  snapshot.update_elements = snapshot.elements;
   snapshot.stored = store(snapshot.histogram);
   return {tensor_line("r", snapshot, true), "node" + std::to_string(first)};
 }

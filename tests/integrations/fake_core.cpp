@@ -17,6 +17,7 @@ std::string g_events;
 std::vector<std::pair<std::string, uint32_t>> g_ops;
 std::atomic<int> g_sample{1}, g_record{1};
 uint32_t g_weights = 0;
+int g_names_busy = 0;  // times that the table of weights is in another thread's hands
 
 __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
   char text[1024];
@@ -92,6 +93,7 @@ FORESHOCK_EXPORT const char* fake_events(void) {
 }
 FORESHOCK_EXPORT void fake_sample(int on) { g_sample = on; }
 FORESHOCK_EXPORT void fake_record(int on) { g_record = on; }
+FORESHOCK_EXPORT void fake_names_busy(int times) { g_names_busy = times; }
 
 // -- hook.h --
 uint32_t foreshock_abi_version(void) { return FORESHOCK_ABI_VERSION; }
@@ -165,14 +167,18 @@ int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
 int foreshock_step_is_sampled(void) { return g_sample; }
 
 int foreshock_name_weights(const foreshock_weight* weights, size_t count) {
+  if (g_names_busy > 0) {
+    --g_names_busy;
+    return -1;
+  }
   for (size_t i = 0; i < count; ++i) {
     const foreshock_weight& w = weights[i];
     Record(
         Format("{\"event\": \"weight_name\", \"name\": \"%s\", \"layer\": \"%s\", \"dims\": %u, "
                "\"shape\": [%" PRId64 ",%" PRId64 "], \"offset\": [%" PRId64 ",%" PRId64 "], "
-               "\"part\": [%" PRId64 ",%" PRId64 "]}",
+               "\"part\": [%" PRId64 ",%" PRId64 "], \"unfollowed\": %u}",
                w.name, w.layer, w.dims, w.shape[0], w.shape[1], w.offset[0], w.offset[1], w.part[0],
-               w.part[1]));
+               w.part[1], w.unfollowed));
   }
   g_weights = static_cast<uint32_t>(count);
   return static_cast<int>(count);

@@ -9,35 +9,13 @@
 
 #include "kernels/checksum.h"
 #include "segment/tensor_heads.h"
+#include "tests/libmonitor/described_weights.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {
 namespace {
 
 class WeightsTest : public MonitorTest {};
-
-foreshock_weight named(const char* name, int64_t rows, int64_t columns) {
-  foreshock_weight weight = {};
-  weight.size = sizeof weight;
-  weight.version = FORESHOCK_ABI_VERSION;
-  weight.name = name;
-  weight.layer = "000";
-  for (int n = 0; n < FORESHOCK_TENSOR_DIMS; ++n) weight.shape[n] = weight.part[n] = 1;
-  weight.shape[0] = weight.part[0] = rows;
-  weight.shape[1] = weight.part[1] = columns;
-  weight.dims = 2;
-  return weight;
-}
-
-foreshock_weight_state state_of(uint32_t number, const void* data, int64_t rows, int64_t columns,
-                                uint32_t dtype = FORESHOCK_FP32) {
-  foreshock_weight_state state = {};
-  state.size = sizeof state;
-  state.version = FORESHOCK_ABI_VERSION;
-  state.number = number;
-  state.parameter = {data, {rows, columns, 1, 1}, {columns, 1, 1, 1}, dtype, 2, FORESHOCK_DEVICE_CPU, 0};
-  return state;
-}
 
 // Two matrices of fp32, one larger than what is told as values.
 struct Model {
@@ -186,6 +164,30 @@ TEST_F(WeightsTest, AnOptimizerAfterTheTickBelongsToTheStepThatHasEnded) {
   });
 }
 
+// Whatever becomes of a turn, it is counted once.
+TEST_F(WeightsTest, ATurnThatNobodyShowsIsCountedAsUnknown) {
+  in_child({{"FORESHOCK_WEIGHTS", "2"}}, [this] {
+    Model model;
+    model.trainer.step(1, 1);
+    ASSERT_EQ(model.name(), 2);
+    uint32_t due[8] = {};
+    for (int64_t step = 2; step < 12; ++step) {
+      if (step % 4 < 2) {
+        model.step(step, 0.25f);
+      } else {
+        foreshock_weights_due(due, 8);
+        model.trainer.end(step);
+      }
+    }
+    foreshock_weights_due(due, 8);  // the last ones are told by then
+    const segment::TensorRing ring = open()->tensor_ring();
+    // Both have their turn at even steps, and were shown at 4 and 8.
+    EXPECT_EQ(ring.taken, 4u);
+    EXPECT_EQ(ring.skipped[segment::kTensorUnknown], 6u);
+    EXPECT_EQ(ring.due - ring.taken - ring.skipped[segment::kTensorUnknown], 2u) << "of the step now";
+  });
+}
+
 TEST_F(WeightsTest, ATensorHasOneTurnInAStep) {
   in_child({{"FORESHOCK_WEIGHTS", "1"}}, [this] {
     Model model;
@@ -270,85 +272,15 @@ TEST_F(WeightsTest, AFullRingIsCountedAndDoesNoHarm) {
 }
 
 TEST_F(WeightsTest, SwitchedOffNothingIsFollowed) {
-  in_child({{"FORESHOCK_WEIGHTS", "off"}}, [] {
+  in_child({{"FORESHOCK_WEIGHTS", "off"}}, [test = this] {
     Model model;
     model.trainer.step(1, 1);
     EXPECT_EQ(model.name(), 0);
     EXPECT_EQ(model.step(2, 1), 0u);
+    const segment::TensorRing ring = test->open()->tensor_ring();
+    EXPECT_EQ(ring.unfollowed[segment::kUnfollowedOff], 2u);
+    EXPECT_EQ(ring.tensors, 0u);
   });
-}
-
-// Two ranks whose parts differ take the same tensors at the same steps, and an interval twice as long is a
-// subset.
-TEST(WeightTurns, FollowFromTheWholeTensorsAlone) {
-  std::vector<char> memory(1 << 20);
-  segment::Control control = {};
-  const auto turns = [&](int64_t part, uint64_t interval) {
-    WeightFollower follower;
-    follower.attach(reinterpret_cast<segment::TensorRing*>(memory.data()), memory.size(), &control, 1,
-                    interval, 1 << 20);
-    std::vector<foreshock_weight> weights(40, named("w", 100, 7));
-    for (auto& weight : weights) weight.part[0] = part;
-    EXPECT_EQ(follower.name(weights.data(), weights.size()), 40);
-    std::set<std::pair<int64_t, uint32_t>> found;
-    for (int64_t step = 0; step < 64; ++step) {
-      uint32_t numbers[64];
-      const size_t count = follower.due(step, numbers, 64);
-      EXPECT_LE(count, 40 / interval + 1) << "spread evenly";
-      for (size_t n = 0; n < count; ++n) found.emplace(step, numbers[n]);
-    }
-    EXPECT_EQ(found.size(), 40 * 64 / interval);
-    return found;
-  };
-  const auto some = turns(100, 16);
-  EXPECT_EQ(some, turns(33, 16));
-  const auto fewer = turns(100, 32);
-  EXPECT_TRUE(std::includes(some.begin(), some.end(), fewer.begin(), fewer.end()));
-}
-
-// A record of 3/8 of the ring, while an agent reads at once. Two fit before the end, and then none does.
-TEST(WeightRing, ATensorThatDoesNotFitBeforeTheEndBeginsAtTheFront) {
-  alignas(64) static char memory[1 << 17];
-  const std::vector<float> values(4096, 1.5f);
-  const foreshock_weight weight = named("w", 64, 64);
-  const auto follow = [&](uint64_t bytes, int64_t steps) {
-    std::memset(memory, 0, sizeof memory);
-    auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
-    segment::Control control = {};
-    WeightFollower follower;
-    follower.attach(ring, sizeof(segment::TensorRing) + bytes, &control, 1, 1, 1 << 20);
-    EXPECT_EQ(follower.name(&weight, 1), 1);
-    const foreshock_weight_state state = state_of(0, values.data(), 64, 64);
-    for (int64_t step = 1; step <= steps; ++step) {
-      follower.after_step(&state, 1, step);
-      control.tensor_cursor = ring->written;
-    }
-    EXPECT_EQ(ring->taken, static_cast<uint64_t>(steps));
-    return ring->written;
-  };
-  const uint64_t record = follow(1 << 16, 1);
-  follow(record * 8 / 3, 12);
-}
-
-TEST(WeightCadence, BecomesLongerUntilAQuarterOfTheLimitPaysForIt) {
-  WeightCadence cadence;
-  cadence.start(0.01, 0);
-  EXPECT_FALSE(cadence.allows()) << "before anything is known of a step";
-  cadence.end_step(0.1, 0, 0);
-  EXPECT_TRUE(cadence.allows());
-  cadence.begin_interval(4e6);  // 1 ms at the first guess; 64 steps earn 16 ms
-  EXPECT_EQ(cadence.interval(), 64u);
-  cadence.begin_interval(4e8);  // 100 ms need 400 steps
-  EXPECT_EQ(cadence.interval(), 512u);
-}
-
-TEST(WeightCadence, AFixedOneStaysAndSkipsInstead) {
-  WeightCadence cadence;
-  cadence.start(0.01, 4);
-  for (int step = 0; step < 50; ++step) cadence.end_step(0.1, 0.01, 1e6);
-  cadence.begin_interval(1e9);
-  EXPECT_EQ(cadence.interval(), 4u);
-  EXPECT_FALSE(cadence.allows());
 }
 
 }  // namespace

@@ -176,8 +176,18 @@ typedef struct foreshock_weight {
   int64_t offset[FORESHOCK_TENSOR_DIMS]; /* where this rank's part begins in it */
   int64_t part[FORESHOCK_TENSOR_DIMS];   /* shape of the part; a 0: nothing of it is here */
   uint32_t dims;                         /* 0..4 */
-  uint32_t reserved;
+  uint32_t unfollowed;                   /* why it cannot be followed, FORESHOCK_UNFOLLOWED_...; 0: it can */
 } foreshock_weight;
+
+/* One that an optimizer steps and that cannot be described is counted: it is made of several parameters (the
+ * flat ones of FSDP1), where this rank's part lies in it cannot be told, or its optimizer steps at a pace of
+ * its own. Of its shapes the whole one spreads the turns of the others. */
+enum {
+  FORESHOCK_FOLLOWED = 0,
+  FORESHOCK_UNFOLLOWED_FLAT = 1,
+  FORESHOCK_UNFOLLOWED_PLACEMENT = 2,
+  FORESHOCK_UNFOLLOWED_PACE = 3
+};
 
 /* What lies around one of them at one end of a step. Absent tensors have data NULL, unknown numbers are NaN.
  */
@@ -279,7 +289,8 @@ FORESHOCK_EXPORT void foreshock_observe_gradients(const foreshock_gradient* grad
 /* -- weights: how far they move -- */
 
 /* The tensors that the optimizers of this rank step, all of them, again after resharding. Returns how many
- * are followed from now on; 0 as well while the process is not monitored. */
+ * are followed from now on; 0 as well while the process is not monitored, -1 if another thread is in the way:
+ * to be told again at the next step. */
 FORESHOCK_EXPORT int foreshock_name_weights(const foreshock_weight* weights, size_t count);
 
 /* Whose turn it is in the step that ends next: fills in up to `room` numbers and returns how many. Asked

@@ -10,15 +10,12 @@ from .core import COUNTED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
 from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
+from .others import Others, parameters_of
 from .place import place, ranks
 from .replicas import Replicas
 from .signals import is_of_signal
 from .unseen import LOOK_AT, attention_unseen
 from .weights import ENDED, Weights
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
@@ -43,9 +40,8 @@ class Monitor:
         self.batch_id: int | None = None
         self.reported = False  # the trainer tells its steps itself
         self._clock: Any = None  # weak reference to the optimizer that ticks
-        self._companions: list[Any] = []  # those that step after it without a backward pass of their own
-        self._wrappers: list[Any] = []  # those that hold only what it steps itself
-        self._others: dict[int, int] = {}  # calls of the others since the last tick
+        self._others = Others()
+        self._calls: dict[int, int] = {}  # of the others since the last tick
         self._unseen_calls = 0
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
@@ -69,10 +65,11 @@ class Monitor:
                 self._late(optimizer, self.weights.before)
             return
         begin = time.perf_counter_ns()
-        together = [optimizer, *(o for ref in self._companions if (o := ref()) not in (None, optimizer))]
-        parameters = [p for o in together for p in parameters_of(o)]
-        addresses = [p._cdata for p in parameters]
-        self._name(together, parameters, addresses)
+        together = [optimizer, *self._others.companions(optimizer)]
+        addresses = [p._cdata for o in together for p in parameters_of(o)]
+        partners = self._others.partners(True)
+        every = addresses + [p._cdata for o in partners for p in parameters_of(o)]
+        self._name([*together, *partners], self._others.partners(False), every)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward
@@ -88,7 +85,8 @@ class Monitor:
         if not self._is_clock(optimizer, backwards):
             self._late(optimizer, self.weights.after)
             return
-        self._others.clear()
+        self._calls.clear()
+        self._others.ticked()
         source, step = self._state_step(optimizer)
         in_core = self.weights.after(optimizer) if step is not None else 0
         if step is None:
@@ -111,8 +109,8 @@ class Monitor:
             return
         begin = time.perf_counter_ns()
         in_core = 0
-        if self.core.adapter.foreshock_adapter_backwards() > 0:
-            self.weights.forget_due()
+        if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._others.is_partner(optimizer):
+            self.weights.forget_due()  # another step has begun
         else:
             in_core = look(optimizer, 0 if self.reported else ENDED)
         self._spent_ns += time.perf_counter_ns() - begin - in_core
@@ -123,11 +121,8 @@ class Monitor:
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
         if clock is not None and clock is not optimizer:
-            if backwards == 0 and all(ref() is not optimizer for ref in self._companions + self._wrappers):
-                group = self._companions if self._steps_more(optimizer, clock) else self._wrappers
-                group[:] = [ref for ref in group if ref() is not None]
-                group.append(weakref.ref(optimizer))
-            calls = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
+            self._others.stepped(optimizer, clock, backwards > 0)
+            calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
                 return False
         if backwards == 0:
@@ -136,14 +131,8 @@ class Monitor:
                 return False
         if clock is not optimizer:
             self._clock, self._state_seen = weakref.ref(optimizer), None
-            self._companions, self._wrappers = [], []
+            self._others = Others()
         return True
-
-    @staticmethod
-    def _steps_more(optimizer: Any, clock: Any) -> bool:
-        """False for one that wraps the clock and holds nothing else."""
-        mine = {id(parameter) for parameter in parameters_of(clock)}
-        return any(id(parameter) not in mine for parameter in parameters_of(optimizer))
 
     def _state_step(self, optimizer: Any) -> tuple[int, int | None]:
         """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
@@ -172,11 +161,13 @@ class Monitor:
         scale = getattr(optimizer, "grad_scale", None)
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
-    def _name(self, optimizers: list[Any], parameters: list[Any], addresses: list[int]) -> None:
+    def _name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
+        """`addresses` of what `optimizers` step; of those `unfollowed` it is only said that nobody follows them."""
         search = self._missing_names and self._ticks >= self.SEARCH_AT
-        these = [id(optimizer) for optimizer in optimizers], addresses
+        these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
         if these == self._named_for and not search:
             return
+        parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._described:
             self.core.describe(place(parameters, self.modules.alive()))
             self._described = True
@@ -190,8 +181,10 @@ class Monitor:
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
         if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
             self._named_for = ([], [])  # not monitored yet
-        else:
-            self.weights.name(optimizers, named, labels, Replicas(parameters, self.modules.alive()))
+            return
+        replicas = Replicas(parameters, self.modules.alive())
+        if not self.weights.name(optimizers, unfollowed, named, labels, replicas):
+            self._named_for = ([], [])
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:

@@ -61,7 +61,7 @@ def _structures() -> tuple[Any, ...]:
             ("layer", c.c_char_p),
             *[(name, c.c_int64 * DIMS) for name in ("shape", "offset", "part")],
             ("dims", c.c_uint32),
-            ("reserved", c.c_uint32),
+            ("unfollowed", c.c_uint32),
         ]
 
     class WeightState(c.Structure):
@@ -153,6 +153,7 @@ class Core:
         for entry, row in zip(array, rows, strict=True):
             entry.size, entry.version = c.sizeof(self.Weight), ABI
             entry.name, entry.layer, entry.dims = row.name.encode(), row.layer.encode(), len(row.shape)
+            entry.unfollowed = row.unfollowed
             beyond = DIMS - len(row.shape)
             entry.shape[:], entry.part[:] = [*row.shape, *[1] * beyond], [*row.part, *[1] * beyond]
             entry.offset[:] = [*row.offset, *[0] * beyond]

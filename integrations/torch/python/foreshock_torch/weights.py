@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from typing import Any, NamedTuple
 
 from .names import Named
 from .numbers import on_cpu, step_number
+from .others import parameters_of
 from .replicas import Replicas, prefixed
 from .signals import is_of_signal
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 BEFORE, AFTER, ENDED = 0, 1, 2  # ENDED: of the step that was told last
+FLAT, PLACEMENT, PACE = 1, 2, 3  # as FORESHOCK_UNFOLLOWED_...
 
 
 class Weight(NamedTuple):
@@ -23,6 +26,7 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     part: tuple[int, ...]
+    unfollowed: int = 0  # why it cannot be followed, or 0
 
 
 class Held(NamedTuple):
@@ -33,6 +37,9 @@ class Held(NamedTuple):
     group: int
     place: int
     address: int
+
+
+NOWHERE = Held(lambda: None, 0, 0, 0)
 
 
 class Numbers(NamedTuple):
@@ -56,18 +63,23 @@ def folded(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes if len(sizes) <= DIMS else (*sizes[: DIMS - 1], math.prod(sizes[DIMS - 1 :]))
 
 
+def is_flat(parameter: Any) -> bool:
+    """One that FSDP1 made of many."""
+    return any(getattr(parameter, mark, None) for mark in ("_is_flat_param", "_fsdp_flattened"))
+
+
 def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """(shape, offset, part); None where it cannot be told, as in a flat parameter made of many."""
-    if any(getattr(parameter, mark, None) for mark in ("_is_flat_param", "_fsdp_flattened")):
-        return None
+    """(shape, offset, part); None where it cannot be told."""
     shape, part = tuple(parameter.shape), tuple(local(parameter).shape)
     if not getattr(parameter, "placements", None):
         return folded(shape), (0,) * min(len(shape), DIMS), folded(part)
     compute = sys.modules["torch.distributed.tensor._utils"].compute_local_shape_and_global_offset
     expected, offset = compute(parameter.shape, parameter.device_mesh, parameter.placements)
-    if tuple(expected) != part or len(shape) > DIMS:
+    if tuple(expected) != part:
         return None
-    return shape, tuple(min(at, size) for at, size in zip(offset, shape, strict=True)), part
+    if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # cut in one of those that are folded
+        return None
+    return folded(shape), tuple(min(at, size) for at, size in zip(offset, shape, strict=True))[:DIMS], folded(part)
 
 
 class Weights:
@@ -82,11 +94,13 @@ class Weights:
     def name(
         self,
         optimizers: list[Any],
+        unfollowed: list[Any],
         named: dict[int, tuple[Named, Any]],
         labels: dict[str, str],
         replicas: Replicas,
-    ) -> None:
-        """Each parameter once, however many optimizers hold it: that of the first one, which steps it."""
+    ) -> bool:
+        """Each parameter once, however many optimizers hold it: that of the first one, which steps it. False when the
+        core has to be told again, at the next step."""
         import weakref
 
         order = {address: n for n, address in enumerate(named)}
@@ -95,26 +109,36 @@ class Weights:
             reference = weakref.ref(optimizer)
             for group, parameters in enumerate(group["params"] for group in optimizer.param_groups):
                 for n, parameter in enumerate(parameters):
-                    place = self._place_of(parameter)
-                    if place is None or parameter._cdata in rows:
+                    if parameter._cdata in rows:
                         continue
                     found = named.get(parameter._cdata)
                     name = found[0].name if found else f"parameters.{len(rows)}"
                     prefix = replicas.prefix(parameter, found is not None)
-                    weight = Weight(prefixed(prefix, name), labels.get(name, ""), *place)
+                    weight = Weight(prefixed(prefix, name), labels.get(name, ""), *self._place_of(parameter))
                     rows[parameter._cdata] = weight, Held(reference, group, n, parameter._cdata)
+        for parameter in (p for o in unfollowed for p in parameters_of(o) if p._cdata not in rows):
+            rows[parameter._cdata] = self._unfollowed(parameter, f"parameters.{len(rows)}", PACE), NOWHERE
         # As the model has them: which optimizer of a rank holds them does not change whose turn it is.
         there = sorted(rows, key=lambda address: order.get(address, len(order)))
-        is_followed = self._core.name_weights([rows[address][0] for address in there]) > 0
-        self._held = [rows[address][1] for address in there] if is_followed else []
+        followed = self._core.name_weights([rows[address][0] for address in there])
+        self._held = [rows[address][1] for address in there] if followed > 0 else []
         self._due = []
+        return followed >= 0
 
     @staticmethod
-    def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-        try:
-            return place_of(parameter)
-        except Exception:  # a placement that this torch cannot tell the offset of
-            return None
+    def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+        """shape, offset, part, and why it cannot be followed."""
+        place = None
+        with contextlib.suppress(Exception):  # a placement that this torch cannot tell the offset of
+            place = None if is_flat(parameter) else place_of(parameter)
+        if place is not None:
+            return *place, 0
+        return Weights._unfollowed(parameter, "", FLAT if is_flat(parameter) else PLACEMENT)[2:]
+
+    @staticmethod
+    def _unfollowed(parameter: Any, name: str, why: int) -> Weight:
+        size = (parameter.numel(),)
+        return Weight(name, "", size, (0,), size, why)
 
     def due(self) -> None:
         """Asks whose turn it is."""

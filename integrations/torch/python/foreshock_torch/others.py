@@ -1,0 +1,81 @@
+"""The optimizers beside the one that ticks: what they have to do with its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class Partner:
+    """One with a backward pass of its own, as one half of a GAN has. What it steps is followed if it steps about as
+    often as the clock; at another pace it would seldom be there when its tensors have their turn."""
+
+    LOOK_AFTER = 4  # ticks
+
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
+        self.ticks = 0
+        self.steps = 0
+        self.keeps_pace: bool | None = None  # not known yet
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.keeps_pace is None and self.ticks >= self.LOOK_AFTER:
+            self.keeps_pace = 4 * self.steps >= 3 * self.ticks
+
+
+class Others:
+    """By weak reference. Thread-compatible."""
+
+    def __init__(self) -> None:
+        self._companions: list[Any] = []  # step after the clock without a backward pass of their own
+        self._wrappers: list[Any] = []  # hold only what the clock steps itself
+        self._partners: list[Partner] = []
+
+    def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> None:
+        import weakref
+
+        partner = self._partner(optimizer)
+        if partner is not None:
+            partner.steps += 1
+        elif all(ref() is not optimizer for ref in self._companions + self._wrappers):
+            reference = weakref.ref(optimizer)
+            if not self._steps_more(optimizer, clock):
+                self._wrappers = [*self._alive(self._wrappers), reference]
+            elif not has_backward:
+                self._companions = [*self._alive(self._companions), reference]
+            else:
+                self._partners = [partner for partner in self._partners if partner.reference() is not None]
+                self._partners.append(Partner(reference))
+                self._partners[-1].steps = 1
+
+    def ticked(self) -> None:
+        for partner in self._partners:
+            partner.tick()
+
+    def companions(self, clock: Any) -> list[Any]:
+        return [o for ref in self._companions if (o := ref()) not in (None, clock)]
+
+    def partners(self, keep_pace: bool) -> list[Any]:
+        """Those of which it is known that they do, or do not."""
+        these = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
+        return [optimizer for optimizer in these if optimizer is not None]
+
+    def is_partner(self, optimizer: Any) -> bool:
+        return self._partner(optimizer) is not None
+
+    def _partner(self, optimizer: Any) -> Partner | None:
+        return next((partner for partner in self._partners if partner.reference() is optimizer), None)
+
+    @staticmethod
+    def _alive(references: list[Any]) -> list[Any]:
+        return [ref for ref in references if ref() is not None]
+
+    @staticmethod
+    def _steps_more(optimizer: Any, clock: Any) -> bool:
+        """False for one that wraps the clock and holds nothing else."""
+        mine = {id(parameter) for parameter in parameters_of(clock)}
+        return any(id(parameter) not in mine for parameter in parameters_of(optimizer))

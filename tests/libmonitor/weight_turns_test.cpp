@@ -1,0 +1,93 @@
+#include "libmonitor/weight_turns.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace foreshock {
+namespace {
+
+WeightTurns turns_of(uint32_t count) {
+  WeightTurns turns;
+  EXPECT_TRUE(turns.reserve(count));
+  for (uint32_t n = 0; n < count; ++n) turns.add(static_cast<double>(n) / count, true);
+  return turns;
+}
+
+std::vector<uint32_t> due(WeightTurns& turns, int64_t step, uint64_t interval, WeightTurns::Count* count) {
+  std::vector<uint32_t> numbers(64);
+  numbers.resize(turns.due(step, interval, numbers.data(), numbers.size(), count));
+  return numbers;
+}
+
+std::set<std::pair<int64_t, uint32_t>> all(uint32_t tensors, uint64_t interval) {
+  WeightTurns turns = turns_of(tensors);
+  std::set<std::pair<int64_t, uint32_t>> found;
+  WeightTurns::Count count;
+  for (int64_t step = 0; step < 64; ++step) {
+    const auto numbers = due(turns, step, interval, &count);
+    EXPECT_LE(numbers.size(), tensors / interval + 1) << "spread evenly";
+    for (const uint32_t number : numbers) found.emplace(step, number);
+  }
+  EXPECT_EQ(found.size(), tensors * 64 / interval);
+  return found;
+}
+
+TEST(WeightTurns, AnIntervalTwiceAsLongIsASubset) {
+  const auto some = all(40, 16), fewer = all(40, 32);
+  EXPECT_TRUE(std::includes(some.begin(), some.end(), fewer.begin(), fewer.end()));
+}
+
+TEST(WeightTurns, EveryTurnEndsOnce) {
+  WeightTurns turns = turns_of(3);
+  WeightTurns::Count count;
+  EXPECT_EQ(due(turns, 7, 1, &count).size(), 3u);
+  EXPECT_EQ(count.due, 3u);
+  EXPECT_EQ(turns.end(0, 7), 0u);
+  EXPECT_EQ(turns.end(0, 7), 1u) << "shown once more without being asked for";
+  EXPECT_EQ(due(turns, 7, 1, &count), (std::vector<uint32_t>{1, 2})) << "the same step again";
+  EXPECT_EQ(count.due + count.lost, 0u);
+  EXPECT_EQ(due(turns, 8, 1, &count).size(), 3u);
+  EXPECT_EQ(count.due, 3u);
+  EXPECT_EQ(count.lost, 2u);
+  EXPECT_EQ(turns.end(1, 7), 1u) << "of a step that was given up";
+  EXPECT_EQ(turns.give_up(), 3u);
+  EXPECT_EQ(turns.give_up(), 0u);
+}
+
+TEST(WeightTurns, AStepThatComesAgainAfterAnotherIsANewOne) {
+  WeightTurns turns = turns_of(2);
+  WeightTurns::Count count;
+  due(turns, 7, 1, &count);
+  due(turns, 8, 1, &count);
+  EXPECT_EQ(due(turns, 7, 1, &count).size(), 2u);
+  EXPECT_EQ(count.due, 2u);
+  EXPECT_EQ(count.lost, 2u);
+  EXPECT_EQ(turns.end(0, 7) + turns.end(1, 7), 0u);
+  EXPECT_EQ(turns.give_up(), 0u);
+}
+
+TEST(WeightTurns, OfAStepThatNobodyCouldAskAboutAllAreLost) {
+  WeightTurns turns = turns_of(4);
+  WeightTurns::Count count;
+  due(turns, 7, 2, &count);
+  EXPECT_EQ(turns.unasked(7, 2).due, 0u) << "it was";
+  const WeightTurns::Count missed = turns.unasked(8, 2);
+  EXPECT_EQ(missed.due, 2u);
+  EXPECT_EQ(missed.lost, 2u);
+}
+
+TEST(WeightTurns, WhatIsNotHereHasNone) {
+  WeightTurns turns;
+  ASSERT_TRUE(turns.reserve(2));
+  turns.add(0, false);
+  turns.add(0.5, true);
+  WeightTurns::Count count;
+  EXPECT_EQ(due(turns, 0, 1, &count), (std::vector<uint32_t>{1}));
+}
+
+}  // namespace
+}  // namespace foreshock
