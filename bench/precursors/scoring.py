@@ -98,14 +98,11 @@ def most_expected(count: int) -> float:
     once in twenty."""
 
     def at_most(mean: float) -> float:
-        term = total = math.exp(-mean)
-        for n in range(1, count + 1):
-            term *= mean / n
-            total += term
-        return total
+        # Each term by its logarithm: exp(-mean) alone is 0 from 746 on.
+        return sum(math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(count + 1))
 
     low, high = 0.0, 10.0 + 3.0 * count
-    for _ in range(60):
+    for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if at_most(middle) > 0.05 else (low, middle)
     return high

@@ -73,6 +73,8 @@ def verdicts(results: dict) -> list[str]:
             found = of["recipes"].get(recipe["name"])
             if not found or found["lead_median"] is None or found["lift"] is None:
                 continue
+            if found["twin_hits"] >= found["hits"]:  # it alarms there whether something is wrong or not
+                continue
             if (
                 found["lift"] >= LEAST_LIFT
                 and found["lead_median"] >= LEAST_LEAD

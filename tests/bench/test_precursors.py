@@ -214,6 +214,8 @@ def test_intervals():
     # Poisson, one-sided 95 %: -ln 0.05 for none seen, 4.744 for one.
     assert math.isclose(scoring.most_expected(0), -math.log(0.05), rel_tol=1e-9)
     assert round(scoring.most_expected(1), 3) == 4.744
+    # Of many nearly the normal law: 1001 + 1.645 sqrt(1001) + 0.6.
+    assert abs(scoring.most_expected(1000) - 1053.6) < 0.5
     assert math.isnan(scoring.bootstrap([scoring.Tally(alarms=1)] * 3, lambda t: 1)[0])
     assert scoring.bootstrap([scoring.Tally(alarms=1)] * 4, lambda t: t.alarms) == (4, 4)
 

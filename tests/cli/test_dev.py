@@ -119,3 +119,15 @@ def test_results_of_an_earlier_run_are_not_told(dev, monkeypatch, capsys, report
     monkeypatch.setattr(dev, "run", lambda command, *_, **__: 0 if command == "ctest" else 1)
     assert dev.main() == 1
     assert "test_bad" not in capsys.readouterr().out
+
+
+def test_a_short_bench_is_one_that_can_be(dev, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(dev, "ensure_all", lambda: None)
+    monkeypatch.setattr(dev, "run", lambda *command, **_more: ran.append([str(word) for word in command[1:]]))
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "--short"])
+    assert dev.main() == 0
+    assert ran == [[str(ROOT / "bench" / f"{name}.py"), "--short"] for name in dev.SHORT_BENCHES]
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "--short", "yardsticks"])
+    assert dev.main() == 2
+    assert capsys.readouterr().out == "dev: --short is for overhead and precursors\n"
