@@ -3,6 +3,7 @@
 #define FORESHOCK_AGENT_ATTEMPT_WATCH_H_
 
 #include <cstdint>
+#include <map>
 
 #include "segment/layout.h"
 #include "segment/tensor_record.h"
@@ -11,14 +12,20 @@ namespace foreshock {
 
 class AttemptWatch {
  public:
-  // Whether `record` is the first one of another attempt than all before, or the first at all.
+  // Whether `record` is the first one of another attempt than all before, or the first at all. A rank that
+  // was not seen before may be one that begins late.
   bool is_new(const segment::TensorRecord& record, const segment::Identity& identity) {
-    if (identity.start_time_ns <= begun_ns_) return false;
-    begun_ns_ = record.time_ns;  // all ranks of this attempt have started before
+    const bool is_first = starts_.empty();
+    const auto [found, joins] = starts_.try_emplace(identity.rank, identity.start_time_ns);
+    const bool starts_again = !joins && identity.start_time_ns > found->second;
+    if (starts_again) found->second = identity.start_time_ns;
+    if (!is_first && (!starts_again || identity.start_time_ns <= begun_ns_)) return false;
+    begun_ns_ = record.time_ns;  // all ranks of this attempt that were seen before have started before
     return true;
   }
 
  private:
+  std::map<int32_t, uint64_t> starts_;  // by rank, of its last process
   uint64_t begun_ns_ = 0;
 };
 

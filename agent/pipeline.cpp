@@ -73,6 +73,8 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     if (why == nullptr) take_heads(ready.view, rank);
+    if (const auto step = weights_.take_initial_unknown())
+      tell(rank, "weight_initial_unknown", *step, "", std::nullopt);
     draw_model(weights_, rank);
     record_weights(done, rank);
     for (const TensorSnapshot& snapshot : done) {

@@ -24,6 +24,7 @@ class Pipeline {
 
   // The detectors of all ranks. What they know may be restored before the first poll only.
   Watches& watches() { return watches_; }
+  void set_followed_before() { weights_.set_followed_before(); }
 
   // Ranks of the run that live on this node: so many have a part of each tensor, or a replica.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }

@@ -1,5 +1,7 @@
 #include "agent/publish_weights.h"
 
+#include <algorithm>
+
 #include "agent/json_values.h"
 
 namespace foreshock {
@@ -16,19 +18,30 @@ nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<d
   return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(of)}};
 }
 
+// A turn may have been skipped for want of budget, and the interval may have become longer since.
+constexpr int64_t kMostIntervals = 3;
+
+bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
+  const auto interval = static_cast<int64_t>(std::max(model.interval, now.interval));
+  return now.step - model.step > kMostIntervals * interval;
+}
+
 }  // namespace
 
-void publish_weights(const std::string& run, const Weights& weights, Registry* registry) {
+void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
+                     Registry* registry) {
   const PoolSnapshot& model = weights.model();
   if (model.step >= 0 || weights.snapshots_dropped() > 0)
     registry->set(Metric::kWeightSnapshotsDroppedTotal, {run},
                   static_cast<double>(weights.snapshots_dropped()));
-  if (model.step < 0) return;
-  const std::string interval = std::to_string(model.interval);
   // Series of another interval, and figures that are no longer known, end here.
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
-                        Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio})
+                        Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio, Metric::kWeightRms,
+                        Metric::kWeightSnapshotStep})
     registry->clear_metric(metric, run);
+  if (model.step < 0 || is_stale(model, now)) return;
+  registry->set(Metric::kWeightSnapshotStep, {run}, static_cast<double>(model.step));
+  const std::string interval = std::to_string(model.interval);
   const auto set = [&](const char* ref, const char* stat, const std::optional<double>& value) {
     if (value) registry->set(Metric::kWeightWassersteinDistance, {run, ref, "node", stat, interval}, *value);
   };

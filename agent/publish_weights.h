@@ -12,8 +12,16 @@
 
 namespace foreshock {
 
-// The weights of a run, each tensor of the node once.
-void publish_weights(const std::string& run, const Weights& weights, Registry* registry);
+// How far the furthest of its ranks has come, and the longest interval of their snapshots.
+struct RunPosition {
+  int64_t step = -1;  // -1: not known
+  uint64_t interval = 0;
+};
+
+// The weights of a run, each tensor of the node once. What they were more than three intervals ago is not
+// shown: a reader would take it for now.
+void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
+                     Registry* registry);
 
 // The last word on each of its tensors.
 void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer, Registry* registry);

@@ -33,6 +33,7 @@ uint64_t hash_of_part(const segment::TensorRecord& record, const segment::Identi
     add(record.part[n]);
   }
   add(record.dtype);
+  add(record.step_source);  // one that numbers its steps in another way shows other steps under one number
   add(identity.tensor_parallel);
   add(identity.pipeline_parallel);
   add(identity.expert_parallel);

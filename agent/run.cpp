@@ -37,6 +37,17 @@ bool is_better(RunState a, RunState b) {
   return std::find(kFromBest, std::end(kFromBest), a) < std::find(kFromBest, std::end(kFromBest), b);
 }
 
+RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
+  RunPosition furthest;
+  for (const auto& followed : all) {
+    const RankStatistics& rank = followed->rank;
+    if (!rank.current || rank.last_step.sequence == 0) continue;
+    furthest.step = std::max(furthest.step, rank.last_step.step);
+    furthest.interval = std::max(furthest.interval, rank.tensors.interval);
+  }
+  return furthest;
+}
+
 }  // namespace
 
 std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Directory> directory,
@@ -53,6 +64,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     if (run->record_ == nullptr) return nullptr;
   }
   run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes);
+  if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches());
   // Its inode is taken now: the one that the launcher gives back at the end is the summary's.
@@ -225,7 +237,7 @@ void Run::add_history(std::vector<HistoryTable>* tables) const {
 
 void Run::publish(Registry* registry) {
   publish_ranks(registry);
-  publish_weights(options_.label, pipeline_->weights(), registry);
+  publish_weights(options_.label, pipeline_->weights(), position_of(followed_), registry);
   publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);
   publish_spectra(options_.label, pipeline_->spectra(), registry);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})

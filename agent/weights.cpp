@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <ranges>
+#include <utility>
 
 #include "agent/place.h"
 
@@ -49,6 +50,10 @@ TensorPart part_of(const segment::TensorRecord& record) {
   part.offset.assign(record.offset, record.offset + segment::kTensorDims);
   part.shape.assign(record.part, record.part + segment::kTensorDims);
   return part;
+}
+
+bool is_at_the_beginning(const segment::TensorRecord& record) {
+  return record.snapshot == 1 && static_cast<uint64_t>(record.step) <= record.interval;
 }
 
 uint64_t bytes_of(const Histogram& histogram) { return histogram.bins.capacity() * sizeof(HistogramBin); }
@@ -101,9 +106,13 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
                                           size_t ranks_here, const char** why) {
   const segment::TensorRecord& record = view.record;
   *why = nullptr;
-  begin_anew(record, identity);
+  begin_attempt(record, identity);
+  const RollbackWatch::Verdict verdict = rollback_.take(record, identity.rank);
+  if (verdict == RollbackWatch::Verdict::kOfBefore) return {};
+  if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(true);
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
+  series_.pass(passed());
   const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
@@ -125,8 +134,11 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   if (!read(view, found == known_.end() ? nullptr : &found->second, &histogram, why)) return done;
   Known& known = known_[key];
   Pending& pending = known.pending[record.step];
-  if (pending.ranks.empty()) start(record, identity, key, &pending.snapshot);
-  pending.is_first |= record.snapshot == 1;
+  if (pending.ranks.empty()) {
+    start(record, identity, key, &pending.snapshot);
+    ++waiting_[record.step];
+  }
+  pending.is_first |= may_be_first(record, identity);
   pending.snapshot.odd_ranks.insert(pending.snapshot.odd_ranks.end(), odd.begin(), odd.end());
   if (pending.ranks.insert(identity.rank).second) add_part(view, histogram, &pending);
   const auto& [oldest, waiting] = *known.pending.begin();
@@ -135,20 +147,40 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
     wait_no_longer(oldest + 1);
   finish(&known, &done);
   make_room(&done);
+  series_.pass(passed());  // what was taken just now included
   return done;
 }
 
-void Weights::begin_anew(const segment::TensorRecord& record, const segment::Identity& identity) {
+// An attempt at the beginning of the run has first snapshots of its own; a later one goes on with those that
+// are known.
+void Weights::begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
+  begin_anew(!is_at_the_beginning(record));
+  rollback_.begin_anew();
+  is_followed_before_ |= is_any_taken_;
+  is_any_taken_ = true;
+  is_initial_unknown_told_ = false;
+}
+
+void Weights::begin_anew(bool keeps_initial) {
   known_.clear();
+  waiting_.clear();
   pending_bytes_ = 0;
   reached_.clear();
   expected_ = std::numeric_limits<size_t>::max();
-  series_.begin_anew();
+  series_.begin_anew(keeps_initial);
   replicas_.begin_anew();
   optimizer_ = {};
   forgotten_ = 0;
 }
+
+// A process that goes on with a run has a first snapshot too, which is not the run's.
+bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
+  if (record.snapshot != 1) return false;
+  return is_at_the_beginning(record) || !(is_followed_before_ || identity.attempt > 0);
+}
+
+std::optional<int64_t> Weights::take_initial_unknown() { return std::exchange(initial_unknown_, {}); }
 
 // The histogram of a part; empty where the part is known from another rank, a replica. `known`: what is known
 // of the tensor; may be null.
@@ -221,20 +253,41 @@ void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
       drop(known, step);
       continue;
     }
-    auto node = known->pending.extract(known->pending.begin());
+    auto node = extract(known, step);
     TensorSnapshot& snapshot = node.mapped().snapshot;
-    pending_bytes_ -= bytes_of(snapshot.histogram);
     known->last_step = snapshot.step;
     take_optimizer(snapshot);
     series_.take(node.mapped().is_first, &snapshot);
+    note_initial(snapshot);
     done->push_back(std::move(snapshot));
   }
 }
 
 void Weights::drop(Known* known, int64_t step) {
-  const auto node = known->pending.extract(step);
-  pending_bytes_ -= bytes_of(node.mapped().snapshot.histogram);
+  extract(known, step);
   ++dropped_;
+}
+
+std::map<int64_t, Weights::Pending>::node_type Weights::extract(Known* known, int64_t step) {
+  auto node = known->pending.extract(step);
+  pending_bytes_ -= bytes_of(node.mapped().snapshot.histogram);
+  const auto waiting = waiting_.find(step);
+  if (--waiting->second == 0) waiting_.erase(waiting);
+  return node;
+}
+
+// Nothing of a step before this one is to come; 0: who knows.
+int64_t Weights::passed() const {
+  if (reached_.empty() || reached_.size() < std::min(ranks_here_, expected_)) return 0;
+  const auto last = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const int64_t shown = std::ranges::min_element(reached_, last)->second;
+  return waiting_.empty() ? shown : std::min(shown, waiting_.begin()->first);
+}
+
+void Weights::note_initial(const TensorSnapshot& snapshot) {
+  if (is_initial_unknown_told_ || series_.initial_step(snapshot.key) >= 0) return;
+  is_initial_unknown_told_ = true;
+  initial_unknown_ = snapshot.step;
 }
 
 // Ranks that have shown nothing from `step` on are taken to show no weights any more.

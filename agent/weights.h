@@ -7,12 +7,14 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include "agent/attempt_watch.h"
 #include "agent/optimizer_health.h"
 #include "agent/replicas.h"
+#include "agent/rollback_watch.h"
 #include "agent/weight_series.h"
 #include "segment/tensor_parser.h"
 #include "shadow/histogram_reader.h"
@@ -32,6 +34,11 @@ class Weights {
   std::vector<TensorSnapshot> take(const segment::TensorView& view, const segment::Identity& identity,
                                    size_t ranks_here, const char** why);
 
+  // Another agent has followed this run before: what its first snapshots were is not known here.
+  void set_followed_before() { is_followed_before_ = true; }
+  // The step of a snapshot that there is no first one of its tensor for: said once in an attempt.
+  std::optional<int64_t> take_initial_unknown();
+
   // The last interval that is complete, of the model and of each layer.
   const PoolSnapshot& model() const { return series_.model(); }
   const std::map<std::string, PoolSnapshot>& layers() const { return series_.layers(); }
@@ -44,6 +51,7 @@ class Weights {
   const OptimizerHealth& optimizer() const { return optimizer_; }
   uint64_t snapshots_dropped() const { return series_.dropped() + dropped_; }  // for want of room here
   uint64_t pending_bytes() const { return pending_bytes_; }  // of histograms that wait for a part
+  uint64_t kept_bytes() const { return series_.bytes(); }    // of those to compare with
   size_t known_tensors() const { return known_.size(); }
 
  private:
@@ -64,11 +72,16 @@ class Weights {
   bool have_passed(int64_t step, const Pending& pending) const;
   bool is_complete(const Known& known, int64_t step, const Pending& pending) const;
   void finish(Known* known, std::vector<TensorSnapshot>* done);
+  std::map<int64_t, Pending>::node_type extract(Known* known, int64_t step);
   void drop(Known* known, int64_t step);
+  void note_initial(const TensorSnapshot& snapshot);
   void wait_no_longer(int64_t step);
   void make_room(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
-  void begin_anew(const segment::TensorRecord& record, const segment::Identity& identity);
+  int64_t passed() const;
+  bool may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const;
+  void begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity);
+  void begin_anew(bool keeps_initial);
 
   const uint64_t most_pending_;
   std::map<TensorKey, Known> known_;
@@ -82,7 +95,12 @@ class Weights {
   std::map<int32_t, int64_t> reached_;  // by rank, the last step that it has shown anything of
   size_t ranks_here_ = 1;
   size_t expected_ = std::numeric_limits<size_t>::max();  // ranks that show anything, once that is known
+  std::map<int64_t, size_t> waiting_;                     // by step: how many tensors wait for a part of it
   AttemptWatch attempt_;
+  RollbackWatch rollback_;
+  bool is_followed_before_ = false, is_any_taken_ = false;
+  std::optional<int64_t> initial_unknown_;
+  bool is_initial_unknown_told_ = false;
 };
 
 }  // namespace foreshock

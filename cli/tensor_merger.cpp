@@ -119,8 +119,17 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
   return "";
 }
 
-void TensorMerger::follow(TensorSnapshot* snapshot) {
-  series_.take(true, snapshot);
+// First snapshots are those that the agents have: `initial_step`, as far as they say it.
+void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
+  if (is_anew_) {
+    goes_on_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
+    series_.begin_anew(goes_on_);
+    is_anew_ = false;
+  }
+  if (initial_step && *initial_step != series_.initial_step(snapshot->key))
+    series_.forget_initial(snapshot->key);
+  series_.take(!goes_on_, snapshot);
+  series_.pass(snapshot->step);
   for (const PoolSnapshot& pool : series_.completed()) {
     models_.push_back(model_line(tensor_->run, pool));
     models_.back().scope = kJob;
@@ -150,7 +159,7 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
     if (const std::string problem = put_together(parts, &snapshot); !problem.empty()) return problem;
     tensor_ = parts[0]->line;
     const std::string dtype = tensor_->dtype;
-    follow(&snapshot);
+    follow(parts[0]->line.initial_step, &snapshot);
     if (!is_whole(*tensor_)) tensor_ = tensor_line(tensor_->run, snapshot, false);
     tensor_->dtype = dtype;
   }

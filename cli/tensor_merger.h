@@ -29,7 +29,7 @@ class TensorMerger {
   const std::optional<EventLine>& event() const { return event_; }     // replicas on two nodes differ
 
   // Steps begin again.
-  void begin_anew() { series_.begin_anew(); }
+  void begin_anew() { is_anew_ = true; }
 
  private:
   // Of stored histograms; what does not fit is compared with nothing.
@@ -37,9 +37,10 @@ class TensorMerger {
 
   std::string put_together(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;
   std::vector<const NodeLine*> different(const std::vector<NodeLine>& nodes);
-  void follow(TensorSnapshot* snapshot);
+  void follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot);
 
   WeightSeries series_{kMostBytes};
+  bool is_anew_ = false, goes_on_ = false;  // after a step back: not from the beginning of the run
   std::optional<TensorLine> tensor_;
   std::vector<ModelLine> models_;
   std::optional<EventLine> event_;

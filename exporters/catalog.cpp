@@ -249,6 +249,11 @@ constexpr MetricInfo kTable[] = {
      kRun},
     {kWeightRms, "foreshock_weight_rms", kGauge, "1", "Root of the mean square of all weights of the node.",
      kRun},
+    {kWeightSnapshotStep, "foreshock_weight_snapshot_step", kGauge, "steps",
+     "The step that the last interval began with in which all weights of the node were looked at: their "
+     "distances, update and root mean square are of it, and end when the run is more than three intervals "
+     "beyond it.",
+     kRun},
     {kWeightSnapshotIntervalSteps, "foreshock_weight_snapshot_interval_steps", kGauge, "steps",
      "Steps between two snapshots of a weight tensor; tensors take turns within it.", kRank},
     {kWeightSkippedTotal, "foreshock_weight_skipped_total", kCounter, "tensors",

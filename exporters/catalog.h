@@ -77,6 +77,7 @@ enum class Metric : uint16_t {
   kWeightUpdateMeanAbs,
   kWeightUpdateCoverageRatio,
   kWeightRms,
+  kWeightSnapshotStep,
   kWeightSnapshotIntervalSteps,
   kWeightSkippedTotal,
   kWeightSnapshotsDroppedTotal,

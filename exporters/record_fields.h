@@ -167,13 +167,17 @@ inline constexpr Field<TensorLine> kTensorFields[] = {
     {"interval_steps", &TensorLine::interval_steps, "steps",
      "Steps between two snapshots. A new interval begins a new series: previous values are null."},
     {"previous_step", &TensorLine::previous_step, "steps", "Step of the snapshot one interval before."},
-    {"initial_step", &TensorLine::initial_step, "steps", "Step of the first snapshot of this process."},
+    {"initial_step", &TensorLine::initial_step, "steps",
+     "Step of its first snapshot in the run, over all attempts that the agent has followed. Null when it is "
+     "not "
+     "known, as after the agent was started again in mid-run: then there is an event "
+     "weight_initial_unknown."},
     {"wasserstein_previous", &TensorLine::wasserstein_previous, "1",
      "Wasserstein distance W1 of its values to those of the snapshot before; exact for 16-bit formats."},
     {"wasserstein_previous_low", &TensorLine::wasserstein_previous_low, "1", "Certified lower bound of it."},
     {"wasserstein_previous_high", &TensorLine::wasserstein_previous_high, "1",
      "Certified upper bound of it."},
-    {"wasserstein_initial", &TensorLine::wasserstein_initial, "1", "W1 to the first snapshot."},
+    {"wasserstein_initial", &TensorLine::wasserstein_initial, "1", "W1 to that first snapshot."},
     {"wasserstein_initial_low", &TensorLine::wasserstein_initial_low, "1", "Certified lower bound of it."},
     {"wasserstein_initial_high", &TensorLine::wasserstein_initial_high, "1", "Certified upper bound of it."},
     {"rms", &TensorLine::rms, "1", "Root of the mean square of its values."},
@@ -283,7 +287,9 @@ inline constexpr Field<EventLine> kEventFields[] = {
      "changed); "
      "nonfinite, nonfinite_gradient, nonfinite_gradient_norm; resumed (the step count went back, from "
      "value); "
-     "detectors_begin_anew (what they had learned was lost with an agent); ..."},
+     "detectors_begin_anew (what they had learned was lost with an agent); weight_initial_unknown (of some "
+     "tensor there is no first snapshot to compare with: the run had begun before this agent, it is held in "
+     "other parts, or there was no room); ..."},
     {"layer", &EventLine::layer, "", "Label of the layer it happened in."},
     {"layer_name", &EventLine::layer_name, "", "Module that holds the parameters of the layer."},
     {"detail", &EventLine::detail, "", "A sentence for the reader."},

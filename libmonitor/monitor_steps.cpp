@@ -138,9 +138,11 @@ void Monitor::end_step(const foreshock_step& step) {
   }
   budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, cost_seconds, record.interval,
                    kLeastMargin * least_seconds);
-  if (TryLock busy(weights_busy_); busy)
+  if (TryLock busy(weights_busy_); busy) {
+    weights_.set_step_source(step.step_source);
     weights_.end_step(static_cast<double>(record.duration_ns) * 1e-9,
                       static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9);
+  }
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
   last_totals_ = {totals.calls, totals.cost_ns + own};
   last_tick_ns_ = begin;

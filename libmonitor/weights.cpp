@@ -240,6 +240,7 @@ void WeightFollower::describe(const Weight& of, uint32_t number, DType type, int
   std::copy_n(of.offset, segment::kTensorDims, record->offset);
   std::copy_n(of.part, segment::kTensorDims, record->part);
   record->elements = of.elements;
+  record->step_source = step_source_;
   std::memcpy(record->layer, of.layer, sizeof record->layer);
   std::memcpy(record->name, of.name, sizeof record->name);
 }

@@ -78,6 +78,9 @@ class WeightFollower {
   void before_step(const foreshock_weight_state* states, size_t count, int64_t step);
   void after_step(const foreshock_weight_state* states, size_t count, int64_t step);
 
+  // Where the numbers of steps come from: ranks that count them apart are not compared.
+  void set_step_source(uint32_t source) { step_source_ = source; }
+
   // A step of this length has ended, and so much of it was spent here.
   void end_step(double step_seconds, double cost_seconds);
 
@@ -125,6 +128,7 @@ class WeightFollower {
   bool is_off_ = false;
   uint64_t copy_share_ = 0;  // of the room for copies, for each tensor of this step
   int64_t copy_step_ = -1;
+  uint32_t step_source_ = 0;
   uint64_t read_ = 0;  // bytes since the last end_step
 };
 

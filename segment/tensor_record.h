@@ -116,7 +116,7 @@ struct TensorRecord {
   uint64_t elements;            // of the part
   uint64_t checksum;            // kernels/checksum.h, over the part in the order of memory
   HistogramForm form;
-  uint32_t reserved;
+  uint32_t step_source;              // FORESHOCK_STEP_... of hook.h; 0: not known
   Payload payload[kTensorPayloads];  // offsets from the start of the record
   char layer[32];
   char name[160];

@@ -90,7 +90,7 @@ function healthRows(ranks) {
 }
 
 const EVENT_NAMES = { loss_spike: "loss spike", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",
-  weight_mismatch: "weights differ from their replicas'" };
+  weight_mismatch: "weights differ from their replicas'", weight_initial_unknown: "first weights of the run not known" };
 
 function eventRows(ranks) {
   return ranks.flatMap((rank) => (rank.events || []).map((event) => ({ rank, event })))

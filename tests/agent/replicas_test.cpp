@@ -79,6 +79,30 @@ TEST(Replicas, WhatARankShowsFirstOfAStepStays) {
   EXPECT_EQ(replicas.compared(), 2u * 6);
 }
 
+TEST(Replicas, RanksThatNumberTheirStepsInOtherWaysAreNotCompared) {
+  Replicas replicas;
+  const auto show_from = [&](int rank, int64_t step, uint32_t source) {
+    segment::Identity identity = {};
+    identity.rank = rank;
+    identity.late_ready = 1;
+    segment::TensorRecord record = {};
+    record.step = step;
+    record.interval = record.tensors = 1;
+    record.step_source = source;
+    record.checksum = static_cast<uint64_t>(100 * rank + step);
+    return replicas.add(record, identity, 2);
+  };
+  for (int64_t step = 1; step <= 6; ++step) {
+    EXPECT_EQ(show_from(0, step, 1), Odd());
+    EXPECT_EQ(show_from(1, step, 2), Odd());
+  }
+  EXPECT_EQ(replicas.compared(), 0u);
+  ASSERT_TRUE(replicas.of(0) && replicas.of(1));
+  EXPECT_NE(replicas.of(0)->group, replicas.of(1)->group) << "nor by another node's reader";
+  show_from(0, 7, 2);
+  EXPECT_EQ(show_from(1, 7, 2), (Odd{0, 1}));
+}
+
 TEST(Replicas, OneThatBeginsLateIsWaitedForFromThenOn) {
   Replicas replicas;
   const auto show_whole = [&](int rank, int64_t step, uint64_t checksum) {

@@ -118,7 +118,7 @@ class SegmentOfATrainer {
   }
 
   // The qkv projection of a layer after a step of Adam: one of `layers` tensors that the rank has.
-  void weights(int64_t step, int layer, int layers) {
+  void weights(int64_t step, int layer, int layers, uint64_t interval = 1) {
     uint64_t room = 0;
     segment::TensorRecord* record = tensors_.begin(4096, &room);
     ASSERT_NE(record, nullptr);
@@ -127,8 +127,8 @@ class SegmentOfATrainer {
     record->kind = segment::TensorKind::kSnapshot;
     record->header_size = sizeof *record;
     record->step = step;
-    record->interval = 1;
-    record->snapshot = static_cast<uint64_t>(step);
+    record->interval = interval;
+    record->snapshot = static_cast<uint64_t>(step) / interval;
     record->number = static_cast<uint32_t>(layer);
     record->tensors = static_cast<uint32_t>(layers);
     record->dims = 2;
@@ -140,8 +140,9 @@ class SegmentOfATrainer {
     std::snprintf(record->layer, sizeof record->layer, "%03d", layer);
     std::snprintf(record->name, sizeof record->name, "blocks.%d.attention.qkv.weight", layer);
     float values[kValues];
+    const auto turn = static_cast<uint32_t>(record->snapshot);
     for (uint32_t n = 0; n < kValues; ++n)
-      values[n] = 0.01f * static_cast<float>((n * 7 + n * static_cast<uint32_t>(step * step)) % 13);
+      values[n] = 0.01f * static_cast<float>((n * 7 + n * turn * turn) % 13);
     uint64_t at = (sizeof *record + 7) / 8 * 8;
     const auto put = [&](segment::TensorPayloadId id, const void* bytes, uint64_t size) {
       std::memcpy(reinterpret_cast<char*>(record) + at, bytes, size);

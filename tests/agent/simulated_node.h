@@ -41,8 +41,9 @@ class SimulatedNode {
       for (int layer = 0; layer < layers_; ++layer) {
         for (auto& trainer : trainers_) {
           for (uint32_t pass : {0u, 1u}) trainer->sample(round + 1, 1 + 0x1p-8, layer, pass);
-          trainer->step(round * layers_ + layer + 1, 2.0);
-          trainer->weights(round + 1, layer, layers_);
+          const int64_t step = (round + 1) * layers_ + layer;  // the layers take turns
+          trainer->step(step, 2.0);
+          trainer->weights(step, layer, layers_, static_cast<uint64_t>(layers_));
         }
         run_->poll();
       }

@@ -40,6 +40,20 @@ TEST(WeightLines, UnknownCoordinatesStayUnknown) {
   EXPECT_EQ(line.scope, "node");
 }
 
+TEST(WeightLines, OfALateReplicaOnlyThatItIsOddIsTold) {
+  TensorSnapshot late;
+  late.key.name = "w";
+  late.step = 8;
+  late.interval = 4;
+  late.odd_ranks = {1};
+  const TensorLine line = tensor_line("r", late, true);
+  EXPECT_EQ(line.interval_steps, 4u);
+  EXPECT_EQ(line.odd_ranks, std::vector<int64_t>{1});
+  EXPECT_FALSE(line.elements || line.parts || line.ranks || line.rms || line.update_mean_abs);
+  EXPECT_FALSE(line.previous_step || line.wasserstein_previous || line.wasserstein_initial);
+  EXPECT_EQ(line.histogram + line.histogram_hash, "");
+}
+
 TEST(WeightLines, AWholeTensorHasNoParts) {
   TensorSnapshot snapshot = sharded();
   snapshot.elements = 16;

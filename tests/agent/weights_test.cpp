@@ -274,6 +274,25 @@ TEST(Weights, AfterARestartStepsMayRepeat) {
   EXPECT_TRUE(take_of(9, 500)[0].previous);
 }
 
+TEST(Weights, ARankThatBeginsLateIsNoRestart) {
+  Weights weights;
+  const auto take_of = [&](int rank, int64_t step, uint64_t started, const char* name) {
+    Part part(step, normal(400, 16), 4, 0, 100, name);
+    part.view().record.time_ns = started + static_cast<uint64_t>(step);
+    segment::Identity identity = rank_of(rank);
+    identity.start_time_ns = started;
+    const char* why = nullptr;
+    return weights.take(part.view(), identity, 2, &why);
+  };
+  take_of(0, 1, 100, "a");
+  take_of(1, 1, 500, "b");
+  EXPECT_TRUE(take_of(0, 2, 100, "a").at(0).previous);
+  EXPECT_TRUE(take_of(1, 2, 500, "b").at(0).previous);
+  EXPECT_FALSE(take_of(0, 3, 600, "a").at(0).previous) << "this one has started again";
+  EXPECT_FALSE(take_of(1, 3, 600, "b").at(0).previous);
+  EXPECT_TRUE(take_of(0, 4, 600, "a").at(0).previous);
+}
+
 TEST(Weights, AHistogramThatDoesNotHoldItsValuesIsRefused) {
   Weights weights;
   Part part(1, normal(400, 14), 4, 0, 100);
@@ -415,21 +434,209 @@ TEST(Weights, ARefusedRecordLeavesNothingBehind) {
   EXPECT_EQ(weights.known_tensors(), 1u);
 }
 
+// One tensor over time, one number of it at each step.
+std::vector<TensorSnapshot> take_timed(Weights& weights, int rank, size_t ranks, int64_t step, double seconds,
+                                       uint64_t snapshot = 2, size_t first = 0, size_t rows = 100) {
+  static const auto values = normal(400, 31);
+  Part part(step, values, 4, first, rows);
+  part.view().record.time_ns = static_cast<uint64_t>(1e9 * seconds);
+  part.view().record.snapshot = snapshot;
+  return take(weights, std::move(part), rank, ranks);
+}
+
+TEST(Weights, AProcessThatGoesBackToAnEarlierStepIsFollowedFromThere) {
+  Weights weights;
+  for (int64_t step = 1; step <= 8; ++step)
+    take_timed(weights, 0, 1, step, static_cast<double>(step), step == 1 ? 1 : 2);
+  EXPECT_EQ(weights.model().step, 8);
+  const auto again = take_timed(weights, 0, 1, 3, 9);
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_FALSE(again[0].previous) << "what lies two steps back was trained further meanwhile";
+  EXPECT_EQ(again[0].initial_step, 1) << "the distance from the start has one meaning";
+  EXPECT_EQ(weights.model().step, -1);
+  const auto next = take_timed(weights, 0, 1, 4, 10);
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_EQ(next[0].previous_step, 3);
+  EXPECT_EQ(weights.model().step, 4);
+  EXPECT_TRUE(weights.model().previous && weights.model().initial);
+}
+
+TEST(Weights, RanksThatGoBackTogetherAreReadOneAfterTheOther) {
+  Weights weights;
+  std::vector<int64_t> whole;
+  for (int rank = 0; rank < 2; ++rank) {
+    double now = 0;
+    for (int64_t step : {5, 6, 7, 8, 6, 7, 8, 9})
+      for (const auto& done : take_timed(weights, rank, 2, step, ++now, 2, rank == 0 ? 0 : 50, 50)) {
+        EXPECT_EQ(done.elements, 400u);
+        EXPECT_EQ(done.previous_step.value_or(-1), done.step == 6 ? -1 : done.step - 1);
+        whole.push_back(done.step);
+      }
+  }
+  EXPECT_EQ(whole, (std::vector<int64_t>{6, 7, 8, 9}));
+}
+
+TEST(Weights, AStepThatIsNumberedFarTooHighBlindsNobodyForLong) {
+  Weights weights;
+  size_t done = 0, done_late = 0;
+  for (int64_t step = 1; step <= 40; ++step)
+    for (int rank = 0; rank < 2; ++rank) {
+      const int64_t told = rank == 0 && step == 5 ? 1000000000 : step;
+      const size_t now =
+          take_timed(weights, rank, 2, told, static_cast<double>(step), step == 1 ? 1 : 2).size();
+      done += now;
+      if (step > 20) done_late += now;
+    }
+  EXPECT_EQ(done_late, 20u);
+  EXPECT_GE(done, 35u);
+  EXPECT_EQ(weights.model().step, 40);
+  EXPECT_TRUE(weights.model().initial) << "the first snapshot is what it was";
+  const uint64_t compared = weights.replicas().compared();
+  take_timed(weights, 0, 2, 41, 41);
+  take_timed(weights, 1, 2, 41, 41);
+  EXPECT_EQ(weights.replicas().compared(), compared + 1);
+}
+
+// The stages of a pipeline: tensors of other names, some of no layer, on ranks that run apart.
+TEST(Weights, RanksThatRunApartMakeOneModel) {
+  Weights weights;
+  const auto values = normal(400, 32), others = normal(400, 33);
+  const auto show = [&](int rank, int64_t window) {
+    for (const char* name : {"up", "down"}) {
+      Part part(4 * window + (name[0] == 'u' ? 0 : 2), window % 2 == 0 ? values : others, 4, 0, 100, name, 4,
+                2);
+      segment::Identity identity = rank_of(rank);
+      identity.world_size = 2;
+      identity.pipeline_parallel = rank;
+      const char* why = nullptr;
+      EXPECT_EQ(weights.take(part.view(), identity, 2, &why).size(), 1u);
+    }
+  };
+  std::vector<int64_t> steps;
+  show(0, 1);
+  for (int64_t window = 1; window <= 8; ++window) {
+    show(0, window + 1);
+    show(1, window);
+    for (const PoolSnapshot& pool : weights.completed())
+      if (pool.layer.empty()) {
+        EXPECT_EQ(pool.tensors, 4u) << pool.step;
+        ASSERT_TRUE(pool.previous) << pool.step;
+        EXPECT_GT(pool.previous->value, 0) << pool.step;
+        steps.push_back(pool.step);
+      }
+  }
+  EXPECT_EQ(steps, (std::vector<int64_t>{8, 12, 16, 20, 24, 28, 32}));
+}
+
+TEST(Weights, ARankThatRunsFarAheadTakesNoMoreMemory) {
+  Weights weights;
+  const auto values = normal(4000, 34);
+  for (int64_t step = 1; step <= 200; ++step) {
+    Part part(step, values, 40, 0, 100, "a");
+    segment::Identity identity = rank_of(0);
+    const char* why = nullptr;
+    if (step == 1) {
+      Part other(step, values, 40, 0, 100, "b");
+      identity.rank = 1;
+      weights.take(other.view(), identity, 2, &why);
+      identity.rank = 0;
+    }
+    const auto done = weights.take(part.view(), identity, 2, &why);
+    ASSERT_EQ(done.size(), 1u);
+    // Of either tensor the first one and the last one, of one of them also the one that is waited with.
+    EXPECT_LE(weights.kept_bytes(), 8 * done[0].stored.size()) << step;
+  }
+}
+
+TEST(Weights, AfterAPauseTheModelIsTheSame) {
+  Weights weights;
+  const auto values = normal(400, 35);
+  for (int64_t step : {1, 2, 3, 100, 101, 102})
+    for (const char* name : {"a", "b"}) {
+      Part part(step, values, 4, 0, 100, name);
+      part.view().record.snapshot = step == 1 ? 1 : 2;
+      std::strcpy(part.view().record.layer, name);
+      const auto done = take(weights, std::move(part));
+      ASSERT_EQ(done.size(), 1u);
+      if (step > 1) {
+        EXPECT_EQ(done[0].initial_step, 1) << step;
+      }
+      EXPECT_EQ(done[0].previous.has_value(), step != 1 && step != 100);
+    }
+  for (const PoolSnapshot& pool : weights.completed())
+    EXPECT_EQ(pool.tensors, pool.layer.empty() ? 2u : 1u) << pool.step;
+  EXPECT_EQ(weights.model().step, 102);
+  EXPECT_TRUE(weights.model().initial);
+}
+
+std::vector<TensorSnapshot> take_of_attempt(Weights& weights, int attempt, int64_t step, uint64_t snapshot,
+                                            size_t rows = 100) {
+  static const auto values = normal(400, 36);
+  Part part(step, values, 4, 0, rows);
+  segment::Identity identity = rank_of(0);
+  identity.attempt = attempt;
+  identity.start_time_ns = 1000 * (static_cast<uint64_t>(attempt) + 1);
+  part.view().record.time_ns = identity.start_time_ns + static_cast<uint64_t>(step);
+  part.view().record.snapshot = snapshot;
+  const char* why = nullptr;
+  return weights.take(part.view(), identity, 1, &why);
+}
+
+TEST(Weights, TheFirstSnapshotIsTheRunsAndNotThatOfAnAttempt) {
+  Weights weights;
+  for (int64_t step = 1; step <= 9; ++step) take_of_attempt(weights, 0, step, static_cast<uint64_t>(step));
+  const auto again = take_of_attempt(weights, 1, 7, 1);
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(again[0].initial_step, 1);
+  EXPECT_FALSE(again[0].previous);
+  take_of_attempt(weights, 1, 8, 2);
+  EXPECT_TRUE(weights.model().initial);
+  EXPECT_FALSE(weights.take_initial_unknown()) << "it is known";
+  // The next attempt begins with weights of its own.
+  EXPECT_FALSE(take_of_attempt(weights, 2, 1, 1)[0].initial);
+  EXPECT_EQ(take_of_attempt(weights, 2, 2, 2)[0].initial_step, 1);
+  // One that holds another part of the tensor does not make its own first one the run's.
+  const auto part = take_of_attempt(weights, 3, 5, 1, 50);
+  ASSERT_EQ(part.size(), 1u);
+  EXPECT_FALSE(take_of_attempt(weights, 3, 6, 2, 50)[0].initial);
+  EXPECT_EQ(weights.take_initial_unknown(), 5);
+  EXPECT_FALSE(weights.take_initial_unknown()) << "said once";
+}
+
+TEST(Weights, AnAgentThatBeginsInMidRunKnowsNoFirstSnapshot) {
+  Weights in_the_middle, after_a_restart, in_a_later_attempt, new_run;
+  take_of_attempt(in_the_middle, 0, 50, 9);
+  EXPECT_FALSE(take_of_attempt(in_the_middle, 0, 51, 10)[0].initial);
+  EXPECT_EQ(in_the_middle.take_initial_unknown(), 50);
+  after_a_restart.set_followed_before();
+  take_of_attempt(after_a_restart, 0, 50, 1);
+  EXPECT_FALSE(take_of_attempt(after_a_restart, 0, 51, 2)[0].initial);
+  EXPECT_EQ(after_a_restart.take_initial_unknown(), 50);
+  take_of_attempt(in_a_later_attempt, 1, 50, 1);
+  EXPECT_FALSE(take_of_attempt(in_a_later_attempt, 1, 51, 2)[0].initial);
+  EXPECT_EQ(in_a_later_attempt.take_initial_unknown(), 50);
+  take_of_attempt(new_run, 0, 50, 1);
+  EXPECT_EQ(take_of_attempt(new_run, 0, 51, 2)[0].initial_step, 50) << "a run from a checkpoint";
+  EXPECT_FALSE(new_run.take_initial_unknown());
+}
+
 // Whatever the parser lets through: steps and intervals at their ends, tensors that change their layer, their
 // shape and their rank, in any order. Under the sanitizers this finds what no other test asks.
 TEST(Weights, AnyRecordsThatTheParserLetsThroughAreTaken) {
   std::mt19937 random(26);
   const auto one_of = [&random](const auto& choices) { return choices[random() % std::size(choices)]; };
   const int64_t steps[] = {0, 1, 2, 3, 64, 65, int64_t{1} << 32, (int64_t{1} << 62) - 1};
+  // Mostly upwards: a run that goes back begins anew.
+  const auto next_step = [&](int n) { return random() % 50 == 0 ? one_of(steps) : steps[n / 50 % 8]; };
   const uint64_t intervals[] = {1, 2, 64, uint64_t{1} << 32};
   const char* const names[] = {"a", "b", "c"};
   const char* const layers[] = {"", "000", "001"};
   const auto values = normal(8, 27);
   Weights weights(1 << 16);
   size_t taken = 0;
-  for (int n = 0; n < 3000; ++n) {
+  for (int n = 0; n < 20000; ++n) {
     const size_t first = random() % 3;
-    Part part(one_of(steps), values, 2, first, 1 + random() % (4 - first), one_of(names), one_of(intervals),
+    Part part(next_step(n), values, 2, first, 1 + random() % (4 - first), one_of(names), one_of(intervals),
               1 + random() % 3, segment::HistogramForm::kValues);
     TensorRecord& record = part.view().record;
     std::strcpy(record.layer, one_of(layers));

@@ -1,8 +1,8 @@
 """One rank of a healthy job over gloo in which not every tensor is the same on all ranks.
 
-`replicas_training.py STEPS parts|local_sgd|zero|report`: beside what DistributedDataParallel keeps equal, parts that
+`replicas_training.py STEPS parts|local_sgd|zero|report|report_one`: beside what DistributedDataParallel keeps equal, parts that
 each rank has for itself; replicas that differ between their averages; an optimizer of which each rank steps a part;
-steps that are told more rarely than they are taken.
+steps that are told more rarely than they are taken; or by one rank alone, which counts from 0.
 """
 
 import sys
@@ -60,9 +60,9 @@ for step in range(1, STEPS + 1):
     optimizer.zero_grad()
     (loss_of(model, batch()) + head(torch.ones(8)).square().mean()).backward()
     optimizer.step()
-    if KIND == "report" and step % 3 == 0:
+    if (KIND == "report" and step % 3 == 0) or (KIND == "report_one" and dist.get_rank() == 0):
         import foreshock_torch
 
-        foreshock_torch.report(step=step)
+        foreshock_torch.report(step=step if KIND == "report" else step - 1)
 dist.barrier()
 dist.destroy_process_group()

@@ -69,6 +69,7 @@ TEST_F(WeightsTest, EachTensorIsWrittenOnceInEveryInterval) {
         EXPECT_EQ(record.step, last[name] + 4) << name;
       }
       last[name] = record.step;
+      EXPECT_EQ(record.step_source, uint32_t{FORESHOCK_STEP_REPORTED});
       double reductions[segment::kTensorReductionCount];
       ASSERT_EQ(ready.view.payload[segment::kTensorReductions].size(), sizeof reductions);
       std::memcpy(reductions, ready.view.payload[segment::kTensorReductions].data(), sizeof reductions);

@@ -1,0 +1,54 @@
+// A trainer that goes back to an earlier state of its own without a restart repeats steps: what was known of
+// them is about other values. A step that is numbered far too high, once, ends the same way.
+#ifndef FORESHOCK_AGENT_ROLLBACK_WATCH_H_
+#define FORESHOCK_AGENT_ROLLBACK_WATCH_H_
+
+#include <cstdint>
+#include <map>
+
+#include "segment/tensor_record.h"
+
+namespace foreshock {
+
+// All ranks go back together, but are read one after the other: what a rank has shown before it went back,
+// and is read after another one went, is of before. Thread-compatible.
+class RollbackWatch {
+ public:
+  // A rank that does not go back at all is not waited for longer, by the clock of the trainers.
+  static constexpr uint64_t kPatienceNs = 10'000'000'000;
+
+  enum class Verdict { kGoesOn, kWentBack, kOfBefore };
+
+  // Records of a rank come as it wrote them.
+  Verdict take(const segment::TensorRecord& record, int32_t rank) {
+    Rank& one = ranks_[rank];
+    if (record.step < one.step) ++one.returns;
+    one.step = record.step;
+    if (one.returns > returns_) {
+      returns_ = one.returns;
+      went_ns_ = record.time_ns;
+      return Verdict::kWentBack;
+    }
+    if (one.returns < returns_ && record.time_ns < went_ns_ + kPatienceNs) return Verdict::kOfBefore;
+    one.returns = returns_;
+    return Verdict::kGoesOn;
+  }
+
+  void begin_anew() {
+    ranks_.clear();
+    returns_ = went_ns_ = 0;
+  }
+
+ private:
+  struct Rank {
+    int64_t step = -1;
+    uint64_t returns = 0;
+  };
+  std::map<int32_t, Rank> ranks_;
+  uint64_t returns_ = 0;  // of the rank that has gone back most often
+  uint64_t went_ns_ = 0;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_ROLLBACK_WATCH_H_
