@@ -44,7 +44,8 @@ int fail(const std::string& error) {
 
 class Agent {
  public:
-  explicit Agent(const AgentOptions& options) : options_(options), cores_(cores_of_node()) {}
+  explicit Agent(const AgentOptions& options)
+      : options_(options), cores_(cores_of_node()), alerts_(options.on_alert) {}
 
   int run();
 
@@ -65,6 +66,7 @@ class Agent {
 
   const AgentOptions options_;
   const int cores_;
+  AlertCommand alerts_;
   std::unique_ptr<Tree> tree_;
   std::vector<ServedRun> runs_;
   std::vector<Target> elsewhere_;  // agents of runs in the tree that have one of their own
@@ -106,9 +108,14 @@ bool Agent::take_one(std::string* error) {
     *error = options_.directory + ": " + *error;
     return false;
   }
-  const RunOptions followed = {options_.run_id,           options_.run_id, options_.record,
-                               options_.max_slowdown,     options_.every,  cores_,
-                               options_.record_histograms};
+  const RunOptions followed = {options_.run_id,
+                               options_.run_id,
+                               options_.record,
+                               options_.max_slowdown,
+                               options_.every,
+                               cores_,
+                               options_.record_histograms,
+                               &alerts_};
   std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
   if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
   return !runs_.empty();
@@ -140,6 +147,7 @@ void Agent::loop() {
     }
     bool busy = false;
     for (ServedRun& each : runs_) busy |= each.run->poll();
+    alerts_.poll(now);
     if (now >= next_publish) {
       for (ServedRun& each : runs_) each.run->look_for_life(now);
       publish();
@@ -187,9 +195,10 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
   // A second descriptor, so that the tree can be told what became of this directory.
   std::unique_ptr<Directory> again = found.directory->open_again();
-  std::unique_ptr<Run> run = again == nullptr ? nullptr
-                                              : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0},
-                                                          std::move(again), &error);
+  std::unique_ptr<Run> run =
+      again == nullptr
+          ? nullptr
+          : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_}, std::move(again), &error);
   if (run == nullptr) {
     tree_->leave(found.label, *found.directory, error.empty());
     if (error.empty())
@@ -306,7 +315,7 @@ void Agent::publish_targets(Published* published) {
 }
 
 bool Agent::is_needed() const {
-  return is_service() || options_.keep_alive ||
+  return is_service() || options_.keep_alive || alerts_.is_busy() ||
          std::any_of(runs_.begin(), runs_.end(), [](const ServedRun& each) { return each.run->is_needed(); });
 }
 

@@ -20,6 +20,7 @@ struct AgentOptions {
   uint64_t record_histograms = 0;  // bytes for histograms of weights in it
   double max_slowdown = 0.01;
   uint64_t every = 0;                   // 0: the agent chooses the interval
+  std::string on_alert;                 // agent/alert_command.h; empty: none
   bool keep_alive = false;              // stay when the last trainer and launcher have gone
   uint64_t forget_after_seconds = 600;  // a run of the tree that has ended keeps its series so long
 };

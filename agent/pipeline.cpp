@@ -184,6 +184,7 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
     event.time = seconds_since_1970();
     observe_event(event, rank);
     if (record_ != nullptr) record_->write(event);
+    if (alerts_ != nullptr) alerts_->tell(event, AlertCommand::Clock::now());
   }
   rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
 }

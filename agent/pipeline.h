@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "agent/alert_command.h"
 #include "agent/head_spectra.h"
 #include "agent/histogram_quota.h"
 #include "agent/rank.h"
@@ -18,9 +19,10 @@ namespace foreshock {
 
 class Pipeline {
  public:
-  // `record` may be null; it outlives the pipeline. `histogram_bytes` of histograms go into it.
-  explicit Pipeline(RecordWriter* record, uint64_t histogram_bytes = 0)
-      : record_(record), histograms_(histogram_bytes) {}
+  // `record` and `alerts` may be null; they outlive the pipeline. `histogram_bytes` of histograms go into the
+  // record.
+  explicit Pipeline(RecordWriter* record, uint64_t histogram_bytes = 0, AlertCommand* alerts = nullptr)
+      : record_(record), alerts_(alerts), histograms_(histogram_bytes) {}
 
   // The detectors of all ranks. What they know may be restored before the first poll only.
   Watches& watches() { return watches_; }
@@ -55,6 +57,7 @@ class Pipeline {
   void record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank);
 
   RecordWriter* record_;
+  AlertCommand* alerts_;
   Watches watches_;
   HistogramQuota histograms_;
   Weights weights_;  // of all ranks of the run, as the next one

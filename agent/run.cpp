@@ -63,7 +63,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     run->record_ = RecordWriter::open(options.record, error);
     if (run->record_ == nullptr) return nullptr;
   }
-  run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes);
+  run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes, options.alerts);
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches());

@@ -20,12 +20,13 @@ namespace foreshock {
 
 struct RunOptions {
   std::string run_id;
-  std::string label;             // of its series: unique in this agent
-  std::string record;            // JSONL file; empty: none
-  double max_slowdown = 0;       // 0: what the trainers were told
-  uint64_t every = 0;            // 0: the agent chooses the interval, unless the trainers were told one
-  int cores = 1;                 // of the node
-  uint64_t histogram_bytes = 0;  // of weights, in the record
+  std::string label;               // of its series: unique in this agent
+  std::string record;              // JSONL file; empty: none
+  double max_slowdown = 0;         // 0: what the trainers were told
+  uint64_t every = 0;              // 0: the agent chooses the interval, unless the trainers were told one
+  int cores = 1;                   // of the node
+  uint64_t histogram_bytes = 0;    // of weights, in the record
+  AlertCommand* alerts = nullptr;  // outlives the run; null: nobody is told
 };
 
 class Run {

@@ -41,6 +41,7 @@ int agent(const Arguments& arguments) {
   options.port = std::atoi(arguments.text(OptionId::kPort).c_str());
   options.token_file = arguments.text(OptionId::kTokenFile);
   options.file_sd = arguments.text(OptionId::kFileSd);
+  options.on_alert = arguments.text(OptionId::kOnAlert);
   options.record = arguments.text(OptionId::kRecord);
   parse_bytes(arguments.text(OptionId::kRecordHistograms).c_str(), &options.record_histograms);
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &options.max_slowdown);

@@ -95,7 +95,7 @@ std::string length_problem(const Monitored& monitored) {
 // Options that contradict each other; "" or what to do.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
-  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd})
+  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert})
     if (service && arguments.has_flag(id))
       return std::string(option(id).flag) + " is the agent's own: it cannot be had with --agent service";
   return service ? "" : listening_problem(arguments);
@@ -127,6 +127,8 @@ std::vector<std::string> agent_command(const Installation& installation, const A
     if (const std::string path = absolute(arguments.text(id)); !path.empty())
       command.insert(command.end(), {option(id).flag, path});
   }
+  if (const std::string alert = arguments.text(OptionId::kOnAlert); !alert.empty())
+    command.insert(command.end(), {option(OptionId::kOnAlert).flag, alert});
   return command;
 }
 

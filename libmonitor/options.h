@@ -38,6 +38,7 @@ enum class OptionId : uint32_t {
   kBind,
   kRecord,
   kRecordHistograms,
+  kOnAlert,
   kSummary,
   kCache,
   kRunDirectory,
@@ -113,6 +114,11 @@ inline constexpr Option kOptions[kOptionCount] = {
      "put up to BYTES of weight histograms into the record, for `foreshock merge` of several nodes; a "
      "snapshot of a "
      "tensor takes 10 to 30 KiB in bf16, 100 to 500 KiB in fp32",
+     kReaderRun | kReaderAgent},
+    {OptionId::kOnAlert, "--on-alert", "FORESHOCK_ON_ALERT", "", "COMMAND",
+     "shell command to run when a detector warns or the loss goes wrong; FORESHOCK_ALERT_ variables tell it "
+     "what "
+     "happened",
      kReaderRun | kReaderAgent},
     {OptionId::kSummary, "--summary", "FORESHOCK_SUMMARY", "", "FILE.json",
      "write the end-of-run summary as JSON", kReaderRun},

@@ -138,6 +138,23 @@ def test_each_fault_gives_its_event_and_no_other(base, start_hand, foreshock, ho
     assert recorded == detected(foreshock, training.trainer.record)
 
 
+def test_a_command_is_told_what_happened_even_at_the_end(base, start_hand, tmp_path):
+    """The run is over before the command has ended: the agent stays for it, the trainer does not."""
+    told = tmp_path / "told"
+    command = f"sleep 1; env | grep ^FORESHOCK_ALERT_ > {told}.part; mv {told}.part {told}"
+    training = Training(base, start_hand("me", "--on-alert", command))
+    training.run(150)
+    assert not told.exists()
+    training.run(10, loss=math.nan)
+    assert training.trainer.finish() == 0
+    wait_until(told.exists)
+    variables = dict(line.split("=", 1) for line in told.read_text().splitlines())
+    of_alert = {name.removeprefix("FORESHOCK_ALERT_"): value for name, value in variables.items()}
+    expected = {"RUN": "me", "RANK": "0", "STEP": "151", "EVENT": "divergence", "VALUE": "nan", "LEFT_OUT": "0"}
+    assert of_alert == expected | {"DETECTOR": "", "LAYER": "", "SCORE": ""}
+    assert [event[2] for event in training.recorded()] == ["divergence"]
+
+
 def test_a_trainer_that_dies_and_is_resumed_at_a_lower_step(base, start_hand, foreshock):
     """What it loses since its checkpoint is no spike. The record tells the resume, and the run that ended."""
     training = Training(base, start_hand("me"))

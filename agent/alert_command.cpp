@@ -1,0 +1,134 @@
+#include "agent/alert_command.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <spdlog/spdlog.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+
+#include "detect/level.h"
+#include "detect/watch.h"
+
+namespace foreshock {
+namespace {
+
+bool is_loud(const EventLine& event) {
+  if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
+  for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,
+                              WatchEventKind::kLossRise, WatchEventKind::kNonfiniteGradientNorm})
+    if (event.event == name_of(kind)) return true;
+  return false;
+}
+
+std::string text_of(const std::optional<int64_t>& number) { return number ? std::to_string(*number) : ""; }
+
+std::string text_of(const std::optional<double>& number) {
+  if (!number) return "";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", *number);
+  return text;
+}
+
+// A name may hold any bytes; a variable ends at the first 0.
+std::string variable(const char* name, const std::string& value) {
+  return std::string("FORESHOCK_ALERT_") + name + "=" + value.c_str();
+}
+
+std::string how_it_ended(int status) {
+  if (WIFSIGNALED(status)) return std::string("was ended by signal ") + strsignal(WTERMSIG(status));
+  return "ended with status " + std::to_string(WEXITSTATUS(status));
+}
+
+}  // namespace
+
+std::vector<std::string> AlertCommand::environment_of(const EventLine& event, uint64_t left_out) {
+  return {variable("RUN", event.run),
+          variable("RANK", text_of(event.rank)),
+          variable("STEP", text_of(event.step)),
+          variable("EVENT", event.event),
+          variable("DETECTOR", event.detector),
+          variable("LAYER", event.layer),
+          variable("VALUE", text_of(event.value)),
+          variable("SCORE", text_of(event.score)),
+          variable("LEFT_OUT", std::to_string(left_out))};
+}
+
+void AlertCommand::tell(const EventLine& event, Clock::time_point now) {
+  if (command_.empty() || !is_loud(event)) return;
+  const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
+  if (told_.size() >= kMostKinds) std::erase_if(told_, [&](const auto& each) { return now - each.second.when >= kApart; });
+  const auto found = told_.find(kind);
+  const bool is_soon = found != told_.end() && now - found->second.when < kApart;
+  if (is_soon || waiting_.size() >= kMostWaiting || (found == told_.end() && told_.size() >= kMostKinds)) {
+    ++left_out_;
+    if (found != told_.end()) ++found->second.left_out;
+    return;
+  }
+  waiting_.push_back(environment_of(event, found != told_.end() ? found->second.left_out : 0));
+  told_[kind] = {now, 0};
+}
+
+void AlertCommand::poll(Clock::time_point now) {
+  if (child_ > 0) reap();
+  if (child_ > 0 && !killed_ && now - began_ >= kLongest) {
+    spdlog::warn("--on-alert: the command takes more than {} s and is killed", kLongest.count());
+    killed_ = true;
+    kill(-child_, SIGKILL);  // with all that it has started: it leads a session
+  }
+  if (child_ > 0 || waiting_.empty()) return;
+  const std::vector<std::string> alert = std::move(waiting_.front());
+  waiting_.pop_front();
+  start(alert, now);
+}
+
+void AlertCommand::reap() {
+  int status = 0;
+  const pid_t ended = waitpid(child_, &status, WNOHANG);
+  if (ended != child_ && !(ended < 0 && errno == ECHILD)) return;  // ECHILD: whoever started us ignores children
+  child_ = -1;
+  if (status == 0) return;
+  ++failed_;
+  spdlog::warn("--on-alert: the command {}", how_it_ended(status));
+}
+
+void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_point now) {
+  std::vector<char*> variables;
+  for (char** each = environ; *each != nullptr; ++each)
+    if (std::strncmp(*each, "FORESHOCK_ALERT_", 16) != 0) variables.push_back(*each);
+  for (const std::string& each : alert) variables.push_back(const_cast<char*>(each.c_str()));
+  variables.push_back(nullptr);
+  const char* words[] = {"/bin/sh", "-c", command_.c_str(), nullptr};
+
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  sigset_t ours, none;  // what the agent handles or ignores is not the command's
+  sigemptyset(&none);
+  sigemptyset(&ours);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGXFSZ, SIGPIPE}) sigaddset(&ours, signal);
+  posix_spawnattr_setsigdefault(&attributes, &ours);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  const int error = posix_spawn(&child_, words[0], &actions, &attributes, const_cast<char**>(words),
+                                variables.data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  ++started_;
+  killed_ = false;
+  began_ = now;
+  if (error == 0) return;
+  child_ = -1;
+  ++failed_;
+  spdlog::warn("--on-alert: the command cannot be started: {}", std::strerror(error));
+}
+
+}  // namespace foreshock

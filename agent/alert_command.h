@@ -1,0 +1,71 @@
+// A shell command of the user's that is run when a detector warns or the loss goes wrong: --on-alert.
+#ifndef FORESHOCK_AGENT_ALERT_COMMAND_H_
+#define FORESHOCK_AGENT_ALERT_COMMAND_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "exporters/record_line.h"
+
+namespace foreshock {
+
+// One command runs at a time; the others wait, a few of them. Nothing here waits for a command. One thread.
+class AlertCommand {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // One and the same thing of a run, on whichever rank or layer, is told so often at most.
+  static constexpr std::chrono::seconds kApart{60};
+  static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
+  static constexpr size_t kMostWaiting = 16;
+  static constexpr size_t kMostKinds = 4096;  // of things that are remembered
+
+  // `command`: for /bin/sh; empty: nothing is ever run.
+  explicit AlertCommand(std::string command) : command_(std::move(command)) {}
+  // A command that still runs goes on by itself.
+  ~AlertCommand() = default;
+  AlertCommand(const AlertCommand&) = delete;
+  AlertCommand& operator=(const AlertCommand&) = delete;
+
+  // Only of what is loud: an event of the loss or the gradients, or a detector that has begun to warn. What
+  // comes too soon after its like is counted and told with the next one.
+  void tell(const EventLine& event, Clock::time_point now);
+
+  // Takes note of a command that has ended, kills one that takes too long, begins the next.
+  void poll(Clock::time_point now);
+
+  // Whether one runs or waits.
+  bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
+
+  uint64_t started() const { return started_; }
+  uint64_t failed() const { return failed_; }  // could not be started, or ended with another status than 0
+  uint64_t left_out() const { return left_out_; }
+
+  // "NAME=value" for the command, as docs/alerts.md has it.
+  static std::vector<std::string> environment_of(const EventLine& event, uint64_t left_out);
+
+ private:
+  struct Told {
+    Clock::time_point when;
+    uint64_t left_out = 0;  // since then
+  };
+  void start(const std::vector<std::string>& alert, Clock::time_point now);
+  void reap();
+
+  const std::string command_;
+  std::map<std::string, Told> told_;
+  std::deque<std::vector<std::string>> waiting_;
+  pid_t child_ = -1;
+  bool killed_ = false;
+  Clock::time_point began_;
+  uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_ALERT_COMMAND_H_

@@ -1,0 +1,164 @@
+#include "agent/alert_command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+namespace foreshock {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+EventLine warning(const std::string& detector = "bias", const std::string& level = "warn") {
+  EventLine line;
+  line.run = "me";
+  line.rank = 3;
+  line.step = 120;
+  line.event = "precursor";
+  line.detector = detector;
+  line.level = level;
+  line.layer = "layer007";
+  line.value = 0.25;
+  line.score = 1.5;
+  return line;
+}
+
+EventLine spike() {
+  EventLine line;
+  line.run = "me";
+  line.rank = 0;
+  line.step = 130;
+  line.event = "loss_spike";
+  return line;
+}
+
+class AlertCommandTest : public ::testing::Test {
+ protected:
+  AlertCommandTest() {
+    char folder[] = "/tmp/alert_command_test.XXXXXX";
+    folder_ = mkdtemp(folder);
+  }
+  ~AlertCommandTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const char* name) const { return folder_ + "/" + name; }
+  std::string read(const char* name) const {
+    std::ifstream file(path(name));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // Until everything that was told has ended.
+  void drain(AlertCommand* commands) const {
+    while (commands->is_busy()) {
+      commands->poll(now_);
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+
+  std::string folder_;
+  const AlertCommand::Clock::time_point now_ = AlertCommand::Clock::now();
+};
+
+TEST_F(AlertCommandTest, TheEnvironmentSaysWhatHappened) {
+  setenv("FORESHOCK_ALERT_STEP", "inherited", 1);
+  AlertCommand commands("env > " + path("told"));
+  commands.tell(warning(), now_);
+  drain(&commands);
+  unsetenv("FORESHOCK_ALERT_STEP");
+  const std::string told = "\n" + read("told");
+  for (const char* line : {"RUN=me", "RANK=3", "STEP=120", "EVENT=precursor", "DETECTOR=bias", "LAYER=layer007",
+                           "VALUE=0.25", "SCORE=1.5", "LEFT_OUT=0"})
+    EXPECT_THAT(told, HasSubstr("\nFORESHOCK_ALERT_" + std::string(line) + "\n"));
+  EXPECT_THAT(told, HasSubstr("\nPATH="));
+  EXPECT_EQ(commands.started(), 1u);
+  EXPECT_EQ(commands.failed(), 0u);
+}
+
+TEST_F(AlertCommandTest, ANameIsNeverRun) {
+  EventLine line = warning();
+  line.layer = "$(touch " + path("hacked") + ")`touch " + path("hacked") + "`; touch " + path("hacked");
+  AlertCommand commands("echo \"$FORESHOCK_ALERT_LAYER\" > " + path("told"));
+  commands.tell(line, now_);
+  drain(&commands);
+  EXPECT_EQ(read("told"), line.layer + "\n");
+  EXPECT_FALSE(std::filesystem::exists(path("hacked")));
+}
+
+TEST_F(AlertCommandTest, OnlyWhatIsLoudIsTold) {
+  AlertCommand commands("echo $FORESHOCK_ALERT_EVENT >> " + path("told"));
+  EventLine resumed = spike();
+  resumed.event = "resumed";
+  for (const EventLine& line : {warning("bias", "watch"), warning("bias", "quiet"), resumed})
+    commands.tell(line, now_);
+  EXPECT_FALSE(commands.is_busy());
+  commands.tell(spike(), now_);
+  drain(&commands);
+  EXPECT_EQ(read("told"), "loss_spike\n");
+}
+
+TEST_F(AlertCommandTest, TheSameIsToldOnceAMinuteAndTheOthersAreCounted) {
+  AlertCommand commands("echo $FORESHOCK_ALERT_DETECTOR $FORESHOCK_ALERT_LEFT_OUT >> " + path("told"));
+  commands.tell(warning(), now_);
+  for (int n = 0; n < 5; ++n) commands.tell(warning(), now_ + 59s);
+  commands.tell(warning("max_logit"), now_ + 59s);
+  commands.tell(warning(), now_ + 60s);
+  drain(&commands);
+  EXPECT_EQ(read("told"), "bias 0\nmax_logit 0\nbias 5\n");
+  EXPECT_EQ(commands.left_out(), 5u);
+}
+
+TEST_F(AlertCommandTest, ACommandThatHangsIsKilledWithAllItStarted) {
+  AlertCommand commands("sleep 600 & echo $! > " + path("child") + "; sleep 600");
+  commands.tell(warning(), now_);
+  commands.tell(spike(), now_);
+  commands.poll(now_);
+  while (read("child").empty()) std::this_thread::sleep_for(1ms);
+  const pid_t child = std::stoi(read("child"));
+  commands.poll(now_ + AlertCommand::kLongest - 1s);
+  EXPECT_EQ(commands.started(), 1u) << "one at a time";
+  EXPECT_EQ(kill(child, 0), 0);
+  while (commands.started() == 1) {
+    commands.poll(now_ + AlertCommand::kLongest);
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(commands.failed(), 1u);
+  const auto has_ended = [&] {  // gone, or nobody has taken note of its end yet
+    std::ifstream file("/proc/" + std::to_string(child) + "/stat");
+    std::string pid, name, state;
+    return !(file >> pid >> name >> state) || state == "Z" || state == "X";
+  };
+  while (!has_ended()) std::this_thread::sleep_for(1ms);
+  while (commands.is_busy()) {  // the second one
+    commands.poll(now_ + 3 * AlertCommand::kLongest);
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+TEST_F(AlertCommandTest, AFailingCommandIsCounted) {
+  AlertCommand commands("exit 3");
+  commands.tell(warning(), now_);
+  drain(&commands);
+  EXPECT_EQ(commands.failed(), 1u);
+}
+
+TEST_F(AlertCommandTest, WhatWaitsIsBounded) {
+  AlertCommand commands("true");
+  for (int n = 0; n < 100; ++n) commands.tell(warning("detector" + std::to_string(n)), now_);
+  EXPECT_EQ(commands.left_out(), 100 - AlertCommand::kMostWaiting);
+  drain(&commands);
+  EXPECT_EQ(commands.started(), AlertCommand::kMostWaiting);
+}
+
+TEST_F(AlertCommandTest, WithoutACommandNothingIsKept) {
+  AlertCommand commands("");
+  commands.tell(warning(), now_);
+  EXPECT_FALSE(commands.is_busy());
+}
+
+}  // namespace
+}  // namespace foreshock
