@@ -80,7 +80,7 @@ def test_promtool_finds_nothing_to_complain_of(address):
 
 @needs["prometheus"]
 def test_prometheus_keeps_the_live_target_up(address, tmp_path):
-    with prometheus(address, tmp_path) as server:
+    with prometheus(address, tmp_path, interval="1s", timeout="1s") as server:
         server.wait_for_scrapes(8)
         assert server.query("min_over_time(up[1m])")[0]["value"][1] == "1", "every scrape was taken"
         loss = {row["metric"]["rank"]: float(row["value"][1]) for row in server.query("foreshock_loss")}
