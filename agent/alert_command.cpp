@@ -62,7 +62,8 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
 void AlertCommand::tell(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_loud(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
-  if (told_.size() >= kMostKinds) std::erase_if(told_, [&](const auto& each) { return now - each.second.when >= kApart; });
+  if (told_.size() >= kMostKinds)
+    std::erase_if(told_, [&](const auto& each) { return now - each.second.when >= kApart; });
   const auto found = told_.find(kind);
   const bool is_soon = found != told_.end() && now - found->second.when < kApart;
   if (is_soon || waiting_.size() >= kMostWaiting || (found == told_.end() && told_.size() >= kMostKinds)) {
@@ -90,7 +91,8 @@ void AlertCommand::poll(Clock::time_point now) {
 void AlertCommand::reap() {
   int status = 0;
   const pid_t ended = waitpid(child_, &status, WNOHANG);
-  if (ended != child_ && !(ended < 0 && errno == ECHILD)) return;  // ECHILD: whoever started us ignores children
+  if (ended != child_ && !(ended < 0 && errno == ECHILD))
+    return;  // ECHILD: whoever started us ignores children
   child_ = -1;
   if (status == 0) return;
   ++failed_;
@@ -118,8 +120,8 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   posix_spawnattr_setsigdefault(&attributes, &ours);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
-  const int error = posix_spawn(&child_, words[0], &actions, &attributes, const_cast<char**>(words),
-                                variables.data());
+  const int error =
+      posix_spawn(&child_, words[0], &actions, &attributes, const_cast<char**>(words), variables.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   ++started_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/pass_totals.h"
+#include "cli/summary_precursors.h"
 #include "cli/summary_ranks.h"
 #include "cli/summary_weights.h"
 #include "cli/summary_words.h"
@@ -206,7 +207,7 @@ std::string summary_text(const std::string& json, bool colour) {
     if (const std::string early = ended_early_text(ranks); !early.empty() && state != "running")
       out += fact("ended early", early);
   }
-  out += weights_facts(ranks, paint);
+  out += precursors_facts(ranks) + weights_facts(ranks, paint);
   return out + fact("slowdown", slowdown_fact(ranks)) + paused_fact(ranks) + "\n";
 }
 

@@ -71,8 +71,8 @@ TEST_F(AlertCommandTest, TheEnvironmentSaysWhatHappened) {
   drain(&commands);
   unsetenv("FORESHOCK_ALERT_STEP");
   const std::string told = "\n" + read("told");
-  for (const char* line : {"RUN=me", "RANK=3", "STEP=120", "EVENT=precursor", "DETECTOR=bias", "LAYER=layer007",
-                           "VALUE=0.25", "SCORE=1.5", "LEFT_OUT=0"})
+  for (const char* line : {"RUN=me", "RANK=3", "STEP=120", "EVENT=precursor", "DETECTOR=bias",
+                           "LAYER=layer007", "VALUE=0.25", "SCORE=1.5", "LEFT_OUT=0"})
     EXPECT_THAT(told, HasSubstr("\nFORESHOCK_ALERT_" + std::string(line) + "\n"));
   EXPECT_THAT(told, HasSubstr("\nPATH="));
   EXPECT_EQ(commands.started(), 1u);

@@ -63,8 +63,19 @@ def test_named_options_exist(foreshock):
 def test_named_variables_exist():
     known = set(re.findall(r"FORESHOCK[A-Z_]*", (ROOT / "docs" / "options.md").read_text()))
     development = {"FORESHOCK_BUILD", "FORESHOCK_TESTS", "FORESHOCK_BENCH", "FORESHOCK_WERROR", "FORESHOCK_SANITIZE"}
+    told = {f"FORESHOCK_ALERT_{name}" for name in variables_of_alerts()}
     named = {name for page in documents() for name in re.findall(r"\bFORESHOCK(?:_[A-Z_]*[A-Z])?\b", page.read_text())}
-    assert named - known - development == set()
+    assert named - known - development - told == set()
+
+
+def variables_of_alerts():
+    return re.findall(r'variable\("([A-Z_]+)"', (ROOT / "agent" / "alert_command.cpp").read_text())
+
+
+def test_variables_of_alerts_are_explained():
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    assert "RUN" in variables_of_alerts()
+    assert {name for name in variables_of_alerts() if f"_{name}`" not in page} == set()
 
 
 def test_named_commands_of_dev_exist():
