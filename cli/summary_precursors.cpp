@@ -26,7 +26,9 @@ std::string on_rank(const Json& ranks, const Json& rank) {
   return ranks.size() == 1 ? "" : " on rank " + count(number(rank, "/rank"));
 }
 
-std::string times(double warnings) { return warnings == 1 ? "once, at" : count(warnings) + " times, last at"; }
+std::string times(double warnings) {
+  return warnings == 1 ? "once, at" : count(warnings) + " times, last at";
+}
 
 std::vector<std::string> warnings_of(const Json& ranks) {
   std::vector<std::string> lines;
@@ -57,8 +59,8 @@ std::vector<std::string> loss_events_of(const Json& ranks) {
   std::vector<std::string> lines;
   for (const Json& rank : ranks)
     for (const Json& each : list_of(rank, "loss_events"))
-      lines.push_back(text(each, "/event") + " at step " + count(number(each, "/step")) + on_rank(ranks, rank) +
-                      "; " + what_came_before(each));
+      lines.push_back(text(each, "/event") + " at step " + count(number(each, "/step")) +
+                      on_rank(ranks, rank) + "; " + what_came_before(each));
   return lines;
 }
 

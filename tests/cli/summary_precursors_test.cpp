@@ -12,8 +12,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 Json rank(int number, const std::string& detectors, const std::string& events) {
-  return Json::parse(R"({"rank": )" + std::to_string(number) + R"(, "precursors": {"detectors": [)" + detectors +
-                     R"(], "loss_events": [)" + events + "]}}");
+  return Json::parse(R"({"rank": )" + std::to_string(number) + R"(, "precursors": {"detectors": [)" +
+                     detectors + R"(], "loss_events": [)" + events + "]}}");
 }
 
 constexpr const char* kQuiet = R"({"detector": "max_logit", "warnings": 0, "last_warn_step": null})";

@@ -1,8 +1,8 @@
 """One rank of a healthy job over gloo in which not every tensor is the same on all ranks.
 
-`replicas_training.py STEPS parts|local_sgd|zero|report|report_one`: beside what DistributedDataParallel keeps equal, parts that
-each rank has for itself; replicas that differ between their averages; an optimizer of which each rank steps a part;
-steps that are told more rarely than they are taken; or by one rank alone, which counts from 0.
+`replicas_training.py STEPS parts|local_sgd|zero|report|report_one`: beside what DistributedDataParallel keeps equal,
+parts that each rank has for itself; replicas that differ between their averages; an optimizer of which each rank steps
+a part; steps that are told more rarely than they are taken; or by one rank alone, which counts from 0.
 """
 
 import sys
