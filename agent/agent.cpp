@@ -95,6 +95,7 @@ int Agent::run() {
     return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
   be_nice();
   loop();
+  alerts_.leave(Clock::now());
   server_.stop();
   for (const ServedRun& each : runs_) each.run->directory().remove("agent.json");
   if (!options_.file_sd.empty()) unlink(options_.file_sd.c_str());
@@ -315,7 +316,7 @@ void Agent::publish_targets(Published* published) {
 }
 
 bool Agent::is_needed() const {
-  return is_service() || options_.keep_alive || alerts_.is_busy() ||
+  return is_service() || options_.keep_alive ||
          std::any_of(runs_.begin(), runs_.end(), [](const ServedRun& each) { return each.run->is_needed(); });
 }
 

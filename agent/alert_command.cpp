@@ -1,5 +1,6 @@
 #include "agent/alert_command.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -9,8 +10,10 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "detect/level.h"
 #include "detect/watch.h"
@@ -45,6 +48,17 @@ std::string how_it_ended(int status) {
   return "ended with status " + std::to_string(WEXITSTATUS(status));
 }
 
+// A connection or the port must not stay open in a command that outlives the agent. Not every library asks
+// for that when it opens a descriptor.
+void close_all_on_exec() {
+  DIR* list = opendir("/proc/self/fd");
+  if (list == nullptr) return;
+  while (const dirent* each = readdir(list))
+    if (const int descriptor = std::atoi(each->d_name); descriptor > STDERR_FILENO)
+      fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+  closedir(list);
+}
+
 }  // namespace
 
 std::vector<std::string> AlertCommand::environment_of(const EventLine& event, uint64_t left_out) {
@@ -77,15 +91,26 @@ void AlertCommand::tell(const EventLine& event, Clock::time_point now) {
 
 void AlertCommand::poll(Clock::time_point now) {
   if (child_ > 0) reap();
-  if (child_ > 0 && !killed_ && now - began_ >= kLongest) {
+  if (child_ > 0 && !killed_at_ && now - began_ >= kLongest) {
     spdlog::warn("--on-alert: the command takes more than {} s and is killed", kLongest.count());
-    killed_ = true;
+    killed_at_ = now;
     kill(-child_, SIGKILL);  // with all that it has started: it leads a session
   }
+  if (child_ > 0 && killed_at_ &&
+      now - *killed_at_ >= kToDie) {  // it waits for a device that does not answer
+    given_up_.push_back(std::exchange(child_, -1));
+    ++failed_;
+  }
+  std::erase_if(given_up_, [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; });
   if (child_ > 0 || waiting_.empty()) return;
   const std::vector<std::string> alert = std::move(waiting_.front());
   waiting_.pop_front();
   start(alert, now);
+}
+
+void AlertCommand::leave(Clock::time_point now) {
+  for (; !waiting_.empty(); waiting_.pop_front()) start(waiting_.front(), now);
+  if (left_out_ > 0) spdlog::info("--on-alert: {} alerts came too soon after their like", left_out_);
 }
 
 void AlertCommand::reap() {
@@ -107,6 +132,7 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   variables.push_back(nullptr);
   const char* words[] = {"/bin/sh", "-c", command_.c_str(), nullptr};
 
+  close_all_on_exec();
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
@@ -125,7 +151,7 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   ++started_;
-  killed_ = false;
+  killed_at_.reset();
   began_ = now;
   if (error == 0) return;
   child_ = -1;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ class AlertCommand {
   // One and the same thing of a run, on whichever rank or layer, is told so often at most.
   static constexpr std::chrono::seconds kApart{60};
   static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
+  static constexpr std::chrono::seconds kToDie{5};     // and given up when that does not end it
   static constexpr size_t kMostWaiting = 16;
   static constexpr size_t kMostKinds = 4096;  // of things that are remembered
 
@@ -38,6 +40,9 @@ class AlertCommand {
 
   // Takes note of a command that has ended, kills one that takes too long, begins the next.
   void poll(Clock::time_point now);
+
+  // The agent ends: what waits is begun at once, and goes on by itself.
+  void leave(Clock::time_point now);
 
   // Whether one runs or waits.
   bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
@@ -61,8 +66,9 @@ class AlertCommand {
   std::map<std::string, Told> told_;
   std::deque<std::vector<std::string>> waiting_;
   pid_t child_ = -1;
-  bool killed_ = false;
+  std::vector<pid_t> given_up_;
   Clock::time_point began_;
+  std::optional<Clock::time_point> killed_at_;
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 

@@ -26,27 +26,32 @@ class RollbackWatch {
     one.step = record.step;
     if (one.returns > returns_) {
       returns_ = one.returns;
-      went_ns_ = record.time_ns;
+      one.behind_since_ns = 0;
       return Verdict::kWentBack;
     }
-    if (one.returns < returns_ && record.time_ns < went_ns_ + kPatienceNs) return Verdict::kOfBefore;
+    if (one.returns < returns_) {
+      // From its own first record on, or a run that goes back again and again would never hear it.
+      if (one.behind_since_ns == 0) one.behind_since_ns = record.time_ns;
+      if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kOfBefore;
+    }
     one.returns = returns_;
+    one.behind_since_ns = 0;
     return Verdict::kGoesOn;
   }
 
   void begin_anew() {
     ranks_.clear();
-    returns_ = went_ns_ = 0;
+    returns_ = 0;
   }
 
  private:
   struct Rank {
     int64_t step = -1;
     uint64_t returns = 0;
+    uint64_t behind_since_ns = 0;  // its first record that is of before; 0: it is not behind
   };
   std::map<int32_t, Rank> ranks_;
   uint64_t returns_ = 0;  // of the rank that has gone back most often
-  uint64_t went_ns_ = 0;
 };
 
 }  // namespace foreshock

@@ -108,8 +108,12 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   *why = nullptr;
   begin_attempt(record, identity);
   const RollbackWatch::Verdict verdict = rollback_.take(record, identity.rank);
-  if (verdict == RollbackWatch::Verdict::kOfBefore) return {};
-  if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(true);
+  if (verdict == RollbackWatch::Verdict::kOfBefore) {
+    ++dropped_;
+    return {};
+  }
+  // A process may go back to its own beginning as well, with another model: as folds of a validation do.
+  if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(!is_at_the_beginning(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
   series_.pass(passed());

@@ -119,15 +119,14 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
   return "";
 }
 
-// First snapshots are those that the agents have: `initial_step`, as far as they say it.
+// First snapshots are those that the agents have, `initial_step`; where they know none, there is none here.
 void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
   if (is_anew_) {
     goes_on_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
     series_.begin_anew(goes_on_);
     is_anew_ = false;
   }
-  if (initial_step && *initial_step != series_.initial_step(snapshot->key))
-    series_.forget_initial(snapshot->key);
+  if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
   series_.take(!goes_on_, snapshot);
   series_.pass(snapshot->step);
   for (const PoolSnapshot& pool : series_.completed()) {

@@ -1,5 +1,6 @@
 #include "agent/alert_command.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -137,6 +138,32 @@ TEST_F(AlertCommandTest, ACommandThatHangsIsKilledWithAllItStarted) {
     commands.poll(now_ + 3 * AlertCommand::kLongest);
     std::this_thread::sleep_for(1ms);
   }
+}
+
+TEST_F(AlertCommandTest, WhoLeavesBeginsWhatWaits) {
+  {
+    AlertCommand commands("sleep 0.1; echo $FORESHOCK_ALERT_DETECTOR > " + path("told.") +
+                          "$FORESHOCK_ALERT_DETECTOR");
+    commands.tell(warning("bias"), now_);
+    commands.tell(warning("max_logit"), now_);
+    commands.poll(now_);
+    commands.leave(now_);
+    EXPECT_EQ(commands.started(), 2u);
+  }
+  while (read("told.bias") != "bias\n" || read("told.max_logit") != "max_logit\n")
+    std::this_thread::sleep_for(1ms);
+}
+
+TEST_F(AlertCommandTest, NoDescriptorOfTheAgentIsOpenInTheCommand) {
+  const int ours = open("/dev/null", O_RDONLY);  // as a library would, which does not think of commands
+  ASSERT_GT(ours, STDERR_FILENO);
+  AlertCommand commands("for n in /proc/self/fd/*; do readlink $n; done > " + path("open") +
+                        "; readlink /proc/$$/fd/" + std::to_string(ours) + " > " + path("leaked"));
+  commands.tell(warning(), now_);
+  drain(&commands);
+  close(ours);
+  EXPECT_NE(read("open"), "");
+  EXPECT_EQ(read("leaked"), "");
 }
 
 TEST_F(AlertCommandTest, AFailingCommandIsCounted) {

@@ -461,6 +461,19 @@ TEST(Weights, AProcessThatGoesBackToAnEarlierStepIsFollowedFromThere) {
   EXPECT_TRUE(weights.model().previous && weights.model().initial);
 }
 
+TEST(Weights, ASecondTrainingOfAProcessHasAFirstSnapshotOfItsOwn) {
+  Weights weights;
+  for (int64_t step = 1; step <= 8; ++step)
+    take_timed(weights, 0, 1, step, static_cast<double>(step), step == 1 ? 1 : 2);
+  const auto first = take_timed(weights, 0, 1, 1, 9, 1);
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_FALSE(first[0].previous || first[0].initial || first[0].initial_step);
+  const auto second = take_timed(weights, 0, 1, 2, 10);
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_TRUE(second[0].initial);
+  EXPECT_EQ(second[0].initial_step, 1);
+}
+
 TEST(Weights, RanksThatGoBackTogetherAreReadOneAfterTheOther) {
   Weights weights;
   std::vector<int64_t> whole;

@@ -22,12 +22,15 @@ std::vector<float> normal(unsigned seed) {
   return values;
 }
 
-// What a node that holds rows [first, first + rows) of `whole` says.
-TensorMerger::NodeLine node(int64_t step, const std::vector<float>& whole, int64_t first, int64_t rows) {
+// What a node that holds rows [first, first + rows) of `whole` says. Its agent knows the first snapshot,
+// which says of none, unless it began in mid-run.
+TensorMerger::NodeLine node(int64_t step, const std::vector<float>& whole, int64_t first, int64_t rows,
+                            bool knows_initial = true) {
   TensorSnapshot snapshot;
   snapshot.key.name = std::string(1, 'w');
   snapshot.step = step;
   snapshot.interval = 1;
+  if (knows_initial && step > 1) snapshot.initial_step = 1;
   snapshot.dtype = DType::kFp32;
   snapshot.ranks = 1;
   snapshot.elements = static_cast<uint64_t>(rows * kColumns);
@@ -70,6 +73,18 @@ TEST(TensorMerger, ShardsOfNodesAreTheWholeBitForBit) {
     ASSERT_EQ(sharded.models().size(), 1u);
     EXPECT_EQ(sharded.models()[0].histogram_hash, whole.models()[0].histogram_hash);
     EXPECT_EQ(sharded.models()[0].wasserstein_previous, sharded.tensor()->wasserstein_previous);
+  }
+}
+
+TEST(TensorMerger, WhatNoAgentKnowsTheBeginningOfHasNoneHere) {
+  TensorMerger merger;
+  for (int64_t step = 901; step <= 903; ++step) {
+    const auto values = normal(static_cast<unsigned>(step));
+    ASSERT_EQ(merger.take({node(step, values, 0, 50, false), node(step, values, 50, 50, false)}), "");
+    ASSERT_TRUE(merger.tensor());
+    EXPECT_FALSE(merger.tensor()->initial_step);
+    EXPECT_FALSE(merger.tensor()->wasserstein_initial);
+    EXPECT_EQ(merger.tensor()->previous_step.value_or(-1), step == 901 ? -1 : step - 1);
   }
 }
 

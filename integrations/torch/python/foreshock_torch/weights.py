@@ -137,7 +137,8 @@ class Weights:
 
     @staticmethod
     def _unfollowed(parameter: Any, name: str, why: int) -> Weight:
-        size = (parameter.numel(),)
+        # Turns follow from the sizes before a tensor, which all ranks must know alike; that of a flat one is a rank's.
+        size = (1 if why == FLAT else parameter.numel(),)
         return Weight(name, "", size, (0,), size, why)
 
     def due(self) -> None:
