@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import train as demo
-from tiny_gpt import VOCABULARY, Batches, TinyGpt, loss_of, set_up, tell
+from tiny_gpt import VOCABULARY, Batches, TinyGpt, leave_group, loss_of, set_up, tell
 from torch import nn
 
 STEPS = 8
@@ -121,7 +121,7 @@ def train(case: str, folder: pathlib.Path) -> None:
         (folder / "told.json").write_text(json.dumps(told))
         tell(steps=STEPS)
     if dist.is_initialized():
-        dist.destroy_process_group()
+        leave_group()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from tiny_gpt import Batches, TinyGpt, loss_of, set_up
+from tiny_gpt import Batches, TinyGpt, leave_group, loss_of, set_up
 from torch import nn
 
 STEPS, KIND = int(sys.argv[1]), sys.argv[2]
@@ -64,5 +64,4 @@ for step in range(1, STEPS + 1):
         import foreshock_torch
 
         foreshock_torch.report(step=step if KIND == "report" else step - 1)
-dist.barrier()
-dist.destroy_process_group()
+leave_group()

@@ -9,7 +9,7 @@ import sys
 import numpy
 import torch
 import torch.distributed as dist
-from tiny_gpt import Batches, TinyGpt, fingerprint, loss_of, set_up
+from tiny_gpt import Batches, TinyGpt, fingerprint, leave_group, loss_of, set_up
 from torch import nn
 
 FOLDER, STEPS, KIND = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -67,4 +67,4 @@ if rank == 0:
     names = {name for name, _ in inner.named_parameters()}
     assert names == {name.removeprefix("module.") for name in bits}
 if dist.is_initialized():
-    dist.destroy_process_group()
+    leave_group()

@@ -10,7 +10,7 @@ import threading
 import time
 
 import torch
-from tiny_gpt import VOCABULARY, Batches, fingerprint, set_up, tell
+from tiny_gpt import VOCABULARY, Batches, fingerprint, leave_group, set_up, tell
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -152,7 +152,7 @@ def train() -> None:
     digest = fingerprint(losses, whole)
     if is_sharded:
         del runner, model, optimizer  # before the process group goes: torch can deadlock at exit otherwise
-        torch.distributed.destroy_process_group()
+        leave_group()
     tell(rank=rank, losses=losses, digest=digest)
 
 

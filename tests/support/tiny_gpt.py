@@ -5,6 +5,7 @@ import json
 import os
 
 import torch
+import torch.distributed
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +16,15 @@ VOCABULARY = 64
 def set_up(seed: int = 0) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # sums repeat only in one order
+
+
+def leave_group() -> None:
+    """Ends the process group so that the process can end. A thread of gloo's lets go of the tensors of the last
+    collective, for which it takes the GIL in a destructor (ProcessGroupGloo::runLoop, ~AsyncAllgatherCoalescedWork); if
+    the interpreter ends meanwhile, Python ends that thread and torch aborts: "terminate called without an active
+    exception". A barrier waits without the GIL, so the thread gets it before."""
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 class Block(nn.Module):
