@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 
 import torch
 import torch.distributed
@@ -19,11 +20,12 @@ def set_up(seed: int = 0) -> None:
 
 
 def leave_group() -> None:
-    """Ends the process group so that the process can end. A thread of gloo's lets go of the tensors of the last
-    collective, for which it takes the GIL in a destructor (ProcessGroupGloo::runLoop, ~AsyncAllgatherCoalescedWork); if
-    the interpreter ends meanwhile, Python ends that thread and torch aborts: "terminate called without an active
-    exception". A barrier waits without the GIL, so the thread gets it before."""
+    """Ends the process group so that the process can end. Threads of gloo's let go of the tensors of the last
+    collectives, for which they take the GIL in a destructor (ProcessGroupGloo::runLoop); if the interpreter ends
+    meanwhile, Python ends such a thread and torch aborts, monitored or not: "terminate called without an active
+    exception". Nothing tells when they are done; asleep, this thread leaves the GIL to them."""
     torch.distributed.barrier()
+    time.sleep(0.5)
     torch.distributed.destroy_process_group()
 
 
