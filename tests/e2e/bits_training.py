@@ -66,6 +66,7 @@ def train(case: str, profile: bool) -> None:
     facts = {"digest": fingerprint(losses, model), "losses": losses, "profiler": counter.counts()}
     if case == "ddp":
         del runner, loss  # before the process group goes: torch can deadlock at exit otherwise
+        time.sleep(0.5)  # as leave_group() of support/tiny_gpt.py
         torch.distributed.destroy_process_group()
     if case.startswith("compiled"):
         stats = torch._dynamo.utils.counters["inductor"]

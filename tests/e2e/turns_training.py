@@ -1,6 +1,7 @@
 """The trainings of test_turns.py: `turns_training.py CASE` trains for STEPS steps."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -50,4 +51,5 @@ for step in range(STEPS):
         second.step()
         second.zero_grad()
 if dist.is_initialized():
+    time.sleep(0.5)  # as leave_group() of support/tiny_gpt.py
     dist.destroy_process_group()
