@@ -35,7 +35,8 @@ TEST(RollbackWatch, ARankThatDoesNotGoBackIsHeardAgain) {
   EXPECT_EQ(take(&watch, 1, 13, 2 * kSecond + RollbackWatch::kPatienceNs), Verdict::kGoesOn);
 }
 
-// One return of rank 1 is not seen: it has left turns out. The others come too fast for any patience with the last.
+// One return of rank 1 is not seen: it has left turns out. The others come too fast for any patience with the
+// last.
 TEST(RollbackWatch, ARankIsHeardThoughTheOthersGoBackAgainAndAgain) {
   RollbackWatch watch;
   uint64_t heard = 0;
