@@ -176,6 +176,21 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   refresh(segment, rank);
 }
 
+// Of a detector; when a training goes back, all of them are quiet again.
+void Pipeline::note_level(const EventLine& event) {
+  const bool is_resumed = event.event == name_of(WatchEventKind::kResumed);
+  if ((event.detector.empty() && !is_resumed) || !event.rank) return;
+  const RankWatch* watch = watches_.watch_of(event.run, *event.rank);
+  if (watch == nullptr) return;
+  adviser_.note(*event.rank, event, watch->states());
+  changes_.any = true;
+  changes_.rise |= !is_resumed && event.level != name_of(Level::kQuiet);
+}
+
+void Pipeline::note_burst(RankStatistics* rank, int64_t step, uint64_t interval) {
+  tell(rank, "burst", step, "", static_cast<double>(interval));
+}
+
 // The line first, then what it brings about: a record that ends between them still says all.
 template <class Line>
 void Pipeline::detect(const Line& line, RankStatistics* rank) {
@@ -185,6 +200,7 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
     observe_event(event, rank);
     if (record_ != nullptr) record_->write(event);
     if (alerts_ != nullptr) alerts_->tell(event, AlertCommand::Clock::now());
+    note_level(event);
   }
   rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
 }

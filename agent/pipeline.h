@@ -4,7 +4,9 @@
 #define FORESHOCK_AGENT_PIPELINE_H_
 
 #include <memory>
+#include <utility>
 
+#include "agent/adviser.h"
 #include "agent/alert_command.h"
 #include "agent/head_spectra.h"
 #include "agent/histogram_quota.h"
@@ -34,6 +36,13 @@ class Pipeline {
   const HistogramQuota& histograms() const { return histograms_; }
   const HeadSpectra& spectra() const { return spectra_; }
 
+  // What the detectors have to say, and whether the level of one has changed, or risen, since it was asked.
+  struct Changes {
+    bool any = false, rise = false;
+  };
+  Changes take_changes() { return std::exchange(changes_, {}); }
+  Adviser& adviser() { return adviser_; }
+
   // Takes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
@@ -43,12 +52,16 @@ class Pipeline {
   // After the trainer is gone: what is left half-written is lost.
   void finish(segment::SegmentReader& segment, RankStatistics* rank);
 
+  // One step in `interval` will be sampled for a while, from `step` on.
+  void note_burst(RankStatistics* rank, int64_t step, uint64_t interval);
+
  private:
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
   void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
             std::optional<double> value);
 
+  void note_level(const EventLine& event);
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
@@ -59,6 +72,8 @@ class Pipeline {
   RecordWriter* record_;
   AlertCommand* alerts_;
   Watches watches_;
+  Adviser adviser_;
+  Changes changes_;
   HistogramQuota histograms_;
   Weights weights_;  // of all ranks of the run, as the next one
   HeadSpectra spectra_;

@@ -67,13 +67,17 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches());
+  for (const auto& [key, watch] : run->pipeline_->watches().all())
+    run->pipeline_->adviser().restore(key.second, watch.states());
   // Its inode is taken now: the one that the launcher gives back at the end is the summary's.
   run->save_watches();
   return run;
 }
 
 Run::Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock)
-    : options_(options), directory_(std::move(directory)), lock_(lock), discovery_(*directory_) {}
+    : options_(options), directory_(std::move(directory)), lock_(lock), discovery_(*directory_) {
+  advice_.rank = -1;  // of nobody
+}
 
 Run::~Run() {
   save_watches();
@@ -91,6 +95,10 @@ bool Run::poll() {
   bool busy = false;
   pipeline_->set_ranks_here(ranks_that_live());
   for (auto& followed : followed_) busy |= followed->poll();
+  if (const Pipeline::Changes changes = pipeline_->take_changes(); changes.any) {
+    advise();
+    if (changes.rise) begin_burst();
+  }
   return busy;
 }
 
@@ -123,6 +131,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
     if (other->rank.identity.rank == rank.identity.rank) other->rank.current = false;
   registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
+  followed->segment().set_advice(advice_);
   followed_.push_back(std::move(followed));
   if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // it goes on
 }
@@ -136,6 +145,7 @@ void Run::look_for_life(Clock::time_point now) {
     if (followed->is_gone(now, kGoneAfter) && !has_launcher(*directory_))
       finish(*followed, exit_of(*directory_, followed->launcher_pid()).value_or(RunState::kFailed));
   }
+  advise();  // whose rank is gone is not heard any more
 }
 
 // Who a rank is becomes known a little after its segment: the line of the record waits for that.

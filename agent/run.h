@@ -6,9 +6,11 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "agent/burst.h"
 #include "agent/discovery.h"
 #include "agent/followed.h"
 #include "agent/launcher_files.h"
@@ -89,6 +91,16 @@ class Run {
   void announce(Followed& followed);
   void finish(Followed& followed, RunState state);
   bool is_replaced(const Followed& followed) const;
+  struct Measured {
+    SamplingCost cost;  // but for the agent's own
+    uint64_t sampled_steps = 0, in_force = 0;
+    double budget = 0;
+    bool is_in_burst = false;
+  };
+  std::optional<Measured> measure() const;
+  int64_t effective_step() const;
+  void advise();
+  void begin_burst();
   void note_end(RunState state);
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
@@ -110,6 +122,10 @@ class Run {
   uint64_t interval_ = 0;  // what the ranks were told; 0: nothing yet
   double cpu_at_cadence_ = 0;
   uint64_t sampled_at_cadence_ = 0;
+  std::optional<double> agent_seconds_;               // of its CPU time, for a sampled step
+  std::optional<Burst> burst_;                        // the last one
+  Signal told_;                                       // to all ranks
+  segment::Advice advice_ = {};                       // the same
   std::map<uint64_t, Clock::time_point> exits_seen_;  // of launchers not answered yet
 };
 

@@ -1,5 +1,5 @@
 // The part of Run that says how often its ranks sample: one interval for all of the node, by what sampling
-// costs the slowest of them.
+// costs the slowest of them; and for a while a smaller one.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -10,8 +10,7 @@
 namespace foreshock {
 namespace {
 
-// Steps between the decision on an interval and its taking effect: every rank of the node must still be
-// before it.
+// Steps between a decision and its taking effect: every rank of the node must still be before it.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
@@ -24,44 +23,75 @@ double budget_of(double most, double told) {
 
 }  // namespace
 
-void Run::choose_cadence(double agent_cpu_seconds) {
-  if (options_.every != 0) return;
-  SamplingCost cost;
-  uint64_t sampled_steps = 0, in_force = 0;
-  int64_t newest_step = 0;
+int64_t Run::effective_step() const {
+  int64_t newest = 0;
+  for (const auto& followed : followed_)
+    if (!followed->is_finished()) newest = std::max(newest, followed->rank.last_step.step);
+  // A trainer may call its step anything; the sum must not overflow.
+  return std::min(newest, INT64_MAX - kStepsAhead) + kStepsAhead;
+}
+
+// Absent: the interval is not ours to choose.
+std::optional<Run::Measured> Run::measure() const {
+  if (options_.every != 0) return std::nullopt;
+  Measured all;
   // Spawned ranks do not know how many of them are on this node; here they are.
   const auto here = static_cast<uint32_t>(ranks());
-  double budget = options_.max_slowdown;
+  all.budget = options_.max_slowdown;
   for (const auto& followed : followed_) {
     const RankStatistics& rank = followed->rank;
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
     if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, here)))
-      return;  // other nodes do not hear this
-    if (rank.identity.fixed_interval != 0) return;
-    if (options_.max_slowdown <= 0) budget = budget_of(budget, rank.identity.max_slowdown);
+      return std::nullopt;  // other nodes do not hear this
+    if (rank.identity.fixed_interval != 0) return std::nullopt;
+    if (options_.max_slowdown <= 0) all.budget = budget_of(all.budget, rank.identity.max_slowdown);
+    SamplingCost& cost = all.cost;
     cost.step_seconds = std::max(cost.step_seconds, mean_of(rank.step_seconds).value_or(0));
     cost.sampled_step_seconds =
         std::max(cost.sampled_step_seconds, mean_of(rank.sampled_step_cost).value_or(0));
     cost.other_step_seconds = std::max(cost.other_step_seconds, mean_of(rank.other_step_cost).value_or(0));
-    sampled_steps = std::max(sampled_steps, rank.sampled_steps);
-    newest_step = std::max(newest_step, rank.last_step.step);
-    in_force = std::max(in_force, rank.last_step.interval);
+    all.sampled_steps = std::max(all.sampled_steps, rank.sampled_steps);
+    all.in_force = std::max(all.in_force, rank.last_step.interval);
+    all.is_in_burst |= burst_ && is_ahead_or_on(*burst_, rank.last_step.step);
   }
-  const uint64_t new_samples = sampled_steps - std::min(sampled_steps, sampled_at_cadence_);
+  return all;
+}
+
+void Run::choose_cadence(double agent_cpu_seconds) {
+  std::optional<Measured> measured = measure();
+  if (!measured) return;
+  const uint64_t new_samples =
+      measured->sampled_steps - std::min(measured->sampled_steps, sampled_at_cadence_);
   if (new_samples < 2) return;
-  cost.agent_seconds =
-      (agent_cpu_seconds - cpu_at_cadence_) / static_cast<double>(new_samples) / options_.cores;
+  agent_seconds_ = (agent_cpu_seconds - cpu_at_cadence_) / static_cast<double>(new_samples) / options_.cores;
   cpu_at_cadence_ = agent_cpu_seconds;
-  sampled_at_cadence_ = sampled_steps;
-  const uint64_t interval = choose_interval(cost, budget, in_force);
-  if (interval == in_force) return;
+  sampled_at_cadence_ = measured->sampled_steps;
+  if (measured->is_in_burst) return;  // what is in force now does not last
+  measured->cost.agent_seconds = *agent_seconds_;
+  const uint64_t interval = choose_interval(measured->cost, measured->budget, measured->in_force);
+  if (interval == measured->in_force) return;
   interval_ = interval;
-  // A trainer may call its step anything; the sum must not overflow.
-  const int64_t from_step = std::min(newest_step, INT64_MAX - kStepsAhead) + kStepsAhead;
-  spdlog::info("sampling every {} steps (was {}): predicted cost {:.2f} %", interval, in_force,
-               100 * predicted_slowdown(cost, interval));
+  spdlog::info("sampling every {} steps (was {}): predicted cost {:.2f} %", interval, measured->in_force,
+               100 * predicted_slowdown(measured->cost, interval));
   for (auto& followed : followed_)
-    if (!followed->is_finished()) followed->segment().set_interval(interval, from_step);
+    if (!followed->is_finished()) followed->segment().set_interval(interval, effective_step());
+}
+
+void Run::begin_burst() {
+  std::optional<Measured> measured = measure();
+  if (!measured || !agent_seconds_) return;  // nothing is known yet of what it would cost
+  measured->cost.agent_seconds = *agent_seconds_;
+  const auto burst =
+      plan_burst(measured->cost, measured->budget, measured->in_force, effective_step(), burst_);
+  if (!burst) return;
+  burst_ = burst;
+  spdlog::info("burst: sampling every {} steps from {} to {}", burst->interval, burst->from_step,
+               burst->until_step);
+  for (auto& followed : followed_) {
+    if (followed->is_finished()) continue;
+    followed->segment().set_burst(burst->interval, burst->from_step, burst->until_step);
+    pipeline_->note_burst(&followed->rank, burst->from_step, burst->interval);
+  }
 }
 
 }  // namespace foreshock

@@ -289,7 +289,8 @@ inline constexpr Field<EventLine> kEventFields[] = {
      "value); "
      "detectors_begin_anew (what they had learned was lost with an agent); weight_initial_unknown (of some "
      "tensor there is no first snapshot to compare with: the run had begun before this agent, it is held in "
-     "other parts, or there was no room); ..."},
+     "other parts, or there was no room); burst (a detector has risen: from step on one step in value is "
+     "sampled for a while); ..."},
     {"layer", &EventLine::layer, "", "Label of the layer it happened in."},
     {"layer_name", &EventLine::layer_name, "", "Module that holds the parameters of the layer."},
     {"detail", &EventLine::detail, "", "A sentence for the reader."},

@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_LIBMONITOR_BUDGET_H_
 #define FORESHOCK_LIBMONITOR_BUDGET_H_
 
+#include <algorithm>
 #include <cstdint>
 
 namespace foreshock {
@@ -14,7 +15,10 @@ namespace foreshock {
 // silence the monitor for good.
 class Budget {
  public:
-  void set_limit(double max_slowdown) { max_slowdown_ = max_slowdown; }
+  // `times` as much in a burst; but a limit stays one.
+  void set_limit(double max_slowdown, double times = 1) {
+    max_slowdown_ = std::max(max_slowdown, std::min(times * max_slowdown, kMostLimited));
+  }
 
   // A step has ended: its length, what of it was ours, the sampling interval in force, and what a step with
   // one slice is expected to cost.
@@ -28,6 +32,7 @@ class Budget {
   double balance_seconds() const { return balance_seconds_; }
 
  private:
+  static constexpr double kMostLimited = 0.99;
   static constexpr double kWeight = 0.1;   // of a new step in the running mean of the step time
   static constexpr double kMostOwed = 64;  // earnings of an interval
   static constexpr int kFirstSteps =

@@ -1,9 +1,12 @@
 // The C ABI: checks what it is given, then hands on. The one fast path of the trainer's side is here.
 #include "foreshock/hook.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <cstring>
 
+#include "libmonitor/advice.h"
 #include "libmonitor/monitor.h"
 
 using foreshock::g_guest;
@@ -47,6 +50,19 @@ int foreshock_enabled(void) {
 }
 
 void foreshock_off(const char* reason) { g_guest.off(reason != nullptr ? reason : "asked"); }
+
+int foreshock_read_advice(foreshock_advice* advice) {
+  // All of its first version; what it has grown by since goes to those who know it.
+  if (!whole(advice, offsetof(foreshock_advice, layer) + sizeof advice->layer)) return 0;
+  if ((g_guest.hot() & foreshock::kHotArmed) == 0) return 0;
+  foreshock_advice known = {};
+  if (!foreshock::read_advice(*g_guest.writer().control(), &known)) return 0;
+  known.size = advice->size;
+  known.version = advice->version;
+  known.age_steps = g_guest.writer().steps_ahead();
+  std::memcpy(advice, &known, std::min<size_t>(advice->size, sizeof known));
+  return 1;
+}
 
 int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_guest.register_op(name, pass); }
 

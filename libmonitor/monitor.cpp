@@ -195,6 +195,7 @@ void Monitor::reset() {
   interval_.store(g_guest.settings().every != 0                                    ? g_guest.settings().every
                   : g_guest.settings().world_size > g_guest.settings().local_ranks ? kSeveralNodesInterval
                                                                                    : kFirstInterval);
+  lasting_interval_ = interval_.load();
   step_was_sampled_ = clock_is_reported_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};

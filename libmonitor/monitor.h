@@ -71,7 +71,8 @@ class Monitor {
   void count_call(const Counting& counting, int32_t op);
   void begin_step();
   void read_switches();
-  uint64_t interval_at(int64_t step) const;
+  uint64_t interval_at(int64_t step);
+  uint64_t burst_at(int64_t step) const;
   struct Taken {
     uint64_t bytes = 0;  // 0: no slice
     bool is_cold = false;
@@ -102,6 +103,7 @@ class Monitor {
   std::atomic<int64_t> step_{-1};       // the step that calls belong to now; -1 unknown
   std::atomic<int64_t> next_step_{-1};  // once the pending tick takes effect
   std::atomic<uint64_t> interval_{8};
+  uint64_t lasting_interval_ = 8;  // outside of bursts
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};

@@ -31,14 +31,26 @@ const T& element(const T* first, size_t n) {
 
 }  // namespace
 
+// N of the burst that this step lies in; 0: in none.
+uint64_t Monitor::burst_at(int64_t step) const {
+  auto& control = const_cast<segment::Control&>(*g_guest.writer().control());
+  const uint64_t asked = std::atomic_ref<uint64_t>(control.burst_interval).load(std::memory_order_acquire);
+  const int64_t from = std::atomic_ref<int64_t>(control.burst_from_step).load(std::memory_order_relaxed);
+  const int64_t until = std::atomic_ref<int64_t>(control.burst_until_step).load(std::memory_order_relaxed);
+  if (g_guest.settings().every != 0 || from < 0 || until <= from) return 0;
+  return until - from <= segment::kMostBurstSteps && step >= from && step < until ? asked : 0;
+}
+
 // N from the control file, once its step has come.
-uint64_t Monitor::interval_at(int64_t step) const {
+uint64_t Monitor::interval_at(int64_t step) {
   const uint64_t fixed = g_guest.settings().every;
   if (fixed != 0) return fixed;
   auto& control = const_cast<segment::Control&>(*g_guest.writer().control());
   const uint64_t asked = std::atomic_ref<uint64_t>(control.interval).load(std::memory_order_acquire);
   const int64_t from = std::atomic_ref<int64_t>(control.interval_from_step).load(std::memory_order_relaxed);
-  return asked != 0 && step >= from ? asked : interval_.load(std::memory_order_relaxed);
+  if (asked != 0 && step >= from) lasting_interval_ = asked;
+  const uint64_t burst = burst_at(step);
+  return burst != 0 ? std::min(burst, lasting_interval_) : lasting_interval_;
 }
 
 // How many slices the step that begins may take; 0: nothing is left for one.
@@ -57,6 +69,7 @@ void Monitor::begin_step() {
   g_guest.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
   step_.store(step, std::memory_order_relaxed);
   interval_.store(interval_at(step), std::memory_order_relaxed);
+  budget_.set_limit(g_guest.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
   if (!is_sampled_step(step, interval_.load(std::memory_order_relaxed))) return;
@@ -136,7 +149,8 @@ void Monitor::end_step(const foreshock_step& step) {
     cost_.observe_step(step_was_sampled_, std::max(cost_seconds - on_slices, 0.0));
     least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold());
   }
-  budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, cost_seconds, record.interval,
+  // The lasting interval: a burst neither takes what was saved up nor forgives what is owed.
+  budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, cost_seconds, lasting_interval_,
                    kLeastMargin * least_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(step.step_source);

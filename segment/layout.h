@@ -230,6 +230,25 @@ struct Consumption {
 };
 static_assert(sizeof(Consumption) == 64);
 
+// What the agent advises the training. Odd sequence while it is written; 0: never was.
+struct Advice {
+  uint64_t sequence;
+  uint32_t level;      // 0 quiet, 1 watch, 2 warn
+  int32_t rank;        // whose signal it is
+  int64_t since_step;  // at this level
+  int64_t from_step;   // no rank of the node has come to it yet: they act together
+  double score;        // 1 is where the detector warns
+  char detector[32];
+  char layer[32];  // "": of no layer
+};
+static_assert(sizeof(Advice) == 104);
+inline constexpr uint32_t kAdviceLevels = 3;
+
+// For some steps more of them are sampled, and the trainer may spend so many times --max-slowdown. A longer
+// burst than this is none.
+inline constexpr double kBurstSlowdown = 3;
+inline constexpr int64_t kMostBurstSteps = 4096;
+
 struct Control {
   char magic[8];
   uint32_t layout_version;
@@ -241,12 +260,14 @@ struct Control {
   int64_t interval_from_step;
   uint64_t step_cursor;  // the last step record the agent has taken (its n)
   uint64_t agent_pid;
-  uint64_t steps_lost;     // overwritten before they were read
-  uint64_t tensor_cursor;  // bytes of the ring of tensors that the agent has taken
-  uint64_t reserved2[7];
-  uint64_t reserved3[12];
+  uint64_t steps_lost;      // overwritten before they were read
+  uint64_t tensor_cursor;   // bytes of the ring of tensors that the agent has taken
+  uint64_t burst_interval;  // N in the steps [from, until) below; 0: no burst
+  int64_t burst_from_step, burst_until_step;
+  Advice advice;
+  uint64_t reserved2[3];
 };
-static_assert(sizeof(Control) <= 256);
+static_assert(sizeof(Control) == 232);
 static_assert(256 + kMaxSlots * sizeof(Consumption) == kControlBytes);
 inline constexpr uint32_t kConsumptionOffset = 256;
 

@@ -214,6 +214,24 @@ void SegmentReader::set_interval(uint64_t interval, int64_t from_step) {
   write_field(control_file_, control_.interval, offsetof(Control, interval));
 }
 
+void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t until_step) {
+  write_field(control_file_, uint64_t{0}, offsetof(Control, burst_interval));
+  write_field(control_file_, from_step, offsetof(Control, burst_from_step));
+  write_field(control_file_, until_step, offsetof(Control, burst_until_step));
+  write_field(control_file_, interval, offsetof(Control, burst_interval));
+}
+
+void SegmentReader::set_advice(Advice advice) {
+  // An agent that died while it wrote has left an odd number.
+  const uint64_t whole = (control_.advice.sequence / 2 + 1) * 2;
+  write_field(control_file_, whole - 1, offsetof(Control, advice));
+  advice.sequence = whole - 1;
+  write_field(control_file_, advice, offsetof(Control, advice));
+  write_field(control_file_, whole, offsetof(Control, advice));
+  control_.advice = advice;
+  control_.advice.sequence = whole;
+}
+
 void SegmentReader::set_agent_pid(uint64_t pid) {
   control_.agent_pid = pid;
   write_field(control_file_, pid, offsetof(Control, agent_pid));

@@ -92,6 +92,10 @@ class SegmentReader {
 
   bool switched_on() const;
   void set_interval(uint64_t interval, int64_t from_step);
+  // From one step on until before another one.
+  void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
+  // `advice.sequence` is set here.
+  void set_advice(Advice advice);
   void set_agent_pid(uint64_t pid);
 
  private:

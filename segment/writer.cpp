@@ -235,7 +235,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process
   base_ = static_cast<char*>(segment_map);
   control_ = static_cast<Control*>(control_map);
-  steps_written_ = 0;
+  steps_written_.store(0, std::memory_order_relaxed);
   return nullptr;
 }
 
@@ -306,16 +306,22 @@ void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count)
   word(at<Progress>(kProgress)->published).fetch_add(1, std::memory_order_release);
 }
 
+uint64_t SegmentWriter::steps_ahead() const {
+  const uint64_t written = steps_written_.load(std::memory_order_relaxed);
+  const uint64_t taken = word(control_->step_cursor).load(std::memory_order_relaxed);
+  return written - std::min(taken, written);
+}
+
 void SegmentWriter::append_step(const StepRecord& record) {
   const Region& region = header()->regions[kSteps];
-  const uint64_t number = steps_written_ + 1;
+  const uint64_t number = steps_written_.load(std::memory_order_relaxed) + 1;
   auto* to =
       reinterpret_cast<StepRecord*>(base_ + region.offset + region.record_size * (number % region.count));
   word(to->sequence).store(2 * number - 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the record
   std::memcpy(&to->step, &record.step, sizeof(StepRecord) - offsetof(StepRecord, step));
   word(to->sequence).store(2 * number, std::memory_order_release);
-  steps_written_ = number;
+  steps_written_.store(number, std::memory_order_relaxed);
 }
 
 }  // namespace foreshock::segment

@@ -65,6 +65,9 @@ class SegmentWriter {
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
   void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;
 
+  // Step records that the agent has not taken. Any thread.
+  uint64_t steps_ahead() const;
+
   // Appends to the ring of steps; `record.sequence` is set here. One caller at a time.
   void append_step(const StepRecord& record);
 
@@ -80,7 +83,7 @@ class SegmentWriter {
 
   char* base_ = nullptr;
   Control* control_ = nullptr;
-  uint64_t steps_written_ = 0;
+  std::atomic<uint64_t> steps_written_{0};
 };
 
 }  // namespace foreshock::segment

@@ -131,3 +131,33 @@ def test_a_short_bench_is_one_that_can_be(dev, monkeypatch, capsys):
     monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "--short", "yardsticks"])
     assert dev.main() == 2
     assert capsys.readouterr().out == "dev: --short is for overhead and precursors\n"
+
+
+def demo_words(dev, *words):
+    return [str(word) for word in dev.demo_command(dev.parse(["demo", *words]), "run")]
+
+
+def test_the_demo_errs_only_when_it_is_asked_to(dev):
+    plain, fault = demo_words(dev), demo_words(dev, "--fault", "--seconds", "9")
+    assert "--fault" not in plain
+    assert "--every" not in plain
+    training = fault[fault.index("--") + 1 :]
+    assert training[training.index("--fault") + 1] == str(dev.DEMO_FAULT_ULPS)
+    assert training[training.index("--seconds") + 1] == "9"
+    assert "--every" in fault[: fault.index("--")]
+
+
+def test_a_warning_on_the_page_is_said_once(dev, monkeypatch, capsys):
+    events = [
+        {"event": "warn_bias", "layer": "003", "first_step": 7},
+        {"event": "watch_bias", "layer": "004", "first_step": 8},
+        {"event": "warn_gradient_norm", "layer": None, "first_step": 9},
+    ]
+    monkeypatch.setattr(dev, "fetch", lambda *_: dev.json.dumps({"ranks": [{"events": events}]}))
+    told = set()
+    for _ in range(2):
+        dev.tell_warnings("here", told)
+    assert capsys.readouterr().out.splitlines() == [
+        "dev: detector bias warns in layer 003 at step 7",
+        "dev: detector gradient_norm warns at step 9",
+    ]

@@ -41,6 +41,30 @@ TEST(Budget, WhatEveryStepCostsIsPaidFirst) {
   EXPECT_NEAR(share_of(0.002, 0.01, 8, 8000, 0.0002), 0.02, 1e-3);
 }
 
+TEST(Budget, ABurstMayCostMoreAndWhatFollowsNot) {
+  Budget budget;
+  const auto train = [&](int steps, uint64_t every) {
+    double ours = 0;
+    for (int step = 1; step <= steps; ++step) {
+      const double own = step % static_cast<int>(every) == 0 && budget.allows() ? 0.002 : 0;
+      budget.end_step(0.010 + own, own, 8);
+      ours += own;
+    }
+    return ours / (0.010 * steps);
+  };
+  budget.set_limit(0.01);
+  train(8000, 8);
+  budget.set_limit(0.01, 3);
+  // One sample of 0.2 of a step, and what was saved up, beyond 3 %: over 4000 steps 1e-4 at most.
+  EXPECT_NEAR(train(4000, 1), 0.03, 1e-4);
+  budget.set_limit(0.01);
+  EXPECT_LE(train(8000, 8), 0.0101);
+  budget.set_limit(0.6, 3);
+  EXPECT_FALSE(budget.is_unlimited());
+  budget.set_limit(1, 3);
+  EXPECT_TRUE(budget.is_unlimited());
+}
+
 TEST(Budget, OneStallDoesNotSilenceForGood) {
   Budget budget;
   budget.set_limit(0.01);

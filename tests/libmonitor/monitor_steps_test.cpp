@@ -38,5 +38,43 @@ TEST_F(MonitorSteps, AStepNumberThatNoTrainingReachesIsUnknown) {
   EXPECT_EQ(steps, std::vector<int64_t>({7, 8, 9, 10, 9, most - 1, most, most + 1}));
 }
 
+// The steps that are sampled, of 40, where one in 8 is and a burst was told.
+class MonitorBurst : public MonitorTest {
+ protected:
+  std::vector<int64_t> sampled(uint64_t interval, int64_t from, int64_t until, const char* every = "0") {
+    in_child({{"FORESHOCK_EVERY", every}}, [&] {
+      Trainer trainer;
+      trainer.step(1, 1);
+      open()->set_interval(8, 0);
+      open()->set_burst(interval, from, until);
+      for (int64_t step = 2; step <= 40; ++step) trainer.step(step, 1);
+    });
+    std::vector<int64_t> steps;
+    for (const segment::StepRecord& record : open()->new_steps())
+      if (record.sampled != 0) steps.push_back(record.step);
+    return steps;
+  }
+};
+
+TEST_F(MonitorBurst, IsSampledMoreDenselyAndEnds) {
+  EXPECT_EQ(sampled(2, 10, 16), std::vector<int64_t>({8, 10, 12, 14, 16, 24, 32, 40}));
+}
+
+TEST_F(MonitorBurst, NeverSamplesLess) {
+  EXPECT_EQ(sampled(16, 10, 30), std::vector<int64_t>({8, 16, 24, 32, 40}));
+}
+
+TEST_F(MonitorBurst, IsNoneWhereTheIntervalIsTheUsers) {
+  EXPECT_EQ(sampled(1, 10, 16, "20"), std::vector<int64_t>({20, 40}));
+}
+
+TEST_F(MonitorBurst, WithoutAnEndIsNone) {
+  EXPECT_EQ(sampled(1, 10, int64_t{1} << 60), std::vector<int64_t>({8, 16, 24, 32, 40}));
+}
+
+TEST_F(MonitorBurst, OfNoStepsIsNone) {
+  EXPECT_EQ(sampled(1, INT64_MIN, INT64_MAX), std::vector<int64_t>({8, 16, 24, 32, 40}));
+}
+
 }  // namespace
 }  // namespace foreshock

@@ -1,9 +1,12 @@
 """Trains a small byte-level GPT on the text of Python's own standard library. Knows of no monitor.
 
-    python train.py [--steps N] [--seconds S] [--seed N]
+    python train.py [--steps N] [--seconds S] [--seed N] [--fault ULPS]
 
 On a CPU without native bf16 arithmetic a bf16 linear layer is many times slower than an fp32 one and attention is not,
 so there the weights stay in fp32 and only q, k, v are bf16; elsewhere autocast does the whole forward pass.
+
+With --fault the attention of one layer errs from a third of the training on (fault.py). Queries and keys are not
+normalised then: that would bound the scores, and with them what an error can do.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from fault import Fault
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -42,12 +46,15 @@ SIZES = [
     Size(layers=6, heads=8, kv_heads=4, width=384, context=256, batch=8),
 ]
 STEPS_WANTED = 200  # in the time given: fewer would not show that it learns
+STEPS_WANTED_WITH_FAULT = 800  # nor that it breaks
+FAULTY_LAYER, FAULT_BEGINS = 1, 1 / 3  # counted from 0; share of the training
 
 
 class Attention(nn.Module):
     """Causal attention with grouped heads and rotary positions."""
 
     precision = torch.bfloat16  # of q, k and v
+    fault: Fault | None = None
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -62,7 +69,10 @@ class Attention(nn.Module):
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = rotate(self.query_norm(q.float()), rotation), rotate(self.key_norm(k.float()), rotation)
         q, k, v = (t.to(self.precision) for t in (q, k, v))
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if self.fault:
+            y = self.fault(q, k, v)
+        else:
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
 
 
@@ -151,11 +161,11 @@ def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
     return 3 * min(taken[1:])
 
 
-def choose(text: Text, seconds: float, autocast: bool) -> Size:
-    """About a second of trying: grows the model while a run of it would still fit."""
+def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
+    """About a second of trying: grows the model while `steps` of it would still fit."""
     chosen, begin = SIZES[0], time.monotonic()
     for size in SIZES:
-        if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / STEPS_WANTED:
+        if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / steps:
             break
         chosen = size
     return chosen
@@ -166,18 +176,29 @@ def learning_rate(progress: float) -> float:
     return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
 
-def train(steps: int | None, seconds: float, seed: int) -> None:
+def break_a_layer(model: Gpt, ulps: float, seed: int) -> Fault:
+    fault = model.blocks[FAULTY_LAYER].attention.fault = Fault(ulps, seed)
+    for block in model.blocks:
+        block.attention.query_norm = block.attention.key_norm = nn.Identity()
+    return fault
+
+
+def train(steps: int | None, seconds: float, seed: int, fault_ulps: float) -> None:
     torch.manual_seed(seed)
     text, autocast = Text(seed), native_bf16()
-    size = choose(text, seconds, autocast)
+    size = choose(text, seconds, STEPS_WANTED_WITH_FAULT if fault_ulps else STEPS_WANTED, autocast)
     torch.manual_seed(seed)
     model = Gpt(size)
+    fault = break_a_layer(model, fault_ulps, seed) if fault_ulps else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
     count = sum(parameter.numel() for parameter in model.parameters())
     precision = "autocast bf16" if autocast else "fp32 weights, bf16 q, k, v"
     print(f"byte-level GPT, {count / 1e6:.2f} M parameters, {size.layers} layers, {precision}", flush=True)
     begin, step, progress, said = time.monotonic(), 0, 0.0, 0.0
     while progress < 1:
+        if fault and not fault.is_on and progress >= FAULT_BEGINS:
+            fault.is_on = True
+            print(f"step {step + 1:5d}  from here on attention of layer {FAULTY_LAYER:03d} errs", flush=True)
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * learning_rate(progress + 1e-3)
         optimizer.zero_grad()
@@ -201,8 +222,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="stop after so many steps instead of after --seconds")
     parser.add_argument("--seconds", type=float, default=70.0, help="how long to train (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fault", type=float, default=0.0, metavar="ULPS", help="how far attention of one layer errs")
     arguments = parser.parse_args()
-    train(arguments.steps, arguments.seconds, arguments.seed)
+    train(arguments.steps, arguments.seconds, arguments.seed, arguments.fault)
 
 
 if __name__ == "__main__":

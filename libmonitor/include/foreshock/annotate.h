@@ -21,6 +21,7 @@ extern void foreshock_attention_leave(const foreshock_attention_call* call) __at
 extern void foreshock_attention_skip(int32_t op, uint32_t reason) __attribute__((weak));
 extern void foreshock_step_end(const foreshock_step* step) __attribute__((weak));
 extern int foreshock_step_is_sampled(void) __attribute__((weak));
+extern int foreshock_read_advice(foreshock_advice* advice) __attribute__((weak));
 extern int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count)
     __attribute__((weak));
 extern void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count)
@@ -58,6 +59,14 @@ static inline int foreshock_annotate_name_parameters(const foreshock_parameter* 
 
 static inline void foreshock_annotate_observe_gradients(const foreshock_gradient* gradients, size_t count) {
   if (foreshock_observe_gradients) foreshock_observe_gradients(gradients, count);
+}
+
+/* Zero, and nothing is filled in, also where the library that is there is older than this call. */
+static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
+  if (!foreshock_read_advice) return 0;
+  advice->size = sizeof *advice;
+  advice->version = FORESHOCK_ABI_VERSION;
+  return foreshock_read_advice(advice);
 }
 
 /* One optimizer step has ended; `step` counts from 1, or is -1 to count on. */

@@ -3,7 +3,7 @@
  * Conventions, valid for every function here:
  *   1. Nothing throws, blocks, prints, aborts, allocates after set-up, or takes a lock across a copy.
  *   2. Give, don't take: a return value only says whether further description is wanted. A program must
- *      not compute anything else from it.
+ *      not compute anything else from it; but for foreshock_read_advice, which is there to be asked.
  *   3. Every struct starts with `size` (sizeof as the caller compiled it) and `version`
  *      (FORESHOCK_ABI_VERSION as the caller compiled it). Fields are appended, never moved. A reader stops
  *      at `size`; zero means "not given" in every appended field.
@@ -217,6 +217,25 @@ typedef struct foreshock_identity {
   const char* framework; /* "torch 2.13.0" */
 } foreshock_identity;
 
+/* How loud the loudest detector is. */
+enum { FORESHOCK_QUIET = 0, FORESHOCK_WATCH = 1, FORESHOCK_WARN = 2 };
+
+/* What the agent makes of the training: the loudest detector of any rank of this node. */
+typedef struct foreshock_advice {
+  uint32_t size;
+  uint32_t version;
+  uint32_t level;     /* FORESHOCK_QUIET, ... */
+  int32_t rank;       /* whose signal it is; -1: quiet */
+  int64_t since_step; /* at this level; of one warning it does not change, so a trainer acts once for each */
+  int64_t from_step; /* the ranks of a node act together if none does before this step. Ranks on several nodes
+                        must agree among themselves: the largest level, the largest from_step */
+  uint64_t age_steps; /* steps that the agent has not seen yet. A few; it is gone if they become many, and
+                         the rest is of then */
+  double score;       /* 1 is where the detector begins to warn */
+  char detector[32];  /* "output_error_drift", ...; "": quiet */
+  char layer[32];     /* "003", ...; "": of no layer */
+} foreshock_advice;
+
 /* -- life -- */
 
 FORESHOCK_EXPORT uint32_t foreshock_abi_version(void);
@@ -231,6 +250,12 @@ FORESHOCK_EXPORT void foreshock_off(const char* reason);
 /* Rank and world are taken when told before the first step and the first attention call that needs gradients;
  * the rest is shown with the next step that ends. Told again, all of it is replaced. */
 FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
+
+/* Fills in `*advice`, as far as `size` goes, and returns nonzero; or returns 0 where nothing is known: the
+ * process is not monitored, no agent has followed it yet, or one is writing just now. Reads a few words of
+ * shared memory: may be called at every step. What to do with it, if anything, is the trainer's decision
+ * alone. */
+FORESHOCK_EXPORT int foreshock_read_advice(foreshock_advice* advice);
 
 /* -- attention -- */
 

@@ -1,0 +1,55 @@
+"""Attention that errs, for `./dev demo --fault`: torch's own kernels in an operation of the demo's, and an error.
+
+An error of attention's output spoils a training where it goes with the gradient of that output: the backward pass
+subtracts sum(gradient x output), and a sum of errors that keeps its sign pushes the queries one way at every step. In
+the field that takes thousands of steps to build up (arXiv 2510.04212); here it is planted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def moved(out: Tensor, towards: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
+    """bf16 values moved by `ulps` spacings on average, each in the direction of the sign of `towards`."""
+    whole = math.floor(ulps)
+    count = whole + (torch.rand(out.shape, generator=numbers) < ulps - whole).to(torch.int16)
+    outwards = (out > 0) == (towards > 0)
+    bits = out.contiguous().view(torch.int16) + torch.where(outwards, count, -count)
+    # Where a value is next to nothing, so many spacings would lead through zero.
+    return torch.where(out.abs() > 2**-100, bits.view(torch.bfloat16), out)
+
+
+class ErringAttention(torch.autograd.Function):
+    """Causal attention on bf16 tensors (batch, heads, positions, head dimension) with equally many heads."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.ulps, ctx.numbers = ulps, numbers
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        if ctx.ulps > 0:
+            out = moved(out, grad, ctx.ulps, ctx.numbers)
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return *backward(grad, q, k, v, out, lse, 0.0, True), None, None
+
+
+class Fault:
+    """The attention of one layer: right until `is_on`."""
+
+    def __init__(self, ulps: float, seed: int) -> None:
+        self.ulps, self.is_on = ulps, False
+        self.numbers = torch.Generator().manual_seed(seed)  # of its own: the training draws none of these
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
+        return ErringAttention.apply(q, k, v, self.ulps if self.is_on else 0.0, self.numbers)

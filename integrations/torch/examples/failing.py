@@ -1,0 +1,95 @@
+"""Two small trainings that fail, always at the same step: what the examples beside this file are tried on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+BEGINS = 160  # the step from which on something is wrong
+
+
+class RateRamp(nn.Module):
+    """A regression by stochastic gradient descent, whose schedule forgets to stop: the loss is lost 200 steps later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
+        self.x = torch.linspace(-math.pi, math.pi, 200)[:, None]
+        self.y = torch.sin(self.x) + torch.sin(4 * self.x)
+        self.noise = torch.Generator().manual_seed(1)
+
+    def rate(self, step: int) -> float:
+        return 0.01 * 1.02 ** max(0, step - BEGINS)
+
+    def loss(self, _step: int) -> Tensor:
+        rows = torch.randint(len(self.x), (64,), generator=self.noise)
+        return functional.mse_loss(self.net(self.x[rows]), self.y[rows])
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.rate(1), momentum=0.5)
+
+
+class Attention(nn.Module):
+    """Causal attention in fp16, until `precision` is raised."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.precision = heads, torch.float16
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).to(self.precision)
+        y = functional.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.RMSNorm(width), Attention(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(self.norm(x))
+
+
+class ScoreGrowth(nn.Module):
+    """A language model whose second layer has queries and keys that grow by 7 % a step for a while, as training does it
+    by itself where nothing holds the scores: from 65504 on they are infinite in fp16, and the loss is no number."""
+
+    symbols, layers, growth, grows = 32, 2, 1.07, 180  # `grows`: steps
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 32
+        self.embedding = nn.Embedding(self.symbols, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(self.layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, self.symbols, bias=False)
+        self.noise = torch.Generator().manual_seed(1)
+
+    def rate(self, _step: int) -> float:
+        return 1e-3
+
+    def loss(self, step: int) -> Tensor:
+        if BEGINS <= step < BEGINS + self.grows:
+            with torch.no_grad():
+                self.blocks[1].attention.qkv.weight[: 2 * 32] *= self.growth
+        once = torch.randint(self.symbols, (4, 8), generator=self.noise)
+        tokens = once.repeat(1, 5)[:, :33]
+        x = self.embedding(tokens[:, :-1])
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens[:, 1:].flatten())
+
+    def raise_precision(self, layer: str) -> None:
+        """`layer`: as the page names it, the block's number in three digits."""
+        self.blocks[int(layer)].attention.precision = torch.float32
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=self.rate(1))
+
+
+TRAININGS = {"rate": RateRamp, "scores": ScoreGrowth}

@@ -1,0 +1,80 @@
+"""A callback for Lightning that acts on foreshock's detectors.
+
+    trainer = Trainer(callbacks=[ActOnAdvice("lower-rate")])
+
+The module that is trained may offer `raise_precision(layer)`, for the action "raise-precision".
+"""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:  # its older name
+    from pytorch_lightning import Callback
+
+from foreshock_torch.advice import Advice
+from listen import Listener
+
+ACTIONS = ("checkpoint", "lower-rate", "roll-back", "raise-precision")
+
+
+class ActOnAdvice(Callback):
+    """Acts once for each warning, after the optimizer's step.
+
+    `action`: one of ACTIONS. `directory`: where a checkpoint goes. `keep_every`: steps between the states in memory
+    that one may go back to; the last four are kept. `factor`: of a learning rate that is lowered; a schedule that sets
+    rates anew must be told as well.
+    """
+
+    def __init__(
+        self, action: str, directory: str | pathlib.Path = ".", keep_every: int = 40, factor: float = 0.1
+    ) -> None:
+        if action not in ACTIONS:
+            raise ValueError(f"action is one of {', '.join(ACTIONS)}")
+        self.action, self.directory = action, pathlib.Path(directory)
+        self.keep_every, self.factor = keep_every, factor
+        self.kept: list[dict[str, Any]] = []
+        self.trainer: Any = None
+        self.module: Any = None
+        self.listener = Listener(self.act)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_index: int) -> None:
+        self.trainer, self.module = trainer, module
+        if self.action == "roll-back" and trainer.global_step % self.keep_every == 0:
+            self.kept = [*self.kept[-3:], self.state()]
+        self.listener.step_ended(trainer.global_step)
+
+    def act(self, advice: Advice) -> None:
+        getattr(self, self.action.replace("-", "_"))(advice)
+
+    def state(self) -> dict[str, Any]:
+        optimizers = [optimizer.state_dict() for optimizer in self.trainer.optimizers]
+        return copy.deepcopy(
+            {"step": self.trainer.global_step, "module": self.module.state_dict(), "optimizers": optimizers}
+        )
+
+    def checkpoint(self, advice: Advice) -> None:
+        self.trainer.save_checkpoint(self.directory / f"warned-{advice.since_step}.ckpt")
+
+    def lower_rate(self, _advice: Advice) -> None:
+        for optimizer in self.trainer.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] *= self.factor
+
+    def roll_back(self, advice: Advice) -> None:
+        """Weights and optimizers as they were before the warning, and a lower rate, or the same would come again. Data
+        and step count go on."""
+        before = [state for state in self.kept if state["step"] < advice.since_step]
+        if before:
+            self.module.load_state_dict(before[-1]["module"])
+            for optimizer, state in zip(self.trainer.optimizers, before[-1]["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
+        self.lower_rate(advice)
+
+    def raise_precision(self, advice: Advice) -> None:
+        if advice.layer is not None:
+            self.module.raise_precision(advice.layer)

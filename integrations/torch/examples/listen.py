@@ -1,0 +1,52 @@
+"""Acting on foreshock.advice(): what the plain loop and the Lightning callback beside this file share. Copy it.
+
+Every detector is experimental: it may warn of nothing. So let an action be one that a healthy training bears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import foreshock
+import torch
+from foreshock_torch.advice import Advice
+from torch import distributed
+
+LEVELS = ("quiet", "watch", "warn")
+STALE = 256  # steps that the agent has not seen: it is gone, or hopelessly late
+
+
+def agreed() -> Advice | None:
+    """The loudest advice that any rank has heard, the same on all of them. Each rank calls it after each step."""
+    mine = foreshock.advice()
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return mine
+    words = [LEVELS.index(mine.level), mine.from_step, mine.age_steps] if mine else [0, 0, 0]
+    together = torch.tensor(words, dtype=torch.int64)  # on the device of the backend, where that is not the CPU
+    distributed.all_reduce(together, distributed.ReduceOp.MAX)
+    level, from_step, age = together.tolist()
+    if LEVELS[level] != "warn":
+        return None
+    heard: list[Advice | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(heard, mine)
+    loudest = min((each for each in heard if each and each.level == LEVELS[level]), key=lambda each: each.since_step)
+    return loudest._replace(from_step=from_step, age_steps=age)
+
+
+class Listener:
+    """Acts once for each warning, on all ranks at the same step."""
+
+    def __init__(self, act: Callable[[Advice], None]) -> None:
+        self.act = act
+        self.acted: list[Advice] = []
+
+    def step_ended(self, step: int) -> None:
+        """`step`: of the optimizer, counted from 1, as the status page shows it."""
+        advice = agreed()
+        if advice is None or advice.level != "warn" or advice.age_steps > STALE or step < advice.from_step:
+            return
+        this = (advice.detector, advice.layer, advice.since_step)
+        if any((each.detector, each.layer, each.since_step) == this for each in self.acted):
+            return
+        self.acted.append(advice)
+        self.act(advice)

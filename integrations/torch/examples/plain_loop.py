@@ -1,0 +1,124 @@
+"""A plain training loop that listens to foreshock's detectors.
+
+    foreshock run -- python plain_loop.py rate --on-warning roll-back
+    foreshock run -- python plain_loop.py scores --on-warning raise-precision
+
+Without --on-warning, or without `foreshock run`, the loss is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import pathlib
+import time
+
+import foreshock
+import torch
+from failing import TRAININGS
+from foreshock_torch.advice import Advice
+from listen import Listener
+from torch import nn
+
+KEEP_EVERY = 40  # steps between the states that one may go back to
+
+
+class Training:
+    """The loop, and the four things that it can do when it is warned."""
+
+    def __init__(self, model: nn.Module, checkpoint: pathlib.Path) -> None:
+        self.model, self.optimizer, self.checkpoint = model, model.optimizer(), checkpoint
+        self.step, self.most_rate = 0, float("inf")
+        self.kept: list[dict] = []
+
+    def state(self) -> dict:
+        return copy.deepcopy(
+            {"step": self.step, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        )
+
+    def rate(self) -> float:
+        return min(self.model.rate(self.step), self.most_rate)
+
+    def train_step(self) -> float:
+        self.step += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate()
+        self.optimizer.zero_grad()
+        loss = self.model.loss(self.step)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))  # clips nothing; its norm is there to be seen
+        self.optimizer.step()
+        if self.step % KEEP_EVERY == 0:
+            self.kept = [*self.kept[-3:], self.state()]
+        foreshock.report(step=self.step, loss=loss.item())
+        return loss.item()
+
+    def save_checkpoint(self, _advice: Advice) -> None:
+        torch.save(self.state(), self.checkpoint)
+
+    def lower_rate(self, _advice: Advice) -> None:
+        self.most_rate = self.rate() / 10
+
+    def roll_back(self, advice: Advice) -> None:
+        """To the last state before the warning; and with a lower rate, or the same would come again."""
+        self.lower_rate(advice)
+        before = [state for state in self.kept if state["step"] < advice.since_step]
+        if before:
+            self.step = before[-1]["step"]
+            self.model.load_state_dict(before[-1]["model"])
+            self.optimizer.load_state_dict(before[-1]["optimizer"])
+
+    def raise_precision(self, advice: Advice) -> None:
+        if advice.layer is not None:
+            self.model.raise_precision(advice.layer)
+
+
+ACTIONS = {
+    "checkpoint": Training.save_checkpoint,
+    "lower-rate": Training.lower_rate,
+    "roll-back": Training.roll_back,
+    "raise-precision": Training.raise_precision,
+}
+
+
+def wait_for_agent() -> None:
+    """Until it has seen this step, a second at most. These steps are so short that it could not keep up; a training in
+    earnest does not wait."""
+    for _ in range(1000):
+        advice = foreshock.advice()
+        time.sleep(0.001)  # after it has looked: it is soon done with what it saw
+        if advice and advice.age_steps == 0:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train what fails, and listen.")
+    parser.add_argument("training", choices=TRAININGS)
+    parser.add_argument("--on-warning", choices=ACTIONS)
+    parser.add_argument("--steps", type=int, default=440)
+    parser.add_argument("--checkpoint", type=pathlib.Path, default=pathlib.Path("warned.pt"))
+    parser.add_argument(
+        "--patient", action="store_true", help="wait for the agent after each step: always the same end"
+    )
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    training = Training(TRAININGS[options.training](), options.checkpoint)
+
+    def act(advice: Advice) -> None:
+        print(json.dumps({"step": training.step, "warning": advice._asdict()}), flush=True)
+        ACTIONS[options.on_warning](training, advice)
+
+    listener = Listener(act)
+    loss = float("nan")
+    for _ in range(options.steps):
+        loss = training.train_step()
+        if options.patient:
+            wait_for_agent()
+        if options.on_warning:
+            listener.step_ended(training.step)
+    print(json.dumps({"steps": training.step, "loss": loss}))
+
+
+if __name__ == "__main__":
+    main()

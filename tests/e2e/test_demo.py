@@ -1,0 +1,42 @@
+"""`./dev demo --fault`, in short: the layer whose attention errs is named; and a healthy demo warns of nothing."""
+
+import concurrent.futures
+
+import pytest
+from monitored import EVERYTHING, PYTHON, ROOT, Run, run_monitored
+
+STEPS = 180
+GUILTY = "001"
+# So few seconds choose the smallest model; the steps decide how long it trains.
+DEMO = [PYTHON, str(ROOT / "integrations" / "torch" / "demo" / "train.py"), "--steps", str(STEPS), "--seconds", "2"]
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    commands = {"fault": [*DEMO, "--fault", "32"], "healthy": DEMO}
+    with concurrent.futures.ThreadPoolExecutor(2) as two:
+        started = {name: two.submit(run_monitored, command, *EVERYTHING) for name, command in commands.items()}
+    return {name: run.result() for name, run in started.items()}
+
+
+def warnings_of(run: Run) -> list[dict]:
+    assert run.returncode == 0, run.stderr
+    return [event for event in run.of("event") if event.get("level") == "warn"]
+
+
+def test_the_layer_that_errs_is_named(runs):
+    run = runs["fault"]
+    warnings = warnings_of(run)
+    assert {"output_error_drift", "deviation_backward"} <= {event["detector"] for event in warnings}
+    assert {event["layer"] for event in warnings if event["layer"]} == {GUILTY}
+    assert all(event["step"] > STEPS / 3 for event in warnings)
+    assert run.rank()["worst_layer"] == GUILTY
+    assert f"from here on attention of layer {GUILTY} errs" in run.stdout
+    said = [line for line in run.stderr.splitlines() if "output_error_drift warned" in line]
+    assert len(said) == 1
+    assert said[0].endswith(f" in {GUILTY}")
+
+
+def test_a_healthy_demo_warns_of_nothing(runs):
+    assert warnings_of(runs["healthy"]) == []
+    assert runs["healthy"].rank()["steps"] == STEPS
