@@ -99,6 +99,7 @@ class Run {
   };
   std::optional<Measured> measure() const;
   int64_t effective_step() const;
+  int64_t step_to_act_from() const;
   void advise();
   void begin_burst();
   void note_end(RunState state);
