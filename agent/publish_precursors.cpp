@@ -3,11 +3,21 @@
 #include <string>
 
 #include "agent/json_values.h"
+#include "agent/measured.h"
 
 namespace foreshock {
 namespace {
 
 using nlohmann::json;
+
+// Of the benchmark, not of this run.
+json measured_json(const Measured& measured) {
+  return {{"right", number_or_null(measured.right)},
+          {"alarms", number_or_null(measured.alarms)},
+          {"precision", number_or_null(measured.precision())},
+          {"lift", number_or_null(measured.lift)},
+          {"proven", measured.is_proven()}};
+}
 
 json detectors_json(const RankWatch& watch) {
   json detectors = json::array();
@@ -15,9 +25,12 @@ json detectors_json(const RankWatch& watch) {
   for (size_t n = 0; n < kDetectors; ++n) {
     const DetectorState& state = states[n];
     if (state.values == 0) continue;
+    const Measured* measured = measured_of(kDetectorTable[n].name);
     detectors.push_back({{"detector", kDetectorTable[n].name},
                          {"level", name_of(state.level)},
                          {"layer", text_or_null(state.layer)},
+                         {"since_step", count_or_null(state.since_step)},
+                         {"measured", measured != nullptr ? measured_json(*measured) : json(nullptr)},
                          {"values", state.values},
                          {"watches", state.watches},
                          {"warnings", state.warnings},

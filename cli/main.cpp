@@ -9,6 +9,7 @@
 #include "cli/judge.h"
 #include "cli/lab.h"
 #include "cli/merge.h"
+#include "cli/report.h"
 #include "cli/say.h"
 #include "cli/version.h"
 
@@ -47,6 +48,8 @@ int print_help() {
   std::printf("  foreshock %-36s%s\n", "compare A B [C ...]", "how far apart the weights of checkpoints are");
   std::printf("  foreshock %-36s%s\n", "merge A.jsonl B.jsonl ... [-o OUT]",
               "the records of several nodes as one");
+  std::printf("  foreshock %-36s%s\n", "report RECORD.jsonl [-o OUT.html]",
+              "the story of a run: each loss event, and what moved before it");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;
 }
@@ -77,6 +80,7 @@ int main(const std::vector<std::string>& words) {
   if (name == "judge") return judge(rest);
   if (name == "compare") return compare(rest);
   if (name == "merge") return merge(rest);
+  if (name == "report") return report(rest);
   for (const Command& command : kCommands) {
     if (name == command.name) return dispatch(command, rest);
   }

@@ -37,6 +37,9 @@ class Precursors {
   // warned first, then the earliest.
   std::vector<Episode> before(int64_t onset) const;
 
+  // In the order in which they began.
+  const std::deque<Episode>& episodes() const { return episodes_; }
+
   // Another stretch of the training begins.
   void clear() { episodes_.clear(); }
 

@@ -110,6 +110,11 @@ std::array<DetectorState, kDetectors> RankWatch::states() const {
     state.level = series.detector.level();
     state.layer = series.layer;
   }
+  for (const Episode& each : precursors_.episodes()) {
+    DetectorState& state = states[static_cast<size_t>(each.detector)];
+    if (each.end_step < 0 && state.since_step < 0 && each.layer == state.layer)
+      state.since_step = each.since_step;
+  }
   return states;
 }
 

@@ -58,6 +58,7 @@ struct LossEventSeen {
 struct DetectorState {
   Level level = Level::kQuiet;                     // the highest of all places
   std::string layer;                               // one that has it
+  int64_t since_step = -1;                         // it has been above quiet there; -1: it is quiet
   int64_t last_warn_step = -1;                     // -1: never
   uint64_t values = 0, watches = 0, warnings = 0;  // given; times that a level has risen to it
 };

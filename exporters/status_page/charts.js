@@ -1,9 +1,10 @@
 // Charts over the step, with Chart.js. One line per rank; what is shown in words stands in each chart's label.
 
-// What an alarm compares with is drawn as a dashed line where it is in view, and events as marks below the curves.
+// What an alarm compares with is drawn as a dashed line where it is in view, events as marks below the curves, loss
+// events as lines of their own in the picture of the loss.
 const guides = {
   id: "guides",
-  afterDatasetsDraw(chart, _, { lines = [], events = [] }) {
+  afterDatasetsDraw(chart, _, { lines = [], events = [], lossEvents = [] }) {
     const { ctx, chartArea: area, scales: { x, y } } = chart;
     ctx.save();
     ctx.font = "11px system-ui, sans-serif";
@@ -34,6 +35,18 @@ const guides = {
       ctx.lineTo(at + 4, area.bottom);
       ctx.lineTo(at, area.bottom - 7);
       ctx.fill();
+    }
+    ctx.lineWidth = 1.5;
+    for (const { step, what } of lossEvents) {
+      const at = x.getPixelForValue(step);
+      if (at < area.left || at > area.right) continue;
+      ctx.beginPath();
+      ctx.moveTo(at, area.top);
+      ctx.lineTo(at, area.bottom);
+      ctx.stroke();
+      const isLeft = at + ctx.measureText(what).width + 6 > area.right;
+      ctx.textAlign = isLeft ? "right" : "left";
+      ctx.fillText(what, at + (isLeft ? -4 : 4), area.top + 10);
     }
     ctx.restore();
   },
@@ -99,19 +112,21 @@ class StepChart {
   }
 
   // `tables`: histories of the ranks shown, each with its `index` among all of them.
-  update(tables, { limits, events, logarithmic }) {
+  update(tables, { limits, events, lossEvents, logarithmic }) {
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
     this.box.hidden = sets.every((set) => set.data.length === 0);
     if (this.box.hidden) return;
     if (!this.chart) this.chart = new Chart(this.canvas, { type: "line", options: options(this.kind), plugins: [guides], data: { datasets: [] } });
     const positive = sets.every((set) => set.data.every((p) => p.y > 0));
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
-    this.chart.options.plugins.guides = { lines: this.kind.lines?.(limits).filter((line) => finite(line.value)), events };
+    const ofLoss = this.kind.column === "loss" ? lossEvents : [];
+    const others = events.filter((step) => !ofLoss.some((event) => event.step === step));
+    this.chart.options.plugins.guides = { lines: this.kind.lines?.(limits).filter((line) => finite(line.value)), events: others, lossEvents: ofLoss };
     this.chart.data.datasets = sets;
     const xs = sets.flatMap((set) => [set.data[0]?.x, set.data[set.data.length - 1]?.x]);
     Object.assign(this.chart.options.scales.x, { min: smallest(xs), max: largest(xs) });
     this.chart.update("none");
-    this.describe(sets);
+    this.describe(sets, ofLoss);
   }
 
   datasets(table, alone) {
@@ -127,11 +142,11 @@ class StepChart {
     return sets;
   }
 
-  describe(sets) {
+  describe(sets, ofLoss) {
     const ys = sets.flatMap((set) => set.data.map((p) => p.y)), last = sets[0].data[sets[0].data.length - 1];
     const xs = sets.flatMap((set) => set.data.map((p) => p.x));
     const text = `${this.kind.name}, steps ${smallest(xs)} to ${largest(xs)}: from ${this.kind.text(smallest(ys))} to ${this.kind.text(largest(ys))}` +
-      (last ? `, last ${this.kind.text(last.y)}` : "");
+      (last ? `, last ${this.kind.text(last.y)}` : "") + (ofLoss.length ? `; ${ofLoss.map((e) => `${e.what} at step ${count(e.step)}`).join(", ")}` : "");
     this.canvas.setAttribute("aria-label", text);
   }
 

@@ -90,7 +90,7 @@ function showCharts(ranks, shown) {
     .map((t) => ({ ...t, index: order.indexOf(t.rank) }));
   const events = shown.flatMap((rank) => (rank.events || []).flatMap((event) => [event.first_step, event.last_step]));
   const limits = { ...ui.state.thresholds, max_slowdown: shown[0]?.max_slowdown };
-  const drawing = { limits, events: [...new Set(events)], logarithmic: byId("logarithmic").checked };
+  const drawing = { limits, events: [...new Set(events)], lossEvents: lossEvents(shown), logarithmic: byId("logarithmic").checked };
   if (tables.length) for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
@@ -104,6 +104,7 @@ function showTables(ranks, shown) {
   ui.tables.ranks.fill(ranks.length > 1 ? ranks.map(rankRow) : []);
   const layers = layerRows(shown);
   ui.tables.layers.fill(layers, shown.length > 1 ? "Of each layer the rank with the largest ratio; layers with an alarm first." : "");
+  ui.tables.detectors.fill(detectorRows(shown), "Loud ones first; of several ranks the loudest. Right: how often a loss event followed a warning in the benchmark's small trainings, not in this one.");
   ui.tables.events.fill(eventRows(shown));
   ui.tables.counts.fill(shown.length ? ["forward", "backward"].map((pass) => countRow(shown, pass)) : [],
     "calls = unsampled + skipped + sampled; sampled = judged + lost + in flight.");
@@ -179,6 +180,7 @@ function start() {
   ui.tables = {
     ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
       "worst layer", "s per step", "slowdown"], [0, 1]),
+    detectors: new Table(tables, "Detectors", ["detector", "level", "layer", "since step", "rank", "values", "watched", "warned", "last warning at step", "right"], [0, 1, 2, 9]),
     events: new Table(tables, "Events", ["first step", "last step", "what", "rank", "layer", "times", "value"], [2]),
     layers: new Table(tables, "Layers", ["layer", "name", "rank", "ratio forward", "ratio backward", "bias, ulp", "z", "relative error", "largest logit",
       "least entropy", "gradient norm", "steps with NaN or Inf"], [0, 1]),

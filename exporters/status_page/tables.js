@@ -89,13 +89,44 @@ function healthRows(ranks) {
   });
 }
 
-const EVENT_NAMES = { loss_spike: "loss spike", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",
+const LEVELS = ["quiet", "watch", "warn"];
+const LOSS_EVENTS = { loss_spike: "spike", divergence: "lost", loss_rise: "rise" };
+
+// A share of warnings that a loss event followed, in the benchmark and not in this run.
+function measuredCell(measured) {
+  if (!measured) return "not measured";
+  const text = measured.alarms > 0 ? `${count(measured.right)} of ${count(measured.alarms)} warnings` : "never warned";
+  return measured.proven ? text : text + ", experimental";
+}
+
+// Of several ranks the one whose detector is loudest; loud ones come first, then in the order of the table.
+function detectorRows(ranks) {
+  const worst = new Map();
+  for (const rank of ranks) {
+    for (const detector of rank.precursors?.detectors || []) {
+      const before = worst.get(detector.detector);
+      if (!before || LEVELS.indexOf(detector.level) > LEVELS.indexOf(before.detector.level)) worst.set(detector.detector, { rank, detector });
+    }
+  }
+  return [...worst.values()].sort((a, b) => LEVELS.indexOf(b.detector.level) - LEVELS.indexOf(a.detector.level))
+    .map(({ rank, detector: d }) => [d.detector, { text: d.level, alarm: d.level === "warn" }, d.level === "quiet" ? "" : layerText(rank, d.layer ?? ""),
+      d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values), count(d.watches), count(d.warnings), count(d.last_warn_step),
+      measuredCell(d.measured)]);
+}
+
+const lossEvents = (ranks) => ranks.flatMap((rank) => (rank.precursors?.loss_events || []).map((event) => ({ step: event.step, what: LOSS_EVENTS[event.event] ?? "event" })));
+
+const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss lost", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",
+  nonfinite_gradient_norm: "NaN or Inf in the gradient norm", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",
   weight_mismatch: "weights differ from their replicas'", weight_initial_unknown: "first weights of the run not known" };
+
+// "warn_bias" as it is said.
+const levelName = (name) => name.replace(/^warn_(.+)/, "$1 warns").replace(/^watch_(.+)/, "$1 watches");
 
 function eventRows(ranks) {
   return ranks.flatMap((rank) => (rank.events || []).map((event) => ({ rank, event })))
     .sort((a, b) => b.event.last_step - a.event.last_step)
-    .map(({ rank, event }) => [count(event.first_step), event.last_step === event.first_step ? "" : count(event.last_step), EVENT_NAMES[event.event] ?? event.event,
+    .map(({ rank, event }) => [count(event.first_step), event.last_step === event.first_step ? "" : count(event.last_step), EVENT_NAMES[event.event] ?? levelName(event.event),
       String(rank.rank), event.layer, count(event.count), number(event.value)]);
 }
 

@@ -75,6 +75,8 @@ TEST(Watch, ABiasIsNamedAndStandsBeforeTheSpike) {
   const DetectorState state = training.watch.states()[static_cast<size_t>(DetectorId::kBias)];
   EXPECT_EQ(state.level, Level::kWarn);
   EXPECT_EQ(state.layer, "003");
+  EXPECT_EQ(state.since_step, seen.preceded_by[0].since_step);
+  EXPECT_EQ(training.watch.states()[static_cast<size_t>(DetectorId::kMaxLogit)].since_step, -1);
   EXPECT_EQ(state.warnings, 1u);
   EXPECT_EQ(state.last_warn_step, seen.preceded_by[0].warn_step);
 }

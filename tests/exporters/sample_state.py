@@ -26,6 +26,25 @@ def hostile_layer() -> dict:
     return dict.fromkeys(layer(0, 0, 0)) | {"layer": "<b>007</b>"}
 
 
+def detector(name: str, level: str, layer: str | None, since: int | None, right: int | None) -> dict:
+    measured = None if right is None else {"right": right, "alarms": 87, "precision": right / 87, "lift": 7.9}
+    return {
+        "detector": name, "level": level, "layer": layer, "since_step": since, "values": 512, "watches": 2,
+        "warnings": 1 if level == "warn" else 0, "last_warn_step": 1415 if level == "warn" else None,
+        "measured": measured and measured | {"proven": right > 50},
+    }  # fmt: skip
+
+
+def precursors(broken: bool) -> dict:
+    detectors = [detector("bias", "quiet", None, None, 3), detector("max_logit", "quiet", None, None, None)]
+    if broken:
+        detectors[1] = detector("max_logit", "watch", "<s>004</s>", 1402, None)
+        detectors.append(detector("gradient_growth", "warn", None, 1409, 69))
+    before = [{"detector": "gradient_growth", "layer": None, "level": "warn", "since_step": 1409, "lead_steps": 11}]
+    spike = {"event": "loss_spike", "step": 1420, "declared_step": 1422, "preceded_by": before}
+    return {"detectors": detectors, "loss_events": [spike] if broken else []}
+
+
 def rank(number: int, layers: int) -> dict:
     broken = number == BROKEN_RANK
     ratios = [2.41 if broken and f"{i:03}" == BROKEN_LAYER else 0.7 + 0.002 * i for i in range(layers)]
@@ -50,7 +69,7 @@ def rank(number: int, layers: int) -> dict:
             "rms": 0.021, "moved_most": "<u>blocks.2</u>", "moved_most_wasserstein": 8.4e-5, "dropped": 0,
             "replicas": "here", "replica_ranks": 8, "replicas_compared": 96, "mismatches": 2 * int(broken),
         },
-        "no_attention_seen": False, "events": events if broken else [],
+        "precursors": precursors(broken), "no_attention_seen": False, "events": events if broken else [],
         "logged": {"<i>accuracy</i>": {"value": 0.5, "step": 1500}, "lost": {"value": None, "step": 1}},
         "layers": [layer(i, ratio, 3 if ratio > 2 else 0) for i, ratio in enumerate(ratios)] + [hostile_layer()],
     }  # fmt: skip

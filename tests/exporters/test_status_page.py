@@ -102,12 +102,33 @@ def test_a_healthy_run_is_said_to_be_so(page):
     assert tab.value("byId('legend').hidden")
 
 
+def test_detectors_are_told_the_loudest_first(page):
+    tab = page()
+    found = rows(tab, "Detectors")
+    assert found[0][:5] == ["gradient_growth", "warn", "–", "1,409", "1"]
+    assert found[0][9] == "69 of 87 warnings"
+    assert found[1][:5] == ["max_logit", "watch", "<s>004</s>", "1,402", "1"]
+    assert found[1][9] == "not measured"
+    assert found[2][:4] == ["bias", "quiet", "–", "–"]
+    assert found[2][9] == "3 of 87 warnings, experimental"
+    assert "warn" in tab.texts("#tables .alarm"), "a mark and not only a colour"
+
+
+def test_loss_events_are_marked_on_the_loss_and_nowhere_else(page):
+    tab = page()
+    marked = "ui.charts.map((c) => c.chart?.options.plugins.guides.lossEvents.map((e) => [e.step, e.what])).slice(0, 2)"
+    assert tab.value(marked) == [[[1420, "spike"]], []]
+    assert tab.value("ui.charts[0].canvas.getAttribute('aria-label')").endswith("; spike at step 1,420")
+    assert 1420 not in tab.value("ui.charts[0].chart.options.plugins.guides.events"), "not marked twice"
+    assert 1420 in tab.value("ui.charts[1].chart.options.plugins.guides.events")
+
+
 def test_names_stay_text(page):
     tab = page()
     assert tab.value("byId('run').textContent") == "<img src=x onerror=alert(1)>"
     assert "<b>007</b>" in [row[0] for row in rows(tab, "Layers")]
     assert rows(tab, "What the training logs")[0] == ["<i>accuracy</i>", "0", "0.50000", "1,500"]
-    assert tab.value("document.querySelectorAll('img, b, i').length") == 0
+    assert tab.value("document.querySelectorAll('img, b, i, s').length") == 0
 
 
 def test_unknown_is_a_dash(page):

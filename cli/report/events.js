@@ -1,0 +1,59 @@
+// One section for each loss event.
+const OPEN = 3;   // sections that begin open
+const CURVES = 6; // of detectors, in a section
+const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors that look at a curve which is drawn anyway
+
+const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
+const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
+
+function signTable(event) {
+  if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });
+  return table(['what moved', 'where', 'first moved', 'warned', 'how far it can be believed'], event.before.map((sign) => [
+    element('span', {}, sentence(sign.plain), element('small', { textContent: ' ' + sign.detector })), place(sign), before(sign.lead_steps),
+    known(sign.warn_step) ? before(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: sign.sure })]));
+}
+
+function drawCurves(parent, event) {
+  if (!window.Chart) return parent.append(element('p', { className: 'quiet', textContent: 'Made without a chart library: words only.' }));
+  const box = () => parent.appendChild(element('div', { className: 'chart small' }));
+  if (event.loss.length) signalChart(box(), 'loss', event.loss, event, []);
+  if (event.gradient_norm.length)
+    signalChart(box(), 'gradient norm before clipping', event.gradient_norm, event, event.before.filter((s) => OF_GRADIENT.includes(s.detector)).slice(0, 1));
+  if (event.facts.some((f) => f.name === 'learning rate' && f.mark === 'notable'))
+    signalChart(box(), 'learning rate', event.learning_rate, event, []);
+  const others = event.before.filter((s) => !OF_GRADIENT.includes(s.detector) && s.points.length > 1);
+  for (const sign of others.slice(0, CURVES)) signalChart(box(), `${sign.detector}, ${place(sign)}`, sign.points, event, [sign]);
+  if (others.length > CURVES) parent.append(element('p', { className: 'quiet', textContent: `${others.length - CURVES} more are in the table only.` }));
+}
+
+function eventSection(event) {
+  const curves = element('div', { className: 'curves' });
+  const column = (title, list) => element('div', {}, element('h3', { textContent: title }), bullets(list));
+  const details = element('details', { open: event.number <= OPEN },
+    element('summary', {}, element('h2', { textContent: `${event.number}. ${event.title}` }), element('span', { className: 'quiet', textContent: ranksOf(event) })),
+    element('p', { textContent: event.text }),
+    element('h3', { textContent: 'What moved before it' }), signTable(event), curves,
+    element('p', { className: 'quiet', textContent: 'Horizontally: steps, 0 is the onset of the event. Shaded: from where the detector moved.' }),
+    element('h3', { textContent: 'Circumstances' }), element('dl', { className: 'facts' }, ...facts(event.facts)),
+    element('div', { className: 'three' }, column('Consistent with', event.consistent_with), column('Not excluded', event.not_excluded),
+      column('What to try', event.to_try)));
+  let drawn = false;
+  const draw = () => {
+    if (drawn || !details.open) return;
+    drawn = true;
+    drawCurves(curves, event);
+  };
+  details.addEventListener('toggle', draw);
+  details.draw = draw;
+  return element('section', { id: 'event-' + event.number, className: 'event' }, details);
+}
+
+function overview(events) {
+  if (events.length === 0)
+    return element('p', { className: 'none', textContent: 'The loss went through the whole record without one. What was watched, and what was not, stands below.' });
+  const link = (event) => (event.detailed ? element('a', { href: '#event-' + event.number, textContent: event.title }) : event.title);
+  return table(['', 'what', 'first to move', 'warned before it', 'seen on'], events.map((event) => {
+    const warned = event.before.filter((s) => known(s.warn_step));
+    return [String(event.number), link(event), event.first_sign, warned.length ? [...new Set(warned.map((s) => s.detector))].join(', ') : 'nothing', ranksOf(event)];
+  }));
+}

@@ -1,0 +1,52 @@
+// Puts the page together.
+const LABELS = 190; // width of the labels beside the two charts of the whole run
+
+function head() {
+  document.title = `${story.headline} – foreshock report`;
+  byId('headline').textContent = story.headline;
+  byId('verdict').textContent = story.verdict;
+  byId('verdict').className = story.loss_events.length ? 'bad' : 'good';
+  byId('made').textContent = known(story.version) ? `from a record of foreshock ${story.version}` : '';
+  byId('facts').append(...facts(story.facts));
+  byId('whole-note').textContent = story.events_note;
+}
+
+function detectorTable() {
+  return table(['detector', 'what it tells of', 'values', 'layers', 'moved', 'warned', 'last warning', 'how far it can be believed'], story.detectors.map((d) => [
+    d.detector, sentence(d.plain), d.values ? count(d.values) : element('span', { className: 'sure', textContent: 'none. ' + d.why_not }),
+    d.layers ? count(d.layers) : '–', count(d.watches), d.warnings ? element('span', {}, level('warn'), ' ' + count(d.warnings)) : '0',
+    known(d.last_warn_step) ? 'step ' + count(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));
+}
+
+// A section that a link leads to must be open to be read; a page on paper has no links.
+function openAll(sections) {
+  for (const details of sections) {
+    details.open = true;
+    details.draw();
+  }
+}
+
+function start() {
+  head();
+  if (window.Chart) {
+    if (lossChart(byId('loss-chart'), LABELS)) laneChart(byId('lanes'), LABELS);
+    else byId('loss-chart').append(element('p', { className: 'none', textContent: 'No loss of this run is known.' }));
+  }
+  byId('overview').append(overview(story.loss_events));
+  byId('stories').append(...story.loss_events.filter((e) => e.detailed).map(eventSection));
+  byId('coverage').append(...facts(story.coverage));
+  byId('detectors').append(detectorTable());
+  byId('notes').append(...story.notes.map((text) => element('li', { textContent: text })));
+  byId('limits').append(...story.limits.map((text) => element('li', { textContent: text })));
+  const sections = [...document.querySelectorAll('.event > details')];
+  sections.forEach((details) => details.draw());
+  addEventListener('beforeprint', () => openAll(sections));
+  const follow = () => {
+    const target = /^#event-\d+$/.test(location.hash) ? document.querySelector(location.hash + ' > details') : null;
+    if (target) openAll([target]);
+  };
+  addEventListener('hashchange', follow);
+  follow();
+}
+
+start();

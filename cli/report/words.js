@@ -1,0 +1,38 @@
+'use strict';
+// Names in the story come from a trainer, so every text goes through textContent. Unknown values are null.
+const story = JSON.parse(document.getElementById('story').textContent);
+
+const byId = (id) => document.getElementById(id);
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+const known = (value) => value !== null && value !== undefined;
+const finite = (value) => known(value) && Number.isFinite(value);
+const count = (value) => (known(value) ? value.toLocaleString('en').replaceAll(',', '\u202F').replace('-', '\u2212') : '–');
+const short = (value) => {
+  if (!finite(value)) return '–';
+  const rounded = +value.toPrecision(3), size = Math.abs(rounded);
+  const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? rounded.toExponential().replace('e+', 'e') : String(rounded);
+  return text.replaceAll('-', '\u2212');
+};
+const steps = (number) => `${count(number)} ${Math.abs(number) === 1 ? 'step' : 'steps'}`;
+const before = (lead) => (!known(lead) ? '–' : lead > 0 ? `${steps(lead)} before` : 'at the onset');
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// Rows of cells, each a text or a node.
+function table(head, rows) {
+  const cell = (tag, content, i) => element(tag, { className: i === 0 ? 'first' : '' }, content);
+  return element('div', { className: 'scroll', tabIndex: 0 }, element('table', {},
+    element('thead', {}, element('tr', {}, ...head.map((text, i) => cell('th', text, i)))),
+    element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map((content, i) => cell('td', content, i)))))));
+}
+
+const MARKS = { quiet: ['\u2713', 'nothing unusual'], notable: ['\u25B2', 'notable'], unknown: ['?', 'not known'] };
+function facts(list) {
+  return list.flatMap(({ name, text, mark }) => [element('dt', { textContent: name }),
+    element('dd', { className: mark }, element('span', { className: 'mark', textContent: MARKS[mark][0], title: MARKS[mark][1] }), text)]);
+}
+const bullets = (list) => element('ul', {}, ...list.map((text) => element('li', { textContent: text })));
+const level = (name) => element('span', { className: 'level ' + name, textContent: name === 'warn' ? '\u25B2 warned' : '\u25CB moved' });

@@ -1,0 +1,174 @@
+#include "cli/report_words.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "cli/report_texts.h"
+#include "cli/summary_words.h"
+
+namespace foreshock::cli {
+namespace {
+
+constexpr int kBackFor = 3;  // losses in a row that make it back
+
+std::string number(double value) { return formatted("%.4g", value); }
+std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
+
+const char* name_of_event(WatchEventKind kind) {
+  return kind == WatchEventKind::kLossRise     ? "Slow rise of the loss"
+         : kind == WatchEventKind::kDivergence ? "The loss was lost"
+                                               : "Loss spike";
+}
+
+// The losses before the onset: their mean and the highest of them.
+struct Usual {
+  double mean = 0, highest = 0;
+  size_t count = 0;
+};
+Usual usual_of(const StoryEvent& event) {
+  Usual usual;
+  for (const TrailStep& each : event.steps) {
+    if (each.step >= event.onset_step || !each.loss || !std::isfinite(*each.loss)) continue;
+    usual.highest = usual.count == 0 ? *each.loss : std::max(usual.highest, *each.loss);
+    usual.mean += *each.loss;
+    ++usual.count;
+  }
+  if (usual.count > 0) usual.mean /= static_cast<double>(usual.count);
+  return usual;
+}
+
+// Where the loss is back: the first of kBackFor losses in a row that are no higher than before. -1: not yet.
+int64_t back_at(const StoryEvent& event, double highest) {
+  int in_row = 0;
+  int64_t first = -1;
+  for (const TrailStep& each : event.steps) {
+    if (each.step < event.onset_step || !each.loss) continue;
+    if (!(*each.loss <= highest)) {
+      in_row = 0;
+      continue;
+    }
+    if (in_row++ == 0) first = each.step;
+    if (in_row == kBackFor) return first;
+  }
+  return -1;
+}
+
+std::string lead_text(const StoryEvent& event, int64_t step) {
+  return steps_text(steps_between(step, event.onset_step)) + " before";
+}
+
+double median(std::vector<int64_t> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1
+             ? static_cast<double>(values[middle])
+             : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
+}
+
+// Of the detectors that warned before events the one that did so before most.
+std::string most_frequent_sign(const Story& story) {
+  std::map<DetectorId, std::vector<int64_t>> leads;
+  for (const StoryEvent& event : story.events) {
+    std::map<DetectorId, int64_t> earliest;
+    for (const StorySign& sign : event.before)
+      if (sign.warn_step >= 0) {
+        int64_t& lead = earliest.emplace(sign.detector, 0).first->second;
+        lead = std::max(lead, steps_between(sign.warn_step, event.onset_step));
+      }
+    for (const auto& [detector, lead] : earliest) leads[detector].push_back(lead);
+  }
+  const auto most = std::max_element(leads.begin(), leads.end(), [](const auto& a, const auto& b) {
+    return a.second.size() < b.second.size();
+  });
+  if (most == leads.end()) return "";
+  return std::string(text_of(most->first).plain) + " (before " + std::to_string(most->second.size()) + ", " +
+         formatted("%g", median(most->second)) + " steps ahead in the median)";
+}
+
+size_t foretold(const Story& story) {
+  return static_cast<size_t>(
+      std::count_if(story.events.begin(), story.events.end(), [](const StoryEvent& event) {
+        return std::any_of(event.before.begin(), event.before.end(),
+                           [](const StorySign& sign) { return sign.warn_step >= 0; });
+      }));
+}
+
+}  // namespace
+
+std::string steps_text(int64_t number) {
+  return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
+}
+
+std::string title_of(const StoryEvent& event) {
+  return std::string(name_of_event(event.kind)) + " at step " + step_text(event.onset_step);
+}
+
+std::string course_of(const StoryEvent& event) {
+  if (event.steps.empty()) return "The run has more events than are told of one by one.";
+  const Usual usual = usual_of(event);
+  double highest = -INFINITY;
+  int64_t highest_at = 0;
+  bool is_number = true;
+  for (const TrailStep& each : event.steps) {
+    if (each.step < event.onset_step || !each.loss) continue;
+    is_number &= std::isfinite(*each.loss);
+    if (!(*each.loss > highest)) continue;
+    highest = *each.loss;
+    highest_at = each.step;
+  }
+  std::string text =
+      usual.count > 0 ? "The loss was " + number(usual.mean) + " on average in the steps before" : "The loss";
+  if (!is_number) return text + (usual.count > 0 ? "; then it was" : " was") + " NaN or infinite.";
+  if (!std::isfinite(highest)) return text + "; what came after is not in the record.";
+  text += (usual.count > 0 ? " and rose to " : " rose to ") + number(highest) + " at step " +
+          step_text(highest_at) + ".";
+  const int64_t back = usual.count > 0 ? back_at(event, usual.highest) : -1;
+  if (back >= 0)
+    return text + " It was back " + steps_text(steps_between(event.onset_step, back)) + " after the onset.";
+  return text + " It had not come back " +
+         steps_text(steps_between(event.onset_step, event.steps.back().step)) + " after the onset.";
+}
+
+std::string how_sure(const Measured* measured) {
+  if (measured == nullptr) return "Experimental: the benchmark has no figure for it.";
+  const std::string begin = measured->is_proven() ? "" : "Experimental. ";
+  const std::string events = count(measured->events) + " loss events";
+  if (!(measured->alarms > 0)) return begin + "In the benchmark it warned before none of " + events + ".";
+  std::string text = begin + "In the benchmark it warned before " + count(measured->hits) + " of " + events +
+                     "; " + count(measured->right) + " of its " + count(measured->alarms) +
+                     (measured->alarms == 1 ? " warning was" : " warnings were") + " followed by one";
+  if (std::isfinite(measured->lift))
+    text += ", " + formatted("%.2g", measured->lift) + " times what chance gives";
+  return text + ".";
+}
+
+std::string first_sign_of(const StoryEvent& event) {
+  if (event.before.empty()) return "nothing";
+  const StorySign& sign = event.before.front();
+  return std::string(text_of(sign.detector).plain) + ", " + lead_text(event, sign.since_step);
+}
+
+std::string verdict_of(const Story& story, uint64_t steps, uint64_t loss_events, uint64_t warnings) {
+  const std::string all = steps_text(static_cast<int64_t>(steps));
+  if (steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
+  if (loss_events == 0)
+    return "No loss event in " + all +
+           (warnings == 0 ? ", and no detector warned."
+                          : "; detectors warned " + count(static_cast<double>(warnings)) +
+                                (warnings == 1 ? " time." : " times."));
+  const StoryEvent& first = story.events.front();
+  const size_t warned = foretold(story);
+  if (story.events.size() == 1)
+    return title_of(first) + ". " +
+           (first.before.empty() ? "No detector spoke before it."
+            : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
+                                 : "First to move: " + first_sign_of(first) + ".");
+  const std::string events = count(static_cast<double>(story.events.size()));
+  return events + " loss events, the first at step " + step_text(first.onset_step) + ". " +
+         (warned == 0 ? "No detector warned before any of them."
+                      : "A detector had warned before " + count(static_cast<double>(warned)) +
+                            " of them; most often: " + most_frequent_sign(story) + ".");
+}
+
+}  // namespace foreshock::cli

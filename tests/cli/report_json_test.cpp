@@ -1,0 +1,56 @@
+#include "cli/report_json.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/report_page.h"
+#include "told_run.h"
+
+namespace foreshock::cli {
+namespace {
+
+using Json = nlohmann::json;
+using ReportJson = ToldRun;
+
+TEST_F(ReportJson, ALongRunWithManyEventsStaysSmall) {
+  constexpr int64_t kSteps = 100'000;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    StepLine line =
+        step_line(step, step % 1000 < 3 && step > 1000 ? 9.0 + static_cast<double>(step) : usual_loss(step));
+    line.gradient_norm = 1 + 1e-3 * std::cos(static_cast<double>(step));
+    take(line);
+  }
+  const std::string json = report_json(teller_.finish());
+  const Json story = Json::parse(json);
+  EXPECT_EQ(story["schema"], 1);
+  EXPECT_EQ(story["loss_events"].size(), 98u) << "from step 2000 on, one in 1000";
+  EXPECT_LE(story["timeline"]["loss"].size(), 1024u);
+  EXPECT_LE(story["loss_events"][0]["loss"].size(), 162u) << "two a stretch, and the last";
+  EXPECT_LT(report_page(json).size(), 2'000'000u);
+}
+
+TEST_F(ReportJson, ThinningKeepsWhatSticksOut) {
+  steps(1, 300);
+  spike(301);
+  const Json story = Json::parse(report_json(teller_.finish()));
+  double highest = 0;
+  for (const Json& point : story["loss_events"][0]["loss"])
+    highest = std::max(highest, point[1].get<double>());
+  EXPECT_EQ(highest, 9);
+}
+
+TEST_F(ReportJson, WhatIsNoNumberIsNullAndBytesBecomeText) {
+  steps(1, 200);
+  take(level_line("bias", "warn", 200, "\xff\xfe" + std::string(100'000, 'x')));
+  for (int64_t step = 201; step <= 206; ++step) take(step_line(step, NAN));
+  take(event_line("divergence", 201));
+  const Json story = Json::parse(report_json(teller_.finish()));
+  const Json& event = story["loss_events"][0];
+  EXPECT_TRUE(event["loss"].back()[1].is_null());
+  EXPECT_LT(event["before"][0]["layer"].get<std::string>().size(), 500u);
+  EXPECT_TRUE(event["gradient_norm"].empty());
+}
+
+}  // namespace
+}  // namespace foreshock::cli

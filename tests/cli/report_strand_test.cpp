@@ -1,0 +1,58 @@
+#include "cli/report_strand.h"
+
+#include "told_run.h"
+
+namespace foreshock::cli {
+namespace {
+
+TEST(ReportStrand, LevelsBecomeEpisodes) {
+  Strand strand;
+  strand.take(level_line("bias", "watch", 10, "003"), 0, 10);
+  strand.take(level_line("bias", "warn", 12, "003"), 0, 12);
+  strand.take(level_line("bias", "quiet", 30, "003"), 0, 30);
+  strand.take(level_line("bias", "watch", 50, "003"), 0, 50);
+  ASSERT_EQ(strand.episodes().size(), 2u);
+  EXPECT_EQ(strand.episodes()[0].since_step, 10);
+  EXPECT_EQ(strand.episodes()[0].warn_step, 12);
+  EXPECT_EQ(strand.episodes()[0].end_step, 30);
+  EXPECT_EQ(strand.episodes()[0].most, Level::kWarn);
+  EXPECT_EQ(strand.episodes()[1].end_step, -1);
+  EXPECT_EQ(strand.warnings(), 1u);
+}
+
+TEST(ReportStrand, WhatARankSaidIsForgottenWhenItGoesBack) {
+  Strand strand;
+  strand.take(level_line("bias", "warn", 12, "003"), 0, 12);
+  strand.take(event_line("resumed", 5), 1, 5);
+  strand.take(event_line("loss_spike", 20), 1, 22);
+  ASSERT_EQ(strand.events().size(), 1u);
+  EXPECT_TRUE(strand.events()[0].before.empty());
+}
+
+TEST(ReportStrand, OtherEventsAndUnknownDetectorsAreLeftAlone) {
+  Strand strand;
+  strand.take(event_line("weight_mismatch", 5), 0, 5);
+  EXPECT_FALSE(strand.has_any());
+  strand.take(level_line("of_a_newer_version", "warn", 5), 0, 5);
+  EventLine nowhere;
+  nowhere.event = "loss_spike";
+  strand.take(nowhere, 0, 5);
+  EXPECT_TRUE(strand.has_any());
+  EXPECT_TRUE(strand.episodes().empty());
+  EXPECT_EQ(strand.loss_events(), 0u);
+}
+
+TEST(ReportStrand, AnotherAttemptIsAnotherEvent) {
+  Strand strand;
+  strand.take(event_line("loss_spike", 20), 0, 22);
+  strand.take(event_line("loss_spike", 21, "", 1), 0, 23);
+  strand.take(event_line("loss_spike", 20), 1, 22);
+  EXPECT_EQ(strand.events().size(), 2u);
+  EXPECT_EQ(strand.loss_events(), 3u);
+  for (int64_t step = 0; step < 2000; ++step) strand.take(event_line("loss_rise", 100 * step), 0, 100 * step);
+  EXPECT_EQ(strand.events().size(), Strand::kMostEvents);
+  EXPECT_EQ(strand.left_out(), 2002u - Strand::kMostEvents);
+}
+
+}  // namespace
+}  // namespace foreshock::cli

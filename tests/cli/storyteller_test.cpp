@@ -1,0 +1,165 @@
+#include "cli/storyteller.h"
+
+#include <gmock/gmock.h>
+
+#include "cli/report_texts.h"
+#include "told_run.h"
+
+namespace foreshock::cli {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using Storytelling = ToldRun;
+
+TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
+  for (const char* layer : {"000", "001", "002", "003"}) {
+    steps(1, 0);
+    take(step_line(1, 1.0));
+    take(sample_line(1, layer));
+  }
+  steps(2, 280);
+  take(level_line("bias", "watch", 280, "003"));
+  steps(281, 290);
+  take(level_line("bias", "warn", 290, "003"));
+  steps(291, 295);
+  take(level_line("max_logit", "watch", 295, "001"));
+  steps(296, 300);
+  for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
+  take(event_line("loss_spike", 301));
+  steps(304, 420);
+  const Story story = teller_.finish();
+  EXPECT_TRUE(story.from_record);
+  ASSERT_THAT(story.events, SizeIs(1));
+  const StoryEvent& event = story.events[0];
+  EXPECT_EQ(event.title, "Loss spike at step 301");
+  ASSERT_THAT(event.before, SizeIs(2));
+  EXPECT_EQ(event.before[0].detector, DetectorId::kBias);
+  EXPECT_EQ(event.before[0].layer, "003");
+  EXPECT_EQ(event.before[0].since_step, 280);
+  EXPECT_EQ(event.before[0].warn_step, 290);
+  EXPECT_EQ(event.before[1].detector, DetectorId::kMaxLogit);
+  EXPECT_EQ(event.before[1].warn_step, -1);
+  EXPECT_EQ(fact(event, "layers").text, "detectors spoke in 001, 003; the other 2 stayed quiet");
+  EXPECT_THAT(event.consistent_with, Contains(text_of(DetectorId::kBias).consistent_with));
+  EXPECT_THAT(event.to_try, Contains(text_of(DetectorId::kMaxLogit).to_try));
+  EXPECT_EQ(story.verdict,
+            "Loss spike at step 301. First to move: attention's output erred to one side, 21 steps before.");
+  EXPECT_EQ(
+      event.text,
+      "The loss was 1 on average in the steps before and rose to 9 at step 301. It was back 3 steps after "
+      "the onset.");
+}
+
+TEST_F(Storytelling, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
+  steps(1, 300);
+  spike(301);
+  const Story story = teller_.finish();
+  EXPECT_FALSE(story.from_record);
+  EXPECT_THAT(story.events_note, HasSubstr("run over it now"));
+  ASSERT_THAT(story.events, SizeIs(1));
+  EXPECT_EQ(story.events[0].onset_step, 301);
+  EXPECT_THAT(story.events[0].before, IsEmpty());
+  EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kNothingBefore).consistent_with));
+  EXPECT_EQ(story.verdict, "Loss spike at step 301. No detector spoke before it.");
+  EXPECT_EQ(story.events[0].steps.front().step, 301 - StoryEvent::kBefore);
+  EXPECT_EQ(story.events[0].steps.back().step, 301 + StoryEvent::kAfter);
+}
+
+TEST_F(Storytelling, ALossThatIsNoNumberAndWhereThatBegan) {
+  steps(1, 200);
+  take(event_line("nonfinite", 199, "002"));
+  for (int64_t step = 201; step <= 206; ++step) take(step_line(step, NAN));
+  const Story story = teller_.finish();
+  ASSERT_THAT(story.events, SizeIs(1));
+  EXPECT_EQ(story.events[0].kind, WatchEventKind::kDivergence);
+  EXPECT_THAT(story.events[0].text, HasSubstr("then it was NaN or infinite."));
+  EXPECT_EQ(fact(story.events[0], "NaN or infinite values").text,
+            "first in attention's result of layer 002, 2 steps before");
+  EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kNonfinite).consistent_with));
+}
+
+TEST_F(Storytelling, ARunWithoutEventsSaysWhatWasNotWatched) {
+  steps(1, 300);
+  const Story story = teller_.finish();
+  EXPECT_EQ(story.verdict, "No loss event in 300 steps, and no detector warned.");
+  EXPECT_THAT(story.events, IsEmpty());
+  ASSERT_THAT(story.detectors, SizeIs(kDetectors));
+  for (const StoryDetector& each : story.detectors) EXPECT_EQ(each.values, 0u);
+  EXPECT_EQ(story.facts[0].text, "no end in the record: it goes on, or its agent was stopped");
+}
+
+TEST_F(Storytelling, ARecordWithoutAStepSaysNothingOfTheLoss) {
+  RunLine line;
+  line.run = "me";
+  line.state = "started";
+  take(line);
+  EXPECT_THAT(teller_.finish().verdict, HasSubstr("nothing can be said"));
+}
+
+TEST_F(Storytelling, TheSameStepsRunAgainAreACircumstance) {
+  steps(1, 300);
+  spike(301);
+  steps(250, 450);  // from a checkpoint, and this time it went well
+  const Story story = teller_.finish();
+  ASSERT_THAT(story.events, SizeIs(1));
+  EXPECT_EQ(fact(story.events[0], "the same steps again").text,
+            "were run 1 more time: it came again in none");
+  EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kDidNotComeAgain).consistent_with));
+}
+
+TEST_F(Storytelling, AnEventOnOneRankOfTwoIsToldOnceWithItsRank) {
+  for (int64_t step = 1; step <= 420; ++step) {
+    take(step_line(step, step >= 301 && step <= 303 ? 9.0 : usual_loss(step), 1));
+    take(step_line(step, usual_loss(step), 0));
+  }
+  const Story story = teller_.finish();
+  ASSERT_THAT(story.events, SizeIs(1));
+  EXPECT_THAT(story.events[0].ranks, testing::ElementsAre(1));
+  EXPECT_EQ(fact(story.events[0], "ranks").text, "seen on 1 of 2: rank 1");
+}
+
+TEST_F(Storytelling, RanksThatHaveItTogetherShareAnEvent) {
+  for (int64_t step = 1; step <= 420; ++step)
+    for (int64_t rank = 0; rank < 2; ++rank)
+      take(step_line(step, step >= 301 + 2 * rank && step <= 304 + 2 * rank ? 9.0 : usual_loss(step), rank));
+  const Story story = teller_.finish();
+  ASSERT_THAT(story.events, SizeIs(1));
+  EXPECT_THAT(story.events[0].ranks, testing::ElementsAre(0, 1));
+  EXPECT_EQ(fact(story.events[0], "ranks").text, "seen on all 2 in the record");
+}
+
+TEST_F(Storytelling, AnEventAtTheEndOfACutRecordIsTold) {
+  steps(1, 300);
+  for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
+  const Story story = teller_.finish();
+  ASSERT_THAT(story.events, SizeIs(1));
+  EXPECT_EQ(story.events[0].steps.back().step, 303);
+  EXPECT_THAT(story.events[0].text, HasSubstr("It had not come back 2 steps after the onset."));
+}
+
+TEST_F(Storytelling, RecordsOfNodesAreOneRunAndOfOtherRunsNone) {
+  steps(1, 20);
+  teller_.begin_record();
+  steps(1, 20, 8);
+  EXPECT_THAT(teller_.take(step_line(21, 1.0)), HasSubstr("rank 0 is in an earlier record too"));
+  StepLine other = step_line(1, 1.0, 9);
+  other.run = "another";
+  EXPECT_THAT(teller_.take(other), HasSubstr("of run another"));
+}
+
+TEST_F(Storytelling, StepsThatMayBeAnythingDoNoHarm) {
+  for (const int64_t step : {INT64_MAX, INT64_MIN, int64_t{0}, INT64_MAX, int64_t{-5}}) {
+    take(step_line(step, NAN));
+    take(level_line("bias", "warn", step, "\xff<b>"));
+    take(event_line("loss_spike", step));
+    take(event_line("divergence", -step / 2));
+  }
+  EXPECT_THAT(teller_.finish().events, Not(IsEmpty()));
+}
+
+}  // namespace
+}  // namespace foreshock::cli

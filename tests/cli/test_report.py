@@ -1,0 +1,215 @@
+"""foreshock report as a process, and its page in a real browser: what it says, whom it asks, and what it refuses."""
+
+import json
+import math
+import pathlib
+import subprocess
+
+import browser
+import pytest
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+NEEDS_BROWSER = pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here")
+
+
+def line(kind: str, **more: object) -> dict:
+    return {"schema": 1, "type": kind, "run": "me", **more}
+
+
+def step(number: int, loss: float | None, **more: object) -> dict:
+    of = line("step", rank=0, step=number, time=1.7e9 + number, loss=loss, learning_rate=3e-4, skipped_steps=0)
+    return of | {"gradient_norm": 1 + 0.01 * math.sin(number), "attention_calls": 2} | more
+
+
+def precursor(number: int, level: str, detector: str = "bias", layer: str | None = "003") -> dict:
+    return line("event", rank=0, step=number, event="precursor", detector=detector, level=level, layer=layer, score=1.0)
+
+
+def sample(number: int, layer: str) -> dict:
+    bias = 0.001 * math.sin(number) + (0.3 if number > 270 and layer == "003" else 0)
+    return line("sample", rank=0, step=number, layer=layer, bias_ulp=bias, deviation_ratio=0.5) | {"pass": "forward"}
+
+
+def run_with_a_spike(**names: str) -> list[dict]:
+    """A bias in layer 003 from step 280 on, a spike at 301."""
+    lines = [line("run", state="started", rank=0, time=1.7e9, foreshock_version="0.1.0", world_size=1)]
+    for n in range(1, 421):
+        lines.append(step(n, 9.0 if 301 <= n <= 303 else 1 + 1e-4 * math.sin(n)))
+        if n % 4 == 0:
+            lines += [sample(n, layer) for layer in ("001", "002", "003")]
+        lines += {280: [precursor(280, "watch")], 290: [precursor(290, "warn")],
+                  303: [line("event", rank=0, step=301, event="loss_spike", value=9.0)]}.get(n, [])  # fmt: skip
+    lines.append(line("run", state="ended", rank=0, time=1.7e9 + 421))
+    return [one | {key: value for key, value in names.items() if key in one} for one in lines]
+
+
+def quiet_run() -> list[dict]:
+    return [step(n, 1 + 1e-4 * math.sin(n)) for n in range(1, 301)]
+
+
+@pytest.fixture
+def foreshock(foreshock):
+    return lambda *words: subprocess.run([foreshock, *words], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(lines: list[dict], name: str = "run.jsonl") -> pathlib.Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tab():
+    one = browser.Browser()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def page(write, foreshock, tab):
+    """page(lines, **how): the tab with the report of them; nothing was asked for, nothing complained."""
+
+    def open_page(lines: list[dict], **how: object) -> browser.Browser:
+        record = write(lines)
+        done = foreshock("report", str(record))
+        assert done.returncode == 0, done.stderr
+        tab.open(record.with_suffix(".html").as_uri(), **how)
+        tab.wait_for("document.getElementById('limits').children.length > 0")
+        return tab
+
+    yield open_page
+    assert tab.console == []
+    assert {address.split(":")[0] for address in tab.requests} <= {"file", "data", "about"}
+    assert len([address for address in tab.requests if address.startswith("file")]) == 1
+    tab.leave()
+
+
+@NEEDS_BROWSER
+def test_the_page_tells_the_story(page):
+    tab = page(run_with_a_spike())
+    text = tab.value("document.body.innerText")
+    for part in (
+        "Run me",
+        "Loss spike at step 301. First to move: attention's output erred to one side, 21 steps before.",
+        "1. Loss spike at step 301",
+        "layer 003",
+        "11 steps before",
+        "the other 2 stayed quiet",
+        "Consistent with",
+        "Not excluded",
+        "What to try",
+        "none. No backward slice of an attention call was judged.",
+    ):
+        assert part.lower() in text.lower(), part
+    assert not any(word in text for word in ("null", "undefined", "[object"))
+    labels = tab.value("[...document.querySelectorAll('canvas')].map((c) => c.getAttribute('aria-label'))")
+    assert len(labels) == 5, "the run, its detectors; of the event the loss, the gradient norm, the bias"
+    assert labels[4].startswith("bias, layer 003 from 256 steps before the event: from ")
+    painted = """[...document.querySelectorAll('canvas')].map((c) =>
+        new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size)"""
+    assert min(tab.value(painted)) > 8, "something is drawn in each"
+
+
+@NEEDS_BROWSER
+def test_names_stay_text(page):
+    tab = page(run_with_a_spike(run=HOSTILE, layer=HOSTILE, foreshock_version=HOSTILE))
+    assert tab.value("document.getElementById('headline').textContent") == "Run " + HOSTILE
+    assert tab.value("document.querySelectorAll('img, section script').length") == 0
+
+
+@NEEDS_BROWSER
+def test_no_foreign_script_may_run(page):
+    tab = page(quiet_run())
+    tab.value(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.taken = 1'}))"
+    )
+    assert tab.value("window.taken === undefined"), "the policy of the page"
+    tab.console.clear()  # it has complained of that, as it should
+
+
+@NEEDS_BROWSER
+def test_a_quiet_run_and_a_narrow_screen(page):
+    tab = page(quiet_run(), width=390)
+    assert tab.value("document.getElementById('verdict').className") == "good"
+    assert "No loss event in 300 steps, and no detector warned." in tab.value("document.body.innerText")
+    assert tab.value("document.documentElement.scrollWidth") <= 390, "nothing makes a phone scroll sideways"
+
+
+@NEEDS_BROWSER
+def test_the_fourth_event_opens_by_its_link(page):
+    lines = [step(n, 9.0 if n > 200 and n % 250 < 3 else 1 + 1e-4 * math.sin(n)) for n in range(1, 1400)]
+    tab = page(lines)
+    events = "[...document.querySelectorAll('.event > details')].map((d) => d.open)"
+    assert tab.value(events) == [True, True, True, False, False]
+    tab.value("document.querySelector('a[href=\"#event-4\"]').focus()")
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r")
+    tab.call("Input.dispatchKeyEvent", type="keyUp", key="Enter", code="Enter")
+    tab.wait_for("document.querySelectorAll('.event > details')[3].open")
+    assert tab.value("document.querySelectorAll('#event-4 canvas').length") == 2
+
+
+def test_json_has_the_same(foreshock, write):
+    done = foreshock("report", "--json", str(write(run_with_a_spike())))
+    assert (done.returncode, done.stderr) == (0, "")
+    story = json.loads(done.stdout)
+    (event,) = story["loss_events"]
+    assert (story["schema"], story["events_from"], event["event"], event["step"]) == (1, "record", "loss_spike", 301)
+    (sign,) = event["before"]
+    assert (sign["detector"], sign["layer"], sign["lead_steps"], sign["warn_lead_steps"]) == ("bias", "003", 21, 11)
+    assert [point for point in sign["points"] if point[0] == 300][0][1] > 0.2
+    assert all(event[key] for key in ("consistent_with", "not_excluded", "to_try"))
+
+
+def test_a_record_that_is_cut_is_told_as_far_as_it_goes(foreshock, write):
+    record = write(run_with_a_spike())
+    text = record.read_bytes()
+    record.write_bytes(text[: text.index(b'"event": "loss_spike"') + 200] + b"\n\xff{nonsense\n" + b'{"schema": 1, "ty')
+    story = json.loads(foreshock("report", "--json", str(record)).stdout)
+    assert len(story["loss_events"]) == 1
+    assert len(story["notes"]) == 2
+    assert "could not be read" in story["notes"][0]
+    assert "was cut off" in story["notes"][1]
+
+
+def test_nodes_are_told_together(foreshock, write):
+    first, second = run_with_a_spike(), [one | {"rank": 8} for one in quiet_run()]
+    done = foreshock("report", "--json", str(write(first, "a.jsonl")), str(write(second, "b.jsonl")))
+    (event,) = json.loads(done.stdout)["loss_events"]
+    assert {fact["name"]: fact["text"] for fact in event["facts"]}["ranks"] == "seen on 1 of 2: rank 0"
+
+
+def test_nobodys_file_is_written_over(foreshock, write, tmp_path):
+    record = write(quiet_run())
+    other = tmp_path / "run.html"
+    other.write_text("mine")
+    done = foreshock("report", str(record))
+    assert (done.returncode, other.read_text()) == (2, "mine")
+    other.unlink()
+    assert foreshock("report", str(record)).returncode == 0
+    assert foreshock("report", str(record)).returncode == 0, "a report is replaced"
+
+
+def test_what_cannot_be_told_gets_one_line_and_status_two(foreshock, write, tmp_path):
+    good, text = str(write(quiet_run())), tmp_path / "text.jsonl"
+    text.write_text("hello\n")
+    twice = str(write(quiet_run(), "twice.jsonl"))
+    other = str(write([one | {"run": "another", "rank": 1} for one in quiet_run()], "other.jsonl"))
+    for words, says in (
+        ([], "name a record"),
+        ([good, "-o"], "give -o a file"),
+        ([good, "--jason"], "there is no option"),
+        ([good, "-o", good], "is one of the records"),
+        ([good, "-o", "/nowhere/at/all.html"], "cannot write into"),
+        ([good, "-o", "x.html", "--json"], "choose one"),
+        ([str(text)], "no line of it is a record's"),
+        ([str(tmp_path / "none.jsonl")], "No such file"),
+        ([good, twice, "-o", str(tmp_path / "x.html")], "rank 0 is in an earlier record too"),
+        ([good, other, "-o", str(tmp_path / "x.html")], "of run another"),
+    ):
+        done = foreshock("report", *words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), words
+        assert says in done.stderr, (words, done.stderr)
