@@ -37,6 +37,7 @@ Json name_or_null(const std::string& name) { return text_or_null(cut(name)); }
 template <class Points, class Value>
 std::vector<size_t> kept(const Points& points, const Value& value) {
   std::vector<size_t> indexes;
+  if (!points.empty()) indexes.push_back(0);
   const size_t stretches = kMostPoints / 2;
   for (size_t stretch = 0; stretch < stretches; ++stretch) {
     const size_t begin = stretch * points.size() / stretches, end = (stretch + 1) * points.size() / stretches;
@@ -46,10 +47,10 @@ std::vector<size_t> kept(const Points& points, const Value& value) {
       if (value(points[n]) < value(points[least])) least = n;
       if (value(points[n]) > value(points[largest])) largest = n;
     }
-    indexes.push_back(std::min(least, largest));
-    if (least != largest) indexes.push_back(std::max(least, largest));
+    for (const size_t n : {std::min(least, largest), std::max(least, largest)})
+      if (n > indexes.back()) indexes.push_back(n);
   }
-  if (!points.empty() && indexes.back() != points.size() - 1) indexes.push_back(points.size() - 1);
+  if (!points.empty() && indexes.back() < points.size() - 1) indexes.push_back(points.size() - 1);
   return indexes;
 }
 
@@ -150,9 +151,12 @@ Json episode_json(const StoryEpisode& each) {
           {"end_step", count_or_null(each.end_step)}};
 }
 
-Json timeline_json(const HistoryTable& table) {
-  Json timeline = {
-      {"rank", table.rank}, {"first_step", table.first_step}, {"steps_per_point", table.steps_per_point}};
+Json timeline_json(const Story& story) {
+  const HistoryTable& table = story.timeline;
+  Json timeline = {{"rank", table.rank},
+                   {"first_step", table.first_step},
+                   {"steps_per_point", table.steps_per_point},
+                   {"last_step", story.timeline_last_step}};
   for (const auto& [name, values] : table.columns) {
     Json& list = timeline[std::string(name)] = Json::array();
     for (const float value : values) list.push_back(short_number(static_cast<double>(value)));
@@ -176,7 +180,7 @@ std::string report_json(const Story& story) {
                          {"facts", facts_json(story.facts)},
                          {"events_from", story.from_record ? "record" : "detectors"},
                          {"events_note", story.events_note},
-                         {"timeline", timeline_json(story.timeline)},
+                         {"timeline", timeline_json(story)},
                          {"episodes", episodes},
                          {"loss_events", events},
                          {"detectors", detectors},

@@ -70,7 +70,8 @@ struct Story {
   std::vector<StoryFact> facts;   // of the run
   bool from_record = false;       // the events are those that the agent wrote; else found now
   std::string events_note;
-  HistoryTable timeline;  // loss and loss_max of one rank
+  HistoryTable timeline;           // loss and loss_max of one rank
+  int64_t timeline_last_step = 0;  // of that rank, whether its loss is known or not
   std::vector<StoryEpisode> episodes;
   std::vector<StoryEvent> events;  // by step within an attempt
   std::vector<StoryDetector> detectors;

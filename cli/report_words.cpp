@@ -58,6 +58,12 @@ std::string lead_text(const StoryEvent& event, int64_t step) {
   return steps_text(steps_between(step, event.onset_step)) + " before";
 }
 
+// Of a name from a trainer.
+std::string in_layer(const std::string& layer) {
+  constexpr size_t kLongest = 64;
+  return layer.empty() ? "" : " in layer " + layer.substr(0, kLongest);
+}
+
 double median(std::vector<int64_t> values) {
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
@@ -79,11 +85,11 @@ std::string most_frequent_sign(const Story& story) {
     for (const auto& [detector, lead] : earliest) leads[detector].push_back(lead);
   }
   const auto most = std::max_element(leads.begin(), leads.end(), [](const auto& a, const auto& b) {
-    return a.second.size() < b.second.size();
+    return std::pair(a.second.size(), median(a.second)) < std::pair(b.second.size(), median(b.second));
   });
   if (most == leads.end()) return "";
-  return std::string(text_of(most->first).plain) + " (before " + std::to_string(most->second.size()) + ", " +
-         formatted("%g", median(most->second)) + " steps ahead in the median)";
+  return std::string(text_of(most->first).plain) + " (before " + std::to_string(most->second.size()) +
+         ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
 size_t foretold(const Story& story) {
@@ -92,6 +98,25 @@ size_t foretold(const Story& story) {
         return std::any_of(event.before.begin(), event.before.end(),
                            [](const StorySign& sign) { return sign.warn_step >= 0; });
       }));
+}
+
+// The warning that came first, in words.
+std::string first_warning(const Story& story) {
+  const StoryEpisode* first = nullptr;
+  for (const StoryEpisode& each : story.episodes)
+    if (each.warn_step >= 0 && (first == nullptr || each.warn_step < first->warn_step)) first = &each;
+  if (first == nullptr) return "";
+  return ", first at step " + step_text(first->warn_step) + ": " + text_of(first->detector).plain +
+         in_layer(first->layer);
+}
+
+std::string verdict_without_events(const Story& story, const RunCounts& counts) {
+  const std::string begin = counts.losses == 0
+                                ? "The loss of this run is not known, so no loss event can be told"
+                                : "No loss event in " + steps_text(static_cast<int64_t>(counts.steps));
+  if (counts.warnings == 0) return begin + ", and no detector warned.";
+  return begin + "; detectors warned " + count(static_cast<double>(counts.warnings)) +
+         (counts.warnings == 1 ? " time" : " times") + first_warning(story) + ".";
 }
 
 }  // namespace
@@ -109,20 +134,25 @@ std::string course_of(const StoryEvent& event) {
   const Usual usual = usual_of(event);
   double highest = -INFINITY;
   int64_t highest_at = 0;
-  bool is_number = true;
+  const TrailStep* lost = nullptr;  // the first that is no number
   for (const TrailStep& each : event.steps) {
-    if (each.step < event.onset_step || !each.loss) continue;
-    is_number &= std::isfinite(*each.loss);
-    if (!(*each.loss > highest)) continue;
+    if (each.step < event.onset_step || !each.loss || lost != nullptr) continue;
+    if (!std::isfinite(*each.loss)) lost = &each;
+    if (!(*each.loss > highest) || lost != nullptr) continue;
     highest = *each.loss;
     highest_at = each.step;
   }
   std::string text =
       usual.count > 0 ? "The loss was " + number(usual.mean) + " on average in the steps before" : "The loss";
-  if (!is_number) return text + (usual.count > 0 ? "; then it was" : " was") + " NaN or infinite.";
-  if (!std::isfinite(highest)) return text + "; what came after is not in the record.";
-  text += (usual.count > 0 ? " and rose to " : " rose to ") + number(highest) + " at step " +
-          step_text(highest_at) + ".";
+  const bool has_risen = std::isfinite(highest);
+  if (!has_risen && lost == nullptr) return text + "; what came after is not in the record.";
+  if (has_risen)
+    text += (usual.count > 0 ? " and rose to " : " rose to ") + number(highest) + " at step " +
+            step_text(highest_at);
+  if (lost != nullptr)
+    return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") + step_text(lost->step) +
+           " on it was NaN or infinite.";
+  text += ".";
   const int64_t back = usual.count > 0 ? back_at(event, usual.highest) : -1;
   if (back >= 0)
     return text + " It was back " + steps_text(steps_between(event.onset_step, back)) + " after the onset.";
@@ -146,17 +176,12 @@ std::string how_sure(const Measured* measured) {
 std::string first_sign_of(const StoryEvent& event) {
   if (event.before.empty()) return "nothing";
   const StorySign& sign = event.before.front();
-  return std::string(text_of(sign.detector).plain) + ", " + lead_text(event, sign.since_step);
+  return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step);
 }
 
-std::string verdict_of(const Story& story, uint64_t steps, uint64_t loss_events, uint64_t warnings) {
-  const std::string all = steps_text(static_cast<int64_t>(steps));
-  if (steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
-  if (loss_events == 0)
-    return "No loss event in " + all +
-           (warnings == 0 ? ", and no detector warned."
-                          : "; detectors warned " + count(static_cast<double>(warnings)) +
-                                (warnings == 1 ? " time." : " times."));
+std::string verdict_of(const Story& story, const RunCounts& counts) {
+  if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
+  if (story.events.empty()) return verdict_without_events(story, counts);
   const StoryEvent& first = story.events.front();
   const size_t warned = foretold(story);
   if (story.events.size() == 1)
@@ -167,7 +192,9 @@ std::string verdict_of(const Story& story, uint64_t steps, uint64_t loss_events,
   const std::string events = count(static_cast<double>(story.events.size()));
   return events + " loss events, the first at step " + step_text(first.onset_step) + ". " +
          (warned == 0 ? "No detector warned before any of them."
-                      : "A detector had warned before " + count(static_cast<double>(warned)) +
+                      : "A detector had warned before " +
+                            (warned == story.events.size() ? std::string("every one")
+                                                           : count(static_cast<double>(warned))) +
                             " of them; most often: " + most_frequent_sign(story) + ".");
 }
 

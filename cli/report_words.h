@@ -21,11 +21,17 @@ std::string course_of(const StoryEvent& event);
 // How far a detector can be believed, by what was measured of it; null: nothing was.
 std::string how_sure(const Measured* measured);
 
-// "gradient norm grew steadily, 9 steps before" of the first sign; "nothing" without any.
+// "the gradient norm grew steadily, 9 steps before", with the layer if there is one; "nothing" without a
+// sign.
 std::string first_sign_of(const StoryEvent& event);
 
-// One sentence on the whole run. `loss_events`, `warnings`: as counted on all ranks.
-std::string verdict_of(const Story& story, uint64_t steps, uint64_t loss_events, uint64_t warnings);
+// What was seen of a run. Warnings are counted on all ranks.
+struct RunCounts {
+  uint64_t steps = 0, losses = 0, warnings = 0;
+};
+
+// One sentence or two on the whole run.
+std::string verdict_of(const Story& story, const RunCounts& counts);
 
 }  // namespace foreshock::cli
 

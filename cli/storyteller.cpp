@@ -140,6 +140,7 @@ void Storyteller::observe(const StepLine& line) {
 
 // One curve is enough to see the run: that of the rank that came first.
 void Storyteller::draw(const StepLine& line) {
+  losses_ += line.loss.has_value();
   if (timeline_rank_ < 0) timeline_rank_ = *line.rank;
   if (*line.rank != timeline_rank_ || !line.loss || *line.step < 0) return;
   timeline_.add(*line.step, 0, *line.loss);
@@ -212,10 +213,10 @@ Story Storyteller::finish() {
     event.facts = facts_of(event, story.events, run_, &clues);
     explain(clues, &event);
   }
-  uint64_t steps = 0;
-  for (const auto& [rank, trail] : run_.trails) steps = std::max(steps, trail.steps());
+  RunCounts counts = {0, losses_, told.warnings()};
+  for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
   story.headline = "Run " + run_id_;
-  story.verdict = verdict_of(story, steps, told.loss_events(), told.warnings());
+  story.verdict = verdict_of(story, counts);
   story.facts = facts();
   story.coverage = coverage();
   story.detectors = detectors();
@@ -223,6 +224,9 @@ Story Storyteller::finish() {
   story.timeline.run = run_id_;
   story.timeline.rank = timeline_rank_;
   timeline_.copy_to(&story.timeline);
+  if (const auto trail = run_.trails.find(timeline_rank_); trail != run_.trails.end())
+    for (const Trail::Attempt& each : trail->second.attempts())
+      story.timeline_last_step = std::max(story.timeline_last_step, each.last);
   if (told.left_out() > 0)
     story.notes.push_back(count(static_cast<double>(told.left_out())) + " more loss events are not listed.");
   if (other_runs_ > 0)
@@ -283,6 +287,13 @@ std::vector<StoryFact> Storyteller::coverage() const {
   facts.push_back(
       {"steps", counted(steps) + " seen" + (missed > 0 ? ", " + counted(missed) + " not" : ", none missed"),
        missed > 0 ? Mark::kNotable : Mark::kQuiet});
+  facts.push_back({"loss",
+                   losses_ == 0 ? "not known at any step"
+                   : losses_ <= kLossWindow
+                       ? "known at " + counted(losses_) + " steps, too few to tell a spike: that takes " +
+                             counted(kLossWindow) + " before it"
+                       : "known at " + counted(losses_) + " steps",
+                   losses_ <= kLossWindow ? Mark::kUnknown : Mark::kQuiet});
   const uint64_t slices = run_.slices[0] + run_.slices[1];
   facts.push_back({"attention",
                    run_.attention_calls == 0 && slices == 0

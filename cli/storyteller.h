@@ -62,7 +62,7 @@ class Storyteller {
   std::map<int64_t, std::string> states_;  // of each rank, as told last
   int64_t world_size_ = 0;
   double first_time_ = 0, last_time_ = 0;
-  uint64_t other_runs_ = 0;
+  uint64_t losses_ = 0, other_runs_ = 0;
 };
 
 }  // namespace foreshock::cli

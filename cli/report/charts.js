@@ -29,9 +29,13 @@ const marks = {
       ctx.moveTo(place, area.top);
       ctx.lineTo(place, area.bottom);
       ctx.stroke();
-      const isLeft = place + ctx.measureText(text).width + 6 > area.right;
-      ctx.textAlign = isLeft ? 'right' : 'left';
-      ctx.fillText(text, place + (isLeft ? -4 : 4), area.top + 11 + 12 * (i % 3));
+      const width = ctx.measureText(text).width, row = area.top + 11 + 13 * (i % 3);
+      const left = place + width + 6 > area.right ? place - 4 - width : place + 4;
+      if (width === 0) return;
+      ctx.fillStyle = '#ffffffd9';
+      ctx.fillRect(left - 2, row - 10, width + 4, 13);
+      ctx.fillStyle = colour;
+      ctx.fillText(text, left, row);
     });
     ctx.restore();
   },
@@ -63,9 +67,12 @@ function span(values) {
   return good.length ? `from ${short(Math.min(...good))} to ${short(Math.max(...good))}` : 'no value is a number';
 }
 
+// A loss that is no number is not in the curve; the run went on for all that.
+const lastStep = () => Math.max(story.timeline.last_step, story.timeline.first_step + (story.timeline.loss ?? []).length * story.timeline.steps_per_point - 1);
+
 // The loss of the whole run, with a numbered line at every event.
 function lossChart(parent, width) {
-  const { first_step: first, steps_per_point: every, loss = [], loss_max: most = [] } = story.timeline;
+  const { first_step: first, steps_per_point: every, loss = [], loss_max: most = [] } = story.timeline, end = lastStep();
   const points = (values) => values.map((y, i) => ({ x: first + i * every, y }));
   if (!loss.some((v) => finite(v))) return false;
   const canvas = frame(parent, `loss${every > 1 ? `, mean and largest of each ${count(every)} steps` : ''}, by step`,
@@ -76,7 +83,7 @@ function lossChart(parent, width) {
     data: { datasets: [line(loss, INK.line, 1.6), ...(every > 1 ? [line(most, INK.most, 1)] : [])] },
     options: {
       ...plain, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: first, max: first + loss.length * every, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], width) },
+      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], width) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines: story.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
     },
@@ -86,8 +93,7 @@ function lossChart(parent, width) {
 
 // When each detector moved and warned, one row a detector, under the same steps as the loss.
 function laneChart(parent, width) {
-  const { first_step: first, steps_per_point: every, loss = [] } = story.timeline;
-  const end = first + loss.length * every;
+  const { first_step: first, loss = [] } = story.timeline, end = lastStep();
   const phrase = new Map(story.detectors.map((d) => [d.detector, d.plain]));
   const names = [...new Set(story.episodes.map((e) => e.detector))];
   if (names.length === 0 || loss.length === 0) return;
@@ -114,13 +120,21 @@ function laneChart(parent, width) {
   });
 }
 
+// The steps around an event that its charts show: most of what was kept when something moved long before, less else.
+function view(event) {
+  const curve = event.loss.length ? event.loss : event.gradient_norm;
+  const first = (curve[0]?.[0] ?? event.step) - event.step, last = (curve[curve.length - 1]?.[0] ?? event.step) - event.step;
+  const lead = Math.max(0, ...event.before.map((s) => s.lead_steps));
+  return [Math.max(first, -Math.max(96, Math.round(1.5 * lead))), Math.min(last, Math.max(48, lead))];
+}
+
 // One signal around an event, by steps from the onset. `signs`: what was seen in it.
 function signalChart(parent, title, points, event, signs) {
-  const data = points.map(([x, y]) => ({ x: x - event.step, y }));
+  const [from, to] = view(event);
+  const data = points.map(([x, y]) => ({ x: x - event.step, y })).filter(({ x }) => x >= from && x <= to);
   const values = data.map((p) => p.y);
-  const first = event.loss[0]?.[0] ?? points[0][0], last = event.loss[event.loss.length - 1]?.[0] ?? points[points.length - 1][0];
   const told = signs.map((s) => `${s.plain}, ${before(s.lead_steps)}`).join('; ');
-  const canvas = frame(parent, title, `${title} from ${steps(event.step - first)} before the event: ${span(values)}${told ? '. ' + told : ''}`);
+  const canvas = frame(parent, title, `${title} from ${steps(-from)} before the event: ${span(values)}${told ? '. ' + told : ''}`);
   const lines = [{ at: 0, text: 'event', colour: INK.event, dash: [] }];
   for (const sign of signs) {
     lines.push({ at: -sign.lead_steps, text: 'moved', colour: INK.quiet, dash: [2, 3] });
@@ -131,7 +145,7 @@ function signalChart(parent, title, points, event, signs) {
     data: { datasets: [{ data, borderColor: INK.line, borderWidth: 1.6, pointRadius: data.length < 40 ? 2 : 0, pointBackgroundColor: INK.line, spanGaps: false }] },
     options: {
       ...plain, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: first - event.step, max: last - event.step, ticks: { ...tick, maxTicksLimit: 7, callback: count } }), y: yAxis(values) },
+      scales: { x: axis({ type: 'linear', min: from, max: to, ticks: { ...tick, maxTicksLimit: 7, callback: count } }), y: yAxis(values) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines, bands: signs.map((s) => ({ from: -s.lead_steps, to: 0 })) } },
     },

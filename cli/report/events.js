@@ -8,9 +8,9 @@ const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event
 
 function signTable(event) {
   if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });
-  return table(['what moved', 'where', 'first moved', 'warned', 'how far it can be believed'], event.before.map((sign) => [
+  return table(['what moved', 'where', 'first moved', 'warned', 'how far it can be believed'], event.before.map((sign, i) => [
     element('span', {}, sentence(sign.plain), element('small', { textContent: ' ' + sign.detector })), place(sign), before(sign.lead_steps),
-    known(sign.warn_step) ? before(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: sign.sure })]));
+    known(sign.warn_step) ? before(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: event.before.findIndex((s) => s.detector === sign.detector) < i ? 'as above' : sign.sure })]));
 }
 
 function drawCurves(parent, event) {
@@ -48,7 +48,19 @@ function eventSection(event) {
   return element('section', { id: 'event-' + event.number, className: 'event' }, details);
 }
 
+// Nothing: none warned.
+function warningTable() {
+  const warned = story.episodes.filter((e) => known(e.warn_step)).sort((a, b) => a.since_step - b.since_step);
+  const phrase = new Map(story.detectors.map((d) => [d.detector, d.plain]));
+  if (warned.length === 0) return null;
+  return table(['what', 'where', 'moved at step', 'warned at step', 'until step'], warned.map((e) => [
+    element('span', {}, sentence(phrase.get(e.detector)), element('small', { textContent: ' ' + e.detector })), place(e), count(e.since_step), count(e.warn_step),
+    known(e.end_step) ? count(e.end_step) : 'the end']));
+}
+
 function overview(events) {
+  if (events.length === 0 && !(story.timeline.loss ?? []).some((v) => finite(v)))
+    return element('p', { textContent: 'None can be told: the loss of this run is not known.' });
   if (events.length === 0)
     return element('p', { className: 'none', textContent: 'The loss went through the whole record without one. What was watched, and what was not, stands below.' });
   const link = (event) => (event.detailed ? element('a', { href: '#event-' + event.number, textContent: event.title }) : event.title);

@@ -5,7 +5,7 @@ function head() {
   document.title = `${story.headline} – foreshock report`;
   byId('headline').textContent = story.headline;
   byId('verdict').textContent = story.verdict;
-  byId('verdict').className = story.loss_events.length ? 'bad' : 'good';
+  byId('verdict').className = story.loss_events.length || story.episodes.some((e) => known(e.warn_step)) ? 'bad' : 'good';
   byId('made').textContent = known(story.version) ? `from a record of foreshock ${story.version}` : '';
   byId('facts').append(...facts(story.facts));
   byId('whole-note').textContent = story.events_note;
@@ -32,6 +32,10 @@ function start() {
     if (lossChart(byId('loss-chart'), LABELS)) laneChart(byId('lanes'), LABELS);
     else byId('loss-chart').append(element('p', { className: 'none', textContent: 'No loss of this run is known.' }));
   }
+  const warnings = warningTable();
+  byId('warnings').hidden = !warnings;
+  byId('warnings').open = story.loss_events.length === 0;
+  if (warnings) byId('warnings').append(warnings);
   byId('overview').append(overview(story.loss_events));
   byId('stories').append(...story.loss_events.filter((e) => e.detailed).map(eventSection));
   byId('coverage').append(...facts(story.coverage));

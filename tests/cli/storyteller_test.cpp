@@ -47,7 +47,8 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
   EXPECT_THAT(event.consistent_with, Contains(text_of(DetectorId::kBias).consistent_with));
   EXPECT_THAT(event.to_try, Contains(text_of(DetectorId::kMaxLogit).to_try));
   EXPECT_EQ(story.verdict,
-            "Loss spike at step 301. First to move: attention's output erred to one side, 21 steps before.");
+            "Loss spike at step 301. First to move: attention's output erred to one side in layer "
+            "003, 21 steps before.");
   EXPECT_EQ(
       event.text,
       "The loss was 1 on average in the steps before and rose to 9 at step 301. It was back 3 steps after "
@@ -76,7 +77,7 @@ TEST_F(Storytelling, ALossThatIsNoNumberAndWhereThatBegan) {
   const Story story = teller_.finish();
   ASSERT_THAT(story.events, SizeIs(1));
   EXPECT_EQ(story.events[0].kind, WatchEventKind::kDivergence);
-  EXPECT_THAT(story.events[0].text, HasSubstr("then it was NaN or infinite."));
+  EXPECT_THAT(story.events[0].text, HasSubstr("; from step 201 on it was NaN or infinite."));
   EXPECT_EQ(fact(story.events[0], "NaN or infinite values").text,
             "first in attention's result of layer 002, 2 steps before");
   EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kNonfinite).consistent_with));
@@ -90,6 +91,29 @@ TEST_F(Storytelling, ARunWithoutEventsSaysWhatWasNotWatched) {
   ASSERT_THAT(story.detectors, SizeIs(kDetectors));
   for (const StoryDetector& each : story.detectors) EXPECT_EQ(each.values, 0u);
   EXPECT_EQ(story.facts[0].text, "no end in the record: it goes on, or its agent was stopped");
+}
+
+TEST_F(Storytelling, AWarningWithoutALossEventIsTheStory) {
+  steps(1, 150);
+  take(level_line("entropy_drop", "warn", 150, "001"));
+  take(level_line("max_logit", "warn", 140, "002"));
+  EXPECT_EQ(
+      teller_.finish().verdict,
+      "No loss event in 150 steps; detectors warned 2 times, first at step 140: attention scores became very "
+      "large in layer 002.");
+}
+
+TEST_F(Storytelling, ALossThatIsNotKnownIsNotCalledWell) {
+  for (int64_t step = 1; step <= 200; ++step) take(step_line(step, std::nullopt));
+  const Story story = teller_.finish();
+  EXPECT_EQ(story.verdict,
+            "The loss of this run is not known, so no loss event can be told, and no detector warned.");
+  EXPECT_EQ(story.coverage[1].text, "not known at any step");
+}
+
+TEST_F(Storytelling, TooFewLossesForARuleAreSaid) {
+  steps(1, 100);
+  EXPECT_EQ(teller_.finish().coverage[1].mark, StoryFact::Mark::kUnknown);
 }
 
 TEST_F(Storytelling, ARecordWithoutAStepSaysNothingOfTheLoss) {

@@ -94,7 +94,7 @@ def test_the_page_tells_the_story(page):
     text = tab.value("document.body.innerText")
     for part in (
         "Run me",
-        "Loss spike at step 301. First to move: attention's output erred to one side, 21 steps before.",
+        "Loss spike at step 301. First to move: attention's output erred to one side in layer 003, 21 steps before.",
         "1. Loss spike at step 301",
         "layer 003",
         "11 steps before",
@@ -108,7 +108,7 @@ def test_the_page_tells_the_story(page):
     assert not any(word in text for word in ("null", "undefined", "[object"))
     labels = tab.value("[...document.querySelectorAll('canvas')].map((c) => c.getAttribute('aria-label'))")
     assert len(labels) == 5, "the run, its detectors; of the event the loss, the gradient norm, the bias"
-    assert labels[4].startswith("bias, layer 003 from 256 steps before the event: from ")
+    assert labels[4].startswith("bias, layer 003 from 96 steps before the event: from ")
     painted = """[...document.querySelectorAll('canvas')].map((c) =>
         new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size)"""
     assert min(tab.value(painted)) > 8, "something is drawn in each"
@@ -137,6 +137,15 @@ def test_a_quiet_run_and_a_narrow_screen(page):
     assert tab.value("document.getElementById('verdict').className") == "good"
     assert "No loss event in 300 steps, and no detector warned." in tab.value("document.body.innerText")
     assert tab.value("document.documentElement.scrollWidth") <= 390, "nothing makes a phone scroll sideways"
+
+
+@NEEDS_BROWSER
+def test_a_warning_without_a_loss_event_is_no_good_news(page):
+    tab = page([*quiet_run(), precursor(300, "warn")])
+    assert tab.value("document.getElementById('verdict').className") == "bad"
+    assert "first at step 300" in tab.value("document.getElementById('verdict').textContent")
+    warned = tab.value("[...document.querySelectorAll('#warnings td')].map((cell) => cell.textContent)")
+    assert warned == ["Attention's output erred to one side bias", "layer 003", "300", "300", "the end"]
 
 
 @NEEDS_BROWSER
