@@ -101,6 +101,7 @@ Json sign_json(const StorySign& sign, const StoryEvent& event) {
           {"lead_steps", lead(sign.since_step)},
           {"warn_step", count_or_null(sign.warn_step)},
           {"warn_lead_steps", lead(sign.warn_step)},
+          {"end_step", count_or_null(sign.end_step)},
           {"sure", how_sure(measured_of(info.name))},
           {"points", points_json(sign.points)}};
 }

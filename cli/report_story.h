@@ -14,14 +14,17 @@
 
 namespace foreshock::cli {
 
-// A detector that spoke before a loss event.
+// A detector that spoke before a loss event. If it did so several times: all that reached to kNear steps
+// before the onset, else the last one.
 struct StorySign {
+  static constexpr int64_t kNear = 64;  // the horizon of the benchmark
+
   DetectorId detector = DetectorId::kBias;
   std::string layer;  // "": of none
   int64_t rank = 0;
   Level most = Level::kWatch;
-  int64_t since_step = 0, warn_step = -1;  // -1: it did not warn
-  std::vector<SignalPoint> points;         // what it was given, around the event
+  int64_t since_step = 0, warn_step = -1, end_step = -1;  // -1: it did not warn; it lasted
+  std::vector<SignalPoint> points;                        // what it was given, around the event
 };
 
 // One circumstance of an event.

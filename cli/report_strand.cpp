@@ -15,18 +15,28 @@ bool has_rank(const StoryEvent& event, int64_t rank) {
   return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
 }
 
-void add_sign(const Episode& episode, int64_t rank, std::vector<StorySign>* signs) {
+int64_t later(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
+
+void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<StorySign>* signs) {
+  const StorySign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
+                          episode.warn_step, episode.end_step, {}};
   const auto known = std::find_if(signs->begin(), signs->end(), [&](const StorySign& each) {
-    return each.detector == episode.detector && each.layer == episode.layer;
+    return each.detector == sign.detector && each.layer == sign.layer;
   });
-  if (known == signs->end()) {
-    signs->push_back(
-        {episode.detector, episode.layer, rank, episode.most, episode.since_step, episode.warn_step, {}});
+  if (known == signs->end()) return signs->push_back(sign);
+  const auto is_near = [&](const StorySign& each) {
+    return each.end_step < 0 || steps_between(each.end_step, onset) <= StorySign::kNear;
+  };
+  if (is_near(*known) != is_near(sign) || !is_near(sign)) {
+    const bool is_later =
+        is_near(sign) == is_near(*known) ? sign.since_step > known->since_step : is_near(sign);
+    if (is_later) *known = sign;
     return;
   }
-  known->most = std::max(known->most, episode.most);
-  known->since_step = std::min(known->since_step, episode.since_step);
-  known->warn_step = earlier(known->warn_step, episode.warn_step);
+  known->most = std::max(known->most, sign.most);
+  known->since_step = std::min(known->since_step, sign.since_step);
+  known->warn_step = earlier(known->warn_step, sign.warn_step);
+  known->end_step = later(known->end_step, sign.end_step);
 }
 
 // Those that warned come first, then the earliest.
@@ -105,7 +115,7 @@ void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t
   }
   one.ranks.push_back(*event.rank);
   for (const Episode& episode : precursors_[*event.rank].before(*event.step))
-    add_sign(episode, *event.rank, &one.before);
+    add_sign(episode, *event.rank, one.onset_step, &one.before);
   sort_signs(&one.before);
 }
 

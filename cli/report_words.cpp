@@ -10,7 +10,8 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr int kBackFor = 3;  // losses in a row that make it back
+constexpr int kBackFor = 3;     // losses in a row that make it back
+constexpr int64_t kUsual = 32;  // steps before an onset that it is compared with: a loss falls
 
 std::string number(double value) { return formatted("%.4g", value); }
 std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
@@ -29,7 +30,8 @@ struct Usual {
 Usual usual_of(const StoryEvent& event) {
   Usual usual;
   for (const TrailStep& each : event.steps) {
-    if (each.step >= event.onset_step || !each.loss || !std::isfinite(*each.loss)) continue;
+    const int64_t lead = steps_between(each.step, event.onset_step);
+    if (lead <= 0 || lead > kUsual || !each.loss || !std::isfinite(*each.loss)) continue;
     usual.highest = usual.count == 0 ? *each.loss : std::max(usual.highest, *each.loss);
     usual.mean += *each.loss;
     ++usual.count;
@@ -142,8 +144,9 @@ std::string course_of(const StoryEvent& event) {
     highest = *each.loss;
     highest_at = each.step;
   }
-  std::string text =
-      usual.count > 0 ? "The loss was " + number(usual.mean) + " on average in the steps before" : "The loss";
+  std::string text = usual.count > 0
+                         ? "The loss was " + number(usual.mean) + " on average in the steps just before"
+                         : "The loss";
   const bool has_risen = std::isfinite(highest);
   if (!has_risen && lost == nullptr) return text + "; what came after is not in the record.";
   if (has_risen)

@@ -8,7 +8,7 @@ const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event
 
 function signTable(event) {
   if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });
-  return table(['what moved', 'where', 'first moved', 'warned', 'how far it can be believed'], event.before.map((sign, i) => [
+  return table(['what moved', 'where', 'moved', 'warned', 'how far it can be believed'], event.before.map((sign, i) => [
     element('span', {}, sentence(sign.plain), element('small', { textContent: ' ' + sign.detector })), place(sign), before(sign.lead_steps),
     known(sign.warn_step) ? before(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: event.before.findIndex((s) => s.detector === sign.detector) < i ? 'as above' : sign.sure })]));
 }

@@ -1,6 +1,8 @@
 'use strict';
 // Names in the story come from a trainer, so every text goes through textContent. Unknown values are null.
-const story = JSON.parse(document.getElementById('story').textContent);
+// A number is not broken over lines.
+const unbroken = (_, value) => (typeof value === 'string' ? value.replace(/(?<=\d) (?=\d{3}(?!\d))/g, '\u202F') : value);
+const story = JSON.parse(document.getElementById('story').textContent, unbroken);
 
 const byId = (id) => document.getElementById(id);
 function element(tag, properties = {}, ...children) {

@@ -29,6 +29,28 @@ TEST(ReportStrand, WhatARankSaidIsForgottenWhenItGoesBack) {
   EXPECT_TRUE(strand.events()[0].before.empty());
 }
 
+void speak(Strand& strand, int64_t watch, int64_t warn, int64_t quiet) {
+  strand.take(level_line("bias", "watch", watch, "003"), 0, watch);
+  strand.take(level_line("bias", "warn", warn, "003"), 0, warn);
+  strand.take(level_line("bias", "quiet", quiet, "003"), 0, quiet);
+}
+
+// An episode of the event before this one is not what led to it.
+TEST(ReportStrand, OfSeveralTimesTheOneThatLedToTheEvent) {
+  Strand strand;
+  speak(strand, 100, 110, 130);
+  speak(strand, 280, 285, 300);
+  speak(strand, 310, 315, 318);
+  strand.take(event_line("loss_spike", 320), 0, 322);
+  ASSERT_EQ(strand.events()[0].before.size(), 1u);
+  const StorySign& sign = strand.events()[0].before[0];
+  EXPECT_EQ(sign.since_step, 280) << "both of the last two reached to 64 steps before it";
+  EXPECT_EQ(sign.warn_step, 285);
+  EXPECT_EQ(sign.end_step, 318);
+  strand.take(event_line("loss_spike", 400), 0, 402);
+  EXPECT_EQ(strand.events()[1].before[0].since_step, 310) << "none did: the last";
+}
+
 TEST(ReportStrand, OtherEventsAndUnknownDetectorsAreLeftAlone) {
   Strand strand;
   strand.take(event_line("weight_mismatch", 5), 0, 5);

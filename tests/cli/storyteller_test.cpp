@@ -49,10 +49,10 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
   EXPECT_EQ(story.verdict,
             "Loss spike at step 301. First to move: attention's output erred to one side in layer "
             "003, 21 steps before.");
-  EXPECT_EQ(
-      event.text,
-      "The loss was 1 on average in the steps before and rose to 9 at step 301. It was back 3 steps after "
-      "the onset.");
+  EXPECT_EQ(event.text,
+            "The loss was 1 on average in the steps just before and rose to 9 at step 301. It was back 3 "
+            "steps after "
+            "the onset.");
 }
 
 TEST_F(Storytelling, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
@@ -91,6 +91,15 @@ TEST_F(Storytelling, ARunWithoutEventsSaysWhatWasNotWatched) {
   ASSERT_THAT(story.detectors, SizeIs(kDetectors));
   for (const StoryDetector& each : story.detectors) EXPECT_EQ(each.values, 0u);
   EXPECT_EQ(story.facts[0].text, "no end in the record: it goes on, or its agent was stopped");
+}
+
+TEST_F(Storytelling, ALossThatFallsIsComparedWithTheStepsJustBefore) {
+  for (int64_t step = 1; step <= 420; ++step) {
+    const double falling = 10 * std::exp(-0.01 * static_cast<double>(step));
+    take(step_line(step, step >= 301 && step <= 306 ? 1.5 : falling));  // no more than it was at step 189
+    if (step == 303) take(event_line("loss_spike", 301));
+  }
+  EXPECT_THAT(teller_.finish().events[0].text, HasSubstr("It was back 6 steps after the onset."));
 }
 
 TEST_F(Storytelling, AWarningWithoutALossEventIsTheStory) {
