@@ -96,8 +96,8 @@ void AlertCommand::poll(Clock::time_point now) {
     killed_at_ = now;
     kill(-child_, SIGKILL);  // with all that it has started: it leads a session
   }
-  if (child_ > 0 && killed_at_ &&
-      now - *killed_at_ >= kToDie) {  // it waits for a device that does not answer
+  // One that outlives this waits for a device that does not answer.
+  if (child_ > 0 && killed_at_ && now - *killed_at_ >= kToDie) {
     given_up_.push_back(std::exchange(child_, -1));
     ++failed_;
   }
@@ -116,8 +116,8 @@ void AlertCommand::leave(Clock::time_point now) {
 void AlertCommand::reap() {
   int status = 0;
   const pid_t ended = waitpid(child_, &status, WNOHANG);
-  if (ended != child_ && !(ended < 0 && errno == ECHILD))
-    return;  // ECHILD: whoever started us ignores children
+  const bool is_ignored = ended < 0 && errno == ECHILD;  // by whoever started us
+  if (ended != child_ && !is_ignored) return;
   child_ = -1;
   if (status == 0) return;
   ++failed_;

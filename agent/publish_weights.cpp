@@ -22,9 +22,7 @@ nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<d
 constexpr int64_t kMostIntervals = 3;
 
 bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
-  // The segment may say anything; more than the first is no interval of a record either.
-  constexpr uint64_t kMostInterval = uint64_t{1} << 32;
-  const auto interval = static_cast<int64_t>(std::min(std::max(model.interval, now.interval), kMostInterval));
+  const auto interval = static_cast<int64_t>(std::max(model.interval, now.interval));
   return now.step - model.step > kMostIntervals * interval;
 }
 

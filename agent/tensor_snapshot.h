@@ -48,6 +48,11 @@ struct TensorSnapshot {
   uint64_t update_elements = 0;
   std::optional<OptimizerSums> optimizer;  // of the parts that are here
   std::vector<int64_t> odd_ranks;          // whose part differs from their replicas'
+
+  std::optional<double> update_mean_abs() const {
+    if (!update_sum_magnitude || update_elements == 0) return std::nullopt;
+    return *update_sum_magnitude / static_cast<double>(update_elements);
+  }
 };
 
 // All values of a layer's tensors, or of the model's, as one distribution: over one interval, each tensor at

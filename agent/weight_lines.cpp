@@ -74,8 +74,7 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   if (snapshot.elements > 0) line.rms = std::sqrt(snapshot.sum_of_squares / elements);
   if (snapshot.histogram.finite > 0) line.mean_abs = mean_magnitude(snapshot.histogram);
   line.update_elements = snapshot.update_elements;
-  if (snapshot.update_sum_magnitude && snapshot.update_elements > 0)
-    line.update_mean_abs = *snapshot.update_sum_magnitude / static_cast<double>(snapshot.update_elements);
+  line.update_mean_abs = snapshot.update_mean_abs();
   line.update_max_abs = snapshot.update_max_magnitude;
   line.nonfinite_values = snapshot.histogram.non_finite();
   line.histogram_hash = hexadecimal(fnv1a(snapshot.stored));

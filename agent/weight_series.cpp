@@ -35,7 +35,7 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
       !tensor.shown.empty() && tensor.shown.rbegin()->second.snapshot.interval == snapshot->interval;
   if (!goes_on)  // whatever of it is waited with goes
     for (auto& [window, seen] : group.building) seen.erase(snapshot->key);
-  const bool is_kept = keep(is_first, *snapshot, group, &tensor);
+  const bool is_kept = keep(is_first, goes_on, *snapshot, group, &tensor);
   if (!is_in_order || !is_kept) return;
   group.members.insert(snapshot->key);
   group.building[window_of(*snapshot)].insert(snapshot->key);
@@ -94,9 +94,9 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
 }
 
 // Whether there was room for it.
-bool WeightSeries::keep(bool is_first, const TensorSnapshot& snapshot, const Group& group, Tensor* tensor) {
+bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group,
+                        Tensor* tensor) {
   const bool is_new = tensor->shown.empty();
-  const bool goes_on = !is_new && tensor->shown.rbegin()->second.snapshot.interval == snapshot.interval;
   forget_shown(tensor, goes_on ? group.building : std::map<int64_t, Seen>{}, -1);
   tensor->layer = snapshot.layer;
   tensor->turn = turns_;

@@ -87,7 +87,7 @@ class WeightSeries {
   static std::optional<Wasserstein> distance(bool is_known, const Histogram& before, const Histogram& now);
   void leave(const std::string& layer, const TensorKey& key);
   void compare(const Tensor& tensor, TensorSnapshot* snapshot) const;
-  bool keep(bool is_first, const TensorSnapshot& snapshot, const Group& group, Tensor* tensor);
+  bool keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group, Tensor* tensor);
   void keep_initial(const TensorSnapshot& snapshot, Tensor* tensor);
   void begin_turn(const TensorSnapshot& snapshot);
   bool enter(const TensorSnapshot& snapshot, Group* group);

@@ -67,10 +67,10 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
     sums.previous_known &= last.previous.has_value();
     sums.initial_known &= last.initial.has_value();
     sums.squares += last.sum_of_squares;
-    if (!last.update_sum_magnitude || last.update_elements == 0) continue;
+    const std::optional<double> mean = last.update_mean_abs();
+    if (!mean) continue;
     sums.updates += *last.update_sum_magnitude;
     pool.update_elements += last.update_elements;
-    const double mean = *last.update_sum_magnitude / static_cast<double>(last.update_elements);
     pool.update_mean_abs_max = larger(pool.update_mean_abs_max, mean);
   }
   return sums;

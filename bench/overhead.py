@@ -1,6 +1,6 @@
 """What the monitor costs a training.
 
-    python bench/overhead.py [--short] [--sets 4] [--rounds 40] [--wall]
+    python bench/overhead.py [--short] [--sets 4] [--rounds 40] [--wall] [--only parts|processes]
 
 Three kinds of the same small training take turns of a few steps: a plain process, one under `foreshock run` that never
 samples, and one under `foreshock run` with default options. One turn of each, in random order, is a round. A set is one
@@ -12,9 +12,15 @@ something on a shared machine; with --wall it is the clock on the wall, which ne
 a line of its own, as a share of one core. `ours` is what the monitor itself says that it took (the control of
 --max-slowdown), of the same turns.
 
+`by parts` is the sharper figure, for a machine on which two turns of one process differ by more than the goal. What the
+monitor does in a default training is a sum: something at each step (`step`: a training of one parameter, nearly all of
+whose time is the framework's), slices of attention, snapshots of weights. The last two are done at every step here, in
+a process that `foreshock pause` and `resume` switch off and on between turns, so that their cost stands out and nothing
+else differs; each turn with it on stands beside the two around it. What one slice and one snapshot cost, times how many
+a default training takes a step (counted in one that is left alone), is the sum.
+
 Printed: the median over the rounds of time with / time without - 1, and its 95 % interval from a bootstrap that draws
-sets, then rounds within them. `step` is a training of one parameter, nearly all of whose time is the framework's: what
-the monitor adds to an optimizer step in microseconds. Goals (DESIGN): at most 0.3 % and 1 %. A report, not a gate.
+sets, then rounds within them. Goals (DESIGN): at most 0.3 % and 1 %. A report, not a gate.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
@@ -39,6 +46,13 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 GOALS = {"unsampled": 0.003, "default": 0.01}
 NEVER = str(1 << 40)
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
+# One part of the work at every step: its cost stands out of the noise.
+OFTEN = {
+    "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
+    "weights": ("--every", NEVER, "--weights", "1", "--max-slowdown", "100%"),
+}
+DEFAULT_STEPS = 1024  # of a default training that is counted: several intervals between two snapshots of a tensor
+SHORT_DEFAULT_STEPS = 64
 LEAST_ROUNDS = 20  # of a set; with fewer an interval says nothing
 SHORT_SECONDS = 45  # after which --short begins no further round
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
@@ -114,9 +128,10 @@ class Trainer:
         self.summary = self.base / "summary.json"
         line = [sys.executable, __file__, "--serve", what]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | {"OMP_NUM_THREADS": "1"}
-        if KINDS[kind] is not None:
+        options = (KINDS | OFTEN)[kind]
+        if options is not None:
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
-            line = [*run, "--summary", str(self.summary), *KINDS[kind], "--", "taskset", "-c", str(cores[0]), *line]
+            line = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *line]
             environment |= {"FORESHOCK_DIR": str(self.base), "FORESHOCK_CACHE": CACHE}
         else:
             line = ["taskset", "-c", str(cores[0]), *line]
@@ -134,6 +149,12 @@ class Trainer:
         with contextlib.suppress(OSError, ValueError, IndexError):
             return cpu_seconds_of(json.loads((self.base / "bench" / "agent.json").read_text())["pid"])
         return 0
+
+    def switch(self, command: str) -> None:
+        """`pause` or `resume`; in force from the next step on."""
+        line = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
+        subprocess.run(line, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
+        self.turn(1)
 
     def finish(self) -> dict:
         """Its rank in the summary; {} of a plain one."""
@@ -168,6 +189,12 @@ def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, 
 
     drawn = sorted(estimate([draw(rounds) for rounds in draw(sets)]) for _ in range(draws))
     return estimate(sets), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
+
+
+def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
+    if sets < 2 or rounds < LEAST_ROUNDS:
+        return "too few rounds to tell"
+    return "met" if high <= goal else "not shown" if low <= goal else "missed"
 
 
 class Rounds:
@@ -210,12 +237,8 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
     count = f"{sets} sets x {len(ratios['default'][-1])} rounds of {steps} steps, {clock} time"
     for kind, goal in GOALS.items():
         middle, low, high = interval(ratios[kind])
-        verdict = "met" if high <= goal else "not shown" if low <= goal else "missed"
-        if sets < 2 or len(ratios[kind][-1]) < LEAST_ROUNDS:
-            verdict = "too few rounds to tell"
-        print(
-            f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {verdict}   ({count})", flush=True
-        )
+        told = verdict(high, low, goal, sets, len(ratios[kind][-1]))
+        print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {told}   ({count})", flush=True)
     print(
         f"{'ours':<10} {statistics.median(ours):+.2%}  as the monitor accounts for it, its agent's CPU included; "
         f"{sampled} slices",
@@ -224,7 +247,75 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
     print(f"{'agent':<10} {statistics.median(agent):+.2%}  of one core, while the default training ran", flush=True)
 
 
-def measure_step(sets: int, rounds: Rounds, steps: int, cores: list[int]) -> None:
+class Switched(NamedTuple):
+    """Of trainings that were switched off and on, per set and round."""
+
+    added: list[list[float]]  # seconds of a step with the monitor on, less those around it with it off
+    seconds: float  # of a step with it off
+    slices: float  # of a step with it on
+    snapshots: float
+
+    def each(self, count: float) -> tuple[float, float, float]:
+        return tuple(seconds / count for seconds in interval(self.added))
+
+
+def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> Switched:
+    added, plain, slices, snapshots, on_steps = [], [], 0, 0, 0
+    for _ in range(sets):
+        with one_of_each("gpt", (kind,), cores) as trainers:
+            trainer = trainers[kind]
+            trainer.turn(warm_up)
+            off, on = [], []
+            for _ in rounds:
+                trainer.switch("pause")
+                off.append(trainer.turn(steps)[clock] / steps)
+                trainer.switch("resume")
+                on.append(trainer.turn(steps)[clock] / steps)
+            trainer.switch("pause")
+            off.append(trainer.turn(steps)[clock] / steps)
+            trainer.switch("resume")  # or its end would not be told
+            rank = trainer.finish()
+        added.append([now - (a + b) / 2 for now, a, b in zip(on, off[:-1], off[1:], strict=True)])
+        plain += off
+        slices += sum(of["sampled"] for of in rank["attention"].values())
+        snapshots += rank["weights"]["snapshots"]
+        on_steps += warm_up + (steps + 1) * len(on) + 1
+    return Switched(added, statistics.median(plain), slices / on_steps, snapshots / on_steps)
+
+
+def measure_parts(
+    per_step: tuple[float, float, float], sets: int, rounds: Rounds, default_steps: int, **how: Any
+) -> None:
+    """`per_step`: what the monitor adds to any step, in seconds."""
+    often = {kind: switched(kind, sets, rounds, **how) for kind in OFTEN}
+    slices, weights = often["slices"], often["weights"]
+    per_slice, per_snapshot = slices.each(slices.slices), weights.each(weights.snapshots)
+    with one_of_each("gpt", ("default",), how["cores"]) as trainers:
+        trainers["default"].turn(default_steps)
+        rank = trainers["default"].finish()
+    of_slices = sum(of["sampled"] for of in rank["attention"].values()) / rank["steps"]
+    of_snapshots = rank["weights"]["snapshots"] / rank["steps"]
+    seconds = statistics.median([slices.seconds, weights.seconds])
+    # Bounds add up as if all were wrong in the same direction at once.
+    middle, low, high = (
+        (step + of_slices * one_slice + of_snapshots * snapshot) / seconds
+        for step, one_slice, snapshot in zip(per_step, per_slice, per_snapshot, strict=True)
+    )
+    count = f"{sets} sets x {len(slices.added[-1])} rounds of {how['steps']} steps of {seconds * 1e3:.0f} ms"
+    for name, (one, least, most), rate in (
+        ("slice", per_slice, of_slices), ("snapshot", per_snapshot, of_snapshots)
+    ):  # fmt: skip
+        print(
+            f"{name:<10} {one * 1e6:+.0f} us  [{least * 1e6:+.0f}, {most * 1e6:+.0f}]  each; {rate:.2g} of them a step "
+            f"by default   ({count}, {how['clock']} time)",
+            flush=True,
+        )
+    told = verdict(high, low, GOALS["default"], sets, len(slices.added[-1]))
+    print(f"{'by parts':<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {GOALS['default']:.1%}: {told}", flush=True)
+
+
+def measure_step(sets: int, rounds: Rounds, steps: int, cores: list[int]) -> tuple[float, float, float]:
+    """Seconds that the monitor adds to a step without a sample, with bounds."""
     added, plain = [], []
     for number in range(sets):
         with one_of_each("step", ("plain", "unsampled"), cores) as trainers:
@@ -244,6 +335,7 @@ def measure_step(sets: int, rounds: Rounds, steps: int, cores: list[int]) -> Non
         f"with one attention call each way   ({sets} sets x {len(kept)} rounds of {steps} steps, cpu time)",
         flush=True,
     )
+    return middle / 1e6, low / 1e6, high / 1e6
 
 
 def main() -> None:
@@ -252,18 +344,26 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=4, help="processes of each kind, one after the other")
     parser.add_argument("--rounds", type=int, default=40, help="turns of each process")
     parser.add_argument("--wall", action="store_true", help="wall-clock time: on an idle machine")
+    parser.add_argument("--only", choices=["parts", "processes"])
     parser.add_argument("--serve", choices=["gpt", "step"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        return serve(arguments.serve)
+        serve(arguments.serve)
+        return
     cores = sorted(os.sched_getaffinity(0))
     sets = 1 if arguments.short else arguments.sets
     deadline = time.monotonic() + (SHORT_SECONDS if arguments.short else float("inf"))
     rounds = Rounds(5 if arguments.short else arguments.rounds, deadline)
     clock = "wall" if arguments.wall else "cpu"
-    measure_step(sets, rounds, 200 if arguments.short else 500, cores)
     # A turn is a whole number of the least sampling interval, so that each holds as many sampled steps.
-    return measure_gpt(sets, rounds, 8 if arguments.short else 16, 8 if arguments.short else 64, clock, cores)
+    steps, warm_up = (8, 8) if arguments.short else (16, 64)
+    if arguments.only in (None, "parts"):
+        per_step = measure_step(sets, rounds, 200 if arguments.short else 500, cores)
+        default_steps = SHORT_DEFAULT_STEPS if arguments.short else DEFAULT_STEPS
+        how = {"steps": steps, "warm_up": warm_up, "clock": clock, "cores": cores}
+        measure_parts(per_step, sets, rounds, default_steps, **how)
+    if arguments.only in (None, "processes"):
+        measure_gpt(sets, rounds, steps, warm_up, clock, cores)
 
 
 if __name__ == "__main__":

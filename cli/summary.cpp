@@ -171,6 +171,15 @@ bool saw_no_step(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[1].calls > 0 && number(ranks[0], "/steps").value_or(0) == 0;
 }
 
+bool had_no_budget(const PassTotals (&passes)[2]) {
+  const auto is_spent = [](const PassTotals& totals) {
+    const auto budget = totals.skipped.find("budget");
+    return totals.judged == 0 && budget != totals.skipped.end() && budget->second > 0;
+  };
+  return passes[0].judged.value_or(0) + passes[1].judged.value_or(0) == 0 &&
+         (is_spent(passes[0]) || is_spent(passes[1]));
+}
+
 }  // namespace
 
 std::string summary_text(const std::string& json, bool colour) {
@@ -196,6 +205,10 @@ std::string summary_text(const std::string& json, bool colour) {
   if (saw_no_step(passes, ranks)) {
     out += fact("", "no optimizer step was seen, and nothing is sampled before the first: tell them with");
     out += fact("", "foreshock.report(step=) or, in C and C++, foreshock_annotate_step()");
+  }
+  if (had_no_budget(passes)) {
+    out += fact("", "a sample costs more than --max-slowdown allows of steps this short, or of so few:");
+    out += fact("", "train longer, or allow more, as in --max-slowdown 10%");
   }
   out += math_path_fact(ranks) + unseen_fact(ranks);
   if (ranks.size() == 1) {

@@ -3,6 +3,7 @@
 
 #include "segment/pread.h"
 #include "segment/reader.h"
+#include "segment/tensor_parser.h"
 
 namespace foreshock::segment {
 
@@ -10,6 +11,7 @@ TensorRing SegmentReader::tensor_ring() const {
   const Region& region = header_.regions[kTensors];
   TensorRing ring = {};
   if (region.count == 0 || !read_exactly(segment_, &ring, sizeof ring, region.offset)) return {};
+  ring.interval = std::min(ring.interval, kMostTensorInterval);
   return ring;
 }
 

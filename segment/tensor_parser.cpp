@@ -5,8 +5,6 @@
 namespace foreshock::segment {
 namespace {
 
-// Small multiples of either, and their sums, stay far from the ends of int64.
-constexpr uint64_t kMostInterval = uint64_t{1} << 32;
 constexpr int64_t kStepsEnd = int64_t{1} << 62;
 constexpr uint64_t kMostElements = uint64_t{1} << 48;  // counts of that many fit where W1 is computed
 constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // a TiB of fp32
@@ -58,7 +56,8 @@ const char* check_record(const TensorRecord& record) {
   if (record.dtype != kFp32 && record.dtype != kBf16 && record.dtype != kFp16)
     return "unknown storage format";
   if (record.step < 0 || record.step >= kStepsEnd) return "tensor of an unknown step";
-  if (record.interval == 0 || record.interval > kMostInterval) return "tensor with an impossible interval";
+  if (record.interval == 0 || record.interval > kMostTensorInterval)
+    return "tensor with an impossible interval";
   if (record.tensors == 0) return "tensor of none";
   if (const char* why = check_shapes(record)) return why;
   return check_histogram(record);

@@ -7,6 +7,9 @@
 
 namespace foreshock::segment {
 
+// Steps between two snapshots: more than this is no interval, but something that a trainer did not write.
+inline constexpr uint64_t kMostTensorInterval = uint64_t{1} << 32;
+
 struct TensorView {
   TensorRecord record;
   Bytes payload[kTensorPayloads];

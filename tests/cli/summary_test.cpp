@@ -62,6 +62,18 @@ TEST(Summary, UnknownIsNotZero) {
   EXPECT_THAT(text, HasSubstr("no attention was judged"));
 }
 
+TEST(Summary, ABudgetThatAllowsNoSampleIsNamedWithWhatToDo) {
+  Json short_steps = rank(0, 0.7);
+  for (const char* pass : {"forward", "backward"}) {
+    Json& of = short_steps["attention"][pass];
+    of["sampled"] = of["judged"] = 0;
+    of["skipped"] = {{"budget", 108}};
+  }
+  EXPECT_THAT(text_of(Json::array({short_steps})), HasSubstr("--max-slowdown 10%"));
+  EXPECT_THAT(text_of(Json::array({short_steps, rank(1, 0.7)})), Not(HasSubstr("--max-slowdown")))
+      << "another rank was judged";
+}
+
 TEST(Summary, ABiasOfFewSlicesIsMarkedAsSuch) {
   Json early = rank(0, 0.9);
   early["attention"]["forward"]["bias_z"] = nullptr;

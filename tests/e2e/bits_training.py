@@ -9,7 +9,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
-from tiny_gpt import Batches, TinyGpt, fingerprint, loss_of, set_up, tell
+from tiny_gpt import Batches, TinyGpt, fingerprint, leave_group, loss_of, set_up, tell
 
 STEPS = 8
 LAYERS = {"compiled_model": 2, "compiled_optimizer": 1}  # else 3; compiling takes its time
@@ -66,8 +66,7 @@ def train(case: str, profile: bool) -> None:
     facts = {"digest": fingerprint(losses, model), "losses": losses, "profiler": counter.counts()}
     if case == "ddp":
         del runner, loss  # before the process group goes: torch can deadlock at exit otherwise
-        time.sleep(0.5)  # as leave_group() of support/tiny_gpt.py
-        torch.distributed.destroy_process_group()
+        leave_group()
     if case.startswith("compiled"):
         stats = torch._dynamo.utils.counters["inductor"]
         facts["cache"] = {"hit": stats["fxgraph_cache_hit"], "miss": stats["fxgraph_cache_miss"]}

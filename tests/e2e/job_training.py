@@ -12,7 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
+from tiny_gpt import Batches, TinyGpt, leave_group, loss_of, set_up, tell
 from torch import multiprocessing, nn
 
 
@@ -48,7 +48,7 @@ def under_torchrun(steps: int, crash: list[str]) -> None:
     model = nn.parallel.DistributedDataParallel(TinyGpt(layers=2))
     crashes = crash and int(crash[1]) == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     train(model, rank, steps, int(crash[2]) if crashes else -1)
-    dist.destroy_process_group()
+    leave_group()
 
 
 def spawned(rank: int, ranks: int, steps: int, die: list[str]) -> None:
@@ -57,7 +57,7 @@ def spawned(rank: int, ranks: int, steps: int, die: list[str]) -> None:
     end_at = int(die[2]) if die and int(die[1]) == rank else -1
     train(TinyGpt(layers=2), rank, steps, end_at)
     if not die:
-        dist.destroy_process_group()
+        leave_group()
 
 
 def main(steps: int, rest: list[str]) -> None:

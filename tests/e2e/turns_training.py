@@ -1,10 +1,13 @@
 """The trainings of test_turns.py: `turns_training.py CASE` trains for STEPS steps."""
 
+import pathlib
 import sys
-import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
+from tiny_gpt import leave_group
 from torch import nn
 
 STEPS, CASE = 12, sys.argv[1]
@@ -51,5 +54,4 @@ for step in range(STEPS):
         second.step()
         second.zero_grad()
 if dist.is_initialized():
-    time.sleep(0.5)  # as leave_group() of support/tiny_gpt.py
-    dist.destroy_process_group()
+    leave_group()

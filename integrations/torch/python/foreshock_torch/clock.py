@@ -46,6 +46,7 @@ class Monitor:
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
         self._named_for: tuple[list[int], list[int]] = ([], [])  # optimizers, addresses of their parameters
+        self._called: dict[int, tuple[Named, str]] = {}  # name and layer's label by address, as the core has them
         self._missing_names = self._described = self._placed = False
         self._whole = True
         self._ticks = 0
@@ -130,6 +131,8 @@ class Monitor:
             if self._seen_backward or self._unseen_calls <= self.UNSEEN_CALLS:
                 return False
         if clock is not optimizer:
+            if self._clock is not None:
+                self._called = {}  # another training: an address may be another tensor's now
             self._clock, self._state_seen = weakref.ref(optimizer), None
             self._others = Others()
         return True
@@ -173,11 +176,11 @@ class Monitor:
             self._described = True
         if search:
             self.modules.search()
+        goes_on = not search and set(self._named_for[1]) <= set(addresses)
         self._named_for = these
-        named = self.modules.named(addresses)
+        named, labels = self._call(self.modules.named(addresses), goes_on)
         self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)
-        labels = labels_of(named)
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
         if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
             self._named_for = ([], [])  # not monitored yet
@@ -185,6 +188,18 @@ class Monitor:
         replicas = Replicas(parameters, self.modules.alive())
         if not self.weights.name(optimizers, unfollowed, named, labels, replicas):
             self._named_for = ([], [])
+
+    def _call(
+        self, named: dict[int, tuple[Named, Any]], goes_on: bool
+    ) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
+        """Parameters with their names, and {name: label of its layer}. What was followed before goes on as it was
+        called, although another model beside it would have it told apart: a series does not change its name."""
+        before = self._called if goes_on else {}
+        labels = labels_of(named)
+        called = {a: before.get(a, (row, labels[row.name])) for a, (row, _) in named.items()}
+        self._called = called
+        named = {a: (called[a][0], p) for a, (_, p) in named.items()}
+        return named, {row.name: label for row, label in called.values()}
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:
