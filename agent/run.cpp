@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "agent/node.h"
 #include "agent/publish.h"
 #include "agent/publish_precursors.h"
 #include "agent/publish_weights.h"
@@ -75,7 +76,11 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
 }
 
 Run::Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock)
-    : options_(options), directory_(std::move(directory)), lock_(lock), discovery_(*directory_) {
+    : options_(options),
+      directory_(std::move(directory)),
+      user_(user_name(directory_->owner())),
+      lock_(lock),
+      discovery_(*directory_) {
   advice_.rank = -1;  // of nobody
 }
 
@@ -250,6 +255,7 @@ void Run::publish(Registry* registry) {
   publish_weights(options_.label, pipeline_->weights(), position_of(followed_), registry);
   publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);
   publish_spectra(options_.label, pipeline_->spectra(), registry);
+  registry->set(Metric::kRunInfo, {options_.label, user_}, 1);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
     registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == state_);
   uint64_t refused = refused_segments_;

@@ -56,6 +56,7 @@ constexpr LabelInfo kRank[] = {{"run"}, {"rank"}};
 constexpr LabelInfo kRankInfoLabels[] = {{"run"},     {"rank"},     {"node"},  {"local_rank"},
                                          {"attempt"}, {"dp"},       {"tp"},    {"pp"},
                                          {"ep"},      {"gpu_uuid"}, {"owner"}, {"framework"}};
+constexpr LabelInfo kRunInfoLabels[] = {{"run"}, {"user"}};
 constexpr LabelInfo kRunStateLabels[] = {{"run"}, {"state", kRunStates}};
 constexpr LabelInfo kSourceLabels[] = {
     {"run"}, {"rank"}, {"step", kStepSources}, {"layer", kLayerSources}, {"loss", kLossSources}};
@@ -94,6 +95,9 @@ constexpr MetricInfo kTable[] = {
     {kRankInfo, "foreshock_rank_info", kGauge, "1",
      "Always 1; the labels say what the rank is. Coordinates are -1 where unknown.", kRankInfoLabels},
     {kRankUp, "foreshock_rank_up", kGauge, "bool", "1 while the rank's process lives.", kRank},
+    {kRunInfo, "foreshock_run_info", kGauge, "1",
+     "Always 1; the label user names whose run it is: the owner of its directory. Alerts go to it.",
+     kRunInfoLabels},
     {kRunState, "foreshock_run_state", kGauge, "bool",
      "1 for the state the run is in, from its exit status and signal; 0 for the others.", kRunStateLabels},
     {kWorldSize, "foreshock_world_size", kGauge, "ranks", "Ranks of the whole job, as the rank knows it.",

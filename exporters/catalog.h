@@ -15,6 +15,7 @@ enum class Metric : uint16_t {
   // the job and its clock
   kRankInfo,
   kRankUp,
+  kRunInfo,
   kRunState,
   kWorldSize,
   kStep,
