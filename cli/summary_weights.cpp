@@ -121,7 +121,7 @@ std::string replicas_text(const Json& ranks, const Paint& paint) {
            count(most(ranks, "/weights/replicas_compared")) + " comparisons";
   if (where == "none")
     return "none: each value is held once (one rank, or a full shard), so agreement cannot be checked";
-  if (where == "elsewhere") return "none on this node; Prometheus compares nodes (ForeshockWeightMismatch)";
+  if (where == "elsewhere") return "none on this node; Prometheus compares nodes (ForeshockReplicaMismatch)";
   return "";
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 needs = {
     name: pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed")
-    for name in ("promtool", "prometheus")
+    for name in ("promtool", "prometheus", "amtool", "prometheus-alertmanager")
 }
 
 

@@ -1,0 +1,95 @@
+"""Attention that errs more than its precision explains, weights that change too much, replicas that differ."""
+
+from rule import JOB, Alert, Group, Record, Values
+
+KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
+RATIO = "run:foreshock_attention_deviation_ratio:max"
+UPDATE = "run:foreshock_optimizer_update_ratio:max"
+
+# Of one step only: a rank that was read a moment earlier may still show the interval before.
+CHECKSUM = f"""(
+  foreshock_weight_checksum
+  and on ({JOB}, rank, group) (
+    foreshock_weight_checksum_step == on ({JOB}, group) group_left ()
+    max by ({JOB}, group) (foreshock_weight_checksum_step)
+  )
+)"""
+
+
+def biased(of: str, values: dict) -> str:
+    ulp, z = f"foreshock_attention_bias_ulp{{{of}}}", f"foreshock_attention_bias_zscore{{{of}}}"
+    return f"(abs({ulp}) > {values['ulp']}) and (abs({z}) > {values['z']})"
+
+
+def bias(of: dict) -> Alert:
+    return Alert(
+        "ForeshockAttentionBias", "precursor", "attention", "attention",
+        f"""
+        max by ({JOB}, pass) (
+          {biased(KERNEL, of)}
+          unless ignoring (of) ({biased(CONTROL, of)})
+        )
+        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}}) > 0
+        """,
+        "Attention errs in one direction",
+        "Run {{ $labels.run }}: {{ $labels.pass }} attention has a bias that rounding does not explain.",
+        of["for"], of["keep"],
+    )  # fmt: skip
+
+
+def deviation(of: dict) -> Alert:
+    return Alert(
+        "ForeshockAttentionDeviation", "precursor", "attention", "attention",
+        f"""
+        {RATIO}{{pass="forward"}} > {of["forward"]}
+        or {RATIO}{{pass="backward"}} > {of["backward"]}
+        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}}) > 0
+        """,
+        "Attention errs more than its precision explains",
+        "Run {{ $labels.run }}: {{ $labels.pass }} attention errs several times as much as unfused attention in the"
+        " same precision.",
+        of["for"], of["keep"],
+    )  # fmt: skip
+
+
+def update_ratio(of: dict) -> Alert:
+    return Alert(
+        "ForeshockUpdateRatio", "precursor", "optimizer", "weights",
+        f"""
+        {UPDATE} > {of["at_least"]}
+        and {UPDATE} > {of["growth"]} * quantile_over_time(0.5, {UPDATE}[{of["window"]}])
+        """,
+        "Steps change the weights too much",
+        "Run {{ $labels.run }}: one step changes a matrix by {{ $value | humanizePercentage }} of its norm, several"
+        " times what it was.",
+        of["for"], of["keep"],
+    )  # fmt: skip
+
+
+def replica_mismatch(of: dict) -> Alert:
+    return Alert(
+        "ForeshockReplicaMismatch", "training", "weights", "fleet",
+        f"""
+        sum by ({JOB}, rank) (increase(foreshock_weight_checksum_mismatch_total[{of["window"]}])) > 0
+        or max by ({JOB}, rank) (
+          {CHECKSUM} != on ({JOB}, group) group_left () quantile by ({JOB}, group) (0.5, {CHECKSUM})
+          and on ({JOB}, group) count by ({JOB}, group) ({CHECKSUM}) > 2
+        )
+        """,
+        "Replicas of the weights differ",
+        "Run {{ $labels.run }}: rank {{ $labels.rank }} holds other bits than its data-parallel replicas.",
+    )  # fmt: skip
+
+
+def attention_rules(values: Values) -> Group:
+    return Group(
+        "foreshock-attention",
+        [
+            Record(RATIO, f'max by ({JOB}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}})'),
+            Record(UPDATE, f'max by ({JOB}) (foreshock_optimizer_update_ratio{{stat="max"}})'),
+            bias(values["bias"]),
+            deviation(values["deviation"]),
+            update_ratio(values["update_ratio"]),
+            replica_mismatch(values["replica_mismatch"]),
+        ],
+    )

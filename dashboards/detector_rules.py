@@ -1,0 +1,119 @@
+"""What the agent's detectors see. They count steps; the rules only carry it on, and hold it long enough to be read."""
+
+from rule import JOB, Alert, Group, Record, Values
+
+LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
+
+# Alert, component, dashboard, detectors, summary, what they see.
+TABLE = [
+    (
+        "ForeshockAttentionErrorDrift", "attention", "attention", "output_error_drift",
+        "The error of attention drifts",
+        "the error of attention's output keeps its sign along the gradient",
+    ),
+    (
+        "ForeshockGradientGrowth", "optimizer", "overview", "gradient_growth|gradient_norm",
+        "The gradient norm grows",
+        "the gradient norm before clipping grows as it does before a spike",
+    ),
+    (
+        "ForeshockOptimizerStale", "optimizer", "weights", "rms_staleness",
+        "Adam's second moment is stale",
+        "gradients have outgrown the second moment that Adam divides by",
+    ),
+    (
+        "ForeshockWeightShift", "weights", "weights", "weight_shift|update_spectrum",
+        "Weights move in another way than before",
+        "weights move faster, or along fewer directions, than they used to",
+    ),
+]  # fmt: skip
+
+
+def warned(detectors: str, level: float) -> str:
+    """One series for each detector that warns, or did between two scrapes."""
+    return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
+
+
+def detector_records(window: str) -> list[Record]:
+    return [
+        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level)"),
+        Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total[{window}]))"),
+    ]
+
+
+def detector_alert(row: tuple[str, ...], of: dict) -> Alert:
+    name, component, dashboard, detectors, summary, what = row
+    return Alert(
+        name, "precursor", component, dashboard, warned(detectors, of["level"]), summary,
+        f"Run {{{{ $labels.run }}}}: {what} (detector {{{{ $labels.detector }}}}, experimental).",
+        keep=of["keep"],
+    )  # fmt: skip
+
+
+def entropy_collapse(values: Values) -> Alert:
+    of, entropy = values["entropy_collapse"], "run:foreshock_attention_entropy_nats:min"
+    return Alert(
+        "ForeshockAttentionEntropyCollapse", "precursor", "attention", "attention",
+        # The detector sees how suddenly, the hour that it lasts: attention that learns to look falls and comes back.
+        f"""
+        {entropy} < {of["share"]} * avg_over_time({entropy}[{of["window"]}])
+        and on ({JOB}) ({warned("entropy_drop", values["detectors"]["level"])})
+        """,
+        "The entropy of attention collapses",
+        "Run {{ $labels.run }}: mean entropy of the attention weights fell to {{ $value | humanize }} nats (detector"
+        " entropy_drop, experimental).",
+        keep=of["keep"],
+    )  # fmt: skip
+
+
+def logit_growth(values: Values) -> Alert:
+    of, logit = values["logit_growth"], "run:foreshock_attention_logit_abs:max"
+    return Alert(
+        "ForeshockAttentionLogitGrowth", "precursor", "attention", "attention",
+        f"""
+        {warned("logit_growth|max_logit", values["detectors"]["level"])}
+        or
+        label_replace(
+          {logit} > {of["at_least"]}
+          and predict_linear({logit}[{of["window"]}], {of["horizon"]}) > {of["limit"]}
+          and {logit} > {of["growth"]} * avg_over_time({logit}[{of["window"]}]),
+          "detector", "forecast", "", ""
+        )
+        """,
+        "Attention's logits grow towards where softmax saturates",
+        "Run {{ $labels.run }}: the largest scaled score is beyond, or will soon be at, what attention bears ({{"
+        " $labels.detector }}).",
+        of["for"], of["keep"],
+    )  # fmt: skip
+
+
+def agreement(of: dict) -> Alert:
+    return Alert(
+        "ForeshockPrecursorsAgree", "agreement", "precursors", "overview",
+        f"""
+        count by ({JOB}) (count by ({JOB}, component) (ALERTS{{alertstate="firing",kind="precursor"}}))
+        >= {of["components"]}
+        """,
+        "Precursors of different kinds agree",
+        "Run {{ $labels.run }}: {{ $value }} of attention, optimizer and weights show what comes before a loss event.",
+        keep=of["keep"],
+    )  # fmt: skip
+
+
+def detector_rules(values: Values) -> Group:
+    of = values["detectors"]
+    return Group(
+        "foreshock-precursors",
+        [
+            *detector_records(of["window"]),
+            Record("run:foreshock_attention_logit_abs:max", f"max by ({JOB}) (foreshock_attention_logit_abs_max)"),
+            Record(
+                "run:foreshock_attention_entropy_nats:min",
+                f'min by ({JOB}) (foreshock_attention_entropy_nats{{stat="mean"}})',
+            ),
+            *(detector_alert(row, of) for row in TABLE),
+            logit_growth(values),
+            entropy_collapse(values),
+            agreement(values["precursors_agree"]),
+        ],
+    )

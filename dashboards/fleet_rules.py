@@ -1,0 +1,65 @@
+"""Trainings that stand still, lack ranks or are not seen. Absence counts only while the run is running."""
+
+from rule import JOB, Alert, Group, Record, Values
+
+RUNNING = "run:foreshock_running:max"
+RANKS, WORLD = "run:foreshock_rank_up:sum", "run:foreshock_world_size:max"
+LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
+
+
+def stalled(of: dict) -> Alert:
+    return Alert(
+        "ForeshockTrainingStalled", "training", "fleet", "fleet",
+        f"""
+        time() - {LAST_STEP} > {of["seconds"]}
+        and on ({JOB}) {RANKS} > 0
+        and on ({JOB}) {RUNNING} == 1
+        """,
+        "A training makes no steps",
+        "Run {{ $labels.run }}: no optimizer step for {{ $value | humanizeDuration }}, though its processes live.",
+    )  # fmt: skip
+
+
+def ranks_missing(of: dict) -> Alert:
+    return Alert(
+        "ForeshockRanksMissing", "training", "fleet", "fleet",
+        f"""
+        {WORLD} - {RANKS} > 0
+        and on ({JOB}) {RUNNING} == 1
+        """,
+        "Ranks of a training are missing",
+        "Run {{ $labels.run }}: {{ $value }} ranks are dead, or on nodes that nobody watches or reaches.",
+        of["for"],
+    )  # fmt: skip
+
+
+def no_data(of: dict) -> Alert:
+    return Alert(
+        "ForeshockNoData", "training", "fleet", "fleet",
+        # A run that has ended is told so, or its agent is no target any more; this one's is, and does not answer.
+        f"""
+        count by ({JOB}) (
+          last_over_time(foreshock_run_state{{state="running"}}[{of["window"]}]) == 1
+          and on (job, instance) up == 0
+        )
+        """,
+        "An agent does not answer while its training runs",
+        "Run {{ $labels.run }}: {{ $value }} agents that last said it was running cannot be scraped.",
+        of["for"],
+    )  # fmt: skip
+
+
+def fleet_rules(values: Values) -> Group:
+    return Group(
+        "foreshock-fleet",
+        [
+            Record(RUNNING, f'max by ({JOB}) (foreshock_run_state{{state="running"}})'),
+            Record(RANKS, f"sum by ({JOB}) (foreshock_rank_up)"),
+            Record(WORLD, f"max by ({JOB}) (foreshock_world_size)"),
+            Record("run:foreshock_step:max", f"max by ({JOB}) (foreshock_step)"),
+            Record(LAST_STEP, f"max by ({JOB}) (foreshock_last_step_timestamp_seconds)"),
+            stalled(values["stalled"]),
+            ranks_missing(values["ranks_missing"]),
+            no_data(values["no_data"]),
+        ],
+    )

@@ -1,0 +1,93 @@
+"""The monitor itself: what it does not see, what it loses, what it costs."""
+
+from rule import JOB, Alert, Group, Record, Values
+
+SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
+
+
+def because(why: str, expression: str) -> str:
+    return f'label_replace({expression}, "why", "{why}", "", "")'
+
+
+def any_of(*reasons: tuple[str, str]) -> str:
+    return "\nor ".join(because(why, expression) for why, expression in reasons)
+
+
+def increase(metric: str, window: str, matcher: str = "") -> str:
+    return f"sum by ({JOB}) (increase(foreshock_{metric}_total{matcher}[{window}]))"
+
+
+def coverage(of: dict) -> Alert:
+    window = of["window"]
+    # What the budget or the owner leaves out is meant to be left out.
+    skipped = increase("attention_skipped", window, '{reason!~"budget|off"}')
+    reasons = any_of(
+        ("no attention seen", f"max by ({JOB}) (foreshock_no_attention_seen) > 0"),
+        ("attention that no hook sees", f'count by ({JOB}) (foreshock_attention_unseen{{evidence="used"}})'),
+        (
+            "calls that no hook saw",
+            f'min by ({JOB}) (foreshock_attention_coverage_ratio{{source!="none"}}) < {of["ratio"]}',
+        ),
+        (
+            "calls that had to be skipped",
+            f"{skipped} / ({skipped} + {increase('attention_samples', window)}) > {of['skipped']}",
+        ),
+    )
+    return Alert(
+        "ForeshockCoverageLow", "monitor", "monitor", "monitor",
+        f"({reasons})\nand on ({JOB}) max by ({JOB}) (foreshock_run_state{{state=\"running\"}}) == 1",
+        "Much of a training's attention is not judged",
+        "Run {{ $labels.run }}: {{ $labels.why }}. What is not seen raises no alarm.",
+        of["for"],
+    )  # fmt: skip
+
+
+def degraded(of: dict) -> Alert:
+    lost, taken = (increase(f"attention_{what}", of["window"]) for what in ("lost", "samples"))
+    return Alert(
+        "ForeshockMonitorDegraded", "monitor", "monitor", "monitor",
+        any_of(
+            ("lost samples", f"{lost} / {taken} > {of['lost']}"),
+            ("errors", f"{increase('monitor_errors', of['window'])} > 0"),
+            (
+                "switched off",
+                f'count by ({JOB}) (foreshock_monitor_enabled{{component="trainer"}} == 0'
+                " and on (run, rank) foreshock_rank_up == 1)",
+            ),
+        ),
+        "foreshock itself is not well",
+        "Run {{ $labels.run }}: {{ $labels.why }}. The training is not affected; its figures may be incomplete.",
+        of["for"],
+    )  # fmt: skip
+
+
+def overhead(of: dict) -> Alert:
+    return Alert(
+        "ForeshockOverheadHigh", "monitor", "monitor", "monitor",
+        f"{SLOWDOWN} > {of['slowdown']}",
+        "foreshock costs more than it may",
+        "Run {{ $labels.run }}: the slowest rank pays {{ $value | humanize }} times what --max-slowdown allows.",
+        of["for"], of["keep"],
+    )  # fmt: skip
+
+
+def series_dropped(of: dict) -> Alert:
+    return Alert(
+        "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
+        f"sum by (cluster, instance) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
+        "An agent leaves series out",
+        "Agent {{ $labels.instance }} has more series than its budget: some layers or ranks are not shown.",
+    )  # fmt: skip
+
+
+def monitor_rules(values: Values) -> Group:
+    return Group(
+        "foreshock-monitor",
+        [
+            Record(SLOWDOWN, f"max by ({JOB}) (foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio)"),
+            coverage(values["coverage"]),
+            degraded(values["degraded"]),
+            overhead(values["overhead"]),
+            series_dropped(values["series_dropped"]),
+        ],
+    )

@@ -1,0 +1,84 @@
+"""What a rule of Prometheus is, and how it is written down."""
+
+import json
+import textwrap
+import typing
+
+Values = dict[str, dict[str, typing.Any]]
+
+# What a run is told apart by. `cluster` is for rulers that see several; where no series has it, it is no label.
+JOB = "cluster, run"
+
+
+class Record(typing.NamedTuple):
+    name: str
+    expression: str
+
+
+class Alert(typing.NamedTuple):
+    name: str
+    kind: str  # incident, precursor, agreement, training, monitor: Alertmanager's rules go by it
+    component: str  # what it looks at
+    dashboard: str  # uid, without "foreshock-"
+    expression: str
+    summary: str
+    description: str
+    hold: str | None = None  # how long it must be so
+    keep: str | None = None  # how long it stays after it was so
+    severity: str = "ticket"  # or page
+
+
+class Group(typing.NamedTuple):
+    """Its rules are evaluated one after the other, so that alerts see the records of the same moment."""
+
+    name: str
+    rules: list[Record | Alert]
+
+
+# Whose run it is. Asked of the last day, since it must be known when the agent is gone; a template, since a join would
+# lose the alert where nobody knows.
+OWNER = (
+    '{{ with printf "last_over_time(run:foreshock_run_info:user{cluster=%q,run=%q}[1d])" $labels.cluster $labels.run'
+    ' | query }}{{ with . | sortByLabel "user" | first }}{{ .Labels.user }}{{ end }}{{ end }}'
+)
+
+
+def block(key: str, text: str, indent: int) -> list[str]:
+    lines = textwrap.dedent(text).strip().splitlines()
+    if len(lines) == 1:
+        return [f"{' ' * indent}{key}: {json.dumps(lines[0])}"]
+    return [f"{' ' * indent}{key}: |", *(" " * (indent + 2) + line for line in lines)]
+
+
+def record_lines(record: Record) -> list[str]:
+    return [f"  - record: {record.name}", *block("expr", record.expression, 4)]
+
+
+def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
+    lines = [f"  - alert: {alert.name}", *block("expr", alert.expression, 4)]
+    if alert.hold:
+        lines.append(f"    for: {alert.hold}")
+    if alert.keep:
+        lines.append(f"    keep_firing_for: {alert.keep}")
+    labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
+    of_run = "$labels.run" in alert.description
+    annotations = {
+        "summary": alert.summary,
+        "description": alert.description,
+        "runbook_url": f"{links['runbook']}#{alert.name.lower()}",
+        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}"
+        + ("?var-run={{ $labels.run | urlquery }}" if of_run else ""),
+    }
+    lines += ["    labels:", *(f"      {name}: {text}" for name, text in labels.items())]
+    if of_run:
+        lines.append(f"      owner: {json.dumps(OWNER)}")
+    return [*lines, "    annotations:", *(f"      {name}: {json.dumps(text)}" for name, text in annotations.items())]
+
+
+def yaml_of(groups: list[Group], links: dict[str, str]) -> str:
+    lines = ["# Written by `./dev docs` from dashboards/values.toml and dashboards/*_rules.py.", "groups:"]
+    for group in groups:
+        lines += [f"- name: {group.name}", "  rules:"]
+        for rule in group.rules:
+            lines += record_lines(rule) if isinstance(rule, Record) else alert_lines(rule, links)
+    return "\n".join(lines) + "\n"

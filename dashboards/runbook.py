@@ -1,0 +1,45 @@
+"""The figures in docs/runbook.md: how often each detector was right on the trainings of bench/precursors."""
+
+import json
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "precursors" / "results.json"
+PAGE = ROOT / "docs" / "runbook.md"
+BLOCK = re.compile(r"(<!-- measured: ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
+
+
+def line(detector: str, found: dict) -> str:
+    text = f"- `{detector}`: "
+    if found["events"] == 0:
+        return text + "not measured.\n"
+    text += f"warned before {found['hits']} of {found['events']} loss events"
+    if found["lead_median"] is not None:
+        text += f", {found['lead_median']:g} steps ahead in the median"
+    if found["alarms"] and found["lift"] is not None:
+        text += f"; an event followed a warning {number(found['lift'])} times as often as by chance"
+        if found["lift_low"] is not None:
+            text += f" (95 %: {number(found['lift_low'])} to {number(found['lift_high'])})"
+    if found["twin_steps"]:
+        text += f"; {number(found['false_per_10k'])} false alarms in 10 000 healthy steps"
+        text += f" (95 %: at most {number(found['false_per_10k_most'])})"
+    return text + ".\n"
+
+
+def filled(page: str, results: dict) -> str:
+    """`page` with the lines of the named detectors in each of its blocks."""
+
+    def lines(block: re.Match) -> str:
+        names = block.group(2).split()
+        return block.group(1) + "".join(line(name, results["shipped"][name]["all"]) for name in names) + block.group(3)
+
+    return BLOCK.sub(lines, page)
+
+
+def runbook() -> str:
+    return filled(PAGE.read_text(), json.loads(RESULTS.read_text()))
