@@ -1,26 +1,46 @@
-"""Writes the dashboard and the rules; `./dev docs` calls it.."""
+"""Writes rules, Alertmanager's configuration and dashboards from values.toml, and the figures of docs/runbook.md.
+
+`./dev docs` calls it.
+"""
 
 import argparse
-import json
 import pathlib
 import tomllib
 
-from overview import overview
+from alertmanager import alertmanager_yaml
+from attention_board import attention
+from board import board_json
+from fleet_board import fleet
+from monitor_board import monitor
+from overview_board import overview
 from rules import rules_yaml
+from runbook import PAGE, runbook
+from weights_board import weights
 
 HERE = pathlib.Path(__file__).resolve().parent
+BOARDS = (overview, attention, weights, fleet, monitor)
+
+
+def texts(values: dict) -> dict[str, str]:
+    """What is generated, by its path below dashboards/."""
+    boards = [make(values) for make in BOARDS]
+    return {
+        "rules/foreshock.yml": rules_yaml(values),
+        "alertmanager/alertmanager.yml": alertmanager_yaml(values),
+    } | {f"grafana/{board.name}.json": board_json(board) for board in boards}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--values", type=pathlib.Path, default=HERE / "values.toml")
-    parser.add_argument("--into", type=pathlib.Path, default=HERE, help="folder with rules/ and grafana/")
+    parser.add_argument("--into", type=pathlib.Path, default=HERE, help="folder with rules/, grafana/, alertmanager/")
     options = parser.parse_args()
-    values = tomllib.loads(options.values.read_text())
-    for folder in ("rules", "grafana"):
-        (options.into / folder).mkdir(parents=True, exist_ok=True)
-    (options.into / "rules" / "foreshock.yml").write_text(rules_yaml(values))
-    (options.into / "grafana" / "overview.json").write_text(json.dumps(overview(values), indent=1) + "\n")
+    for name, text in texts(tomllib.loads(options.values.read_text())).items():
+        file = options.into / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    if options.into == HERE:
+        PAGE.write_text(runbook())
 
 
 if __name__ == "__main__":

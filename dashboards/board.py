@@ -1,0 +1,96 @@
+"""What all dashboards have: how they are found, their variables, the alerts drawn into them, the way to the others."""
+
+import json
+import typing
+
+from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    VariableHide,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+from panel import OF_RUN, SOURCE
+
+ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
+
+
+class Row(typing.NamedTuple):
+    title: str
+    panels: list[typing.Any]
+
+
+class Board(typing.NamedTuple):
+    name: str  # the uid is foreshock-NAME
+    title: str
+    description: str
+    variables: list[typing.Any]
+    rows: list[Row]
+
+
+def asked(name: str, query: str, label: str) -> dashboard.QueryVariable:
+    """A variable whose values Prometheus knows, asked anew when the time range changes."""
+    variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(query)
+    return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NUMERICAL_ASC)
+
+
+def run_variable() -> dashboard.QueryVariable:
+    return asked("run", "label_values(foreshock_step, run)", "Run").multi(False)
+
+
+def rank_variable() -> dashboard.QueryVariable:
+    ranks = asked("rank", f"label_values(foreshock_step{{{OF_RUN}}}, rank)", "Rank").multi(True)
+    return ranks.include_all(True).all_value(".*").current(VariableOption(True, ["All"], ["$__all"]))
+
+
+def pass_variable() -> dashboard.CustomVariable:
+    options = [VariableOption(name == "forward", name, name) for name in ("forward", "backward")]
+    variable = dashboard.CustomVariable("pass").label("Pass").values("forward,backward")
+    return variable.options(options).current(options[0])
+
+
+def source_variable() -> dashboard.DatasourceVariable:
+    return dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus").multi(False)
+
+
+def alerts_drawn() -> dashboard.AnnotationQuery:
+    return dashboard.AnnotationQuery().name("Alerts").datasource(SOURCE).enable(True).icon_color("red").expr(ALERTS)
+
+
+def way_to_the_others() -> dashboard.DashboardLink:
+    link = dashboard.DashboardLink("foreshock").type(DashboardLinkType.DASHBOARDS).tags(["foreshock"])
+    return link.as_dropdown(False).include_vars(True).keep_time(True)
+
+
+def placed(board: Board) -> dashboard.Dashboard:
+    builder = (
+        dashboard.Dashboard(board.title)
+        .uid(f"foreshock-{board.name}")
+        .description(board.description)
+        .tags(["foreshock"])
+        .readonly()
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .time("now-3h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .link(way_to_the_others())
+        .annotation(alerts_drawn())
+        .with_variable(source_variable())
+    )
+    for variable in board.variables:
+        builder.with_variable(variable.hide(VariableHide.DONT_HIDE))
+    number = 0
+    for row in board.rows:
+        number += 1
+        builder.with_row(dashboard.Row(row.title).id(number))
+        for panel in row.panels:
+            number += 1
+            builder.with_panel(panel.id(number))
+    return builder
+
+
+def board_json(board: Board) -> str:
+    return json.dumps(placed(board).build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,101 @@
+"""Which run, node or rank is not like the others."""
+
+from board import Board, Row, run_variable
+from panel import Query, limited, lines, name, number, of_run, per_second, rows
+from rule import Values
+
+# What a rank is, beside one of its values.
+WITH_NODE = "* on (run, rank) group_left (node, local_rank, dp, tp, pp)"
+
+
+def runs() -> Row:
+    return Row(
+        "All runs",
+        [
+            rows(
+                "Runs",
+                "Step of each run that is running.",
+                "none",
+                Query('max by (run) (foreshock_step) and on (run) foreshock_run_state{state="running"} == 1'),
+            ),
+            rows("Owners", "The user whose run it is.", "none", Query("max by (run, user) (foreshock_run_info)")),
+        ],
+    )
+
+
+def ranks(values: Values) -> Row:
+    behind = f"scalar(max({of_run('step')})) - {of_run('step')}"
+    ratio = of_run("attention_deviation_ratio", ',stat="mean"')
+    return Row(
+        "Ranks of the run",
+        [
+            number("World", "Ranks of the whole job, as it knows.", "none", Query(f"max({of_run('world_size')})")),
+            number("Seen", "Ranks whose processes live and are scraped.", "none", Query(f"sum({of_run('rank_up')})")),
+            number("Nodes", "With ranks of the run.", "none", Query(f"count(count by (node) ({of_run('rank_info')}))")),
+            name("State", "Of the run.", Query(f"{of_run('run_state')} == 1", "{{state}}")),
+            lines(
+                "Steps per second",
+                "Of the slowest rank, the median and the fastest.",
+                "none",
+                *(
+                    Query(f"quantile({q}, {per_second(of_run('steps_total'), 'rank')})", word)
+                    for q, word in ((0, "slowest"), (0.5, "median"), (1, "fastest"))
+                ),
+                width=12,
+            ),
+            rows(
+                "Ranks up by node",
+                "How many ranks of each node live.",
+                "none",
+                Query(f"sum by (node) ({of_run('rank_up')} * on (run, rank) group_left (node) {of_run('rank_info')})"),
+            ),
+            rows(
+                "Steps behind",
+                "The ten ranks whose step is lowest: the others wait for them.",
+                "none",
+                Query(f"topk(10, ({behind}) {WITH_NODE} {of_run('rank_info')})"),
+            ),
+            rows(
+                "Worst deviation",
+                "The ten ranks whose attention errs most over the noise floor: one alone points to its device.",
+                "none",
+                Query(f"topk(10, max by (run, rank) ({ratio}) {WITH_NODE} {of_run('rank_info')})"),
+            ),
+            rows(
+                "Largest gradient norms",
+                "The ten ranks with the largest norm; in data parallelism all are equal.",
+                "none",
+                Query(f"topk(10, {of_run('gradient_norm')} {WITH_NODE} {of_run('rank_info')})"),
+            ),
+            limited(
+                lines(
+                    "Replicas that differ",
+                    "Snapshots in which a rank's bits differed from those of its replicas; the five ranks with most.",
+                    "none",
+                    Query(f"topk(5, {of_run('weight_checksum_mismatch_total')})", "rank {{rank}}"),
+                    width=12,
+                ),
+                ("red", 1),
+            ),
+            limited(
+                lines(
+                    "Dearest ranks",
+                    "What the monitor costs, of wall time; the five ranks that pay most.",
+                    "percentunit",
+                    Query(f"topk(5, {of_run('slowdown_ratio')})", "rank {{rank}}"),
+                    width=12,
+                ),
+                ("orange", 0.01 * values["overhead"]["slowdown"]),
+            ),
+        ],
+    )
+
+
+def fleet(values: Values) -> Board:
+    return Board(
+        "fleet",
+        "foreshock: fleet",
+        "Which run, node or rank is not like the others.",
+        [run_variable()],
+        [runs(), ranks(values)],
+    )

@@ -1,0 +1,144 @@
+"""Kinds of panels. Each shows one thing, says in its description what that is, and asks the chosen data source.
+
+Built with Grafana's own typed builders for its version 10.4, whose dashboards later versions read too.
+"""
+
+import typing
+
+from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, statetimeline, table, timeseries, trend
+from grafana_foundation_sdk.builders.dashboard import FieldColor, ThresholdsConfig
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueTextMode,
+    GraphThresholdsStyleMode,
+    ScaleDistribution,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
+    MatcherConfig,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+SOURCE = DataSourceRef("prometheus", "${datasource}")
+OF_RUN = 'run="$run"'
+OF_RANKS = 'run="$run",rank=~"$rank"'
+# Fine enough for a wide screen; more would only make the server work.
+MOST_POINTS = 300
+
+
+class Query(typing.NamedTuple):
+    expression: str
+    legend: str = "__auto"
+
+
+def of_run(metric: str, more: str = "") -> str:
+    return f"foreshock_{metric}{{{OF_RUN}{more}}}"
+
+
+def of_ranks(metric: str, more: str = "") -> str:
+    return f"foreshock_{metric}{{{OF_RANKS}{more}}}"
+
+
+def per_second(counter: str, labels: str) -> str:
+    return f"sum by ({labels}) (rate({counter}[$__rate_interval]))"
+
+
+def target(number: int, query: Query) -> prometheus.Dataquery:
+    return (
+        prometheus.Dataquery()
+        .ref_id("ABCDEFGH"[number])
+        .datasource(SOURCE)
+        .expr(query.expression)
+        .legend_format(query.legend)
+        .range()
+    )
+
+
+def limits(*steps: tuple[str, float]) -> ThresholdsConfig:
+    """Colours from these values on."""
+    config = ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE)
+    return config.steps([Threshold(None, "green"), *(Threshold(value, colour) for colour, value in steps)])
+
+
+def begin(builder: typing.Any, title: str, description: str, queries: typing.Iterable[Query]) -> typing.Any:
+    builder.title(title).description(description).datasource(SOURCE)
+    for number, query in enumerate(queries):
+        builder.with_target(target(number, query))
+    return builder
+
+
+def number(title: str, description: str, unit: str, query: Query, *steps: tuple[str, float]) -> stat.Panel:
+    """One value, the last."""
+    builder = begin(stat.Panel(), title, description, [query])
+    builder.unit(unit).span(3).height(4).thresholds(limits(*steps))
+    builder.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    return builder.color_mode(BigValueColorMode.VALUE).text_mode(BigValueTextMode.VALUE)
+
+
+def name(title: str, description: str, query: Query) -> stat.Panel:
+    """The legend of the one series that there is."""
+    return number(title, description, "none", query).text_mode(BigValueTextMode.NAME)
+
+
+def lines(title: str, description: str, unit: str, *queries: Query, width: int = 8) -> timeseries.Panel:
+    builder = begin(timeseries.Panel(), title, description, queries)
+    return builder.unit(unit).span(width).height(8).show_points(VisibilityMode.NEVER)
+
+
+def limited(panel: timeseries.Panel, *steps: tuple[str, float]) -> timeseries.Panel:
+    style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+    return panel.thresholds(limits(*steps)).thresholds_style(style)
+
+
+def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
+    return panel.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
+
+
+def by_step(title: str, description: str, unit: str, *queries: Query, width: int = 12) -> trend.Panel:
+    """Over training steps instead of time."""
+    step = Query(f"max({of_run('step')})", "step")
+    builder = begin(trend.Panel(), title, description, [step, *queries])
+    builder.unit(unit).span(width).height(8).x_field("step").show_points(VisibilityMode.NEVER)
+    builder.with_override(MatcherConfig("byName", "step"), [DynamicConfigValue("unit", "none")])
+    join = DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
+    leave = DataTransformerConfig(id_val="organize", options={"excludeByName": {"Time": True}})
+    return builder.transformations([join, leave])
+
+
+def layers(title: str, description: str, expression: str, least: float | None = None, most: float | None = None):
+    """Layer by time; `least` and `most`: ends of the colours."""
+    builder = begin(heatmap.Panel(), title, description, [Query(f"max by (layer) ({expression})", "{{layer}}")])
+    colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
+    colours.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5)
+    for end, value in ((colours.min, least), (colours.max, most)):
+        if value is not None:
+            end(value)
+    builder.calculate(False).color(colours).cell_gap(0).max_data_points(MOST_POINTS)
+    return builder.unit("none").span(12).height(10)
+
+
+def states(title: str, description: str, query: Query, names: dict[str, tuple[str, str]]) -> statetimeline.Panel:
+    """One line for each series; `names`: word and colour of each value."""
+    builder = begin(statetimeline.Panel(), title, description, [query])
+    results = {value: ValueMappingResult(word, colour) for value, (word, colour) in names.items()}
+    builder.mappings([ValueMap(results)])
+    builder.color_scheme(FieldColor().mode(FieldColorModeId.THRESHOLDS)).thresholds(limits())
+    return builder.unit("none").span(12).height(10).max_data_points(MOST_POINTS)
+
+
+def rows(title: str, description: str, unit: str, query: Query, width: int = 12) -> table.Panel:
+    """A table of what is now, one row for each series."""
+    builder = begin(table.Panel(), title, description, [])
+    builder.with_target(target(0, query).instant().format(PromQueryFormat.TABLE))
+    leave = {"Time": True, "__name__": True, "job": True, "instance": True}
+    builder.with_transformation(DataTransformerConfig(id_val="organize", options={"excludeByName": leave}))
+    return builder.unit(unit).span(width).height(9)
