@@ -112,7 +112,7 @@ class Run {
   const RunOptions options_;
   const std::unique_ptr<Directory> directory_;
   const std::string user_;  // whose run it is
-  const int lock_;  // the descriptor that holds agent.lock
+  const int lock_;          // the descriptor that holds agent.lock
   Discovery discovery_;
   std::unique_ptr<RecordWriter> record_;
   std::unique_ptr<Pipeline> pipeline_;

@@ -123,10 +123,9 @@ def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> 
 
 
 def show_where(prometheus: int, alertmanager: int, interval: int) -> None:
-    say(
-        f"Prometheus    http://127.0.0.1:{prometheus}/graph?g0.expr=foreshock_loss&g0.tab=0   (scrapes every {interval} s)"
-    )
-    say(f"alerts        http://127.0.0.1:{prometheus}/alerts")
+    server = f"http://127.0.0.1:{prometheus}"
+    say(f"Prometheus    {server}/graph?g0.expr=foreshock_loss&g0.tab=0   (scrapes every {interval} s)")
+    say(f"alerts        {server}/alerts")
     say(f"Alertmanager  http://127.0.0.1:{alertmanager}")
     say("the page of the run is told below; notifications are printed here")
     say(f"a Grafana:    import {HERE / 'grafana'}/*.json, data source {server}")
