@@ -116,7 +116,9 @@ bool Agent::take_one(std::string* error) {
                                options_.every,
                                cores_,
                                options_.record_histograms,
-                               &alerts_};
+                               &alerts_,
+                               options_.save_flagged,
+                               options_.flagged_quota};
   std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
   if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
   return !runs_.empty();
@@ -125,7 +127,8 @@ bool Agent::take_one(std::string* error) {
 bool Agent::say_address(const Run& run) {
   const nlohmann::json address = {{"pid", getpid()},           {"address", server_.address()},
                                   {"port", server_.port()},    {"run", run.label()},
-                                  {"record", options_.record}, {"service", is_service()}};
+                                  {"record", options_.record}, {"save_flagged", options_.save_flagged},
+                                  {"service", is_service()}};
   spdlog::info("run {} at {}", run.label(), server_.place());
   // A path may be of any bytes.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -199,7 +202,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   std::unique_ptr<Run> run =
       again == nullptr
           ? nullptr
-          : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_}, std::move(again), &error);
+          : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0}, std::move(again), &error);
   if (run == nullptr) {
     tree_->leave(found.label, *found.directory, error.empty());
     if (error.empty())

@@ -18,6 +18,8 @@ struct AgentOptions {
   std::string file_sd;             // file for Prometheus' file_sd, kept current; empty: none
   std::string record;              // JSONL file; empty: none. Of a single run only.
   uint64_t record_histograms = 0;  // bytes for histograms of weights in it
+  std::string save_flagged;        // agent/flagged.h; empty: no slice is kept. Of a single run only.
+  uint64_t flagged_quota = 0;      // bytes
   double max_slowdown = 0.01;
   uint64_t every = 0;                   // 0: the agent chooses the interval
   std::string on_alert;                 // agent/alert_command.h; empty: none

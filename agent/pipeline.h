@@ -8,6 +8,7 @@
 
 #include "agent/adviser.h"
 #include "agent/alert_command.h"
+#include "agent/flagged.h"
 #include "agent/head_spectra.h"
 #include "agent/histogram_quota.h"
 #include "agent/rank.h"
@@ -25,6 +26,9 @@ class Pipeline {
   // record.
   explicit Pipeline(RecordWriter* record, uint64_t histogram_bytes = 0, AlertCommand* alerts = nullptr)
       : record_(record), alerts_(alerts), histograms_(histogram_bytes) {}
+
+  // Where slices that are out of the ordinary are kept; null: nowhere. It outlives the pipeline.
+  void set_flagged(FlaggedSlices* flagged) { flagged_ = flagged; }
 
   // The detectors of all ranks. What they know may be restored before the first poll only.
   Watches& watches() { return watches_; }
@@ -71,6 +75,7 @@ class Pipeline {
 
   RecordWriter* record_;
   AlertCommand* alerts_;
+  FlaggedSlices* flagged_ = nullptr;
   Watches watches_;
   Adviser adviser_;
   Changes changes_;

@@ -28,22 +28,24 @@ double alarm_nearness(const LayerStatistics& layer) {
   return nearness;
 }
 
+}  // namespace
+
 // The more telling one first: a bias moves the ratio too.
-void add_alarms(const LayerStatistics& layer, uint32_t pass, std::vector<LayerAlarm>* alarms) {
+std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass) {
+  std::vector<LayerAlarm> alarms;
   const PassStatistics& statistics = layer.pass[pass];
   if (statistics.relative_error_max.nonfinite() > 0)
-    alarms->push_back({&layer, pass, "nonfinite", std::nullopt});
+    alarms.push_back({&layer, pass, "nonfinite", std::nullopt});
   const std::optional<Bias> bias = statistics.bias.bias();
   // What the reference shows too when it is merely rounded is no fault of the kernel.
   if (is_alarm(bias) && !is_alarm(statistics.rounded_bias.bias()))
-    alarms->push_back({&layer, pass, "bias", bias->ulp});
+    alarms.push_back({&layer, pass, "bias", bias->ulp});
   const SampleWindow& ratios = statistics.deviation_ratio;
   const auto beyond = std::count_if(ratios.data(), ratios.data() + ratios.size(),
                                     [&](double x) { return x > ratio_limit(pass); });
-  if (beyond >= kSlicesBeyond) alarms->push_back({&layer, pass, "deviation_ratio", max_of(ratios)});
+  if (beyond >= kSlicesBeyond) alarms.push_back({&layer, pass, "deviation_ratio", max_of(ratios)});
+  return alarms;
 }
-
-}  // namespace
 
 const char* name_of(RunState state) {
   constexpr const char* kNames[] = {"running", "finished", "failed", "preempted"};
@@ -108,7 +110,10 @@ const LayerStatistics* RankStatistics::worst_layer() const {
 std::vector<LayerAlarm> RankStatistics::alarms() const {
   std::vector<LayerAlarm> found;
   for (const auto& [label, layer] : layers)
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) add_alarms(layer, pass, &found);
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+      const std::vector<LayerAlarm> own = alarms_of(layer, pass);
+      found.insert(found.end(), own.begin(), own.end());
+    }
   return found;
 }
 

@@ -146,6 +146,9 @@ struct LayerAlarm {
   std::optional<double> value;
 };
 
+// Of one layer in one pass: nonfinite before bias before deviation_ratio.
+std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass);
+
 enum class RunState { kRunning, kFinished, kFailed, kPreempted };
 const char* name_of(RunState state);
 

@@ -30,12 +30,24 @@ constexpr auto kDrainAtMost = 5s;
 constexpr size_t kMostSegments = 512;
 constexpr uint64_t kMostRefusalsTold = 20;
 constexpr size_t kMostExitsAtOnce = 64;
+constexpr auto kFlaggedAtMost = 2s;  // that a summary waits for the files of the last flagged slices
 constexpr size_t kMostRanksShown = 128;  // on the page
 
 bool is_better(RunState a, RunState b) {
   constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
                                     RunState::kFailed};
   return std::find(kFromBest, std::end(kFromBest), a) < std::find(kFromBest, std::end(kFromBest), b);
+}
+
+// As docs/summary.md has it.
+nlohmann::json flagged_json(const FlaggedWriter& writer) {
+  const FlaggedCounts counts = writer.counts();
+  nlohmann::json saved = nlohmann::json::object(), dropped = nlohmann::json::object();
+  for (size_t n = 0; n < kFlagReasons; ++n)
+    if (counts.saved[n] > 0) saved[kFlagReasonNames[n]] = counts.saved[n];
+  for (size_t n = 0; n < kFlaggedDrops; ++n)
+    if (counts.dropped[n] > 0) dropped[kFlaggedDropNames[n]] = counts.dropped[n];
+  return {{"directory", writer.path()}, {"saved", saved}, {"dropped", dropped}, {"problem", counts.problem}};
 }
 
 RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
@@ -65,6 +77,10 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     if (run->record_ == nullptr) return nullptr;
   }
   run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes, options.alerts);
+  if (!options.save_flagged.empty()) {
+    run->flagged_ = std::make_unique<FlaggedSlices>(options.save_flagged, options.flagged_quota);
+    run->pipeline_->set_flagged(run->flagged_.get());
+  }
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches());
@@ -214,6 +230,10 @@ void Run::answer(const LauncherExit& exit) {
   nlohmann::json summary = document(exit.launcher_pid, false);
   summary["run"] = options_.run_id;
   summary["state"] = name_of(exit.state);
+  if (flagged_ != nullptr) {
+    flagged_->writer().wait(kFlaggedAtMost);
+    summary["flagged"] = flagged_json(flagged_->writer());
+  }
   if (record_ != nullptr) summary["record_complete"] = record_->flush() && record_->lines_lost() == 0;
   if (directory_->write(summary_name(exit.launcher_pid), text_of(summary, 2) + "\n"))
     exits_seen_.erase(exit.launcher_pid);
@@ -263,10 +283,22 @@ void Run::publish(Registry* registry) {
     refused += followed->rank.refused_slots + followed->rank.refused_tensors;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));
   save_watches();
+  publish_flagged(registry);
   if (record_ == nullptr) return;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "record"},
                 static_cast<double>(record_->errors()));
   if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
+}
+
+void Run::publish_flagged(Registry* registry) const {
+  if (flagged_ == nullptr) return;
+  const FlaggedCounts counts = flagged_->writer().counts();
+  for (size_t n = 0; n < kFlagReasons; ++n)
+    registry->set(Metric::kFlaggedSlicesTotal, {options_.label, kFlagReasonNames[n]},
+                  static_cast<double>(counts.saved[n]));
+  for (size_t n = 0; n < kFlaggedDrops; ++n)
+    registry->set(Metric::kFlaggedSlicesDroppedTotal, {options_.label, kFlaggedDropNames[n]},
+                  static_cast<double>(counts.dropped[n]));
 }
 
 void Run::publish_ranks(Registry* registry) {

@@ -12,6 +12,7 @@
 
 #include "agent/burst.h"
 #include "agent/discovery.h"
+#include "agent/flagged.h"
 #include "agent/followed.h"
 #include "agent/launcher_files.h"
 #include "agent/watch_state.h"
@@ -29,6 +30,8 @@ struct RunOptions {
   int cores = 1;                   // of the node
   uint64_t histogram_bytes = 0;    // of weights, in the record
   AlertCommand* alerts = nullptr;  // outlives the run; null: nobody is told
+  std::string save_flagged;        // directory of flagged slices; empty: none is kept
+  uint64_t flagged_quota = 0;      // bytes
 };
 
 class Run {
@@ -106,6 +109,7 @@ class Run {
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
   void save_watches();
+  void publish_flagged(Registry* registry) const;
   int cores_per_rank() const;
   size_t ranks_that_live() const;
 
@@ -115,6 +119,7 @@ class Run {
   const int lock_;          // the descriptor that holds agent.lock
   Discovery discovery_;
   std::unique_ptr<RecordWriter> record_;
+  std::unique_ptr<FlaggedSlices> flagged_;
   std::unique_ptr<Pipeline> pipeline_;
   WatchState watch_state_;
   std::vector<std::unique_ptr<Followed>> followed_;

@@ -26,6 +26,9 @@ std::string problem_of(const AgentOptions& options, const Arguments& arguments) 
   if (!options.directory.empty() && !options.tree.empty()) return "give one of --dir and --tree";
   if (!options.tree.empty() && !options.record.empty())
     return "--record is of a single run: give it to foreshock run, without --agent service";
+  if (!options.tree.empty() && !options.save_flagged.empty())
+    return "--save-flagged is of a single run, whose user owns the data: give it to foreshock run, without "
+           "--agent service";
   return listening_problem(arguments);
 }
 
@@ -42,6 +45,8 @@ int agent(const Arguments& arguments) {
   options.token_file = arguments.text(OptionId::kTokenFile);
   options.file_sd = arguments.text(OptionId::kFileSd);
   options.on_alert = arguments.text(OptionId::kOnAlert);
+  options.save_flagged = arguments.text(OptionId::kSaveFlagged);
+  parse_bytes(arguments.text(OptionId::kFlaggedQuota).c_str(), &options.flagged_quota);
   options.record = arguments.text(OptionId::kRecord);
   parse_bytes(arguments.text(OptionId::kRecordHistograms).c_str(), &options.record_histograms);
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &options.max_slowdown);

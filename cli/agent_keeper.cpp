@@ -21,6 +21,13 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFirstPause{200}, kLongestPause{5000}, kShortLife{1000}, kStartTimeout{5000};
 
+// A path as it comes through JSON, which replaces what is no UTF-8.
+std::string through_json(const std::string& path) {
+  const std::string text =
+      nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json::parse(text).get<std::string>();
+}
+
 }  // namespace
 
 std::string AgentAddress::url() const {
@@ -30,12 +37,9 @@ std::string AgentAddress::url() const {
   return "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + "/";
 }
 
-bool AgentAddress::writes(const std::string& path) const {
-  // As it comes through JSON, which replaces what is no UTF-8.
-  const std::string text =
-      nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return nlohmann::json::parse(text).get<std::string>() == record;
-}
+bool AgentAddress::writes(const std::string& path) const { return through_json(path) == record; }
+
+bool AgentAddress::saves_flagged(const std::string& path) const { return through_json(path) == save_flagged; }
 
 std::optional<AgentAddress> read_agent_address(const std::string& directory) {
   std::ifstream file(directory + "/agent.json");
@@ -45,9 +49,11 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
       !json.value("address", nlohmann::json()).is_string()) {
     return std::nullopt;
   }
-  AgentAddress agent = {json["pid"], json["address"], json["port"], ""};
+  AgentAddress agent = {json["pid"], json["address"], json["port"], "", ""};
   if (const auto record = json.find("record"); record != json.end() && record->is_string())
     agent.record = *record;
+  if (const auto flagged = json.find("save_flagged"); flagged != json.end() && flagged->is_string())
+    agent.save_flagged = *flagged;
   // A service may live in another pid namespace; its lock tells.
   if (json.value("service", nlohmann::json()) == true)
     return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;

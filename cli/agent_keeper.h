@@ -17,9 +17,11 @@ struct AgentAddress {
   pid_t pid = -1;
   std::string address;
   int port = 0;
-  std::string record;                          // the file it writes; "" for none
-  std::string url() const;                     // of the page
-  bool writes(const std::string& path) const;  // this record
+  std::string record;                                 // the file it writes; "" for none
+  std::string save_flagged;                           // the directory of flagged slices; "" for none
+  std::string url() const;                            // of the page
+  bool writes(const std::string& path) const;         // this record
+  bool saves_flagged(const std::string& path) const;  // in this directory
 };
 
 // From <directory>/agent.json, when the process it names lives.

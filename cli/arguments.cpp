@@ -60,6 +60,7 @@ std::string value_wanted(OptionId id, const std::string& text) {
       return parse_ratio(text.c_str(), &ratio) && ratio > 0 ? "" : "a share above zero such as 1% or 0.01";
     case OptionId::kMemory:
     case OptionId::kRecordHistograms:
+    case OptionId::kFlaggedQuota:
       return parse_bytes(text.c_str(), &number) ? "" : "a size such as 64MiB";
     case OptionId::kSlices:
     case OptionId::kMathPath:

@@ -1,31 +1,35 @@
 #include "cli/judge.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <thread>
 
+#include "cli/judge_slice.h"
+#include "cli/python_script.h"
+#include "cli/stored_slice_file.h"
 #include "lab/judgement.h"
 
 namespace foreshock::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "foreshock judge CALL.safetensors [--algorithm NAMES] [--block-k COUNT] [--key-order forward|reverse]\n"
+    "foreshock judge FILE.safetensors... [--algorithm NAMES] [--block-k COUNT] [--key-order forward|reverse]\n"
+    "foreshock judge --rerun SLICE.safetensors... [--times N] [--device NAME] [--python EXE]\n"
     "foreshock judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] "
     "[--quick]\n"
-    "judge an attention call, or sweep an attention function, against fp64 beside plain attention\n\n"
+    "judge attention calls and flagged slices, or sweep an attention function, against fp64 beside plain "
+    "attention\n\n"
     "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
     "causal.\n"
     "--algorithm shows what algorithms of the lab make of the same inputs (forward, no causal mask).\n"
     "The exit status is 1 beyond the gates: 2 times the noise floor forward, 3 times backward, anything not "
     "finite,\n"
-    "a bias of more than 0.05 ulp.\n";
+    "a bias of more than 0.05 ulp.\n"
+    "A flagged slice (foreshock run --save-flagged DIR) is judged again as it was: exit status 0 when every "
+    "bit is the\n"
+    "stored one, else 1. --rerun runs its operation again with torch: 0 when the result is sound and repeats, "
+    "else 1.\n";
 
 int wrong_use(const std::string& problem) {
   std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
@@ -33,7 +37,7 @@ int wrong_use(const std::string& problem) {
 }
 
 struct Request {
-  std::string path;
+  std::vector<std::string> paths;
   std::vector<lab::Algorithm> models;
   lab::Tiling tiling;
 };
@@ -54,8 +58,7 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (!word.starts_with("-")) {
-      if (!request->path.empty()) return "one call at a time: " + word + " is too much";
-      request->path = word;
+      request->paths.push_back(word);
       continue;
     }
     if (word != "--algorithm" && word != "--block-k" && word != "--key-order")
@@ -74,20 +77,20 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
         return "--block-k takes a number from 1 up";
     }
   }
-  return request->path.empty() ? "name a call: foreshock judge CALL.safetensors, or --function MODULE:NAME"
-                               : "";
+  return request->paths.empty() ? "name a file: foreshock judge FILE.safetensors, or --function MODULE:NAME"
+                                : "";
 }
 
-int judge_call(const Request& request) {
+int judge_call(const Request& request, const std::string& path) {
   lab::StoredCall call;
-  const std::string problem = lab::read_call(request.path, &call);
+  const std::string problem = lab::read_call(path, &call);
   if (!problem.empty()) return wrong_use(problem);
   if (!request.models.empty() && call.causal != lab::Causal::kNone)
     return wrong_use("--algorithm needs a call without a causal mask");
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const auto verdicts = lab::judge(call, request.models, request.tiling, threads);
   std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n",
-              request.path.c_str(), foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads,
+              path.c_str(), foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads,
               call.queries, call.keys, call.d, call.scale,
               call.causal == lab::Causal::kNone ? "" : ", causal");
   std::printf("  %-22s %10s %12s %12s %8s %10s %6s %14s\n", "tensor", "max", "relative L2", "noise floor",
@@ -105,27 +108,22 @@ int judge_call(const Request& request) {
   return failed ? 1 : 0;
 }
 
-// The sweep over functions is Python's: it runs the sweep's own file with the caller's interpreter.
-int judge_function(std::vector<std::string> words) {
-  std::string python = "python3";
-  for (size_t i = 0; i + 1 < words.size(); ++i)
-    if (words[i] == "--python") {
-      python = words[i + 1];
-      words.erase(words.begin() + static_cast<int64_t>(i), words.begin() + static_cast<int64_t>(i) + 2);
-      break;
-    }
-  std::error_code error;
-  const auto executable = std::filesystem::read_symlink("/proc/self/exe", error);
-  const auto script = executable.parent_path().parent_path() / "share/foreshock/lab/foreshock_judge.py";
-  if (error || !std::filesystem::exists(script))
-    return wrong_use("the sweep is not installed at " + script.string());
-  std::vector<std::string> all{python, script.string()};
-  all.insert(all.end(), words.begin(), words.end());
-  std::vector<char*> arguments;
-  for (std::string& word : all) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  execvp(python.c_str(), arguments.data());
-  return wrong_use("cannot run " + python + " (" + std::strerror(errno) + "): name one with --python");
+int judge_file(const Request& request, const std::string& path) {
+  lab::Safetensors file;
+  if (const std::string problem = file.open(path); !problem.empty()) return wrong_use(problem);
+  if (!is_slice_file(file)) return judge_call(request, path);
+  return request.models.empty() ? judge_slice(path)
+                                : wrong_use("--algorithm is of whole calls, " + path + " is a flagged slice");
+}
+
+// Every file; the worst status.
+int judge_files(const Request& request) {
+  int status = 0;
+  for (const std::string& path : request.paths) {
+    if (path != request.paths.front()) std::puts("");
+    status = std::max(status, judge_file(request, path));
+  }
+  return status;
 }
 
 }  // namespace
@@ -135,10 +133,11 @@ int judge(const std::vector<std::string>& words) {
     return std::find(words.begin(), words.end(), word) != words.end();
   };
   if (has("--help") || has("-h")) return std::fputs(kHelp, stdout), 0;
-  if (has("--function")) return judge_function(words);
+  if (has("--rerun")) return judge_rerun(words);
+  if (has("--function")) return run_python_script("foreshock_judge.py", words);
   Request request;
   const std::string problem = parse(words, &request);
-  return problem.empty() ? judge_call(request) : wrong_use(problem);
+  return problem.empty() ? judge_files(request) : wrong_use(problem);
 }
 
 }  // namespace foreshock::cli

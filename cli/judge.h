@@ -1,4 +1,4 @@
-// foreshock judge: a stored attention call, or somebody's Python attention function, against fp64.
+// foreshock judge: stored attention calls, flagged slices, or somebody's Python attention function, against fp64.
 #ifndef FORESHOCK_CLI_JUDGE_H_
 #define FORESHOCK_CLI_JUDGE_H_
 
@@ -8,7 +8,7 @@
 namespace foreshock::cli {
 
 // `words` are those after "judge". Returns the exit status: 0 within the gates, 1 beyond them, 2 for wrong
-// use.
+// use. Of flagged slices: 0 reproduced bit for bit, 1 not.
 int judge(const std::vector<std::string>& words);
 
 }  // namespace foreshock::cli

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -25,6 +26,7 @@
 #include "cli/run_id.h"
 #include "cli/say.h"
 #include "cli/summary.h"
+#include "cli/summary_flagged.h"
 #include "libmonitor/guest.h"
 
 namespace foreshock::cli {
@@ -75,6 +77,17 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   return "";
 }
 
+// The directory is made now, so that its quota is a disk's that takes files. "" or what to do.
+std::string flagged_problem(const Arguments& arguments) {
+  const std::string path = absolute(arguments.text(OptionId::kSaveFlagged));
+  if (path.empty()) return "";
+  const bool is_there = mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
+  std::error_code error;
+  if (is_there && fs::is_directory(path, error) && access(path.c_str(), R_OK | W_OK | X_OK) == 0) return "";
+  return std::string(option(OptionId::kSaveFlagged).flag) + ": " + path +
+         " is no directory to write to; name one, or one to be made in a directory you may write";
+}
+
 // The kernel does not only refuse what is larger: it sends SIGXFSZ.
 std::string file_size_problem() {
   constexpr rlim_t kLeast = 4 << 20;  // a segment without slots and what the agent writes
@@ -95,7 +108,8 @@ std::string length_problem(const Monitored& monitored) {
 // Options that contradict each other; "" or what to do.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
-  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert})
+  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
+                      OptionId::kSaveFlagged})
     if (service && arguments.has_flag(id))
       return std::string(option(id).flag) + " is the agent's own: it cannot be had with --agent service";
   return service ? "" : listening_problem(arguments);
@@ -120,10 +134,11 @@ std::vector<std::string> agent_command(const Installation& installation, const A
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
   if (is_followed_by_service(arguments)) return {};
   for (OptionId id : {OptionId::kBind, OptionId::kPort, OptionId::kMaxSlowdown, OptionId::kEvery,
-                      OptionId::kRecordHistograms}) {
+                      OptionId::kRecordHistograms, OptionId::kFlaggedQuota}) {
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
   }
-  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd}) {
+  for (OptionId id :
+       {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
     if (const std::string path = absolute(arguments.text(id)); !path.empty())
       command.insert(command.end(), {option(id).flag, path});
   }
@@ -155,6 +170,7 @@ void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
     }
   }
   if (lacks_record_lines(summary)) say("the record is incomplete: not all of it could be written");
+  for (const std::string& line : flagged_lines(summary)) say(line);
   for (const std::string& line : off_lines) say(line);
   if (off_lines.empty() && !summary.empty() && !has_ranks(summary)) say(no_segment_line(directory));
 }
@@ -186,13 +202,17 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     say("no agent yet: " + keeper.last_words());
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
-  const auto keep_agent = [&keeper, &monitored, &record] {
+  const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
+  const auto keep_agent = [&keeper, &monitored, &record, &flagged] {
     keeper.tick();
     const auto agent = keeper.news();
     if (!agent) return;
     say("run " + monitored.run_id + ", page at " + agent->url());
     if (!record.empty() && !agent->writes(record))
       say(record + " is not written: the agent of run " + monitored.run_id +
+          " was there before, without it; give each run an id of its own (--run-id)");
+    if (!flagged.empty() && !agent->saves_flagged(flagged))
+      say("no flagged slices are saved in " + flagged + ": the agent of run " + monitored.run_id +
           " was there before, without it; give each run an id of its own (--run-id)");
   };
   keep_agent();
@@ -231,6 +251,7 @@ int run(const Arguments& arguments) {
     if (const std::string problem = output_problem(arguments, id); !problem.empty())
       return wrong_use(problem);
   }
+  if (const std::string problem = flagged_problem(arguments); !problem.empty()) return wrong_use(problem);
   bool enabled = true;
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);

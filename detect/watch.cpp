@@ -102,6 +102,11 @@ Reading RankWatch::observe(DetectorId detector, const std::string& place, const 
   return reading;
 }
 
+Level RankWatch::level_of(DetectorId detector, const std::string& place) const {
+  const auto found = series_.find({static_cast<int>(detector), place.substr(0, kLongestName)});
+  return found != series_.end() ? found->second.detector.level() : Level::kQuiet;
+}
+
 std::array<DetectorState, kDetectors> RankWatch::states() const {
   std::array<DetectorState, kDetectors> states = counts_;
   for (const auto& [key, series] : series_) {

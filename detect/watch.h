@@ -81,6 +81,8 @@ class RankWatch {
   const LossVerdict& loss_verdict() const { return loss_verdict_; }
   // The last kMostLossEvents.
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
+  // Of one series; quiet where there is none.
+  Level level_of(DetectorId detector, const std::string& place) const;
   // Looks at all places: not for every value.
   std::array<DetectorState, kDetectors> states() const;
   uint64_t series_left_out() const { return series_left_out_; }

@@ -36,6 +36,10 @@ constexpr Values kErrorComponents[] = {"segment", "control", "reference", "recor
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
 constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "unknown"};
+// Those of agent/flagged_reason.h and agent/flagged_writer.h.
+constexpr Values kFlagReasons[] = {"nonfinite", "deviation_ratio", "bias", "output_error_drift",
+                                   "logit",     "control"};
+constexpr Values kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
 // Those of detect/thresholds.h, which the exporters know nothing of.
 constexpr Values kDetectorNames[] = {"bias",
                                      "output_error_drift",
@@ -80,6 +84,8 @@ constexpr LabelInfo kRankSite[] = {{"run"}, {"rank"}, {"site", kSites}};
 constexpr LabelInfo kRankWhere[] = {{"run"}, {"rank"}, {"where", kCostPlaces}};
 constexpr LabelInfo kRankComponent[] = {{"run"}, {"rank"}, {"component", kComponents}};
 constexpr LabelInfo kRunErrors[] = {{"run"}, {"component", kErrorComponents}};
+constexpr LabelInfo kRunFlagReason[] = {{"run"}, {"reason", kFlagReasons}};
+constexpr LabelInfo kRunFlaggedDrop[] = {{"run"}, {"reason", kFlaggedDrops}};
 constexpr LabelInfo kWeightDistance[] = {
     {"run"}, {"ref", kReferences}, {"scope", kScopes}, {"stat", kPooledMax}, {"interval"}};
 constexpr LabelInfo kLayerWeightDistance[] = {{"run"}, {"layer"}, {"ref", kReferences}, {"interval"}};
@@ -297,6 +303,11 @@ constexpr MetricInfo kTable[] = {
      "1 while this part of the monitor is at work.", kRankComponent},
     {kMonitorErrorsTotal, "foreshock_monitor_errors_total", kCounter, "errors",
      "Failures of the monitor itself; training is not affected.", kRunErrors},
+    {kFlaggedSlicesTotal, "foreshock_flagged_slices_total", kCounter, "slices",
+     "Slices saved by --save-flagged, by what was out of the ordinary.", kRunFlagReason},
+    {kFlaggedSlicesDroppedTotal, "foreshock_flagged_slices_dropped_total", kCounter, "slices",
+     "Flagged slices in no file: more of the same (alike), the disk too slow (busy), the quota, or an error.",
+     kRunFlaggedDrop},
     {kSeriesDroppedTotal,
      "foreshock_series_dropped_total",
      kCounter,

@@ -92,6 +92,8 @@ enum class Metric : uint16_t {
   kSampleIntervalSteps,
   kMonitorEnabled,
   kMonitorErrorsTotal,
+  kFlaggedSlicesTotal,
+  kFlaggedSlicesDroppedTotal,
   kSeriesDroppedTotal,
   kBuildInfo,
   kCount

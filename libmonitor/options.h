@@ -39,6 +39,8 @@ enum class OptionId : uint32_t {
   kRecord,
   kRecordHistograms,
   kOnAlert,
+  kSaveFlagged,
+  kFlaggedQuota,
   kSummary,
   kCache,
   kRunDirectory,
@@ -120,6 +122,12 @@ inline constexpr Option kOptions[kOptionCount] = {
      "what "
      "happened",
      kReaderRun | kReaderAgent},
+    {OptionId::kSaveFlagged, "--save-flagged", "FORESHOCK_SAVE_FLAGGED", "", "DIR",
+     "keep samples whose judgement is out of the ordinary, as safetensors: activations of your data; "
+     "`foreshock judge` judges them again",
+     kReaderRun | kReaderAgent},
+    {OptionId::kFlaggedQuota, "--flagged-quota", "FORESHOCK_FLAGGED_QUOTA", "256MiB", "BYTES",
+     "the most that the flagged samples in DIR may take; also 1000 files", kReaderRun | kReaderAgent},
     {OptionId::kSummary, "--summary", "FORESHOCK_SUMMARY", "", "FILE.json",
      "write the end-of-run summary as JSON", kReaderRun},
     {OptionId::kCache, nullptr, "FORESHOCK_CACHE", "", "DIR",

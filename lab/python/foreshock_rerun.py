@@ -1,0 +1,256 @@
+"""Runs the operation of a flagged slice again with torch, on the inputs that were stored.
+
+    foreshock judge --rerun SLICE.safetensors... [--times N] [--device cpu|cuda] [--function MODULE:NAME]
+
+A slice holds some query rows of a call, with every key they see. They are put where they stood in a call of the whole
+size, zeros around them, so that the kernel cuts it into the same tiles: rows of attention do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+
+try:
+    import torch
+except ImportError as no_torch:
+    if __name__ != "__main__":
+        raise
+    print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
+    sys.exit(2)
+
+from foreshock_slice import Call, NoSliceError, Slice, read_slice
+
+LIMITS = {"forward": 2.0, "backward": 3.0}  # times the noise floor
+FORWARD = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
+ON_CPU = (*FORWARD[:2], CPU_BACKWARD)
+
+
+def operation_of(stored: Slice) -> str:
+    return stored.facts.get("op", "").removeprefix("aten::")
+
+
+def aten(name: str):
+    try:
+        return getattr(torch.ops.aten, name).default
+    except AttributeError:
+        raise NoSliceError(f"torch {torch.__version__} has no {name}") from None
+
+
+def cpu_backward(call: Call) -> torch.Tensor:
+    """The backward operation itself, on the output and log-sum-exp that it was given."""
+    arrays, operation = call.stored.arrays, aten(CPU_BACKWARD)
+    given = call.arguments(operation) | {
+        "grad_out": call.place(arrays["dout"]),
+        "out": call.place(arrays["out"]),
+        "logsumexp": call.place(arrays["lse"]),
+    }
+    return call.taken(operation(**given)[0])
+
+
+def through_autograd(call: Call, forward) -> torch.Tensor:
+    query = call.query.clone().requires_grad_()
+    out = forward(query)
+    return call.taken(torch.autograd.grad(out, query, call.place(call.stored.arrays["dout"]).to(out.dtype))[0])
+
+
+def runner(call: Call, function) -> tuple[str, object]:
+    """What is run, in words, and a function that runs it once: the rows of the result, on the CPU."""
+    stored, name = call.stored, operation_of(call.stored)
+    if function is not None:
+        more = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
+        if call.mask is not None:
+            more["attn_mask"] = call.mask
+        forward = lambda query: function(query, call.key, call.value, **more)  # noqa: E731
+        told = getattr(function, "__name__", "the function")
+    elif name == CPU_BACKWARD and "lse" in stored.arrays:
+        return name, lambda: cpu_backward(call)
+    else:
+        told = name.removesuffix("_backward")
+        if told not in FORWARD:
+            raise NoSliceError(f"'{name[:80]}' cannot be run by itself: name its function, --function MODULE:NAME")
+        operation = aten(told)
+        forward = lambda query: operation(**(call.arguments(operation) | {"query": query}))[0]  # noqa: E731
+    if stored.backward:
+        return f"{told} and its backward", lambda: through_autograd(call, forward)
+    return told, lambda: call.taken(forward(call.query))
+
+
+@dataclass
+class Report:
+    file: str
+    reason: str
+    operation: str
+    whole_call: bool
+    times: int
+    results: int  # different ones
+    as_stored: bool
+    values_unlike_stored: int
+    stored_ratio: float | None
+    ratio: float | None
+    stored_bias_ulp: float | None
+    bias_ulp: float | None
+    verdict: str  # a key of VERDICTS
+
+
+VERDICTS = {
+    "does_not_repeat": "does not repeat: equal inputs give different bits here: a race, sums in changing order "
+    "(atomics), or hardware that errs",
+    "repeats_beyond": "repeats: the operation makes just this of these inputs, every time, beyond the gate: the kernel "
+    "errs on such inputs; it was no accident of a moment",
+    "repeats": "repeats: the operation makes just this of these inputs, every time, within the gate: what is out of "
+    "the ordinary lies in the inputs, or shows in many slices only",
+    "errs_again": "errs again, always alike, with other bits than those stored: the kernel errs on such inputs; "
+    "another version, device or shape of the call rounds differently",
+    "does_not_come_back": "does not come back: here the operation is sound on these inputs. Then something else made "
+    "the stored result: what changes the output below the hook, memory or a processor that erred, a race, or another "
+    "version of the kernel",
+    "another_result": "another result, always the same, within the gate as the stored one was: another version, device "
+    "or shape of the call, or something that changed the output",
+}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Per element; NaN counts as one value."""
+    size = {8: torch.int64, 4: torch.int32, 2: torch.int16}[a.element_size()]
+    return (a.contiguous().view(size) == b.contiguous().view(size)) | (a.isnan() & b.isnan())
+
+
+def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
+    """Error over that of plain attention, over the rows whose reference is finite and not all zero."""
+    reference = stored.reference
+    norms = reference.square().sum(dim=1)
+    compared = norms.isfinite() & (norms > 0)
+    if not compared.any():
+        return None
+    error = (result.double() - reference)[compared]
+    noise = float(stored.facts["figure.plain_error_norm"])
+    if not bool(error.isfinite().all()):
+        return math.inf
+    norm = error.square().sum().sqrt().item()
+    return norm / noise if noise > 0 else (math.inf if norm > 0 else 0.0)
+
+
+def bias_of(stored: Slice, result: torch.Tensor) -> float | None:
+    """Signed error away from zero, in units in the last place, of this slice alone."""
+    reference, info = stored.reference, torch.finfo(result.dtype)
+    both = reference.isfinite() & result.isfinite()
+    if not both.any():
+        return None
+    reference = reference[both]
+    signed = (result[both].double() - reference) * reference.sign()
+    exponent = torch.frexp(reference.abs().clamp(min=info.tiny)).exponent - 1
+    return (signed.sum() / torch.ldexp(torch.full_like(reference, info.eps), exponent).sum()).item()
+
+
+def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as_stored: bool, limit: float) -> str:
+    beyond, was_beyond = (value is not None and value > limit for value in (ratio, stored_ratio))
+    if results > 1:
+        return "does_not_repeat"
+    if as_stored:
+        return "repeats_beyond" if beyond else "repeats"
+    if beyond:
+        return "errs_again"
+    return "does_not_come_back" if was_beyond else "another_result"
+
+
+def rerun(path: str, device: str | None = None, times: int = 5, function=None) -> Report:
+    """Judges one file. `device`: by default the one that the operation is of."""
+    stored = read_slice(path)
+    if device is None:
+        device = "cuda" if function is None and operation_of(stored) not in ON_CPU else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise NoSliceError(f"{operation_of(stored)[:80] or 'the operation'} needs a GPU, and torch sees none here")
+    call = Call(stored, device)
+    name, once = runner(call, function)
+    try:
+        all_results = [once() for _ in range(times)]
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise NoSliceError(f"{name} fails on {path}: {str(error).splitlines()[0][:160]}") from error
+    result, different = all_results[0], []
+    if result.shape != stored.result.shape or result.dtype != stored.result.dtype:
+        raise NoSliceError(f"{name} gives {tuple(result.shape)} in {result.dtype}, not what {path} holds")
+    for other in all_results:
+        if not any(bool(same_bits(other, known).all()) for known in different):
+            different.append(other)
+    unlike = int((~same_bits(result, stored.result)).sum())
+    ratios = [ratio_of(stored, each) for each in different]
+    ratio = max((each for each in ratios if each is not None), default=None)
+    stored_ratio = ratio_of(stored, stored.result)
+    limit = LIMITS["backward" if stored.backward else "forward"]
+    verdict = verdict_of(stored_ratio, ratio, len(different), unlike == 0, limit)
+    return Report(
+        path, stored.facts.get("reason", ""), name, call.whole, times, len(different), unlike == 0, unlike,
+        stored_ratio, ratio, bias_of(stored, stored.result), bias_of(stored, result), verdict,
+    )  # fmt: skip
+
+
+def is_sound(report: Report) -> bool:
+    return report.verdict in ("repeats", "does_not_come_back", "another_result")
+
+
+def text_of(report: Report, framework: str) -> str:
+    def times(value: float | None) -> str:
+        return "not comparable" if value is None else f"{value:.3g} times the noise floor"
+
+    def ulp(value: float | None) -> str:
+        return "" if value is None else f", bias {value:+.3f} ulp"
+
+    shape = "a call of the whole size" if report.whole_call else "a call of these rows alone"
+    bits = "the bits stored" if report.as_stored else f"{report.values_unlike_stored} values unlike those stored"
+    return "\n".join((
+        report.file,
+        f"  {report.operation}, {report.times} times, {shape}, torch {torch.__version__} (stored: {framework})",
+        f"  flagged for {report.reason}: {times(report.stored_ratio)}{ulp(report.stored_bias_ulp)}",
+        f"  now: {times(report.ratio)}{ulp(report.bias_ulp)}; results: {report.results}; {bits}",
+        VERDICTS[report.verdict],
+    ))  # fmt: skip
+
+
+def function_named(name: str):
+    from foreshock_judge import find  # beside this file
+
+    try:
+        return find(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise NoSliceError(str(error)) from error
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="foreshock judge", description="run flagged slices again")
+    parser.add_argument("--rerun", action="store_true", required=True)
+    parser.add_argument("files", nargs="+", metavar="SLICE.safetensors")
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--device")
+    parser.add_argument("--function", metavar="MODULE:NAME", help="in the place of the operation")
+    parser.add_argument("--json", action="store_true", help="one object a line")
+    options = parser.parse_args()
+    if not 2 <= options.times <= 1000:
+        parser.error("--times takes a number from 2 to 1000")
+    status = 0
+    for path in options.files:
+        try:
+            function = function_named(options.function) if options.function else None
+            report = rerun(path, options.device, options.times, function)
+        except NoSliceError as error:
+            print(f"foreshock judge: {error}", file=sys.stderr)
+            status = 2
+            continue
+        framework = read_slice(path).facts.get("framework", "")
+        print(json.dumps(asdict(report)) if options.json else text_of(report, framework))
+        status = max(status, 0 if is_sound(report) else 1)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Files of flagged slices (foreshock run --save-flagged), as torch tensors. Nothing in them is trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from dataclasses import dataclass
+
+import torch
+
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "BOOL": torch.bool,
+    "U32": torch.int32,
+}
+MOST_HEADER = 1 << 20
+MOST_LENGTH = 1 << 24
+MOST_WORK = 1 << 37  # multiplications of one call of the whole size: some seconds on a CPU
+MOST_SCORES = 1 << 28  # elements of a mask of the whole size
+
+
+class NoSliceError(Exception):
+    """The file holds no slice, or none whose operation can be run here. The text is one line for the user."""
+
+
+@dataclass
+class Slice:
+    """Rows of one kv-head's query heads, head-major. q, out, dout, dq [rows, d], k, v [keys, d]."""
+
+    facts: dict[str, str]
+    arrays: dict[str, torch.Tensor]
+
+    @property
+    def backward(self) -> bool:
+        return "dq" in self.arrays
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self.arrays["dq" if self.backward else "out"]
+
+    @property
+    def reference(self) -> torch.Tensor:
+        return self.arrays["reference_dq" if self.backward else "reference_out"]
+
+    @property
+    def heads(self) -> int:
+        return int(self.facts["heads_in_slice"])
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return int(self.facts["query_length"]), int(self.facts["key_length"])
+
+
+def read_slice(path: str) -> Slice:
+    """Nothing in the file is trusted; NoSliceError says what is wrong."""
+    try:
+        stored = read_arrays(pathlib.Path(path).read_bytes())
+        check(stored)
+    except OSError as error:
+        raise NoSliceError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError, RecursionError) as error:
+        raise NoSliceError(f"{path} is no flagged slice: {str(error).splitlines()[0][:120]}") from error
+    return stored
+
+
+def read_arrays(raw: bytes) -> Slice:
+    length = int.from_bytes(raw[:8], "little")
+    if len(raw) < 8 or not 0 < length <= min(MOST_HEADER, len(raw) - 8):
+        raise ValueError("it has no header")
+    header = json.loads(raw[8 : 8 + length])
+    facts = header.pop("__metadata__")
+    data, arrays = raw[8 + length :], {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(data):
+            raise ValueError(f"{name} lies beyond the end of the file")
+        shape = [int(extent) for extent in entry["shape"]]
+        dtype = TYPES[entry["dtype"]]
+        empty = torch.empty(0, dtype=dtype)
+        # A copy, aligned, for it may begin anywhere in the file.
+        flat = torch.frombuffer(bytearray(data[begin:end]), dtype=dtype) if end > begin else empty
+        arrays[name] = flat.reshape(shape)
+    return Slice(facts, arrays)
+
+
+def check(stored: Slice) -> None:
+    facts, arrays = stored.facts, stored.arrays
+    if facts["format"] != "foreshock slice" or facts["schema"] != "1":
+        raise ValueError("another format or schema")
+    (rows, width), (keys, _) = arrays["q"].shape, arrays["v"].shape
+    queries, length = stored.lengths
+    expected = {"q": (rows, width), "k": (keys, width), "out": (rows, arrays["v"].shape[1])}
+    expected |= dict.fromkeys(("key_limit", "position", "head"), (rows,))
+    expected[{True: "reference_dq", False: "reference_out"}[stored.backward]] = tuple(stored.result.shape)
+    for name, shape in expected.items():
+        if tuple(arrays[name].shape) != shape:
+            raise ValueError(f"{name} has not the shape of this slice")
+    if not (0 < rows <= 16 and stored.heads > 0 and rows % stored.heads == 0):
+        raise ValueError("rows and heads do not belong together")
+    if not (0 < queries <= MOST_LENGTH and 0 < keys <= length <= MOST_LENGTH):
+        raise ValueError("impossible lengths")
+    if not (int(arrays["position"].min()) >= 0 and int(arrays["position"].max()) < queries):
+        raise ValueError("positions beyond the queries")
+    if not (int(arrays["key_limit"].min()) >= 0 and int(arrays["key_limit"].max()) <= keys):
+        raise ValueError("key limits beyond the keys")
+    if not math.isfinite(float(facts["scale"])) or not float(facts["figure.plain_error_norm"]) >= 0:
+        raise ValueError("no scale, or no noise floor")
+
+
+class Call:
+    """The slice as a call of attention: of the whole size if that can be afforded, else of its rows alone."""
+
+    def __init__(self, stored: Slice, device: str) -> None:
+        self.stored, self.device = stored, device
+        arrays, heads = stored.arrays, stored.heads
+        rows = arrays["q"].shape[0]
+        queries, keys = stored.lengths
+        work = heads * queries * keys * arrays["q"].shape[1]
+        needs_mask = "mask" in arrays or not self.causal_by_name() and self.limits()
+        self.whole = work <= MOST_WORK and (not needs_mask or heads * queries * keys <= MOST_SCORES)
+        if not self.whole:
+            queries, keys = rows // heads, arrays["k"].shape[0]
+            needs_mask = "mask" in arrays or self.limits()
+        self.queries, self.keys = queries, keys
+        self.head_of_row = torch.arange(rows) // (rows // heads)
+        self.row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
+        self.causal = self.whole and not needs_mask and self.causal_by_name()
+        self.mask = self.placed_mask().to(device) if needs_mask else None
+        self.query = self.place(arrays["q"])
+        self.key, self.value = (self.place_keys(arrays[name]) for name in ("k", "v"))
+
+    def limits(self) -> bool:
+        return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
+
+    def causal_by_name(self) -> bool:
+        queries, keys = self.stored.lengths
+        causal = self.stored.facts["causal"]
+        return causal == "top-left" or (causal == "bottom-right" and queries == keys)
+
+    def place(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, d] as [1, heads, queries, d], zeros elsewhere."""
+        placed = torch.zeros(1, self.stored.heads, self.queries, *rows.shape[1:], dtype=rows.dtype)
+        placed[0, self.head_of_row, self.row] = rows
+        return placed.to(self.device)
+
+    def taken(self, placed: torch.Tensor) -> torch.Tensor:
+        return placed.detach().cpu()[0, self.head_of_row, self.row]
+
+    def place_keys(self, rows: torch.Tensor) -> torch.Tensor:
+        # Those that no row sees were not stored.
+        placed = torch.zeros(1, 1, self.keys, rows.shape[1], dtype=rows.dtype)
+        placed[0, 0, : rows.shape[0]] = rows
+        return placed.repeat(1, self.stored.heads, 1, 1).to(self.device)
+
+    def placed_mask(self) -> torch.Tensor:
+        """Additive, as kernels take it: 0 or -inf for what is seen or not."""
+        arrays = self.stored.arrays
+        keys = arrays["k"].shape[0]
+        own = arrays.get("mask", torch.ones(arrays["q"].shape[0], keys, dtype=torch.bool))
+        if own.dtype == torch.bool:
+            own = torch.zeros(own.shape, dtype=arrays["q"].dtype).masked_fill(~own, -math.inf)
+        placed = torch.zeros(1, self.stored.heads, self.queries, self.keys, dtype=own.dtype)
+        placed[0, self.head_of_row, self.row, keys:] = -math.inf
+        seen = torch.arange(keys) < arrays["key_limit"].long()[:, None]
+        placed[0, self.head_of_row, self.row, :keys] = own.masked_fill(~seen, -math.inf)
+        return placed
+
+    def arguments(self, operation) -> dict:
+        """By the names of its schema."""
+        known = {
+            "query": self.query,
+            "key": self.key,
+            "value": self.value,
+            "attn_mask": self.mask,
+            "attn_bias": self.mask,
+            "dropout_p": 0.0,
+            "is_causal": self.causal,
+            "compute_log_sumexp": True,
+            "scale": float(self.stored.facts["scale"]),
+        }
+        names = {argument.name for argument in operation._schema.arguments}
+        if self.mask is not None and not names & {"attn_mask", "attn_bias"}:
+            raise NoSliceError(f"{operation} takes no mask: these rows cannot be shown to it alone")
+        return {name: value for name, value in known.items() if name in names}

@@ -1,0 +1,167 @@
+#include "agent/flagged.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "agent/pipeline.h"
+#include "exporters/catalog.h"
+#include "lab/safetensors.h"
+#include "tests/agent/segment_of_a_trainer.h"
+#include "tests/cli/temporary_directory.h"
+
+namespace foreshock {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kWrong = 1 + 0x1p-6;  // of fp64 slices: far beyond at once
+
+class FlaggedTest : public ::testing::Test {
+ protected:
+  FlaggedTest() {
+    std::strcpy(trainer_.writer.layers()[1].label, "../\"x\"/\n");  // a trainer may name a layer anything
+    trainer_.writer.layers()[1].ready = 1;
+    rank_.run = "a run/of mine";
+    pipeline_.set_flagged(&flagged_);
+  }
+
+  void sample(int64_t step, double factor, int layer = 0, uint32_t pass = 0) {
+    trainer_.sample(step, factor, layer, pass);
+    pipeline_.poll(*reader_, &rank_);
+  }
+  // Names in order, of all files that are there once everything is written.
+  std::vector<std::string> files() {
+    EXPECT_TRUE(flagged_.writer().wait(std::chrono::seconds(60)));
+    std::vector<std::string> names;
+    if (!fs::exists(folder_)) return names;
+    for (const auto& entry : fs::directory_iterator(folder_)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  size_t files_with(const std::string& part) {
+    const std::vector<std::string> all = files();
+    return static_cast<size_t>(std::count_if(
+        all.begin(), all.end(), [&](const std::string& name) { return name.find(part) != name.npos; }));
+  }
+  std::string bytes_of(const std::string& name) const {
+    std::ifstream file(folder_ + "/" + name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  cli::TemporaryDirectory base_;
+  const std::string folder_ = base_.path() + "/slices";
+  SegmentOfATrainer trainer_;
+  std::unique_ptr<segment::SegmentReader> reader_ = trainer_.open();
+  FlaggedSlices flagged_{folder_, 1 << 20};
+  Pipeline pipeline_{nullptr};
+  RankStatistics rank_;
+};
+
+TEST_F(FlaggedTest, NothingIsWrittenWhereAllIsWell) {
+  for (int n = 1; n <= 20; ++n) sample(n, 1.0);
+  EXPECT_TRUE(files().empty());
+  EXPECT_FALSE(fs::exists(folder_));
+}
+
+TEST_F(FlaggedTest, OfMoreOfTheSameEverFewerAreKept) {
+  for (int n = 1; n <= 100; ++n) sample(n, kWrong);
+  EXPECT_EQ(files().size(), 8u);  // 1, 2, 3, 4, 8, 16, 32, 64
+  const FlaggedCounts counts = flagged_.writer().counts();
+  EXPECT_EQ(counts.saved[static_cast<size_t>(FlagReason::kDeviationRatio)], 8u);
+  EXPECT_EQ(counts.dropped[static_cast<size_t>(FlaggedDrop::kAlike)], 92u);
+  sample(101, kWrong, 1);  // another layer is another thing
+  sample(102, NAN);        // and so is another reason
+  EXPECT_EQ(files().size(), 10u);
+}
+
+TEST_F(FlaggedTest, OneOrdinarySliceOfAFlaggedLayerIsItsControl) {
+  sample(1, 1.0);
+  EXPECT_EQ(files().size(), 0u);
+  sample(2, kWrong);
+  sample(3, 1.0, 1);  // of another layer
+  EXPECT_EQ(files_with(".control."), 0u);
+  sample(4, 1.0);
+  sample(5, 1.0);
+  EXPECT_EQ(files_with(".step00000004.forward.003.control."), 1u);
+  EXPECT_EQ(files().size(), 2u);
+}
+
+TEST_F(FlaggedTest, NamesAreOfPlainCharactersAndTellWhatItIs) {
+  sample(7, kWrong, 1);
+  const std::vector<std::string> names = files();
+  ASSERT_EQ(names.size(), 1u);
+  EXPECT_EQ(names[0], "a_run_of_mine.rank0000.step00000007.forward._.._x___.deviation_ratio.00000010-1" +
+                          std::string(kFlaggedSuffix));
+  EXPECT_EQ(fs::path(fs::canonical(folder_ + "/" + names[0])).parent_path(), fs::canonical(folder_));
+}
+
+TEST_F(FlaggedTest, TheFileIsSafetensorsWithAllThatIsKnown) {
+  sample(9, 1.0, 0, 1);  // backward, with gradients that belong to nothing: flagged by its dQ
+  const std::vector<std::string> names = files();
+  ASSERT_EQ(names.size(), 1u);
+  lab::Safetensors file;
+  ASSERT_EQ(file.open(folder_ + "/" + names[0]), "");
+  std::set<std::string> arrays;
+  uint64_t end = file.size();
+  for (const auto& [name, tensor] : file.tensors()) {
+    arrays.insert(name);
+    end -= tensor.bytes;
+    EXPECT_EQ(tensor.offset % (tensor.type == "F64" ? 8 : 4), 0u) << name;
+  }
+  EXPECT_EQ(arrays, (std::set<std::string>{"q", "k", "v", "out", "dout", "dq", "key_limit", "position", "head",
+                                           "reference_out", "reference_lse", "reference_dq"}));
+  uint64_t header = 0;
+  std::memcpy(&header, bytes_of(names[0]).data(), sizeof header);
+  EXPECT_EQ(end, header + sizeof header);  // no gaps
+  const auto fact = [&](const char* name) {
+    const auto found = file.metadata().find(name);
+    return found != file.metadata().end() ? found->second : "missing";
+  };
+  EXPECT_EQ(fact("format"), "foreshock slice");
+  EXPECT_EQ(fact("schema"), "1");
+  EXPECT_EQ(fact("run"), "a run/of mine");
+  EXPECT_EQ(fact("step"), "9");
+  EXPECT_EQ(fact("pass"), "backward");
+  EXPECT_EQ(fact("op"), "attention_backward");
+  EXPECT_EQ(fact("layer"), "003");
+  EXPECT_EQ(fact("layer_name"), "blocks.3.attention.qkv.weight");
+  EXPECT_EQ(fact("reason"), "deviation_ratio");
+  EXPECT_EQ(fact("scale"), "1");
+  EXPECT_EQ(fact("causal"), "none");
+  EXPECT_EQ(fact("dtype"), "fp64");
+  EXPECT_EQ(fact("reference_version"), std::to_string(kReferenceVersion));
+  EXPECT_EQ(fact("foreshock_version"), FORESHOCK_VERSION);
+  for (const char* name : {"rank", "attempt", "host", "framework", "instruction_set", "time", "ticket", "call",
+                           "batch", "kv_head", "heads_in_slice", "query_length", "key_length", "layer_source",
+                           "layer.judged", "figure.deviation_ratio", "figure.plain_error_norm"})
+    EXPECT_NE(fact(name), "missing") << name;
+}
+
+TEST_F(FlaggedTest, TheChecksumSeesEveryByte) {
+  sample(1, kWrong);
+  const std::string file = bytes_of(files().at(0));
+  const size_t place = checksum_place(file, file.size());
+  ASSERT_NE(place, file.npos);
+  EXPECT_EQ(checksum_of(file, place), file.substr(place, kNoChecksum.size()));
+  for (size_t at = 0; at < file.size(); ++at) {
+    if (at >= place && at < place + kNoChecksum.size()) continue;
+    std::string changed = file;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    EXPECT_NE(checksum_of(changed, place), file.substr(place, kNoChecksum.size())) << at;
+  }
+}
+
+// The exporters know nothing of the agent.
+TEST(Flagged, ReasonsAreThoseOfTheCatalog) {
+  const auto values = [](Metric metric) { return metric_info(metric).labels.back().values; };
+  EXPECT_TRUE(std::ranges::equal(values(Metric::kFlaggedSlicesTotal), kFlagReasonNames));
+  EXPECT_TRUE(std::ranges::equal(values(Metric::kFlaggedSlicesDroppedTotal), kFlaggedDropNames));
+}
+
+}  // namespace
+}  // namespace foreshock

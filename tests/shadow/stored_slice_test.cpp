@@ -1,0 +1,149 @@
+#include "shadow/stored_slice.h"
+
+#include <gtest/gtest.h>
+
+#include <charconv>
+#include <limits>
+
+#include "shadow/figures.h"
+#include "tests/shadow/slice_data.h"
+
+namespace foreshock {
+namespace {
+
+SliceData full_slice(DType dtype, DType mask) {
+  SliceData data({dtype, 12, 70, 24, 40, true});
+  data.causal();
+  data.log_sum_exp = PackedArray(DType::kFp32, 12);
+  data.out.fill([&data] { return data.normal(data.engine); });
+  data.grad_query.fill([&data] { return data.normal(data.engine); });
+  data.mask = PackedArray(mask, 12 * 70);
+  for (size_t n = 0; n < data.mask.size(); ++n) data.mask.set(n, n % 3 == 0);
+  return data;
+}
+
+std::vector<std::string> texts_of(const AttentionSlice& slice) {
+  DeviationWorkspace workspace;
+  std::vector<std::string> texts;
+  for (const Figure& figure : figures_of(judge(slice, &workspace))) texts.push_back(figure.text);
+  return texts;
+}
+
+TEST(StoredSlice, ComesBackAsTheSameJudgement) {
+  for (DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
+    for (DType mask : {DType::kBool, DType::kFp32}) {
+      const SliceData data = full_slice(dtype, mask);
+      Reference golden;
+      reference(data.view(), &golden);
+      AttentionSlice back;
+      ASSERT_EQ(slice_from(arrays_of(data.view(), golden), data.view().scale, &back), "");
+      EXPECT_EQ(texts_of(back), texts_of(data.view()));
+    }
+}
+
+TEST(StoredSlice, OfAForwardSliceThereIsNoGradient) {
+  const SliceData data(SliceShape{});
+  Reference golden;
+  reference(data.view(), &golden);
+  const StoredArrays arrays = arrays_of(data.view(), golden);
+  EXPECT_EQ(arrays.count("dq") + arrays.count("dout") + arrays.count("reference_dq"), 0u);
+  AttentionSlice back;
+  EXPECT_EQ(slice_from(arrays, 1, &back), "");
+  EXPECT_FALSE(back.backward());
+}
+
+TEST(StoredSlice, ASliceWhoseRowsSeeNoKeyIsOne) {
+  const SliceData data({DType::kBf16, 2, 0, 8, 8, false});
+  Reference golden;
+  reference(data.view(), &golden);
+  AttentionSlice back;
+  EXPECT_EQ(slice_from(arrays_of(data.view(), golden), 1, &back), "");
+  EXPECT_EQ(back.keys, 0);
+}
+
+TEST(StoredSlice, WhatDoesNotFitIsRefused) {
+  const SliceData data = full_slice(DType::kBf16, DType::kBool);
+  Reference golden;
+  reference(data.view(), &golden);
+  const StoredArrays good = arrays_of(data.view(), golden);
+  std::vector<uint32_t> beyond(12, 71);
+  const std::vector<std::function<void(StoredArrays&)>> breaks = {
+      [](auto& a) { a.erase("q"); },
+      [](auto& a) { a.erase("v"); },
+      [](auto& a) { a.erase("k"); },
+      [](auto& a) { a.erase("out"); },
+      [](auto& a) { a.erase("dq"); },  // dout alone is no pass
+      [](auto& a) { a.erase("key_limit"); },
+      [](auto& a) { a["q"].shape = {17, 24}; },
+      [](auto& a) { a["q"].shape = {0, 24}; },
+      [](auto& a) { a["q"].shape = {12}; },
+      [](auto& a) { a["q"].shape = {12, -24}; },
+      [](auto& a) { a["q"].shape = {12, int64_t{1} << 62}; },
+      [](auto& a) { a["v"].shape = {int64_t{1} << 62, 40}; },
+      [](auto& a) { a["k"].shape = {71, 24}; },
+      [](auto& a) { a["mask"].shape = {12, 71}; },
+      [](auto& a) { a["k"].bytes -= 2; },
+      [](auto& a) { a["mask"].bytes -= 1; },
+      [](auto& a) { a["lse"].bytes -= 4; },
+      [](auto& a) { a["out"].type = "F32"; },
+      [](auto& a) { a["q"].type = "BOOL"; },
+      [](auto& a) { a["q"].type = "I8"; },
+      [](auto& a) { a["lse"].type = "BOOL"; },
+      [](auto& a) { a["key_limit"].type = "F32"; },
+      [](auto& a) { a["key_limit"].bytes -= 4; },
+      [&](auto& a) { a["key_limit"].data = beyond.data(); },
+  };
+  for (size_t n = 0; n < breaks.size(); ++n) {
+    StoredArrays arrays = good;
+    breaks[n](arrays);
+    AttentionSlice slice;
+    EXPECT_NE(slice_from(arrays, 1, &slice), "") << "break " << n;
+  }
+  AttentionSlice slice;
+  EXPECT_NE(slice_from(good, std::numeric_limits<double>::infinity(), &slice), "");
+  EXPECT_EQ(slice_from(good, 1, &slice), "");
+}
+
+TEST(Figures, TextIsExact) {
+  std::mt19937_64 bits(3);
+  for (int n = 0; n < 10000; ++n) {
+    const double x = std::bit_cast<double>(bits());
+    if (std::isnan(x)) continue;
+    const std::string text = exact_text(x);
+    double back = 0;
+    std::from_chars(text.data(), text.data() + text.size(), back);
+    EXPECT_EQ(std::bit_cast<uint64_t>(back), std::bit_cast<uint64_t>(x)) << text;
+  }
+  EXPECT_EQ(exact_text(0.1), "0.1");
+  EXPECT_EQ(exact_text(std::numeric_limits<double>::infinity()), "inf");
+}
+
+TEST(Figures, EveryNumberOfTheJudgementIsThere) {
+  SliceDeviation d;
+  const auto texts = [&d] {
+    std::string all;
+    for (const Figure& figure : figures_of(d)) all += figure.text + ";";
+    return all;
+  };
+  double value = 0.5;
+  std::string before = texts();
+  const auto moves = [&](auto& member) {
+    member = static_cast<std::remove_reference_t<decltype(member)>>(++value);
+    const std::string now = texts();
+    const bool has_moved = now != before;
+    before = now;
+    return has_moved;
+  };
+  EXPECT_TRUE(moves(d.rows_compared) && moves(d.rows_not_comparable) && moves(d.rows_with_keys) &&
+              moves(d.near_tie_rows) && moves(d.kernel_error_norm) && moves(d.plain_error_norm));
+  EXPECT_TRUE(moves(d.bias.numerator) && moves(d.bias.denominator) && moves(d.rounded_bias.numerator) &&
+              moves(d.rounded_bias.denominator));
+  EXPECT_TRUE(moves(d.relative_error_mean) && moves(d.relative_error_max) && moves(d.deviation_ratio) &&
+              moves(d.lse_error_abs_max) && moves(d.logit_abs_max) && moves(d.entropy_min) &&
+              moves(d.entropy_mean) && moves(d.grad_out_drift));
+  EXPECT_TRUE(moves(d.nonfinite_inputs) && moves(d.nonfinite_out) && moves(d.nonfinite_lse) &&
+              moves(d.nonfinite_grad_query));
+}
+
+}  // namespace
+}  // namespace foreshock
