@@ -200,9 +200,9 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   // A second descriptor, so that the tree can be told what became of this directory.
   std::unique_ptr<Directory> again = found.directory->open_again();
   std::unique_ptr<Run> run =
-      again == nullptr
-          ? nullptr
-          : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0}, std::move(again), &error);
+      again == nullptr ? nullptr
+                       : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0},
+                                   std::move(again), &error);
   if (run == nullptr) {
     tree_->leave(found.label, *found.directory, error.empty());
     if (error.empty())

@@ -23,7 +23,8 @@ class FlaggedSlices {
   FlaggedSlices(std::string path, uint64_t most_bytes)
       : writer_(std::make_unique<FlaggedFolder>(std::move(path), most_bytes)) {}
 
-  // After the statistics and detectors of `rank` have taken in the slice of `slot`. Costs a copy if it is kept.
+  // After the statistics and detectors of `rank` have taken in the slice of `slot`. Costs a copy if it is
+  // kept.
   void consider(const segment::Slot& slot, const JudgedSlice& judged, const LayerOfCall& layer,
                 const RankStatistics& rank, const std::string& segment);
 

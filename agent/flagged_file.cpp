@@ -47,7 +47,8 @@ const char* causal_of(const segment::Slot& slot) {
     }
     return true;
   };
-  if (std::all_of(slot.key_limit, slot.key_limit + slot.rows, [&](uint32_t k) { return k == slot.key_length; }))
+  if (std::all_of(slot.key_limit, slot.key_limit + slot.rows,
+                  [&](uint32_t k) { return k == slot.key_length; }))
     return "none";
   if (every(0)) return "top-left";
   return every(keys - queries) ? "bottom-right" : "other";
@@ -122,8 +123,7 @@ uint64_t FlaggedSlice::bytes() const {
 }
 
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
-                           const LayerOfCall& layer, const RankStatistics& rank,
-                           const std::string& segment) {
+                           const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged;
   flagged.name = name_of_file(reason, slot, layer, rank, segment);
   flagged.reason = reason;

@@ -65,7 +65,8 @@ bool write_file(int folder, const std::string& name, const std::string& bytes) {
   // A network disk may only say at close() that it is full.
   const bool is_written = write_all(file, bytes);
   const int failure = errno;
-  if (close(file) == 0 && is_written && renameat(folder, part.c_str(), folder, name.c_str()) == 0) return true;
+  if (close(file) == 0 && is_written && renameat(folder, part.c_str(), folder, name.c_str()) == 0)
+    return true;
   if (!is_written) errno = failure;
   const int told = errno;
   unlinkat(folder, part.c_str(), 0);
@@ -86,11 +87,9 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
   Usage usage;
   Outcome outcome = Outcome::kFailed;
   if (folder >= 0 && look(folder, &usage)) {
-    const bool fits = usage.files < kMostFiles && usage.bytes <= most_bytes_ &&
-                      bytes.size() <= most_bytes_ - usage.bytes;
-    outcome = !fits                               ? Outcome::kFull
-              : write_file(folder, name, bytes) ? Outcome::kWritten
-                                                  : Outcome::kFailed;
+    const bool fits =
+        usage.files < kMostFiles && usage.bytes <= most_bytes_ && bytes.size() <= most_bytes_ - usage.bytes;
+    outcome = !fits ? Outcome::kFull : write_file(folder, name, bytes) ? Outcome::kWritten : Outcome::kFailed;
   }
   if (outcome == Outcome::kFailed) *error = path_ + ": " + std::strerror(errno);
   if (outcome == Outcome::kFull)

@@ -11,16 +11,21 @@ namespace foreshock {
 namespace {
 
 // Beyond the limit by so much, one slice is enough: plain attention does not err four times less by chance,
-// unless hardly anything is rounded at all. Rounding once to p bits costs a row 2^-p of its norm at most; what
-// errs four times that is not such a case.
+// unless hardly anything is rounded at all. Rounding once to p bits costs a row 2^-p of its norm at most;
+// what errs four times that is not such a case.
 constexpr double kFarBeyond = 4;
+
+// The reference's own error (shadow/reference.h): beside fp64 storage it is what plain attention errs too,
+// and no ratio says anything.
+constexpr double kReferenceError = 1e-13;
 
 double ratio_limit(const SliceDeviation& d) {
   return d.backward ? kDeviationRatioBackward : kDeviationRatioForward;
 }
 
 bool is_beyond(const SliceDeviation& d, double times) {
-  return d.deviation_ratio && *d.deviation_ratio > times * ratio_limit(d);
+  return d.deviation_ratio && *d.deviation_ratio > times * ratio_limit(d) &&
+         d.relative_error_max.value_or(0) > kReferenceError;
 }
 
 bool is_far_beyond(const JudgedSlice& judged) {
@@ -31,9 +36,7 @@ bool is_far_beyond(const JudgedSlice& judged) {
 
 bool is_infinite(const std::optional<double>& value) { return value && std::isinf(*value); }
 
-double per_ulp(const BiasSums& sums) {
-  return sums.denominator > 0 ? sums.numerator / sums.denominator : 0;
-}
+double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
 // Beyond what the reference shows too when it is merely rounded.
 bool errs_that_way(const SliceDeviation& d, double pooled) {
@@ -92,8 +95,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings
     case FlagReason::kOutputErrorDrift:
       return d.backward && around.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
     case FlagReason::kLogit:
-      return !d.backward &&
-             (around.warns(DetectorId::kMaxLogit) || around.warns(DetectorId::kLogitGrowth));
+      return !d.backward && (around.warns(DetectorId::kMaxLogit) || around.warns(DetectorId::kLogitGrowth));
     case FlagReason::kControl:
       break;
   }

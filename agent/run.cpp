@@ -30,7 +30,7 @@ constexpr auto kDrainAtMost = 5s;
 constexpr size_t kMostSegments = 512;
 constexpr uint64_t kMostRefusalsTold = 20;
 constexpr size_t kMostExitsAtOnce = 64;
-constexpr auto kFlaggedAtMost = 2s;  // that a summary waits for the files of the last flagged slices
+constexpr auto kFlaggedAtMost = 2s;      // that a summary waits for the files of the last flagged slices
 constexpr size_t kMostRanksShown = 128;  // on the page
 
 bool is_better(RunState a, RunState b) {

@@ -14,7 +14,8 @@ namespace foreshock::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "foreshock judge FILE.safetensors... [--algorithm NAMES] [--block-k COUNT] [--key-order forward|reverse]\n"
+    "foreshock judge FILE.safetensors... [--algorithm NAMES] [--block-k COUNT] [--key-order "
+    "forward|reverse]\n"
     "foreshock judge --rerun SLICE.safetensors... [--times N] [--device NAME] [--python EXE]\n"
     "foreshock judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] "
     "[--quick]\n"
@@ -28,7 +29,8 @@ constexpr const char* kHelp =
     "a bias of more than 0.05 ulp.\n"
     "A flagged slice (foreshock run --save-flagged DIR) is judged again as it was: exit status 0 when every "
     "bit is the\n"
-    "stored one, else 1. --rerun runs its operation again with torch: 0 when the result is sound and repeats, "
+    "stored one, else 1. --rerun runs its operation again with torch: 0 when the result is sound and "
+    "repeats, "
     "else 1.\n";
 
 int wrong_use(const std::string& problem) {
@@ -89,10 +91,9 @@ int judge_call(const Request& request, const std::string& path) {
     return wrong_use("--algorithm needs a call without a causal mask");
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const auto verdicts = lab::judge(call, request.models, request.tiling, threads);
-  std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n",
-              path.c_str(), foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads,
-              call.queries, call.keys, call.d, call.scale,
-              call.causal == lab::Causal::kNone ? "" : ", causal");
+  std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n", path.c_str(),
+              foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads, call.queries, call.keys,
+              call.d, call.scale, call.causal == lab::Causal::kNone ? "" : ", causal");
   std::printf("  %-22s %10s %12s %12s %8s %10s %6s %14s\n", "tensor", "max", "relative L2", "noise floor",
               "ratio", "bias ulp", "z", "rounded bias");
   bool failed = false;

@@ -1,4 +1,5 @@
-// foreshock judge: stored attention calls, flagged slices, or somebody's Python attention function, against fp64.
+// foreshock judge: stored attention calls, flagged slices, or somebody's Python attention function, against
+// fp64.
 #ifndef FORESHOCK_CLI_JUDGE_H_
 #define FORESHOCK_CLI_JUDGE_H_
 

@@ -37,7 +37,8 @@ Bits compare_reference(const StoredSlice& stored, const Reference& reference) {
   Bits sum;
   const auto add = [&](const char* name, const std::vector<double>& now, size_t count) {
     const auto found = stored.data.find(name);
-    const Bits bits = found != stored.data.end() ? compare_bits(found->second, now, count) : Bits{count, count};
+    const Bits bits =
+        found != stored.data.end() ? compare_bits(found->second, now, count) : Bits{count, count};
     sum = {sum.values + bits.values, sum.different + bits.different};
   };
   add("reference_out", reference.out, rows * slice.value_dim);
@@ -80,7 +81,8 @@ std::string explanation(const StoredSlice& stored) {
   const std::string then = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);
   if (then != now) return "it was judged by reference version " + then + ", this foreshock has " + now;
   return "the file is as it was written by foreshock " + stored.fact("foreshock_version") +
-         " with instruction set " + stored.fact("instruction_set") + "; here it is " + reference_target_name();
+         " with instruction set " + stored.fact("instruction_set") + "; here it is " +
+         reference_target_name();
 }
 
 }  // namespace
@@ -99,8 +101,7 @@ int judge_slice(const std::string& path) {
   std::printf("  %-34s %zu values, %zu with other bits\n\n", "reference", bits.values, bits.different);
   const bool is_reproduced = figures == 0 && bits.different == 0;
   if (is_reproduced && stored.is_unchanged) return std::puts("reproduced bit for bit"), 0;
-  std::printf("%s: %s\n",
-              is_reproduced ? "the figures are those stored, but" : "not reproduced",
+  std::printf("%s: %s\n", is_reproduced ? "the figures are those stored, but" : "not reproduced",
               explanation(stored).c_str());
   return 1;
 }

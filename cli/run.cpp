@@ -137,8 +137,7 @@ std::vector<std::string> agent_command(const Installation& installation, const A
                       OptionId::kRecordHistograms, OptionId::kFlaggedQuota}) {
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
   }
-  for (OptionId id :
-       {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
+  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
     if (const std::string path = absolute(arguments.text(id)); !path.empty())
       command.insert(command.end(), {option(id).flag, path});
   }

@@ -37,8 +37,8 @@ constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "un
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
 constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "unknown"};
 // Those of agent/flagged_reason.h and agent/flagged_writer.h.
-constexpr Values kFlagReasons[] = {"nonfinite", "deviation_ratio", "bias", "output_error_drift",
-                                   "logit",     "control"};
+constexpr Values kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
+                                   "output_error_drift", "logit",           "control"};
 constexpr Values kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
 // Those of detect/thresholds.h, which the exporters know nothing of.
 constexpr Values kDetectorNames[] = {"bias",

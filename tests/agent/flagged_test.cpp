@@ -95,7 +95,7 @@ TEST_F(FlaggedTest, NamesAreOfPlainCharactersAndTellWhatItIs) {
   sample(7, kWrong, 1);
   const std::vector<std::string> names = files();
   ASSERT_EQ(names.size(), 1u);
-  EXPECT_EQ(names[0], "a_run_of_mine.rank0000.step00000007.forward._.._x___.deviation_ratio.00000010-1" +
+  EXPECT_EQ(names[0], "a_run_of_mine.rank0000.step00000007.forward._..__x___.deviation_ratio.00000010-1" +
                           std::string(kFlaggedSuffix));
   EXPECT_EQ(fs::path(fs::canonical(folder_ + "/" + names[0])).parent_path(), fs::canonical(folder_));
 }
@@ -113,8 +113,8 @@ TEST_F(FlaggedTest, TheFileIsSafetensorsWithAllThatIsKnown) {
     end -= tensor.bytes;
     EXPECT_EQ(tensor.offset % (tensor.type == "F64" ? 8 : 4), 0u) << name;
   }
-  EXPECT_EQ(arrays, (std::set<std::string>{"q", "k", "v", "out", "dout", "dq", "key_limit", "position", "head",
-                                           "reference_out", "reference_lse", "reference_dq"}));
+  EXPECT_EQ(arrays, (std::set<std::string>{"q", "k", "v", "out", "dout", "dq", "key_limit", "position",
+                                           "head", "reference_out", "reference_lse", "reference_dq"}));
   uint64_t header = 0;
   std::memcpy(&header, bytes_of(names[0]).data(), sizeof header);
   EXPECT_EQ(end, header + sizeof header);  // no gaps
@@ -136,9 +136,10 @@ TEST_F(FlaggedTest, TheFileIsSafetensorsWithAllThatIsKnown) {
   EXPECT_EQ(fact("dtype"), "fp64");
   EXPECT_EQ(fact("reference_version"), std::to_string(kReferenceVersion));
   EXPECT_EQ(fact("foreshock_version"), FORESHOCK_VERSION);
-  for (const char* name : {"rank", "attempt", "host", "framework", "instruction_set", "time", "ticket", "call",
-                           "batch", "kv_head", "heads_in_slice", "query_length", "key_length", "layer_source",
-                           "layer.judged", "figure.deviation_ratio", "figure.plain_error_norm"})
+  for (const char* name :
+       {"rank", "attempt", "host", "framework", "instruction_set", "time", "ticket", "call", "batch",
+        "kv_head", "heads_in_slice", "query_length", "key_length", "layer_source", "layer.judged",
+        "figure.deviation_ratio", "figure.plain_error_norm"})
     EXPECT_NE(fact(name), "missing") << name;
 }
 

@@ -20,9 +20,10 @@ TEST(SummaryFlagged, SaysWhatCouldNotBeKept) {
 }
 
 TEST(SummaryFlagged, SaysNothingWhereThereIsNothing) {
-  for (const char* json : {"", "{}", "[]", R"({"flagged": 1})", R"({"flagged": {}})",
-                           R"({"flagged": {"directory": 1, "saved": [], "dropped": {"error": "x"}}})",
-                           R"({"flagged": {"directory": "/kept", "saved": {}, "dropped": {}, "problem": ""}})"})
+  for (const char* json :
+       {"", "{}", "[]", R"({"flagged": 1})", R"({"flagged": {}})",
+        R"({"flagged": {"directory": 1, "saved": [], "dropped": {"error": "x"}}})",
+        R"({"flagged": {"directory": "/kept", "saved": {}, "dropped": {}, "problem": ""}})"})
     EXPECT_EQ(flagged_lines(json), Lines{}) << json;
 }
 

@@ -74,14 +74,28 @@ TEST(StoredSlice, WhatDoesNotFitIsRefused) {
       [](auto& a) { a.erase("out"); },
       [](auto& a) { a.erase("dq"); },  // dout alone is no pass
       [](auto& a) { a.erase("key_limit"); },
-      [](auto& a) { a["q"].shape = {17, 24}; },
-      [](auto& a) { a["q"].shape = {0, 24}; },
+      [](auto& a) {
+        a["q"].shape = {17, 24};
+      },
+      [](auto& a) {
+        a["q"].shape = {0, 24};
+      },
       [](auto& a) { a["q"].shape = {12}; },
-      [](auto& a) { a["q"].shape = {12, -24}; },
-      [](auto& a) { a["q"].shape = {12, int64_t{1} << 62}; },
-      [](auto& a) { a["v"].shape = {int64_t{1} << 62, 40}; },
-      [](auto& a) { a["k"].shape = {71, 24}; },
-      [](auto& a) { a["mask"].shape = {12, 71}; },
+      [](auto& a) {
+        a["q"].shape = {12, -24};
+      },
+      [](auto& a) {
+        a["q"].shape = {12, int64_t{1} << 62};
+      },
+      [](auto& a) {
+        a["v"].shape = {int64_t{1} << 62, 40};
+      },
+      [](auto& a) {
+        a["k"].shape = {71, 24};
+      },
+      [](auto& a) {
+        a["mask"].shape = {12, 71};
+      },
       [](auto& a) { a["k"].bytes -= 2; },
       [](auto& a) { a["mask"].bytes -= 1; },
       [](auto& a) { a["lse"].bytes -= 4; },
