@@ -1,0 +1,170 @@
+"""How late is an alert? Detectors count steps, Prometheus scrapes and evaluates by the clock.
+
+    python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
+
+A small training runs under `foreshock run`; several Prometheus servers for each interval scrape its agent, each at a
+phase of its own. Then the gradients become a thousand times as large, which the detector `gradient_norm` warns of.
+Printed: from the first such step until the agent shows the warning, and from then until the rule is true in Prometheus,
+beside what follows from the intervals alone: half the scrape interval and half the evaluation interval in the mean,
+both in the worst case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
+RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
+LEARNING = 30  # seconds of training before the fault: the detector learns 64 steps
+PATIENCE = 90
+
+TRAINING = """
+import os, sys, time
+sys.path.insert(0, {support!r})
+import torch
+from tiny_gpt import Batches, TinyGpt, loss_of, set_up
+set_up()
+model, batches = TinyGpt(), Batches()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+broken = False
+while True:
+    optimizer.zero_grad()
+    factor = 1000 if os.path.exists({fault!r}) else 1
+    (loss_of(model, batches()) * factor).backward()
+    if factor > 1 and not broken:
+        broken = True
+        print(time.time(), flush=True)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    time.sleep(0.02)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return reply.read().decode()
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen):
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[subprocess.Popen, int]:
+    folder.mkdir()
+    port = free_port()
+    shutil.copy(RULES, folder / "rules.yml")  # another path is another phase of evaluation
+    (folder / "prometheus.yml").write_text(
+        f"global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s, evaluation_interval: {interval}s,"
+        f" external_labels: {{server: '{folder.name}'}}}}\n"  # and another phase of scraping
+        f"rule_files: ['{folder}/rules.yml']\n"
+        f"scrape_configs: [{{job_name: foreshock, static_configs: [{{targets: ['127.0.0.1:{agent}']}}]}}]\n"
+    )
+    command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("w") as log:
+        command.append(f"--web.listen-address=127.0.0.1:{port}")
+        return subprocess.Popen(command, stdout=log, stderr=log), port
+
+
+def warned_at(agent: int) -> float:
+    """When the agent first shows that the detector has warned."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        page = get(f"http://127.0.0.1:{agent}/metrics")
+        now = time.time()
+        if re.search(r'foreshock_precursor_events_total\{[^}]*detector="gradient_norm"\} [1-9]', page):
+            return now
+        time.sleep(0.05)
+    raise SystemExit("alert_delay: the detector did not warn")
+
+
+def true_at(port: int) -> float:
+    """When the rule became true in this Prometheus: the time of that evaluation."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        for alert in json.loads(get(f"http://127.0.0.1:{port}/api/v1/alerts"))["data"]["alerts"]:
+            if alert["labels"]["alertname"] == "ForeshockGradientGrowth":
+                text = alert["activeAt"][:26].rstrip("Z")
+                return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC).timestamp()
+        time.sleep(0.2)
+    raise SystemExit("alert_delay: no alert")
+
+
+def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list[float]]]:
+    """(seconds until the agent shows it, for each interval the seconds from then until the rule is true)."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-delay-", dir="/dev/shm"))
+    environment = os.environ | {"FORESHOCK_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    fault = folder / "fault"
+    program = TRAINING.format(support=str(ROOT / "tests" / "support"), fault=str(fault))
+    command = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "delay", "--port", "0", "--", sys.executable, "-c"]
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        training = subprocess.Popen(
+            [*command, program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        stack.enter_context(ended(training))
+        address = folder / "delay" / "agent.json"
+        while not address.exists():
+            time.sleep(0.2)
+        agent = json.loads(address.read_text())["port"]
+        ports: dict[int, list[int]] = {interval: [] for interval in intervals}
+        for interval in intervals:
+            for number in range(servers):
+                server, port = start_prometheus(folder / f"server-{interval}-{number}", agent, interval)
+                stack.enter_context(ended(server))
+                ports[interval].append(port)
+        time.sleep(max(LEARNING, 2 * max(intervals)))
+        fault.touch()
+        begin = float(training.stdout.readline())
+        seen = warned_at(agent)
+        return seen - begin, {interval: [true_at(port) - seen for port in ports[interval]] for interval in intervals}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--servers", type=int, default=6, help="for each interval")
+    parser.add_argument("--intervals", type=int, nargs="+", default=[1, 5, 15], help="seconds")
+    parser.add_argument("--faults", type=int, default=3)
+    options = parser.parse_args()
+    shown, delays = [], {interval: [] for interval in options.intervals}
+    for _ in range(options.faults):
+        until_shown, until_true = one_fault(options.intervals, options.servers)
+        shown.append(until_shown)
+        for interval, found in until_true.items():
+            delays[interval] += found
+    print(f"from the step to the agent's page: {statistics.mean(shown):.1f} s in the mean, {max(shown):.1f} s at most")
+    for interval, found in delays.items():
+        print(
+            f"then, scraped and evaluated every {interval:2} s: {statistics.mean(found):5.1f} s in the mean,"
+            f" {max(found):5.1f} s at most of {len(found)}; by the intervals {interval} s, at most {2 * interval} s"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
