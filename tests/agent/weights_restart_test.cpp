@@ -1,11 +1,10 @@
 // Steps that come again: restarts, rollbacks, attempts.
-#include "agent/weights.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
+#include "agent/weights.h"
 #include "tests/agent/written_parts.h"
 
 namespace foreshock {

@@ -1,11 +1,10 @@
 // Ranks that are read one after the other, or run apart.
-#include "agent/weights.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
+#include "agent/weights.h"
 #include "tests/agent/written_parts.h"
 
 namespace foreshock {

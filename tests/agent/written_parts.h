@@ -115,14 +115,16 @@ inline std::vector<TensorSnapshot> take(Weights& weights, Part part, int rank = 
   return done;
 }
 
-inline std::vector<TensorSnapshot> take_at(Weights& weights, Part part, int rank, size_t ranks, double seconds) {
+inline std::vector<TensorSnapshot> take_at(Weights& weights, Part part, int rank, size_t ranks,
+                                           double seconds) {
   part.view().record.time_ns = static_cast<uint64_t>(1e9 * seconds);
   return take(weights, std::move(part), rank, ranks);
 }
 
 // One tensor over time, one number of it at each step.
-inline std::vector<TensorSnapshot> take_timed(Weights& weights, int rank, size_t ranks, int64_t step, double seconds,
-                                       uint64_t snapshot = 2, size_t first = 0, size_t rows = 100) {
+inline std::vector<TensorSnapshot> take_timed(Weights& weights, int rank, size_t ranks, int64_t step,
+                                              double seconds, uint64_t snapshot = 2, size_t first = 0,
+                                              size_t rows = 100) {
   static const auto values = normal(400, 31);
   Part part(step, values, 4, first, rows);
   part.view().record.time_ns = static_cast<uint64_t>(1e9 * seconds);
