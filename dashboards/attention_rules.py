@@ -6,14 +6,23 @@ KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
-# Of one step only: a rank that was read a moment earlier may still show the interval before.
-CHECKSUM = f"""(
-  foreshock_weight_checksum
-  and on ({JOB}, rank, group) (
-    foreshock_weight_checksum_step == on ({JOB}, group) group_left ()
-    max by ({JOB}, group) (foreshock_weight_checksum_step)
-  )
-)"""
+CHECKSUM = "rank:foreshock_weight_checksum:newest"
+
+
+def newest_checksum() -> Record:
+    """Of one step only: a rank that was read a moment earlier may still show the interval before."""
+    return Record(
+        CHECKSUM,
+        f"""
+        max by ({JOB}, group, rank) (
+          foreshock_weight_checksum
+          and on ({JOB}, rank, group) (
+            foreshock_weight_checksum_step == on ({JOB}, group) group_left ()
+            max by ({JOB}, group) (foreshock_weight_checksum_step)
+          )
+        )
+        """,
+    )
 
 
 def biased(of: str, values: dict) -> str:
@@ -87,6 +96,7 @@ def attention_rules(values: Values) -> Group:
         [
             Record(RATIO, f'max by ({JOB}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}})'),
             Record(UPDATE, f'max by ({JOB}) (foreshock_optimizer_update_ratio{{stat="max"}})'),
+            newest_checksum(),
             bias(values["bias"]),
             deviation(values["deviation"]),
             update_ratio(values["update_ratio"]),

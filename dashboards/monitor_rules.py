@@ -3,6 +3,7 @@
 from rule import JOB, Alert, Group, Record, Values
 
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
+SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
 
 
 def because(why: str, expression: str) -> str:
@@ -13,14 +14,22 @@ def any_of(*reasons: tuple[str, str]) -> str:
     return "\nor ".join(because(why, expression) for why, expression in reasons)
 
 
-def increase(metric: str, window: str, matcher: str = "") -> str:
-    return f"sum by ({JOB}) (increase(foreshock_{metric}_total{matcher}[{window}]))"
+def increase(metric: str, window: str) -> str:
+    return f"sum by ({JOB}) (increase(foreshock_{metric}_total[{window}]))"
+
+
+def calls() -> list[Record]:
+    """Summed up over the ranks first: half an hour of each of them would be much to read. What the budget or the owner
+    leaves out is meant to be left out."""
+    skipped, sampled = (f"foreshock_attention_{what}_total" for what in ("skipped", "samples"))
+    return [
+        Record(SKIPPED, f'sum by ({JOB}) (rate({skipped}{{reason!~"budget|off"}}[5m]))'),
+        Record(SAMPLED, f"sum by ({JOB}) (rate({sampled}[5m]))"),
+    ]
 
 
 def coverage(of: dict) -> Alert:
-    window = of["window"]
-    # What the budget or the owner leaves out is meant to be left out.
-    skipped = increase("attention_skipped", window, '{reason!~"budget|off"}')
+    skipped, sampled = (f"avg_over_time({calls}[{of['window']}])" for calls in (SKIPPED, SAMPLED))
     reasons = any_of(
         ("no attention seen", f"max by ({JOB}) (foreshock_no_attention_seen) > 0"),
         ("attention that no hook sees", f'count by ({JOB}) (foreshock_attention_unseen{{evidence="used"}})'),
@@ -30,7 +39,7 @@ def coverage(of: dict) -> Alert:
         ),
         (
             "calls that had to be skipped",
-            f"{skipped} / ({skipped} + {increase('attention_samples', window)}) > {of['skipped']}",
+            f"{skipped} / ({skipped} + {sampled}) > {of['skipped']}",
         ),
     )
     return Alert(
@@ -85,6 +94,7 @@ def monitor_rules(values: Values) -> Group:
         "foreshock-monitor",
         [
             Record(SLOWDOWN, f"max by ({JOB}) (foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio)"),
+            *calls(),
             coverage(values["coverage"]),
             degraded(values["degraded"]),
             overhead(values["overhead"]),

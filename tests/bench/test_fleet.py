@@ -23,5 +23,5 @@ def test_one_prometheus_serves_two_hundred_agents(tmp_path, show_line):
     assert figures["agents"] == 200
     # 8 ranks of 96 layers are some 1830 series (docs/metrics.md).
     assert figures["series"] > 200 * 1500
-    # What docs/operations.md sizes by: all rules together, over every rank.
+    # What docs/operations.md sizes by: all rules together, over every rank, on an idle core.
     assert figures["rules_seconds"] < 1

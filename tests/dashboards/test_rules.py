@@ -35,7 +35,7 @@ def test_every_metric_is_in_the_catalog():
             assert name in catalog, expression
         for name in re.findall(r"(?:increase|rate)\((\w+)", expression):
             assert catalog[name] == "counter", expression
-        assert set(re.findall(r"run:\w+:\w+", expression)) <= records, expression
+        assert set(re.findall(r"(?:run|rank):\w+:\w+", expression)) <= records, expression
 
 
 def test_both_generations_of_prometheus_mean_the_same():
