@@ -2,6 +2,8 @@
 
 from rule import JOB, Alert, Group, Record, Values
 
+# Of these the other rules read the values themselves.
+OTHERS = 'detector!~"bias|deviation_.+"'
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
 
 # Alert, component, dashboard, detectors, summary, what they see.
@@ -36,8 +38,8 @@ def warned(detectors: str, level: float) -> str:
 
 def detector_records(window: str) -> list[Record]:
     return [
-        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level)"),
-        Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total[{window}]))"),
+        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level{{{OTHERS}}})"),
+        Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total{{{OTHERS}}}[{window}]))"),
     ]
 
 

@@ -19,12 +19,12 @@ def increase(metric: str, window: str) -> str:
 
 
 def calls() -> list[Record]:
-    """Summed up over the ranks first: half an hour of each of them would be much to read. What the budget or the owner
-    leaves out is meant to be left out."""
+    """Summed up over the ranks first: half an hour of each of them would be much to read. Of forward, which has all the
+    calls that backward has; what the budget or the owner leaves out is meant to be left out."""
     skipped, sampled = (f"foreshock_attention_{what}_total" for what in ("skipped", "samples"))
     return [
-        Record(SKIPPED, f'sum by ({JOB}) (rate({skipped}{{reason!~"budget|off"}}[5m]))'),
-        Record(SAMPLED, f"sum by ({JOB}) (rate({sampled}[5m]))"),
+        Record(SKIPPED, f'sum by ({JOB}) (rate({skipped}{{pass="forward",reason!~"budget|off"}}[5m]))'),
+        Record(SAMPLED, f'sum by ({JOB}) (rate({sampled}{{pass="forward"}}[5m]))'),
     ]
 
 

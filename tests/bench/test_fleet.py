@@ -23,5 +23,6 @@ def test_one_prometheus_serves_two_hundred_agents(tmp_path, show_line):
     assert figures["agents"] == 200
     # 8 ranks of 96 layers are some 1830 series (docs/metrics.md).
     assert figures["series"] > 200 * 1500
-    # What docs/operations.md sizes by: all rules together, over every rank, on an idle core.
-    assert figures["rules_seconds"] < 1
+    # docs/operations.md says that one server evaluates the rules for 10 000 ranks every 15 s: with 1600 of them one
+    # evaluation may take a core no longer than their share of that. It is CPU time, so that a busy machine passes too.
+    assert figures["rules_seconds"] < 15 * 1600 / 10_000
