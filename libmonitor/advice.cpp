@@ -1,6 +1,7 @@
 #include "libmonitor/advice.h"
 
-#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 namespace foreshock {
@@ -13,8 +14,9 @@ constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
 // Every word with acquire order: the sequence is read again after all of them.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
-  auto* words = const_cast<uint64_t*>(reinterpret_cast<const uint64_t*>(&shared));
-  const auto load = [&](size_t n) { return std::atomic_ref(words[n]).load(std::memory_order_acquire); };
+  using Word [[gnu::may_alias]] = const uint64_t;
+  auto* words = reinterpret_cast<Word*>(&shared);
+  const auto load = [&](size_t n) { return __atomic_load_n(words + n, __ATOMIC_ACQUIRE); };
   for (int tries = 0; tries < kTries; ++tries) {
     uint64_t copied[kWords];
     for (size_t n = 0; n < kWords; ++n) copied[n] = load(n);

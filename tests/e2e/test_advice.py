@@ -1,5 +1,6 @@
 """What the detectors say reaches the trainer, and a trainer that listens ends better than its twin that does not."""
 
+import concurrent.futures
 import json
 import math
 import os
@@ -173,3 +174,39 @@ def test_a_detector_that_rises_makes_a_burst_that_ends(base, start_hand):
     # Outside of the burst there are 4 of them in 32 steps; the ring may still be full now and then.
     assert len(sampled & set(range(first, first + 32))) >= 16
     assert {step % 8 for step in sampled if not first <= step < first + 32} == {0}
+
+
+RANK = """
+import sys
+import foreshock
+from foreshock_torch.advice import Advice
+from torch import distributed
+rank = int(sys.argv[1])
+heard = [
+    [None, Advice("warn", "bias", "003", 5, 90, 120, 2, 1.5)],
+    [Advice("quiet", None, None, None, 0, 0, 1, 0.0), Advice("watch", "bias", "001", 0, 10, 14, 300, 0.8)],
+    [Advice("warn", "max_logit", "001", 1, 95, 99, 0, 1.1), Advice("warn", "bias", "003", 5, 90, 94, 2, 1.5)],
+]
+from listen import agreed
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+for each in heard:
+    foreshock.advice = lambda each=each: each[rank]
+    print(agreed(), flush=True)
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+
+
+def test_ranks_that_hear_different_agents_agree(tmp_path):
+    more = {"PYTHONPATH": f"{HELPER}:{EXAMPLES}"}
+    command = [PYTHON, "-c", RANK]
+    with concurrent.futures.ThreadPoolExecutor(2) as two:
+        runs = list(two.map(lambda rank: run_plain([*command, str(rank), str(tmp_path / "meet")], **more), range(2)))
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    first, second = (run.stdout.splitlines() for run in runs)
+    assert first == second
+    alone, _, both = first
+    assert "detector='bias', layer='003', rank=5, since_step=90, from_step=120" in alone
+    # The earliest warning, at the step that is late enough for both.
+    assert "detector='bias', layer='003', rank=5, since_step=90, from_step=99" in both
+    assert first[1] == "None", "nobody warns"
