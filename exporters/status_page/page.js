@@ -114,8 +114,8 @@ function showTables(ranks, shown) {
   ui.tables.logged.fill(loggedRows(shown));
 }
 
-// Which run the page shows, when its agent serves several.
-function chooseRun(document) {
+// Which run the page shows, when its agent serves several: its state, which may be another document.
+async function chooseRun(document) {
   const runs = document.runs ?? [document], ids = runs.map((run) => run.run), select = byId("runs");
   select.hidden = runs.length < 2;
   byId("run").hidden = runs.length > 1;
@@ -123,9 +123,11 @@ function chooseRun(document) {
     select.dataset.ids = ids.join("\n");
     select.replaceChildren(...ids.map((id) => element("option", "", id)));
   }
-  const run = runs.find((each) => each.run === ui.run) ?? runs[0] ?? {};
+  const run = runs.find((each) => each.run === (ui.run ?? document.run)) ?? runs[0] ?? {};
   select.selectedIndex = runs.indexOf(run);
-  return { ...document, ...run };
+  if (Array.isArray(run.ranks)) return { ...document, ...run };
+  // The list of runs has only their number of ranks.
+  return (run.run ?? document.run) === document.run ? document : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 
 function show() {
@@ -155,7 +157,7 @@ async function poll() {
   const fresh = byId("fresh");
   try {
     ui.document = await read("/api/v1/state");
-    ui.state = chooseRun(ui.document);
+    ui.state = await chooseRun(ui.document);
     const steps = JSON.stringify((ui.state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
     if (steps !== ui.historySteps && ui.polls++ % 2 === 0) {
       ui.history = await read("/api/v1/history");
@@ -191,10 +193,14 @@ function start() {
       "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4]),
   };
   byId("logarithmic").addEventListener("change", show);
-  byId("runs").addEventListener("change", (event) => {
+  byId("runs").addEventListener("change", async (event) => {
     ui.run = event.target.value;
-    ui.state = chooseRun(ui.document);
-    show();
+    try {
+      ui.state = await chooseRun(ui.document);
+      show();
+    } catch (error) {
+      console.warn(error);
+    }
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     ui.charts.forEach((chart) => chart.forget());

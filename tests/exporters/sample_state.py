@@ -79,6 +79,8 @@ def sample_state(ranks: int = 2, layers: int = 6) -> dict:
     return {
         "schema": 1, "run": "<img src=x onerror=alert(1)>", "state": "running", "version": "0.1.0",
         "address": "127.0.0.1:9847", "ranks": [rank(n, layers) for n in range(ranks)],
+        # As the agent tells all runs that it serves: of each only how many ranks it has.
+        "runs": [{"run": "<img src=x onerror=alert(1)>", "state": "running", "owner": "me", "ranks": ranks}],
         "thresholds": {"deviation_ratio_forward": 2, "deviation_ratio_backward": 3, "bias_ulp": 0.05, "bias_z": 6},
         "agent": {"pid": 1, "cpu_seconds": 12.5, "cores": 8, "instruction_set": "AVX2", "series": 812,
                   "series_dropped": 0, "segments_refused": 0},
