@@ -48,6 +48,7 @@ SIZES = [
 STEPS_WANTED = 200  # in the time given: fewer would not show that it learns
 STEPS_WANTED_WITH_FAULT = 800  # nor that it breaks
 FAULTY_LAYER, FAULT_BEGINS = 1, 1 / 3  # counted from 0; share of the training
+RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # at its highest; without normalised queries and keys less is safe
 
 
 class Attention(nn.Module):
@@ -190,7 +191,8 @@ def train(steps: int | None, seconds: float, seed: int, fault_ulps: float) -> No
     torch.manual_seed(seed)
     model = Gpt(size)
     fault = break_a_layer(model, fault_ulps, seed) if fault_ulps else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    rate = RATE_WITH_FAULT if fault else RATE
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     count = sum(parameter.numel() for parameter in model.parameters())
     precision = "autocast bf16" if autocast else "fp32 weights, bf16 q, k, v"
     print(f"byte-level GPT, {count / 1e6:.2f} M parameters, {size.layers} layers, {precision}", flush=True)
@@ -200,7 +202,7 @@ def train(steps: int | None, seconds: float, seed: int, fault_ulps: float) -> No
             fault.is_on = True
             print(f"step {step + 1:5d}  from here on attention of layer {FAULTY_LAYER:03d} errs", flush=True)
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * learning_rate(progress + 1e-3)
+            group["lr"] = rate * learning_rate(progress + 1e-3)
         optimizer.zero_grad()
         loss = loss_of(model, text.batch(size), autocast)
         loss.backward()
