@@ -5,7 +5,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 1\n";
+constexpr char kMagic[] = "foreshock detectors 2\n";
 constexpr uint64_t kMostRanks = 4096;
 
 // Of the table: with another one the state means something else.

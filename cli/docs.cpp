@@ -1,4 +1,5 @@
 // foreshock docs: the pages of docs/ that come from tables, so that they cannot say anything else.
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -77,14 +78,18 @@ constexpr const char* kDetectorsHead =
     "beyond 6 standard "
     "deviations of the 128 before them; `divergence`, three in a row that are no numbers, or 128 high ones; "
     "and for slow "
-    "failures `loss_rise` (`detect/loss_rise.h`), three means of 32 losses in a row above the best one by 6 "
-    "standard "
-    "errors and 5 %.\n\n"
-    "The thresholds are those of the literature and of the design. What they gave on some small trainings "
-    "and "
-    "their twins is in [precursors](precursors.md), too little to promise anything: "
-    "**all are experimental.** `lift` is how much more often a loss event follows a warning than it would by "
-    "chance.\n\n";
+    "failures `loss_rise` (`detect/loss_rise.h`), three means of 32 losses in a row above the lowest level "
+    "that four such means have had, by 6 standard errors and 5 %.\n\n"
+    "What they gave on small trainings and their twins is in [precursors](precursors.md). By those figures a "
+    "detector is `default`, quiet where nothing is wrong and of use where something is, or `experimental`. "
+    "Of "
+    "trainings much larger than those nothing is promised.\n\n";
+
+// By the figures of bench/precursors; tests/bench compares.
+constexpr DetectorId kDefault[] = {
+    DetectorId::kBias,       DetectorId::kOutputErrorDrift, DetectorId::kDeviationBackward,
+    DetectorId::kMaxLogit,   DetectorId::kGradientGrowth,   DetectorId::kGradientNorm,
+    DetectorId::kWeightShift};
 
 const char* method_of(const DetectorInfo& info) {
   switch (info.look) {
@@ -104,17 +109,20 @@ const char* method_of(const DetectorInfo& info) {
   return "";
 }
 
+bool is_default(DetectorId id) { return std::ranges::count(kDefault, id) > 0; }
+
 std::string detectors_markdown() {
   std::string text =
-      "| detector | what it sees | method | learns or looks at | warns at | and an effect of | measured: "
-      "lift, lead, "
-      "false alarms |\n| --- | --- | --- | --- | --- | --- | --- |\n";
+      "| detector | what it sees | method | learns or looks at | warns at | and an effect of | by its "
+      "figures "
+      "|\n| --- | --- | --- | --- | --- | --- | --- |\n";
   char numbers[96];
   for (const DetectorInfo& info : kDetectorTable) {
     std::snprintf(numbers, sizeof numbers, "%d values | %g | ", static_cast<int>(info.learning), info.warn);
     text += std::string("| `") + info.name + "` | " + info.help + " | " + method_of(info) + " | " + numbers;
     if (info.least > 0) std::snprintf(numbers, sizeof numbers, "%g", info.least);
-    text += std::string(info.least > 0 ? numbers : "–") + " | experimental |\n";
+    text += std::string(info.least > 0 ? numbers : "–") +
+            (is_default(info.id) ? " | default |\n" : " | experimental |\n");
   }
   return text;
 }

@@ -14,6 +14,10 @@ inline constexpr size_t kRobustZMaxValues = 256;
 // is not finite, or when more than half of the values are equal.
 std::optional<double> robust_z(const double* values, size_t count, double x);
 
+// 1.4826 median |value - median|: for normal values their standard deviation. `values` are finite, at most
+// kRobustZMaxValues of them (the first ones are taken); 0 for none, and when more than half are equal.
+double robust_spread(const double* values, size_t count);
+
 }  // namespace foreshock
 
 #endif  // FORESHOCK_DETECT_ROBUST_Z_H_

@@ -60,9 +60,9 @@ void RankWatch::observe_loss(int64_t step, double loss, std::vector<WatchEvent>*
     note_loss_event(spike ? WatchEventKind::kLossSpike : WatchEventKind::kDivergence,
                     loss_verdict_.event->onset_step, step, loss, out);
   }
-  const bool is_told = loss_verdict_.in_event || loss_verdict_.high;
-  if (const std::optional<int64_t> onset = rise_rule_.observe(step, loss, is_told))
-    note_loss_event(WatchEventKind::kLossRise, *onset, step, loss, out);
+  const std::optional<int64_t> onset =
+      rise_rule_.observe(step, loss, loss_verdict_.high, loss_verdict_.in_event);
+  if (onset) note_loss_event(WatchEventKind::kLossRise, *onset, step, loss, out);
 }
 
 void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t declared, double loss,

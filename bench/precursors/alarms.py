@@ -13,14 +13,14 @@ Series = list[tuple[int, str, float]]
 LEAVE_AT, CALM = 0.7, 8  # of detect/level.h
 
 
-def alarms(series: Series, threshold: float = 1.0) -> list[int]:
-    """Steps at which the first of all places begins to warn while none does."""
+def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
+    """Steps at which the first of all places begins to warn while none does, and that place."""
     calm: dict[str, int] = {}  # of places that warn: values in a row that were well below
     begun = []
     for step, place, score in series:
         if score >= threshold:
             if not calm:
-                begun.append(step)
+                begun.append((step, place))
             calm[place] = 0
         elif place in calm:
             calm[place] = calm[place] + 1 if score < LEAVE_AT * threshold else 0

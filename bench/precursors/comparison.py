@@ -6,159 +6,211 @@ import math
 from collections.abc import Iterable
 
 import alarms
+import attention_errors
+import provenance
 import recipes
 import scoring
-from recording import NULL
+from recording import GRID, GRID_OF_OTHERS
 
 LEAST_FALSE = 1.0  # false alarms per 10 000 steps that a learned threshold may have on the seeds it is learned from
-# Each recipe has seeds of its own: twins of the same seed and model would be one training counted twice.
-SEEDS_APART = 100
 OTHERS = tuple(alarms.of_others([], [], [], []))  # names of the rules of others
-
-
-def first_seed(recipe: int) -> int:
-    """Of the recipe of this number."""
-    return recipes.FIRST_SEED + SEEDS_APART * recipe
-
-
-def losses_of(one: dict) -> dict[int, float]:
-    return {step: math.nan if loss is None else loss for step, loss in zip(*one["losses"], strict=True)}
+NULL = "step index"
+NULL_EVERY = 40  # steps
 
 
 def completed(found: list[dict]) -> list[dict]:
-    """The same, with the onsets of failures that the rule of loss events has missed and the twin shows."""
-    twins = {(one["recipe"], one["seed"]): one for one in found if one["arm"] == "control"}
-    whole = []
-    for one in found:
-        twin = twins.get((one["recipe"], one["seed"])) if one["arm"] == "fault" and not one["onsets"] else None
-        onset = scoring.excess(losses_of(one), losses_of(twin)) if twin else None
-        onsets, masked = scoring.masks(losses_of(one), [onset] if onset else [], one["last_step"])
-        whole.append(one | {"onsets": onsets, "masked": masked, "missed": True} if onset else one | {"missed": False})
-    return whole
+    """The same, with the onsets of failures that the rules of loss events have missed and the twin shows."""
+    by_key = {(one["recipe"], one["seed"]): one for one in found}
+    return [one | missed(one, by_key.get((recipes.recipe(one["recipe"]).twin, one["seed"]))) for one in found]
+
+
+def missed(one: dict, twin: dict | None) -> dict:
+    failure = scoring.excess(one["losses"], twin["losses"]) if twin and not one["onsets"] else None
+    if failure is None:
+        return {"missed": False}
+    onset, end = failure
+    return {"missed": True, "onsets": [onset], "masked": [[onset, min(end, one["last_step"] + 1)]]}
 
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
     """`threshold`: of each detector, the key among those tried; where none is given, what ships."""
     found = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
+    found[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
-    return scoring.Training(one["recipe"], one["arm"], one["seed"], one["last_step"], one["onsets"], masked, found)
+    return scoring.Training(one["recipe"], one["seed"], one["last_step"], one["onsets"], masked, found)
 
 
-def pairs(found: list[dict], threshold: dict[str, str]) -> list[tuple[scoring.Training, scoring.Training | None]]:
-    """Each training with its fault, and its twin if that is there too."""
-    by_key = {(one["recipe"], one["seed"], one["arm"]): training_of(one, threshold) for one in found}
-    return [(one, by_key.get((*key[:2], "control"))) for key, one in by_key.items() if key[2] == "fault"]
+def is_fault(one: dict) -> bool:
+    return recipes.recipe(one["recipe"]).arm == "fault"
+
+
+def pairs(found: list[dict], threshold: dict[str, str]) -> list[tuple[scoring.Training, scoring.Training]]:
+    """Each training with a fault, and its twin up to where the fault's training ends. Only complete pairs count, and
+    those in which the detectors asked for had something to look at."""
+    by_key = {(one["recipe"], one["seed"]): one for one in found}
+    whole = []
+    for one in filter(is_fault, found):
+        twin = by_key.get((recipes.recipe(one["recipe"]).twin, one["seed"]))
+        if twin and all(name in one["alarms"] or name == NULL for name in threshold):
+            fault = training_of(one, threshold)
+            whole.append((fault, training_of(twin, threshold).cut(fault.last_step)))
+    return whole
+
+
+def controls(found: list[dict], detector: str, threshold: str) -> list[scoring.Training]:
+    """The trainings without a fault in which the detector had something to look at."""
+    calm = [one for one in found if not is_fault(one) and (detector in one["alarms"] or detector == NULL)]
+    return [training_of(one, {detector: threshold}) for one in calm]
 
 
 def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str, int], scoring.Tally]:
-    """By recipe and seed. Only complete pairs count, and those in which the detector had something to look at."""
+    """By recipe and seed."""
     return {
         (fault.recipe, fault.seed): scoring.tally(fault, twin, detector)
         for fault, twin in pairs(found, {detector: threshold})
-        if twin is not None and detector in fault.alarms
     }
 
 
-def by_recipe(of: dict[tuple[str, int], scoring.Tally]) -> dict[str, dict]:
-    names = [each.name for each in recipes.RECIPES if any(key[0] == each.name for key in of)]
-    return {name: scoring.summary([t for key, t in sorted(of.items()) if key[0] == name]) for name in names}
-
-
 def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
-    """One group for the first seed of all recipes, one for the second, and so on."""
-    numbers = sorted({seed % SEEDS_APART for _, seed in of})
-    return [scoring.pooled(t for key, t in of.items() if key[1] % SEEDS_APART == number) for number in numbers]
+    """One group for each seed, of all recipes: those of one model share their twin."""
+    return [scoring.pooled(t for key, t in of.items() if key[1] == seed) for seed in sorted({key[1] for key in of})]
+
+
+def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
+    """Over all recipes, and by recipe."""
+    calm = controls(found, detector, threshold)
+    by_recipe = {}
+    for each in recipes.RECIPES:
+        groups = [t for key, t in sorted(of.items()) if key[0] == each.name]
+        if groups:
+            own = [one for one in calm if one.recipe == each.twin]
+            by_recipe[each.name] = scoring.summary(groups, scoring.quiet(own, [detector]))
+    whole = scoring.summary(over_seeds(of), scoring.quiet(calm, [detector]))
+    return {"all": whole, "recipes": by_recipe, "models": by_model(calm, [detector])}
+
+
+def by_model(calm: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
+    """False alarms of each model's trainings without a fault."""
+    names = list(detectors)
+    found = {}
+    for each in recipes.RECIPES:
+        of = scoring.quiet([one for one in calm if one.recipe == each.name], names)
+        if of.steps:
+            figures = {"false": of.alarms, "steps": of.steps, "per_10k": of.per_10k(), "most": of.per_10k_most()}
+            found[each.name] = figures
+    return found
 
 
 def is_for_learning(seed: int) -> bool:
     return seed % 2 == 0
 
 
-def learned_threshold(found: list[dict], detector: str) -> str | None:
-    """The lowest that was quiet enough in the twins; of the null, which has none that is quiet, the one of most lift.
-    From the seeds for learning alone; None: nothing there to learn from, or none was quiet enough."""
-    learning = [one for one in found if is_for_learning(one["seed"])]
-    tried = list(next(one["alarms"][detector] for one in found if detector in one["alarms"]))
-    whole = {at: scoring.pooled(tallies(learning, detector, at).values()) for at in tried}
+def tried(detector: str) -> list[str]:
+    """Thresholds, lowest first; of the null, which has none that is quiet, steps."""
     if detector == NULL:
-        lifts = {at: t.lift() for at, t in whole.items() if not math.isnan(t.lift())}
+        longest = max(each.steps for each in recipes.RECIPES if each.arm == "fault")
+        return [str(step) for step in range(scoring.FIRST_STEP, longest, NULL_EVERY)]
+    return [str(at) for at in (GRID_OF_OTHERS if detector in OTHERS else GRID)]
+
+
+def learned_threshold(found: list[dict], detector: str) -> str | None:
+    """The lowest that was quiet enough in the trainings without a fault; of the null the one of most lift. From the
+    seeds for learning alone; None: nothing there to learn from, or none was quiet enough."""
+    learning = [one for one in found if is_for_learning(one["seed"])]
+    if detector == NULL:
+        whole = {at: scoring.pooled(tallies(learning, detector, at).values()).lift() for at in tried(detector)}
+        lifts = {at: lift for at, lift in whole.items() if not math.isnan(lift)}
         return max(lifts, key=lifts.get) if lifts else None
-    quiet = [at for at, t in whole.items() if t.twin_steps and t.false * 1e4 <= LEAST_FALSE * t.twin_steps]
-    return min(quiet, key=float) if quiet else None
+    calm = {at: scoring.quiet(controls(learning, detector, at), [detector]) for at in tried(detector)}
+    return next((at for at, of in calm.items() if of.steps and of.per_10k() <= LEAST_FALSE), None)
 
 
-def names_of(found: list[dict]) -> list[str]:
-    """Ours first, then others', then the null."""
-    names = {name for one in found for name in one["alarms"]}
-    ours = sorted(names - set(OTHERS) - {NULL})
-    return [*ours, *(name for name in OTHERS if name in names), NULL]
-
-
-def learned_tallies(found: list[dict], detector: str) -> tuple[str | None, dict[tuple[str, int], scoring.Tally]]:
+def learned(found: list[dict], detector: str) -> dict:
     """The learned threshold, and what it gave on the other seeds. The null has one for each recipe: it is to be as good
     as it can, and recipes are of different lengths."""
     scored = [one for one in found if not is_for_learning(one["seed"])]
     if detector != NULL:
         at = learned_threshold(found, detector)
-        return at, tallies(scored, detector, at) if at is not None else {}
+        of = tallies(scored, detector, at) if at is not None else {}
+        return {"threshold": at} | summaries(scored if at else [], detector, of, at or "1.0")
     of, steps = {}, []
-    for name in sorted({one["recipe"] for one in found}):
-        at = learned_threshold([one for one in found if one["recipe"] == name], NULL)
+    for each in recipes.RECIPES:
+        own = [one for one in found if one["recipe"] in (each.name, each.twin)]
+        at = learned_threshold(own, NULL) if each.twin else None
         if at is not None:
-            steps.append(f"{name} {at}")
-            of |= tallies([one for one in scored if one["recipe"] == name], NULL, at)
-    return ", ".join(steps) or None, of
+            steps.append(f"{each.name} {at}")
+            of |= tallies([one for one in own if not is_for_learning(one["seed"])], NULL, at)
+    return {"threshold": ", ".join(steps) or None} | summaries([], NULL, of, "0")
+
+
+def names_of(found: list[dict]) -> list[str]:
+    """Ours first, then others'."""
+    names = {name for one in found for name in one["alarms"]}
+    return [*sorted(names - set(OTHERS)), *(name for name in OTHERS if name in names)]
 
 
 def results(found: list[dict], steps: int | None) -> dict:
-    shipped, learned = {}, {}
-    for name in names_of(found):
-        if name != NULL:
-            of = tallies(found, name, "1.0")
-            shipped[name] = {"all": scoring.summary(over_seeds(of)), "recipes": by_recipe(of)}
-        at, of = learned_tallies(found, name)
-        learned[name] = {"threshold": at, "all": scoring.summary(over_seeds(of)), "recipes": by_recipe(of)}
+    shipped = {name: summaries(found, name, tallies(found, name, "1.0"), "1.0") for name in names_of(found)}
+    errors = attention_errors.results(found)
+    ours = {name: of for name, of in shipped.items() if name not in OTHERS}
+    defaults = attention_errors.defaults(ours, errors)
+    calm = [training_of(one, {}) for one in found if not is_fault(one)]
     return {
-        "schema": 1,
+        "schema": 2,
         "protocol": {
-            "horizon": scoring.HORIZON, "aftermath": scoring.AFTERMATH, "first_step": scoring.FIRST_STEP,
-            "steps": steps,
+            "horizon": scoring.HORIZON, "long_horizon": scoring.LONG_HORIZON, "aftermath": scoring.AFTERMATH,
+            "first_step": scoring.FIRST_STEP, "steps": steps,
         },
+        "detectors": provenance.of_detectors(),
+        "made": about_making(found),
         "recipes": [about(each, found) for each in recipes.RECIPES],
         "shipped": shipped,
-        "learned": learned,
+        "learned": {name: learned(found, name) for name in [*names_of(found), NULL]},
+        "attention_errors": errors,
+        "ours": list(ours),
+        "default": defaults,
+        "default_quiet": by_model(calm, defaults),
+    }  # fmt: skip
+
+
+def about_making(found: list[dict]) -> dict:
+    made = [one["made"] for one in found]
+    return {
+        "trainings": len(found), "stale": sum(map(provenance.is_stale, found)),
+        "torch": sorted({each["torch"] for each in made}), "foreshock": sorted({each["foreshock"] for each in made}),
+        "live_events": sum(each["live_events"] for each in made), "replays": sum(each["replays"] for each in made),
     }  # fmt: skip
 
 
 def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
     """What happened in the trainings of a recipe."""
-    arms = {arm: [one for one in found if one["recipe"] == what.name and one["arm"] == arm] for arm in recipes.ARMS}
+    of = [one for one in found if one["recipe"] == what.name]
     return {
-        "name": what.name, "family": what.family, "fault": what.fault, "control": what.control, "steps": what.steps,
-        "seeds": {arm: sorted(one["seed"] for one in of) for arm, of in arms.items()},
-        "with_events": {arm: sum(bool(one["onsets"]) for one in of) for arm, of in arms.items()},
-        "events": {arm: sum(len(one["onsets"]) for one in of) for arm, of in arms.items()},
-        "missed": sum(one["missed"] for one in arms["fault"]),
-        "steps_lost": {arm: sum(one["last_step"] - one["steps_seen"] for one in of) for arm, of in arms.items()},
+        "name": what.name, "family": what.family, "model": what.model, "what": what.what, "steps": what.steps,
+        "twin": what.twin, "seeds": sorted(one["seed"] for one in of),
+        "with_events": sum(bool(one["onsets"]) for one in of), "events": sum(len(one["onsets"]) for one in of),
+        "missed": sum(one["missed"] for one in of),
+        "steps_lost": sum(one["last_step"] - one["steps_seen"] for one in of),
     }  # fmt: skip
 
 
 def curves(found: list[dict]) -> list[dict]:
     """Of the first seed of each recipe, what the page draws: losses, onsets, first alarms."""
-    first = min((one["seed"] % SEEDS_APART for one in found), default=0)
-    return [
-        {key: one[key] for key in ("recipe", "arm", "seed", "onsets")}
-        | {"curve": curve(losses_of(one))}
-        | {"alarms": {name: at["1.0"][:50] for name, at in one["alarms"].items() if at.get("1.0")}}
-        for one in found
-        if one["seed"] % SEEDS_APART == first
-    ]
+    drawn = []
+    for each in recipes.RECIPES:
+        of = [one for one in found if one["recipe"] == each.name]
+        if of:
+            one = min(of, key=lambda one: one["seed"])
+            found_by = {name: at["1.0"][:50] for name, at in one["alarms"].items() if at.get("1.0")}
+            drawn.append(
+                {key: one[key] for key in ("recipe", "seed", "onsets")}
+                | {"twin": each.twin, "curve": curve(one["losses"]), "alarms": found_by}
+            )
+    return drawn
 
 
-def curve(losses: dict[int, float], points: int = 300) -> list[list[float | None]]:
-    """[step, largest loss of a bin]; None: not finite."""
-    steps = sorted(losses)
-    width = max(1, len(steps) // points)
-    bins = [steps[i : i + width] for i in range(0, len(steps), width)]
-    largest = [(b[0], [losses[s] for s in b]) for b in bins]
-    return [[s, round(max(of), 6) if all(math.isfinite(x) for x in of) else None] for s, of in largest]
+def curve(means: list[float | None], points: int = 300) -> list[list[float | None]]:
+    """[step, largest mean of a bin]; None: not finite."""
+    width = max(1, len(means) // points)
+    bins = [(n, means[n : n + width]) for n in range(0, len(means), width)]
+    return [[scoring.BLOCK * n + 1, None if None in of else max(of)] for n, of in bins]

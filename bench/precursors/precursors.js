@@ -1,5 +1,5 @@
 (() => {
-  const { recipes, shipped, learned, curves, protocol } = study;
+  const { recipes, shipped, learned, curves, protocol, attention_errors: errors } = study;
   const drawn = [];
   const share = (x) => x === null ? '–' : `${Math.round(100 * x)} %`;
   const range = (low, high) => low === null ? '' : ` [${short(low)}, ${short(high)}]`;
@@ -18,20 +18,22 @@
   function frame(name) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');
-    const arms = curves.filter((c) => c.recipe === name);
-    const fault = arms.find((c) => c.arm === 'fault');
+    const fault = curves.find((c) => c.recipe === name);
+    const last = fault.curve[fault.curve.length - 1][0];
+    const twin = curves.find((c) => c.recipe === fault.twin);
+    const arms = [...(twin ? [{ ...twin, curve: twin.curve.filter((p) => p[0] <= last) }] : []), fault];
     const finite = arms.flatMap((c) => c.curve.map((p) => p[1])).filter((y) => y !== null && y > 0);
     const [least, most] = [Math.min(...finite), Math.max(...finite)];
     const line = (c) => ({
-      label: c.arm === 'fault' ? 'with the fault' : 'twin', data: c.curve.filter((p) => p[1] !== null).map((p) => ({ x: p[0], y: p[1] })),
-      borderColor: COLOURS[c.arm === 'fault' ? 1 : 0], backgroundColor: COLOURS[c.arm === 'fault' ? 1 : 0], borderWidth: 1.5, pointRadius: 0,
+      label: c === fault ? 'with the fault' : 'twin', data: c.curve.filter((p) => p[1] !== null).map((p) => ({ x: p[0], y: p[1] })),
+      borderColor: COLOURS[c === fault ? 1 : 0], backgroundColor: COLOURS[c === fault ? 1 : 0], borderWidth: 1.5, pointRadius: 0,
     });
     const marks = (label, steps, height, colour, style) => ({
       label, data: steps.map((x) => ({ x, y: height })), showLine: false, pointStyle: style, pointRadius: 5, borderColor: colour, backgroundColor: colour,
     });
-    const alarmed = fault ? Object.entries(fault.alarms) : [];
+    const alarmed = Object.entries(fault.alarms);
     const height = (n) => most * Math.pow(most / least, 0.06 * (n + 1));
-    const datasets = [...arms.map(line), ...(fault ? [marks('loss event', fault.onsets, most, '#b3372e', 'triangle')] : []),
+    const datasets = [...arms.map(line), marks('loss event', fault.onsets, most, '#b3372e', 'triangle'),
       ...alarmed.map(([detector, steps], n) => marks(detector, steps, height(n), COLOURS[(n + 2) % COLOURS.length], 'rect'))];
     drawn.push(() => new Chart(canvas, {
       type: 'line', data: { datasets },
@@ -45,20 +47,23 @@
   }
 
   section('all', 'all recipes', 'thresholds as they ship', table(HEAD, Object.entries(shipped).map(([name, of]) => row(name, of.all))),
-    element('p', { className: 'facts', textContent: `hit: the detector begins to warn within ${protocol.horizon} steps before a loss event; twin: windows of hits in which the training without the fault alarmed too; ` +
+    element('p', { className: 'facts', textContent: `hit: the detector begins to warn within ${protocol.horizon} steps before a loss event, of attention ${protocol.long_horizon}; twin: windows of hits in which the training without the fault alarmed too; ` +
       'lift: how much oftener an event follows an alarm than any scored step, 1 being chance, with 95 % over seeds; false: in trainings without a fault, with the 95 % Poisson bound' }));
-  section('trainings', 'the trainings', 'each with a twin that has no fault', table(['recipe', 'family', 'fault', 'twin', 'trained', 'with a loss event', 'twins with one'],
-    recipes.map((r) => [r.name, r.family, r.fault, r.control, String(r.seeds.fault.length), String(r.with_events.fault), String(r.with_events.control)])));
-  for (const recipe of recipes.filter((r) => r.seeds.fault.length)) {
+  section('trainings', 'the trainings', 'each with a twin that has no fault', table(['recipe', 'family', 'model', 'what is wrong', 'trained', 'with a loss event'],
+    recipes.map((r) => [r.name, r.family, r.model, r.what, String(r.seeds.length), String(r.with_events)])));
+  section('errors', 'attention that errs in one layer', 'and attention that does not', table(['recipe', 'trainings', 'with a loss event', 'output_error_drift', 'right layer', 'before the event', 'lead', 'bias', 'right layer'],
+    errors.map((e) => [e.recipe, String(e.trainings), String(e.with_event), String(e.output_error_drift.seen), String(e.output_error_drift.right), String(e.output_error_drift.before),
+      e.output_error_drift.lead === null ? '–' : String(e.output_error_drift.lead), String(e.bias.seen), String(e.bias.right)])));
+  for (const recipe of recipes.filter((r) => r.twin && r.seeds.length)) {
     const rows = Object.entries(shipped).filter(([, of]) => of.recipes[recipe.name] && of.recipes[recipe.name].alarms > 0)
       .map(([name, of]) => row(name, of.recipes[recipe.name]));
-    section(recipe.name, recipe.name, recipe.fault, frame(recipe.name),
+    section(recipe.name, recipe.name, recipe.what, frame(recipe.name),
       rows.length ? table(HEAD, rows) : element('p', { className: 'facts', textContent: 'no detector alarmed in a scored step' }));
   }
   section('learned', 'thresholds learned from other seeds', 'even seeds to learn, odd seeds to score',
     table([HEAD[0], 'threshold', ...HEAD.slice(1)], Object.entries(learned).map(([name, of]) => { const [first, ...rest] = row(name, of.all); return [first, of.threshold ?? 'none', ...rest]; })));
-  document.getElementById('summary').textContent = `${recipes.reduce((sum, r) => sum + r.seeds.fault.length + r.seeds.control.length, 0)} small trainings on a CPU under the monitor, ` +
-    `${recipes.filter((r) => r.seeds.fault.length).length} ways of going wrong, each beside a twin that does not.`;
+  document.getElementById('summary').textContent = `${recipes.reduce((sum, r) => sum + r.seeds.length, 0)} small trainings on a CPU under the monitor, ` +
+    `${recipes.filter((r) => r.twin && r.seeds.length).length} ways of going wrong, each beside a twin that does not.`;
   document.getElementById('setup').textContent = 'Scored as docs/precursors.md says.';
   drawn.forEach((draw) => draw());
 })();

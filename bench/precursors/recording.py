@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import json
 import math
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 
 import alarms
+import provenance
 import recipes
 import scoring
 
@@ -20,11 +23,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 FORESHOCK = BUILD / "bin" / "foreshock"
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
-MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
 LOSS_EVENTS = ("loss_spike", "divergence", "loss_rise")
-# Thresholds that are tried where one is learned, as multiples of what ships; the null's are steps.
-GRID = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
-NULL = "step index"
+FOUND_BY_DETECTORS = (*LOSS_EVENTS, "precursor", "nonfinite_gradient_norm", "resumed")
+EVENT_FIELDS = ("rank", "step", "event", "layer", "value", "detector", "level", "score")
+# Thresholds that are tried where one is learned, as multiples of what ships; of the rules of others only these.
+GRID, GRID_OF_OTHERS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0), (1.0, 2.0, 4.0)
+# Beneath everything else that runs; without `chrt` as far beneath as nice goes.
+IDLE = ("chrt", "--idle", "0", "nice", "-n", "19")
 
 
 class RecordingError(Exception):
@@ -36,31 +41,67 @@ def environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "FORESHOCK_CACHE": CACHE}
 
 
-def record(
-    what: recipes.Recipe, arm: str, seed: int, steps: int, path: pathlib.Path, seconds: float, nice: int
-) -> bool:
-    """Trains under `foreshock run` and leaves the record at `path`; false if there was no time for it. It has a
-    directory of its own in shared memory."""
+def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seconds: float, idle: bool) -> bool:
+    """Trains under `foreshock run` and leaves the record at `path`, and beside it by what it was made; false if there
+    was no time for it. It has a directory of its own in shared memory."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
-    training = [sys.executable, str(ROOT / "bench" / "precursors" / "training.py"), what.name, arm, str(seed)]
+    training = [sys.executable, str(provenance.HERE / "training.py"), what.name, str(seed), str(steps)]
     with tempfile.TemporaryDirectory(prefix="foreshock-precursors-", dir="/dev/shm") as base:
-        command = [str(FORESHOCK), "run", "--run-id", f"{what.name}-{arm}-{seed}", "--record", str(part), *MONITOR]
+        name = f"{what.name}-{seed}"
+        command = [str(FORESHOCK), "run", "--run-id", name, "--record", str(part), *provenance.MONITOR]
         process = subprocess.Popen(
-            ["nice", "-n", str(nice), *command, "--", *training, str(steps)],
+            [*(IDLE if idle else ()), *command, "--", *training],
             env=environment() | {"FORESHOCK_DIR": base}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            problem = process.communicate(timeout=seconds)[1]
+            problem = process.communicate(timeout=max(seconds, 0))[1]
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)  # which `run` passes on
             process.communicate()
             part.unlink(missing_ok=True)
             return False
     if process.returncode != 0:
-        raise RecordingError(f"{what.name} {arm} {seed} ended with {process.returncode}: {problem.strip()[-500:]}")
+        raise RecordingError(f"{what.name} {seed} ended with {process.returncode}: {problem.strip()[-500:]}")
+    if not part.exists():  # the training went on without the monitor
+        raise RecordingError(f"{what.name} {seed} left no record: {problem.strip()[-500:]}")
+    made_of(path).write_text(json.dumps(made_by(what, part)))
     part.rename(path)
     return True
+
+
+def made_of(path: pathlib.Path) -> pathlib.Path:
+    """The file beside a record that says by what it was made."""
+    return path.with_suffix(".made.json")
+
+
+def made_by(what: recipes.Recipe, path: pathlib.Path) -> dict:
+    """`replays`: the detectors on the record find, event for event, what the agent wrote into it."""
+    version = subprocess.run([FORESHOCK, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    live = [tuple(line[key] for key in EVENT_FIELDS) for line in lines_of(path) if is_found_by_detectors(line)]
+    replayed = [tuple(event[key] for key in EVENT_FIELDS) for event in detected(path)]
+    return {
+        "training": provenance.of_training(what), "foreshock": version, "torch": importlib.metadata.version("torch"),
+        "live_events": len(live), "replays": live == replayed,
+    }  # fmt: skip
+
+
+def is_found_by_detectors(line: dict) -> bool:
+    return line["type"] == "event" and line["event"] in FOUND_BY_DETECTORS
+
+
+def lines_of(path: pathlib.Path) -> list[dict]:
+    with path.open() as file:
+        return [json.loads(text) for text in file]
+
+
+def detected(path: pathlib.Path, *options: str) -> list[dict]:
+    """Events of a record."""
+    command = [str(FORESHOCK), "detect", "--json", *options, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RecordingError(f"foreshock detect ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)["events"]
 
 
 def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], dict[str, list[int]]]:
@@ -68,10 +109,7 @@ def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], 
     to warn by its levels."""
     with tempfile.TemporaryDirectory() as folder:
         scores = pathlib.Path(folder) / "scores.csv"
-        command = [str(FORESHOCK), "detect", "--json", "--scores", str(scores), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RecordingError(f"foreshock detect ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        events = detected(path, "--scores", str(scores))
         series: dict[str, alarms.Series] = {}
         warned: dict[str, list[int]] = {}
         warning: dict[str, set[str]] = {}
@@ -86,36 +124,53 @@ def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], 
                     now.add(place)
                 else:
                     now.discard(place)
-    return json.loads(done.stdout)["events"], series, warned
+    return events, series, warned
 
 
 def finite(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def reduced(path: pathlib.Path, what: recipes.Recipe, arm: str, seed: int) -> dict:
+def means(losses: dict[int, float], last: int) -> list[float | None]:
+    """Of scoring.BLOCK losses each, from step 1 on; None where one is missing or not finite."""
+    blocks = [[losses.get(s, math.nan) for s in range(b, b + scoring.BLOCK)] for b in range(1, last + 1, scoring.BLOCK)]
+    whole = [of for n, of in enumerate(blocks) if (n + 1) * scoring.BLOCK <= last]
+    return [float(f"{statistics.fmean(of):.5g}") if all(map(math.isfinite, of)) else None for of in whole]
+
+
+def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dict[str, alarms.Series]) -> dict:
+    """Steps of alarms by detector and threshold; those without any are left out."""
+    found = {
+        name: {str(at): [step for step, _ in alarms.alarms(of, at)] for at in grid}
+        for series, grid in ((ours, GRID), (others, GRID_OF_OTHERS))
+        for name, of in series.items()
+    }
+    return {name: {at: steps for at, steps in by.items() if steps} for name, by in found.items()}
+
+
+def reduced(path: pathlib.Path, what: recipes.Recipe, seed: int, made: dict) -> dict:
     """All that scoring and the page need of a record."""
-    with path.open() as file:
-        lines = [json.loads(text) for text in file]
+    lines = lines_of(path)
     steps = [line for line in lines if line["type"] == "step"]
     if not steps:
         raise RecordingError(f"{path}: no step in it")
     losses = {line["step"]: finite(line["loss"]) for line in steps}
     staleness = [(o["step"], o["tensor"], finite(o["rms_staleness"])) for o in lines if o["type"] == "optimizer"]
     events, series, warned = readings(path)
-    series |= alarms.of_others(
-        list(losses), list(losses.values()), [finite(line["gradient_norm"]) for line in steps], staleness
-    )
+    norms = [finite(line["gradient_norm"]) for line in steps]
+    found = found_alarms(path, series, alarms.of_others(list(losses), list(losses.values()), norms, staleness))
+    for name, begun in warned.items():
+        if begun != found[name].get("1.0", []):
+            raise RecordingError(f"{path}: {name} warned at {begun} by its levels, not so by its scores")
     last = max(losses)
     onsets, masked = scoring.masks(losses, [e["step"] for e in events if e["event"] in LOSS_EVENTS], last)
-    found = {name: {str(at): alarms.alarms(of, at) for at in GRID} for name, of in series.items()}
-    for name, begun in warned.items():
-        if begun != found[name]["1.0"]:
-            raise RecordingError(f"{path}: {name} warned at {begun} by its levels, at {found[name]['1.0']} by scores")
-    found[NULL] = {str(step): [step] if step <= last else [] for step in range(scoring.FIRST_STEP, what.steps, 40)}
+    of_layers = {line["layer"] for line in lines if line["type"] == "sample"}
+    places = {name: alarms.alarms(of, 1.0) for name, of in series.items() if {place for _, place, _ in of} <= of_layers}
     sampled = {kind: sum(line["type"] == kind for line in lines) for kind in ("sample", "tensor", "optimizer")}
     return {
-        "recipe": what.name, "arm": arm, "seed": seed, "last_step": last, "steps_seen": len(losses), "lines": sampled,
+        "recipe": what.name, "seed": seed, "last_step": last, "steps_seen": len(losses), "lines": sampled,
+        "layers": sorted(of_layers), "made": made | {"detectors": provenance.of_detectors()},
         "events": [[e["step"], e["event"]] for e in events if e["event"] in LOSS_EVENTS],
-        "onsets": onsets, "masked": masked, "alarms": found, "losses": [list(losses), list(losses.values())],
+        "onsets": onsets, "masked": masked, "alarms": found,
+        "places": {name: of for name, of in places.items() if of}, "losses": means(losses, last),
     }  # fmt: skip

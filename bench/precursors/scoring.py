@@ -1,7 +1,8 @@
 """The protocol: what is an event, what is scored, what counts as a hit, and how sure one can be.
 
-Fixed before any training: HORIZON, AFTERMATH, FIRST_STEP, the rule of loss events (detect/loss_event.h, loss_rise.h).
-The rule of excess over the twin came after one training, `following-bias`, in which that rule had missed the end of it.
+Fixed before any training: HORIZON, AFTERMATH, FIRST_STEP, the rule of loss events (detect/loss_event.h). The rule of
+slow failures (detect/loss_rise.h) was mended, and that of excess over the twin made, after trainings of
+`following-bias` in which they had been missed; none of those is scored.
 """
 
 from __future__ import annotations
@@ -13,12 +14,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 HORIZON = 64  # steps before an onset in which an alarm must begin to have foretold it
+# What attention tells comes hundreds of steps ahead by all accounts; so far ahead the agent looks back too
+# (detect/precursors.h). The base rate is taken over the same horizon, so that a longer one is no advantage.
+LONG_HORIZON = 256
+OF_ATTENTION = (
+    "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",
+    "entropy_drop", "update_spectrum",
+)  # fmt: skip
 AFTERMATH = 64  # steps after the loss has recovered in which nothing is scored
 FIRST_STEP = 160  # before it no event could be: its rule's window of 128 losses is filling
-# A failure that the rule of loss events misses: the loss is so much above the twin's, on so many steps in a row.
-EXCESS, EXCESS_MEAN, EXCESS_LASTS = 0.1, 16, 32
+# A failure that the rules of loss events miss: means of BLOCK losses are so much above the twin's, so many in a row.
+BLOCK, EXCESS, EXCESS_LASTS = 16, 0.1, 3
 RESAMPLES, LEAST_GROUPS = 1000, 4
 Z95 = 1.959964
+
+
+def horizon(detector: str) -> int:
+    return LONG_HORIZON if detector in OF_ATTENTION else HORIZON
 
 
 @dataclass
@@ -26,7 +38,6 @@ class Training:
     """One training, reduced to what is scored."""
 
     recipe: str
-    arm: str
     seed: int
     last_step: int
     onsets: list[int]  # of loss events, ascending, each after the aftermath of the one before
@@ -36,11 +47,16 @@ class Training:
     def is_scored(self, step: int) -> bool:
         return FIRST_STEP <= step <= self.last_step and not any(a <= step < b for a, b in self.masked)
 
-    def window(self, onset: int) -> list[int]:
-        return [step for step in range(onset - HORIZON, onset) if self.is_scored(step)]
+    def window(self, onset: int, horizon: int) -> list[int]:
+        return [step for step in range(onset - horizon, onset) if self.is_scored(step)]
 
     def scored_steps(self) -> list[int]:
         return [step for step in range(FIRST_STEP, self.last_step + 1) if self.is_scored(step)]
+
+    def cut(self, last: int) -> Training:
+        """As if it had ended there."""
+        onsets = [onset for onset in self.onsets if onset <= last]
+        return Training(self.recipe, self.seed, min(last, self.last_step), onsets, self.masked, self.alarms)
 
 
 def recovered(losses: dict[int, float], onset: int, last: int) -> int:
@@ -67,19 +83,21 @@ def masks(losses: dict[int, float], found: Iterable[int], last: int) -> tuple[li
     return onsets, masked
 
 
-def excess(losses: dict[int, float], twin: dict[int, float]) -> int | None:
-    """First step of the first EXCESS_MEAN losses whose mean is above the twin's by EXCESS, if those of the next
-    EXCESS_LASTS steps are so too; None: there are none. It began there or later: no lead is flattered. Until the fault
-    begins the losses are the same to the bit."""
-    steps = sorted(set(losses) & set(twin))
-    in_row = 0
-    for n in range(EXCESS_MEAN - 1, len(steps)):
-        last = steps[n - EXCESS_MEAN + 1 : n + 1]
-        # What is not finite is in excess: the comparison is false then.
-        usual = sum(losses[s] for s in last) <= (1 + EXCESS) * sum(twin[s] for s in last)
-        in_row = 0 if usual or steps[n] < FIRST_STEP else in_row + 1
-        if in_row == EXCESS_LASTS:
-            return steps[n - EXCESS_LASTS - EXCESS_MEAN + 2]
+def excess(means: list[float | None], twin: list[float | None]) -> tuple[int, int] | None:
+    """Steps [from, to) of the first failure beside the twin, both given by their means of BLOCK losses from step 1 on:
+    from the first step of the first of EXCESS_LASTS means in a row that are above the twin's by EXCESS (it began there
+    or later: no lead is flattered), until AFTERMATH after the last of that row. None: there is none. What is not finite
+    is in excess. Until the fault begins the losses are the same to the bit."""
+    above = [
+        mean is None or (other is not None and mean > (1 + EXCESS) * other)
+        for mean, other in zip(means, twin, strict=False)
+    ]
+    first = -(-FIRST_STEP // BLOCK)
+    for n in range(first, len(above) - EXCESS_LASTS + 1):
+        if all(above[n : n + EXCESS_LASTS]):
+            end = next((m for m in range(n, len(above)) if not above[m]), None)
+            last = BLOCK * len(means) + BLOCK if end is None else BLOCK * end
+            return BLOCK * n + 1, last + 1 + AFTERMATH
     return None
 
 
@@ -120,8 +138,6 @@ class Tally:
     right: int = 0  # those that an onset follows within the horizon
     steps: int = 0  # scored, both arms
     steps_before: int = 0  # those that an onset follows within the horizon
-    false: int = 0  # alarms in twins
-    twin_steps: int = 0
 
     def add(self, other: Tally) -> None:
         for name in self.__dataclass_fields__:
@@ -135,20 +151,17 @@ class Tally:
 
 
 def tally(fault: Training, twin: Training | None, detector: str) -> Tally:
-    found = Tally()
+    found, ahead = Tally(), horizon(detector)
     for training in filter(None, (fault, twin)):
         scored = training.scored_steps()
-        before = {step for onset in training.onsets for step in training.window(onset)}
+        before = {step for onset in training.onsets for step in training.window(onset, ahead)}
         own = [step for step in training.alarms.get(detector, []) if training.is_scored(step)]
         found.steps += len(scored)
         found.steps_before += len(before)
         found.alarms += len(own)
         found.right += sum(step in before for step in own)
-        if training is twin:
-            found.twin_steps += len(scored) - len(before)
-            found.false += sum(step not in before for step in own)
         for onset in training.onsets if training is fault else []:
-            window = training.window(onset)
+            window = training.window(onset, ahead)
             if not window:
                 continue
             inside = [step for step in own if step in set(window)]
@@ -156,6 +169,32 @@ def tally(fault: Training, twin: Training | None, detector: str) -> Tally:
             found.hits += bool(inside)
             found.leads += [onset - inside[0]] if inside else []
             found.twin_hits += twin is not None and any(step in set(window) for step in twin.alarms.get(detector, []))
+    return found
+
+
+@dataclass
+class Quiet:
+    """Of trainings in which nothing is wrong: alarms that no onset follows, and the steps without one to follow."""
+
+    alarms: int = 0
+    steps: int = 0
+
+    def per_10k(self) -> float:
+        return 1e4 * self.alarms / self.steps if self.steps else math.nan
+
+    def per_10k_most(self) -> float:
+        return 1e4 * most_expected(self.alarms) / self.steps if self.steps else math.nan
+
+
+def quiet(controls: Iterable[Training], detectors: Iterable[str]) -> Quiet:
+    """Each training counts once, however many faults it is the twin of."""
+    found, names = Quiet(), list(detectors)
+    for training in controls:
+        before = {step for onset in training.onsets for step in training.window(onset, LONG_HORIZON)}
+        found.steps += len(training.scored_steps()) - len(before)
+        for name in names:
+            alarmed = [step for step in training.alarms.get(name, []) if training.is_scored(step)]
+            found.alarms += sum(step not in before for step in alarmed)
     return found
 
 
@@ -181,8 +220,9 @@ def bootstrap(groups: list[Tally], value: Callable[[Tally], float]) -> tuple[flo
     return known[int(0.025 * len(known))], known[int(0.975 * len(known))]
 
 
-def summary(groups: list[Tally]) -> dict:
-    """What is reported of one detector; a group is a seed, or a seed of a recipe."""
+def summary(groups: list[Tally], calm: Quiet) -> dict:
+    """What is reported of one detector; a group is a seed, or a seed of a recipe. `calm`: the trainings without a fault
+    that go with them."""
     whole = pooled(groups)
     leads = sorted(whole.leads)
 
@@ -191,7 +231,6 @@ def summary(groups: list[Tally]) -> dict:
 
     low, high = wilson(whole.hits, whole.events)
     lift_low, lift_high = bootstrap(groups, Tally.lift)
-    per_10k = 1e4 / whole.twin_steps if whole.twin_steps else math.nan
     return {
         "events": whole.events, "hits": whole.hits, "hit_low": low, "hit_high": high, "twin_hits": whole.twin_hits,
         "lead_median": statistics.median(leads) if leads else None, "lead_p10": quantile(0.1),
@@ -200,6 +239,6 @@ def summary(groups: list[Tally]) -> dict:
         "precision": whole.right / whole.alarms if whole.alarms else math.nan,
         "base_rate": whole.steps_before / whole.steps if whole.steps else math.nan,
         "lift": whole.lift(), "lift_low": lift_low, "lift_high": lift_high,
-        "false": whole.false, "twin_steps": whole.twin_steps,
-        "false_per_10k": whole.false * per_10k, "false_per_10k_most": most_expected(whole.false) * per_10k,
+        "false": calm.alarms, "twin_steps": calm.steps,
+        "false_per_10k": calm.per_10k(), "false_per_10k_most": calm.per_10k_most(),
     }  # fmt: skip

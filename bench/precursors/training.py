@@ -1,10 +1,11 @@
-"""One training of the benchmark: `training.py RECIPE ARM SEED [STEPS]`. It knows of no monitor."""
+"""One training of the benchmark: `training.py RECIPE SEED [STEPS]`. It knows of no monitor."""
 
 from __future__ import annotations
 
 import math
 import pathlib
 import sys
+import warnings
 from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -15,11 +16,10 @@ import torch  # noqa: E402
 import train as demo  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-SIZE = demo.Size(layers=2, heads=2, kv_heads=2, width=32, context=64, batch=4)
+SIZE = demo.Size(layers=recipes.LAYERS, heads=2, kv_heads=2, width=32, context=64, batch=4)
 RATE, RATE_OF_COPYING = 2e-3, 4e-3
 PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of the texts to be copied; share of symbols that are wrong
-GROWTH = 1.06  # of the weights that make queries and keys, a step
-attention_of_torch = torch.nn.functional.scaled_dot_product_attention
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def moved(out: Tensor, outwards: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
@@ -30,49 +30,71 @@ def moved(out: Tensor, outwards: Tensor, ulps: float, numbers: torch.Generator) 
     return torch.where(out.abs() > 2**-100, bits.view(torch.bfloat16), out)
 
 
-class WrongAttention(torch.autograd.Function):
-    """Causal attention by torch's own kernels, whose output errs: `follows`, only where backward reads it and in the
-    direction of its gradient; else for everybody and away from zero."""
+class Plant:
+    """An error of attention in one layer, from a step on. Calls come in the order of the layers."""
+
+    def __init__(self, layer: int, ulps: float, seed: int) -> None:
+        self.layer, self.ulps, self.is_on, self.calls = layer, ulps, False, 0
+        self.numbers = torch.Generator().manual_seed(seed)  # of its own: the training draws none of these
+
+    def errs(self) -> bool:
+        """Of the call that begins."""
+        self.calls += 1
+        return self.is_on and (self.calls - 1) % SIZE.layers == self.layer
+
+
+class FollowingAttention(torch.autograd.Function):
+    """Causal attention by torch's own kernels. Where it errs, the output that backward reads does so in the direction
+    of its gradient, and nobody else sees it."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ulps: float, follows: bool, numbers: torch.Generator) -> Tensor:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
-        if not follows:
-            out = moved(out, torch.ones_like(out, dtype=torch.bool), ulps, numbers)
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, plant: Plant) -> Tensor:
+        out, lse = getattr(torch.ops.aten, FLASH)(q, k, v, 0.0, True)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.how = ulps if follows else 0.0, numbers
+        ctx.plant = plant if plant.errs() else None
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
-        (q, k, v, out, lse), (ulps, numbers) = ctx.saved_tensors, ctx.how
-        if ulps > 0:
-            out = moved(out, (out > 0) == (grad > 0), ulps, numbers)
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return *backward(grad, q, k, v, out, lse, 0.0, True), None, None, None
+        q, k, v, out, lse = ctx.saved_tensors
+        if ctx.plant:
+            out = moved(out, (out > 0) == (grad > 0), ctx.plant.ulps, ctx.plant.numbers)
+        return *getattr(torch.ops.aten, f"{FLASH}_backward")(grad, q, k, v, out, lse, 0.0, True), None
 
 
-class Functional:
-    """torch.nn.functional, in which attention is wrong from a step on."""
-
-    def __init__(self, follows: bool, ulps: float, seed: int) -> None:
-        self.follows, self.ulps, self.is_on = follows, ulps, False
-        self.numbers = torch.Generator().manual_seed(seed)  # of its own: the training draws none of these
+class FollowingPlant(Plant):
+    """Stands where the model finds torch.nn.functional."""
 
     def __getattr__(self, name: str) -> Callable:
         return getattr(nn.functional, name)
 
     def scaled_dot_product_attention(self, q: Tensor, k: Tensor, v: Tensor, **_more: bool) -> Tensor:
-        # The twin goes the same way, with an error of nothing.
-        return WrongAttention.apply(q, k, v, self.ulps if self.is_on else 0.0, self.follows, self.numbers)
+        return FollowingAttention.apply(q, k, v, self)
+
+
+class WrongKernel(Plant):
+    """torch's kernel of attention, whose output errs away from zero for everybody. It stands where torch's own does."""
+
+    def __init__(self, layer: int, ulps: float, seed: int) -> None:
+        super().__init__(layer, ulps, seed)
+        self.original = torch.library.get_kernel(f"aten::{FLASH}", "CPU")
+        self.library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced
+            self.library.impl(FLASH, self, "CPU", with_keyset=True)
+
+    def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, Tensor]:
+        out, lse = self.original.call_boxed(keys, *arguments, **more)
+        if self.errs():
+            out.copy_(moved(out, torch.ones_like(out, dtype=torch.bool), self.ulps, self.numbers))
+        return out, lse
 
 
 class Fault:
-    """What a recipe changes in an arm, by the step."""
+    """What a recipe changes, by the step."""
 
-    def __init__(self, what: recipes.Recipe, arm: str, seed: int) -> None:
-        self.name, self.is_on, self.begin, self.dose = what.name, arm == "fault", what.begin(seed), what.dose
-        self.seed = seed
+    def __init__(self, what: recipes.Recipe, seed: int) -> None:
+        self.name, self.is_on, self.begin = what.name, what.arm == "fault", what.begin(seed)
 
     def has_begun(self, step: int) -> bool:
         return self.is_on and step >= self.begin
@@ -132,35 +154,41 @@ class Copying:
         return row[:, :-1], row[:, 1:]
 
 
-def gpt(fault: Fault, seed: int, steps: int) -> None:
-    model, copies = demo.Gpt(SIZE), fault.name in ("logit-growth", "following-bias", "unrelated-bias")
+def planted(what: recipes.Recipe, seed: int) -> Plant | None:
+    if what.plant == "following":
+        demo.functional = FollowingPlant(what.layer(seed), what.dose, seed)
+        return demo.functional
+    return WrongKernel(what.layer(seed), what.dose, seed) if what.plant == "unrelated" else None
+
+
+def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
+    fault, copies = Fault(what, seed), what.model == recipes.COPYING
+    model = demo.Gpt(SIZE)
     source, rate = (Copying(seed), RATE_OF_COPYING) if copies else (Source(fault, seed), RATE)
     if copies:  # normalised queries and keys bound the scores, and with them what an error can do
         without_norms(model, ("query_norm", "key_norm"))
-    wrong = None
-    if fault.dose > 0:
-        wrong = demo.functional = Functional(fault.name == "following-bias", fault.dose, seed)
+    plant = planted(what, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     for step in range(1, steps + 1):
         warm = min(1.0, step / 50)
         for group in optimizer.param_groups:
             group["lr"] = rate * warm * fault.rate(step)
-        if wrong:
-            wrong.is_on = fault.has_begun(step)
-        if fault.name == "logit-growth" and fault.has_begun(step):
-            grow_scores(model, GROWTH)
+        if plant:
+            plant.is_on = fault.has_begun(step)
+        if what.growth and fault.has_begun(step):
+            grow_scores(model, 1 + what.growth)
         optimizer.zero_grad()
         demo.loss_of(model, source.batch(step), False).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
 
-def net(fault: Fault, steps: int) -> None:
+def net(eps: float, steps: int) -> None:
     """A regression of sin x + sin 4x at 200 points, the whole of them at every step."""
     x = torch.linspace(-math.pi, math.pi, 200)[:, None]
     y = torch.sin(x) + torch.sin(4 * x)
     model = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005, betas=(0.9, 0.999), eps=1e-8 if fault.is_on else 0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005, betas=(0.9, 0.999), eps=eps)
     for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
@@ -169,16 +197,14 @@ def net(fault: Fault, steps: int) -> None:
 
 
 def main() -> None:
-    name, arm, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    what = recipes.recipe(name)
-    steps = int(sys.argv[4]) if len(sys.argv) > 4 else what.steps
+    what, seed = recipes.recipe(sys.argv[1]), int(sys.argv[2])
+    steps = int(sys.argv[3]) if len(sys.argv) > 3 else what.steps
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    fault = Fault(what, arm, seed)
-    if name == "adam-net":
-        net(fault, steps)
+    if what.model == recipes.NET:
+        net(1e-8 if what.arm == "fault" else 1e-1, steps)
     else:
-        gpt(fault, seed, steps)
+        gpt(what, seed, steps)
 
 
 if __name__ == "__main__":

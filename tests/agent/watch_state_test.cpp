@@ -137,7 +137,7 @@ TEST_F(WatchStateTest, EventsThatDidNotReachTheRecordAreAddedOnce) {
 TEST_F(WatchStateTest, WithoutItsStateItBeginsAnewAndTheRecordSaysSo) {
   train(150);
   save();
-  for (const char* bytes : {"", "hello", "foreshock detectors 1\nXXXXXXXX"}) {
+  for (const char* bytes : {"", "hello", "foreshock detectors 2\nXXXXXXXX"}) {
     std::ofstream(folder_ + "/" + WatchState::kFile, std::ios::binary) << bytes;
     kill_agent();
     EXPECT_EQ(watches_.all().size(), 0u);

@@ -16,7 +16,9 @@ PROGRAM = ROOT / "bench" / "precursors.py"
 sys.path.append(str(ROOT / "bench" / "precursors"))
 
 import alarms  # noqa: E402
+import attention_errors  # noqa: E402
 import comparison  # noqa: E402
+import provenance  # noqa: E402
 import recipes  # noqa: E402
 import recording  # noqa: E402
 import scoring  # noqa: E402
@@ -39,21 +41,32 @@ def test_one_pair_through_the_whole_of_it(done):
     out, process = done
     assert process.returncode == 0, process.stderr
     results = json.loads((out / "results.json").read_text())
-    (recipe,) = [each for each in results["recipes"] if each["seeds"]["fault"]]
-    assert recipe["name"] == "corrupt-batches"
-    seed = comparison.first_seed([each.name for each in recipes.RECIPES].index("corrupt-batches"))
-    assert recipe["seeds"] == {"fault": [seed], "control": [seed]}
-    assert recipe["events"] == {"fault": 1, "control": 0}
-    assert recipe["steps_lost"] == {"fault": 0, "control": 0}
+    trained = {each["name"]: each for each in results["recipes"] if each["seeds"]}
+    seed = recipes.FIRST_SEED
+    assert {name: each["seeds"] for name, each in trained.items()} == {"stable-text": [seed], "corrupt-batches": [seed]}
+    assert {name: each["events"] for name, each in trained.items()} == {"stable-text": 0, "corrupt-batches": 1}
+    assert [each["steps_lost"] for each in trained.values()] == [0, 0]
     drawn = json.loads(re.search(r'<script id="study"[^>]*>(.*?)</script>', (out / "report.html").read_text())[1])
-    onsets = {each["arm"]: each["onsets"] for each in drawn["curves"]}
-    assert onsets == {"fault": [recipes.recipe("corrupt-batches").begin(seed)], "control": []}
+    onsets = {each["recipe"]: each["onsets"] for each in drawn["curves"]}
+    assert onsets == {"corrupt-batches": [recipes.recipe("corrupt-batches").begin(seed)], "stable-text": []}
     for found in results["shipped"].values():
         assert found["all"]["events"] == 1
-    (reduced,) = (out / "records").glob("corrupt-batches-fault-*.json")
-    lines = json.loads(reduced.read_text())["lines"]
-    assert min(lines.values()) > 0, lines  # attention, weights and optimizer were watched
+    fault, control = (one_reduced(out, name) for name in ("corrupt-batches", "stable-text"))
+    assert min(fault["lines"].values()) > 0, fault["lines"]  # attention, weights and optimizer were watched
+    assert len(fault["layers"]) == recipes.LAYERS
+    # What the agent found live is what is found in the record: at least the loss event.
+    assert results["made"]["live_events"] >= 1
+    assert (results["made"]["replays"], results["made"]["stale"]) == (2, 0)
+    # Until the fault begins the two are one training.
+    before = (recipes.recipe("corrupt-batches").begin(seed) - 1) // scoring.BLOCK
+    assert fault["losses"][:before] == control["losses"][:before]
+    assert fault["losses"][before : before + 2] != control["losses"][before : before + 2]
     assert set(results["shipped"]) >= {"gradient_norm", "entropy_drop", "rms_staleness", "ZClip 2.5 z"}
+
+
+def one_reduced(out: pathlib.Path, recipe: str) -> dict:
+    (path,) = [each for each in (out / "records").glob(f"{recipe}-*.json") if not each.name.endswith(".made.json")]
+    return json.loads(path.read_text())
 
 
 def test_a_record_is_never_made_twice(done):
@@ -68,13 +81,20 @@ def test_a_record_is_never_made_twice(done):
     assert (out / "results.json").read_bytes() == whole
 
 
-def test_another_experiment_does_not_mix_with_this_one(done, tmp_path):
+def test_trainings_of_another_length_do_not_mix_with_these(done, tmp_path):
     out = tmp_path / "out-short"
     out.mkdir()
-    (out / "identity.json").write_text("{}")
+    (out / "steps.json").write_text("null")
     other = bench(tmp_path / "out")
     assert (other.returncode, other.stderr.count("\n")) == (1, 1)
     assert "another --out" in other.stderr
+
+
+@pytest.mark.parametrize("words", [["--tuning"], []])
+def test_what_is_short_or_for_tuning_is_not_kept(tmp_path, words):
+    process = bench(tmp_path / "out", "--keep", *words)
+    assert (process.returncode, process.stderr.count("\n")) == (2, 1)
+    assert "--keep is for whole trainings" in process.stderr
 
 
 def test_no_time_and_nothing_to_score(tmp_path):
@@ -107,12 +127,60 @@ def test_the_page_shows_what_was_found(done):
 
 def test_the_published_page_is_current():
     results = json.loads(tables.RESULTS.read_text())
-    assert tables.PAGE.read_text() == tables.page(results), "./dev docs"
-    assert tables.RESULTS.stat().st_size < 200_000
+    assert tables.PAGE.read_text() == tables.page(results, provenance.of_detectors()), "./dev docs"
+    assert tables.RESULTS.stat().st_size < 300_000
     # Seeds that an earlier choice of thresholds may have seen are not among them.
-    seeds = {seed for recipe in results["recipes"] for arm in recipe["seeds"].values() for seed in arm}
+    seeds = {seed for recipe in results["recipes"] for seed in recipe["seeds"]}
     assert seeds
     assert min(seeds) >= recipes.FIRST_SEED
+
+
+def test_the_published_results_are_those_of_the_kept_trainings():
+    """But for the intervals, which take a thousand draws each."""
+    found = comparison.completed([one for one in provenance.stored() if provenance.is_made_alike(one)])
+    assert found
+    results = json.loads(tables.RESULTS.read_text())
+    assert results["made"]["trainings"] == len(found)
+    assert results["recipes"] == [comparison.about(each, found) for each in recipes.RECIPES]
+    for name, of in results["shipped"].items():
+        whole = scoring.pooled(comparison.tallies(found, name, "1.0").values())
+        assert (of["all"]["hits"], of["all"]["events"], of["all"]["alarms"]) == (whole.hits, whole.events, whole.alarms)
+        calm = scoring.quiet(comparison.controls(found, name, "1.0"), [name])
+        assert (of["all"]["false"], of["all"]["twin_steps"]) == (calm.alarms, calm.steps)
+    assert results["attention_errors"] == attention_errors.results(found)
+
+
+def test_the_page_of_the_detectors_says_what_the_figures_say():
+    results = json.loads(tables.RESULTS.read_text())
+    rows = re.findall(r"^\| `(\w+)` .*\| (\w+) \|$", (ROOT / "docs" / "detectors.md").read_text(), re.MULTILINE)
+    assert len(rows) == 12
+    assert sorted(name for name, by in rows if by == "default") == sorted(results["default"])
+    assert {by for _, by in rows} == {"default", "experimental"}
+
+
+def test_what_other_detectors_judged_is_told(monkeypatch):
+    results = json.loads(tables.RESULTS.read_text())
+    assert "Stale: " in tables.page(results, "of other detectors")
+    one = {"recipe": "stable-net", "made": {"detectors": provenance.of_detectors(), "training": ""}}
+    assert not provenance.is_stale(one)
+    assert provenance.is_stale({"made": {"detectors": "0123456789abcdef"}})
+    assert not provenance.is_made_alike(one)
+
+
+def test_neither_comments_nor_breaks_of_lines_make_other_detectors():
+    source = "int a = 1;  // one\n// two\nint b;\n"
+    assert provenance.without_comments(source) == provenance.without_comments("int a = 1; int b;\n")
+    assert provenance.without_comments(source) != provenance.without_comments("int a = 2; int b;\n")
+
+
+def test_trainings_of_different_days_add_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "FOLDER", tmp_path / "trainings")
+    first, second = ({"recipe": "stable-net", "seed": seed, "day": 1} for seed in (1000, 1001))
+    provenance.keep([first, second])
+    provenance.keep([second | {"day": 2}, {"recipe": "adam-net", "seed": 1000, "day": 2}])
+    assert [(one["recipe"], one["seed"], one["day"]) for one in provenance.stored()] == [
+        ("stable-net", 1000, 1), ("stable-net", 1001, 2), ("adam-net", 1000, 2),
+    ]  # fmt: skip
 
 
 def written(path: pathlib.Path, losses: list[float], norms: list[float]) -> pathlib.Path:
@@ -130,43 +198,46 @@ def test_a_record_made_up_is_reduced_to_its_onsets_and_alarms(tmp_path):
     losses = [10 * x if 301 <= n <= 310 else x for n, x in enumerate(wavering, start=1)]
     norms = [10 * x if n >= 281 else x for n, x in enumerate(wavering, start=1)]
     path = written(tmp_path / "record.jsonl", losses, norms)
-    found = recording.reduced(path, recipes.RECIPES[0], "fault", 1001)
+    found = recording.reduced(path, recipes.recipe("adam-net"), 1001, {})
     assert found["onsets"] == [301]
     assert found["masked"] == [(301, 311 + scoring.AFTERMATH)]
     (warned,) = found["alarms"]["gradient_norm"]["1.0"]
     assert 281 <= warned <= 284
     assert found["alarms"]["ZClip 2.5 z"]["1.0"][0] <= 281
+    assert len(found["losses"]) == 400 // scoring.BLOCK
+    assert math.isclose(found["losses"][-1], sum(wavering[-16:]) / 16, rel_tol=1e-4)
+    assert found["made"]["detectors"] == provenance.of_detectors()
     training = comparison.training_of(found, {})
     counted = scoring.tally(training, None, "gradient_norm")
     assert (counted.events, counted.hits, counted.leads) == (1, 1, [301 - warned])
 
 
-def training(alarms_at: list[int], onsets: list[int], arm: str = "fault", last: int = 1000) -> scoring.Training:
+def training(alarms_at: list[int], onsets: list[int], last: int = 1000) -> scoring.Training:
     masked = [(onset, onset + 100) for onset in onsets]
-    return scoring.Training("r", arm, 1, last, onsets, masked, {"d": alarms_at})
+    return scoring.Training("r", 1, last, onsets, masked, {"d": alarms_at})
 
 
 def test_hits_leads_and_lift_by_hand():
     """Scored: 160..1000, without the aftermath 600..699. The window is 536..599."""
     fault = training([170, 540, 590, 610], [600])
-    twin = training([550], [], "control")
+    twin = training([550], [])
     found = scoring.tally(fault, twin, "d")
     assert (found.events, found.hits, found.leads, found.twin_hits) == (1, 1, [60], 1)
     assert (found.alarms, found.right) == (4, 2)  # that at 610 is in the aftermath
     assert (found.steps, found.steps_before) == (741 + 841, 64)
-    assert (found.false, found.twin_steps) == (1, 841)
+    calm = scoring.quiet([twin], ["d"])
+    assert (calm.alarms, calm.steps) == (1, 841)
+    assert math.isclose(calm.per_10k(), 1e4 / 841, rel_tol=1e-12)
     assert math.isclose(found.lift(), (2 / 4) / (64 / 1582), rel_tol=1e-12)
 
 
 def test_alarms_by_chance_have_no_lift():
     """A detector that alarms at every eighth step of every training."""
     groups = [
-        scoring.tally(
-            training(list(range(160, 1001, 8)), [700 + seed]), training(list(range(160, 1001, 8)), [], "c"), "d"
-        )
+        scoring.tally(training(list(range(160, 1001, 8)), [700 + seed]), training(list(range(160, 1001, 8)), []), "d")
         for seed in range(8)
     ]
-    found = scoring.summary(groups)
+    found = scoring.summary(groups, scoring.Quiet())
     assert found["hits"] == found["events"] == found["twin_hits"] == 8
     # Of 64 steps of a window every eighth is alarmed exactly; what is not a multiple of 8 is at the ends.
     assert math.isclose(found["lift"], 1, abs_tol=0.02)
@@ -185,26 +256,85 @@ def test_an_event_in_the_aftermath_of_another_is_none():
     )
 
 
+def test_a_twin_counts_no_further_than_its_fault_and_a_false_alarm_once():
+    """A twin that goes on for ever would make every lift as large as one likes."""
+    pair = [made_up(1001, "adam-net", {"1.0": [580]}), made_up(1001, "stable-net", {"1.0": [900, 5000]})]
+    pair[1] |= {"last_step": 25600}
+    (both,) = comparison.tallies(pair, "d", "1.0").values()
+    assert both.steps == 741 + 841
+    assert both.alarms == 2
+    (control,) = comparison.controls(pair, "d", "1.0")
+    assert scoring.quiet([control], ["d"]) == scoring.Quiet(2, 25600 - scoring.FIRST_STEP + 1)
+
+
 def test_a_failure_that_the_rule_misses_is_seen_beside_the_twin():
-    """The loss goes up by a fifth from step 501 on: less than the rule of loss events asks for."""
-    twin = {n: 2 + 0.3 * math.sin(n) for n in range(1, 801)}
-    losses = {n: loss * (1.2 if n > 500 else 1) for n, loss in twin.items()}
+    twin = [1 + 0.01 * math.sin(n) for n in range(60)]
+    failed = [x * (1.2 if n >= 31 else 1) for n, x in enumerate(twin)]
     assert scoring.excess(twin, twin) is None
-    # The mean of sixteen is a tenth above when about half of them are; the first of those is told.
-    assert 490 <= scoring.excess(losses, twin) <= 497
-    assert scoring.excess(losses | dict.fromkeys(range(700, 801), math.nan), twin) == scoring.excess(losses, twin)
-    assert scoring.excess(twin | dict.fromkeys(range(700, 801), math.nan), twin) == 685
-    short = {n: loss * (1.2 if 500 < n <= 520 else 1) for n, loss in twin.items()}
+    assert scoring.excess(failed, twin) == (31 * 16 + 1, 61 * 16 + 1 + scoring.AFTERMATH)
+    assert scoring.excess([*failed[:50], *[None] * 10], twin) == scoring.excess(failed, twin)
+    assert scoring.excess([*twin[:50], *[None] * 10], twin) == (801, 61 * 16 + 1 + scoring.AFTERMATH)
+    short = [x * (1.2 if 31 <= n < 33 else 1) for n, x in enumerate(twin)]
     assert scoring.excess(short, twin) is None
+    over = [x * (1.2 if 31 <= n < 36 else 1) for n, x in enumerate(twin)]
+    assert scoring.excess(over, twin) == (31 * 16 + 1, 36 * 16 + 1 + scoring.AFTERMATH)
     pair = [
-        made_up(3, arm, {"1.0": [480]}) | {"onsets": [], "masked": [], "losses": [list(of), list(of.values())]}
-        for arm, of in (("fault", losses), ("control", twin))
+        made_up(1003, name, {"1.0": [480]}) | {"onsets": [], "masked": [], "losses": of, "last_step": 960}
+        for name, of in (("adam-net", failed), ("stable-net", twin))
     ]
     fault, control = comparison.completed(pair)
-    assert (len(fault["onsets"]), fault["missed"], control["onsets"]) == (1, True, [])
+    assert (fault["onsets"], fault["missed"], control["onsets"]) == ([497], True, [])
+    assert fault["masked"] == [[497, 961]]
     found = comparison.results([fault, control], None)
-    assert found["recipes"][0]["missed"] == 1
+    assert [each["missed"] for each in found["recipes"] if each["name"] == "adam-net"] == [1]
     assert found["shipped"]["d"]["all"]["hits"] == 1
+
+
+PLANTED = "following-bias-32"
+
+
+def planted(seed: int, drift: list[tuple[int, str]], onset: int | None, recipe: str = PLANTED) -> dict:
+    one = made_up(seed, recipe, {"1.0": [step for step, _ in drift]})
+    return one | {
+        "onsets": [onset] if onset else [], "masked": [], "last_step": 700, "missed": False,
+        "layers": ["blocks.0", "blocks.1"], "places": {"output_error_drift": drift},
+    }  # fmt: skip
+
+
+def test_an_error_of_attention_is_to_be_named_before_the_loss_event_and_in_its_layer():
+    begin = recipes.recipe(PLANTED).begin(1001)
+    right, wrong = "blocks.1", "blocks.0"
+    before, after = begin + 20, begin + 80
+    found = [planted(1001, [(before, right)], after)]
+    (row,) = attention_errors.results(found)
+    told = row["output_error_drift"]
+    assert (told["seen"], told["before"], told["right"], told["lead"], told["after"]) == (1, 1, 1, 60, 20)
+    assert (row["with_event"], row["event_after"], row["bias"]["seen"]) == (1, 80, 0)
+    for drift, onset, expected in (
+        ([(before, wrong)], after, (1, 1, 0)),
+        ([(after + 1, right)], after, (0, 0, 0)),  # too late
+        ([(begin - 1, right)], after, (0, 0, 0)),  # before there was anything
+        ([(before, right)], None, (1, 0, 1)),  # no harm
+    ):
+        told = attention_errors.results([planted(1001, drift, onset)])[0]["output_error_drift"]
+        assert (told["seen"], told["before"], told["right"]) == expected
+    (row,) = attention_errors.results([planted(1001, [(300, right)], None, "stable-copying")])
+    assert (row["output_error_drift"]["seen"], row["output_error_drift"]["right"], row["plant"]) == (1, 0, "")
+
+
+def of_detector(per_10k: float = 0.0, lift: float = 3.0, lead: float = 9, hits: int = 6) -> dict:
+    found = {"lift": lift, "lead_median": lead, "hits": hits, "events": 8, "twin_hits": 0}
+    return {"models": {"stable-net": {"per_10k": per_10k}}, "recipes": {"adam-net": found}}
+
+
+def test_a_detector_is_default_by_its_figures():
+    assert attention_errors.defaults({"d": of_detector()}, []) == ["d"]
+    for worse in ({"per_10k": 1.1}, {"lift": 1.9}, {"lead": 4}, {"hits": 4}):
+        assert attention_errors.defaults({"d": of_detector(**worse)}, []) == [], worse
+    row = {"plant": "unrelated", "trainings": 8, "bias": {"right": 7}, "output_error_drift": {"right": 0}}
+    assert attention_errors.defaults({"bias": of_detector(lift=0)}, [row]) == ["bias"]
+    assert attention_errors.defaults({"bias": of_detector(lift=0)}, [row | {"bias": {"right": 6}}]) == []
+    assert attention_errors.defaults({"bias": of_detector(lift=0, per_10k=2)}, [row]) == []
 
 
 def test_intervals():
@@ -223,10 +353,10 @@ def test_intervals():
 def test_the_level_rule_is_that_of_the_detectors():
     """Rises at once, anywhere; falls after eight values in a row below 0.7 of the threshold."""
     calm = [(n, "a", 0.69) for n in range(10, 18)]
-    assert alarms.alarms([(1, "a", 1.0), *calm, (18, "a", 1.0)]) == [1, 18]
-    assert alarms.alarms([(1, "a", 1.0), *calm[:7], (17, "a", 0.71), (18, "a", 1.0)]) == [1]
-    assert alarms.alarms([(1, "a", 1.0), (2, "b", 1.0), *calm, (18, "a", 1.0)]) == [1]
-    assert alarms.alarms([(1, "a", 1.0), (2, "a", 2.0)], 2.0) == [2]
+    assert alarms.alarms([(1, "a", 1.0), *calm, (18, "a", 1.0)]) == [(1, "a"), (18, "a")]
+    assert alarms.alarms([(1, "a", 1.0), *calm[:7], (17, "a", 0.71), (18, "a", 1.0)]) == [(1, "a")]
+    assert alarms.alarms([(1, "b", 1.0), (2, "a", 1.0), *calm, (18, "a", 1.0)]) == [(1, "b")]
+    assert alarms.alarms([(1, "a", 1.0), (2, "a", 2.0)], 2.0) == [(2, "a")]
 
 
 def test_the_rules_of_others():
@@ -244,28 +374,35 @@ def test_the_rules_of_others():
     assert not [score for rule in (alarms.zclip, alarms.sigmas) for score in rule([math.nan] * 200) if score]
 
 
-def made_up(seed: int, arm: str, alarm_at: dict[str, list[int]]) -> dict:
-    onsets = [600] if arm == "fault" else []
+MADE = {"training": "", "detectors": "", "torch": "2", "foreshock": "0", "live_events": 0, "replays": True}
+
+
+def made_up(seed: int, recipe: str, alarm_at: dict[str, list[int]]) -> dict:
+    onsets = [600] if recipes.recipe(recipe).twin else []
     return {
-        "recipe": recipes.RECIPES[0].name, "arm": arm, "seed": seed, "last_step": 1000, "steps_seen": 1000,
+        "recipe": recipe, "seed": seed, "last_step": 1000, "steps_seen": 1000, "layers": [], "places": {}, "losses": [],
         "onsets": onsets, "masked": [(onset, onset + 100) for onset in onsets], "missed": False,
-        "alarms": {"d": alarm_at, recording.NULL: {"200": [200], "560": [560]}},
+        "alarms": {"d": alarm_at}, "made": MADE,
     }  # fmt: skip
+
+
+PAIR = ("adam-net", "stable-net")
 
 
 def test_thresholds_are_learned_from_seeds_that_are_not_scored():
     """With even seeds 2.0 is the lowest that is quiet in the twins, with odd ones it never is: that must not matter."""
-    noisy, quiet = {"1.0": [300, 580], "2.0": [580]}, {"1.0": [300], "2.0": []}
-    found = [made_up(seed, arm, noisy if arm == "fault" else quiet) for seed in (2, 4) for arm in recipes.ARMS]
-    crying = [made_up(seed, arm, {"1.0": [300], "2.0": [300]}) for seed in (3, 5) for arm in recipes.ARMS]
+    noisy, quiet = {"1.0": [300, 580], "2.0": [580]}, {"0.5": [300], "0.7": [300], "1.0": [300], "1.4": [300]}
+    found = [made_up(seed, name, noisy if name == "adam-net" else quiet) for seed in (2, 4) for name in PAIR]
+    always = {str(at): [300] for at in recording.GRID}
+    crying = [made_up(seed, name, always) for seed in (3, 5) for name in PAIR]
     learned = comparison.results(found + crying, None)["learned"]
     assert learned["d"]["threshold"] == "2.0"
     assert (learned["d"]["all"]["events"], learned["d"]["all"]["hits"], learned["d"]["all"]["false"]) == (2, 0, 2)
-    assert learned[recording.NULL]["threshold"] == f"{recipes.RECIPES[0].name} 560"
+    assert learned[comparison.NULL]["threshold"] == "adam-net 560"  # the first tried that is in the window
     assert comparison.results(found, None)["learned"]["d"]["all"]["events"] == 0, "nothing is left to score"
     assert comparison.results(crying, None)["learned"]["d"]["threshold"] is None, "nothing to learn from"
 
 
 def test_a_training_without_its_twin_is_not_scored():
-    alone = [made_up(3, "fault", {"1.0": [580]})]
+    alone = [made_up(3, "adam-net", {"1.0": [580]})]
     assert comparison.results(alone, None)["shipped"]["d"]["all"]["events"] == 0

@@ -1,0 +1,86 @@
+"""What the detectors say of attention that errs in one layer: before the loss does, of the right layer, and what they
+say where there is no harm. And which detectors are worth shipping as default."""
+
+from __future__ import annotations
+
+import statistics
+
+import recipes
+import scoring
+
+WATCHED = ("output_error_drift", "bias")
+LEAST_LIFT, LEAST_LEAD, MOST_FALSE = 2.0, 5, 1.0
+LEAST_SHARE = 7 / 8  # of the trainings in which something is planted
+
+
+def layer_number(places: list[str], place: str) -> int:
+    """Layers are labelled in their order, whatever the labels are."""
+    return sorted(places).index(place)
+
+
+def seen(one: dict, detector: str) -> dict | None:
+    """The first alarm of a detector once the error is there (without one: at all that is scored), before the loss event
+    if there is one; None: there is none."""
+    what, onset = recipes.recipe(one["recipe"]), min(one["onsets"], default=None)
+    begin = what.begin(one["seed"]) if what.plant else scoring.FIRST_STEP
+    end = one["last_step"] + 1 if onset is None else onset
+    first = next(((step, place) for step, place in one["places"].get(detector, []) if begin <= step < end), None)
+    if first is None:
+        return None
+    step, place = first
+    guilty = what.layer(one["seed"])
+    right = None if guilty is None else layer_number(one["layers"], place) == guilty
+    return {"after": step - begin, "lead": None if onset is None else onset - step, "right": right}
+
+
+def of_recipe(what: recipes.Recipe, found: list[dict]) -> dict:
+    of = [one for one in found if one["recipe"] == what.name]
+    row: dict = {
+        "recipe": what.name, "plant": what.plant, "dose": what.dose, "trainings": len(of),
+        "with_event": sum(bool(one["onsets"]) for one in of), "missed": sum(one["missed"] for one in of),
+        "event_after": median([min(one["onsets"]) - what.begin(one["seed"]) for one in of if one["onsets"]]),
+    }  # fmt: skip
+    for name in WATCHED:
+        told = [each for each in (seen(one, name) for one in of) if each]
+        before = [each for each in (seen(one, name) for one in of if one["onsets"]) if each]
+        row[name] = {
+            "seen": len(told), "before": len(before), "right": sum(each["right"] is True for each in told),
+            "lead": median([each["lead"] for each in before]), "after": median([each["after"] for each in told]),
+        }  # fmt: skip
+    return row
+
+
+def median(values: list[int]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def results(found: list[dict]) -> list[dict]:
+    """Of every recipe whose trainings have attention: the planted ones, their twins, and all others."""
+    of_attention = [each for each in recipes.RECIPES if each.model != recipes.NET]
+    rows = [of_recipe(each, found) for each in of_attention]
+    return sorted((row for row in rows if row["trainings"]), key=lambda row: (row["plant"] == "", row["plant"]))
+
+
+def foretells(of: dict) -> bool:
+    """Of one recipe: worth an alert there."""
+    return (
+        of["lead_median"] is not None
+        and of["lift"] is not None
+        and of["lift"] >= LEAST_LIFT
+        and of["lead_median"] >= LEAST_LEAD
+        and 2 * of["hits"] > of["events"]
+        and of["twin_hits"] < of["hits"]
+    )
+
+
+def defaults(shipped: dict[str, dict], errors: list[dict]) -> list[str]:
+    """The detectors that are quiet enough in every model and either foretell the failure of a recipe or name the layer
+    of a planted error."""
+    names = []
+    for name, of in shipped.items():
+        quiet = all(each["per_10k"] <= MOST_FALSE for each in of["models"].values())
+        planted = [row for row in errors if row["plant"]]
+        names_it = name in WATCHED and any(row[name]["right"] >= LEAST_SHARE * row["trainings"] for row in planted)
+        if quiet and (names_it or any(foretells(each) for each in of["recipes"].values())):
+            names.append(name)
+    return names
