@@ -1,0 +1,46 @@
+"""The runbook: for each alert all that one needs at night, figures as measured, links that lead somewhere."""
+
+import re
+
+import pytest
+from alert_rules import ROOT, alerts
+from runbook import PAGE, runbook
+
+SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.S | re.M))
+PAGES = [ROOT / "docs" / name for name in ("runbook.md", "operations.md", "alerts.md")]
+
+
+def test_the_figures_are_those_of_the_bench():
+    assert PAGE.read_text() == runbook(), "run ./dev docs"
+
+
+def test_there_is_a_section_for_each_alert_and_no_other():
+    assert SECTIONS.keys() == {alert.name for alert in alerts()}
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert.name)
+def test_a_section_says_what_it_means_how_sure_where_to_look_and_what_to_do(alert):
+    section = SECTIONS[alert.name]
+    positions = [section.find(f"**{part}**") for part in ("Means", "Sure?", "Look at", "Do")]
+    assert -1 not in positions
+    assert positions == sorted(positions)
+    named = {name for each in re.findall(r'detector=~"([^"]+)"', alert.expression) for name in each.split("|")}
+    measured = {name for each in re.findall(r"<!-- measured: ([\w ]+) -->", section) for name in each.split()}
+    assert named <= measured
+    for name in measured:
+        assert f"- `{name}`: " in section
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_its_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([\w-]+))?\)", page.read_text())
+    assert links
+    for target, anchor in links:
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text()), anchor
