@@ -50,7 +50,9 @@ Bits compare_reference(const StoredSlice& stored, const Reference& reference) {
 void print_head(const std::string& path, const StoredSlice& stored) {
   const AttentionSlice& slice = stored.slice;
   std::printf("%s\n", path.c_str());
-  std::printf("  flagged for %s: run %s, rank %s, step %s, %s, layer %s%s\n", stored.fact("reason").c_str(),
+  const std::string reason = stored.fact("reason");
+  std::printf("  %s: run %s, rank %s, step %s, %s, layer %s%s\n",
+              reason == "control" ? "kept as control" : ("flagged for " + reason).c_str(),
               stored.fact("run").c_str(), stored.fact("rank").c_str(), stored.fact("step").c_str(),
               stored.fact("pass").c_str(), stored.fact("layer").c_str(),
               stored.fact("layer_name").empty() ? "" : (" (" + stored.fact("layer_name") + ")").c_str());

@@ -206,12 +206,13 @@ def text_of(report: Report, framework: str) -> str:
     def ulp(value: float | None) -> str:
         return "" if value is None else f", bias {value:+.3f} ulp"
 
+    kept = "kept as control" if report.reason == "control" else f"flagged for {report.reason}"
     shape = "a call of the whole size" if report.whole_call else "a call of these rows alone"
     bits = "the bits stored" if report.as_stored else f"{report.values_unlike_stored} values unlike those stored"
     return "\n".join((
         report.file,
         f"  {report.operation}, {report.times} times, {shape}, torch {torch.__version__} (stored: {framework})",
-        f"  flagged for {report.reason}: {times(report.stored_ratio)}{ulp(report.stored_bias_ulp)}",
+        f"  {kept}: {times(report.stored_ratio)}{ulp(report.stored_bias_ulp)}",
         f"  now: {times(report.ratio)}{ulp(report.bias_ulp)}; results: {report.results}; {bits}",
         VERDICTS[report.verdict],
     ))  # fmt: skip

@@ -41,6 +41,30 @@ TEST(StoredSlice, ComesBackAsTheSameJudgement) {
     }
 }
 
+TEST(StoredSlice, EachArrayHasItsShape) {
+  const SliceData data = full_slice(DType::kBf16, DType::kBool);
+  Reference golden;
+  reference(data.view(), &golden);
+  const std::map<std::string, std::vector<int64_t>> shapes = {{"q", {12, 24}},
+                                                              {"k", {70, 24}},
+                                                              {"v", {70, 40}},
+                                                              {"out", {12, 40}},
+                                                              {"dout", {12, 40}},
+                                                              {"dq", {12, 24}},
+                                                              {"lse", {12}},
+                                                              {"mask", {12, 70}},
+                                                              {"key_limit", {12}},
+                                                              {"reference_lse", {12}},
+                                                              {"reference_out", {12, 40}},
+                                                              {"reference_dq", {12, 24}}};
+  const StoredArrays arrays = arrays_of(data.view(), golden);
+  EXPECT_EQ(arrays.size(), shapes.size());
+  for (const auto& [name, array] : arrays) {
+    ASSERT_TRUE(shapes.contains(name)) << name;
+    EXPECT_EQ(array.shape, shapes.at(name)) << name;
+  }
+}
+
 TEST(StoredSlice, OfAForwardSliceThereIsNoGradient) {
   const SliceData data(SliceShape{});
   Reference golden;
@@ -96,10 +120,17 @@ TEST(StoredSlice, WhatDoesNotFitIsRefused) {
       [](auto& a) {
         a["mask"].shape = {12, 71};
       },
+      [](auto& a) {
+        a["k"].shape = {140, 12};
+      },  // as many bytes
+      [](auto& a) {
+        a["out"].shape = {40, 12};
+      },
       [](auto& a) { a["k"].bytes -= 2; },
       [](auto& a) { a["mask"].bytes -= 1; },
       [](auto& a) { a["lse"].bytes -= 4; },
       [](auto& a) { a["out"].type = "F32"; },
+      [](auto& a) { a["v"].type = "F16"; },  // as many bytes, other values
       [](auto& a) { a["q"].type = "BOOL"; },
       [](auto& a) { a["q"].type = "I8"; },
       [](auto& a) { a["lse"].type = "BOOL"; },
