@@ -104,19 +104,29 @@ def train(case: str, folder: pathlib.Path) -> None:
     names = {p: name.removeprefix("module.") for name, p in model.named_parameters()}
     owner = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
     told: list[dict] = []
-    for step in range(1, STEPS + 1):
-        loss_of(model, batches()).backward()
+    before: dict = {}
+
+    def make_gradients() -> torch.Tensor:
+        model.zero_grad()
+        loss = loss_of(model, batches())
+        loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         assert (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item() > CLIP
         squares = {p: owner[p].state.get(p, {}).get("exp_avg_sq") for p in names}
-        before = {p: (whole(p), None if v is None else whole(v)) for p, v in squares.items()}
-        for take in steps:
-            take()
+        before.update({p: (whole(p), None if v is None else whole(v)) for p, v in squares.items()})
+        return loss
+
+    for step in range(1, STEPS + 1):
+        if case == "closure":
+            steps[0](make_gradients)
+        else:
+            make_gradients()
+            for take in steps:
+                take()
         told.append({name: health(p, *before[p], owner[p].state.get(p, {}), step) for p, name in names.items()})
         projections = {n: whole(p).float().numpy() for p, n in names.items() if n.split(".")[-2] in PROJECTIONS}
         if rank == 0:
             np.savez(folder / f"{step}.npz", **projections)
-        model.zero_grad()
     if rank == 0:
         (folder / "told.json").write_text(json.dumps(told))
         tell(steps=STEPS)

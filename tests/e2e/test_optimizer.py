@@ -10,7 +10,7 @@ import pytest
 from monitored import EVERYTHING, PYTHON, Run, run_monitored
 
 SCRIPT = str(pathlib.Path(__file__).with_name("optimizer_training.py"))
-ADAM = ["fused", "foreach", "loop", "compiled", "bf16", "ddp", "fsdp", "two"]
+ADAM = ["fused", "foreach", "loop", "compiled", "bf16", "ddp", "fsdp", "two", "closure"]
 CASES = [*ADAM, "signs", "fused_qkv"]
 RANKS = {"ddp": 2, "fsdp": 2}
 STEPS, HEADS = 8, 4

@@ -37,9 +37,32 @@ def guarded(name: str, *arguments: Any) -> None:
             mine.core.core.foreshock_off(reason.encode()[:47])
 
 
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_compiling():
-        guarded("before_step", optimizer)
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """May hand the step another closure: see `looking`."""
+    if torch.compiler.is_compiling():
+        return None
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": looking(kwargs["closure"], optimizer)}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], looking(args[1], optimizer), *args[2:]), kwargs
+    guarded("before_step", optimizer)
+    return None
+
+
+def looking(closure: Any, optimizer: Any) -> Any:
+    """The gradients of a step with a closure (Lightning's, LBFGS's) are made in it: before it there are none, or those
+    of the step before. The first time that it has ended is the moment just before the step."""
+    has_looked = False
+
+    def look() -> Any:
+        nonlocal has_looked
+        result = closure()
+        if not has_looked:
+            has_looked = True
+            guarded("before_step", optimizer)
+        return result
+
+    return look
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
