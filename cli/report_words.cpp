@@ -4,8 +4,10 @@
 #include <cmath>
 #include <map>
 
+#include "agent/measured.h"
 #include "cli/report_texts.h"
 #include "cli/summary_words.h"
+#include "detect/thresholds.h"
 
 namespace foreshock::cli {
 namespace {
@@ -94,6 +96,34 @@ std::string most_frequent_sign(const Story& story) {
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
+bool is_proven(DetectorId detector) {
+  const Measured* measured = measured_of(info_of(detector).name);
+  return measured != nullptr && measured->is_proven();
+}
+
+// What is told first of an event: the first sign of a detector that has proven itself, if there is one.
+const StorySign& leading(const std::vector<StorySign>& signs) {
+  const auto proven = std::find_if(signs.begin(), signs.end(),
+                                   [](const StorySign& sign) { return is_proven(sign.detector); });
+  return proven == signs.end() ? signs.front() : *proven;
+}
+
+// Some faults reach the loss at once and are known by what warns a little later, before the loss tells
+// anything.
+std::string warned_after(const Story& story, const StoryEvent& event) {
+  const StoryEpisode* first = nullptr;
+  for (const StoryEpisode& each : story.episodes) {
+    const int64_t after = steps_between(event.onset_step, each.warn_step);
+    if (!is_proven(each.detector) || each.warn_step < event.onset_step || after > StoryEvent::kAfter)
+      continue;
+    if (first == nullptr || each.warn_step < first->warn_step) first = &each;
+  }
+  if (first == nullptr) return "";
+  return " After its onset warned first: " + std::string(text_of(first->detector).plain) +
+         in_layer(first->layer) + ", " + steps_text(steps_between(event.onset_step, first->warn_step)) +
+         " after.";
+}
+
 size_t foretold(const Story& story) {
   return static_cast<size_t>(
       std::count_if(story.events.begin(), story.events.end(), [](const StoryEvent& event) {
@@ -178,8 +208,9 @@ std::string how_sure(const Measured* measured) {
 
 std::string first_sign_of(const StoryEvent& event) {
   if (event.before.empty()) return "nothing";
-  const StorySign& sign = event.before.front();
-  return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step);
+  const StorySign& sign = leading(event.before);
+  return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step) +
+         (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
 std::string verdict_of(const Story& story, const RunCounts& counts) {
@@ -191,7 +222,8 @@ std::string verdict_of(const Story& story, const RunCounts& counts) {
     return title_of(first) + ". " +
            (first.before.empty() ? "No detector spoke before it."
             : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
-                                 : "First to move: " + first_sign_of(first) + ".");
+                                 : "First to move: " + first_sign_of(first) + ".") +
+           (first.attempt == 0 ? warned_after(story, first) : "");
   const std::string events = count(static_cast<double>(story.events.size()));
   return events + " loss events, the first at step " + step_text(first.onset_step) + ". " +
          (warned == 0 ? "No detector warned before any of them."

@@ -8,6 +8,7 @@
 namespace foreshock::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -68,6 +69,34 @@ TEST_F(Storytelling, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
   EXPECT_EQ(story.verdict, "Loss spike at step 301. No detector spoke before it.");
   EXPECT_EQ(story.events[0].steps.front().step, 301 - StoryEvent::kBefore);
   EXPECT_EQ(story.events[0].steps.back().step, 301 + StoryEvent::kAfter);
+}
+
+TEST_F(Storytelling, WhatAnExperimentalDetectorSaysIsNotTheHeadlineOfOneThatIsProven) {
+  steps(1, 200);
+  take(level_line("entropy_drop", "warn", 200, "002"));
+  steps(201, 280);
+  take(level_line("max_logit", "warn", 280, "001"));
+  steps(281, 300);
+  for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
+  take(event_line("loss_spike", 301));
+  steps(304, 420);
+  const std::string verdict = teller_.finish().verdict;
+  EXPECT_THAT(verdict, HasSubstr("in layer 001, 21 steps before."));
+  EXPECT_THAT(verdict, Not(HasSubstr("002")));
+}
+
+TEST_F(Storytelling, WhatWarnsRightAfterAnOnsetIsTold) {
+  steps(1, 200);
+  take(level_line("entropy_drop", "warn", 200, "002"));
+  steps(201, 300);
+  for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
+  take(event_line("loss_spike", 301));
+  steps(304, 311);
+  take(level_line("output_error_drift", "warn", 312, "001"));
+  steps(312, 420);
+  EXPECT_THAT(teller_.finish().verdict,
+              AllOf(HasSubstr("in layer 002, 101 steps before (an experimental detector)."),
+                    HasSubstr("After its onset warned first: "), HasSubstr("in layer 001, 11 steps after.")));
 }
 
 TEST_F(Storytelling, ALossThatIsNoNumberAndWhereThatBegan) {
