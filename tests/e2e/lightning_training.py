@@ -37,11 +37,12 @@ class Trainer:
 
     def fit(self, steps: int) -> float:
         (optimizer,) = self.optimizers
-        loss = float("nan")
+        loss, rate = float("nan"), optimizer.param_groups[0]["lr"]
         while self.global_step < steps:
-            before, after = self.module.rate(self.global_step), self.module.rate(self.global_step + 1)
             for group in optimizer.param_groups:
-                group["lr"] *= after / before  # a schedule that multiplies, so that what was lowered stays low
+                if group["lr"] == rate:  # a schedule that leaves alone what somebody else has lowered
+                    group["lr"] = self.module.rate(self.global_step + 1)
+            rate = self.module.rate(self.global_step + 1)
             optimizer.zero_grad()
             value = self.module.loss(self.global_step + 1)
             value.backward()
