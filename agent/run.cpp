@@ -10,6 +10,7 @@
 
 #include "agent/node.h"
 #include "agent/publish.h"
+#include "agent/publish_flagged.h"
 #include "agent/publish_precursors.h"
 #include "agent/publish_weights.h"
 #include "agent/record_lines.h"
@@ -37,17 +38,6 @@ bool is_better(RunState a, RunState b) {
   constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
                                     RunState::kFailed};
   return std::find(kFromBest, std::end(kFromBest), a) < std::find(kFromBest, std::end(kFromBest), b);
-}
-
-// As docs/summary.md has it.
-nlohmann::json flagged_json(const FlaggedWriter& writer) {
-  const FlaggedCounts counts = writer.counts();
-  nlohmann::json saved = nlohmann::json::object(), dropped = nlohmann::json::object();
-  for (size_t n = 0; n < kFlagReasons; ++n)
-    if (counts.saved[n] > 0) saved[kFlagReasonNames[n]] = counts.saved[n];
-  for (size_t n = 0; n < kFlaggedDrops; ++n)
-    if (counts.dropped[n] > 0) dropped[kFlaggedDropNames[n]] = counts.dropped[n];
-  return {{"directory", writer.path()}, {"saved", saved}, {"dropped", dropped}, {"problem", counts.problem}};
 }
 
 RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
@@ -283,22 +273,11 @@ void Run::publish(Registry* registry) {
     refused += followed->rank.refused_slots + followed->rank.refused_tensors;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));
   save_watches();
-  publish_flagged(registry);
+  if (flagged_ != nullptr) publish_flagged(options_.label, flagged_->writer(), registry);
   if (record_ == nullptr) return;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "record"},
                 static_cast<double>(record_->errors()));
   if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
-}
-
-void Run::publish_flagged(Registry* registry) const {
-  if (flagged_ == nullptr) return;
-  const FlaggedCounts counts = flagged_->writer().counts();
-  for (size_t n = 0; n < kFlagReasons; ++n)
-    registry->set(Metric::kFlaggedSlicesTotal, {options_.label, kFlagReasonNames[n]},
-                  static_cast<double>(counts.saved[n]));
-  for (size_t n = 0; n < kFlaggedDrops; ++n)
-    registry->set(Metric::kFlaggedSlicesDroppedTotal, {options_.label, kFlaggedDropNames[n]},
-                  static_cast<double>(counts.dropped[n]));
 }
 
 void Run::publish_ranks(Registry* registry) {

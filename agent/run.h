@@ -109,7 +109,6 @@ class Run {
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
   void save_watches();
-  void publish_flagged(Registry* registry) const;
   int cores_per_rank() const;
   size_t ranks_that_live() const;
 

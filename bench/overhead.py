@@ -163,6 +163,11 @@ class Trainer:
         return json.loads(self.summary.read_text())["ranks"][0] if self.summary.exists() else {}
 
 
+def slices_of(rank: dict) -> int:
+    """Of both passes, as its summary has them."""
+    return sum(of["sampled"] for of in rank["attention"].values())
+
+
 @contextlib.contextmanager
 def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
@@ -212,7 +217,7 @@ class Rounds:
 
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
     ratios: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}
-    ours, agent, intervals, sampled = [], [], [], 0
+    ours, agent, sampled = [], [], 0
     for number in range(sets):
         with one_of_each("gpt", tuple(KINDS), cores) as trainers:
             for trainer in trainers.values():
@@ -232,8 +237,7 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
                 ratios[kind].append(kept[kind])
             rank = trainers["default"].finish()
             ours.append(rank["slowdown_ratio"])
-            sampled += sum(of["sampled"] for of in rank["attention"].values())
-            intervals.append(rank.get("sample_interval"))
+            sampled += slices_of(rank)
     count = f"{sets} sets x {len(ratios['default'][-1])} rounds of {steps} steps, {clock} time"
     for kind, goal in GOALS.items():
         middle, low, high = interval(ratios[kind])
@@ -277,7 +281,7 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
             rank = trainer.finish()
         added.append([now - (a + b) / 2 for now, a, b in zip(on, off[:-1], off[1:], strict=True)])
         plain += off
-        slices += sum(of["sampled"] for of in rank["attention"].values())
+        slices += slices_of(rank)
         snapshots += rank["weights"]["snapshots"]
         on_steps += warm_up + (steps + 1) * len(on) + 1
     return Switched(added, statistics.median(plain), slices / on_steps, snapshots / on_steps)
@@ -293,7 +297,7 @@ def measure_parts(
     with one_of_each("gpt", ("default",), how["cores"]) as trainers:
         trainers["default"].turn(default_steps)
         rank = trainers["default"].finish()
-    of_slices = sum(of["sampled"] for of in rank["attention"].values()) / rank["steps"]
+    of_slices = slices_of(rank) / rank["steps"]
     of_snapshots = rank["weights"]["snapshots"] / rank["steps"]
     seconds = statistics.median([slices.seconds, weights.seconds])
     # Bounds add up as if all were wrong in the same direction at once.
