@@ -19,24 +19,6 @@ double power(double base, int64_t n) {
   return result;
 }
 
-// What is constant over a tensor.
-struct Constants {
-  double correction;   // 1 / (1 - beta2^t)
-  double eps_squared;  // of v^ below it
-  double floor;        // eps^2, and above 0
-  double new_share;    // 1 - beta2
-  double before;       // beta2 (1 - beta2^(t - 1)): what turns w^ into v without this g; 0: not known
-};
-
-Constants constants_of(const AdamStep& step) {
-  const double eps_squared = step.eps * step.eps;
-  return {.correction = 1 / (1 - power(step.beta2, step.step)),
-          .eps_squared = eps_squared,
-          .floor = eps_squared > DBL_MIN ? eps_squared : DBL_MIN,
-          .new_share = 1 - step.beta2,
-          .before = step.beta2 * (1 - power(step.beta2, step.step - 1))};
-}
-
 // A sum over f(0) .. f(n - 1) in kChains chains. One sum at a time, so that its chains stay in vector
 // registers.
 template <class Function>
@@ -67,7 +49,7 @@ void count_unusable(const double* g, const double* v, size_t n, AdamSums* block)
   block->unusable_state = count(n, [&](size_t i) { return !is_usable(0, v[i]); });
 }
 
-void add_block(const double* g, const double* v, size_t n, const Constants& c, AdamSums* sums) {
+void add_block(const double* g, const double* v, size_t n, const AdamConstants& c, AdamSums* sums) {
   double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];
   for (size_t i = 0; i < n; ++i) {
     const bool ok = is_usable(g[i], v[i]);
@@ -94,6 +76,15 @@ void add_block(const double* g, const double* v, size_t n, const Constants& c, A
 
 }  // namespace
 
+AdamConstants adam_constants(const AdamStep& step) {
+  const double eps_squared = step.eps * step.eps;
+  return {.correction = 1 / (1 - power(step.beta2, step.step)),
+          .eps_squared = eps_squared,
+          .floor = eps_squared > DBL_MIN ? eps_squared : DBL_MIN,
+          .new_share = 1 - step.beta2,
+          .before = step.beta2 * (1 - power(step.beta2, step.step - 1))};
+}
+
 void AdamSums::add(const AdamSums& other) {
   counted += other.counted;
   nonfinite_gradient += other.nonfinite_gradient;
@@ -108,7 +99,7 @@ void AdamSums::add(const AdamSums& other) {
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
                    AdamSums* sums) {
   if (step.step < 1 || !(step.beta2 >= 0 && step.beta2 < 1) || !(step.eps >= 0)) return;
-  const Constants c = constants_of(step);
+  const AdamConstants c = adam_constants(step);
   for_each_joint_block(gradient, second_moment,
                        [&](const double* g, const double* v, size_t n) { add_block(g, v, n, c, sums); });
 }

@@ -31,6 +31,17 @@ struct AdamSums {
   void add(const AdamSums& other);
 };
 
+// What of a step is constant over a tensor.
+struct AdamConstants {
+  double correction;   // 1 / (1 - beta2^t)
+  double eps_squared;  // of v^ below it
+  double floor;        // eps^2, and above 0
+  double new_share;    // 1 - beta2
+  double before;       // beta2 (1 - beta2^(t - 1)): what turns w^ into v without this g; 0: not known
+};
+
+AdamConstants adam_constants(const AdamStep& step);
+
 inline constexpr double kSurprise = 50;  // SPAM, arXiv 2501.06842, exports this and 5000
 
 // Both tensors have one shape; formats and strides may differ but must be floating. Added to *sums. The order

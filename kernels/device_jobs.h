@@ -1,0 +1,180 @@
+// What a kernel on the device is asked to do: plain structs of one layout on host and device, each the single
+// parameter of its kernel. Addresses are of device memory. Nothing here is checked on the device: an address
+// that is wrong ends the trainer's context, so the host must know its tensors.
+#ifndef FORESHOCK_KERNELS_DEVICE_JOBS_H_
+#define FORESHOCK_KERNELS_DEVICE_JOBS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/adam_sums.h"
+
+namespace foreshock {
+
+// How to launch it. More blocks than there is work are idle, fewer take turns: the result is the same.
+struct LaunchShape {
+  uint32_t blocks, threads, shared_bytes;
+};
+
+inline constexpr uint32_t kMostJobBytes = 4096;  // of the parameters of a kernel, on every device
+
+// -- gather: a slice of an attention call, packed as kernels/gather.h packs it --
+
+// Row (head, n) of a payload: `width` elements from `from` + head * head_stride + row(n) * row_stride on,
+// column_stride apart; strides are in elements, 0 and negative ones included. Rows lie packed and head-major
+// from `to` on.
+struct GatherPiece {
+  uint64_t from;  // of the element (first head, row 0, first column)
+  uint64_t to;    // bytes from the job's `to`
+  int64_t head_stride, row_stride, column_stride;
+  uint32_t heads, rows, width;
+  uint32_t element;    // bytes: 1, 2, 4 or 8
+  uint32_t is_listed;  // 1: row(n) = the job's position[n]; 0: row(n) = first_row + n
+  uint32_t first_row;
+};
+static_assert(sizeof(GatherPiece) == 64);
+
+inline constexpr uint32_t kMostPieces = 12;
+inline constexpr uint32_t kMostPositions = 16;
+
+// Of one launch at a time: all zero before the first, and left so by each.
+struct GatherClock {
+  uint64_t not_begin, end;  // the greatest so far of ~(begin of a block) and of its end
+  uint32_t arrived;         // blocks that have ended
+  uint32_t reserved;
+};
+static_assert(sizeof(GatherClock) == 24);
+
+struct GatherJob {
+  uint64_t to;     // of the packed slice
+  uint64_t times;  // two uint64_t: globaltimer, in ns, when the first block began and the last one ended
+  uint64_t clock;  // a GatherClock
+  uint32_t pieces;
+  uint32_t reserved;
+  uint32_t position[kMostPositions];
+  GatherPiece piece[kMostPieces];
+};
+static_assert(sizeof(GatherJob) == 96 + kMostPieces * sizeof(GatherPiece));
+static_assert(sizeof(GatherJob) <= kMostJobBytes);
+
+// So many threads copy so many elements each, and a launch is small: what runs beside it keeps its
+// processors.
+constexpr LaunchShape launch_of(const GatherJob& job) {
+  constexpr uint64_t kThreads = 256, kOfAThread = 16, kMostBlocks = 128;
+  uint64_t elements = 0;
+  for (uint32_t n = 0; n < job.pieces; ++n)
+    elements += uint64_t{job.piece[n].heads} * job.piece[n].rows * job.piece[n].width;
+  const uint64_t blocks = (elements + kThreads * kOfAThread - 1) / (kThreads * kOfAThread);
+  return {.blocks = static_cast<uint32_t>(blocks < 1             ? 1
+                                          : blocks > kMostBlocks ? kMostBlocks
+                                                                 : blocks),
+          .threads = kThreads,
+          .shared_bytes = 0};
+}
+
+// -- histogram: a packed tensor, as kernels/histogram.h counts it --
+
+// kCountPatterns: values of 16 bits into kPatterns words of uint32_t, one set, at most kMostPatterns values
+// over all calls. kCountBins: fp32 into kBinWords words of uint64_t, at most kMostBinned. Words are added to.
+struct HistogramJob {
+  uint64_t from;  // aligned to the size of a value, no more
+  uint64_t count;
+  uint64_t words;
+};
+static_assert(sizeof(HistogramJob) == 24);
+
+// -- sums over many tensors at a time --
+
+// A tensor is summed in chunks of so many elements, one block of kSumLanes threads each, and the chunks of a
+// tensor after them, by the block that ended last. The order is fixed (device_sums.h), whatever the launch.
+inline constexpr uint32_t kSumChunk = 65536;
+inline constexpr uint32_t kSumLanes = 256;
+
+constexpr uint64_t sum_chunks(uint64_t count) { return (count + kSumChunk - 1) / kSumChunk; }
+
+// Result, for each tensor; sums over the finite elements.
+struct GradientSums {
+  double squares;
+  uint64_t finite, nonfinite;
+};
+static_assert(sizeof(GradientSums) == 24);
+
+struct GradientTensor {  // dense, in any order of its dimensions
+  uint64_t data;
+  uint64_t count;
+  uint64_t first_chunk;  // the chunks of the tensors before it
+  uint32_t dtype;        // a DType that is floating
+  uint32_t reserved;
+};
+static_assert(sizeof(GradientTensor) == 32);
+
+inline constexpr uint32_t kMostSumTensors = 96;
+
+struct GradientSumsJob {
+  uint64_t results;   // GradientSums[tensors], overwritten
+  uint64_t partials;  // GradientSums[chunks of all tensors]: scratch
+  uint64_t arrived;   // uint32_t, zero before the first launch and left so by each
+  uint64_t chunks;    // of all tensors
+  uint32_t tensors;
+  uint32_t reserved;
+  GradientTensor tensor[kMostSumTensors];
+};
+static_assert(sizeof(GradientSumsJob) == 40 + kMostSumTensors * sizeof(GradientTensor));
+static_assert(sizeof(GradientSumsJob) <= kMostJobBytes);
+
+static_assert(sizeof(AdamConstants) == 40);
+
+struct AdamTensor {  // gradient and second moment dense in one and the same order
+  uint64_t gradient, moment;
+  uint64_t count;
+  uint64_t first_chunk;
+  uint32_t gradient_dtype, moment_dtype;
+  AdamConstants constants;
+};
+static_assert(sizeof(AdamTensor) == 80);
+
+inline constexpr uint32_t kMostAdamTensors = 48;
+
+// Results and partials are AdamSums of adam_sums.h.
+static_assert(sizeof(AdamSums) == 64);
+struct AdamSumsJob {
+  uint64_t results, partials, arrived, chunks;  // as in GradientSumsJob
+  uint32_t tensors;
+  uint32_t reserved;
+  AdamTensor tensor[kMostAdamTensors];
+};
+static_assert(sizeof(AdamSumsJob) == 40 + kMostAdamTensors * sizeof(AdamTensor));
+static_assert(sizeof(AdamSumsJob) <= kMostJobBytes);
+
+// -- checksum: of a packed tensor, as kernels/checksum.h has it --
+
+struct ChecksumJob {
+  uint64_t from;  // any alignment
+  uint64_t bytes;
+  uint64_t to;  // uint64_t, added to
+};
+static_assert(sizeof(ChecksumJob) == 24);
+
+// -- conservation: the sums of a backward that kernels/conservation.h tells of --
+
+struct DeviceView {
+  uint64_t data;
+  int64_t stride[4];  // batch, head, row, column; in elements
+};
+static_assert(sizeof(DeviceView) == 40);
+
+// One result for each batch and kv-head, batch-major.
+struct ConservationJob {
+  DeviceView grad_out, grad_key, grad_value;
+  uint64_t results;   // Conservation[batches * kv_heads] of conservation.h, overwritten
+  uint64_t partials;  // scratch of conservation_scratch_bytes()
+  uint64_t arrived;   // uint32_t[batches * kv_heads], zero before the first launch and left so by each
+  uint32_t batches, heads, kv_heads;
+  uint32_t queries, keys, head_dim, value_dim;
+  uint32_t dtype;
+};
+static_assert(sizeof(ConservationJob) == 176);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_KERNELS_DEVICE_JOBS_H_
