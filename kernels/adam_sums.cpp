@@ -2,6 +2,7 @@
 
 #include <cfloat>
 
+#include "kernels/adam_element.h"
 #include "kernels/joint_blocks.h"
 
 namespace foreshock {
@@ -40,9 +41,6 @@ uint64_t count(size_t n, const Function& f) {
   return static_cast<uint64_t>(sum(n, [&f](size_t i) { return f(i) ? 1.0 : 0.0; }));
 }
 
-// NaN and the infinities times 0 are NaN. No branch, so that all of it is done in vector registers.
-bool is_usable(double g, double v) { return int{g * 0 + v * 0 == 0} & int{v >= 0}; }
-
 // What is left out, which is rare.
 void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
   block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
@@ -52,23 +50,19 @@ void count_unusable(const double* g, const double* v, size_t n, AdamSums* block)
 void add_block(const double* g, const double* v, size_t n, const AdamConstants& c, AdamSums* sums) {
   double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];
   for (size_t i = 0; i < n; ++i) {
-    const bool ok = is_usable(g[i], v[i]);
-    square[i] = ok ? g[i] * g[i] : 0;
-    moment[i] = ok ? v[i] : 0;
-    corrected[i] = ok ? v[i] * c.correction : DBL_MAX;  // what is left out is not dominated by eps
+    const AdamElement element = adam_element(g[i], v[i], c);
+    square[i] = element.square;
+    moment[i] = element.moment;
+    corrected[i] = element.corrected;
   }
   AdamSums block;
-  block.counted = count(n, [&](size_t i) { return corrected[i] < DBL_MAX; });
+  block.counted = count(n, [&](size_t i) { return is_counted(corrected[i]); });
   if (block.counted != n) count_unusable(g, v, n, &block);
-  block.staleness =
-      sum(n, [&](size_t i) { return square[i] / (corrected[i] > c.floor ? corrected[i] : c.floor); });
+  block.staleness = sum(n, [&](size_t i) { return staleness_of(square[i], corrected[i], c); });
   block.epsilon_dominated = count(n, [&](size_t i) { return corrected[i] < c.eps_squared; });
   block.gradient_squares = sum(n, [&](size_t i) { return square[i]; });
   if (c.before > 0) {
-    // g^2 > 50 w^ with w^ = (v - (1 - beta2) g^2) / (beta2 (1 - beta2^(t - 1))), without the division.
-    block.surprised = count(n, [&](size_t i) {
-      return square[i] * c.before > kSurprise * (moment[i] - c.new_share * square[i]);
-    });
+    block.surprised = count(n, [&](size_t i) { return is_surprising(square[i], moment[i], c); });
     block.surprise_counted = block.counted;
   }
   sums->add(block);
@@ -83,17 +77,6 @@ AdamConstants adam_constants(const AdamStep& step) {
           .floor = eps_squared > DBL_MIN ? eps_squared : DBL_MIN,
           .new_share = 1 - step.beta2,
           .before = step.beta2 * (1 - power(step.beta2, step.step - 1))};
-}
-
-void AdamSums::add(const AdamSums& other) {
-  counted += other.counted;
-  nonfinite_gradient += other.nonfinite_gradient;
-  unusable_state += other.unusable_state;
-  staleness += other.staleness;
-  epsilon_dominated += other.epsilon_dominated;
-  surprised += other.surprised;
-  surprise_counted += other.surprise_counted;
-  gradient_squares += other.gradient_squares;
 }
 
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,

@@ -28,7 +28,16 @@ struct AdamSums {
   uint64_t surprised = 0, surprise_counted = 0;
   double gradient_squares = 0;  // sum of g^2
 
-  void add(const AdamSums& other);
+  constexpr void add(const AdamSums& other) {
+    counted += other.counted;
+    nonfinite_gradient += other.nonfinite_gradient;
+    unusable_state += other.unusable_state;
+    staleness += other.staleness;
+    epsilon_dominated += other.epsilon_dominated;
+    surprised += other.surprised;
+    surprise_counted += other.surprise_counted;
+    gradient_squares += other.gradient_squares;
+  }
 };
 
 // What of a step is constant over a tensor.

@@ -5,15 +5,15 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kStride = 2 * 0x9e3779b1u;  // of the factors, modulo 2^32
-constexpr size_t kBlock = 1024;                // words
+constexpr uint32_t kStride = checksum_factor(1) - checksum_factor(0);  // modulo 2^32
+constexpr size_t kBlock = 1024;                                        // words
 
 }  // namespace
 
 uint64_t checksum(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   uint64_t sum = 0;
-  uint32_t first = 1;
+  uint32_t first = checksum_factor(0);
   size_t words = bytes / sizeof(uint32_t);
   // In blocks, so that the factors within one need no chain of additions: this loop becomes vector code.
   for (; words >= kBlock; words -= kBlock, at += kBlock * sizeof(uint32_t)) {

@@ -13,6 +13,9 @@ namespace foreshock {
 // two factors are equal below 2^31 words.
 uint64_t checksum(const void* data, size_t bytes);
 
+// m[n].
+constexpr uint32_t checksum_factor(uint64_t n) { return static_cast<uint32_t>(n) * 2 * 0x9e3779b1u + 1; }
+
 }  // namespace foreshock
 
 #endif  // FORESHOCK_KERNELS_CHECKSUM_H_

@@ -8,6 +8,9 @@
 #include <cstdint>
 
 #include "kernels/adam_sums.h"
+#include "kernels/conservation.h"
+#include "kernels/gradient_sums.h"
+#include "kernels/histogram.h"
 
 namespace foreshock {
 
@@ -16,7 +19,18 @@ struct LaunchShape {
   uint32_t blocks, threads, shared_bytes;
 };
 
+// Of the device: multiprocessors, and the shared memory that a block of it may ask for.
+struct DeviceLimits {
+  uint32_t processors, shared_bytes;
+};
+
 inline constexpr uint32_t kMostJobBytes = 4096;  // of the parameters of a kernel, on every device
+
+// Blocks for so much work at so much each, one at least.
+constexpr uint32_t blocks_of(uint64_t work, uint64_t of_a_block, uint32_t most) {
+  const uint64_t blocks = work / of_a_block + (work % of_a_block != 0);
+  return blocks < 1 ? 1 : blocks < most ? static_cast<uint32_t>(blocks) : most;
+}
 
 // -- gather: a slice of an attention call, packed as kernels/gather.h packs it --
 
@@ -60,14 +74,11 @@ static_assert(sizeof(GatherJob) <= kMostJobBytes);
 // So many threads copy so many elements each, and a launch is small: what runs beside it keeps its
 // processors.
 constexpr LaunchShape launch_of(const GatherJob& job) {
-  constexpr uint64_t kThreads = 256, kOfAThread = 16, kMostBlocks = 128;
+  constexpr uint32_t kThreads = 256, kOfAThread = 16, kMostBlocks = 128;
   uint64_t elements = 0;
   for (uint32_t n = 0; n < job.pieces; ++n)
     elements += uint64_t{job.piece[n].heads} * job.piece[n].rows * job.piece[n].width;
-  const uint64_t blocks = (elements + kThreads * kOfAThread - 1) / (kThreads * kOfAThread);
-  return {.blocks = static_cast<uint32_t>(blocks < 1             ? 1
-                                          : blocks > kMostBlocks ? kMostBlocks
-                                                                 : blocks),
+  return {.blocks = blocks_of(elements, kThreads * kOfAThread, kMostBlocks),
           .threads = kThreads,
           .shared_bytes = 0};
 }
@@ -83,20 +94,35 @@ struct HistogramJob {
 };
 static_assert(sizeof(HistogramJob) == 24);
 
+// Counters of 16 bits for all patterns; a launch that gives no shared memory counts in the words themselves.
+inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
+
+// A block of its own for each processor, with work for all its threads that is worth the emptying of its
+// counters.
+constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLimits& limits) {
+  constexpr uint32_t kThreads = 1024, kOfAThread = 64;
+  const bool fits = limits.shared_bytes >= kPatternSharedBytes;
+  return {.blocks = blocks_of(job.count, kThreads * kOfAThread, limits.processors),
+          .threads = kThreads,
+          .shared_bytes = fits ? kPatternSharedBytes : 0};
+}
+
+constexpr LaunchShape launch_of_bins(const HistogramJob& job, const DeviceLimits& limits) {
+  constexpr uint32_t kThreads = 256, kOfAThread = 64;
+  return {.blocks = blocks_of(job.count, kThreads * kOfAThread, 4 * limits.processors),
+          .threads = kThreads,
+          .shared_bytes = 0};
+}
+
 // -- sums over many tensors at a time --
 
 // A tensor is summed in chunks of so many elements, one block of kSumLanes threads each, and the chunks of a
-// tensor after them, by the block that ended last. The order is fixed (device_sums.h), whatever the launch.
+// tensor after them, by the block that ended last. The order is fixed (block_sums.h), whatever the launch.
 inline constexpr uint32_t kSumChunk = 65536;
 inline constexpr uint32_t kSumLanes = 256;
 
 constexpr uint64_t sum_chunks(uint64_t count) { return (count + kSumChunk - 1) / kSumChunk; }
 
-// Result, for each tensor; sums over the finite elements.
-struct GradientSums {
-  double squares;
-  uint64_t finite, nonfinite;
-};
 static_assert(sizeof(GradientSums) == 24);
 
 struct GradientTensor {  // dense, in any order of its dimensions
@@ -146,6 +172,20 @@ struct AdamSumsJob {
 static_assert(sizeof(AdamSumsJob) == 40 + kMostAdamTensors * sizeof(AdamTensor));
 static_assert(sizeof(AdamSumsJob) <= kMostJobBytes);
 
+// Of either.
+template <class Job, class Sums>
+constexpr LaunchShape launch_of_sums(const Job& job, const DeviceLimits& limits) {
+  return {.blocks = blocks_of(job.chunks, 1, 4 * limits.processors),
+          .threads = kSumLanes,
+          .shared_bytes = 16 + kSumLanes * static_cast<uint32_t>(sizeof(Sums))};
+}
+constexpr LaunchShape launch_of(const GradientSumsJob& job, const DeviceLimits& limits) {
+  return launch_of_sums<GradientSumsJob, GradientSums>(job, limits);
+}
+constexpr LaunchShape launch_of(const AdamSumsJob& job, const DeviceLimits& limits) {
+  return launch_of_sums<AdamSumsJob, AdamSums>(job, limits);
+}
+
 // -- checksum: of a packed tensor, as kernels/checksum.h has it --
 
 struct ChecksumJob {
@@ -154,6 +194,13 @@ struct ChecksumJob {
   uint64_t to;  // uint64_t, added to
 };
 static_assert(sizeof(ChecksumJob) == 24);
+
+constexpr LaunchShape launch_of(const ChecksumJob& job, const DeviceLimits& limits) {
+  constexpr uint32_t kThreads = 256, kOfAThread = 64;
+  return {.blocks = blocks_of(job.bytes, kThreads * kOfAThread, 4 * limits.processors),
+          .threads = kThreads,
+          .shared_bytes = sizeof(uint64_t)};
+}
 
 // -- conservation: the sums of a backward that kernels/conservation.h tells of --
 
@@ -167,13 +214,41 @@ static_assert(sizeof(DeviceView) == 40);
 struct ConservationJob {
   DeviceView grad_out, grad_key, grad_value;
   uint64_t results;   // Conservation[batches * kv_heads] of conservation.h, overwritten
-  uint64_t partials;  // scratch of conservation_scratch_bytes()
+  uint64_t partials;  // scratch of shape_of().scratch_bytes
   uint64_t arrived;   // uint32_t[batches * kv_heads], zero before the first launch and left so by each
   uint32_t batches, heads, kv_heads;
   uint32_t queries, keys, head_dim, value_dim;
   uint32_t dtype;
 };
-static_assert(sizeof(ConservationJob) == 176);
+static_assert(sizeof(ConservationJob) == 176 && sizeof(Conservation) == 40 && sizeof(ColumnSum) == 24);
+
+struct ConservationShape {
+  uint64_t group;                   // query heads of a kv-head
+  uint64_t out_chunks, key_chunks;  // of a pair of batch and kv-head; dK has as many as dV
+  uint64_t chunks;                  // of all three
+  uint64_t sums;                    // ColumnSums of a pair
+  uint64_t scratch_bytes;
+};
+
+constexpr ConservationShape shape_of(const ConservationJob& job) {
+  const auto chunks_of = [](uint64_t rows) { return (rows + kColumnChunk - 1) / kColumnChunk; };
+  const uint64_t group = job.heads / job.kv_heads;
+  const uint64_t out = chunks_of(group * job.queries), key = chunks_of(job.keys);
+  const uint64_t sums = (out + key) * job.value_dim + key * job.head_dim;
+  return {.group = group,
+          .out_chunks = out,
+          .key_chunks = key,
+          .chunks = out + 2 * key,
+          .sums = sums,
+          .scratch_bytes = uint64_t{job.batches} * job.kv_heads * sums * sizeof(ColumnSum)};
+}
+
+constexpr LaunchShape launch_of(const ConservationJob& job, const DeviceLimits& limits) {
+  const uint64_t items = uint64_t{job.batches} * job.kv_heads * shape_of(job).chunks;
+  return {.blocks = blocks_of(items, 1, 8 * limits.processors),
+          .threads = kColumnLanes,
+          .shared_bytes = 16 + kColumnLanes * static_cast<uint32_t>(sizeof(Conservation))};
+}
 
 }  // namespace foreshock
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/adam_sums.h"
+#include "kernels/gradient_sums.h"
 #include "kernels/joint_blocks.h"
 
 namespace foreshock {
@@ -29,10 +30,10 @@ bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b) {
   return a.dims == b.dims && std::equal(a.shape, a.shape + a.dims, b.shape);
 }
 
-void tell_gradient(double squares, uint64_t finite, uint64_t nonfinite, double* numbers) {
-  numbers[segment::kGradientSumOfSquares] = squares;
-  numbers[segment::kGradientElements] = static_cast<double>(finite);
-  numbers[segment::kGradientNonFinite] = static_cast<double>(nonfinite);
+void tell_gradient(const GradientSums& sums, double* numbers) {
+  numbers[segment::kGradientSumOfSquares] = sums.squares;
+  numbers[segment::kGradientElements] = static_cast<double>(sums.finite);
+  numbers[segment::kGradientNonFinite] = static_cast<double>(sums.nonfinite);
 }
 
 void tell_moment(const AdamSums& sums, double* numbers) {
@@ -42,25 +43,6 @@ void tell_moment(const AdamSums& sums, double* numbers) {
   numbers[segment::kEpsilonDominated] = static_cast<double>(sums.epsilon_dominated);
   numbers[segment::kSurprised] = static_cast<double>(sums.surprised);
   numbers[segment::kSurpriseElements] = static_cast<double>(sums.surprise_counted);
-}
-
-// Where there is no second moment.
-void sum_gradient(const TensorView& gradient, double* numbers) {
-  double squares = 0;
-  uint64_t finite = 0, nonfinite = 0;
-  for_each_joint_block(gradient, gradient, [&](const double* g, const double*, size_t n) {
-    double of_block = 0;
-    uint64_t not_finite = 0;
-    for (size_t i = 0; i < n; ++i) {
-      const bool is_finite = g[i] * 0 == 0;
-      of_block += is_finite ? g[i] * g[i] : 0;
-      not_finite += !is_finite;
-    }
-    squares += of_block;
-    finite += n - not_finite;
-    nonfinite += not_finite;
-  });
-  tell_gradient(squares, finite, nonfinite, numbers);
 }
 
 }  // namespace
@@ -78,10 +60,13 @@ void optimizer_numbers(const OptimizerState& state, double* numbers) {
   if (is_readable(state.second_moment) && is_same_shape(state.gradient, state.second_moment))
     add_adam_sums(gradient, view_of(state.second_moment),
                   {.beta2 = state.beta2, .eps = state.epsilon, .step = state.step}, &sums);
-  if (sums.counted + sums.nonfinite_gradient + sums.unusable_state == 0)
-    return sum_gradient(gradient, numbers);
+  if (sums.counted + sums.nonfinite_gradient + sums.unusable_state == 0) {  // no second moment
+    GradientSums of_gradient;
+    add_gradient_sums(gradient, &of_gradient);
+    return tell_gradient(of_gradient, numbers);
+  }
   tell_moment(sums, numbers);
-  tell_gradient(sums.gradient_squares, sums.counted, sums.nonfinite_gradient, numbers);
+  tell_gradient({sums.gradient_squares, sums.counted, sums.nonfinite_gradient}, numbers);
 }
 
 }  // namespace foreshock

@@ -1,0 +1,133 @@
+// Sums of many tensors in a fixed order, on a Block: what kGradientSums and kAdamSums share.
+#ifndef FORESHOCK_KERNELS_BLOCK_SUMS_H_
+#define FORESHOCK_KERNELS_BLOCK_SUMS_H_
+
+#include "kernels/block.h"
+#include "kernels/device_jobs.h"
+#include "kernels/dtype.h"
+
+namespace foreshock {
+
+// Elements that a lane takes one after the other: 16 bytes of the narrowest format.
+inline constexpr uint32_t kSumGroup = 8;
+
+// `count` values from number `first` on, exactly; the others of the group become 0.
+template <DType kType, class Block>
+FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, const Block& block,
+                                 double (&to)[kSumGroup]) {
+  constexpr uint32_t kBytes = static_cast<uint32_t>(size_of(kType)), kWords = kSumGroup * kBytes / 4;
+  const auto decode = [&](uint32_t n, uint64_t bits) {
+    if constexpr (kType == DType::kFp64) to[n] = std::bit_cast<double>(bits);
+    if constexpr (kType == DType::kFp32) to[n] = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    if constexpr (kType == DType::kBf16) to[n] = bf16_to_float(static_cast<uint16_t>(bits));
+    if constexpr (kType == DType::kFp16) to[n] = fp16_to_float(static_cast<uint16_t>(bits));
+  };
+  const uint64_t at = data + first * kBytes;
+  if (data % sizeof(Bytes16) == 0 && count == kSumGroup) {
+    uint32_t word[kWords];
+    for (uint32_t n = 0; n < kWords / 4; ++n) {
+      const Bytes16 unit = block.template load<Bytes16>(at + n * sizeof(Bytes16));
+      for (uint32_t k = 0; k < 4; ++k) word[4 * n + k] = unit.word[k];
+    }
+    for (uint32_t n = 0; n < kSumGroup; ++n) {
+      if constexpr (kBytes == 8) decode(n, uint64_t{word[2 * n + 1]} << 32 | word[2 * n]);
+      if constexpr (kBytes == 4) decode(n, word[n]);
+      if constexpr (kBytes == 2) decode(n, word[n / 2] >> 16 * (n % 2) & 0xffff);
+    }
+    return;
+  }
+  for (uint32_t n = 0; n < kSumGroup; ++n) {
+    if (n >= count) {
+      to[n] = 0;
+      continue;
+    }
+    if constexpr (kBytes == 8) decode(n, block.template load<uint64_t>(at + n * kBytes));
+    if constexpr (kBytes == 4) decode(n, block.template load<uint32_t>(at + n * kBytes));
+    if constexpr (kBytes == 2) decode(n, block.template load<uint16_t>(at + n * kBytes));
+  }
+}
+
+template <class Block>
+FORESHOCK_DEVICE void load_group(DType type, uint64_t data, uint64_t first, uint32_t count,
+                                 const Block& block, double (&to)[kSumGroup]) {
+  switch (type) {
+    case DType::kFp64:
+      return load_group<DType::kFp64>(data, first, count, block, to);
+    case DType::kFp32:
+      return load_group<DType::kFp32>(data, first, count, block, to);
+    case DType::kBf16:
+      return load_group<DType::kBf16>(data, first, count, block, to);
+    case DType::kFp16:
+      return load_group<DType::kFp16>(data, first, count, block, to);
+    default:
+      for (double& x : to) x = 0;
+  }
+}
+
+// Adds the Sums of all lanes in shared memory to lane 0: lane l takes lane l + 128 in, then l + 64, to l + 1.
+template <class Sums, class Block>
+FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
+  for (uint32_t half = kSumLanes / 2; half > 0; half /= 2) {
+    block.each([&](uint32_t thread) {
+      if (thread < half) lane[thread].add(lane[thread + half]);
+    });
+  }
+}
+
+// Lane l of a chunk adds groups l, l + 256, ... of kSumGroup elements each, in order; the lanes are folded.
+template <class Sums, class Tensor, class Block>
+FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane, Block& block) {
+  const uint64_t begin = chunk * kSumChunk, left = tensor.count - begin;
+  const uint64_t end = begin + (left < kSumChunk ? left : kSumChunk);
+  block.each([&](uint32_t thread) {
+    Sums own = {};
+    for (uint64_t first = begin + thread * kSumGroup; first < end; first += kSumLanes * kSumGroup) {
+      const uint64_t more = end - first;
+      add_group(tensor, first, more < kSumGroup ? static_cast<uint32_t>(more) : kSumGroup, block, &own);
+    }
+    lane[thread] = own;
+  });
+  fold_lanes(lane, block);
+}
+
+// Lane l adds chunks l, l + 256, ... of a tensor, in order; the lanes are folded.
+template <class Sums, class Block>
+FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* lane, Block& block) {
+  block.each([&](uint32_t thread) {
+    Sums own = {};
+    for (uint64_t n = thread; n < chunks; n += kSumLanes) own.add(block.fresh(&partial[n]));
+    lane[thread] = own;
+  });
+  fold_lanes(lane, block);
+}
+
+// Of a launch of kSumLanes threads with launch_of(job).shared_bytes.
+template <class Sums, class Job, class Block>
+FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
+  Sums* results = reinterpret_cast<Sums*>(job.results);
+  Sums* partials = reinterpret_cast<Sums*>(job.partials);
+  uint32_t* is_last = block.template shared<uint32_t>(0);
+  Sums* lane = block.template shared<Sums>(sizeof(Bytes16), kSumLanes);
+  for (uint64_t chunk = block.index(); chunk < job.chunks; chunk += block.blocks()) {
+    uint32_t of = 0;
+    while (of + 1 < job.tensors && job.tensor[of + 1].first_chunk <= chunk) ++of;
+    sum_chunk(job.tensor[of], chunk - job.tensor[of].first_chunk, lane, block);
+    block.each([&](uint32_t thread) {
+      if (thread == 0) partials[chunk] = lane[0];
+    });
+  }
+  block.each([&](uint32_t thread) {
+    if (thread == 0) *is_last = block.last(reinterpret_cast<uint32_t*>(job.arrived), block.blocks());
+  });
+  if (!*is_last) return;
+  for (uint32_t n = 0; n < job.tensors; ++n) {
+    sum_partials(partials + job.tensor[n].first_chunk, sum_chunks(job.tensor[n].count), lane, block);
+    block.each([&](uint32_t thread) {
+      if (thread == 0) results[n] = lane[0];
+    });
+  }
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_KERNELS_BLOCK_SUMS_H_

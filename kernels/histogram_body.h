@@ -1,0 +1,147 @@
+// The bodies of kCountPatterns and kCountBins.
+#ifndef FORESHOCK_KERNELS_HISTOGRAM_BODY_H_
+#define FORESHOCK_KERNELS_HISTOGRAM_BODY_H_
+
+#include "kernels/block.h"
+#include "kernels/device_jobs.h"
+#include "kernels/histogram.h"
+
+namespace foreshock {
+
+// Calls take(thread, bits) for each value of a packed array of Value: 16 bytes at a time where it is aligned,
+// its ends by the first threads of the first block. A barrier follows.
+template <class Value, class Block, class Take>
+FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Take& take) {
+  constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
+  const uint64_t to_aligned = (0 - from) % sizeof(Bytes16) / sizeof(Value);
+  const uint64_t head = to_aligned < count ? to_aligned : count;
+  const uint64_t units = (count - head) / kInUnit, tail = head + units * kInUnit;
+  block.each([&](uint32_t thread) {
+    const uint64_t first = uint64_t{block.index()} * block.threads() + thread;
+    const uint64_t step = uint64_t{block.blocks()} * block.threads();
+    for (uint64_t unit = first; unit < units; unit += step) {
+      const Bytes16 bytes =
+          block.template load<Bytes16>(from + head * sizeof(Value) + unit * sizeof(Bytes16));
+      for (const uint32_t word : bytes.word) {
+        if constexpr (sizeof(Value) == 2) {
+          take(thread, word & 0xffff);
+          take(thread, word >> 16);
+        } else {
+          take(thread, word);
+        }
+      }
+    }
+    const auto take_at = [&](uint64_t n) {
+      take(thread, uint32_t{block.template load<Value>(from + n * sizeof(Value))});
+    };
+    for (uint64_t n = first; n < head; n += step) take_at(n);
+    for (uint64_t n = tail + first; n < count; n += step) take_at(n);
+  });
+}
+
+// What a thread has counted and not yet added: neighbours are often equal (a tensor of zeros), and then they
+// do not wait for one word all together.
+template <class Word>
+struct Run {
+  uint32_t bin;
+  Word sum;
+};
+
+// Two counters of 16 bits in a word of shared memory. The one that makes a counter 0x8000 takes them out of
+// it, and until it does at most one more each of the other threads of the block comes in: no counter reaches
+// 0x10000.
+template <class Block>
+FORESHOCK_DEVICE void count_shared(uint32_t* counters, uint32_t* words, uint32_t pattern, Block& block) {
+  constexpr uint32_t kFull = 0x8000;
+  const uint32_t shift = pattern % 2 * 16;
+  const uint32_t before = block.add(&counters[pattern / 2], uint32_t{1} << shift);
+  if ((before >> shift & 0xffff) != kFull - 1) return;
+  block.add(&counters[pattern / 2], 0 - (kFull << shift));
+  block.add(&words[pattern], kFull);
+}
+
+template <class Block>
+FORESHOCK_DEVICE void count_patterns_shared(const HistogramJob& job, Block& block) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(job.words);
+  uint32_t* counters = block.template shared<uint32_t>(0, kPatterns / 2);
+  const auto each_counter = [&](const auto& visit) {
+    block.each([&](uint32_t thread) {
+      for (uint32_t n = thread; n < kPatterns / 2; n += block.threads()) visit(n);
+    });
+  };
+  each_counter([&](uint32_t n) { counters[n] = 0; });
+  for_each_value<uint16_t>(job.from, job.count, block, [&](uint32_t, uint32_t pattern) {
+    count_shared(counters, words, pattern, block);
+  });
+  each_counter([&](uint32_t n) {
+    const uint32_t two = counters[n];
+    if (two & 0xffff) block.add(&words[2 * n], two & 0xffff);
+    if (two >> 16) block.add(&words[2 * n + 1], two >> 16);
+  });
+}
+
+// Where a block may not have so much shared memory.
+template <class Block>
+FORESHOCK_DEVICE void count_patterns_direct(const HistogramJob& job, Block& block) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(job.words);
+  typename Block::template PerThread<Run<uint32_t>> run;
+  block.each([&](uint32_t thread) { run[thread] = {.bin = 0, .sum = 0}; });
+  for_each_value<uint16_t>(job.from, job.count, block, [&](uint32_t thread, uint32_t pattern) {
+    if (pattern != run[thread].bin) {
+      if (run[thread].sum > 0) block.add(&words[run[thread].bin], run[thread].sum);
+      run[thread] = {.bin = pattern, .sum = 0};
+    }
+    ++run[thread].sum;
+  });
+  block.each([&](uint32_t thread) {
+    if (run[thread].sum > 0) block.add(&words[run[thread].bin], run[thread].sum);
+  });
+}
+
+// The counters of shared memory are used when the launch gives them.
+template <class Block>
+FORESHOCK_DEVICE void count_patterns_body(const HistogramJob& job, Block& block) {
+  if (block.shared_bytes() >= kPatternSharedBytes) {
+    count_patterns_shared(job, block);
+  } else {
+    count_patterns_direct(job, block);
+  }
+}
+
+// Words as count_bins() makes them.
+template <class Block>
+FORESHOCK_DEVICE void count_bins_body(const HistogramJob& job, Block& block) {
+  constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;
+  constexpr uint64_t kOne = uint64_t{1} << kBinCountShift;
+  constexpr uint32_t kResidual = (1u << kBinResidualBits) - 1;
+  struct Counted {
+    Run<uint64_t> run;
+    uint64_t minus_zero, plus_infinity, minus_infinity;
+  };
+  uint64_t* words = reinterpret_cast<uint64_t*>(job.words);
+  typename Block::template PerThread<Counted> counted;
+  block.each([&](uint32_t thread) { counted[thread] = {}; });
+  for_each_value<uint32_t>(job.from, job.count, block, [&](uint32_t thread, uint32_t bits) {
+    Counted& here = counted[thread];
+    const uint32_t bin = bits >> kBinResidualBits;
+    if (bin != here.run.bin) {
+      if (here.run.sum > 0) block.add(&words[here.run.bin], here.run.sum);
+      here.run = {.bin = bin, .sum = 0};
+    }
+    here.run.sum += kOne | (bits & kResidual);
+    here.minus_zero += bits == kMinusZero;
+    here.plus_infinity += bits == kPlusInfinity;
+    here.minus_infinity += bits == kMinusInfinity;
+  });
+  block.each([&](uint32_t thread) {
+    const Counted& here = counted[thread];
+    if (here.run.sum > 0) block.add(&words[here.run.bin], here.run.sum);
+    if (here.minus_zero > 0) block.add(&words[kMinusZeroWord], here.minus_zero);
+    if (here.plus_infinity > 0) block.add(&words[kPlusInfinityWord], here.plus_infinity);
+    if (here.minus_infinity > 0) block.add(&words[kMinusInfinityWord], here.minus_infinity);
+  });
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_KERNELS_HISTOGRAM_BODY_H_
