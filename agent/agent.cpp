@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "agent/json_values.h"
 #include "agent/node.h"
 #include "agent/publish.h"
 #include "agent/run.h"
@@ -274,6 +275,7 @@ nlohmann::json Agent::state_of_agent() const {
           {"version", FORESHOCK_VERSION},
           {"address", server_.place()},
           {"thresholds", thresholds_json()},
+          {"grafana", text_or_null(options_.grafana)},
           {"agent",
            {{"pid", getpid()},
             {"cpu_seconds", process_cpu_seconds()},

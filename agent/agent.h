@@ -16,6 +16,7 @@ struct AgentOptions {
   int port = 9847;
   std::string token_file;          // exporters/bearer_token.h; empty: none
   std::string file_sd;             // file for Prometheus' file_sd, kept current; empty: none
+  std::string grafana;             // address of a Grafana that has our dashboards; empty: none
   std::string record;              // JSONL file; empty: none. Of a single run only.
   uint64_t record_histograms = 0;  // bytes for histograms of weights in it
   std::string save_flagged;        // agent/flagged.h; empty: no slice is kept. Of a single run only.

@@ -178,6 +178,10 @@ json layer_json(const LayerStatistics& layer) {
           {"last_nonfinite_step", count_or_null(layer.last_nonfinite_step)}};
 }
 
+json seconds_or_null(uint64_t time_ns) {
+  return time_ns > 0 ? json(1e-9 * static_cast<double>(time_ns)) : json(nullptr);
+}
+
 json unseen_json(const RankStatistics& rank) {
   json names = json::array();
   for (const segment::UnseenName& unseen : rank.unseen)
@@ -295,6 +299,9 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
   state["alive"] = rank.alive;
   state["current"] = rank.current;
   state["on"] = rank.switched_on;
+  // Seconds since 1970, for links to what is shown by time.
+  state["started_at"] = seconds_or_null(rank.identity.start_time_ns);
+  state["last_step_at"] = seconds_or_null(rank.last_step.time_ns);
   state["max_slowdown"] = rank.identity.max_slowdown;
   state["gradient"]["zscore"] = number_or_null(rank.gradient_zscore);
   state["loss"]["zscore"] = number_or_null(rank.loss_zscore);

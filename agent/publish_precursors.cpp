@@ -15,7 +15,11 @@ json measured_json(const Measured& measured) {
   return {{"right", number_or_null(measured.right)},
           {"alarms", number_or_null(measured.alarms)},
           {"precision", number_or_null(measured.precision())},
+          {"events", number_or_null(measured.events)},
+          {"hits", number_or_null(measured.hits)},
           {"lift", number_or_null(measured.lift)},
+          {"lead_median", number_or_null(measured.lead_median)},
+          {"false_per_10k", number_or_null(measured.false_per_10k)},
           {"proven", measured.is_proven()}};
 }
 

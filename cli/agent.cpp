@@ -44,6 +44,7 @@ int agent(const Arguments& arguments) {
   options.port = std::atoi(arguments.text(OptionId::kPort).c_str());
   options.token_file = arguments.text(OptionId::kTokenFile);
   options.file_sd = arguments.text(OptionId::kFileSd);
+  options.grafana = without_slashes(arguments.text(OptionId::kGrafana));
   options.on_alert = arguments.text(OptionId::kOnAlert);
   options.save_flagged = arguments.text(OptionId::kSaveFlagged);
   parse_bytes(arguments.text(OptionId::kFlaggedQuota).c_str(), &options.flagged_quota);

@@ -3,6 +3,8 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <cctype>
+#include <string_view>
 
 #include "cli/run_id.h"
 
@@ -20,6 +22,17 @@ bool is_place_to_listen(const std::string& address) {
   unsigned char bytes[sizeof(in6_addr)];
   return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
+}
+
+// http or https with a host, of the characters of a URL only; no user, password, query or fragment.
+bool is_web_address(std::string_view url) {
+  constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
+  const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
+  const auto is_fit = [&](unsigned char c) {
+    return (c < 0x80 && std::isalnum(c) != 0) || kOthers.find(static_cast<char>(c)) != kOthers.npos;
+  };
+  return scheme != 0 && url.size() > scheme && url.size() <= 1024 && url[scheme] != '/' &&
+         std::all_of(url.begin(), url.end(), is_fit);
 }
 
 std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
@@ -74,6 +87,8 @@ std::string value_wanted(OptionId id, const std::string& text) {
       return is_count_up_to(text, 65535) ? "" : "a port number from 0 to 65535";
     case OptionId::kBind:
       return is_place_to_listen(text) ? "" : "a numeric address such as 127.0.0.1, or unix:/PATH";
+    case OptionId::kGrafana:
+      return is_web_address(text) ? "" : "an address such as https://grafana.example.com";
     case OptionId::kForgetAfter:
       return is_count_up_to(text, 7 * 24 * 3600) ? "" : "a number of seconds, a week at most";
     case OptionId::kAgent:

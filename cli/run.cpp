@@ -109,7 +109,7 @@ std::string length_problem(const Monitored& monitored) {
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
-                      OptionId::kSaveFlagged})
+                      OptionId::kSaveFlagged, OptionId::kGrafana})
     if (service && arguments.has_flag(id))
       return std::string(option(id).flag) + " is the agent's own: it cannot be had with --agent service";
   return service ? "" : listening_problem(arguments);
@@ -141,8 +141,10 @@ std::vector<std::string> agent_command(const Installation& installation, const A
     if (const std::string path = absolute(arguments.text(id)); !path.empty())
       command.insert(command.end(), {option(id).flag, path});
   }
-  if (const std::string alert = arguments.text(OptionId::kOnAlert); !alert.empty())
-    command.insert(command.end(), {option(OptionId::kOnAlert).flag, alert});
+  for (OptionId id : {OptionId::kOnAlert, OptionId::kGrafana}) {
+    if (const std::string value = arguments.text(id); !value.empty())
+      command.insert(command.end(), {option(id).flag, value});
+  }
   return command;
 }
 

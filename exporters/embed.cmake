@@ -1,6 +1,6 @@
 # cmake -DSOURCE=<status_page folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: the page as
 # raw strings. Its scripts become one, in this order.
-set(scripts format charts heatmap tables page)
+set(scripts format lanes charts reader heatmap tables before grafana page)
 set(text "#include \"exporters/status_page.h\"\n\nnamespace foreshock {\n")
 macro(embed name)
   set(bytes "")

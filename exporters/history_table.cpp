@@ -50,11 +50,14 @@ void append_table(const HistoryTable& table, std::string* text) {
 
 }  // namespace
 
-std::string history_json(const std::vector<HistoryTable>& tables) {
+std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run) {
   std::string text = "{\"schema\":1,\"tables\":[";
-  for (size_t n = 0; n < tables.size(); ++n) {
-    if (n > 0) text += ',';
-    append_table(tables[n], &text);
+  bool first = true;
+  for (const HistoryTable& table : tables) {
+    if (!run.empty() && table.run != run) continue;
+    if (!first) text += ',';
+    first = false;
+    append_table(table, &text);
   }
   return text + "]}";
 }

@@ -21,8 +21,9 @@ struct HistoryTable {
 };
 
 // {"schema": 1, "tables": [{"run", "rank", "layer", "first_step", "steps_per_point", "columns": {name:
-// [...]}}]}; unknown is null, numbers have five digits, columns without any known value are left out.
-std::string history_json(const std::vector<HistoryTable>& tables);
+// [...]}}]}; unknown is null, numbers have five digits, columns without any known value are left out. Of one
+// `run`, or of all if that is empty.
+std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run = "");
 
 }  // namespace foreshock
 

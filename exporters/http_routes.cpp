@@ -77,12 +77,20 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", text_};
 }
 
-HttpReply HttpRoutes::history(const Published& published) {
-  if (history_ == nullptr || drawn_ != published.history) {
-    drawn_ = published.history;
-    history_ = shared(history_json(drawn_ ? *drawn_ : std::vector<HistoryTable>()));
-  }
-  return {200, "application/json", history_};
+// Of one run, or of all where none is asked for. Only runs that have tables are kept: a client cannot fill
+// the memory with names.
+HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
+  if (drawn_ != published.history) histories_.clear();
+  drawn_ = published.history;
+  const std::string run = query_value(request.target, "run");
+  if (const auto known = histories_.find(run); known != histories_.end())
+    return {200, "application/json", known->second};
+  static const std::vector<HistoryTable> kNone;
+  const std::vector<HistoryTable>& tables = drawn_ ? *drawn_ : kNone;
+  auto text = shared(history_json(tables, run));
+  const auto is_of_run = [&](const HistoryTable& table) { return table.run == run; };
+  if (run.empty() || std::any_of(tables.begin(), tables.end(), is_of_run)) histories_[run] = text;
+  return {200, "application/json", std::move(text)};
 }
 
 bool HttpRoutes::is_foreign(std::string_view host) const {
@@ -103,7 +111,7 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
     return refusal(401, "show the token: Authorization: Bearer TOKEN");
   if (path == "/metrics") return metrics(*published);
   if (path == "/api/v1/state") return state(request, published);
-  if (path == "/api/v1/history") return history(*published);
+  if (path == "/api/v1/history") return history(request, *published);
   if (path == "/api/v1/targets")
     return {200, "application/json", std::shared_ptr<const std::string>(published, &published->targets_json)};
   if (path == "/") return {200, "text/html; charset=utf-8", shared(std::string(kPageHtml))};

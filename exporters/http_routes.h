@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 #define FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -47,7 +48,7 @@ class HttpRoutes {
 
  private:
   HttpReply metrics(const Published& published);
-  HttpReply history(const Published& published);
+  HttpReply history(const HttpRequest& request, const Published& published);
   bool is_foreign(std::string_view host) const;
 
   std::unique_ptr<BearerToken> token_;
@@ -55,7 +56,7 @@ class HttpRoutes {
   std::shared_ptr<const Snapshot> rendered_;  // keeps the address from being used again
   std::shared_ptr<const std::string> text_;
   std::shared_ptr<const std::vector<HistoryTable>> drawn_;
-  std::shared_ptr<const std::string> history_;
+  std::map<std::string, std::shared_ptr<const std::string>> histories_;  // by run; "": of all
 };
 
 }  // namespace foreshock

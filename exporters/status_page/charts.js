@@ -1,64 +1,66 @@
-// Charts over the step, with Chart.js. One line per rank; what is shown in words stands in each chart's label.
+// Charts over the step, with Chart.js. One line per rank; what is shown in words stands in each chart's label. The loss
+// is the wide one, with a lane below it for each detector that has spoken, and can be read with the arrow keys.
 
-// What an alarm compares with is drawn as a dashed line where it is in view, events as marks below the curves, loss
-// events as lines of their own in the picture of the loss.
+// What an alarm compares with is a dashed line where it is in view, a warning of a detector a triangle below the curves,
+// a loss event a line through all of them, named where it is about the loss. `cursor`: the step that the keyboard is at.
 const guides = {
   id: "guides",
-  afterDatasetsDraw(chart, _, { lines = [], events = [], lossEvents = [] }) {
+  afterDatasetsDraw(chart, _, { lines = [], warnings = [], lossEvents = [], isNamed = false, cursor = null }) {
     const { ctx, chartArea: area, scales: { x, y } } = chart;
+    const inView = (step) => x.getPixelForValue(step) >= area.left - 1 && x.getPixelForValue(step) <= area.right + 1;
+    const upright = (step) => {
+      ctx.beginPath();
+      ctx.moveTo(x.getPixelForValue(step), area.top);
+      ctx.lineTo(x.getPixelForValue(step), area.bottom);
+      ctx.stroke();
+    };
     ctx.save();
     ctx.font = "11px system-ui, sans-serif";
-    for (const { value, label } of lines) {
-      if (value < y.min || value > y.max) continue;
+    this.drawLines(chart, lines);
+    ctx.fillStyle = ctx.strokeStyle = colour("orange");
+    for (const step of warnings.filter(inView)) triangle(ctx, x.getPixelForValue(step), area.bottom, 4);
+    ctx.lineWidth = isNamed ? 1.5 : 1;
+    for (const { step, what } of lossEvents.filter((event) => inView(event.step))) {
+      upright(step);
+      if (!isNamed) continue;
+      const at = x.getPixelForValue(step), isLeft = at + ctx.measureText(what).width + 6 > area.right;
+      ctx.textAlign = isLeft ? "right" : "left";
+      ctx.fillText(what, at + (isLeft ? -4 : 4), area.top + 10);
+    }
+    ctx.strokeStyle = colour("ink");
+    ctx.setLineDash([2, 2]);
+    if (cursor !== null && inView(cursor)) upright(cursor);
+    ctx.restore();
+  },
+
+  // Of two that fall together only the first is named.
+  drawLines({ ctx, chartArea: area, scales: { y } }, lines) {
+    let named = [];
+    ctx.setLineDash([4, 3]);
+    ctx.strokeStyle = ctx.fillStyle = colour("quiet");
+    for (const { value, label } of lines.filter((line) => line.value >= y.min && line.value <= y.max)) {
       const at = y.getPixelForValue(value);
-      ctx.strokeStyle = ctx.fillStyle = colour("quiet");
-      ctx.setLineDash([4, 3]);
       ctx.beginPath();
       ctx.moveTo(area.left, at);
       ctx.lineTo(area.right, at);
       ctx.stroke();
-      ctx.fillText(label, area.left + 4, at - 3);
+      if (named.every((other) => Math.abs(other - at) > 12)) {
+        const below = at - area.top < 14;
+        ctx.fillText(label, area.left + 4, at + (below ? 12 : -3));
+        named.push(at);
+      }
     }
     ctx.setLineDash([]);
-    ctx.fillStyle = ctx.strokeStyle = colour("orange");
-    for (const step of events) {
-      const at = x.getPixelForValue(step);
-      if (at < area.left || at > area.right) continue;
-      ctx.globalAlpha = 0.45;
-      ctx.beginPath();
-      ctx.moveTo(at, area.top);
-      ctx.lineTo(at, area.bottom);
-      ctx.stroke();
-      ctx.globalAlpha = 1;
-      ctx.beginPath();
-      ctx.moveTo(at - 4, area.bottom);
-      ctx.lineTo(at + 4, area.bottom);
-      ctx.lineTo(at, area.bottom - 7);
-      ctx.fill();
-    }
-    ctx.lineWidth = 1.5;
-    for (const { step, what } of lossEvents) {
-      const at = x.getPixelForValue(step);
-      if (at < area.left || at > area.right) continue;
-      ctx.beginPath();
-      ctx.moveTo(at, area.top);
-      ctx.lineTo(at, area.bottom);
-      ctx.stroke();
-      const isLeft = at + ctx.measureText(what).width + 6 > area.right;
-      ctx.textAlign = isLeft ? "right" : "left";
-      ctx.fillText(what, at + (isLeft ? -4 : 4), area.top + 10);
-    }
-    ctx.restore();
   },
 };
 
 // name, column of the history, how a value reads, and what belongs to the picture.
 const CHARTS = [
-  { name: "loss", column: "loss", text: (v) => number(v), logarithmic: true, band: "loss_max" },
+  { name: "loss", column: "loss", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
   { name: "gradient norm before clipping", column: "gradient_norm", text: (v) => number(v), logarithmic: true },
-  { name: "deviation ratio, forward", column: "deviation_ratio_forward", text: (v) => fixed(v, 3), band: "deviation_ratio_forward_max",
+  { name: "deviation ratio, forward", column: "deviation_ratio_forward", text: (v) => fixed(v, 3), logarithmic: true, band: "deviation_ratio_forward_max",
     lines: (limits) => [{ value: 1, label: "noise floor" }, { value: limits.deviation_ratio_forward, label: "alarm" }], from: 0, to: 1.1 },
-  { name: "deviation ratio, backward", column: "deviation_ratio_backward", text: (v) => fixed(v, 3),
+  { name: "deviation ratio, backward", column: "deviation_ratio_backward", text: (v) => fixed(v, 3), logarithmic: true,
     lines: (limits) => [{ value: 1, label: "noise floor" }, { value: limits.deviation_ratio_backward, label: "alarm" }], from: 0, to: 1.1 },
   { name: "bias, ulp", column: "bias_ulp", text: (v) => signed(v, 4), control: "rounded_reference_bias_ulp",
     lines: (limits) => [{ value: limits.bias_ulp, label: "alarm" }, { value: -limits.bias_ulp, label: "alarm" }], from: -0.02, to: 0.02 },
@@ -103,30 +105,49 @@ function options(kind) {
 class StepChart {
   constructor(parent, kind) {
     this.kind = kind;
-    const box = add(parent, "div", "chart");
+    const box = add(parent, "div", kind.isWide ? "chart wide" : "chart");
     add(box, "h3", "", kind.name);
-    this.canvas = add(add(box, "div", "frame"), "canvas");
+    this.frame = add(box, "div", "frame");
+    this.canvas = add(this.frame, "canvas");
     this.canvas.setAttribute("role", "img");
     this.box = box;
     this.chart = null;
   }
 
+  make() {
+    const all = options(this.kind);
+    // The names of the lanes stand where the axis is.
+    if (this.kind.isWide) all.scales.y.afterFit = (axis) => (axis.width = this.lanes.length ? Math.min(136, this.frame.clientWidth / 3) : axis.width);
+    this.chart = new Chart(this.canvas, { type: "line", options: all, plugins: this.kind.isWide ? [guides, laneMarks] : [guides], data: { datasets: [] } });
+  }
+
   // `tables`: histories of the ranks shown, each with its `index` among all of them.
-  update(tables, { limits, events, lossEvents, logarithmic }) {
+  update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
+    this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
     this.box.hidden = sets.every((set) => set.data.length === 0);
     if (this.box.hidden) return;
-    if (!this.chart) this.chart = new Chart(this.canvas, { type: "line", options: options(this.kind), plugins: [guides], data: { datasets: [] } });
+    if (!this.chart) this.make();
     const positive = sets.every((set) => set.data.every((p) => p.y > 0));
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
-    const ofLoss = this.kind.column === "loss" ? lossEvents : [];
-    const others = events.filter((step) => !ofLoss.some((event) => event.step === step));
-    this.chart.options.plugins.guides = { lines: this.kind.lines?.(limits).filter((line) => finite(line.value)), events: others, lossEvents: ofLoss };
+    const isNamed = Boolean(this.kind.isWide), lines = this.kind.lines?.(limits).filter((line) => finite(line.value)) ?? [];
+    this.chart.options.plugins.guides = { lines, warnings: isNamed ? [] : warningSteps(lanes), lossEvents, isNamed, cursor };
+    if (isNamed) this.makeRoom(lanes);
     this.chart.data.datasets = sets;
     const xs = sets.flatMap((set) => [set.data[0]?.x, set.data[set.data.length - 1]?.x]);
     Object.assign(this.chart.options.scales.x, { min: smallest(xs), max: largest(xs) });
     this.chart.update("none");
-    this.describe(sets, ofLoss);
+    this.describe(sets, isNamed ? lossEvents : [], isNamed ? lanes : []);
+  }
+
+  makeRoom(lanes) {
+    this.chart.options.plugins.laneMarks = { lanes };
+    this.chart.options.layout = { padding: { bottom: LANE * lanes.length + (lanes.length ? 4 : 0) } };
+    const height = `${230 + LANE * lanes.length}px`;
+    if (this.frame.style.height !== height) {
+      this.frame.style.height = height;
+      this.chart.resize();
+    }
   }
 
   datasets(table, alone) {
@@ -142,11 +163,12 @@ class StepChart {
     return sets;
   }
 
-  describe(sets, ofLoss) {
+  describe(sets, ofLoss, lanes) {
     const ys = sets.flatMap((set) => set.data.map((p) => p.y)), last = sets[0].data[sets[0].data.length - 1];
     const xs = sets.flatMap((set) => set.data.map((p) => p.x));
     const text = `${this.kind.name}, steps ${smallest(xs)} to ${largest(xs)}: from ${this.kind.text(smallest(ys))} to ${this.kind.text(largest(ys))}` +
-      (last ? `, last ${this.kind.text(last.y)}` : "") + (ofLoss.length ? `; ${ofLoss.map((e) => `${e.what} at step ${count(e.step)}`).join(", ")}` : "");
+      (last ? `, last ${this.kind.text(last.y)}` : "") + (ofLoss.length ? `; ${ofLoss.map((e) => `${e.what} at step ${count(e.step)}`).join(", ")}` : "") +
+      (warningSteps(lanes).length ? `; warned: ${lanes.filter((lane) => warningSteps([lane]).length).map((lane) => `${lane.name} at step ${count(warningSteps([lane])[0])}`).join(", ")}` : "");
     this.canvas.setAttribute("aria-label", text);
   }
 

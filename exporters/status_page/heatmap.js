@@ -3,11 +3,30 @@
 // Cividis: reads the same with every kind of colour vision, and in grey.
 const CIVIDIS = ["#00224e", "#213d6b", "#4c556b", "#6c6e72", "#8d8878", "#b2a470", "#d9c55c", "#fee838"].map(
   (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-const BEYOND = "#d55e00"; // beyond the alarm, not on the scale
+const BEYOND = "#d55e00"; // beyond the alarm, not on the scale: striped too, and its layer is marked
+const LEFT = 76, BELOW = 24; // pixels for the names of layers and for the steps
 
 function shade(share) {
-  const at = Math.min(Math.max(share, 0), 1) * (CIVIDIS.length - 1), low = Math.floor(at), high = Math.min(low + 1, CIVIDIS.length - 1);
+  const at = Math.min(Math.max(share || 0, 0), 1) * (CIVIDIS.length - 1), low = Math.floor(at), high = Math.min(low + 1, CIVIDIS.length - 1);
   return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (at - low) * (CIVIDIS[high][i] - c))).join()})`;
+}
+
+// Slanted lines, so that neither what is missing nor what is beyond the scale is told by colour alone.
+function striped(back, front, period, slant) {
+  const tile = element("canvas");
+  tile.width = tile.height = period;
+  const ctx = tile.getContext("2d");
+  ctx.fillStyle = back;
+  ctx.fillRect(0, 0, period, period);
+  ctx.strokeStyle = front;
+  ctx.lineWidth = 1.2;
+  ctx.beginPath();
+  for (const shift of [-period, 0, period]) {
+    ctx.moveTo(shift, slant > 0 ? period : 0);
+    ctx.lineTo(shift + period, slant > 0 ? 0 : period);
+  }
+  ctx.stroke();
+  return ctx.createPattern(tile, "repeat");
 }
 
 // `limit`: name of what is beyond the scale; `turns`: layers take turns within an interval of so many steps.
@@ -26,14 +45,26 @@ class HeatMap {
     this.signal = byId("heat-signal");
     this.cursor = null;
     for (const [value, { name }] of SIGNALS.entries()) add(this.signal, "option", "", name).value = value;
-    this.signal.addEventListener("change", () => this.draw());
+    this.signal.addEventListener("change", () => {
+      this.isChosen = true;
+      this.draw();
+    });
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("keydown", (event) => this.move(event));
+    this.canvas.setAttribute("aria-roledescription", "heat map");
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
   }
 
+  // Until the reader chooses: the signal that an alarm is about.
+  suggest(alarm) {
+    const column = alarm && (alarm.of === "bias" ? "bias_ulp" : alarm.of === "deviation_ratio" ? "deviation_ratio_" + alarm.pass : null);
+    const index = SIGNALS.findIndex((signal) => signal.column === column);
+    if (!this.isChosen && index >= 0) this.signal.value = index;
+  }
+
   // `tables`: histories of layers; of one layer on several ranks the largest magnitude is shown.
-  update(tables, limits, names, interval) {
+  update(tables, limits, names, interval, lossEvents) {
+    this.lossEvents = lossEvents;
     this.interval = interval;
     this.limits = limits;
     this.names = names;
@@ -85,62 +116,110 @@ class HeatMap {
     this.bottom = kind.logarithmic ? smallest(values.filter((v) => v > 0)) : 0;
     const height = Math.min(Math.max(640 / Math.max(map.labels.length, 1), 6), 26);
     const ratio = window.devicePixelRatio || 1, wide = this.canvas.clientWidth;
-    this.left = 64;
-    this.cell = { width: (wide - this.left) / map.columns, height };
-    this.canvas.style.height = `${height * map.labels.length + 22}px`;
+    this.left = LEFT;
+    this.cell = { width: (wide - LEFT) / map.columns, height };
+    this.canvas.style.height = `${height * map.labels.length + BELOW}px`;
     this.canvas.width = wide * ratio;
-    this.canvas.height = (height * map.labels.length + 22) * ratio;
+    this.canvas.height = (height * map.labels.length + BELOW) * ratio;
     const ctx = this.canvas.getContext("2d");
     ctx.scale(ratio, ratio);
     ctx.font = "11px system-ui, sans-serif";
+    this.fills = { missing: striped(colour("card"), colour("hatch"), 5, 1), beyond: striped(BEYOND, "#ffffff", 6, -1) };
     this.paint(ctx, kind);
+    this.paintSteps(ctx);
+    this.paintCursor(ctx);
     this.scale(kind);
     this.tell();
   }
 
+  isBeyond(kind, value) {
+    return kind.limit !== null && Math.abs(value) > this.top;
+  }
+
   shadeOf(kind, value) {
     const size = Math.abs(value);
-    if (kind.limit && size > this.top) return BEYOND;
+    if (this.isBeyond(kind, value)) return this.fills.beyond;
     if (!kind.logarithmic) return shade(size / this.top);
     return shade(this.top > this.bottom ? Math.log(size / this.bottom) / Math.log(this.top / this.bottom) : 0.5);
   }
 
   paint(ctx, kind) {
-    const { map, cell, left } = this, every = Math.ceil(13 / cell.height);
-    ctx.fillStyle = colour("empty");
-    ctx.fillRect(left, 0, map.columns * cell.width, map.labels.length * cell.height);
+    const { map, cell, left } = this, every = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {
-      ctx.fillStyle = colour("quiet");
+      const cells = map.rows.get(label), top = row * cell.height;
+      const isMarked = [...cells.values()].some(({ value }) => this.isBeyond(kind, value));
+      ctx.fillStyle = colour(isMarked ? "orange" : "quiet");
       ctx.textAlign = "right";
-      if (row % every === 0) ctx.fillText(label.slice(-9), left - 6, row * cell.height + Math.min(cell.height, 13) - 2);
-      for (const [at, { value }] of map.rows.get(label)) {
-        ctx.fillStyle = this.shadeOf(kind, value);
-        ctx.fillRect(left + (at - map.first) * cell.width, row * cell.height, Math.max(cell.width - 0.5, 1), cell.height - (cell.height > 8 ? 1 : 0.5));
+      if (isMarked || (row % every === 0 && !this.isNearMarked(row, every, kind)))
+        ctx.fillText((isMarked ? "\u25B2 " : "") + label.slice(-9), left - 6, top + Math.max(Math.min(cell.height, 18) - 5, 7), left - 8);
+      for (let column = 0; column < map.columns; ++column) {
+        const known = cells.get(map.first + column);
+        ctx.fillStyle = known ? this.shadeOf(kind, known.value) : this.fills.missing;
+        ctx.fillRect(left + column * cell.width, top, Math.max(cell.width - 0.5, 1), cell.height - gap);
       }
     });
+  }
+
+  // The name of a marked layer takes the room of its neighbours' where rows are low.
+  isNearMarked(row, every, kind) {
+    const { map } = this;
+    for (let near = row - every + 1; near < row + every; ++near) {
+      const cells = near === row ? null : map.rows.get(map.labels[near]);
+      if (cells && [...cells.values()].some(({ value }) => this.isBeyond(kind, value))) return true;
+    }
+    return false;
+  }
+
+  paintSteps(ctx) {
+    const { map, cell, left } = this, bottom = map.labels.length * cell.height, wide = map.columns * cell.width;
+    const ticks = Math.max(1, Math.min(6, Math.floor(wide / 90), map.columns));
     ctx.fillStyle = colour("quiet");
-    const bottom = map.labels.length * cell.height + 15, end = (map.first + map.columns) * map.width - 1;
-    ctx.textAlign = "left";
-    ctx.fillText("step " + count(map.first * map.width), left, bottom);
-    ctx.textAlign = "right";
-    ctx.fillText("step " + count(end), left + map.columns * cell.width, bottom);
-    if (!this.cursor) return;
-    ctx.strokeStyle = colour("ink");
-    ctx.lineWidth = 2;
-    ctx.strokeRect(left + this.cursor.column * cell.width, this.cursor.row * cell.height, cell.width, cell.height);
+    for (let tick = 0; tick <= ticks; ++tick) {
+      const column = Math.round((tick * map.columns) / ticks), x = left + column * cell.width;
+      ctx.textAlign = tick === 0 ? "left" : tick === ticks ? "right" : "center";
+      ctx.fillRect(Math.min(x, left + wide - 1), bottom, 1, 4);
+      ctx.fillText((tick === 0 ? "step " : "") + count((map.first + column) * map.width - (tick === ticks ? 1 : 0)), x, bottom + 16);
+    }
+    for (const { step } of this.lossEvents) {
+      const x = left + (step / map.width - map.first) * cell.width;
+      if (x < left || x > left + wide) continue;
+      ctx.fillStyle = colour("ink");
+      ctx.fillRect(x - 0.75, 0, 1.5, bottom);
+      triangle(ctx, x, bottom + 7, 4);
+    }
+  }
+
+  paintCursor(ctx) {
+    const { cell, cursor, left } = this;
+    if (!cursor) return;
+    const box = [left + cursor.column * cell.width, cursor.row * cell.height, cell.width, cell.height];
+    for (const [name, width] of [["card", 5], ["ink", 2]]) {
+      ctx.strokeStyle = colour(name);
+      ctx.lineWidth = width;
+      ctx.strokeRect(...box);
+    }
+  }
+
+  swatch(fill) {
+    const box = element("canvas", "swatch");
+    [box.width, box.height] = [18, 12];
+    const ctx = box.getContext("2d");
+    ctx.fillStyle = fill;
+    ctx.fillRect(0, 0, 18, 12);
+    return box;
   }
 
   scale(kind) {
     const parent = byId("heat-scale"), bar = element("canvas");
-    bar.width = 128;
-    bar.height = 1;
+    [bar.width, bar.height] = [128, 1];
     const ctx = bar.getContext("2d");
     for (let x = 0; x < 128; ++x) {
       ctx.fillStyle = shade(x / 127);
       ctx.fillRect(x, 0, 1, 1);
     }
-    parent.replaceChildren(short(this.bottom ?? 0), bar, short(this.top ?? 0));
-    if (kind.limit) add(parent, "span", "alarm", "beyond");
+    const beyond = kind.limit ? [this.swatch(this.fills.beyond), element("span", "alarm", "beyond the alarm")] : [];
+    const event = this.lossEvents.length ? [element("span", "", "\u25B2 loss event")] : [];
+    parent.replaceChildren(short(this.bottom ?? 0), bar, short(this.top ?? 0), ...beyond, this.swatch(this.fills.missing), "not sampled", ...event);
   }
 
   select(row, column) {
@@ -156,11 +235,15 @@ class HeatMap {
   }
 
   move(event) {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!step || !this.map) return;
+    const { map } = this;
+    if (!map || event.ctrlKey || event.altKey || event.metaKey) return;
+    const from = this.cursor ?? { row: -1, column: map.columns - 1 };
+    const to = { ArrowUp: [from.row - 1, from.column], ArrowDown: [from.row + 1, from.column], ArrowLeft: [from.row, from.column - 1],
+      ArrowRight: [from.row, from.column + 1], PageUp: [from.row - 10, from.column], PageDown: [from.row + 10, from.column],
+      Home: [from.row, 0], End: [from.row, map.columns - 1] }[event.key];
+    if (!to) return;
     event.preventDefault();
-    const from = this.cursor ?? { row: -1, column: this.map.columns - 1 };
-    this.select(from.row + step[0], from.column + step[1]);
+    this.select(...to);
   }
 
   tell() {
@@ -172,6 +255,6 @@ class HeatMap {
     const name = this.names.get(label);
     setText(byId("heat-cell"), `layer ${label}${known(name) ? ` (${name})` : ""}, ` +
       (map.width > 1 ? `steps ${count(from)} to ${count(from + map.width - 1)}` : `step ${count(from)}`) + ": " +
-      (cell ? `${kind.text(cell.value)}, rank ${cell.rank}` : "not sampled"));
+      (cell ? `${kind.text(cell.value)}${this.isBeyond(kind, cell.value) ? ", beyond the alarm" : ""}, rank ${cell.rank}` : "not sampled"));
   }
 }

@@ -1,7 +1,12 @@
 // Reads /api/v1/state every two seconds, and /api/v1/history when steps have been made since.
 
 const POLL_MS = 2000;
-const ui = { charts: [], rank: null, run: null, state: null, history: null, historySteps: null, polls: 0 };
+const ui = { charts: [], rank: null, run: runOfAddress(), state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
+
+// #run=ID: a page that was left or sent to somebody else shows the same run again.
+function runOfAddress() {
+  return new URLSearchParams(location.hash.slice(1)).get("run");
+}
 
 function layerText(rank, label) {
   const layer = (rank.layers || []).find((candidate) => candidate.layer === label);
@@ -22,17 +27,20 @@ function verdict(ranks) {
     const more = alarms.length > 1 ? ` (and ${alarms.length - 1} more)` : "";
     return ["bad", "attention of " + alarmText(alarms[0], ranks.length > 1) + more];
   }
+  const warned = [...new Set(ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven).map(by("detector")))];
   const judged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
-  return judged ? ["good", "attention errs no more than its precision explains"] : ["waiting", "no attention was judged yet"];
+  const text = judged ? "attention errs no more than its precision explains" : "no attention was judged yet";
+  if (warned.length) return ["bad", `${warned.join(", ")} ${warned.length > 1 ? "warn" : "warns"}; ${text}`];
+  return [judged ? "good" : "waiting", text];
 }
 
 // What a reader should know beside the verdict, one sentence each.
 function notes(ranks) {
   const of = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
+  for (const event of lossEvents(ranks).slice(-3).reverse()) warn(eventSentence(event, ranks.length > 1));
   for (const rank of ranks) {
-    const spikes = rank.loss?.spike_steps || [], broken = rank.gradient?.nonfinite_layers || [];
-    if (spikes.length) warn(`Loss spikes at step ${spikes.slice(-5).map(count).join(", ")}${of(rank)}`);
+    const broken = rank.gradient?.nonfinite_layers || [];
     if (broken.length) warn(`NaN or Inf in the gradient of ${broken.slice(0, 8).join(", ")}${of(rank)}`);
     if (rank.no_attention_seen) warn(`No attention call has been seen${of(rank)}; dropout or a mask may put all of them on the unfused path.`);
     if (rank.alive === false && rank.state === "running") warn(`Rank ${rank.rank} is gone.`);
@@ -88,23 +96,26 @@ function showCharts(ranks, shown) {
   const order = ranks.map((rank) => rank.rank);
   const tables = (ui.history?.tables || []).filter((t) => !known(t.layer) && shown.some((rank) => rank.rank === t.rank))
     .map((t) => ({ ...t, index: order.indexOf(t.rank) }));
-  const events = shown.flatMap((rank) => (rank.events || []).flatMap((event) => [event.first_step, event.last_step]));
   const limits = { ...ui.state.thresholds, max_slowdown: shown[0]?.max_slowdown };
-  const drawing = { limits, events: [...new Set(events)], lossEvents: lossEvents(shown), logarithmic: byId("logarithmic").checked };
-  if (tables.length) for (const chart of ui.charts) chart.update(tables, drawing);
+  const drawing = { limits, lanes: lanesOf(shown), lossEvents: lossEvents(shown), logarithmic: byId("logarithmic").checked, cursor: ui.reader?.step ?? null };
+  ui.reader?.update(tables, drawing);
+  for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
-  ui.heat.update(layers, ui.state.thresholds || {}, names, largest(shown.map((rank) => rank.weights?.interval_steps)));
+  ui.heat.suggest(shown.flatMap((rank) => rank.alarms || [])[0]);
+  ui.heat.update(layers, ui.state.thresholds || {}, names, largest(shown.map((rank) => rank.weights?.interval_steps)), lossEvents(shown));
 }
 
 function showTables(ranks, shown) {
+  ui.tables.before.fill(beforeRows(shown), "Newest first. Steps before: from when a detector spoke to the onset of the event; of its layers the earliest. Right: see below.");
   ui.tables.ranks.fill(ranks.length > 1 ? ranks.map(rankRow) : []);
   const layers = layerRows(shown);
   ui.tables.layers.fill(layers, shown.length > 1 ? "Of each layer the rank with the largest ratio; layers with an alarm first." : "");
-  ui.tables.detectors.fill(detectorRows(shown), "Loud ones first; of several ranks the loudest. Right: how often a loss event followed a warning in the benchmark's small trainings, not in this one.");
+  ui.tables.detectors.fill(detectorRows(shown), "Loud ones first; of several ranks the loudest. From the benchmark's small trainings, not from this one: how many warnings " +
+    "were right, a loss event followed; how many of the loss events they caught, and how many steps before, the median; experimental: not yet of use by these figures.");
   ui.tables.events.fill(eventRows(shown));
   ui.tables.counts.fill(shown.length ? ["forward", "backward"].map((pass) => countRow(shown, pass)) : [],
     "calls = unsampled + skipped + sampled; sampled = judged + lost + in flight.");
@@ -139,6 +150,7 @@ function show() {
   setText(byId("state"), state.state ?? "unknown");
   setText(byId("version"), known(state.version) ? "foreshock " + state.version : "");
   document.title = known(state.run) ? state.run + " – foreshock" : "foreshock";
+  showGrafana(state, ui.rank);
   showVerdict(ranks);
   showFigures(shown);
   showLegend(ranks);
@@ -153,18 +165,32 @@ async function read(path) {
   return response.json();
 }
 
+// The history of the run that is shown, again when it has gone on; not every time, for it is long.
+async function readHistory(state) {
+  const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
+  const isOther = ui.historyRun !== state.run;
+  if (!isOther && (steps === ui.historySteps || ui.polls++ % 2 !== 0)) return;
+  const history = await read("/api/v1/history" + (known(state.run) ? "?run=" + encodeURIComponent(state.run) : ""));
+  Object.assign(ui, { history, historyRun: state.run, historySteps: steps });
+}
+
+// False: meanwhile another run was chosen, which has its own update under way.
+async function update() {
+  const run = ui.run;
+  ui.document = await read("/api/v1/state");
+  const state = await chooseRun(ui.document);
+  if (ui.run !== run) return false;
+  await readHistory(state);
+  if (ui.run !== run) return false;
+  ui.state = state;
+  show();
+  return true;
+}
+
 async function poll() {
   const fresh = byId("fresh");
   try {
-    ui.document = await read("/api/v1/state");
-    ui.state = await chooseRun(ui.document);
-    const steps = JSON.stringify((ui.state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
-    if (steps !== ui.historySteps && ui.polls++ % 2 === 0) {
-      ui.history = await read("/api/v1/history");
-      ui.historySteps = steps;
-    }
-    show();
-    setText(fresh, "live");
+    if (await update()) setText(fresh, "live");
     fresh.className = "quiet";
   } catch (error) {
     setText(fresh, "not reachable; these are the last values");
@@ -176,13 +202,15 @@ async function poll() {
 
 function start() {
   const tables = byId("tables");
-  if (window.Chart) ui.charts = CHARTS.map((kind) => new StepChart(byId("charts"), kind));
-  else add(byId("charts"), "p", "quiet", "This foreshock was built without a chart library.");
+  if (window.Chart) ui.charts = CHARTS.map((kind) => new StepChart(byId(kind.isWide ? "loss" : "charts"), kind));
+  else add(byId("loss"), "p", "quiet", "This foreshock was built without a chart library.");
+  byId("signals").hidden = ui.charts.length === 0;
   ui.heat = new HeatMap();
   ui.tables = {
     ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
       "worst layer", "s per step", "slowdown"], [0, 1]),
-    detectors: new Table(tables, "Detectors", ["detector", "level", "layer", "since step", "rank", "values", "watched", "warned", "last warning at step", "right"], [0, 1, 2, 9]),
+    before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "seen at", "rank", "detector", "level", "layer", "from step", "steps before", "right"], [0, 4, 5, 6, 8]),
+    detectors: new Table(byId("detectors"), "Detectors", ["detector", "level", "layer", "since step", "rank", "values", "warned", "last warning at step", "right", "events caught", "steps before", "by its figures"], [0, 1, 2, 11]),
     events: new Table(tables, "Events", ["first step", "last step", "what", "rank", "layer", "times", "value"], [2]),
     layers: new Table(tables, "Layers", ["layer", "name", "rank", "ratio forward", "ratio backward", "bias, ulp", "z", "relative error", "largest logit",
       "least entropy", "gradient norm", "steps with NaN or Inf"], [0, 1]),
@@ -192,12 +220,13 @@ function start() {
     health: new Table(tables, "The monitor itself", ["rank", "monitor", "steps from", "layers from", "loss from", "one step of", "slowdown", "budget", "s at attention",
       "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4]),
   };
+  if (ui.charts.length) ui.reader = new StepReader(ui.charts[0], show);
   byId("logarithmic").addEventListener("change", show);
   byId("runs").addEventListener("change", async (event) => {
     ui.run = event.target.value;
+    history.replaceState(null, "", "#" + new URLSearchParams({ run: ui.run }));
     try {
-      ui.state = await chooseRun(ui.document);
-      show();
+      await update();
     } catch (error) {
       console.warn(error);
     }

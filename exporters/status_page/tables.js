@@ -1,6 +1,6 @@
 // The tables below the charts, and the figures above them.
 
-// Rows of texts; a cell may be {text, alarm}. Kept from update to update, so that focus and open details survive.
+// Rows of texts; a cell may be {text, alarm, bar}: a bar of that share of its width. Kept from update to update, so that focus and open details survive.
 class Table {
   constructor(parent, name, columns, textColumns) {
     this.section = add(parent, "section");
@@ -23,10 +23,11 @@ class Table {
     this.scroll.classList.toggle("long", rows.length > 16);
     setText(this.note, note);
     this.body.replaceChildren(...rows.map((cells) => {
-      const row = element("tr");
+      const row = element("tr", cells.isFirst ? "first" : "");
       cells.forEach((cell, i) => {
         const td = add(row, "td", this.isText[i] ? "text" : "");
-        add(td, "span", cell?.alarm ? "alarm" : "", cell?.text ?? (cell === "" || !known(cell) ? "–" : cell));
+        add(td, "span", cell?.alarm ? "alarm" : cell?.kind ?? "", cell?.text ?? (cell === "" || !known(cell) ? "–" : cell));
+        if (cell?.bar > 0) add(td, "span", "bar").style.width = `${Math.max(2, 64 * cell.bar)}px`;
       });
       return row;
     }));
@@ -90,14 +91,17 @@ function healthRows(ranks) {
 }
 
 const LEVELS = ["quiet", "watch", "warn"];
-const LOSS_EVENTS = { loss_spike: "spike", divergence: "lost", loss_rise: "rise" };
+const levelCell = (level) => ({ text: level, alarm: level === "warn", kind: level === "watch" ? "watch" : "" });
 
-// A share of warnings that a loss event followed, in the benchmark and not in this run.
-function measuredCell(measured) {
+// The share of warnings that a loss event followed, in the benchmark and not in this run.
+function rightCell(measured) {
   if (!measured) return "not measured";
-  const text = measured.alarms > 0 ? `${count(measured.right)} of ${count(measured.alarms)} warnings` : "never warned";
-  return measured.proven ? text : text + ", experimental";
+  return measured.alarms > 0 ? `${count(measured.right)} of ${count(measured.alarms)}, ${percent(measured.right / measured.alarms, 0)}` : "never warned";
 }
+
+// The share of loss events that a warning came before.
+const caughtCell = (measured) => (measured?.events > 0 ? `${count(measured.hits)} of ${count(measured.events)}` : "");
+const provenCell = (measured) => (!measured ? "" : measured.proven ? "default" : "experimental");
 
 // Of several ranks the one whose detector is loudest; loud ones come first, then in the order of the table.
 function detectorRows(ranks) {
@@ -109,12 +113,10 @@ function detectorRows(ranks) {
     }
   }
   return [...worst.values()].sort((a, b) => LEVELS.indexOf(b.detector.level) - LEVELS.indexOf(a.detector.level))
-    .map(({ rank, detector: d }) => [d.detector, { text: d.level, alarm: d.level === "warn" }, d.level === "quiet" ? "" : layerText(rank, d.layer ?? ""),
-      d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values), count(d.watches), count(d.warnings), count(d.last_warn_step),
-      measuredCell(d.measured)]);
+    .map(({ rank, detector: d }) => [d.detector, levelCell(d.level), d.level === "quiet" ? "" : layerText(rank, d.layer ?? ""),
+      d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values), count(d.warnings), count(d.last_warn_step),
+      rightCell(d.measured), caughtCell(d.measured), count(d.measured?.lead_median), provenCell(d.measured)]);
 }
-
-const lossEvents = (ranks) => ranks.flatMap((rank) => (rank.precursors?.loss_events || []).map((event) => ({ step: event.step, what: LOSS_EVENTS[event.event] ?? "event" })));
 
 const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss lost", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",
   nonfinite_gradient_norm: "NaN or Inf in the gradient norm", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",

@@ -50,6 +50,18 @@ TEST(Arguments, WrongValuesSayWhereTheyCameFrom) {
   unsetenv("FORESHOCK_MAX_SLOWDOWN");
 }
 
+TEST(Arguments, AGrafanaIsAnAddressOfTheWeb) {
+  for (const char* good : {"http://localhost:3000", "https://grafana.example.com/sub/", "http://[::1]:3000"})
+    EXPECT_EQ(value_wanted(OptionId::kGrafana, good), "") << good;
+  for (const char* bad : {"javascript:alert(1)", "//example.com", "https://", "https:///d", "ftp://host",
+                          "http://host/?orgId=1", "http://host/#x", "http://me:secret@host", "http://a b",
+                          "http://host/\"onclick", "http://h\xc3\xb6st", "HTTP"})
+    EXPECT_NE(value_wanted(OptionId::kGrafana, bad), "") << bad;
+  EXPECT_NE(value_wanted(OptionId::kGrafana, "http://" + std::string(2000, 'a')), "");
+  EXPECT_THAT(problem_of({"--grafana", "grafana:3000", "--", "true"}),
+              HasSubstr("--grafana wants an address"));
+}
+
 TEST(Arguments, RefusesWhatIsNotThere) {
   EXPECT_THAT(problem_of({"--frobnicate"}), HasSubstr("there is no option --frobnicate"));
   EXPECT_THAT(problem_of({"--json"}), HasSubstr("there is no option --json"));  // an option of status

@@ -7,57 +7,8 @@ import pathlib
 import signal
 
 import pytest
-from live import Live
+from hand_training import BIASED, KEYS, Training
 from scraping import get, wait_until
-from segment_file import segments
-
-FOUND_BY_DETECTORS = {"precursor", "loss_spike", "divergence", "loss_rise", "nonfinite_gradient_norm", "resumed"}
-KEYS = ("rank", "step", "event", "layer", "value", "detector", "level", "score")
-# fp32 results about two units in the last place too large.
-BIASED = 1 + 2**-22
-
-
-class Training:
-    """The hand trainer, in portions that the agent can follow."""
-
-    def __init__(self, base: pathlib.Path, trainer: Live, run_id: str = "me") -> None:
-        self.directory, self.trainer, self.step = base / run_id, trainer, 0
-
-    def agent(self) -> int:
-        return json.loads((self.directory / "agent.json").read_text())["pid"]
-
-    def all_judged(self) -> bool:
-        counts = [of for each in segments(self.directory) for of in each.attention().values()]
-        return bool(counts) and all(of["sampled"] == of["judged"] > 0 for of in counts)
-
-    def run(self, steps: int, **how: float) -> None:
-        for count in [10] * (steps // 10):
-            given = "".join(f", {name}={value!r}" for name, value in how.items())
-            given = given.replace("nan", "float('nan')").replace("inf", "float('inf')")
-            self.trainer.do(f"hand.train({self.step + 1}, {count}{given})")
-            self.step += count
-            wait_until(self.all_judged)
-
-    def plant(self, factor: float) -> None:
-        self.trainer.do(f"hand.plant({factor!r})")
-
-    def change_agent(self, how: signal.Signals) -> None:
-        before = self.agent()
-        os.kill(before, how)
-        wait_until(lambda: self.agent() != before)
-
-    def settle(self) -> None:
-        """Until the record has every step: an agent that is killed takes the lines of its last second along."""
-        last = f'"step":{self.step},'
-        wait_until(
-            lambda: any(
-                last in text for text in self.trainer.record.read_text().splitlines() if '"type":"step"' in text
-            )
-        )
-
-    def recorded(self) -> list[tuple]:
-        lines = [json.loads(text) for text in self.trainer.record.read_text().splitlines()]
-        return [tuple(line[key] for key in KEYS) for line in lines if line.get("event") in FOUND_BY_DETECTORS]
 
 
 def detected(foreshock, record: pathlib.Path) -> list[tuple]:

@@ -26,6 +26,21 @@ TEST(HistoryTable, IsJsonWithNullForUnknown) {
   EXPECT_EQ(parsed["tables"][1]["columns"]["bias_ulp"][0], -0.0012346);
 }
 
+TEST(HistoryTable, OfOneRunOnly) {
+  const std::vector<HistoryTable> tables = {
+      {"a", 0, "", 0, 1, {}}, {"b", 0, "", 0, 1, {}}, {"a", 1, "", 0, 1, {}}};
+  const auto runs_of = [&](std::string_view run) {
+    std::string runs;
+    for (const json& table : json::parse(history_json(tables, run))["tables"])
+      runs += table["run"].get<std::string>();
+    return runs;
+  };
+  EXPECT_EQ(runs_of("a"), "aa");
+  EXPECT_EQ(runs_of("b"), "b");
+  EXPECT_EQ(runs_of("c"), "");
+  EXPECT_EQ(runs_of(""), "aba");
+}
+
 TEST(HistoryTable, NoTableIsAnEmptyList) { EXPECT_EQ(history_json({}), "{\"schema\":1,\"tables\":[]}"); }
 
 }  // namespace

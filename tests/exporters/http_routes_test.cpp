@@ -8,6 +8,7 @@
 namespace foreshock {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -99,6 +100,27 @@ TEST(HttpRoutes, RendersAHistoryOnceAndANewOneAnew) {
   const auto first = ask();
   EXPECT_THAT(*first, HasSubstr(R"("columns":{"loss":[2]})"));
   EXPECT_EQ(ask(), first);
+}
+
+TEST(HttpRoutes, AHistoryIsOfTheRunThatIsAskedFor) {
+  const auto published = std::make_shared<Published>();
+  HttpRoutes routes;
+  const auto ask = [&](std::string_view target) {
+    return routes.answer({"GET", "localhost", target}, published).body;
+  };
+  std::vector<HistoryTable> tables(2);
+  tables[0].run = "one";
+  tables[1].run = "other/run";
+  published->history = std::make_shared<const std::vector<HistoryTable>>(tables);
+  EXPECT_THAT(*ask("/api/v1/history"), AllOf(HasSubstr("one"), HasSubstr("other/run")));
+  EXPECT_THAT(*ask("/api/v1/history?run=one"), AllOf(HasSubstr("one"), Not(HasSubstr("other/run"))));
+  const auto other = ask("/api/v1/history?run=other%2Frun");
+  EXPECT_THAT(*other, AllOf(HasSubstr("other/run"), Not(HasSubstr("one"))));
+  EXPECT_EQ(ask("/api/v1/history?run=other%2Frun"), other) << "rendered once";
+  EXPECT_EQ(*ask("/api/v1/history?run=none"), R"({"schema":1,"tables":[]})");
+  tables.pop_back();
+  published->history = std::make_shared<const std::vector<HistoryTable>>(tables);
+  EXPECT_EQ(*ask("/api/v1/history?run=other%2Frun"), R"({"schema":1,"tables":[]})") << "of the new history";
 }
 
 TEST(HttpRoutes, BeforeTheFirstSnapshotMetricsAreEmpty) {

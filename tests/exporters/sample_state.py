@@ -27,7 +27,8 @@ def hostile_layer() -> dict:
 
 
 def detector(name: str, level: str, layer: str | None, since: int | None, right: int | None) -> dict:
-    measured = None if right is None else {"right": right, "alarms": 87, "precision": right / 87, "lift": 7.9}
+    figures = {"alarms": 87, "lift": 7.9, "events": 36, "hits": 21, "lead_median": 34.5, "false_per_10k": 0.2}
+    measured = None if right is None else figures | {"right": right, "precision": right / 87}
     return {
         "detector": name, "level": level, "layer": layer, "since_step": since, "values": 512, "watches": 2,
         "warnings": 1 if level == "warn" else 0, "last_warn_step": 1415 if level == "warn" else None,
@@ -41,8 +42,9 @@ def precursors(broken: bool) -> dict:
         detectors[1] = detector("max_logit", "watch", "<s>004</s>", 1402, None)
         detectors.append(detector("gradient_growth", "warn", None, 1409, 69))
     before = [{"detector": "gradient_growth", "layer": None, "level": "warn", "since_step": 1409, "lead_steps": 11}]
+    rise = {"event": "loss_rise", "step": 1100, "declared_step": 1196, "preceded_by": []}
     spike = {"event": "loss_spike", "step": 1420, "declared_step": 1422, "preceded_by": before}
-    return {"detectors": detectors, "loss_events": [spike] if broken else []}
+    return {"detectors": detectors, "loss_events": [rise, spike] if broken else []}
 
 
 def rank(number: int, layers: int) -> dict:
@@ -50,10 +52,17 @@ def rank(number: int, layers: int) -> dict:
     ratios = [2.41 if broken and f"{i:03}" == BROKEN_LAYER else 0.7 + 0.002 * i for i in range(layers)]
     events = [{"event": "loss_spike", "layer": None, "first_step": 1420, "last_step": 1420, "count": 1, "value": 9.5},
               {"event": "nonfinite_gradient", "layer": "002", "first_step": 1418, "last_step": 1430, "count": 3,
-               "value": None}]  # fmt: skip
+               "value": None},
+              {"event": "warn_gradient_growth", "layer": None, "first_step": 1415, "last_step": 1415, "count": 1,
+               "value": 6.1},
+              {"event": "watch_max_logit", "layer": "<s>004</s>", "first_step": 1402, "last_step": 1410, "count": 2,
+               "value": 61},
+              {"event": "warn_max_logit", "layer": "<s>004</s>", "first_step": 1421, "last_step": 1421, "count": 1,
+               "value": 104}]  # fmt: skip
     return {
         "rank": number, "steps": 512, "steps_lost": 0, "step": 1511, "step_source": "optimizer_state",
         "worst_layer": "002", "layer_source": "parameter", "slowdown_ratio": 0.0082, "max_slowdown": 0.01,
+        "started_at": 1795000000.25 + number, "last_step_at": 1795000600.5,
         "state": "running", "alive": True, "on": True, "current": True, "skipped_steps": 0,
         "sample_interval_steps": 8, "step_seconds": 0.41, "learning_rate": 3e-4, "slots_refused": 0,
         "slots": {"given": 12, "wanted": 12}, "overhead_seconds": {"attention": 1.25, "step": 0.5, "agent": 3.75},
@@ -78,7 +87,8 @@ def rank(number: int, layers: int) -> dict:
 def sample_state(ranks: int = 2, layers: int = 6) -> dict:
     return {
         "schema": 1, "run": "<img src=x onerror=alert(1)>", "state": "running", "version": "0.1.0",
-        "address": "127.0.0.1:9847", "ranks": [rank(n, layers) for n in range(ranks)],
+        "address": "127.0.0.1:9847", "grafana": "https://grafana.example.com/sub",
+        "ranks": [rank(n, layers) for n in range(ranks)],
         # As the agent tells all runs that it serves: of each only how many ranks it has.
         "runs": [{"run": "<img src=x onerror=alert(1)>", "state": "running", "owner": "me", "ranks": ranks}],
         "thresholds": {"deviation_ratio_forward": 2, "deviation_ratio_backward": 3, "bias_ulp": 0.05, "bias_z": 6},

@@ -1,9 +1,11 @@
 // A server with a sample of everything, hostile text and non-finite values included, for the tests that need
-// a real client: serve_sample [STATE.json [RANKS LAYERS]]. Prints "ADDRESS PORT" and serves until its
-// standard input ends; its counters grow meanwhile.
+// a real client: serve_sample [STATE.json [RANKS LAYERS [RUN]...]]. Prints "ADDRESS PORT" and serves until
+// its standard input ends; its counters grow meanwhile. Every RUN has histories, the loss of each next one is
+// 1 higher.
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -46,10 +48,10 @@ std::vector<float> curve(double height, double phase, int every) {
   return values;
 }
 
-HistoryTable layer_history(int rank, int layer) {
+HistoryTable layer_history(const std::string& run, int rank, int layer) {
   char label[16];
   std::snprintf(label, sizeof label, "%03d", layer);
-  HistoryTable table = {"", rank, label, 1024, 8, {}};
+  HistoryTable table = {run, rank, label, 1024, 8, {}};
   std::vector<float> ratio;
   for (int n = 0; n < 64; ++n)
     ratio.push_back(
@@ -62,11 +64,10 @@ HistoryTable layer_history(int rank, int layer) {
   return table;
 }
 
-std::shared_ptr<const Tables> histories(int ranks, int layers) {
-  auto tables = std::make_shared<Tables>();
+void add_histories(const std::string& run, double loss, int ranks, int layers, Tables* tables) {
   for (int rank = 0; rank < ranks; ++rank) {
-    tables->push_back({"", rank, "", 1000, 2, {}});
-    tables->back().columns = {{"loss", curve(2.2, rank, 1)},
+    tables->push_back({run, rank, "", 1000, 2, {}});
+    tables->back().columns = {{"loss", curve(loss, rank, 1)},
                               {"gradient_norm", curve(1.3, 2 * rank, 1)},
                               {"deviation_ratio_forward", curve(0.72, rank, 4)},
                               {"deviation_ratio_backward", curve(0.8, 3 * rank, 4)},
@@ -74,8 +75,14 @@ std::shared_ptr<const Tables> histories(int ranks, int layers) {
                               {"weight_wasserstein", curve(3e-5, rank, 32)},
                               {"weight_update", curve(1e-6, rank, 32)},
                               {"slowdown_ratio", curve(0.004, rank, 1)}};
-    for (int layer = 0; layer < layers; ++layer) tables->push_back(layer_history(rank, layer));
+    for (int layer = 0; layer < layers; ++layer) tables->push_back(layer_history(run, rank, layer));
   }
+}
+
+std::shared_ptr<const Tables> histories(int ranks, int layers, const std::vector<std::string>& runs) {
+  auto tables = std::make_shared<Tables>();
+  for (size_t n = 0; n < runs.size(); ++n)
+    add_histories(runs[n], 2.2 + static_cast<double>(n), ranks, layers, tables.get());
   return tables;
 }
 
@@ -98,7 +105,8 @@ std::shared_ptr<const foreshock::Published> sample(foreshock::Registry* registry
 int main(int argc, char** argv) {
   std::ostringstream state;
   if (argc > 1) state << std::ifstream(argv[1]).rdbuf();
-  const auto history = argc > 3 ? histories(std::atoi(argv[2]), std::atoi(argv[3])) : nullptr;
+  const std::vector<std::string> runs(argv + std::min(argc, 4), argv + argc);
+  const auto history = argc > 3 ? histories(std::atoi(argv[2]), std::atoi(argv[3]), runs) : nullptr;
   foreshock::Registry registry;
   foreshock::HttpServer server;
   std::string error;

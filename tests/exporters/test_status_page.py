@@ -1,81 +1,16 @@
 """The status page in a real browser: what it shows of states large and hostile, what it says, and whom it asks."""
 
-import importlib.util
 import json
-import os
-import pathlib
-import subprocess
+import urllib.parse
 
 import browser
 import pytest
+from monitored import ROOT
+from status_page import LIVE, rows, sample_state
 
-HERE = pathlib.Path(__file__).resolve().parent
-BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", HERE.parents[1] / "build" / "release"))
-RANKS, LAYERS = 8, 96
+RANKS, LAYERS = 8, 96  # of page() without words
 
 pytestmark = pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here")
-
-
-def sample_state(ranks: int, layers: int) -> dict:
-    spec = importlib.util.spec_from_file_location("sample_state", HERE / "sample_state.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.sample_state(ranks, layers)
-
-
-@pytest.fixture
-def serve(tmp_path):
-    """serve(state, ranks, layers): the address of a page with this state and histories of that size."""
-    servers = []
-
-    def start(state: dict, ranks: int = 0, layers: int = 0) -> str:
-        file = tmp_path / "state.json"
-        file.write_text(json.dumps(state))
-        words = [str(BUILD / "bin" / "serve_sample"), str(file), str(ranks), str(layers)]
-        servers.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        host, port = servers[-1].stdout.readline().split()
-        return f"http://{host}:{port}"
-
-    yield start
-    for server in servers:
-        server.terminate()
-        server.wait(timeout=20)
-        server.stdin.close()
-        server.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def tab():
-    one = browser.Browser()
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def page(serve, tab):
-    """page(ranks, layers, **how): the tab with such a page, once it is live and has drawn."""
-
-    def open_page(ranks: int = RANKS, layers: int = LAYERS, **how: object) -> browser.Browser:
-        address = serve(sample_state(ranks, layers), ranks, layers)
-        tab.open(address + "/", **how)
-        tab.wait_for("byId('fresh').textContent === 'live' && ui.history && ui.charts[0].chart")
-        return tab
-
-    yield open_page
-    tab.value("0")  # whatever it has said meanwhile
-    tab.leave()
-    assert tab.console == []
-    origins = {"/".join(address.split("/")[:3]) for address in tab.requests}
-    assert len(origins) == 1, f"something outside was asked for: {origins}"
-
-
-def rows(tab: browser.Browser, name: str) -> list[list[str]]:
-    """The cells of a table, as text."""
-    script = f"""[...document.querySelectorAll('#tables section')]
-        .filter((s) => s.querySelector('h2').textContent === {json.dumps(name)})
-        .flatMap((s) => [...s.querySelectorAll('tbody tr')])
-        .map((row) => [...row.cells].map((cell) => cell.textContent))"""
-    return tab.value(script)
 
 
 def test_the_verdict_names_the_layer(page):
@@ -85,7 +20,8 @@ def test_the_verdict_names_the_layer(page):
     expected += "what its precision explains"
     assert tab.value("byId('verdict-text').textContent") == expected
     assert tab.texts("#notes li.alarm") == [
-        "Loss spikes at step 1,420 on rank 1",
+        "Loss: spike at step 1,420 on rank 1; before it gradient_growth (11 steps)",
+        "Loss: slow rise at step 1,100 on rank 1; no detector spoke before it",
         "NaN or Inf in the gradient of 002 on rank 1",
     ]
     assert rows(tab, "Layers")[0][:4] == ["002", "blocks.2.attention.qkv.weight", "1", "2.41"]
@@ -106,21 +42,63 @@ def test_detectors_are_told_the_loudest_first(page):
     tab = page()
     found = rows(tab, "Detectors")
     assert found[0][:5] == ["gradient_growth", "warn", "–", "1,409", "1"]
-    assert found[0][9] == "69 of 87 warnings"
+    assert found[0][8:] == ["69 of 87, 79 %", "21 of 36", "34.5", "default"]
     assert found[1][:5] == ["max_logit", "watch", "<s>004</s>", "1,402", "1"]
-    assert found[1][9] == "not measured"
+    assert found[1][8:] == ["not measured", "–", "–", "–"]
     assert found[2][:4] == ["bias", "quiet", "–", "–"]
-    assert found[2][9] == "3 of 87 warnings, experimental"
-    assert "warn" in tab.texts("#tables .alarm"), "a mark and not only a colour"
+    assert found[2][8:] == ["3 of 87, 3 %", "21 of 36", "34.5", "experimental"]
+    assert "warn" in tab.texts("#detectors .alarm"), "a mark and not only a colour"
+    assert tab.texts("#detectors .watch") == ["watch"]
 
 
-def test_loss_events_are_marked_on_the_loss_and_nowhere_else(page):
+def test_loss_events_and_warnings_are_marked_on_the_loss(page):
     tab = page()
-    marked = "ui.charts.map((c) => c.chart?.options.plugins.guides.lossEvents.map((e) => [e.step, e.what])).slice(0, 2)"
-    assert tab.value(marked) == [[[1420, "spike"]], []]
-    assert tab.value("ui.charts[0].canvas.getAttribute('aria-label')").endswith("; spike at step 1,420")
-    assert 1420 not in tab.value("ui.charts[0].chart.options.plugins.guides.events"), "not marked twice"
-    assert 1420 in tab.value("ui.charts[1].chart.options.plugins.guides.events")
+    events = "ui.charts.map((c) => c.chart?.options.plugins.guides.lossEvents.map((e) => [e.step, e.what])).slice(0, 2)"
+    assert tab.value(events) == [[[1100, "slow rise"], [1420, "spike"]]] * 2
+    named = "ui.charts.filter((c) => c.chart?.options.plugins.guides.isNamed).map((c) => c.kind.name)"
+    assert tab.value(named) == ["loss"]
+    lanes = "ui.charts[0].chart.options.plugins.laneMarks.lanes"
+    assert tab.value(f"{lanes}.map((l) => [l.name, l.marks.map((m) => [m.level, m.from])])") == [
+        ["gradient_growth", [["warn", 1415]]],
+        ["max_logit", [["watch", 1402], ["warn", 1421]]],
+    ]
+    assert tab.value("ui.charts[1].chart.options.plugins.guides.warnings") == [1415, 1421]
+    said = "; slow rise at step 1,100, spike at step 1,420"
+    said += "; warned: gradient_growth at step 1,415, max_logit at step 1,421"
+    assert tab.value("ui.charts[0].canvas.getAttribute('aria-label')").endswith(said)
+
+
+def test_what_came_before_each_loss_event(page):
+    tab = page()
+    assert rows(tab, "Loss events, and what came before") == [
+        ["spike", "1,420", "1,422", "1", "gradient_growth", "warn", "–", "1,409", "11", "69 of 87, 79 %"],
+        ["", "", "", "", "max_logit", "warn", "<s>004</s>", "1,421", "1 after the onset", "not measured"],
+        ["slow rise", "1,100", "1,196", "1", "no detector spoke before it", "–", "–", "–", "–", "–"],
+    ]
+    assert tab.value("document.querySelectorAll('#before .bar').length") == 1, "what came after has no lead to draw"
+
+
+def test_ranks_that_see_the_same_event_are_one_row(page):
+    state = sample_state(3, 2)
+    for rank in state["ranks"][:2]:
+        rank["precursors"] = state["ranks"][1]["precursors"]
+    tab = page(3, 2, state)
+    before = rows(tab, "Loss events, and what came before")
+    named = [row[:4] for row in before if row[0]]
+    assert named == [["spike", "1,420", "1,422", "0 to 1"], ["slow rise", "1,100", "1,196", "0 to 1"]]
+
+
+def test_a_proven_warning_is_in_the_verdict(page):
+    state = sample_state(1, 4)
+    state["ranks"][0]["precursors"] = sample_state(2, 4)["ranks"][1]["precursors"]
+    detectors = state["ranks"][0]["precursors"]["detectors"]
+    text = "attention errs no more than its precision explains"
+    tab = page(1, 4, state)
+    assert tab.value("byId('verdict').className") == "bad"
+    assert tab.value("byId('verdict-text').textContent") == "gradient_growth warns; " + text
+    detectors[2]["measured"]["proven"] = False
+    tab = page(1, 4, state)
+    assert tab.value("byId('verdict').className") == "good", "what has not proven itself is in the table only"
 
 
 def test_names_stay_text(page):
@@ -157,8 +135,9 @@ def test_charts_say_in_words_what_they_show(page):
 
 def test_something_is_drawn(page):
     tab = page()
-    painted = """[...document.querySelectorAll('main canvas')].filter((c) => c.offsetParent && c.width).map((c) =>
-        new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size)"""
+    painted = """[...document.querySelectorAll('main canvas:not(.swatch)')].filter((c) => c.offsetParent && c.width)
+        .map((c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data)
+        .map((data) => new Set(new Uint32Array(data.buffer)).size)"""
     colours = tab.value(painted)
     assert len(colours) == 10, "eight charts, the map and its scale"
     assert min(colours) > 8, colours
@@ -204,30 +183,78 @@ def test_a_cell_of_the_map_can_be_read_with_the_keyboard(page):
     tab.value("byId('heat-map').focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
         tab.press(key)
-    name = "layer 002 (blocks.2.attention.qkv.weight), steps 1,528 to 1,535: 2.40, rank 1"
+    name = "layer 002 (blocks.2.attention.qkv.weight), steps 1,528 to 1,535: 2.40, beyond the alarm, rank 1"
     assert tab.value("byId('heat-cell').textContent") == name
     for _ in range(30):
         tab.press("ArrowLeft")
     assert "rank 1" not in tab.value("byId('heat-cell').textContent")
 
 
-def test_dark_and_narrow(page):
-    tab = page(dark=True, width=390)
-    background = tab.value("getComputedStyle(document.body).backgroundColor")
-    assert background == "rgb(20, 23, 26)"
-    assert tab.value("document.documentElement.scrollWidth") <= 390, "nothing makes a phone scroll sideways"
+def two_runs() -> dict:
+    first, second = (sample_state(1, 2) | {"run": name, "runs": None} for name in ("first", "second"))
+    second["state"] = "finished"
+    return first | {"runs": [first, second]}
 
 
 def test_several_runs_are_told_apart(serve, tab):
-    state = sample_state(1, 2)
-    first, second = state | {"run": "first"}, state | {"run": "second", "state": "finished"}
-    tab.open(serve({"schema": 1, "version": "0.1.0", "runs": [first, second]}) + "/")
-    tab.wait_for("byId('fresh').textContent === 'live'")
+    tab.open(serve(two_runs(), 1, 2, "first", "second") + "/")
+    tab.wait_for(LIVE)
+    highest = "Math.max(...ui.charts[0].chart.data.datasets[0].data.map((p) => p.y))"
     assert tab.texts("#runs option") == ["first", "second"]
+    assert tab.value(highest) == pytest.approx(2.2 * 1.2, rel=1e-3)
+    assert tab.value("ui.charts[0].chart.data.datasets.length") == 1, "of the other run nothing is drawn"
     tab.value("byId('runs').value = 'second', byId('runs').dispatchEvent(new Event('change'))")
-    assert tab.value("byId('state').textContent") == "finished"
+    tab.wait_for(f"byId('state').textContent === 'finished' && {highest} > 3")
+    assert tab.value(highest) == pytest.approx(3.2 * 1.2, rel=1e-3)
+    assert tab.value("ui.heat.map.labels.length") == 2
+    address = tab.value("location.href")
+    assert address.endswith("#run=second")
+    tab.open(address)
+    tab.wait_for(LIVE)
+    assert tab.value("byId('runs').value") == "second", "the address leads to the same run"
+    assert tab.value(highest) == pytest.approx(3.2 * 1.2, rel=1e-3)
+    assert {request for request in tab.requests if "history" in request} == {
+        address.split("/#")[0] + "/api/v1/history?run=second"
+    }
     assert tab.console == []
     tab.leave()
+
+
+def links(tab: browser.Browser) -> dict[str, str]:
+    return dict(tab.value("[...document.querySelectorAll('#grafana a')].map((a) => [a.textContent, a.href])"))
+
+
+def test_grafana_is_linked_with_the_run_and_its_time(page):
+    tab = page(2, 2)
+    times = "&from=1794999940250&to=now"
+    run = "var-run=%3Cimg+src%3Dx+onerror%3Dalert%281%29%3E"
+    found = links(tab)
+    assert found == {
+        board: f"https://grafana.example.com/sub/d/foreshock-{board}?{run}{times}"
+        for board in ("overview", "attention", "weights", "fleet", "monitor")
+    }
+    relations = tab.value("[...document.querySelectorAll('#grafana a')].map((a) => a.rel + ' ' + a.target)")
+    assert set(relations) == {"noopener noreferrer _blank"}
+    tab.value("document.querySelector('#legend button[data-rank=\"1\"]').click()")
+    assert links(tab)["attention"] == found["attention"].replace("&from", "&var-rank=1&from")
+    assert links(tab)["fleet"] == found["fleet"]
+
+
+def test_of_a_run_that_has_ended_grafana_is_linked_to_its_end(page):
+    state = sample_state(1, 2) | {"state": "finished"}
+    assert links(page(1, 2, state))["overview"].endswith("&from=1794999940250&to=1795000660500")
+
+
+def test_the_dashboards_that_are_linked_are_those_that_we_ship(page):
+    shipped = {json.loads(file.read_text())["uid"] for file in (ROOT / "dashboards" / "grafana").glob("*.json")}
+    assert {urllib.parse.urlsplit(to).path.split("/")[-1] for to in links(page(1, 2)).values()} == shipped
+
+
+@pytest.mark.parametrize("address", [None, "javascript:alert(1)//", "//grafana", "ftp://grafana.example.com"])
+def test_without_an_address_of_the_web_nothing_is_linked(page, address):
+    tab = page(1, 2, sample_state(1, 2) | {"grafana": address})
+    assert links(tab) == {}
+    assert tab.value("byId('grafana').hidden")
 
 
 def test_an_agent_that_has_gone_is_said_to_be(serve, tab):

@@ -84,13 +84,15 @@ class Browser:
             self.note(answer)
         raise AssertionError(f"{method}: the browser does not answer")
 
-    def open(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+    def open(self, address: str, width: int = 1280, height: int = 900, dark: bool = False, calm: bool = False) -> None:
+        """`calm`: the reader has asked for less motion."""
         self.leave()
         self.console.clear()
         self.requests.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        motion = {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme, motion])
         self.call("Page.navigate", url=address)
 
     def leave(self) -> None:
@@ -115,9 +117,13 @@ class Browser:
     def texts(self, selector: str) -> list[str]:
         return self.value(f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)")
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, shift: bool = False) -> None:
+        number = {"Tab": 9}.get(key, 0)  # without it the focus stays where it is
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number,
+                modifiers=8 if shift else 0,
+            )  # fmt: skip
 
     def screenshot(self, path: pathlib.Path, whole: bool = True) -> None:
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)

@@ -1,0 +1,66 @@
+// What the detectors said before each loss event.
+
+const LOSS_EVENTS = { loss_spike: "spike", divergence: "lost", loss_rise: "slow rise" };
+
+// Ranks that see the same event at the same step are one row of it.
+function lossEvents(ranks) {
+  const events = new Map();
+  for (const rank of ranks) {
+    for (const event of rank.precursors?.loss_events || []) {
+      const key = event.event + event.step, seen = events.get(key) ?? { step: event.step, declared: event.declared_step, what: LOSS_EVENTS[event.event] ?? "event", ranks: [] };
+      events.set(key, seen);
+      seen.declared = smallest([seen.declared, event.declared_step]);
+      seen.ranks.push({ rank, event });
+    }
+  }
+  return [...events.values()].sort((a, b) => a.step - b.step);
+}
+
+// The earliest of each detector: it stands for its other layers and ranks. `lead`: steps before the onset; what warned
+// only between the onset and its being seen has a negative one.
+function speakersOf({ step, declared, ranks }) {
+  const earliest = new Map();
+  const offer = (speaker) => {
+    const before = earliest.get(speaker.detector);
+    if (!before || speaker.lead > before.lead) earliest.set(speaker.detector, speaker);
+  };
+  for (const { rank, event } of ranks) {
+    for (const { detector, layer, level, since_step, lead_steps } of event.preceded_by || [])
+      offer({ detector, layer, level, since: since_step, lead: lead_steps, rank });
+  }
+  for (const { rank } of ranks) {
+    for (const { event, layer, first_step } of rank.events || []) {
+      if (event.startsWith("warn_") && first_step >= step && first_step <= declared && !earliest.has(event.slice(5)))
+        offer({ detector: event.slice(5), layer, level: "warn", since: first_step, lead: step - first_step, rank });
+    }
+  }
+  return [...earliest.values()].sort((a, b) => b.lead - a.lead);
+}
+
+const leadText = (lead) => (lead > 0 ? count(lead) : lead < 0 ? count(-lead) + " after the onset" : "at the onset");
+
+function measuredOf(ranks, detector) {
+  return ranks.flatMap((rank) => rank.precursors?.detectors || []).find((d) => d.detector === detector)?.measured;
+}
+
+// Newest event first; the first row of each names it.
+function beforeRows(ranks) {
+  const many = ranks.length > 1;
+  return lossEvents(ranks).reverse().flatMap((event) => {
+    const speakers = speakersOf(event), longest = Math.max(1, ...speakers.map(by("lead")));
+    const who = many ? span(event.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
+    const named = [{ text: event.what, alarm: true }, count(event.step), count(event.declared), who];
+    const rows = speakers.map((s) => [s.detector, levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "", count(s.since),
+      { text: leadText(s.lead), bar: Math.max(0, s.lead) / longest }, rightCell(measuredOf(ranks, s.detector))]);
+    if (rows.length === 0) rows.push(["no detector spoke before it", "", "", "", "", ""]);
+    return rows.map((row, i) => Object.assign([...(i === 0 ? named : [{ text: "" }, { text: "" }, { text: "" }, { text: "" }]), ...row], { isFirst: i === 0 }));
+  });
+}
+
+// One sentence for the head of the page.
+function eventSentence(event, many) {
+  const speakers = speakersOf(event).filter((s) => s.lead > 0);
+  const before = speakers.slice(0, 3).map((s) => `${s.detector}${known(s.layer) ? " in " + s.layer : ""} (${count(s.lead)} steps)`).join(", ");
+  return `Loss: ${event.what} at step ${count(event.step)}${many ? " on rank " + span(event.ranks.map(({ rank }) => rank.rank)) : ""}; ` +
+    (before ? "before it " + before : "no detector spoke before it");
+}

@@ -1,0 +1,71 @@
+// Below the loss: what each detector said at which step, a lane for each that has spoken. Shape tells the level, not
+// colour alone: a warning is a filled triangle, watching a ring.
+
+const LANE = 15; // pixels
+
+// lanes: [{name, marks: [{from, to, level, layer, rank}]}], those that warned come first, then the earliest.
+function lanesOf(ranks) {
+  const lanes = new Map();
+  for (const rank of ranks) {
+    for (const event of rank.events || []) {
+      const [, level, name] = /^(warn|watch)_(.+)$/.exec(event.event) ?? [];
+      if (!name) continue;
+      const lane = lanes.get(name) ?? { name, marks: [] };
+      lanes.set(name, lane);
+      lane.marks.push({ from: event.first_step, to: event.last_step, level, layer: event.layer, rank: rank.rank });
+    }
+  }
+  const first = (lane, level) => smallest(lane.marks.filter((mark) => mark.level === level).map(by("from"))) ?? Infinity;
+  const early = (a, b) => (a === b ? 0 : a - b);
+  return [...lanes.values()].sort((a, b) => early(first(a, "warn"), first(b, "warn")) || early(first(a, "watch"), first(b, "watch")));
+}
+
+const warningSteps = (lanes) =>
+  [...new Set(lanes.flatMap((lane) => lane.marks.filter((mark) => mark.level === "warn").flatMap((mark) => [mark.from, mark.to])))].sort((a, b) => a - b);
+
+// What a reader hears of the step where the cursor is, in words.
+const spokenAt = (lanes, from, to) => lanes.flatMap((lane) => lane.marks.filter((mark) => [mark.from, mark.to].some((step) => step >= from && step <= to))
+  .map((mark) => `${lane.name} ${mark.level === "warn" ? "warns" : "watches"}${known(mark.layer) ? " in " + mark.layer : ""}`));
+
+function triangle(ctx, x, bottom, size) {
+  ctx.beginPath();
+  ctx.moveTo(x - size, bottom);
+  ctx.lineTo(x + size, bottom);
+  ctx.lineTo(x, bottom - 1.75 * size);
+  ctx.fill();
+}
+
+function drawMark(ctx, at, middle, level) {
+  ctx.fillStyle = ctx.strokeStyle = level === "warn" ? colour("orange") : colour("quiet");
+  if (level === "warn") return triangle(ctx, at, middle + 4, 4.5);
+  ctx.lineWidth = 1.5;
+  ctx.beginPath();
+  ctx.arc(at, middle, 3, 0, 7);
+  ctx.stroke();
+}
+
+const laneMarks = {
+  id: "laneMarks",
+  afterDraw(chart, _, { lanes = [] }) {
+    const { ctx, chartArea: area, scales: { x } } = chart;
+    const top = chart.height - LANE * lanes.length;
+    ctx.save();
+    ctx.font = "11px system-ui, sans-serif";
+    lanes.forEach(({ name, marks }, row) => {
+      const middle = top + LANE * (row + 0.5);
+      ctx.fillStyle = colour("quiet");
+      ctx.textAlign = "right";
+      ctx.textBaseline = "middle";
+      ctx.fillText(name, area.left - 8, middle, area.left - 10);
+      ctx.fillStyle = colour("grid");
+      ctx.fillRect(area.left, middle - 0.5, area.right - area.left, 1);
+      for (const mark of marks) {
+        const ends = [mark.from, mark.to].map((step) => x.getPixelForValue(step)).filter((at) => at >= area.left - 1 && at <= area.right + 1);
+        ctx.fillStyle = mark.level === "warn" ? colour("orange") : colour("quiet");
+        if (ends.length === 2) ctx.fillRect(ends[0], middle - 0.75, ends[1] - ends[0], 1.5);
+        for (const at of new Set(ends)) drawMark(ctx, at, middle, mark.level);
+      }
+    });
+    ctx.restore();
+  },
+};

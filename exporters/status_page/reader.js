@@ -1,0 +1,59 @@
+// The keyboard in the charts: the chart of the loss takes the arrow keys, a line shows the step in all of them, and the
+// values there are said in words.
+
+class StepReader {
+  // `redraw()` draws the charts anew with the cursor.
+  constructor(chart, redraw) {
+    this.chart = chart;
+    this.redraw = redraw;
+    this.step = null;
+    const { canvas } = chart;
+    canvas.tabIndex = 0;
+    canvas.setAttribute("role", "application");
+    canvas.setAttribute("aria-roledescription", "chart");
+    canvas.setAttribute("aria-describedby", "step-help");
+    canvas.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  update(tables, { lanes, lossEvents }) {
+    this.tables = tables;
+    this.lanes = lanes;
+    this.lossEvents = lossEvents;
+  }
+
+  width() {
+    return Math.max(...this.tables.map((table) => table.steps_per_point));
+  }
+
+  // The steps that have a value, of all ranks shown.
+  steps() {
+    return [...new Set(this.tables.flatMap((table) => points(table, "loss").map((p) => p.x)))].sort((a, b) => a - b);
+  }
+
+  move(event) {
+    if (!this.tables?.length || event.ctrlKey || event.altKey || event.metaKey) return;
+    const steps = this.steps(), last = steps.length - 1;
+    const at = this.step === null ? last + 1 : Math.max(0, steps.findIndex((step) => step >= this.step));
+    const marks = [...new Set([...warningSteps(this.lanes), ...this.lossEvents.map(by("step"))].map((step) => steps.findIndex((s) => s >= step)))].filter((i) => i >= 0);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 16, PageDown: at + 16, Home: 0, End: last,
+      ArrowUp: largest(marks.filter((i) => i < at)) ?? at, ArrowDown: smallest(marks.filter((i) => i > at)) ?? at, Escape: null }[event.key];
+    if (to === undefined || steps.length === 0) return;
+    event.preventDefault();
+    this.step = to === null ? null : steps[Math.min(Math.max(to, 0), last)];
+    setText(byId("step-values"), this.words());
+    this.redraw();
+  }
+
+  words() {
+    if (this.step === null) return "";
+    const first = this.step - this.width() + 1, texts = [];
+    for (const { name, column, text } of CHARTS) {
+      const values = this.tables.flatMap((table) => points(table, column).filter((p) => p.x === this.step).map((p) => [table.rank, p.y]));
+      const [low, high] = [smallest(values.map(([, y]) => y)), largest(values.map(([, y]) => y))];
+      if (values.length) texts.push(`${name} ${low === high ? text(low) : `${text(low)} to ${text(high)}`}`);
+    }
+    const here = this.lossEvents.filter((event) => event.step >= first && event.step <= this.step).map((event) => `loss event: ${event.what}`);
+    const where = first === this.step ? `step ${count(this.step)}` : `steps ${count(first)} to ${count(this.step)}`;
+    return `${where}: ${[...here, ...spokenAt(this.lanes, first, this.step), ...texts].join("; ")}`;
+  }
+}

@@ -1,0 +1,146 @@
+"""The status page of real trainings, in a real browser: what was planted is what it shows."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+
+import browser
+import monitored
+import pytest
+from hand_training import BIASED, Training
+from scraping import wait_until
+from status_page import LIVE, keep, rows
+
+DEMO = [monitored.PYTHON, str(monitored.ROOT / "integrations" / "torch" / "demo" / "train.py")]
+# The fault begins at a third of it, and is found some forty steps later: the test ends the training.
+STEPS = 600
+GUILTY = "001"
+
+pytestmark = pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here")
+
+
+@pytest.fixture
+def tab():
+    one = browser.Browser()
+    yield one
+    one.close()
+
+
+def address_of(directory: pathlib.Path) -> str:
+    def said() -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((directory / "agent.json").read_text())["port"]
+        return None
+
+    return f"http://127.0.0.1:{wait_until(said)}/"
+
+
+@pytest.fixture
+def faulty_training(base, tmp_path):
+    """`./dev demo --fault` with the smallest model, as it runs."""
+    line = [str(monitored.FORESHOCK), "run", "--run-id", "demo", "--port", "0", *monitored.EVERYTHING]
+    line += ["--grafana", "http://localhost:3000/", "--", *DEMO]
+    line += ["--seconds", "2", "--steps", str(STEPS), "--fault", "32"]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            line, env=monitored.clean_environment(FORESHOCK_DIR=str(base)), stdout=said, stderr=said
+        )
+    yield base / "demo"
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+
+
+def test_a_layer_that_errs_is_seen_on_the_page(faulty_training, tab):
+    tab.open(address_of(faulty_training))
+    tab.wait_for(LIVE, seconds=120)
+    early = tab.value("ui.state.ranks[0].step")
+    assert early < STEPS / 3, "the page came too late to see it begin"
+    assert tab.value("byId('verdict').className") != "bad"
+
+    warned = "lanesOf(ui.state.ranks).filter((lane) => warningSteps([lane]).length).map((lane) => lane.name)"
+    tab.wait_for(
+        f"['output_error_drift', 'deviation_backward'].every((name) => {warned}.includes(name))"
+        " && byId('verdict').className === 'bad' && ui.heat.map",
+        seconds=240,
+    )
+    assert f"layer {GUILTY}" in tab.value("byId('verdict-text').textContent")
+    tab.wait_for("SIGNALS[ui.heat.signal.value].column === 'deviation_ratio_backward'")
+    beyond = """(() => {
+        show();
+        const { map } = ui.heat, kind = SIGNALS[ui.heat.signal.value];
+        const steps = (label) => [...map.rows.get(label)].filter(([, cell]) => ui.heat.isBeyond(kind, cell.value));
+        return map.labels.map((label) => [label, steps(label).map(([at]) => at * map.width)]);
+    })()"""
+    tab.wait_for(f"{beyond}.some(([, steps]) => steps.length > 1)")
+    marked = {label: steps for label, steps in tab.value(beyond) if steps}
+    assert list(marked) == [GUILTY], "the layer that errs, and no other"
+    width = tab.value("ui.heat.map.width")
+    assert min(marked[GUILTY]) + width > STEPS / 3, "and not before it does"
+
+    detectors = {row[0]: row for row in rows(tab, "Detectors")}
+    assert detectors["output_error_drift"][1] == "warn"
+    assert detectors["output_error_drift"][2].startswith(GUILTY)
+    assert " of " in detectors["output_error_drift"][8], "with what the benchmark measured"
+    assert detectors["bias"][1] == "quiet"
+    assert all(step > STEPS / 3 for step in tab.value("warningSteps(lanesOf(ui.state.ranks))"))
+
+    overview = tab.value("document.querySelector('#grafana a').href")
+    assert overview.startswith("http://localhost:3000/d/foreshock-overview?var-run=demo&from=")
+    assert overview.endswith("&to=now")
+    assert len(keep(tab, "demo-fault")) > 20_000
+    assert tab.console == []
+
+
+def test_what_came_before_a_spike_is_told(base, start_hand, tab):
+    training = Training(base, start_hand("me"))
+    training.run(200)
+    training.plant(BIASED)
+    tab.open(address_of(base / "me"))
+    training.run(40)
+    training.run(20, gradient=20)
+    training.run(10, loss=9)
+    tab.wait_for("lossEvents(ui.state.ranks).length > 0 && document.querySelector('#before tbody tr')", seconds=60)
+    before = rows(tab, "Loss events, and what came before")
+    assert before[0][:2] == ["spike", "261"]
+    spoke = {row[4]: row for row in before}
+    assert {"bias", "gradient_norm"} <= set(spoke)
+    # The one began with the error at 201, the other with the gradients at 241.
+    assert 20 < int(spoke["bias"][8]) <= 60
+    assert 15 <= int(spoke["gradient_norm"][8]) <= 20
+    assert before.index(spoke["bias"]) < before.index(spoke["gradient_norm"]), "the earliest first"
+    tab.wait_for("ui.charts[0].chart?.options.plugins.guides.lossEvents.length")
+    assert tab.value("ui.charts[0].chart.options.plugins.guides.lossEvents.map((e) => e.step)") == [261]
+    assert "Loss: spike at step 261; before it bias in call00" in tab.texts("#notes li.alarm")[0]
+    assert tab.texts("#grafana a") == [], "nobody told of a Grafana"
+    keep(tab, "spike")
+
+
+def test_two_runs_of_one_agent_have_each_their_history(base, start_hand, tab):
+    """As a service serves them."""
+    tree = base / "tree"
+    tree.mkdir(mode=0o700)
+    line = [str(monitored.FORESHOCK), "agent", "--tree", str(tree), "--port", "0", "--file-sd", str(base / "targets")]
+    agent = subprocess.Popen(
+        line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=monitored.clean_environment()
+    )
+    try:
+        wait_until((base / "targets").exists, of=agent)
+        (place,) = json.loads((base / "targets").read_text())[0]["targets"]
+        for run_id, loss in (("low", 2.0), ("high", 40.0)):
+            trainer = start_hand(run_id, "--agent", "service", FORESHOCK_DIR=str(tree))
+            trainer.do(f"hand.train(1, 30, loss={loss})")
+        tab.open(f"http://{place}/#run=low")
+        highest = "Math.max(...ui.charts[0].chart.data.datasets.flatMap((set) => set.data.map((p) => p.y)))"
+        tab.wait_for(f"document.querySelectorAll('#runs option').length === 2 && {highest} > 1", seconds=60)
+        assert tab.value("ui.state.run") == "low"
+        assert tab.value(highest) < 3
+        tab.value("byId('runs').value = 'high', byId('runs').dispatchEvent(new Event('change'))")
+        tab.wait_for(f"ui.state.run === 'high' && {highest} > 30")
+        tab.value("byId('runs').value = 'low', byId('runs').dispatchEvent(new Event('change'))")
+        tab.wait_for(f"ui.state.run === 'low' && {highest} < 3")
+    finally:
+        os.kill(agent.pid, signal.SIGTERM)
+        agent.wait(timeout=30)
