@@ -31,8 +31,8 @@ TEST(HistoryTable, OfOneRunOnly) {
       {"a", 0, "", 0, 1, {}}, {"b", 0, "", 0, 1, {}}, {"a", 1, "", 0, 1, {}}};
   const auto runs_of = [&](std::string_view run) {
     std::string runs;
-    for (const json& table : json::parse(history_json(tables, run))["tables"])
-      runs += table["run"].get<std::string>();
+    const json parsed = json::parse(history_json(tables, run));
+    for (const json& table : parsed["tables"]) runs += table["run"].get<std::string>();
     return runs;
   };
   EXPECT_EQ(runs_of("a"), "aa");
