@@ -38,7 +38,7 @@ class EmulatedBlock {
         how_(how),
         shared_((shape.shared_bytes + sizeof(Bytes16) - 1) / sizeof(Bytes16)),
         order_(shape.threads) {
-    std::memset(shared_.data(), 0xa5, shared_.size() * sizeof(Bytes16));  // as found: not zero
+    for (Bytes16& bytes : shared_) std::memset(&bytes, 0xa5, sizeof bytes);  // as found: not zero
     std::iota(order_.begin(), order_.end(), 0u);
     if (how.order != 0) std::shuffle(order_.begin(), order_.end(), std::mt19937_64(how.order + index));
   }
