@@ -1,0 +1,285 @@
+// The kernels on a real device, beside their bodies on the emulated one: the same bits. Label gpu; skipped,
+// saying why, where there is no device. What the emulated bodies compute is judged by device_bodies_test.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "kernels/adam_sums.h"
+#include "kernels/histogram.h"
+#include "tests/support/cuda_device.h"
+#include "tests/support/emulated_device.h"
+
+namespace foreshock {
+namespace {
+
+using Bytes = std::vector<char>;
+
+// What a kernel reads and writes. On the device every buffer begins at an address that is aligned to 256.
+struct Buffers {
+  std::vector<Bytes> bytes;
+
+  size_t add(Bytes of) {
+    bytes.push_back(std::move(of));
+    return bytes.size() - 1;
+  }
+  size_t zeros(size_t count) { return add(Bytes(count)); }
+};
+
+class Device : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device().missing().empty()) GTEST_SKIP() << "no device: " << device().missing();
+    RecordProperty("device", device().name());
+  }
+  static CudaDevice& device() { return CudaDevice::get(); }
+
+  using Addresses = std::vector<uint64_t>;
+
+  // Launches job_at(addresses of the buffers) twice, on both sides, and expects the same bytes in all buffers
+  // but `apart`. Twice, because some of them are added to and counters have to be left as they were.
+  template <class Job>
+  void expect_same(DeviceKernel kernel, const LaunchShape& shape, const Buffers& buffers,
+                   const std::function<Job(const Addresses&)>& job_at, size_t apart = SIZE_MAX) {
+    std::vector<std::vector<Aligned>> emulated;
+    Addresses on_host, on_device;
+    for (const Bytes& bytes : buffers.bytes) {
+      emulated.emplace_back(bytes.size() / sizeof(Aligned) + 1);
+      std::memcpy(emulated.back().data(), bytes.data(), bytes.size());
+      on_host.push_back(reinterpret_cast<uint64_t>(emulated.back().data()));
+      on_device.push_back(device().allocate(bytes.size() + 1));
+      device().write(on_device.back(), bytes.data(), bytes.size());
+    }
+    const Job host_job = job_at(on_host), device_job = job_at(on_device);
+    for (int round = 0; round < 2; ++round) {
+      ASSERT_TRUE(run_emulated(name_of(kernel), shape, &host_job));
+      device().launch(kernel, shape, &device_job);
+    }
+    for (size_t n = 0; n < buffers.bytes.size(); ++n) {
+      results_.emplace_back(buffers.bytes[n].size());
+      device().read(results_.back().data(), on_device[n], results_.back().size());
+      device().release(on_device[n]);
+      if (n == apart) continue;
+      EXPECT_EQ(std::memcmp(results_.back().data(), emulated[n].data(), results_.back().size()), 0)
+          << "buffer " << n << " on " << device().name();
+    }
+  }
+
+  template <class T>
+  T result(size_t buffer, size_t n) const {
+    T value;
+    std::memcpy(&value, results_[buffer].data() + n * sizeof value, sizeof value);
+    return value;
+  }
+
+ private:
+  struct alignas(256) Aligned {
+    char bytes[256];
+  };
+  std::vector<Bytes> results_;
+};
+
+Bytes noise(size_t bytes) {
+  std::mt19937_64 random(bytes);
+  Bytes out(bytes);
+  for (char& byte : out) byte = static_cast<char>(random());
+  return out;
+}
+
+// Over many magnitudes; squares of them.
+template <class T>
+Bytes values(size_t count, bool squared) {
+  std::mt19937_64 random(count);
+  std::normal_distribution<double> normal(0, .02);
+  Bytes out(count * sizeof(T));
+  for (size_t n = 0; n < count; ++n) {
+    const double x = random() % 10'000 == 0 ? std::nan("") : normal(random) * std::pow(.1, n % 7);
+    const float narrow = static_cast<float>(squared ? x * x : x);
+    uint32_t bits;
+    std::memcpy(&bits, &narrow, sizeof bits);
+    if (sizeof(T) == 2) bits >>= 16;  // bf16; little-endian
+    std::memcpy(out.data() + n * sizeof(T), &bits, sizeof(T));
+  }
+  return out;
+}
+
+TEST_F(Device, Gathers) {
+  Buffers buffers;
+  const size_t from = buffers.add(noise(8 << 20)), to = buffers.zeros(4 << 20);
+  const size_t times = buffers.zeros(16), clock = buffers.zeros(sizeof(GatherClock));
+  const auto job_at = [&](const Addresses& at) {
+    GatherJob job = {};
+    job.to = at[to], job.times = at[times], job.clock = at[clock];
+    job.pieces = 3;
+    for (uint32_t n = 0; n < kMostPositions; ++n) job.position[n] = 37 * n;
+    job.piece[0] = {.from = at[from] + 4096,
+                    .to = 0,
+                    .head_stride = 0,
+                    .row_stride = 256,
+                    .column_stride = 1,
+                    .heads = 1,
+                    .rows = 8000,
+                    .width = 128,
+                    .element = 2,
+                    .is_listed = 0,
+                    .first_row = 5};
+    job.piece[1] = {.from = at[from] + 2,
+                    .to = 2'048'000,
+                    .head_stride = 128,
+                    .row_stride = 512,
+                    .column_stride = 1,
+                    .heads = 4,
+                    .rows = 4,
+                    .width = 128,
+                    .element = 2,
+                    .is_listed = 1,
+                    .first_row = 0};
+    job.piece[2] = {.from = at[from] + (1 << 20),
+                    .to = 2'060'001,
+                    .head_stride = 9,
+                    .row_stride = -300,
+                    .column_stride = 3,
+                    .heads = 4,
+                    .rows = 16,
+                    .width = 33,
+                    .element = 4,
+                    .is_listed = 0,
+                    .first_row = 0};
+    return job;
+  };
+  expect_same<GatherJob>(DeviceKernel::kGather, launch_of(job_at({0, 0, 0, 0})), buffers, job_at, times);
+  EXPECT_LE(result<uint64_t>(times, 0), result<uint64_t>(times, 1));
+  EXPECT_GT(result<uint64_t>(times, 0), 0u);
+}
+
+TEST_F(Device, CountsPatterns) {
+  for (const bool shared : {true, false}) {
+    for (const size_t count : {size_t{0}, size_t{9}, size_t{5'000'003}}) {
+      Buffers buffers;
+      const size_t from = buffers.add(values<uint16_t>(count + 1, false));
+      const size_t words = buffers.zeros(kPatterns * sizeof(uint32_t));
+      const auto job_at = [&](const Addresses& at) {
+        return HistogramJob{.from = at[from] + 2, .count = count, .words = at[words]};
+      };
+      DeviceLimits limits = device().limits();
+      if (!shared) limits.shared_bytes = 0;
+      expect_same<HistogramJob>(DeviceKernel::kCountPatterns, launch_of_patterns(job_at({0, 0}), limits),
+                                buffers, job_at);
+    }
+  }
+}
+
+// More than a counter of shared memory holds, from all threads at once.
+TEST_F(Device, CountsEqualPatterns) {
+  Buffers buffers;
+  const size_t from = buffers.add(Bytes(20'000'000, 0x3f)),
+               words = buffers.zeros(kPatterns * sizeof(uint32_t));
+  const auto job_at = [&](const Addresses& at) {
+    return HistogramJob{.from = at[from], .count = 10'000'000, .words = at[words]};
+  };
+  expect_same<HistogramJob>(DeviceKernel::kCountPatterns,
+                            launch_of_patterns(job_at({0, 0}), device().limits()), buffers, job_at);
+  EXPECT_EQ(result<uint32_t>(words, 0x3f3f), 20'000'000u);
+}
+
+TEST_F(Device, CountsBins) {
+  Buffers buffers;
+  const size_t from = buffers.add(values<uint32_t>(3'000'001, false));
+  const size_t words = buffers.zeros(kBinWords * sizeof(uint64_t));
+  const auto job_at = [&](const Addresses& at) {
+    return HistogramJob{.from = at[from] + 4, .count = 3'000'000, .words = at[words]};
+  };
+  expect_same<HistogramJob>(DeviceKernel::kCountBins, launch_of_bins(job_at({0, 0}), device().limits()),
+                            buffers, job_at);
+}
+
+TEST_F(Device, SumsGradients) {
+  Buffers buffers;
+  const size_t wide = buffers.add(values<uint32_t>(300'000, false));
+  const size_t narrow = buffers.add(values<uint16_t>(200'001, false));
+  const size_t results = buffers.zeros(2 * sizeof(GradientSums)),
+               partials = buffers.zeros(9 * sizeof(GradientSums));
+  const size_t arrived = buffers.zeros(4);
+  const auto job_at = [&](const Addresses& at) {
+    GradientSumsJob job = {};
+    job.results = at[results], job.partials = at[partials], job.arrived = at[arrived];
+    job.tensors = 2;
+    job.tensor[0] = {at[wide], 300'000, 0, static_cast<uint32_t>(DType::kFp32), 0};
+    job.tensor[1] = {at[narrow] + 2, 200'000, 5, static_cast<uint32_t>(DType::kBf16), 0};
+    job.chunks = 5 + 4;
+    return job;
+  };
+  expect_same<GradientSumsJob>(DeviceKernel::kGradientSums,
+                               launch_of(job_at(Addresses(5)), device().limits()), buffers, job_at);
+  EXPECT_GT(result<GradientSums>(results, 0).nonfinite, 0u);
+  EXPECT_EQ(result<GradientSums>(results, 1).finite + result<GradientSums>(results, 1).nonfinite, 200'000u);
+}
+
+TEST_F(Device, SumsOptimizerState) {
+  constexpr uint64_t kCount = 400'000;
+  Buffers buffers;
+  const size_t gradient = buffers.add(values<uint16_t>(kCount, false));
+  const size_t moment = buffers.add(values<uint32_t>(kCount, true));
+  const size_t results = buffers.zeros(sizeof(AdamSums)), partials = buffers.zeros(7 * sizeof(AdamSums));
+  const size_t arrived = buffers.zeros(4);
+  const auto job_at = [&](const Addresses& at) {
+    AdamSumsJob job = {};
+    job.results = at[results], job.partials = at[partials], job.arrived = at[arrived];
+    job.tensors = 1;
+    job.chunks = sum_chunks(kCount);
+    job.tensor[0] = {.gradient = at[gradient],
+                     .moment = at[moment],
+                     .count = kCount,
+                     .first_chunk = 0,
+                     .gradient_dtype = static_cast<uint32_t>(DType::kBf16),
+                     .moment_dtype = static_cast<uint32_t>(DType::kFp32),
+                     .constants = adam_constants({.beta2 = .999, .eps = 1e-8, .step = 10})};
+    return job;
+  };
+  expect_same<AdamSumsJob>(DeviceKernel::kAdamSums, launch_of(job_at(Addresses(5)), device().limits()),
+                           buffers, job_at);
+  EXPECT_GT(result<AdamSums>(results, 0).staleness, 0);
+}
+
+TEST_F(Device, Checksums) {
+  for (const uint64_t misaligned : {0, 1, 2}) {
+    Buffers buffers;
+    const size_t from = buffers.add(noise(3'000'005)), to = buffers.zeros(8);
+    const auto job_at = [&](const Addresses& at) {
+      return ChecksumJob{.from = at[from] + misaligned, .bytes = 3'000'002, .to = at[to]};
+    };
+    expect_same<ChecksumJob>(DeviceKernel::kChecksum, launch_of(job_at({0, 0}), device().limits()), buffers,
+                             job_at);
+  }
+}
+
+TEST_F(Device, ChecksConservation) {
+  constexpr int64_t kQueries = 3000, kKeys = 2500, kDim = 64;
+  Buffers buffers;
+  const size_t out = buffers.add(values<uint16_t>(2 * 4 * kQueries * kDim, false));
+  const size_t key = buffers.add(values<uint16_t>(2 * 2 * kKeys * kDim, false));
+  const size_t value = buffers.add(values<uint16_t>(2 * 2 * kKeys * kDim + 1, false));
+  ConservationJob job = {};
+  job.batches = 2, job.heads = 4, job.kv_heads = 2, job.queries = kQueries, job.keys = kKeys;
+  job.head_dim = job.value_dim = kDim;
+  job.dtype = static_cast<uint32_t>(DType::kBf16);
+  const size_t results = buffers.zeros(4 * sizeof(Conservation)), arrived = buffers.zeros(16);
+  const size_t partials = buffers.zeros(shape_of(job).scratch_bytes);
+  const auto job_at = [&](const Addresses& at) {
+    ConservationJob placed = job;
+    placed.grad_out = {at[out], {4 * kQueries * kDim, kDim, 4 * kDim, 1}};
+    placed.grad_key = {at[key], {2 * kKeys * kDim, kKeys * kDim, kDim, 1}};
+    placed.grad_value = {at[value], {2 * kKeys * kDim, kKeys * kDim, kDim, 1}};
+    placed.results = at[results], placed.arrived = at[arrived], placed.partials = at[partials];
+    return placed;
+  };
+  expect_same<ConservationJob>(DeviceKernel::kConservation, launch_of(job, device().limits()), buffers,
+                               job_at);
+  EXPECT_GT(result<Conservation>(results, 3).key_noise, 0);
+}
+
+}  // namespace
+}  // namespace foreshock

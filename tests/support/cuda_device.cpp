@@ -1,0 +1,97 @@
+#include "tests/support/cuda_device.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace foreshock {
+namespace {
+
+constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // CUdevice_attribute
+constexpr int kMostDynamicShared = 8;                    // CUfunction_attribute
+
+void* library() {
+  static void* const opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return opened;
+}
+
+template <class... Arguments>
+int call_or_fail(const char* name, Arguments... arguments) {
+  using Function = int (*)(Arguments...);
+  const auto function = reinterpret_cast<Function>(dlsym(library(), name));
+  return function ? function(arguments...) : -1;
+}
+
+template <class... Arguments>
+void call(const char* name, Arguments... arguments) {
+  if (const int error = call_or_fail(name, arguments...); error != 0)
+    throw std::runtime_error(std::string(name) + " failed: " + std::to_string(error));
+}
+
+int attribute(int which, int device) {
+  int value = 0;
+  call("cuDeviceGetAttribute", &value, which, device);
+  return value;
+}
+
+}  // namespace
+
+CudaDevice& CudaDevice::get() {
+  static CudaDevice device;
+  return device;
+}
+
+CudaDevice::CudaDevice() {
+  if (DeviceCode().empty()) {
+    missing_ = "built without nvcc";
+    return;
+  }
+  if (!library()) {
+    missing_ = "no libcuda.so.1";
+    return;
+  }
+  if (const int error = call_or_fail("cuInit", 0u); error != 0) {
+    missing_ = "cuInit failed: " + std::to_string(error);
+    return;
+  }
+  int device = 0;
+  void *context = nullptr, *module = nullptr;
+  char name[128] = "";
+  call("cuDeviceGet", &device, 0);
+  call("cuDeviceGetName", &name[0], static_cast<int>(sizeof name), device);
+  name_ = name;
+  call("cuDevicePrimaryCtxRetain", &context, device);
+  call("cuCtxSetCurrent", context);
+  limits_ = {.processors = static_cast<uint32_t>(attribute(kProcessors, device)),
+             .shared_bytes = static_cast<uint32_t>(attribute(kSharedBytesOptIn, device))};
+  call("cuModuleLoadData", &module, static_cast<const void*>(DeviceCode().data()));
+  for (const char* symbol : kDeviceKernelNames)
+    call("cuModuleGetFunction", &functions_.emplace_back(nullptr), module, symbol);
+}
+
+uint64_t CudaDevice::allocate(size_t bytes) {
+  uint64_t address = 0;
+  call("cuMemAlloc_v2", &address, bytes);
+  return address;
+}
+
+void CudaDevice::release(uint64_t address) { call("cuMemFree_v2", address); }
+
+void CudaDevice::write(uint64_t to, const void* from, size_t bytes) {
+  if (bytes > 0) call("cuMemcpyHtoD_v2", to, from, bytes);
+}
+
+void CudaDevice::read(void* to, uint64_t from, size_t bytes) {
+  if (bytes > 0) call("cuMemcpyDtoH_v2", to, from, bytes);
+}
+
+void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
+  void* const function = functions_[static_cast<size_t>(kernel)];
+  void* parameters[] = {const_cast<void*>(job)};
+  call("cuFuncSetAttribute", function, kMostDynamicShared, static_cast<int>(shape.shared_bytes));
+  call("cuLaunchKernel", function, shape.blocks, 1u, 1u, shape.threads, 1u, 1u, shape.shared_bytes,
+       static_cast<void*>(nullptr), &parameters[0], static_cast<void**>(nullptr));
+  call("cuCtxSynchronize");
+}
+
+}  // namespace foreshock

@@ -1,0 +1,42 @@
+// The first device of this machine through its driver, for tests that launch the kernels on it. The driver is
+// opened while the program runs, so that the tests are built everywhere.
+#ifndef FORESHOCK_TESTS_SUPPORT_CUDA_DEVICE_H_
+#define FORESHOCK_TESTS_SUPPORT_CUDA_DEVICE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/device_code.h"
+#include "kernels/device_jobs.h"
+
+namespace foreshock {
+
+class CudaDevice {
+ public:
+  // Opened once, kept until the end. missing() says why there is none; "" if there is one.
+  static CudaDevice& get();
+  const std::string& missing() const { return missing_; }
+
+  const std::string& name() const { return name_; }
+  const DeviceLimits& limits() const { return limits_; }
+
+  // All throw std::runtime_error with the driver's number.
+  uint64_t allocate(size_t bytes);
+  void release(uint64_t address);
+  void write(uint64_t to, const void* from, size_t bytes);
+  void read(void* to, uint64_t from, size_t bytes);
+  // Waits until it has ended.
+  void launch(DeviceKernel kernel, const LaunchShape& shape, const void* job);
+
+ private:
+  CudaDevice();
+
+  std::string missing_, name_;
+  DeviceLimits limits_ = {};
+  std::vector<void*> functions_;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_TESTS_SUPPORT_CUDA_DEVICE_H_
