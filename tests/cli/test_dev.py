@@ -121,6 +121,28 @@ def test_results_of_an_earlier_run_are_not_told(dev, monkeypatch, capsys, report
     assert "test_bad" not in capsys.readouterr().out
 
 
+GPU_JUNIT = """<testsuite><testcase name="Device.A" status="{status}"><system-out>[ RUN      ] Device.A
+device_kernels_test.cpp:35: Skipped
+no device: no libcuda.so.1
+[  SKIPPED ] Device.A</system-out></testcase></testsuite>"""
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [("notrun", ["dev: nothing was launched: no device: no libcuda.so.1"]), ("run", [])]
+)
+def test_tests_that_found_no_device_say_so(dev, monkeypatch, capsys, reports, status, told):
+    def run(command, *_, **__):
+        if command == "ctest":
+            (reports / "release.xml").write_text(GPU_JUNIT.format(status=status))
+        return 0
+
+    monkeypatch.setattr(dev, "ensure_system", lambda: None)
+    monkeypatch.setattr(dev, "run", run)
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "gpu-test"])
+    assert dev.main() == 0
+    assert capsys.readouterr().out.splitlines() == told
+
+
 def test_a_short_bench_is_one_that_can_be(dev, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(dev, "ensure_all", lambda: None)
