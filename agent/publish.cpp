@@ -21,9 +21,14 @@ class RankWriter {
   void set(Metric metric, const std::optional<double>& value, const Labels&... labels) {
     if (value) registry_->set(metric, {run_, rank_, std::string_view(labels)...}, *value);
   }
+  // Without this one a fraction would go to the next, as a whole number.
+  template <class... Labels>
+  void set(Metric metric, double value, const Labels&... labels) {
+    registry_->set(metric, {run_, rank_, std::string_view(labels)...}, value);
+  }
   template <class... Labels>
   void set(Metric metric, uint64_t value, const Labels&... labels) {
-    registry_->set(metric, {run_, rank_, std::string_view(labels)...}, static_cast<double>(value));
+    set(metric, static_cast<double>(value), labels...);
   }
   void clear(Metric metric) { registry_->clear_metric(metric, run_, rank_); }
 
@@ -245,11 +250,9 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient, "attention_gradient");
   to.set(Metric::kSlowdownRatio, rank.slowdown(cores_per_rank));
   to.set(Metric::kSlowdownLimitRatio, rank.identity.max_slowdown);
-  to.set(Metric::kOverheadSecondsTotal,
-         std::optional<double>(1e-9 * static_cast<double>(rank.totals.hook_ns)), "attention");
-  to.set(Metric::kOverheadSecondsTotal,
-         std::optional<double>(1e-9 * static_cast<double>(rank.totals.step_ns)), "step");
-  to.set(Metric::kOverheadSecondsTotal, std::optional<double>(rank.agent_seconds), "agent");
+  to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.hook_ns), "attention");
+  to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.step_ns), "step");
+  to.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
   publish_alarms(rank, to);

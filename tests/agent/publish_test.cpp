@@ -44,6 +44,19 @@ TEST(Publish, EverySeriesIsAccepted) {
     EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
 }
 
+TEST(Publish, AFractionStaysOne) {
+  Registry registry;
+  RankStatistics rank = some_rank();
+  rank.identity.max_slowdown = 0.25;
+  rank.agent_seconds = 1.5;
+  publish_rank(rank, 2, &registry);
+  const std::string text = exposition(*registry.snapshot());
+  for (const char* series :
+       {"foreshock_slowdown_limit_ratio{run=\"run\",rank=\"0\"} 0.25\n",
+        "foreshock_overhead_seconds_total{run=\"run\",rank=\"0\",where=\"agent\"} 1.5\n"})
+    EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
+}
+
 TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {
   Registry registry;
   RankStatistics rank;
