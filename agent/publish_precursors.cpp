@@ -74,6 +74,7 @@ void publish_precursors(const RankStatistics& rank, Registry* registry) {
   if (rank.watch == nullptr) return;
   const std::string number = std::to_string(rank.identity.rank);
   const auto states = rank.watch->states();
+  registry->clear_metric(Metric::kPrecursorLayerInfo, rank.run, number);
   for (size_t n = 0; n < kDetectors; ++n) {
     const DetectorState& state = states[n];
     if (state.values == 0) continue;
@@ -83,6 +84,8 @@ void publish_precursors(const RankStatistics& rank, Registry* registry) {
     set(Metric::kPrecursorLevel, static_cast<double>(state.level));
     set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings));
     if (state.warnings > 0) set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step));
+    if (state.level == Level::kWarn && !state.layer.empty())
+      registry->set(Metric::kPrecursorLayerInfo, {rank.run, number, kDetectorTable[n].name, state.layer}, 1);
   }
 }
 

@@ -73,6 +73,7 @@ constexpr LabelInfo kRankPassMeanMax[] = {{"run"}, {"rank"}, {"pass", kPasses}, 
 constexpr LabelInfo kRankPassOf[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"of", kBiasOf}};
 constexpr LabelInfo kRankPassAlarm[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"of", kAlarms}};
 constexpr LabelInfo kRankDetector[] = {{"run"}, {"rank"}, {"detector", kDetectorNames}};
+constexpr LabelInfo kRankDetectorLayer[] = {{"run"}, {"rank"}, {"detector", kDetectorNames}, {"layer"}};
 constexpr LabelInfo kRankName[] = {{"run"}, {"rank"}, {"name"}};
 constexpr LabelInfo kRankMinMean[] = {{"run"}, {"rank"}, {"stat", kMinMean}};
 constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax}};
@@ -234,12 +235,14 @@ constexpr MetricInfo kTable[] = {
      "Last value of what the training itself logs, for up to 16 names.", kRankName},
 
     {kPrecursorLevel, "foreshock_precursor_level", kGauge, "1",
-     "How loud a detector is, the loudest of its layers: 0 quiet, 1 watch, 2 warn. Experimental.",
-     kRankDetector},
+     "How loud a detector is, the loudest of its layers: 0 quiet, 1 watch, 2 warn.", kRankDetector},
     {kPrecursorEventsTotal, "foreshock_precursor_events_total", kCounter, "events",
      "Times that a detector has begun to warn, in one layer or another.", kRankDetector},
     {kPrecursorLastEventStep, "foreshock_precursor_last_event_step", kGauge, "steps",
      "Step of the last of them; absent before the first.", kRankDetector},
+    {kPrecursorLayerInfo, "foreshock_precursor_layer_info", kGauge, "1",
+     "Always 1; the label layer names a layer in which the detector warns. Absent while it does not.",
+     kRankDetectorLayer},
     {kWeightWassersteinDistance, "foreshock_weight_wasserstein_distance", kGauge, "1",
      "Wasserstein distance W1 of the weights to their snapshot one interval before, and to the first one: of "
      "all "

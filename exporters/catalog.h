@@ -72,6 +72,7 @@ enum class Metric : uint16_t {
   kPrecursorLevel,
   kPrecursorEventsTotal,
   kPrecursorLastEventStep,
+  kPrecursorLayerInfo,
   // the weights
   kWeightWassersteinDistance,
   kLayerWeightWassersteinDistance,

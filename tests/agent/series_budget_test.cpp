@@ -19,7 +19,7 @@ constexpr size_t kBudget = Registry::kDefaultSeriesBudget;
 
 struct Counts {
   size_t all = 0, of_layers = 0;
-  std::map<std::string, size_t> of_rank;                // without those of layers
+  std::map<std::string, size_t> of_rank;                // without those that name a layer
   std::map<std::string, std::set<std::string>> layers;  // by rank
 };
 
@@ -37,7 +37,7 @@ Counts counts_of(const Registry& registry) {
       const bool is_of_layer = family.name.starts_with("foreshock_layer_");
       counts.of_layers += is_of_layer;
       if (is_of_layer && !rank.empty()) counts.layers[rank].insert(layer);
-      if (!is_of_layer && !rank.empty()) ++counts.of_rank[rank];
+      if (layer.empty() && !rank.empty()) ++counts.of_rank[rank];
     }
   return counts;
 }

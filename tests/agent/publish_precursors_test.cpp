@@ -1,0 +1,53 @@
+#include "agent/publish_precursors.h"
+
+#include <gtest/gtest.h>
+
+namespace foreshock {
+namespace {
+
+constexpr const char* kLevel =
+    "foreshock_precursor_level{run=\"run\",rank=\"0\",detector=\"deviation_backward\"} ";
+constexpr const char* kLayer =
+    "foreshock_precursor_layer_info{run=\"run\",rank=\"0\",detector=\"deviation_backward\",layer=\"003\"} "
+    "1\n";
+
+class PublishPrecursors : public testing::Test {
+ protected:
+  PublishPrecursors() {
+    rank_.run = "run";
+    rank_.watch = &watch_;
+  }
+  // What /metrics says after `count` more slices of each of two layers, of which one errs so much.
+  std::string after(int count, double ratio) {
+    std::vector<WatchEvent> events;
+    for (int n = 0; n < count; ++n) {
+      ++step_;
+      watch_.observe(DetectorId::kDeviationBackward, "002", "002", step_, 0.7, 0, &events);
+      watch_.observe(DetectorId::kDeviationBackward, "003", "003", step_, ratio, 0, &events);
+    }
+    publish_precursors(rank_, &registry_);
+    return exposition(*registry_.snapshot());
+  }
+  RankStatistics rank_;
+  RankWatch watch_;
+  Registry registry_;
+  int64_t step_ = 0;
+};
+
+TEST_F(PublishPrecursors, TheLayerInWhichADetectorWarnsIsNamedForAsLongAsItDoes) {
+  const std::string healthy = after(70, 0.7);
+  EXPECT_NE(healthy.find(std::string(kLevel) + "0\n"), std::string::npos) << healthy;
+  EXPECT_EQ(healthy.find("foreshock_precursor_layer_info{"), std::string::npos) << healthy;
+
+  const std::string broken = after(8, 9);
+  EXPECT_NE(broken.find(std::string(kLevel) + "2\n"), std::string::npos) << broken;
+  EXPECT_NE(broken.find(kLayer), std::string::npos) << broken;
+  EXPECT_EQ(broken.find("layer=\"002\""), std::string::npos) << broken;
+
+  const std::string healed = after(100, 0.7);
+  EXPECT_NE(healed.find(std::string(kLevel) + "0\n"), std::string::npos) << healed;
+  EXPECT_EQ(healed.find("foreshock_precursor_layer_info{"), std::string::npos) << healed;
+}
+
+}  // namespace
+}  // namespace foreshock
