@@ -6,8 +6,10 @@
 one rank, or of all eight up to the agent's budget) are scraped by two real Prometheus servers with empty stores, of
 which one evaluates our rules: what it takes more of a CPU than the other is what the rules cost, however busy the
 machine is. All share its cores. Printed: series, samples per second, how long a scrape took, memory and CPU of
-Prometheus, CPU seconds of one evaluation of all rules, and what an overview of the whole fleet costs as a query. A
-range in a rule costs its full price once there is so much data: ten minutes for most.
+Prometheus, CPU seconds of the rules in one interval of evaluation, Prometheus' own time of each group and of the
+dearest rules (by the clock, so the shortest of all evaluations: a busy machine makes them longer), and what an overview
+of the whole fleet costs as a query. Every alert fires there, which is the dearest case. A range in a rule costs its
+full price once there is so much data: ten minutes for most.
 """
 
 from __future__ import annotations
@@ -70,15 +72,37 @@ def wait_for_rules(seconds: float) -> None:
 
 
 def evaluations() -> float:
-    """Of all rules, so far: a busy machine leaves some out."""
+    """Of the groups that are evaluated most often, so far: a busy machine leaves some out."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as reply:
         lines = [line.rpartition(" ") for line in reply.read().decode().splitlines()]
-    named = "prometheus_rule_group_iterations"
-    made, missed = (
-        sum(float(count) for name, _, count in lines if name.startswith(f"{named}_{what}total{{"))
-        for what in ("", "missed_")
-    )
-    return (made - missed) / len(groups_of_rules())
+    named, made = "prometheus_rule_group_iterations", {}
+    for what, sign in (("", 1), ("missed_", -1)):
+        for name, _, count in lines:
+            if name.startswith(f"{named}_{what}total{{"):
+                group = name.partition("{")[2]
+                made[group] = made.get(group, 0) + sign * float(count)
+    return max(made.values())
+
+
+class Times:
+    """The shortest time that each rule took, in seconds."""
+
+    def __init__(self) -> None:
+        self.shortest: dict[tuple[str, str], float] = {}
+
+    def look(self) -> None:
+        for group in groups_of_rules():
+            for number, rule in enumerate(group["rules"]):
+                key = group["name"], f"{number:2} {rule['name']}"
+                self.shortest[key] = min(rule["evaluationTime"], self.shortest.get(key, float("inf")))
+
+    def by_group(self) -> dict[str, float]:
+        names = dict.fromkeys(group for group, _ in self.shortest)
+        return {name: sum(time for (of, _), time in self.shortest.items() if of == name) for name in names}
+
+    def dearest(self, count: int) -> list[tuple[str, float]]:
+        rules = [(rule[3:], time) for (_, rule), time in self.shortest.items()]
+        return sorted(rules, key=lambda rule: -rule[1])[:count]
 
 
 def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port: int, rules: str) -> subprocess.Popen:
@@ -98,12 +122,15 @@ def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port
         return subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
 
 
-def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, interval: int) -> dict[str, float]:
+def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, interval: int) -> dict:
     time.sleep(3 * interval)  # every target once, and its series made
     wait_for_rules(120)
     evaluated = evaluations()
     begin, before = time.monotonic(), [process_numbers(each.pid)[1] for each in (server, plain)]
-    time.sleep(seconds)
+    times = Times()
+    while time.monotonic() - begin < seconds:
+        time.sleep(interval)
+        times.look()
     took = time.monotonic() - begin
     (resident, cpu), (_, plain_cpu) = (process_numbers(each.pid) for each in (server, plain))
     cores, plain_cores = (cpu - before[0]) / took, (plain_cpu - before[1]) / took
@@ -119,7 +146,11 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     print(
         f"Prometheus         {resident:.0f} MB resident ({resident * 1e3 / series:.1f} kB a series), {cores:.2f} cores"
     )
-    print(f"all rules          {rules:.2f} CPU seconds an evaluation, of which there were {evaluated:.0f}")
+    print(f"all rules          {rules:.2f} CPU seconds in each of {evaluated:.0f} intervals")
+    for name, each in sorted(times.by_group().items(), key=lambda group: -group[1]):
+        print(f"group              {name}: {each * 1e3:.0f} ms")
+    for name, each in times.dearest(5):
+        print(f"rule               {name}: {each * 1e3:.0f} ms")
     for name, query in (
         ("worst ratio", 'topk(5, foreshock_attention_deviation_ratio{stat="max"})'),
         ("ranks up", "sum by (run) (foreshock_rank_up)"),
@@ -131,6 +162,7 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     return {
         "agents": up, "series": series, "samples_per_second": rate, "interval_seconds": interval,
         "resident_megabytes": resident, "cores": cores, "rules_seconds": rules, "seconds": seconds,
+        "groups_seconds": times.by_group(),
     }  # fmt: skip
 
 
@@ -139,6 +171,7 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--seconds", type=int, default=90)
     parser.add_argument("--interval", type=int, default=15, help="seconds between two scrapes, and two evaluations")
+    parser.add_argument("--rules", type=pathlib.Path, default=RULES, help="another file, to compare")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures there too")
     parser.add_argument("--layers", choices=("owner", "budget"), default="owner")
     options = parser.parse_args()
@@ -150,7 +183,7 @@ def main() -> int:
     ports = [int(fleet.stdout.readline()) for _ in range(options.agents)]
     folder = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-fleet-"))
     servers = [
-        start_prometheus(ports, folder / "with-rules", options.interval, PORT, f"'{RULES}'"),
+        start_prometheus(ports, folder / "with-rules", options.interval, PORT, f"'{options.rules.resolve()}'"),
         start_prometheus(ports, folder / "without", options.interval, PLAIN_PORT, ""),
     ]
     try:

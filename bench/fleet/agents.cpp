@@ -61,7 +61,9 @@ class FleetAgent {
       choices.push_back(key.key == "run"    ? "job"
                         : key.key == "rank" ? rank
                                             : "node-" + std::to_string(number_));
-    if (info.metric == Metric::kSourceInfo && choices.size() > 1) choices.resize(1);
+    const bool one_at_a_time =
+        info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
+    if (one_at_a_time && key.key != "detector" && choices.size() > 1) choices.resize(1);
     for (const std::string& choice : choices) {
       values->push_back(choice);
       each_series(info, label + 1, rank, owns_layers, values);

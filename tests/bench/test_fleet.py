@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -24,3 +25,6 @@ def test_one_prometheus_scrapes_agents_and_evaluates_our_rules_over_them(tmp_pat
     # 8 ranks of 96 layers are some 1830 series (docs/metrics.md).
     assert figures["series"] > 20 * 1500
     assert figures["rules_seconds"] > 0, "they were evaluated"
+    rules = (monitored.ROOT / "dashboards" / "rules" / "foreshock.yml").read_text()
+    assert figures["groups_seconds"].keys() == set(re.findall(r"^- name: (\S+)", rules, re.M))
+    assert min(figures["groups_seconds"].values()) > 0
