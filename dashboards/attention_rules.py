@@ -1,12 +1,12 @@
 """Attention that errs more than its precision explains, weights that change too much, replicas that differ."""
 
-from rule import JOB, Alert, Group, Record, Values
+from rule import JOB, Alert, Group, Record, Values, where
 
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
-CHECKSUM = "rank:foreshock_weight_checksum:newest"
+CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_weight_checksum:differs"
 
 
 def newest_checksum() -> Record:
@@ -41,7 +41,8 @@ def bias(of: dict) -> Alert:
         or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}}) > 0
         """,
         "Attention errs in one direction",
-        "Run {{ $labels.run }}: {{ $labels.pass }} attention has a bias that rounding does not explain.",
+        "Run {{ $labels.run }}: {{ $labels.pass }} attention has a bias that rounding does not explain"
+        + where('"bias"') + ".",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -56,7 +57,7 @@ def deviation(of: dict) -> Alert:
         """,
         "Attention errs more than its precision explains",
         "Run {{ $labels.run }}: {{ $labels.pass }} attention errs several times as much as unfused attention in the"
-        " same precision.",
+        " same precision" + where('(printf "deviation_%s" $labels.pass)') + ".",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -75,9 +76,9 @@ def update_ratio(of: dict) -> Alert:
     )  # fmt: skip
 
 
-def replica_mismatch(of: dict) -> Alert:
-    return Alert(
-        "ForeshockReplicaMismatch", "training", "weights", "fleet",
+def differing_ranks(of: dict) -> Record:
+    return Record(
+        DIFFERS,
         f"""
         sum by ({JOB}, rank) (increase(foreshock_weight_checksum_mismatch_total[{of["window"]}])) > 0
         or max by ({JOB}, rank) (
@@ -85,8 +86,21 @@ def replica_mismatch(of: dict) -> Alert:
           and on ({JOB}, group) count by ({JOB}, group) ({CHECKSUM}) > 2
         )
         """,
+    )
+
+
+def replica_mismatch() -> Alert:
+    # One alert for a run, however many of its ranks: each would cost the queries of its own texts.
+    which = (
+        f'{{{{ with printf "topk(8, {DIFFERS}{{cluster=%q,run=%q}})" $labels.cluster $labels.run | query }}}}'
+        '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
+    )
+    return Alert(
+        "ForeshockReplicaMismatch", "training", "weights", "fleet",
+        f"count by ({JOB}) ({DIFFERS})",
         "Replicas of the weights differ",
-        "Run {{ $labels.run }}: rank {{ $labels.rank }} holds other bits than its data-parallel replicas.",
+        "Run {{ $labels.run }}: ranks that hold other bits than their data-parallel replicas: {{ $value }}, among them"
+        f"{which}.",
     )  # fmt: skip
 
 
@@ -97,9 +111,10 @@ def attention_rules(values: Values) -> Group:
             Record(RATIO, f'max by ({JOB}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}})'),
             Record(UPDATE, f'max by ({JOB}) (foreshock_optimizer_update_ratio{{stat="max"}})'),
             newest_checksum(),
+            differing_ranks(values["replica_mismatch"]),
             bias(values["bias"]),
             deviation(values["deviation"]),
             update_ratio(values["update_ratio"]),
-            replica_mismatch(values["replica_mismatch"]),
+            replica_mismatch(),
         ],
     )

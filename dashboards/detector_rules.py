@@ -1,6 +1,7 @@
 """What the agent's detectors see. They count steps; the rules only carry it on, and hold it long enough to be read."""
 
-from rule import JOB, Alert, Group, Record, Values
+from rule import JOB, Alert, Group, Record, Values, where
+from standing import Default, remark
 
 # Of these the other rules read the values themselves.
 OTHERS = 'detector!~"bias|deviation_.+"'
@@ -43,16 +44,17 @@ def detector_records(window: str) -> list[Record]:
     ]
 
 
-def detector_alert(row: tuple[str, ...], of: dict) -> Alert:
+def detector_alert(row: tuple[str, ...], of: dict, default: Default) -> Alert:
     name, component, dashboard, detectors, summary, what = row
     return Alert(
         name, "precursor", component, dashboard, warned(detectors, of["level"]), summary,
-        f"Run {{{{ $labels.run }}}}: {what} (detector {{{{ $labels.detector }}}}, experimental).",
+        f"Run {{{{ $labels.run }}}}: {what}{where()}"
+        f" (detector {{{{ $labels.detector }}}}{remark(detectors, default)}).",
         keep=of["keep"],
     )  # fmt: skip
 
 
-def entropy_collapse(values: Values) -> Alert:
+def entropy_collapse(values: Values, default: Default) -> Alert:
     of, entropy = values["entropy_collapse"], "run:foreshock_attention_entropy_nats:min"
     return Alert(
         "ForeshockAttentionEntropyCollapse", "precursor", "attention", "attention",
@@ -62,18 +64,20 @@ def entropy_collapse(values: Values) -> Alert:
         and on ({JOB}) ({warned("entropy_drop", values["detectors"]["level"])})
         """,
         "The entropy of attention collapses",
-        "Run {{ $labels.run }}: mean entropy of the attention weights fell to {{ $value | humanize }} nats (detector"
-        " entropy_drop, experimental).",
+        "Run {{ $labels.run }}: mean entropy of the attention weights fell to {{ $value | humanize }} nats"
+        + where('"entropy_drop"')
+        + f" (detector entropy_drop{remark('entropy_drop', default)}).",
         keep=of["keep"],
     )  # fmt: skip
 
 
-def logit_growth(values: Values) -> Alert:
+def logit_growth(values: Values, default: Default) -> Alert:
     of, logit = values["logit_growth"], "run:foreshock_attention_logit_abs:max"
+    detectors = "logit_growth|max_logit"
     return Alert(
         "ForeshockAttentionLogitGrowth", "precursor", "attention", "attention",
         f"""
-        {warned("logit_growth|max_logit", values["detectors"]["level"])}
+        {warned(detectors, values["detectors"]["level"])}
         or
         label_replace(
           {logit} > {of["at_least"]}
@@ -83,8 +87,8 @@ def logit_growth(values: Values) -> Alert:
         )
         """,
         "Attention's logits grow towards where softmax saturates",
-        "Run {{ $labels.run }}: the largest scaled score is beyond, or will soon be at, what attention bears ({{"
-        " $labels.detector }}).",
+        f"Run {{{{ $labels.run }}}}: the largest scaled score is beyond, or will soon be at, what attention bears"
+        f"{where()} ({{{{ $labels.detector }}}}{remark(detectors + '|forecast', default)}).",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -102,7 +106,7 @@ def agreement(of: dict) -> Alert:
     )  # fmt: skip
 
 
-def detector_rules(values: Values) -> Group:
+def detector_rules(values: Values, default: Default) -> Group:
     of = values["detectors"]
     return Group(
         "foreshock-precursors",
@@ -113,9 +117,9 @@ def detector_rules(values: Values) -> Group:
                 "run:foreshock_attention_entropy_nats:min",
                 f'min by ({JOB}) (foreshock_attention_entropy_nats{{stat="mean"}})',
             ),
-            *(detector_alert(row, of) for row in TABLE),
-            logit_growth(values),
-            entropy_collapse(values),
+            *(detector_alert(row, of, default) for row in TABLE),
+            logit_growth(values, default),
+            entropy_collapse(values, default),
             agreement(values["precursors_agree"]),
         ],
     )

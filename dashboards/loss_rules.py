@@ -11,7 +11,8 @@ def non_finite(of: dict) -> Alert:
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
         # A gradient scaler that tries too large a scale makes gradients infinite and leaves the step out: no incident,
-        # unless it does so all the time. A loss that is NaN now may have been so when the agent came.
+        # unless it does so all the time. A loss that is NaN now may have been so when the agent came; of what is
+        # finite nothing is left times 0.
         f"""
         sum by ({JOB}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])
@@ -23,14 +24,13 @@ def non_finite(of: dict) -> Alert:
         ) > 0
         or
         label_replace(
-          count by ({JOB}) ((foreshock_loss != foreshock_loss) or (abs(foreshock_loss) == Inf)),
+          count by ({JOB}) (foreshock_loss * 0 != 0),
           "site", "loss", "", ""
         )
         or
         label_replace(
-          sum by ({JOB}) (increase({skipped}[{window}]))
-          / (sum by ({JOB}) (increase({skipped}[{window}])) + sum by ({JOB}) (increase({steps}[{window}])))
-          > {of["skipped"]},
+          sum by ({JOB}) (increase({skipped}[{window}])) * {1 - of["skipped"]:g}
+          > sum by ({JOB}) (increase({steps}[{window}])) * {of["skipped"]:g},
           "site", "loss_scale", "", ""
         )
         """,

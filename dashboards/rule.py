@@ -33,6 +33,7 @@ class Group(typing.NamedTuple):
 
     name: str
     rules: list[Record | Alert]
+    interval: str | None = None  # between two evaluations, where Prometheus' own is needlessly short
 
 
 # Whose run it is. Asked of the last day, since it must be known when the agent is gone; a template, since a join would
@@ -41,6 +42,20 @@ OWNER = (
     '{{ with printf "last_over_time(run:foreshock_run_info:user{cluster=%q,run=%q}[1d])" $labels.cluster $labels.run'
     ' | query }}{{ with . | sortByLabel "user" | first }}{{ .Labels.user }}{{ end }}{{ end }}'
 )
+
+
+# In which layers a detector warns, or did just now. A template too: as labels they would make an alert of each, and
+# another one whenever a layer joins.
+LAYERS = (
+    '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
+    '{cluster=%q,run=%q,detector=%q}[5m]))" $labels.cluster $labels.run DETECTOR | query }} in layer'
+    '{{ range . | sortByLabel "layer" }} {{ .Labels.layer }}{{ end }}{{ end }}'
+)
+
+
+def where(detector: str = "$labels.detector") -> str:
+    """For an alert's text: " in layer 003 007", or nothing. `detector`: an expression of templates."""
+    return LAYERS.replace("DETECTOR", detector)
 
 
 def block(key: str, text: str, indent: int) -> list[str]:
@@ -78,7 +93,10 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
 def yaml_of(groups: list[Group], links: dict[str, str]) -> str:
     lines = ["# Written by `./dev docs` from dashboards/values.toml and dashboards/*_rules.py.", "groups:"]
     for group in groups:
-        lines += [f"- name: {group.name}", "  rules:"]
+        lines.append(f"- name: {group.name}")
+        if group.interval:
+            lines.append(f"  interval: {group.interval}")
+        lines.append("  rules:")
         for rule in group.rules:
             lines += record_lines(rule) if isinstance(rule, Record) else alert_lines(rule, links)
     return "\n".join(lines) + "\n"

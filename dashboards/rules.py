@@ -1,4 +1,4 @@
-"""All recording rules and alerts, from the values of values.toml."""
+"""All recording rules and alerts, from the values of values.toml and what the bench says of the detectors."""
 
 from attention_rules import attention_rules
 from detector_rules import detector_rules
@@ -6,13 +6,16 @@ from fleet_rules import fleet_rules
 from loss_rules import loss_rules
 from monitor_rules import monitor_rules
 from rule import Alert, Group, Values, yaml_of
+from standing import Default, default_detectors
+
+MEASURED = default_detectors()
 
 
-def groups(values: Values) -> list[Group]:
+def groups(values: Values, default: Default = MEASURED) -> list[Group]:
     return [
         loss_rules(values),
         attention_rules(values),
-        detector_rules(values),
+        detector_rules(values, default),
         fleet_rules(values),
         monitor_rules(values),
     ]
@@ -22,5 +25,5 @@ def alerts(values: Values) -> list[Alert]:
     return [rule for group in groups(values) for rule in group.rules if isinstance(rule, Alert)]
 
 
-def rules_yaml(values: Values) -> str:
-    return yaml_of(groups(values), values["links"])
+def rules_yaml(values: Values, default: Default = MEASURED) -> str:
+    return yaml_of(groups(values, default), values["links"])

@@ -4,8 +4,9 @@ import json
 import pathlib
 import re
 
+from standing import RESULTS, standing
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "precursors" / "results.json"
 PAGE = ROOT / "docs" / "runbook.md"
 BLOCK = re.compile(r"(<!-- measured: ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -14,8 +15,9 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 
-def line(detector: str, found: dict) -> str:
-    text = f"- `{detector}`: "
+def line(detector: str, results: dict) -> str:
+    found = results["shipped"][detector]["all"]
+    text = f"- `{detector}`: {standing(detector, frozenset(results['default']))}; "
     if found["events"] == 0:
         return text + "not measured.\n"
     text += f"warned before {found['hits']} of {found['events']} loss events"
@@ -36,7 +38,7 @@ def filled(page: str, results: dict) -> str:
 
     def lines(block: re.Match) -> str:
         names = block.group(2).split()
-        return block.group(1) + "".join(line(name, results["shipped"][name]["all"]) for name in names) + block.group(3)
+        return block.group(1) + "".join(line(name, results) for name in names) + block.group(3)
 
     return BLOCK.sub(lines, page)
 

@@ -1,10 +1,10 @@
 """Everything around a training on this machine: agent, Prometheus with our rules, Alertmanager with our routes.
 
-    python dashboards/stack.py [--interval S] [--seconds S] [--stay] [-- COMMAND…]
+    python dashboards/stack.py [--interval S] [--seconds S] [--stay] [--expect-silence] [-- COMMAND…]
 
 `./dev stack` calls it. All of it listens on 127.0.0.1 only and ends with the training, or with Ctrl-C when told to
-stay; data lies in build/stack until the next start. Notifications go to this program, which prints them. Standard
-library only.
+stay; data lies in build/stack until the next start. Notifications go to this program, which prints them and keeps them
+in build/stack/notifications.jsonl. Standard library only.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import tomllib
+import urllib.parse
 import urllib.request
 
 from alertmanager import alertmanager_yaml
@@ -47,23 +48,31 @@ def port_from(first: int) -> int:
 
 
 class Notifications(http.server.BaseHTTPRequestHandler):
-    """Prints what Alertmanager tells: to whom, and which alerts."""
+    """Prints what Alertmanager tells: to whom, and which alerts. Each notification is a line of `kept`."""
+
+    kept: pathlib.Path
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
+        who = self.path.strip("/")
+        with self.kept.open("a") as file:
+            file.write(json.dumps({"to": who, "time": time.time()} | body) + "\n")
+        of = ", ".join(f"{name} {text}" for name, text in body["groupLabels"].items() if text)
+        say(f"a notification to {who}, {body['status']}, {of}:")
         for name in sorted({alert["labels"]["alertname"] for alert in body["alerts"]}):
-            alerts = [alert for alert in body["alerts"] if alert["labels"]["alertname"] == name]
-            say(f"{alerts[0]['status']}, to {self.path.strip('/')}: {name}: {alerts[0]['annotations']['description']}")
+            texts = next(a["annotations"] for a in body["alerts"] if a["labels"]["alertname"] == name)
+            say(f"  {name}: {texts['description']} See {texts['runbook_url']}")
 
     def log_message(self, *_words: object) -> None:
         pass
 
 
 @contextlib.contextmanager
-def receiver():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Notifications)
+def receiver(folder: pathlib.Path):
+    handler = type("Handler", (Notifications,), {"kept": folder / "notifications.jsonl"})
+    server = http.server.HTTPServer(("127.0.0.1", 0), handler)  # one after the other, so that lines stay whole
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server.server_port
@@ -83,24 +92,25 @@ def serving(command: list[str], folder: pathlib.Path, ready: str):
     try:
         end = time.monotonic() + PATIENCE
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=2):
-                break
+            time.sleep(0.2)
             if process.poll() is not None or time.monotonic() > end:
                 raise SystemExit(f"stack: {name} does not answer; its last words are in {folder / name}.log")
-            time.sleep(0.2)
+            with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=2):
+                break
         yield
     finally:
         process.terminate()
         process.wait(timeout=PATIENCE)
 
 
-def write_prometheus(folder: pathlib.Path, interval: int, alertmanager: int) -> None:
+def write_prometheus(folder: pathlib.Path, interval: int, alertmanager: int, itself: int) -> None:
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, evaluation_interval: {interval}s, scrape_timeout: {interval}s}}\n"
         f"rule_files: ['{HERE / 'rules' / 'foreshock.yml'}']\n"
         f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}\n"
         "scrape_configs:\n- job_name: foreshock\n"
         f"  file_sd_configs: [{{files: ['{folder / 'targets.json'}'], refresh_interval: 5s}}]\n"
+        f"- {{job_name: prometheus, static_configs: [{{targets: ['127.0.0.1:{itself}']}}]}}\n"
     )
 
 
@@ -131,6 +141,27 @@ def show_where(prometheus: int, alertmanager: int, interval: int) -> None:
     say(f"a Grafana:    import {HERE / 'grafana'}/*.json, data source {server}")
 
 
+def ask(prometheus: int, expression: str) -> list[dict]:
+    words = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus}/api/v1/query?{words}", timeout=60) as reply:
+        return json.load(reply)["data"]["result"]
+
+
+def is_silent(prometheus: int) -> bool:
+    """Whether no alert fired since the start, of rules that were evaluated without an error over a run's series."""
+    count = int(sum(float(each["value"][1]) for each in ask(prometheus, "count_over_time(run:foreshock_step:max[1d])")))
+    told = ask(prometheus, "sum(prometheus_rule_evaluation_failures_total)")
+    failures = told[0]["value"][1] if told else "unknown"
+    pending = {each["metric"]["alertname"] for each in ask(prometheus, "last_over_time(ALERTS[1d])")}
+    fired = ask(prometheus, 'count_over_time(ALERTS{alertstate="firing"}[1d])')
+    for each in fired:
+        labels = {name: text for name, text in each["metric"].items() if name not in ("__name__", "alertstate")}
+        say(f"fired: {labels.pop('alertname')} {labels}, in {each['value'][1]} evaluations")
+    say(f"{count} evaluations over the run, {failures} failures; alerts: {len(fired)} fired, pending at some time: "
+        + (", ".join(sorted(pending)) or "none"))  # fmt: skip
+    return count > 0 and failures == "0" and not fired
+
+
 def main() -> int:
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
@@ -138,6 +169,7 @@ def main() -> int:
     parser.add_argument("--interval", type=int, default=5, help="seconds between two scrapes, and two evaluations")
     parser.add_argument("--seconds", type=int, default=300, help="how long the demo trains")
     parser.add_argument("--stay", action="store_true", help="keep the servers after the training, until Ctrl-C")
+    parser.add_argument("--expect-silence", action="store_true", help="end with status 1 if any alert fired")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / "stack", help="emptied first")
     options, command = parser.parse_args(words[:at]), words[at + 1 :]
     build = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
@@ -145,18 +177,21 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
-        write_alertmanager(folder, stack.enter_context(receiver()))
-        alertmanager, prometheus = port_from(9093), port_from(9090)
-        write_prometheus(folder, options.interval, alertmanager)
+        write_alertmanager(folder, stack.enter_context(receiver(folder)))
+        alertmanager = port_from(9093)
         base = f"http://127.0.0.1:{alertmanager}"
         line = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
         line += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
         stack.enter_context(serving(line, folder, f"{base}/-/ready"))
+        prometheus = port_from(9090)  # only now: beside other stacks both might find the same one free
+        write_prometheus(folder, options.interval, alertmanager, prometheus)
         line = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
         line += [f"--web.listen-address=127.0.0.1:{prometheus}"]
         stack.enter_context(serving(line, folder, f"http://127.0.0.1:{prometheus}/-/ready"))
         show_where(prometheus, alertmanager, options.interval)
         status = train(command or [*DEMO, "--seconds", str(options.seconds)], folder, build / "bin" / "foreshock")
+        if options.expect_silence and not is_silent(prometheus):
+            status = status or 1
         if options.stay:
             say("the training has ended; Ctrl-C ends Prometheus and Alertmanager")
             with contextlib.suppress(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """The alerts: written from the values, clean to promtool, each with a case that fires and one that is silent."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from alert_rules import DASHBOARDS, ROOT, TESTS, VALUES, alerts, promtool_tests, rules
+from alert_rules import DASHBOARDS, DEFAULT, ROOT, TESTS, VALUES, alerts, promtool_tests, rules
 from scraping import needs
 
 RULES = yaml.safe_load((DASHBOARDS / "rules" / "foreshock.yml").read_text())
@@ -52,7 +53,7 @@ def test_both_generations_of_prometheus_mean_the_same():
 
 @needs["promtool"]
 def test_every_alert_fires_and_is_silent_as_it_should(tmp_path):
-    done = promtool_tests(tmp_path, rules.groups(VALUES), TESTS)
+    done = promtool_tests(tmp_path, rules.groups(VALUES, DEFAULT), TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -70,6 +71,19 @@ def test_every_alert_has_a_case_that_fires_beside_one_that_does_not():
 
 
 FILES_OF = {alert.name: [f.name for f in TESTS if alert.name in f.read_text()] for alert in alerts()}
+
+
+def test_the_texts_call_experimental_what_the_bench_does():
+    results = json.loads((ROOT / "bench" / "precursors" / "results.json").read_text())
+    ours, default = set(results["ours"]), set(results["default"])
+    for rule in ALERTS:
+        text = rule["annotations"]["description"]
+        named = {name for each in re.findall(r'detector=~"([^"]+)"', rule["expr"]) for name in each.split("|")}
+        if "$labels.detector" not in text and "(detector" not in text:
+            continue
+        picked = re.search(r'if match "\^\(([\w|]+)\)\$" \$labels.detector }}, experimental{{ end }}', text)
+        told = set(picked.group(1).split("|")) if picked else named if ", experimental" in text else set()
+        assert told & ours == named - default, f"{rule['alert']}: run ./dev docs"
 
 
 def test_only_incidents_page():

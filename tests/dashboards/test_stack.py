@@ -52,7 +52,7 @@ def stack(tmp_path, base):
     fault, end = tmp_path / "fault", tmp_path / "end"
     program = TRAINING.format(support=str(monitored.ROOT / "tests" / "support"), fault=str(fault), end=str(end))
     command = [sys.executable, str(monitored.ROOT / "dashboards" / "stack.py"), "--interval", "1"]
-    command += ["--folder", str(tmp_path / "stack"), "--", monitored.PYTHON, "-c", program]
+    command += ["--expect-silence", "--folder", str(tmp_path / "stack"), "--", monitored.PYTHON, "-c", program]
     environment = monitored.clean_environment(FORESHOCK_DIR=str(base), FORESHOCK_BUILD=str(monitored.BUILD))
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -82,10 +82,37 @@ def test_a_training_that_goes_wrong_is_told_within_seconds(stack, show_line):
 
     fault.touch()
     broken = time.time()
-    told, found = running.wait_for(r"stack: firing, to (\w+): (\w+): Run (\S+): values that are not finite in (\w+)")
-    assert found.group(1, 2) == ("page", "ForeshockNonFinite")
+    told, found = running.wait_for(
+        r"stack:   (\w+): Run (\S+): values that are not finite in (?:loss|gradient|attention_\w+)\. See (\S+)"
+    )
+    assert found.group(1, 3) == ("ForeshockNonFinite", "docs/runbook.md#foreshocknonfinite")
+    running.wait_for(f"stack: a notification to page, firing, run {found.group(2)}:")
     show_line("alerts", f"NaN to the page, scraped and evaluated once a second: {told - broken:.1f} s")
     end.touch()
-    assert running.process.wait(timeout=60) == 0
+    assert running.process.wait(timeout=60) == 1, "an alert fired, and none was expected"
     with pytest.raises(OSError, match="refused"):
         get(f"{prometheus.group(1)}/-/ready")
+
+
+@needs["prometheus-alertmanager"]
+@needs["prometheus"]
+def test_a_training_of_which_nothing_is_told_passes_as_silent(stack):
+    running, _, end = stack
+    _, prometheus = running.wait_for(r"Prometheus +(http://127.0.0.1:\d+)")
+    query = f"{prometheus.group(1)}/api/v1/query?query=run:foreshock_step:max"
+    wait_until(lambda: json.loads(get(query))["data"]["result"])
+    end.touch()
+    assert running.process.wait(timeout=60) == 0
+    running.wait_for(r"stack: [1-9]\d* evaluations over the run, 0 failures; alerts: 0 fired")
+
+
+@needs["prometheus-alertmanager"]
+@needs["prometheus"]
+def test_silence_of_which_nothing_was_seen_is_none(tmp_path):
+    """A command that makes no step: no series of a run, so nothing could have fired."""
+    command = [sys.executable, str(monitored.ROOT / "dashboards" / "stack.py"), "--interval", "1", "--expect-silence"]
+    command += ["--folder", str(tmp_path / "stack"), "--", "true"]
+    environment = monitored.clean_environment(FORESHOCK_BUILD=str(monitored.BUILD), FORESHOCK_DIR=str(tmp_path))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "stack: 0 evaluations over the run, " in done.stdout

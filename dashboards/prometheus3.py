@@ -1,0 +1,65 @@
+"""Fetches Debian testing's Prometheus 3 and its Alertmanager into build/prometheus3, beside those of the system.
+
+    python dashboards/prometheus3.py
+
+Only unpacked, not installed: tests/dashboards/test_prometheus3.py tries our rules with them, and is skipped without.
+Needs Debian's apt; the archive is the one that apt uses, or DEBIAN_MIRROR. Signatures are checked.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "packaging"))
+
+from chroot import KEYRING, ChrootError, mirror  # noqa: E402
+
+FOLDER = ROOT / "build" / "prometheus3"
+PACKAGES = ("prometheus", "promtool", "prometheus-alertmanager")
+SETTINGS = """\
+Dir::State "{apt}";
+Dir::State::status "{apt}/status";
+Dir::Cache "{apt}/cache";
+Dir::Etc::sourcelist "{apt}/sources.list";
+Dir::Etc::sourceparts "-";
+Acquire::Check-Valid-Until "false";
+APT::Sandbox::User "root";
+"""
+
+
+def apt_get(*words: str) -> None:
+    apt = FOLDER / "apt"
+    done = subprocess.run(
+        ["apt-get", "-q", f"--config-file={apt}/apt.conf", *words], cwd=apt, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"prometheus3: apt-get {words[0]}: {(done.stderr or done.stdout).strip()[-300:]}")
+
+
+def main() -> int:
+    try:
+        source = f"deb [signed-by={KEYRING}] {mirror()} testing main\n"
+    except (ChrootError, OSError) as error:
+        print(f"prometheus3: {error}")
+        return 1
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    apt = FOLDER / "apt"
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (apt / folder).mkdir(parents=True)
+    (apt / "status").touch()
+    (apt / "sources.list").write_text(source)
+    (apt / "apt.conf").write_text(SETTINGS.format(apt=apt))
+    apt_get("update")
+    apt_get("download", *PACKAGES)
+    for package in apt.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "--extract", package, FOLDER], check=True)
+    shutil.rmtree(apt)
+    told = subprocess.run([FOLDER / "usr" / "bin" / "prometheus", "--version"], capture_output=True, text=True)
+    print(f"prometheus3: {(told.stdout or told.stderr).partition(' (')[0]} in {FOLDER / 'usr' / 'bin'}")
+    return told.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
