@@ -11,7 +11,7 @@ namespace foreshock {
 
 // A column of rows that are added in order.
 struct ColumnSum {
-  double sum = 0, noise = 0;
+  double sum = 0, ulp_squares = 0;
   uint64_t nonfinite = 0;
 
   constexpr void add(double x, const Format& format) {
@@ -20,21 +20,21 @@ struct ColumnSum {
       return;
     }
     sum += x;
-    noise += rounding_variance(x, format);
+    ulp_squares += squared_ulp(x, format);
   }
   constexpr void add(const ColumnSum& other) {
     sum += other.sum;
-    noise += other.noise;
+    ulp_squares += other.ulp_squares;
     nonfinite += other.nonfinite;
   }
 
-  // ulp(x)^2 / 12 of a finite x; 0 of what is below the range of fp64.
-  static constexpr double rounding_variance(double x, const Format& format) {
+  // Of a finite x; 0 where it is below the range of fp64.
+  static constexpr double squared_ulp(double x, const Format& format) {
     const int biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff);
     const int exponent = biased - 1023 > format.min_exponent ? biased - 1023 : format.min_exponent;
     const int squared = 2 * (exponent - (format.precision - 1)) + 1023;  // biased exponent of ulp^2
     if (squared < 1) return 0;
-    return std::bit_cast<double>(static_cast<uint64_t>(squared) << 52) / 12;
+    return std::bit_cast<double>(static_cast<uint64_t>(squared) << 52);
   }
 };
 
@@ -50,12 +50,12 @@ struct Conservation {
   constexpr void add_value(const ColumnSum& grad_out, const ColumnSum& grad_value) {
     const double excess = grad_value.sum - grad_out.sum;
     value_squares += excess * excess;
-    value_noise += grad_value.noise;
+    value_noise += grad_value.ulp_squares / 12;
     nonfinite += grad_out.nonfinite + grad_value.nonfinite;
   }
   constexpr void add_key(const ColumnSum& grad_key) {
     key_squares += grad_key.sum * grad_key.sum;
-    key_noise += grad_key.noise;
+    key_noise += grad_key.ulp_squares / 12;
     nonfinite += grad_key.nonfinite;
   }
   constexpr void add(const Conservation& other) {

@@ -34,13 +34,14 @@ FORESHOCK_DEVICE void sum_columns(const DeviceView& view, DType type, uint64_t b
   block.each([&](uint32_t thread) {
     for (uint32_t column = thread; column < columns; column += kColumnLanes) {
       ColumnSum sum;
+      uint64_t head = first_head + begin / rows, row = begin % rows;
       for (uint64_t n = begin; n < end; ++n) {
         const int64_t element = static_cast<int64_t>(batch) * view.stride[0] +
-                                static_cast<int64_t>(first_head + n / rows) * view.stride[1] +
-                                static_cast<int64_t>(n % rows) * view.stride[2] +
-                                int64_t{column} * view.stride[3];
+                                static_cast<int64_t>(head) * view.stride[1] +
+                                static_cast<int64_t>(row) * view.stride[2] + int64_t{column} * view.stride[3];
         const int64_t byte = element * static_cast<int64_t>(size_of(type));
         sum.add(load_value(type, view.data + static_cast<uint64_t>(byte), block), format);
+        if (++row == rows) row = 0, ++head;
       }
       to[column] = sum;
     }

@@ -210,7 +210,7 @@ struct DeviceView {
 };
 static_assert(sizeof(DeviceView) == 40);
 
-// One result for each batch and kv-head, batch-major.
+// One result for each batch and kv-head, batch-major. Queries and keys are at least 1.
 struct ConservationJob {
   DeviceView grad_out, grad_key, grad_value;
   uint64_t results;   // Conservation[batches * kv_heads] of conservation.h, overwritten

@@ -23,15 +23,15 @@ uint16_t to_bf16(double x) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-TEST(RoundingVariance, IsThatOfAnUlp) {
-  const auto variance = [](double x, DType type) { return ColumnSum::rounding_variance(x, format_of(type)); };
-  EXPECT_EQ(variance(1.0, DType::kBf16), 0x1p-14 / 12);
-  EXPECT_EQ(variance(-1.9921875, DType::kBf16), 0x1p-14 / 12);
-  EXPECT_EQ(variance(2.0, DType::kFp16), 0x1p-18 / 12);
-  EXPECT_EQ(variance(1.0, DType::kFp32), 0x1p-46 / 12);
-  EXPECT_EQ(variance(0x1p-24, DType::kFp16), 0x1p-48 / 12);  // subnormal
-  EXPECT_EQ(variance(0.0, DType::kBf16), 0x1p-266 / 12);
-  EXPECT_EQ(variance(0.0, DType::kFp64), 0);  // below the range
+TEST(SquaredUlp, IsThatOfTheFormat) {
+  const auto squared = [](double x, DType type) { return ColumnSum::squared_ulp(x, format_of(type)); };
+  EXPECT_EQ(squared(1.0, DType::kBf16), 0x1p-14);
+  EXPECT_EQ(squared(-1.9921875, DType::kBf16), 0x1p-14);
+  EXPECT_EQ(squared(2.0, DType::kFp16), 0x1p-18);
+  EXPECT_EQ(squared(1.0, DType::kFp32), 0x1p-46);
+  EXPECT_EQ(squared(0x1p-24, DType::kFp16), 0x1p-48);  // subnormal
+  EXPECT_EQ(squared(0.0, DType::kBf16), 0x1p-266);
+  EXPECT_EQ(squared(0.0, DType::kFp64), 0);  // below the range
 }
 
 // The gradients of one attention call in fp64, rounded once: heads that share keys, not causal.
@@ -121,6 +121,8 @@ struct Geometry {
   DType type;
   uint32_t batches, heads, kv_heads, queries, keys, head_dim, value_dim;
 };
+
+void PrintTo(const Geometry& geometry, std::ostream* to) { *to << geometry.name; }
 
 constexpr Geometry kGeometries[] = {
     {"small_bf16", DType::kBf16, 2, 4, 2, 33, 17, 64, 64},

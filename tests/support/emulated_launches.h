@@ -3,6 +3,7 @@
 #define FORESHOCK_TESTS_SUPPORT_EMULATED_LAUNCHES_H_
 
 #include <cstdint>
+#include <ostream>
 
 #include "tests/support/emulated_device.h"
 
@@ -13,6 +14,8 @@ struct EmulatedLaunch {
   uint32_t blocks, threads;  // of kernels whose number of threads is free
   Emulation how;
 };
+
+inline void PrintTo(const EmulatedLaunch& launch, std::ostream* to) { *to << launch.name; }
 
 inline constexpr EmulatedLaunch kEmulatedLaunches[] = {
     {"one_thread", 1, 1, {}},
