@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
+#include "bench/gpu/cuda_device.h"
 #include "kernels/adam_sums.h"
 #include "kernels/histogram.h"
-#include "tests/support/cuda_device.h"
 #include "tests/support/emulated_device.h"
 
 namespace foreshock {

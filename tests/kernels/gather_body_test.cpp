@@ -38,7 +38,7 @@ constexpr Source kSources[] = {
     {"bf16_heads_inside", DType::kBf16, {1 << 16, 64, 256, 1}, 4, 16, 64},
     {"bf16_odd_width", DType::kBf16, {1 << 16, 64, 256, 1}, 3, 9, 37},
     {"bf16_padded", DType::kBf16, {1 << 16, 1000, 40, 1}, 2, 16, 32},
-    {"bf16_strides_less_aligned", DType::kBf16, {1 << 16, 1004, 68, 1}, 2, 16, 64},
+    {"bf16_strides_less_aligned", DType::kBf16, {1 << 16, 1008, 68, 1}, 2, 16, 64},
     {"bf16_broadcast", DType::kBf16, {0, 0, 0, 1}, 2, 16, 128},
     {"bf16_backwards", DType::kBf16, {1 << 16, 64, -128, 1}, 2, 16, 64},
     {"bf16_columns_apart", DType::kBf16, {1 << 16, 64, 1, 128}, 2, 16, 20},

@@ -1,7 +1,7 @@
-// The first device of this machine through its driver, for tests that launch the kernels on it. The driver is
-// opened while the program runs, so that the tests are built everywhere.
-#ifndef FORESHOCK_TESTS_SUPPORT_CUDA_DEVICE_H_
-#define FORESHOCK_TESTS_SUPPORT_CUDA_DEVICE_H_
+// The first device of this machine through its driver, for tests and benches that launch the kernels on it.
+// The driver is opened while the program runs, so that they are built everywhere.
+#ifndef FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
+#define FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
 
 #include <cstdint>
 #include <string>
@@ -29,8 +29,15 @@ class CudaDevice {
   // Waits until it has ended.
   void launch(DeviceKernel kernel, const LaunchShape& shape, const void* job);
 
+  // Of one of `times` launches in a row, or of one copy of `bytes` within the device, by the device's clock.
+  double milliseconds(DeviceKernel kernel, const LaunchShape& shape, const void* job, int times);
+  double milliseconds_of_copy(uint64_t to, uint64_t from, size_t bytes, int times);
+
  private:
   CudaDevice();
+  void enqueue(DeviceKernel kernel, const LaunchShape& shape, const void* job);
+  template <class Work>
+  double milliseconds_of(int times, const Work& work);
 
   std::string missing_, name_;
   DeviceLimits limits_ = {};
@@ -39,4 +46,4 @@ class CudaDevice {
 
 }  // namespace foreshock
 
-#endif  // FORESHOCK_TESTS_SUPPORT_CUDA_DEVICE_H_
+#endif  // FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_

@@ -1,4 +1,4 @@
-#include "tests/support/cuda_device.h"
+#include "bench/gpu/cuda_device.h"
 
 #include <dlfcn.h>
 
@@ -85,13 +85,43 @@ void CudaDevice::read(void* to, uint64_t from, size_t bytes) {
   if (bytes > 0) call("cuMemcpyDtoH_v2", to, from, bytes);
 }
 
-void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
+void CudaDevice::enqueue(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
   void* const function = functions_[static_cast<size_t>(kernel)];
   void* parameters[] = {const_cast<void*>(job)};
   call("cuFuncSetAttribute", function, kMostDynamicShared, static_cast<int>(shape.shared_bytes));
   call("cuLaunchKernel", function, shape.blocks, 1u, 1u, shape.threads, 1u, 1u, shape.shared_bytes,
        static_cast<void*>(nullptr), &parameters[0], static_cast<void**>(nullptr));
+}
+
+void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
+  enqueue(kernel, shape, job);
   call("cuCtxSynchronize");
+}
+
+template <class Work>
+double CudaDevice::milliseconds_of(int times, const Work& work) {
+  void *begin = nullptr, *end = nullptr;
+  float milliseconds = 0;
+  work();  // once before, so that nothing is loaded while the clock runs
+  call("cuEventCreate", &begin, 0u);
+  call("cuEventCreate", &end, 0u);
+  call("cuEventRecord", begin, static_cast<void*>(nullptr));
+  for (int n = 0; n < times; ++n) work();
+  call("cuEventRecord", end, static_cast<void*>(nullptr));
+  call("cuEventSynchronize", end);
+  call("cuEventElapsedTime", &milliseconds, begin, end);
+  call("cuEventDestroy_v2", begin);
+  call("cuEventDestroy_v2", end);
+  return milliseconds / times;
+}
+
+double CudaDevice::milliseconds(DeviceKernel kernel, const LaunchShape& shape, const void* job, int times) {
+  return milliseconds_of(times, [&] { enqueue(kernel, shape, job); });
+}
+
+double CudaDevice::milliseconds_of_copy(uint64_t to, uint64_t from, size_t bytes, int times) {
+  return milliseconds_of(times,
+                         [&] { call("cuMemcpyDtoDAsync_v2", to, from, bytes, static_cast<void*>(nullptr)); });
 }
 
 }  // namespace foreshock
