@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "support"))
 
+import browser  # noqa: E402
 import live  # noqa: E402
 import monitored  # noqa: E402
 
@@ -50,6 +51,16 @@ def base():
     path = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def tab():
+    """A real browser, where there is one."""
+    if browser.EXECUTABLE is None:
+        pytest.skip("no chromium here")
+    one = browser.Browser()
+    yield one
+    one.close()
 
 
 @pytest.fixture(scope="session")

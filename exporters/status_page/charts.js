@@ -82,11 +82,20 @@ function points(table, column) {
   return values.map((y, i) => ({ x: table.first_step + (i + 1) * table.steps_per_point - 1, y })).filter((p) => finite(p.y));
 }
 
+const GAP = 8; // of what is usual between two points: then no line says what was between them
+
+// The same with an end of the line in every long gap.
+function withGaps(all) {
+  const gaps = all.slice(1).map((p, i) => p.x - all[i].x).sort((a, b) => a - b);
+  const most = GAP * gaps[gaps.length >> 1];
+  return all.flatMap((p, i) => (i > 0 && p.x - all[i - 1].x > most ? [{ x: all[i - 1].x + 1, y: NaN }, p] : [p]));
+}
+
 function options(kind) {
   const axis = { grid: { color: colour("grid") }, border: { display: false } };
   const ticks = { color: colour("quiet"), maxTicksLimit: 6, font: { size: 11 } };
   return {
-    animation: false, parsing: false, normalized: true, maintainAspectRatio: false, spanGaps: true,
+    animation: false, parsing: false, normalized: true, maintainAspectRatio: false, spanGaps: false,
     interaction: { mode: "nearest", axis: "x", intersect: false },
     elements: { point: { radius: 0, hitRadius: 8, hoverRadius: 3 }, line: { borderWidth: 1.6, tension: 0 } },
     scales: {
@@ -128,7 +137,7 @@ class StepChart {
     this.box.hidden = sets.every((set) => set.data.length === 0);
     if (this.box.hidden) return;
     if (!this.chart) this.make();
-    const positive = sets.every((set) => set.data.every((p) => p.y > 0));
+    const positive = sets.every((set) => set.data.every((p) => !(p.y <= 0)));
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
     const isNamed = Boolean(this.kind.isWide), lines = this.kind.lines?.(limits).filter((line) => finite(line.value)) ?? [];
     this.chart.options.plugins.guides = { lines, warnings: isNamed ? [] : warningSteps(lanes), lossEvents, isNamed, cursor };
@@ -152,9 +161,9 @@ class StepChart {
 
   datasets(table, alone) {
     const [line, dash] = [rankColour(table.index), rankDash(table.index)];
-    const sets = [{ label: "rank " + table.rank, data: points(table, this.kind.column), borderColor: line, backgroundColor: line, borderDash: dash }];
+    const sets = [{ label: "rank " + table.rank, data: withGaps(points(table, this.kind.column)), borderColor: line, backgroundColor: line, borderDash: dash }];
     const more = (column, label, style) => {
-      const data = points(table, column);
+      const data = withGaps(points(table, column));
       if (alone && data.length) sets.push({ label, data, borderWidth: 1, ...style });
     };
     if (this.kind.band && table.steps_per_point * (this.kind.column === "loss" ? 1 : 2) > 1)

@@ -32,13 +32,6 @@ def serve(tmp_path):
         server.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def tab():
-    one = browser.Browser()
-    yield one
-    one.close()
-
-
 @pytest.fixture
 def page(serve, tab):
     """page(ranks, layers, state, **how): the tab with such a page, once it is live and has drawn."""

@@ -10,8 +10,6 @@ from status_page import LIVE, rows, sample_state
 
 RANKS, LAYERS = 8, 96  # of page() without words
 
-pytestmark = pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here")
-
 
 def test_the_verdict_names_the_layer(page):
     tab = page()
@@ -131,6 +129,21 @@ def test_every_rank_and_layer_is_there(page):
 def test_charts_say_in_words_what_they_show(page):
     labels = page(1, 4).value("ui.charts.filter((c) => !c.box.hidden).map((c) => c.canvas.getAttribute('aria-label'))")
     assert labels[0].startswith("loss, steps 1001 to 1511: from 1.760 to 2.640, last ")
+
+
+def test_no_line_leads_over_steps_that_nobody_looked_at(page):
+    tab = page(1, 2)
+    ends = "((chart) => chart?.data.datasets[0].data.filter((p) => Number.isNaN(p.y)).map((p) => p.x) ?? [])"
+    everywhere = tab.value(f"ui.charts.flatMap((c) => {ends}(c.chart))")
+    assert everywhere == [], "of what is sampled evenly, however seldom, the line is whole"
+    tab.value("""(() => {
+        const { columns } = ui.history.tables.find((t) => t.layer === null);
+        columns.deviation_ratio_forward.fill(null, 100, 180);
+        show();
+    })()""")
+    chart = "ui.charts.find((c) => c.kind.column === 'deviation_ratio_forward').chart"
+    assert tab.value(f"{ends}({chart})") == [1194], "after the point of the steps 1,192 and 1,193"
+    assert tab.value(f"{chart}.options.spanGaps") is False
 
 
 def test_something_is_drawn(page):
