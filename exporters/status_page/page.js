@@ -57,6 +57,12 @@ function showVerdict(ranks) {
   byId("notes").replaceChildren(...notes(ranks).map((line) => element("li", line.alarm ? "alarm" : "quiet", line.text)));
 }
 
+// Of many open pages the one to look at.
+function showTitle(state) {
+  const mark = byId("verdict").className === "bad" ? "\u25B2 " : "";
+  document.title = known(state.run) ? `${mark}${state.run} – foreshock` : "foreshock";
+}
+
 function showFigures(ranks) {
   byId("figures").replaceChildren(...(ranks.length ? figures(ranks) : []).map(([name, value, note, alarm]) => {
     const box = element("div", "figure");
@@ -149,9 +155,9 @@ function show() {
   setText(byId("run"), known(state.run) ? state.run : "no run yet");
   setText(byId("state"), state.state ?? "unknown");
   setText(byId("version"), known(state.version) ? "foreshock " + state.version : "");
-  document.title = known(state.run) ? state.run + " – foreshock" : "foreshock";
   showGrafana(state, ui.rank);
   showVerdict(ranks);
+  showTitle(state);
   showFigures(shown);
   showLegend(ranks);
   showCharts(ranks, shown);

@@ -30,6 +30,7 @@ def test_the_verdict_names_the_layer(page):
 def test_a_healthy_run_is_said_to_be_so(page):
     tab = page(ranks=1, layers=4)
     assert tab.value("byId('verdict').className") == "good"
+    assert tab.value("document.title") == "<img src=x onerror=alert(1)> – foreshock"
     assert tab.value("byId('verdict-text').textContent") == "attention errs no more than its precision explains"
     assert tab.texts("#tables td .alarm") == ["1", "1"], "the lost slices, and nothing else"
     assert rows(tab, "Ranks") == []

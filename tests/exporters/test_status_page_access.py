@@ -319,6 +319,6 @@ def test_names_that_are_code_stay_names(serve, tab):
     assert CODE in [row[4] for row in rows(tab, "Loss events, and what came before")]
     assert tab.value("ui.charts[0].chart.options.plugins.laneMarks.lanes.map((l) => l.name)") == [CODE]
     assert tab.value("document.querySelector('#grafana a').href").count("<") == 0
-    assert tab.value("document.title") == CODE + " – foreshock"
+    assert tab.value("document.title") == "\u25b2 " + CODE + " – foreshock"
     assert tab.console == []
     tab.leave()
