@@ -9,6 +9,7 @@ in build/stack/notifications.jsonl. Standard library only.
 
 import argparse
 import contextlib
+import fcntl
 import http.server
 import json
 import os
@@ -18,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -45,6 +47,14 @@ def port_from(first: int) -> int:
                 probe.bind(("127.0.0.1", port))
                 return port
     raise SystemExit(f"stack: no free port from {first} on; end what holds them")
+
+
+@contextlib.contextmanager
+def turn():
+    """One stack after the other, from a free port until somebody listens there."""
+    with (pathlib.Path(tempfile.gettempdir()) / f"foreshock-stack-{os.getuid()}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Notifications(http.server.BaseHTTPRequestHandler):
@@ -178,16 +188,17 @@ def main() -> int:
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
         write_alertmanager(folder, stack.enter_context(receiver(folder)))
-        alertmanager = port_from(9093)
-        base = f"http://127.0.0.1:{alertmanager}"
-        line = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
-        line += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
-        stack.enter_context(serving(line, folder, f"{base}/-/ready"))
-        prometheus = port_from(9090)  # only now: beside other stacks both might find the same one free
-        write_prometheus(folder, options.interval, alertmanager, prometheus)
-        line = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
-        line += [f"--web.listen-address=127.0.0.1:{prometheus}"]
-        stack.enter_context(serving(line, folder, f"http://127.0.0.1:{prometheus}/-/ready"))
+        with turn():
+            alertmanager = port_from(9093)
+            base = f"http://127.0.0.1:{alertmanager}"
+            line = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
+            line += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
+            stack.enter_context(serving(line, folder, f"{base}/-/ready"))
+            prometheus = port_from(9090)  # only now: both may find the same one free
+            write_prometheus(folder, options.interval, alertmanager, prometheus)
+            line = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
+            line += [f"--web.listen-address=127.0.0.1:{prometheus}"]
+            stack.enter_context(serving(line, folder, f"http://127.0.0.1:{prometheus}/-/ready"))
         show_where(prometheus, alertmanager, options.interval)
         status = train(command or [*DEMO, "--seconds", str(options.seconds)], folder, build / "bin" / "foreshock")
         if options.expect_silence and not is_silent(prometheus):

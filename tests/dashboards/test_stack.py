@@ -116,3 +116,18 @@ def test_silence_of_which_nothing_was_seen_is_none(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "stack: 0 evaluations over the run, " in done.stdout
+
+
+@needs["prometheus-alertmanager"]
+@needs["prometheus"]
+def test_two_that_start_at_once_find_ports_of_their_own(tmp_path):
+    command = [sys.executable, str(monitored.ROOT / "dashboards" / "stack.py"), "--interval", "1", "--folder"]
+    environment = monitored.clean_environment(FORESHOCK_BUILD=str(monitored.BUILD), FORESHOCK_DIR=str(tmp_path))
+    both = [
+        subprocess.Popen([*command, str(tmp_path / name), "--", "sleep", "15"], env=environment, stdout=subprocess.PIPE)
+        for name in ("one", "other")
+    ]
+    told = [process.communicate(timeout=120)[0].decode() for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    ports = [re.findall(r"(?:Prometheus|Alertmanager) +http://127.0.0.1:(\d+)", text) for text in told]
+    assert len({port for each in ports for port in each}) == 4
