@@ -2,9 +2,11 @@
 
 import importlib.machinery
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -98,6 +100,47 @@ def test_failing_stage_fails_the_whole(dev, monkeypatch, capsys, reports):
     assert "release  FAILED" in said
     assert "no test was run" in said
     assert "pytest   passed" in said
+
+
+def test_builds_go_on_while_the_tests_wait_and_end_with_them(dev, monkeypatch, tmp_path):
+    # As Ninja does: what it starts is in a process group of its own, and is ended and cleaned up after at SIGTERM.
+    ninja = tmp_path / "ninja"
+    ninja.write_text(f"""#!/bin/bash
+cd {tmp_path}
+trap 'sleep 0.5; echo "$*" >> ended; exit 2' TERM
+echo "$*" >> started
+sleep 600 & wait
+""")
+    ninja.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(dev, "configure", lambda preset: None)
+    monkeypatch.setattr(dev, "give_way", lambda: (tmp_path / "gave_way").touch())
+    started, ended = tmp_path / "started", tmp_path / "ended"
+
+    def tests():
+        while not (started.exists() and started.read_text().endswith("\n")):
+            time.sleep(0.05)
+        assert (tmp_path / "gave_way").exists()
+        assert not ended.exists()
+        return 1
+
+    monkeypatch.setattr(dev, "python_tests", tests)
+    assert dev.python_tests_and_builds() == 1
+    assert started.read_text() == f"-C build/asan -j {os.cpu_count()} unit_tests\n"
+    # Or a build of the same folder could begin while this one cleans up.
+    assert ended.read_text() == started.read_text()
+
+
+def test_what_gives_way_takes_only_what_is_left(dev):
+    sleeper = subprocess.Popen(["sleep", "60"], preexec_fn=dev.give_way, start_new_session=True)
+    try:
+        assert os.sched_getscheduler(sleeper.pid) == os.SCHED_IDLE != os.sched_getscheduler(0)
+        group = pathlib.Path(f"/proc/{sleeper.pid}/autogroup")
+        if group.exists():  # not every kernel shares by sessions
+            assert group.read_text().split()[-1] == "19"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
 
 
 def test_what_failed_is_named_at_the_end(dev, monkeypatch, capsys, reports):
