@@ -19,8 +19,9 @@ constexpr Values kBiasOf[] = {"kernel", "rounded_reference"};
 constexpr Values kAlarms[] = {"deviation_ratio", "bias", "nonfinite"};
 constexpr Values kRunStates[] = {"running", "finished", "failed", "preempted"};
 constexpr Values kSkippedSteps[] = {"overflow"};
-constexpr Values kSkipReasons[] = {"budget", "ring_full", "dropout",   "capture", "nested", "fp8",
-                                   "mask",   "layout",    "too_large", "off",     "unknown"};
+constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",      "capture",   "nested",
+                                   "fp8",     "mask",      "layout",       "too_large", "off",
+                                   "unknown", "device",    "device_memory"};
 constexpr Values kLostReasons[] = {"torn", "agent_absent", "refused", "unsupported"};
 constexpr Values kCoverageSources[] = {"none"};
 constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};

@@ -32,6 +32,18 @@ TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
+// Whether every tensor that is there lies where the query does. The host has one place, whatever its number.
+bool is_in_one_place(const foreshock_attention_call& call) {
+  const foreshock_tensor& query = call.query;
+  for (const foreshock_tensor* tensor :
+       {&call.key, &call.value, &call.out, &call.log_sum_exp, &call.mask, &call.grad_out, &call.grad_query}) {
+    if (tensor->data == nullptr) continue;
+    if (tensor->device_type != query.device_type) return false;
+    if (query.device_type != FORESHOCK_DEVICE_CPU && tensor->device_index != query.device_index) return false;
+  }
+  return true;
+}
+
 bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t d) {
   return view.data != nullptr && view.shape[0] == a && view.shape[1] == b && view.shape[2] == c &&
          view.shape[3] == d;
@@ -53,7 +65,9 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
   if (call.size < offsetof(foreshock_attention_call, layer_identity)) return FORESHOCK_SKIP_UNKNOWN;
   // `!(x == 0)` so that a NaN counts as dropout too: then the call cannot be recomputed either.
   if (!(call.dropout == 0)) return FORESHOCK_SKIP_DROPOUT;
-  if (call.query.device_type != FORESHOCK_DEVICE_CPU) return FORESHOCK_SKIP_LAYOUT;
+  if (call.query.device_type != FORESHOCK_DEVICE_CPU && call.query.device_type != FORESHOCK_DEVICE_CUDA)
+    return FORESHOCK_SKIP_LAYOUT;
+  if (!is_in_one_place(call)) return FORESHOCK_SKIP_LAYOUT;
 
   CheckedCall& c = *checked;
   c.query = view_of(call.query);
@@ -64,6 +78,10 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
   c.mask = right_aligned_view_of(call.mask);
   c.grad_out = view_of(call.grad_out);
   c.grad_query = view_of(call.grad_query);
+  c.device_type = call.query.device_type;
+  c.device_index = call.query.device_index;
+  c.stream =
+      call.size >= offsetof(foreshock_attention_call, stream) + sizeof call.stream ? call.stream : nullptr;
   c.pass = pass;
   c.dtype = c.query.dtype;
   c.causal = call.causal;

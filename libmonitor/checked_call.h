@@ -15,6 +15,8 @@ struct CheckedCall {
   DType dtype;
   int32_t causal;
   double scale;
+  int32_t device_type, device_index;  // of every tensor
+  void* stream;                       // of a device: what the operation was given to; null: unknown
   TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/device_code.h"
 #include "libmonitor/clocks.h"
 #include "libmonitor/sampler.h"
 #include "libmonitor/slice_copy.h"
@@ -53,11 +54,11 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   count_call(counting, op);
   const uint32_t hot = g_guest.hot();
   if ((hot & kHotSwitchedOff) != 0) {
-    counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_OFF]);
+    counting.add(counting.block->skipped(pass, FORESHOCK_SKIP_OFF));
     return 0;
   }
   if ((hot & kHotNoBudget) != 0) {
-    counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_BUDGET]);
+    counting.add(counting.block->skipped(pass, FORESHOCK_SKIP_BUDGET));
     return 0;
   }
   if ((hot & kHotSampledStep) == 0) {
@@ -105,7 +106,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
                                     const OpenCall& open, uint32_t pass) {
   segment::ThreadBlock& block = *counting.block;
   const auto skip = [&](int reason) {
-    counting.add(block.skipped[pass][reason]);
+    counting.add(block.skipped(pass, static_cast<uint32_t>(reason)));
     return Taken{};
   };
   CheckedCall checked;
@@ -117,8 +118,15 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   Slice slice =
       choose_slice(checked.shape, g_guest.settings().seed, step, open.call, g_guest.settings().rank);
   SlicePlan plan;
-  if (!plan_slice(checked, writer.slot_bytes(), writer.slots(), &slice, &plan))
-    return skip(FORESHOCK_SKIP_TOO_LARGE);
+  DeviceTurn turn;  // of none, for tensors of the host
+  uint64_t capacity = writer.slot_bytes();
+  uint32_t most_slots = writer.slots();
+  if (checked.device_type != FORESHOCK_DEVICE_CPU) {
+    if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip(reason);
+    capacity = turn.state().capacity();
+    most_slots = turn.state().most_parts();
+  }
+  if (!plan_slice(checked, capacity, most_slots, &slice, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
   plan.all.step = step;
   plan.all.time_ns = realtime_ns();
@@ -140,9 +148,17 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
     const segment::Slot header = slot_of(plan, part);
     for (const segment::Payload& payload : header.payload) taken.bytes += payload.bytes;
     writer.describe(slots[part], header);
-    copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
+    if (!turn) copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
   }
-  writer.publish(slots, ticket, plan.slots);
+  if (!turn) {
+    writer.publish(slots, ticket, plan.slots);
+  } else if (const int reason = turn.state().send(checked, slice, {slots, ticket, plan.slots},
+                                                  static_cast<cuda::Stream>(checked.stream));
+             reason >= 0) {
+    writer.give_back(ticket, plan.slots);
+    counting.take_back(block.sampled[pass]);
+    return skip(reason);
+  }
   return taken;
 }
 
@@ -170,8 +186,8 @@ void Monitor::skip(int32_t op, uint32_t reason) {
   if (open.op < 0 || open.waking) return;
   const Counting counting = g_guest.counting();
   const bool is_known = open.op == op && reason < FORESHOCK_SKIP_REASONS;
-  counting.add(counting.block
-                   ->skipped[g_guest.pass_of(open.op)][is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
+  counting.add(counting.block->skipped(g_guest.pass_of(open.op),
+                                       is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}));
 }
 
 // -- life --
@@ -205,6 +221,7 @@ void Monitor::reset() {
   budget_.set_limit(g_guest.settings().max_slowdown);
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
+  devices_.attach(&g_guest.writer(), DeviceCode());
   scalars_.attach(g_guest.writer().scalar_names());
   unseen_.attach(g_guest.writer().unseen_names());
   segment::SegmentWriter& writer = g_guest.writer();

@@ -6,6 +6,7 @@
 
 #include "libmonitor/budget.h"
 #include "libmonitor/cost_model.h"
+#include "libmonitor/device_sampler.h"
 #include "libmonitor/guest.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
@@ -13,27 +14,11 @@
 #include "libmonitor/observed_heads.h"
 #include "libmonitor/ordinal.h"
 #include "libmonitor/scalars.h"
+#include "libmonitor/try_lock.h"
 #include "libmonitor/unseen.h"
 #include "libmonitor/weights.h"
 
 namespace foreshock {
-
-// A lock that nobody waits for: what cannot have it at once goes without.
-class TryLock {
- public:
-  explicit TryLock(std::atomic_flag& flag)
-      : flag_(flag), owned_(!flag.test_and_set(std::memory_order_acquire)) {}
-  ~TryLock() {
-    if (owned_) flag_.clear(std::memory_order_release);
-  }
-  TryLock(const TryLock&) = delete;
-  TryLock& operator=(const TryLock&) = delete;
-  explicit operator bool() const { return owned_; }
-
- private:
-  std::atomic_flag& flag_;
-  bool owned_;
-};
 
 // A call that returned nonzero from enter and has not ended.
 struct OpenCall {
@@ -122,6 +107,7 @@ class Monitor {
   Scalars scalars_;
   Unseen unseen_;
   OrdinalFollower ordinal_;
+  DeviceSampler devices_;
   LayerTable layers_;
   WeightFollower weights_;
   ObservedHeads observed_heads_;

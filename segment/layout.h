@@ -14,8 +14,9 @@ inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n
 inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr uint32_t kOldestLayoutVersion = 1;  // that the agent reads
 
-inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
-inline constexpr uint32_t kSkipReasons = 11;  // the order of FORESHOCK_SKIP_... in hook.h
+inline constexpr uint32_t kPasses = 2;             // 0 forward, 1 backward
+inline constexpr uint32_t kSkipReasons = 13;       // the order of FORESHOCK_SKIP_... in hook.h
+inline constexpr uint32_t kFirstSkipReasons = 11;  // that the first versions knew
 inline constexpr uint32_t kLostReasons = 4;
 inline constexpr uint32_t kMaxOps = 64;
 inline constexpr uint32_t kMaxOpsOfVersion2 = 32;
@@ -28,9 +29,9 @@ inline constexpr uint32_t kControlBytes = 4096;
 inline constexpr uint32_t kMaxScalars = 16;
 inline constexpr uint32_t kMaxUnseen = 8;
 
-inline constexpr const char* kSkipReasonNames[kSkipReasons] = {"budget",    "ring_full", "dropout", "capture",
-                                                               "nested",    "fp8",       "mask",    "layout",
-                                                               "too_large", "off",       "unknown"};
+inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
+    "budget", "ring_full", "dropout", "capture", "nested", "fp8",          "mask",
+    "layout", "too_large", "off",     "unknown", "device", "device_memory"};
 
 enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
@@ -105,12 +106,18 @@ struct alignas(64) ThreadBlock {
   uint64_t older_calls[kMaxOpsOfVersion2];  // where versions 1 and 2 have `calls`; zero since
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
-  uint64_t skipped[kPasses][kSkipReasons];
+  uint64_t first_skipped[kPasses][kFirstSkipReasons];
   uint64_t hook_ns;  // time spent in sampled calls, measured
   uint64_t step_ns;  // time spent at step ends and over gradients, measured
-  uint64_t reserved[4];
+  uint64_t later_skipped[kPasses][kSkipReasons - kFirstSkipReasons];  // zero before there were such reasons
   uint64_t calls[kMaxOps];  // at the end, where more of them take nothing's place
+
+  uint64_t& skipped(uint32_t pass, uint32_t reason) {
+    return reason < kFirstSkipReasons ? first_skipped[pass][reason]
+                                      : later_skipped[pass][reason - kFirstSkipReasons];
+  }
 };
+static_assert(sizeof(ThreadBlock) == 1088);
 
 // A record that is overwritten in place: odd while it is written, read header-data-header.
 struct StepRecord {
@@ -164,11 +171,15 @@ struct Layer {
 
 enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal };
 
-// What the agent looks at before it reads anything else: when this has not moved, no slot has.
+// What the agent looks at before it reads anything else: when none of it has moved, no slot has.
+inline constexpr uint32_t kDeviceProgress = 7;
 struct Progress {
-  uint64_t published;  // slices made visible so far
-  uint64_t reserved[7];
+  uint64_t published;  // slices made visible so far by threads
+  // By the streams of devices, which cannot count together: each stores the ticket of its last slice. Devices
+  // may share a word, since no ticket comes twice.
+  uint64_t by_device[kDeviceProgress];
 };
+static_assert(sizeof(Progress) == 64);
 
 // The header of a slot. The payload follows at `payload[...]`, offsets from the start of the slot.
 enum PayloadId : uint32_t {

@@ -140,12 +140,14 @@ Totals parse_threads(Bytes region, const Region& shape) {
     for (size_t n = 0; n < sizeof(to) / sizeof(uint64_t); ++n) a[n] += b[n];
   };
   for (uint64_t n = 0; n < shape.count; ++n) {
-    const auto block = record_at<ThreadBlock>(region, shape.record_size, n);
+    auto block = record_at<ThreadBlock>(region, shape.record_size, n);
     add(totals.calls, block.calls);
     for (uint32_t op = 0; op < kMaxOpsOfVersion2; ++op) totals.calls[op] += block.older_calls[op];
     add(totals.unsampled, block.unsampled);
     add(totals.sampled, block.sampled);
-    add(totals.skipped, block.skipped);
+    for (uint32_t pass = 0; pass < kPasses; ++pass)
+      for (uint32_t reason = 0; reason < kSkipReasons; ++reason)
+        totals.skipped[pass][reason] += block.skipped(pass, reason);
     totals.hook_ns += block.hook_ns;
     totals.step_ns += block.step_ns;
   }

@@ -62,7 +62,7 @@ class SegmentReader {
 
   // Makes next_ready() look at every slot again: a writer may have died after it published and before it
   // counted.
-  void look_again() { published_ = ~uint64_t{0}; }
+  void look_again() { look_again_ = true; }
 
   // Slices left odd by a writer; meaningful once the trainer is gone.
   std::vector<Ready> torn();
@@ -124,7 +124,8 @@ class SegmentReader {
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
   uint32_t next_slot_ = 0;
-  uint64_t published_ = ~uint64_t{0};  // when all slots were last found consumed
+  Progress progress_ = {};  // when all slots were last found consumed
+  bool look_again_ = true;
   mutable std::vector<std::byte> region_;
   std::vector<std::byte> buffer_;
   JoinedSlice joined_;

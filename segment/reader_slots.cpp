@@ -80,9 +80,9 @@ bool SegmentReader::is_orphan(const Slot& tail) const {
 
 bool SegmentReader::next_ready(Ready* ready) {
   // Read before the slots: what is published while they are looked at is found the next time.
-  uint64_t published = 0;
-  read_exactly(segment_, &published, sizeof published, header_.regions[kProgress].offset);
-  if (published == published_) return false;
+  Progress progress = {};
+  read_exactly(segment_, &progress, sizeof progress, header_.regions[kProgress].offset);
+  if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;
   for (uint32_t tried = 0; tried < slots(); ++tried) {
     const uint32_t slot = next_slot_;
     next_slot_ = (next_slot_ + 1) % slots();
@@ -96,7 +96,8 @@ bool SegmentReader::next_ready(Ready* ready) {
       consume(slot);
     }
   }
-  published_ = published;
+  progress_ = progress;
+  look_again_ = false;
   return false;
 }
 

@@ -280,7 +280,7 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
   for (uint32_t part = 0; part < count; ++part) {
     slots[part] = claim(ticket + part);
     if (slots[part] == nullptr) {
-      while (part > 0) release(ticket + --part);  // the first last: as long as it is odd it answers for all
+      give_back(ticket, part);
       return false;
     }
     if (count == 1) break;
@@ -289,6 +289,10 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
     slots[part]->parts = count;
   }
   return true;
+}
+
+void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
+  while (count > 0) release(ticket + --count);  // the first last: as long as it is odd it answers for all
 }
 
 void SegmentWriter::describe(Slot* slot, const Slot& header) const {

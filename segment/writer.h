@@ -43,6 +43,10 @@ class SegmentWriter {
   UnseenName* unseen_names() const { return at<UnseenName>(kUnseenNames); }
   uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
   uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
+  // For who makes a device store into them: both begin with a page of their own.
+  char* slot_region() const { return base_ + header()->regions[kSlots].offset; }
+  uint64_t slot_region_bytes() const { return slots() * slot_bytes(); }
+  Progress* progress() const { return at<Progress>(kProgress); }
   const Control* control() const { return control_; }
   TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
   uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
@@ -57,6 +61,9 @@ class SegmentWriter {
   // The same for a slice over `count` slots, of consecutive tickets: all of them, or none (false).
   // 1 <= count <= slots().
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
+
+  // Undoes a claim; nothing of it was visible.
+  void give_back(uint64_t ticket, uint32_t count) const;
 
   // Stores the rest of a claimed slot's header.
   void describe(Slot* slot, const Slot& header) const;

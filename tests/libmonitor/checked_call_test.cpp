@@ -21,7 +21,16 @@ TEST(CheckedCall, RefusesWithTheRightReason) {
   };
   EXPECT_EQ(reason([](auto& c) { c.dropout = 0.1; }), FORESHOCK_SKIP_DROPOUT);
   EXPECT_EQ(reason([](auto& c) { c.dropout = NAN; }), FORESHOCK_SKIP_DROPOUT);
-  EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_CUDA; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_OTHER; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_CUDA; }), FORESHOCK_SKIP_LAYOUT)
+      << "the others are on the host";
+  const auto on_device = [](auto& c) {
+    for (foreshock_tensor* tensor : {&c.query, &c.key, &c.value, &c.out, &c.log_sum_exp})
+      tensor->device_type = FORESHOCK_DEVICE_CUDA;
+  };
+  EXPECT_EQ(reason(on_device), -1);
+  EXPECT_EQ(reason([&](auto& c) { on_device(c), c.key.device_index = 1; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.key.device_index = 1; }), -1) << "the host has no numbers";
   EXPECT_EQ(reason([](auto& c) { c.query.dims = 3; }), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(reason([](auto& c) { c.key.shape[1] = 3; }), FORESHOCK_SKIP_LAYOUT);  // 4 heads over 3 kv-heads
   EXPECT_EQ(reason([](auto& c) { c.value.dtype = FORESHOCK_BF16; }), FORESHOCK_SKIP_LAYOUT);

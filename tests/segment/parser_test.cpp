@@ -162,13 +162,15 @@ TEST(ParseThreads, SumsBlocksOfALongerRecord) {
     ThreadBlock block = {};
     block.calls[3] = 10 + n;
     block.calls[kMaxOps - 1] = 1;
-    block.skipped[1][2] = 5;
+    block.skipped(1, 2) = 5;
+    block.skipped(0, kSkipReasons - 1) = 7;
     std::memcpy(region.data() + n * record_size, &block, sizeof block);
   }
   const Totals totals = parse_threads(region, {0, record_size, 2});
   EXPECT_EQ(totals.calls[3], 21u);
   EXPECT_EQ(totals.calls[kMaxOps - 1], 2u);
   EXPECT_EQ(totals.skipped[1][2], 10u);
+  EXPECT_EQ(totals.skipped[0][kSkipReasons - 1], 14u);
 }
 
 }  // namespace

@@ -6,7 +6,9 @@ import struct
 
 SKIP_REASONS = (
     "budget", "ring_full", "dropout", "capture", "nested", "fp8", "mask", "layout", "too_large", "off", "unknown",
+    "device", "device_memory",
 )  # fmt: skip
+FIRST_SKIP_REASONS = 11  # the others have a place of their own
 LOST_REASONS = ("torn", "agent_absent", "refused", "unsupported")
 PASSES = ("forward", "backward")
 OP_NAME = 64  # bytes of an operation's name
@@ -19,6 +21,13 @@ STEP_FIELDS = (
     "sequence", "step", "time_ns", "duration_ns", "loss", "learning_rate", "gradient_norm", "batch_id", "given",
     "loss_source", "step_source", "sampled", "calls", "skipped_steps", "interval", "cost_ns",
 )  # fmt: skip
+
+
+def _word_of_skip(number: int, reason: int) -> int:
+    if reason < FIRST_SKIP_REASONS:
+        return 37 + FIRST_SKIP_REASONS * number + reason
+    later = len(SKIP_REASONS) - FIRST_SKIP_REASONS
+    return 61 + later * number + reason - FIRST_SKIP_REASONS
 
 
 class Segment:
@@ -69,7 +78,7 @@ class Segment:
                 counts["unsampled"] += words[33 + number]
                 counts["sampled"] += words[35 + number]
                 for index, reason in enumerate(SKIP_REASONS):
-                    skipped[reason] += words[37 + len(SKIP_REASONS) * number + index]
+                    skipped[reason] += words[_word_of_skip(number, index)]
             for slot in range(MAX_SLOTS):
                 words = struct.unpack_from("<Q10I", self.control, CONSUMPTION_OFFSET + 64 * slot)
                 counts["judged"] += words[1 + number]

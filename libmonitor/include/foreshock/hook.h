@@ -72,7 +72,9 @@ enum {
   FORESHOCK_SKIP_TOO_LARGE = 8,
   FORESHOCK_SKIP_OFF = 9,
   FORESHOCK_SKIP_UNKNOWN = 10,
-  FORESHOCK_SKIP_REASONS = 11
+  FORESHOCK_SKIP_DEVICE = 11,        /* its driver is absent, too old, or has refused something */
+  FORESHOCK_SKIP_DEVICE_MEMORY = 12, /* no room on the device, or the segment cannot be pinned for it */
+  FORESHOCK_SKIP_REASONS = 13
 };
 
 /* Which keys a query position may see under `causal`. */
@@ -105,8 +107,10 @@ typedef struct foreshock_attention_call {
   const void*
       layer_identity; /* opaque, equal for all calls of one layer (see foreshock_parameter); NULL: unknown */
   const char* layer_name; /* explicit annotation, wins over layer_identity; NULL: none */
-  void* stream;           /* reserved for devices */
-  uint64_t prepare_ns;    /* what the caller spent on this description, for the monitor's own account */
+  void* stream;        /* of CUDA tensors: the one the operation was given to, as the driver knows it (1: the
+                          legacy default stream, 2: the thread's default stream). NULL: unknown; without it
+                          nobody can tell when the tensors hold what they shall */
+  uint64_t prepare_ns; /* what the caller spent on this description, for the monitor's own account */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */

@@ -1,0 +1,101 @@
+// The few entry points of the CUDA driver that sampling uses, found by name in libcuda.so.1 once the trainer
+// itself has shown a tensor on a device. Types and numbers are those of the driver's ABI, written down here
+// so that nothing of CUDA is needed to build; device_driver_abi_test.cpp holds them against cuda.h.
+#ifndef FORESHOCK_LIBMONITOR_DEVICE_DRIVER_H_
+#define FORESHOCK_LIBMONITOR_DEVICE_DRIVER_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace foreshock {
+
+namespace cuda {
+
+using Result = int;
+using Device = int;
+using Address = unsigned long long;  // of device memory
+using Context = struct ContextOf*;
+using Stream = struct StreamOf*;
+using Event = struct EventOf*;
+using Module = struct ModuleOf*;
+using Function = struct FunctionOf*;
+
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kAlreadyRegistered = 712;
+inline constexpr Result kCaptureImplicit = 906;  // the legacy default stream, while another stream captures
+
+// Handles below this are the default streams: 1 the legacy one, 2 the thread's own.
+inline constexpr uintptr_t kFirstStreamHandle = 3;
+
+inline constexpr int kCaptureRelaxed = 2;
+inline constexpr int kNotCapturing = 0;
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;
+inline constexpr int kCanWriteFromStream = 122;  // an attribute: stream operations on 64-bit words
+inline constexpr uint64_t kLegacyStream = 1;     // of cuGetProcAddress: what a null stream means
+
+inline constexpr int kOldestDriver = 12000;
+
+}  // namespace cuda
+
+// call, symbol, version of its signature, parameters
+#define FORESHOCK_DRIVER_CALLS(X)                                                                          \
+  X(ctx_get_current, cuCtxGetCurrent, 4000, (cuda::Context*))                                              \
+  X(ctx_push_current, cuCtxPushCurrent, 4000, (cuda::Context))                                             \
+  X(ctx_pop_current, cuCtxPopCurrent, 4000, (cuda::Context*))                                              \
+  X(ctx_get_device, cuCtxGetDevice, 2000, (cuda::Device*))                                                 \
+  X(ctx_get_id, cuCtxGetId, 12000, (cuda::Context, unsigned long long*))                                   \
+  X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange, 5050, (int*, int*))                        \
+  X(device_get_attribute, cuDeviceGetAttribute, 2000, (int*, int, cuda::Device))                           \
+  X(device_primary_ctx_get_state, cuDevicePrimaryCtxGetState, 7000, (cuda::Device, unsigned*, int*))       \
+  X(device_primary_ctx_retain, cuDevicePrimaryCtxRetain, 7000, (cuda::Context*, cuda::Device))             \
+  X(device_primary_ctx_release, cuDevicePrimaryCtxRelease, 11000, (cuda::Device))                          \
+  X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode, 10010, (int*))                 \
+  X(stream_is_capturing, cuStreamIsCapturing, 10000, (cuda::Stream, int*))                                 \
+  X(stream_get_ctx, cuStreamGetCtx, 9020, (cuda::Stream, cuda::Context*))                                  \
+  X(stream_create_with_priority, cuStreamCreateWithPriority, 5050, (cuda::Stream*, unsigned, int))         \
+  X(stream_wait_event, cuStreamWaitEvent, 3020, (cuda::Stream, cuda::Event, unsigned))                     \
+  X(stream_write_value_64, cuStreamWriteValue64, 11070, (cuda::Stream, cuda::Address, uint64_t, unsigned)) \
+  X(event_create, cuEventCreate, 2000, (cuda::Event*, unsigned))                                           \
+  X(event_record, cuEventRecord, 2000, (cuda::Event, cuda::Stream))                                        \
+  X(mem_get_info, cuMemGetInfo, 3020, (size_t*, size_t*))                                                  \
+  X(mem_alloc, cuMemAlloc, 3020, (cuda::Address*, size_t))                                                 \
+  X(mem_host_register, cuMemHostRegister, 6050, (void*, size_t, unsigned))                                 \
+  X(mem_host_get_device_pointer, cuMemHostGetDevicePointer, 3020, (cuda::Address*, void*, unsigned))       \
+  X(memset_d8_async, cuMemsetD8Async, 3020, (cuda::Address, unsigned char, size_t, cuda::Stream))          \
+  X(memcpy_dtoh_async, cuMemcpyDtoHAsync, 3020, (void*, cuda::Address, size_t, cuda::Stream))              \
+  X(module_load_data, cuModuleLoadData, 2000, (cuda::Module*, const void*))                                \
+  X(module_get_function, cuModuleGetFunction, 2000, (cuda::Function*, cuda::Module, const char*))          \
+  X(launch_kernel, cuLaunchKernel, 4000,                                                                   \
+    (cuda::Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda::Stream,   \
+     void**, void**))
+
+// Thread-safe. Never closed: the driver is the trainer's.
+class DeviceDriver {
+ public:
+  // True once every entry point is known. The first caller opens `library`; another thread meanwhile, and a
+  // child of the process that opened it (where the driver must not be used), gets false.
+  bool open(const char* library);
+
+  // Why open() will never succeed, in a word, or null.
+  const char* failure() const { return failure_.load(std::memory_order_acquire); }
+
+#define FORESHOCK_DRIVER_MEMBER(call, symbol, version, parameters) cuda::Result(*call) parameters = nullptr;
+  FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_MEMBER)
+#undef FORESHOCK_DRIVER_MEMBER
+
+ private:
+  const char* find_all(const char* library);
+
+  std::atomic_flag opening_;
+  std::atomic<const char*> failure_{nullptr};
+  std::atomic<pid_t> opened_by_{0};
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_DEVICE_DRIVER_H_

@@ -1,0 +1,180 @@
+#include "libmonitor/device_state.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "kernels/device_code.h"
+#include "libmonitor/device_gather.h"
+
+namespace foreshock {
+namespace {
+
+constexpr uint64_t round_up(uint64_t value) {
+  return (value + DeviceRing::kAlign - 1) / DeviceRing::kAlign * DeviceRing::kAlign;
+}
+
+// In the ring a part begins with the times of its gather.
+constexpr uint64_t kTimes = 64;
+constexpr uint64_t kClocks = round_up(DeviceRing::kMostSlices * sizeof(GatherClock));
+
+uint64_t bytes_of_part(const segment::Slot& slot) {
+  const PayloadRange range = payloads_of(slot);
+  return round_up(kTimes + range.end - range.begin);
+}
+
+bool ok(cuda::Result result) { return result == cuda::kSuccess; }
+
+// A capture in any thread forbids this one what set-up does, and would be spoilt by it, unless this thread
+// says that it has nothing to do with it.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const DeviceDriver& driver) : driver_(driver) {
+    mode_ = cuda::kCaptureRelaxed;
+    exchanged_ = ok(driver_.thread_exchange_stream_capture_mode(&mode_));
+  }
+  ~RelaxedCapture() {
+    if (exchanged_) driver_.thread_exchange_stream_capture_mode(&mode_);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  explicit operator bool() const { return exchanged_; }
+
+ private:
+  const DeviceDriver& driver_;
+  int mode_;
+  bool exchanged_;
+};
+
+}  // namespace
+
+void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id) {
+  setting_ = setting;
+  index_ = index;
+  context_id_ = context_id;
+  ready_ = false;
+  failed_ = try_set_up();
+}
+
+cuda::Address DeviceState::progress_on_device() const {
+  return progress_ + offsetof(segment::Progress, by_device) + sizeof(uint64_t) * static_cast<size_t>(index_);
+}
+
+// Both regions begin with a page of their own. What another device has pinned is pinned for this one too.
+bool DeviceState::pin_segment() {
+  const DeviceDriver& driver = *setting_.driver;
+  const auto pin = [&driver](void* begin, uint64_t bytes, cuda::Address* address) {
+    const cuda::Result result =
+        driver.mem_host_register(begin, bytes, cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
+    return (ok(result) || result == cuda::kAlreadyRegistered) &&
+           ok(driver.mem_host_get_device_pointer(address, begin, 0));
+  };
+  return pin(setting_.writer->progress(), sizeof(segment::Progress), &progress_) &&
+         pin(setting_.writer->slot_region(), setting_.writer->slot_region_bytes(), &slots_);
+}
+
+int DeviceState::try_set_up() {
+  const DeviceDriver& driver = *setting_.driver;
+  const RelaxedCapture relaxed(driver);
+  cuda::Device device = 0;
+  int can_write = 0;
+  if (!relaxed || setting_.code.empty() || !ok(driver.ctx_get_device(&device)) ||
+      !ok(driver.device_get_attribute(&can_write, cuda::kCanWriteFromStream, device)) || can_write != 1)
+    return FORESHOCK_SKIP_DEVICE;
+
+  size_t free = 0, total = 0;
+  if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
+  const uint64_t wanted = setting_.writer->slots() * round_up(kTimes + setting_.writer->slot_bytes());
+  const uint64_t room =
+      std::min<uint64_t>(free / kShareOfFree, kMostRingBytes) / DeviceRing::kAlign * DeviceRing::kAlign;
+  if (room < kClocks + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
+  const uint64_t bytes = std::min(wanted, room - kClocks);
+
+  cuda::Module module = nullptr;
+  int least = 0, greatest = 0;
+  if (!ok(driver.module_load_data(&module, setting_.code.data())) ||
+      !ok(driver.module_get_function(&gather_, module, name_of(DeviceKernel::kGather))) ||
+      !ok(driver.ctx_get_stream_priority_range(&least, &greatest)) ||
+      !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
+      !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
+    return FORESHOCK_SKIP_DEVICE;
+  // The memory last: it is what could be missed if something else failed.
+  if (!pin_segment() || !ok(driver.mem_alloc(&clocks_, kClocks + bytes))) return FORESHOCK_SKIP_DEVICE_MEMORY;
+  memory_ = clocks_ + kClocks;
+  ring_.reset(bytes);
+  if (!ok(driver.memset_d8_async(clocks_, 0, kClocks, stream_)) ||
+      !ok(driver.stream_write_value_64(stream_, progress_on_device(), marker(), 0)))
+    return FORESHOCK_SKIP_DEVICE;
+  return -1;
+}
+
+bool DeviceState::is_ready() {
+  if (!ready_) {
+    uint64_t& word = setting_.writer->progress()->by_device[index_];
+    ready_ = segment::word(word).load(std::memory_order_acquire) == marker();
+  }
+  return ready_;
+}
+
+uint64_t DeviceState::capacity() const {
+  return std::min(setting_.writer->slot_bytes(), ring_.bytes() - DeviceRing::kAlign);
+}
+
+uint32_t DeviceState::most_parts() const {
+  const uint64_t parts = ring_.bytes() / (round_up(capacity()) + DeviceRing::kAlign);
+  return static_cast<uint32_t>(std::clamp<uint64_t>(parts, 1, setting_.writer->slots()));
+}
+
+bool DeviceState::gather(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed,
+                         cuda::Stream stream) {
+  cuda::Address at = memory_ + place_.offset;
+  for (uint32_t part = 0; part < claimed.parts; ++part) {
+    const segment::Slot& slot = *claimed.slots[part];
+    GatherJob job = gather_for_slot(call, slice, slot, at + kTimes);
+    job.times = at;
+    job.clock = clocks_ + place_.number * sizeof(GatherClock);
+    const LaunchShape shape = launch_of(job);
+    void* parameters[] = {&job};
+    if (!ok(setting_.driver->launch_kernel(gather_, shape.blocks, 1, 1, shape.threads, 1, 1,
+                                           shape.shared_bytes, stream, parameters, nullptr)))
+      return false;
+    at += bytes_of_part(slot);
+  }
+  return ok(setting_.driver->event_record(event_, stream)) &&
+         ok(setting_.driver->stream_wait_event(stream_, event_, 0));
+}
+
+bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
+  const DeviceDriver& driver = *setting_.driver;
+  cuda::Address at = memory_ + place_.offset;
+  for (uint32_t part = 0; part < claimed.parts; ++part) {
+    segment::Slot* slot = claimed.slots[part];
+    const PayloadRange range = payloads_of(*slot);
+    if (!ok(driver.memcpy_dtoh_async(reinterpret_cast<char*>(slot) + range.begin, at + kTimes,
+                                     range.end - range.begin, stream_)) ||
+        !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, at, 2 * sizeof(uint64_t), stream_)))
+      return false;
+    at += bytes_of_part(*slot);
+  }
+  static_assert(offsetof(segment::Slot, device_end_ns) == offsetof(segment::Slot, device_begin_ns) + 8);
+  // As SegmentWriter::publish: whoever sees the first part even finds all others whole.
+  for (uint32_t part = claimed.parts; part-- > 0;) {
+    const auto offset = reinterpret_cast<char*>(claimed.slots[part]) - setting_.writer->slot_region();
+    if (!ok(driver.stream_write_value_64(stream_, slots_ + static_cast<uint64_t>(offset),
+                                         2 * (claimed.ticket + part), 0)))
+      return false;
+  }
+  return ok(driver.stream_write_value_64(stream_, progress_on_device(), claimed.ticket, 0));
+}
+
+int DeviceState::send(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed,
+                      cuda::Stream stream) {
+  uint64_t bytes = 0;
+  for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
+  if (!ring_.find(bytes, &place_)) return FORESHOCK_SKIP_RING_FULL;
+  if (!gather(call, slice, claimed, stream)) return failed_ = FORESHOCK_SKIP_DEVICE;
+  if (!copy_and_publish(claimed)) failed_ = FORESHOCK_SKIP_DEVICE;
+  ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);
+  return -1;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,83 @@
+// What sampling has on one device, in one context: a ring, a stream of our own, an event, the kernel, and the
+// segment pinned for it. Set up once; nothing of it is given back, since giving back waits for the device,
+// and the context may be gone by then.
+#ifndef FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
+#define FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
+
+#include <span>
+
+#include "libmonitor/checked_call.h"
+#include "libmonitor/device_driver.h"
+#include "libmonitor/device_ring.h"
+#include "segment/writer.h"
+
+namespace foreshock {
+
+// What a device is set up with and for.
+struct DeviceSetting {
+  const DeviceDriver* driver;
+  const segment::SegmentWriter* writer;
+  std::span<const std::byte> code;  // kernels/device_code.h
+};
+
+// A slice whose slots are claimed and described, with nothing in them yet.
+struct ClaimedSlice {
+  segment::Slot* const* slots;
+  uint64_t ticket;
+  uint32_t parts;
+};
+
+// Thread-compatible. All calls but the first three are made in the context that it was set up in.
+class DeviceState {
+ public:
+  static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
+  static constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
+  static constexpr uint64_t kShareOfFree = 8;  // the ring takes an eighth of the free memory at most
+
+  // Context 0: of none.
+  uint64_t context_id() const { return context_id_; }
+  void forget() { context_id_ = 0; }
+
+  // Why every call is to be skipped, FORESHOCK_SKIP_..., or -1.
+  int failed() const { return failed_; }
+
+  // In the context that is current; failed() tells what became of it. `index` is that of the device.
+  void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
+
+  // Whether the stream has done what set_up() gave it. Nothing is sampled before.
+  bool is_ready();
+
+  // What a slot may hold so that the ring holds it too, and of how many such slots it holds a slice.
+  uint64_t capacity() const;
+  uint32_t most_parts() const;
+
+  // Gathers on `stream`, copies on our own, publishes from there. Returns -1, or why the slice is not on its
+  // way: then nothing was begun that stores into its slots. When that fails in the middle, it is, and never
+  // comes; failed() says so from then on.
+  int send(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
+
+ private:
+  int try_set_up();
+  bool pin_segment();
+  bool gather(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
+  bool copy_and_publish(const ClaimedSlice& claimed);
+  uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
+  cuda::Address progress_on_device() const;
+
+  DeviceSetting setting_ = {};
+  int failed_ = -1;
+  bool ready_ = false;
+  int32_t index_ = 0;
+  uint64_t context_id_ = 0;
+  cuda::Function gather_ = nullptr;
+  cuda::Stream stream_ = nullptr;
+  cuda::Event event_ = nullptr;
+  cuda::Address slots_ = 0, progress_ = 0;  // of the segment, as the device sees it
+  cuda::Address clocks_ = 0, memory_ = 0;   // on the device
+  DeviceRing ring_;
+  DeviceRing::Place place_;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_DEVICE_STATE_H_

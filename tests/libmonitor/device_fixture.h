@@ -1,0 +1,153 @@
+// A training on a device of the fake driver, through the ABI, with the segment read back as the agent does.
+#ifndef FORESHOCK_TESTS_LIBMONITOR_DEVICE_FIXTURE_H_
+#define FORESHOCK_TESTS_LIBMONITOR_DEVICE_FIXTURE_H_
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "tests/libmonitor/call_on_tensors.h"
+#include "tests/libmonitor/monitor_fixture.h"
+#include "tests/support/fake_cuda/fake_cuda.h"
+
+namespace foreshock {
+
+struct DeviceTrainer {
+  int32_t ops[2] = {foreshock_register_op("test::forward", FORESHOCK_FORWARD),
+                    foreshock_register_op("test::backward", FORESHOCK_BACKWARD)};
+  CallOnTensors tensors[2];
+  bool on_device = true;
+  int device = 0;
+  void* stream = fake_cuda::legacy_stream();
+  int64_t step = 0;
+
+  DeviceTrainer() {
+    tensors[0].build(false);
+    tensors[1].build(true);
+  }
+
+  foreshock_attention_call call(int pass) {
+    foreshock_attention_call call = tensors[pass].call;
+    call.op = ops[pass];
+    if (!on_device) return call;
+    call.stream = stream;
+    for (foreshock_tensor* tensor : {&call.query, &call.key, &call.value, &call.out, &call.log_sum_exp,
+                                     &call.mask, &call.grad_out, &call.grad_query}) {
+      tensor->device_type = FORESHOCK_DEVICE_CUDA;
+      tensor->device_index = device;
+    }
+    return call;
+  }
+
+  // Whether it was asked for.
+  bool attention(int pass = 0) {
+    const uint32_t flags = pass == 0 ? FORESHOCK_NEEDS_GRADIENT : FORESHOCK_IN_BACKWARD;
+    if (foreshock_attention_enter(ops[pass], flags) == 0) return false;
+    const foreshock_attention_call description = call(pass);
+    foreshock_attention_leave(&description);
+    return true;
+  }
+
+  void end_step() {
+    foreshock_step record = {};
+    record.size = sizeof record;
+    record.version = FORESHOCK_ABI_VERSION;
+    record.step = ++step;
+    record.step_source = FORESHOCK_STEP_REPORTED;
+    foreshock_step_end(&record);
+  }
+
+  // One call each way, as often as this. Every call of the second step and later ones is sampled.
+  void train(int steps, bool run = true) {
+    for (int n = 0; n < steps; ++n) {
+      for (const int pass : {0, 1}) {
+        attention(pass);
+        if (run) fake_cuda::run_all();
+      }
+      end_step();
+    }
+  }
+
+  // The first call that is sampled sets the device up and is left out, the next one is a slice.
+  void set_up() {
+    train(2);
+    fake_cuda::forget_calls();
+  }
+};
+
+// The names of the calls that were given `stream`, or of all.
+inline std::vector<std::string> names_of_calls(const void* stream = nullptr) {
+  std::vector<std::string> names;
+  for (const fake_cuda::Call& call : fake_cuda::calls())
+    if (stream == nullptr || call.stream == stream) names.push_back(call.name);
+  return names;
+}
+
+inline int count_of(const std::string& name) {
+  const auto names = names_of_calls();
+  return static_cast<int>(std::count(names.begin(), names.end(), name));
+}
+
+class DeviceTest : public MonitorTest {
+ protected:
+  // A trainer in a child; what the fake driver objects to fails the test.
+  template <class Body>
+  void train(Body body, std::vector<std::pair<const char*, const char*>> variables = {},
+             fake_cuda::Run run = fake_cuda::Run::kByHand, int devices = 1) {
+    in_child(std::move(variables), [&] {
+      fake_cuda::start(run, devices);
+      DeviceTrainer trainer;
+      body(trainer);
+      EXPECT_EQ(fake_cuda::violations(), std::vector<std::string>());
+    });
+  }
+
+  segment::Totals totals() {
+    auto reader = open();
+    return reader == nullptr ? segment::Totals{} : reader->totals();
+  }
+
+  // Every call is counted once, and so many calls that were to be sampled were left out for this reason.
+  void expect_skipped(uint32_t reason, uint64_t count, uint64_t sampled) {
+    const segment::Totals totals = this->totals();
+    uint64_t skipped = 0, calls = 0;
+    for (uint32_t pass : {0u, 1u}) {
+      skipped += totals.skipped[pass][reason];
+      calls += totals.calls[pass];
+      for (uint64_t n : totals.skipped[pass]) calls -= n;
+      calls -= totals.unsampled[pass] + totals.sampled[pass];
+    }
+    EXPECT_EQ(skipped, count) << segment::kSkipReasonNames[reason];
+    EXPECT_EQ(totals.sampled[0] + totals.sampled[1], sampled);
+    EXPECT_EQ(calls, 0u) << "calls that became nothing";
+  }
+
+  void clear() {
+    for (const auto& entry : fs::directory_iterator(base_ + "/r")) fs::remove(entry.path());
+  }
+
+  // What lies in the segment, by step and pass: headers and payloads.
+  struct Sample {
+    segment::Slot header;
+    std::vector<std::byte> payload[segment::kPayloads];
+  };
+  using Samples = std::map<std::pair<int64_t, uint32_t>, Sample>;
+  Samples samples() {
+    Samples found;
+    auto reader = open();
+    SegmentReader::Ready ready;
+    while (reader != nullptr && reader->next_ready(&ready)) {
+      EXPECT_EQ(ready.why, nullptr) << ready.why;
+      Sample& sample = found[{ready.view.header.step, ready.view.header.pass}];
+      sample.header = ready.view.header;
+      for (uint32_t n = 0; n < segment::kPayloads; ++n)
+        sample.payload[n].assign(ready.view.payload[n].begin(), ready.view.payload[n].end());
+      reader->consume_judged(ready.slot, ready.ticket, ready.view.header.pass);
+    }
+    return found;
+  }
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_TESTS_LIBMONITOR_DEVICE_FIXTURE_H_
