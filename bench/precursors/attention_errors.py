@@ -22,7 +22,7 @@ def seen(one: dict, detector: str) -> dict | None:
     """The first alarm of a detector once the error is there (without one: at all that is scored), before the loss event
     if there is one; None: there is none."""
     what, onset = recipes.recipe(one["recipe"]), min(one["onsets"], default=None)
-    begin = what.begin(one["seed"]) if what.plant else scoring.FIRST_STEP
+    begin = what.begin(one["seed"]) if what.plant and what.twin else scoring.FIRST_STEP
     end = one["last_step"] + 1 if onset is None else onset
     first = next(((step, place) for step, place in one["places"].get(detector, []) if begin <= step < end), None)
     if first is None:
@@ -36,7 +36,7 @@ def seen(one: dict, detector: str) -> dict | None:
 def of_recipe(what: recipes.Recipe, found: list[dict]) -> dict:
     of = [one for one in found if one["recipe"] == what.name]
     row: dict = {
-        "recipe": what.name, "plant": what.plant, "dose": what.dose, "trainings": len(of),
+        "recipe": what.name, "plant": what.plant if what.twin else "", "dose": what.dose, "trainings": len(of),
         "with_event": sum(bool(one["onsets"]) for one in of), "missed": sum(one["missed"] for one in of),
         "event_after": median([min(one["onsets"]) - what.begin(one["seed"]) for one in of if one["onsets"]]),
     }  # fmt: skip

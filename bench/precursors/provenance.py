@@ -14,6 +14,7 @@ import recipes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "bench" / "precursors"
+DEMO = ROOT / "integrations" / "torch" / "demo"
 FOLDER = HERE / "trainings"  # what is kept of each training, a file for each recipe
 # How the trainings are watched.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
@@ -37,7 +38,8 @@ def of_detectors() -> str:
 def of_training(what: recipes.Recipe) -> str:
     """Of everything that makes a record."""
     made = what.name, what.model, what.steps, what.begins, what.later, what.plant, what.dose, what.where, what.growth
-    return digest([repr((made, recipes.LAYERS, MONITOR)), without_comments((HERE / "training.py").read_text())])
+    sources = HERE / "training.py", DEMO / "train.py", DEMO / "fault.py"
+    return digest([repr((made, recipes.LAYERS, MONITOR)), *(without_comments(each.read_text()) for each in sources)])
 
 
 def stored() -> list[dict]:

@@ -14,20 +14,13 @@ sys.path += [str(ROOT / "integrations" / "torch" / "demo"), str(ROOT / "bench" /
 import recipes  # noqa: E402
 import torch  # noqa: E402
 import train as demo  # noqa: E402
+from fault import ErringAttention, moved  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 SIZE = demo.Size(layers=recipes.LAYERS, heads=2, kv_heads=2, width=32, context=64, batch=4)
 RATE, RATE_OF_COPYING = 2e-3, 4e-3
 PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of the texts to be copied; share of symbols that are wrong
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
-
-
-def moved(out: Tensor, outwards: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
-    """bf16 values moved by `ulps` spacings on average, away from zero where `outwards`, else towards it."""
-    whole = math.floor(ulps)
-    count = whole + (torch.rand(out.shape, generator=numbers) < ulps - whole).to(torch.int16)
-    bits = out.contiguous().view(torch.int16) + torch.where(outwards, count, -count)
-    return torch.where(out.abs() > 2**-100, bits.view(torch.bfloat16), out)
 
 
 class Plant:
@@ -43,25 +36,6 @@ class Plant:
         return self.is_on and (self.calls - 1) % SIZE.layers == self.layer
 
 
-class FollowingAttention(torch.autograd.Function):
-    """Causal attention by torch's own kernels. Where it errs, the output that backward reads does so in the direction
-    of its gradient, and nobody else sees it."""
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, plant: Plant) -> Tensor:
-        out, lse = getattr(torch.ops.aten, FLASH)(q, k, v, 0.0, True)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.plant = plant if plant.errs() else None
-        return out
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
-        q, k, v, out, lse = ctx.saved_tensors
-        if ctx.plant:
-            out = moved(out, (out > 0) == (grad > 0), ctx.plant.ulps, ctx.plant.numbers)
-        return *getattr(torch.ops.aten, f"{FLASH}_backward")(grad, q, k, v, out, lse, 0.0, True), None
-
-
 class FollowingPlant(Plant):
     """Stands where the model finds torch.nn.functional."""
 
@@ -69,11 +43,11 @@ class FollowingPlant(Plant):
         return getattr(nn.functional, name)
 
     def scaled_dot_product_attention(self, q: Tensor, k: Tensor, v: Tensor, **_more: bool) -> Tensor:
-        return FollowingAttention.apply(q, k, v, self)
+        return ErringAttention.apply(q, k, v, self.ulps if self.errs() else 0.0, self.numbers)
 
 
-class WrongKernel(Plant):
-    """torch's kernel of attention, whose output errs away from zero for everybody. It stands where torch's own does."""
+class OtherKernel(Plant):
+    """Stands where torch's own kernel of attention does, so that everybody has its output."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         super().__init__(layer, ulps, seed)
@@ -83,10 +57,28 @@ class WrongKernel(Plant):
             warnings.simplefilter("ignore")  # that a kernel is replaced
             self.library.impl(FLASH, self, "CPU", with_keyset=True)
 
+
+class WrongKernel(OtherKernel):
+    """The output errs away from zero."""
+
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, Tensor]:
         out, lse = self.original.call_boxed(keys, *arguments, **more)
         if self.errs():
-            out.copy_(moved(out, torch.ones_like(out, dtype=torch.bool), self.ulps, self.numbers))
+            out.copy_(moved(out, out, self.ulps, self.numbers))
+        return out, lse
+
+
+class RoundedReference(OtherKernel):
+    """Causal attention in fp64 and nothing but the rounding of its results: as right as a kernel can be."""
+
+    def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, Tensor]:
+        out, lse = self.original.call_boxed(keys, *arguments, **more)
+        q, k, v = (each.double() for each in arguments[:3])
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+        out.copy_(scores.softmax(-1) @ v)
+        lse.copy_(scores.logsumexp(-1))
         return out, lse
 
 
@@ -106,6 +98,14 @@ class Fault:
         if self.name == "rate-ramp":
             return 2.0 ** min(20.0, (step - self.begin) / 12)
         return 300.0 if self.name == "rate-jump" else 1.0
+
+    def share_corrupt(self, step: int) -> float:
+        """Of the text's bytes, those that are random."""
+        if not self.has_begun(step):
+            return 0.0
+        if self.name == "corrupt-batches":
+            return 1.0 if step < self.begin + 8 else 0.0
+        return min(1.0, (step - self.begin) / 256) if self.name == "corrupt-ramp" else 0.0
 
 
 def without_norms(model: nn.Module, kinds: tuple[str, ...]) -> None:
@@ -131,11 +131,13 @@ class Source:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         tokens, targets = self.text.batch(SIZE)
-        fault = self.fault
-        if fault.name == "corrupt-batches" and fault.has_begun(step) and step < fault.begin + 8:
-            noise = torch.randint(demo.BYTES, (SIZE.batch, SIZE.context + 1), generator=self.numbers)
-            return noise[:, :-1], noise[:, 1:]
-        return tokens, targets
+        corrupt = self.fault.share_corrupt(step)
+        if corrupt == 0:
+            return tokens, targets
+        row = torch.cat([tokens, targets[:, -1:]], 1)
+        noise = torch.randint(demo.BYTES, row.shape, generator=self.numbers)
+        row = torch.where(torch.rand(row.shape, generator=self.numbers) < corrupt, noise, row)
+        return row[:, :-1], row[:, 1:]
 
 
 class Copying:
@@ -158,7 +160,8 @@ def planted(what: recipes.Recipe, seed: int) -> Plant | None:
     if what.plant == "following":
         demo.functional = FollowingPlant(what.layer(seed), what.dose, seed)
         return demo.functional
-    return WrongKernel(what.layer(seed), what.dose, seed) if what.plant == "unrelated" else None
+    kernels = {"unrelated": WrongKernel, "rounded": RoundedReference}
+    return kernels[what.plant](what.layer(seed), what.dose, seed) if what.plant else None
 
 
 def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
