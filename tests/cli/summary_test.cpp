@@ -117,6 +117,14 @@ TEST(Summary, OneLayerIsNotHiddenByTheOthers) {
               HasSubstr("rank 0 layer 008 backward is biased by -0.30"));
 }
 
+TEST(Summary, AnErrorWithoutARightDigitIsNoFigure) {
+  Json saturated = rank(0, 7.0);
+  saturated["attention"]["backward"]["relative_error"]["mean"] = 1.4e52;
+  EXPECT_THAT(text_of(Json::array({saturated})), HasSubstr("1.9e-03       above 1"));
+  saturated["attention"]["backward"]["relative_error"]["mean"] = 1.0;
+  EXPECT_THAT(text_of(Json::array({saturated})), HasSubstr("1.0e+00"));
+}
+
 TEST(Summary, ANormThatIsNotFiniteNamesItsLayer) {
   Json broken = rank(0, 0.9);
   broken["gradient"] = {{"norm", nullptr}, {"nonfinite_layers", {"002"}}};
