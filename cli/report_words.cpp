@@ -42,12 +42,13 @@ Usual usual_of(const StoryEvent& event) {
   return usual;
 }
 
-// Where the loss is back: the first of kBackFor losses in a row that are no higher than before. -1: not yet.
-int64_t back_at(const StoryEvent& event, double highest) {
+// Where the loss is back: the first of kBackFor losses in a row, after its peak, that are no higher than before. A slow
+// rise begins below that. -1: not yet.
+int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
   int in_row = 0;
   int64_t first = -1;
   for (const TrailStep& each : event.steps) {
-    if (each.step < event.onset_step || !each.loss) continue;
+    if (each.step < peak_at || !each.loss) continue;
     if (!(*each.loss <= highest)) {
       in_row = 0;
       continue;
@@ -186,7 +187,7 @@ std::string course_of(const StoryEvent& event) {
     return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") + step_text(lost->step) +
            " on it was NaN or infinite.";
   text += ".";
-  const int64_t back = usual.count > 0 ? back_at(event, usual.highest) : -1;
+  const int64_t back = usual.count > 0 ? back_at(event, highest_at, usual.highest) : -1;
   if (back >= 0)
     return text + " It was back " + steps_text(steps_between(event.onset_step, back)) + " after the onset.";
   return text + " It had not come back " +

@@ -131,6 +131,14 @@ TEST_F(Storytelling, ALossThatFallsIsComparedWithTheStepsJustBefore) {
   EXPECT_THAT(teller_.finish().events[0].text, HasSubstr("It was back 6 steps after the onset."));
 }
 
+TEST_F(Storytelling, ASlowRiseIsNotBackBeforeItHasRisen) {
+  steps(1, 300);
+  for (int64_t step = 301; step <= 420; ++step)
+    take(step_line(step, std::min(3.0, 1.0 + 0.02 * static_cast<double>(std::max<int64_t>(0, step - 310)))));
+  take(event_line("loss_rise", 301));
+  EXPECT_THAT(teller_.finish().events[0].text, HasSubstr("rose to 3 at step 410. It had not come back "));
+}
+
 TEST_F(Storytelling, AWarningWithoutALossEventIsTheStory) {
   steps(1, 150);
   take(level_line("entropy_drop", "warn", 150, "001"));
