@@ -42,8 +42,8 @@ Usual usual_of(const StoryEvent& event) {
   return usual;
 }
 
-// Where the loss is back: the first of kBackFor losses in a row, after its peak, that are no higher than before. A slow
-// rise begins below that. -1: not yet.
+// Where the loss is back: the first of kBackFor losses in a row, after its peak, that are no higher than
+// before. A slow rise begins below that. -1: not yet.
 int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
   int in_row = 0;
   int64_t first = -1;

@@ -35,8 +35,8 @@ std::string z_text(const PassTotals& totals) {
   return totals.bias && !totals.bias_z ? "few slices" : formatted("%+.1f", totals.bias_z);
 }
 
-// Beyond 1 there is no right digit, and how far beyond tells only how small the reference is: where one key has all the
-// weight, gradients of 1e-60 are right.
+// Beyond 1 there is no right digit, and how far beyond tells only how small the reference is: where one key
+// has all the weight, gradients of 1e-60 are right.
 std::string error_text(std::optional<double> mean) {
   return mean.value_or(0) > 1 ? "above 1" : formatted("%.1e", mean);
 }
