@@ -1,6 +1,6 @@
 """Acting on foreshock.advice(): what the plain loop and the Lightning callback beside this file share. Copy it.
 
-Every detector is experimental: it may warn of nothing. So let an action be one that a healthy training bears.
+A detector may warn of nothing (docs/precursors.md), so let an action be one that a healthy training bears.
 """
 
 from __future__ import annotations
