@@ -100,7 +100,7 @@ def test_a_trainer_without_its_adapter_is_off(without_agent, base, tmp_path, con
         else:
             library.write_bytes(content)
     trace = tmp_path / "trace"
-    command = ["strace", "-f", "-e", "trace=execve,clone,clone3,fork,vfork", "-o", str(trace)]
+    command = ["strace", "-f", "--seccomp-bpf", "-e", "trace=execve,clone,clone3,fork,vfork", "-o", str(trace)]
     if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode != 0:
         command = []
     done = subprocess.run(

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from monitored import known_instructions
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEGRATION = ROOT / "integrations" / "torch"
@@ -85,6 +86,7 @@ def trainer(fake_core: Path, adapters: Path, tmp_path: Path):
     def run(code: str, monitored: bool = True, **environment: str) -> object:
         env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
         env |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+        env |= known_instructions()
         if monitored:
             paths = [str(INTEGRATION / "python"), str(ROOT / "tests" / "support")]
             env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": os.pathsep.join(paths)}

@@ -17,6 +17,14 @@ PYTHON = os.environ.get("FORESHOCK_PYTHON", sys.executable)
 ADAPTER_CACHE = pathlib.Path(os.environ.get("FORESHOCK_CACHE", ROOT / "build" / "adapters"))
 
 
+def known_instructions() -> dict[str, str]:
+    """For torch.compile, which else compiles a program for each kind of vector instructions, in every new cache, to see
+    whether the compiler knows it too. Every g++ that builds this project knows those but AMX, so the same are picked;
+    with AMX torch may try."""
+    processor = pathlib.Path("/proc/cpuinfo").read_text()
+    return {} if "amx" in processor else {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without anything that would reach into the run; one thread, so that sums repeat."""
     kept = {
@@ -26,6 +34,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     }
     for name in ("LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         kept.pop(name, None)
+    kept |= known_instructions()
     return kept | {"OMP_NUM_THREADS": "1", "FORESHOCK_CACHE": str(ADAPTER_CACHE)} | more
 
 
