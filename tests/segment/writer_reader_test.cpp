@@ -70,6 +70,28 @@ TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
   EXPECT_NE(writer.claim(6), nullptr);
 }
 
+// As the stream of a device publishes: it stores words and counts nothing.
+TEST_F(SegmentFiles, ASliceOfADeviceWakesTheReaderByTheDevicesWord) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  SegmentReader::Ready ready;
+  EXPECT_FALSE(reader->next_ready(&ready));
+  for (const uint32_t device : {0u, kDeviceProgress - 1}) {
+    const uint64_t ticket = device + 1;
+    Slot* slot = writer.claim(ticket);
+    ASSERT_NE(slot, nullptr);
+    fill(slot, ticket);
+    word(slot->sequence).store(2 * ticket);
+    EXPECT_FALSE(reader->next_ready(&ready)) << "it looks at one page only";
+    word(writer.progress()->by_device[device]).store(ticket);
+    ASSERT_TRUE(reader->next_ready(&ready));
+    EXPECT_EQ(ready.ticket, ticket);
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+    EXPECT_FALSE(reader->next_ready(&ready));
+  }
+}
+
 TEST_F(SegmentFiles, ASliceWhoseWriterDiedBeforeItCountedIsFoundAtTheEnd) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
