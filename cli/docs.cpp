@@ -1,7 +1,7 @@
 // foreshock docs: the pages of docs/ that come from tables, so that they cannot say anything else.
-#include <algorithm>
 #include <cstdio>
 
+#include "agent/measured.h"
 #include "cli/commands.h"
 #include "cli/say.h"
 #include "detect/thresholds.h"
@@ -83,12 +83,6 @@ constexpr const char* kDetectorsHead =
     "Of "
     "trainings much larger than those nothing is promised.\n\n";
 
-// By the figures of bench/precursors; tests/bench compares.
-constexpr DetectorId kDefault[] = {
-    DetectorId::kBias,       DetectorId::kOutputErrorDrift, DetectorId::kDeviationBackward,
-    DetectorId::kMaxLogit,   DetectorId::kGradientGrowth,   DetectorId::kGradientNorm,
-    DetectorId::kWeightShift};
-
 const char* method_of(const DetectorInfo& info) {
   switch (info.look) {
     case Look::kDrift:
@@ -107,7 +101,10 @@ const char* method_of(const DetectorInfo& info) {
   return "";
 }
 
-bool is_default(DetectorId id) { return std::ranges::count(kDefault, id) > 0; }
+bool is_default(const DetectorInfo& info) {
+  const Measured* measured = measured_of(info.name);
+  return measured != nullptr && measured->is_proven();
+}
 
 std::string detectors_markdown() {
   std::string text =
@@ -120,7 +117,7 @@ std::string detectors_markdown() {
     text += std::string("| `") + info.name + "` | " + info.help + " | " + method_of(info) + " | " + numbers;
     if (info.least > 0) std::snprintf(numbers, sizeof numbers, "%g", info.least);
     text += std::string(info.least > 0 ? numbers : "–") +
-            (is_default(info.id) ? " | default |\n" : " | experimental |\n");
+            (is_default(info) ? " | default |\n" : " | experimental |\n");
   }
   return text;
 }
