@@ -20,7 +20,8 @@ class Recipe:
     """One row of the table. `steps`: of each training; `begins`: step of the fault for the first seed (0: from the
     start), and by how many steps later it may be for others. `twin`: the recipe without the fault ("": this is one).
     `plant`: an error of attention in one layer of `dose` ulp, "following" the output's gradient or "unrelated" to it,
-    or all of attention "rounded" from fp64; `where`: in which layer (None: that depends on the seed). `growth`: of the weights that make queries and keys, a step."""
+    or all of attention "rounded" from fp64; `where`: in which layer (None: that depends on the seed). `growth`: of the
+    weights that make queries and keys, a step."""
 
     name: str
     family: str

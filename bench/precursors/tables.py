@@ -272,11 +272,11 @@ after it had missed trainings of `following-bias`, none of which is scored here.
 """
 TRIED = """Tried and left out, because the loss hardly moved: a learning rate 30 times too large; no normalisation at
 learning rates of 1e-2 and 3e-2 (at 1e-1 the loss is lost within 100 steps, before an event can be); growing scores and
-a following bias of 1 ulp while the text is Python's source, which these models learn without attention; copying without
-errors, where any one place will do. Text that is trivial for 150 steps and then real makes the loss jump in the twin
-too. Of bad data nothing of ours warns before the loss does: it is high at the very batch that is corrupt, and where ever
-more of the bytes are random (`corrupt-ramp`) it is the first thing to move. Errors of attention are larger here than any kernel's would be, since these trainings last hundreds of steps and
-not thousands.
+a following bias of 1 ulp while the text is Python's source, which these models learn without attention; copying
+without errors, where any one place will do. Text that is trivial for 150 steps and then real makes the loss jump in
+the twin too. Of bad data nothing of ours warns before the loss does: it is high at the very batch that is corrupt, and
+where ever more of the bytes are random (`corrupt-ramp`) it is the first thing to move. Errors of attention are larger
+here than any kernel's would be, since these trainings last hundreds of steps and not thousands.
 
 Not here: the kurtosis that trainscope watches beside its CUSUM, which the record does not have.
 """
