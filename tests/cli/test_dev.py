@@ -212,6 +212,27 @@ def test_the_demo_errs_only_when_it_is_asked_to(dev):
     assert any(word.startswith("--every=") for word in fault[: fault.index("--")])
 
 
+def test_the_demo_ends_with_its_story(dev, monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(dev, "DEMO_RECORD", tmp_path / "demo.jsonl")
+    dev.DEMO_RECORD.write_text("of the demo before")
+    for name in ("ensure_system", "ensure_venv", "build", "watch_demo"):
+        monkeypatch.setattr(dev, name, lambda *_, **__: None)
+
+    def trained(*command, **_more):
+        assert not dev.DEMO_RECORD.exists() or ran, "a record goes on where it ended: each demo has its own"
+        ran.append([str(word) for word in command])
+        dev.DEMO_RECORD.touch()
+        return 0
+
+    monkeypatch.setattr(dev, "run", trained)
+    dev.command_demo(dev.parse(["demo"]))
+    training, report = ran
+    assert training[training.index("--record") + 1] == str(dev.DEMO_RECORD)
+    assert training.index("--record") < training.index("--")
+    assert report[1:] == ["report", str(dev.DEMO_RECORD)]
+
+
 def test_a_warning_on_the_page_is_said_once(dev, monkeypatch, capsys):
     events = [
         {"event": "warn_bias", "layer": "003", "first_step": 7},
