@@ -218,7 +218,7 @@ StoryFact gaps(const StoryEvent& event, std::vector<Clue>* clues) {
   std::string text =
       missing == 0 ? "every step before it was seen" : steps(missing) + " before it were not seen";
   if (interval && *interval > 0)
-    text += "; attention was sampled in one step of " + std::to_string(*interval);
+    text += "; attention was to be sampled in one step of " + std::to_string(*interval);
   if (missing == 0) return {"monitor", text, Mark::kQuiet};
   clues->push_back(Clue::kMonitorGap);
   return {"monitor", text, Mark::kNotable};

@@ -91,6 +91,10 @@ Json sign_json(const StorySign& sign, const StoryEvent& event) {
   const auto lead = [&](int64_t step) {
     return step < 0 ? Json(nullptr) : Json(steps_between(step, event.onset_step));
   };
+  // Steps just before it moved of which it was given nothing: it may have been as much earlier.
+  int64_t looked = -1;
+  for (const SignalPoint& point : sign.points)
+    if (point.step < sign.since_step) looked = std::max(looked, point.step);
   const DetectorInfo& info = info_of(sign.detector);
   return {{"detector", info.name},
           {"plain", text_of(sign.detector).plain},
@@ -99,6 +103,7 @@ Json sign_json(const StorySign& sign, const StoryEvent& event) {
           {"level", foreshock::name_of(sign.most)},
           {"since_step", sign.since_step},
           {"lead_steps", lead(sign.since_step)},
+          {"unseen_steps", looked < 0 ? Json(nullptr) : Json(sign.since_step - looked - 1)},
           {"warn_step", count_or_null(sign.warn_step)},
           {"warn_lead_steps", lead(sign.warn_step)},
           {"end_step", count_or_null(sign.end_step)},

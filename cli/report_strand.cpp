@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <tuple>
 
 #include "cli/report_texts.h"
+#include "cli/report_words.h"
 
 namespace foreshock::cli {
 namespace {
@@ -39,11 +41,13 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<S
   known->end_step = later(known->end_step, sign.end_step);
 }
 
-// Those that warned come first, then the earliest.
+// The detectors that have proven themselves come first; of those what warned; then the earliest.
 void sort_signs(std::vector<StorySign>* signs) {
-  std::stable_sort(signs->begin(), signs->end(), [](const StorySign& a, const StorySign& b) {
-    return a.most != b.most ? a.most > b.most : a.since_step < b.since_step;
-  });
+  const auto order = [](const StorySign& sign) {
+    return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
+  };
+  std::stable_sort(signs->begin(), signs->end(),
+                   [&](const StorySign& a, const StorySign& b) { return order(a) < order(b); });
 }
 
 }  // namespace

@@ -12,8 +12,9 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr int kBackFor = 3;     // losses in a row that make it back
-constexpr int64_t kUsual = 32;  // steps before an onset that it is compared with: a loss falls
+constexpr int kBackFor = 3;  // losses in a row that make it back
+constexpr double kBackWithin = 0.1;
+constexpr int kUsual = 32;  // steps before an onset that it is compared with: a loss falls
 
 std::string number(double value) { return formatted("%.4g", value); }
 std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
@@ -59,6 +60,31 @@ int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
   return -1;
 }
 
+// Means of kUsual losses in a row from the onset on: the highest, and the first after it that has lost all
+// but kBackWithin of its rise above `usual`. A step alone says little of a slow rise.
+struct Means {
+  double highest = -INFINITY;
+  int64_t highest_from = 0, back_from = -1;  // -1: not yet
+};
+Means means_of(const StoryEvent& event, double usual) {
+  Means found;
+  std::vector<const TrailStep*> row;
+  constexpr size_t kLong = kUsual;
+  double sum = 0;
+  for (const TrailStep& each : event.steps) {
+    if (each.step < event.onset_step || !each.loss || !std::isfinite(*each.loss)) continue;
+    row.push_back(&each);
+    sum += *each.loss;
+    if (row.size() > kLong) sum -= *row[row.size() - kLong - 1]->loss;
+    if (row.size() < kLong) continue;
+    const double mean = sum / kUsual;
+    const int64_t from = row[row.size() - kLong]->step;
+    if (mean > found.highest) found = {mean, from, -1};
+    if (mean <= usual + kBackWithin * (found.highest - usual) && found.back_from < 0) found.back_from = from;
+  }
+  return found;
+}
+
 std::string lead_text(const StoryEvent& event, int64_t step) {
   return steps_text(steps_between(step, event.onset_step)) + " before";
 }
@@ -95,18 +121,6 @@ std::string most_frequent_sign(const Story& story) {
   if (most == leads.end()) return "";
   return std::string(text_of(most->first).plain) + " (before " + std::to_string(most->second.size()) +
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
-}
-
-bool is_proven(DetectorId detector) {
-  const Measured* measured = measured_of(info_of(detector).name);
-  return measured != nullptr && measured->is_proven();
-}
-
-// What is told first of an event: the first sign of a detector that has proven itself, if there is one.
-const StorySign& leading(const std::vector<StorySign>& signs) {
-  const auto proven = std::find_if(signs.begin(), signs.end(),
-                                   [](const StorySign& sign) { return is_proven(sign.detector); });
-  return proven == signs.end() ? signs.front() : *proven;
 }
 
 // Some faults reach the loss at once and are known by what warns a little later, before the loss tells
@@ -152,6 +166,23 @@ std::string verdict_without_events(const Story& story, const RunCounts& counts) 
          (counts.warnings == 1 ? " time" : " times") + first_warning(story) + ".";
 }
 
+// Of a slow rise, whose steps go up and down by more than it is.
+std::string course_of_rise(const StoryEvent& event, double usual) {
+  const std::string window = "mean of " + step_text(kUsual) + " steps";
+  std::string text = "The loss was " + number(usual) + " in the " + window + " just before";
+  const Means means = means_of(event, usual);
+  if (!std::isfinite(means.highest)) return text + "; what came after is not in the record.";
+  text += "; the highest such mean since was " + number(means.highest) + ", from step " +
+          step_text(means.highest_from) + " on. ";
+  const bool is_back = means.back_from >= 0;
+  text += is_back ? "It was back " + steps_text(steps_between(event.onset_step, means.back_from)) +
+                        " after the onset."
+                  : "It had not come back " +
+                        steps_text(steps_between(event.onset_step, event.steps.back().step)) +
+                        " after the onset.";
+  return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
+}
+
 }  // namespace
 
 std::string steps_text(int64_t number) {
@@ -187,11 +218,17 @@ std::string course_of(const StoryEvent& event) {
     return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") + step_text(lost->step) +
            " on it was NaN or infinite.";
   text += ".";
+  if (event.kind == WatchEventKind::kLossRise && usual.count > 0) return course_of_rise(event, usual.mean);
   const int64_t back = usual.count > 0 ? back_at(event, highest_at, usual.highest) : -1;
   if (back >= 0)
     return text + " It was back " + steps_text(steps_between(event.onset_step, back)) + " after the onset.";
   return text + " It had not come back " +
          steps_text(steps_between(event.onset_step, event.steps.back().step)) + " after the onset.";
+}
+
+bool is_proven(DetectorId detector) {
+  const Measured* measured = measured_of(info_of(detector).name);
+  return measured != nullptr && measured->is_proven();
 }
 
 std::string how_sure(const Measured* measured) {
@@ -209,7 +246,7 @@ std::string how_sure(const Measured* measured) {
 
 std::string first_sign_of(const StoryEvent& event) {
   if (event.before.empty()) return "nothing";
-  const StorySign& sign = leading(event.before);
+  const StorySign& sign = event.before.front();  // they are in order
   return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step) +
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }

@@ -18,6 +18,9 @@ std::string title_of(const StoryEvent& event);
 // What the loss did: from where, to where, and whether it came back.
 std::string course_of(const StoryEvent& event);
 
+// By what was measured of it; what is not is experimental.
+bool is_proven(DetectorId detector);
+
 // How far a detector can be believed, by what was measured of it; null: nothing was.
 std::string how_sure(const Measured* measured);
 

@@ -128,10 +128,16 @@ function view(event) {
   return [Math.max(first, -Math.max(96, Math.round(1.5 * lead))), Math.min(last, Math.max(48, lead))];
 }
 
+// No line where nobody looked: a gap is four times the usual distance of two points.
+function withGaps(data) {
+  const apart = data.slice(1).map(({ x }, i) => x - data[i].x).sort((a, b) => a - b), usual = apart[apart.length >> 1] ?? 1;
+  return data.flatMap((point, i) => (i > 0 && point.x - data[i - 1].x > 4 * usual ? [{ x: (point.x + data[i - 1].x) / 2, y: null }, point] : [point]));
+}
+
 // One signal around an event, by steps from the onset. `signs`: what was seen in it.
 function signalChart(parent, title, points, event, signs) {
   const [from, to] = view(event);
-  const data = points.map(([x, y]) => ({ x: x - event.step, y })).filter(({ x }) => x >= from && x <= to);
+  const data = withGaps(points.map(([x, y]) => ({ x: x - event.step, y })).filter(({ x }) => x >= from && x <= to));
   const values = data.map((p) => p.y);
   const told = signs.map((s) => `${s.plain}, ${before(s.lead_steps)}`).join('; ');
   const canvas = frame(parent, title, `${title} from ${steps(-from)} before the event: ${span(values)}${told ? '. ' + told : ''}`);

@@ -1,15 +1,19 @@
 // One section for each loss event.
 const OPEN = 3;   // sections that begin open
 const CURVES = 6; // of detectors, in a section
+const UNSEEN = 8; // steps without a look that are told
 const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors that look at a curve which is drawn anyway
 
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
+// As exactly as it is known: between two looks it may have been any step.
+const moved = (sign) => before(sign.lead_steps) + (sign.unseen_steps > UNSEEN ? `, or up to ${count(sign.unseen_steps)} earlier: no look between` : '');
+
 function signTable(event) {
   if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });
   return table(['what moved', 'where', 'moved', 'warned', 'how far it can be believed'], event.before.map((sign, i) => [
-    element('span', {}, sentence(sign.plain), element('small', { textContent: ' ' + sign.detector })), place(sign), before(sign.lead_steps),
+    element('span', {}, sentence(sign.plain), element('small', { textContent: ' ' + sign.detector })), place(sign), moved(sign),
     known(sign.warn_step) ? before(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: event.before.findIndex((s) => s.detector === sign.detector) < i ? 'as above' : sign.sure })]));
 }
 
@@ -23,7 +27,7 @@ function drawCurves(parent, event) {
     signalChart(box(), 'learning rate', event.learning_rate, event, []);
   const others = event.before.filter((s) => !OF_GRADIENT.includes(s.detector) && s.points.length > 1);
   for (const sign of others.slice(0, CURVES)) signalChart(box(), `${sign.detector}, ${place(sign)}`, sign.points, event, [sign]);
-  if (others.length > CURVES) parent.append(element('p', { className: 'quiet', textContent: `${others.length - CURVES} more are in the table only.` }));
+  if (others.length > CURVES) parent.append(element('p', { className: 'quiet', textContent: `${others.length - CURVES} more ${others.length === CURVES + 1 ? 'is' : 'are'} in the table only.` }));
 }
 
 function eventSection(event) {
@@ -32,7 +36,8 @@ function eventSection(event) {
   const details = element('details', { open: event.number <= OPEN },
     element('summary', {}, element('h2', { textContent: `${event.number}. ${event.title}` }), element('span', { className: 'quiet', textContent: ranksOf(event) })),
     element('p', { textContent: event.text }),
-    element('h3', { textContent: 'What moved before it' }), signTable(event), curves,
+    element('h3', { textContent: 'What moved before it' }), signTable(event),
+    element('p', { className: 'quiet', textContent: 'In this order: detectors that have proven themselves in the benchmark, then experimental ones; of each first what warned; then by when it moved.' }), curves,
     element('p', { className: 'quiet', textContent: 'Horizontally: steps, 0 is the onset of the event. Shaded: from where the detector moved.' }),
     element('h3', { textContent: 'Circumstances' }), element('dl', { className: 'facts' }, ...facts(event.facts)),
     element('div', { className: 'three' }, column('Consistent with', event.consistent_with), column('Not excluded', event.not_excluded),

@@ -36,5 +36,7 @@ function facts(list) {
   return list.flatMap(({ name, text, mark }) => [element('dt', { textContent: name }),
     element('dd', { className: mark }, element('span', { className: 'mark', textContent: MARKS[mark][0], title: MARKS[mark][1] }), text)]);
 }
-const bullets = (list) => element('ul', {}, ...list.map((text) => element('li', { textContent: text })));
+// `Words` of a command stand out.
+const told = (text) => text.split('`').map((part, i) => (i % 2 ? element('code', { textContent: part }) : part));
+const bullets = (list) => element('ul', {}, ...list.map((text) => element('li', {}, ...told(text))));
 const level = (name) => element('span', { className: 'level ' + name, textContent: name === 'warn' ? '\u25B2 warned' : '\u25CB moved' });

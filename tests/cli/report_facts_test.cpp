@@ -47,7 +47,8 @@ TEST_F(ReportFacts, WhatIsWellOrNotKnownIsSaidSo) {
   EXPECT_EQ(fact("NaN or infinite values").mark, kQuiet);
   EXPECT_EQ(fact("steps left out").text, "none before it");
   EXPECT_EQ(fact("restarts").mark, kQuiet);
-  EXPECT_EQ(fact("monitor").text, "every step before it was seen; attention was sampled in one step of 8");
+  EXPECT_EQ(fact("monitor").text,
+            "every step before it was seen; attention was to be sampled in one step of 8");
   for (const char* name : {"layers", "ranks", "replicas", "batch", "the same steps again"})
     EXPECT_EQ(fact(name).mark, kUnknown) << name;
 }

@@ -51,6 +51,22 @@ TEST(ReportStrand, OfSeveralTimesTheOneThatLedToTheEvent) {
   EXPECT_EQ(strand.events()[1].before[0].since_step, 310) << "none did: the last";
 }
 
+// bias is among the default detectors of the benchmark, entropy_drop and logit_growth are not.
+TEST(ReportStrand, WhatHasProvenItselfComesFirst) {
+  Strand strand;
+  strand.take(level_line("entropy_drop", "warn", 290, "002"), 0, 290);
+  strand.take(level_line("logit_growth", "watch", 280, "002"), 0, 280);
+  strand.take(level_line("bias", "watch", 310, "001"), 0, 310);
+  strand.take(level_line("bias", "warn", 315, "003"), 0, 315);
+  strand.take(event_line("loss_spike", 320), 0, 322);
+  const std::vector<StorySign>& signs = strand.events()[0].before;
+  ASSERT_EQ(signs.size(), 4u);
+  EXPECT_EQ(signs[0].layer, "003");
+  EXPECT_EQ(signs[1].layer, "001");
+  EXPECT_EQ(signs[2].detector, DetectorId::kEntropyDrop);
+  EXPECT_EQ(signs[3].detector, DetectorId::kLogitGrowth);
+}
+
 TEST(ReportStrand, OtherEventsAndUnknownDetectorsAreLeftAlone) {
   Strand strand;
   strand.take(event_line("weight_mismatch", 5), 0, 5);

@@ -136,11 +136,19 @@ TEST_F(Storytelling, ASlowRiseIsNotBackBeforeItHasRisen) {
   for (int64_t step = 301; step <= 420; ++step)
     take(step_line(step, std::min(3.0, 1.0 + 0.02 * static_cast<double>(std::max<int64_t>(0, step - 310)))));
   take(event_line("loss_rise", 301));
-  EXPECT_THAT(
+  EXPECT_EQ(
       teller_.finish().events[0].text,
-      HasSubstr(
-          "rose to 2.74 at step 397. It had not come back 96 steps after the onset."));  // where it looks no
-                                                                                         // further
+      "The loss was 1 in the mean of 32 steps just before; the highest such mean since was 2.43, from step "
+      "366 on. It had not come back 96 steps after the onset. Such a rise is seen late: here at step 420.");
+}
+
+TEST_F(Storytelling, ASlowRiseIsBackWhenItsMeanIs) {
+  steps(1, 300);
+  for (int64_t step = 301; step <= 420; ++step) take(step_line(step, step <= 330 ? 2.0 : 1.0));
+  take(event_line("loss_rise", 301));
+  EXPECT_THAT(teller_.finish().events[0].text,
+              HasSubstr("was 1.938, from step 301 on. It was back 28 steps after the onset."))
+      << "two of the 32 losses from step 329 on are high: 1/15 of the highest mean's rise";
 }
 
 TEST_F(Storytelling, AWarningWithoutALossEventIsTheStory) {

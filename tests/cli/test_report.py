@@ -161,6 +161,19 @@ def test_the_fourth_event_opens_by_its_link(page):
     assert tab.value("document.querySelectorAll('#event-4 canvas').length") == 2
 
 
+@NEEDS_BROWSER
+def test_where_nobody_looked_there_is_no_line_and_the_onset_is_a_stretch(page):
+    lines = [one for one in run_with_a_spike() if one["type"] != "sample" or not 240 < one["step"] < 280]
+    tab = page(lines)
+    moved = tab.value("document.querySelector('#event-1 td:nth-child(3)').textContent")
+    assert "21 steps before, or up to 39 earlier: no look between" in moved
+    charts = (
+        "[...document.querySelectorAll('#event-1 canvas')].map((canvas) => [canvas.getAttribute('aria-label'),"
+        " Chart.getChart(canvas).data.datasets[0].data.filter((p) => p.y === null).map((p) => p.x)])"
+    )
+    assert [gaps for label, gaps in tab.value(charts) if label.startswith("bias")] == [[-41]]
+
+
 def test_json_has_the_same(foreshock, write):
     done = foreshock("report", "--json", str(write(run_with_a_spike())))
     assert (done.returncode, done.stderr) == (0, "")
@@ -170,6 +183,7 @@ def test_json_has_the_same(foreshock, write):
     (sign,) = event["before"]
     assert (sign["detector"], sign["layer"], sign["lead_steps"], sign["warn_lead_steps"]) == ("bias", "003", 21, 11)
     assert [point for point in sign["points"] if point[0] == 300][0][1] > 0.2
+    assert sign["unseen_steps"] == 3, "sampled in one step of four"
     assert all(event[key] for key in ("consistent_with", "not_excluded", "to_try"))
 
 
