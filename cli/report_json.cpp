@@ -87,14 +87,27 @@ Json facts_json(const std::vector<StoryFact>& facts) {
   return list;
 }
 
+// By how many steps a sign may have come earlier than it was seen: it begins in the last stretch without a
+// look. A detector that asks for several values moves that many looks later. -1: there was no look before.
+int64_t unseen_before(const StorySign& sign) {
+  constexpr int kLooks = 4;
+  int64_t next = sign.since_step, unseen = -1;
+  int looks = 0;
+  for (auto point = sign.points.rbegin(); point != sign.points.rend() && looks < kLooks; ++point) {
+    if (point->step >= sign.since_step) continue;
+    ++looks;
+    if (unseen < 0 || next - point->step - 1 > StorySign::kLongUnseen)
+      unseen = sign.since_step - point->step - 1;
+    if (next - point->step - 1 > StorySign::kLongUnseen) break;
+    next = point->step;
+  }
+  return unseen;
+}
+
 Json sign_json(const StorySign& sign, const StoryEvent& event) {
   const auto lead = [&](int64_t step) {
     return step < 0 ? Json(nullptr) : Json(steps_between(step, event.onset_step));
   };
-  // Steps just before it moved of which it was given nothing: it may have been as much earlier.
-  int64_t looked = -1;
-  for (const SignalPoint& point : sign.points)
-    if (point.step < sign.since_step) looked = std::max(looked, point.step);
   const DetectorInfo& info = info_of(sign.detector);
   return {{"detector", info.name},
           {"plain", text_of(sign.detector).plain},
@@ -103,7 +116,7 @@ Json sign_json(const StorySign& sign, const StoryEvent& event) {
           {"level", foreshock::name_of(sign.most)},
           {"since_step", sign.since_step},
           {"lead_steps", lead(sign.since_step)},
-          {"unseen_steps", looked < 0 ? Json(nullptr) : Json(sign.since_step - looked - 1)},
+          {"unseen_steps", count_or_null(unseen_before(sign))},
           {"warn_step", count_or_null(sign.warn_step)},
           {"warn_lead_steps", lead(sign.warn_step)},
           {"end_step", count_or_null(sign.end_step)},

@@ -17,7 +17,8 @@ namespace foreshock::cli {
 // A detector that spoke before a loss event. If it did so several times: all that reached to kNear steps
 // before the onset, else the last one.
 struct StorySign {
-  static constexpr int64_t kNear = 64;  // the horizon of the benchmark
+  static constexpr int64_t kNear = 64;       // the horizon of the benchmark
+  static constexpr int64_t kLongUnseen = 8;  // steps without a look that are told
 
   DetectorId detector = DetectorId::kBias;
   std::string layer;  // "": of none

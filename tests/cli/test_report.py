@@ -166,7 +166,7 @@ def test_where_nobody_looked_there_is_no_line_and_the_onset_is_a_stretch(page):
     lines = [one for one in run_with_a_spike() if one["type"] != "sample" or not 240 < one["step"] < 280]
     tab = page(lines)
     moved = tab.value("document.querySelector('#event-1 td:nth-child(3)').textContent")
-    assert "21 steps before, or up to 39 earlier: no look between" in moved
+    assert "21 steps before, or up to 39 earlier: too few looks to tell" in moved
     charts = (
         "[...document.querySelectorAll('#event-1 canvas')].map((canvas) => [canvas.getAttribute('aria-label'),"
         " Chart.getChart(canvas).data.datasets[0].data.filter((p) => p.y === null).map((p) => p.x)])"
