@@ -24,8 +24,8 @@ constexpr const char* kMetricsHead =
     "the "
     "coordinates, the lowest living rank of the node that has the layer. 8 data-parallel ranks of 96 layers "
     "are "
-    "some 1850 series, 117 to 123 of each rank and 6 of each layer. 200 agents with every series of the "
-    "catalog, 2140 of each, cost a Prometheus 1.9 GB and 0.15 of a core with all rules (`./dev bench fleet`; "
+    "some 1890 series, 121 to 127 of each rank and 6 of each layer. 200 agents with every series of the "
+    "catalog, 2200 of each, cost a Prometheus 1.8 GB and 0.16 of a core with all rules (`./dev bench fleet`; "
     "[sizing](operations.md#sizing)).\n\n";
 
 constexpr const char* kRecordHead =

@@ -28,6 +28,7 @@ void DeviceSampler::attach(const segment::SegmentWriter* writer, std::span<const
   library_ = library;
   for (Device& device : devices_) {
     device.state.forget();
+    device.index.store(-1, std::memory_order_relaxed);
     device.busy.clear();
   }
 }
@@ -53,8 +54,7 @@ cuda::Context DeviceSampler::context_of(const CheckedCall& call, cuda::Context c
 }
 
 int DeviceSampler::begin(const CheckedCall& call, DeviceTurn* turn) {
-  if (call.stream == nullptr || call.device_index < 0 || call.device_index >= kMostDevices ||
-      !driver_.open(library_))
+  if (call.stream == nullptr || call.device_index < 0 || !driver_.open(library_))
     return FORESHOCK_SKIP_DEVICE;
   cuda::Context current = nullptr;
   if (!ok(driver_.ctx_get_current(&current))) return FORESHOCK_SKIP_DEVICE;
@@ -65,6 +65,17 @@ int DeviceSampler::begin(const CheckedCall& call, DeviceTurn* turn) {
     turn->driver_ = &driver_;
   }
   return take(call, context, turn);
+}
+
+// Where what is had on a device stands, or -1: all places are taken by others.
+int DeviceSampler::place_of(int32_t device) {
+  for (int32_t place = 0; place < kMostDevices; ++place) {
+    int32_t owner = -1;
+    if (devices_[place].index.compare_exchange_strong(owner, device, std::memory_order_acq_rel) ||
+        owner == device)
+      return place;
+  }
+  return -1;
 }
 
 int DeviceSampler::take(const CheckedCall& call, cuda::Context context, DeviceTurn* turn) {
@@ -79,13 +90,15 @@ int DeviceSampler::take(const CheckedCall& call, cuda::Context context, DeviceTu
       !ok(driver_.ctx_get_id(context, &id)))
     return FORESHOCK_SKIP_DEVICE;
 
-  Device& mine = devices_[device];
+  const int place = place_of(device);
+  if (place < 0) return FORESHOCK_SKIP_DEVICE;
+  Device& mine = devices_[place];
   if (mine.busy.test_and_set(std::memory_order_acquire)) return FORESHOCK_SKIP_RING_FULL;
   turn->device_ = &mine;
   DeviceState& state = mine.state;
   // Another context than before: a device that was reset. What was had in the old one went with it, and its
   // handles must not be touched.
-  if (state.context_id() != id) state.set_up({&driver_, writer_, code_}, device, id);
+  if (!state.is_of(id)) state.set_up({&driver_, writer_, code_}, place, id);
   if (state.failed() >= 0) return state.failed();
   return state.is_ready() ? -1 : FORESHOCK_SKIP_RING_FULL;
 }

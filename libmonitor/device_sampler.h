@@ -8,7 +8,8 @@
 
 namespace foreshock {
 
-// As many as have a word of their own in the segment; more of them in one process are not sampled.
+// As many as have a word of their own in the segment; more of them in one process are not sampled. Which they
+// are is settled by who comes first: a rank that uses only the last of eight has it.
 inline constexpr int32_t kMostDevices = segment::kDeviceProgress;
 
 class DeviceTurn;
@@ -29,11 +30,13 @@ class DeviceSampler {
  private:
   friend class DeviceTurn;
   struct Device {
+    std::atomic<int32_t> index{-1};  // of the driver; -1: of none yet
     std::atomic_flag busy;
     DeviceState state;
   };
   cuda::Context context_of(const CheckedCall& call, cuda::Context current) const;
   int take(const CheckedCall& call, cuda::Context context, DeviceTurn* turn);
+  int place_of(int32_t device);
 
   const segment::SegmentWriter* writer_ = nullptr;
   std::span<const std::byte> code_;

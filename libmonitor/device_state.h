@@ -34,14 +34,18 @@ class DeviceState {
   static constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
   static constexpr uint64_t kShareOfFree = 8;  // the ring takes an eighth of the free memory at most
 
-  // Context 0: of none.
-  uint64_t context_id() const { return context_id_; }
-  void forget() { context_id_ = 0; }
+  // Of so many contexts in turn: a trainer that resets its device does so once or twice. One that goes to and
+  // fro between two would lose another ring each time.
+  static constexpr int kMostSetUps = 4;
+
+  bool is_of(uint64_t context_id) const { return set_ups_ > 0 && context_id_ == context_id; }
+  void forget() { set_ups_ = 0; }
 
   // Why every call is to be skipped, FORESHOCK_SKIP_..., or -1.
   int failed() const { return failed_; }
 
-  // In the context that is current; failed() tells what became of it. `index` is that of the device.
+  // In the context that is current; failed() tells what became of it. `index`: which word of the segment's
+  // progress is its own.
   void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
 
   // Whether the stream has done what set_up() gave it. Nothing is sampled before.
@@ -67,6 +71,7 @@ class DeviceState {
   DeviceSetting setting_ = {};
   int failed_ = -1;
   bool ready_ = false;
+  int set_ups_ = 0;
   int32_t index_ = 0;
   uint64_t context_id_ = 0;
   cuda::Function gather_ = nullptr;

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "libmonitor/device_state.h"
 #include "tests/libmonitor/device_fixture.h"
 
 namespace foreshock {
@@ -276,7 +277,8 @@ TEST_F(DeviceFaults, SeveralDevicesSideBySide) {
   EXPECT_EQ(samples().size(), 4u);
 }
 
-TEST_F(DeviceFaults, MoreDevicesThanTheSegmentHasWordsFor) {
+// As a rank of torchrun that sees all devices of its node and uses the last one.
+TEST_F(DeviceFaults, TheLastDeviceOfANodeIsSampledAsAnyOther) {
   train(
       [](DeviceTrainer& trainer) {
         trainer.device = static_cast<int>(segment::kDeviceProgress);
@@ -284,7 +286,52 @@ TEST_F(DeviceFaults, MoreDevicesThanTheSegmentHasWordsFor) {
         trainer.train(kSteps);
       },
       {}, fake_cuda::Run::kByHand, segment::kDeviceProgress + 1);
-  expect_skipped(FORESHOCK_SKIP_DEVICE, kToSample, 0);
+  expect_skipped(FORESHOCK_SKIP_RING_FULL, 1, kToSample - 1);
+}
+
+TEST_F(DeviceFaults, MoreDevicesThanTheSegmentHasWordsFor) {
+  constexpr int kDevices = segment::kDeviceProgress + 1;
+  train(
+      [](DeviceTrainer& trainer) {
+        for (int device = 0; device < kDevices; ++device) {
+          trainer.device = device;
+          fake_cuda::set_device(device);
+          trainer.attention();
+          fake_cuda::run_all();
+        }
+        trainer.end_step();
+        for (int device = 0; device < kDevices; ++device) {
+          trainer.device = device;
+          fake_cuda::set_device(device);
+          trainer.attention();
+          fake_cuda::run_all();
+        }
+        trainer.end_step();
+        for (int device = 0; device < kDevices; ++device) {
+          trainer.device = device;
+          fake_cuda::set_device(device);
+          trainer.attention();
+          fake_cuda::run_all();
+        }
+        EXPECT_EQ(count_of("cuMemAlloc"), static_cast<int>(segment::kDeviceProgress));
+      },
+      {}, fake_cuda::Run::kByHand, kDevices);
+  expect_skipped(FORESHOCK_SKIP_DEVICE, 2, segment::kDeviceProgress);
+}
+
+// Each context has its own ring, which nobody gives back. In every turn two calls are sampled; of the first
+// of a context only the set-up is made.
+TEST_F(DeviceFaults, ADeviceThatChangesItsContextAgainAndAgainIsLeftAlone) {
+  constexpr int kTurns = 3 * DeviceState::kMostSetUps;
+  train([](DeviceTrainer& trainer) {
+    trainer.train(1);  // nothing of the first step is sampled
+    for (int n = 0; n < kTurns; ++n) {
+      trainer.train(1);
+      fake_cuda::reset_device(0);
+    }
+    EXPECT_EQ(count_of("cuMemAlloc"), DeviceState::kMostSetUps);
+  });
+  expect_skipped(FORESHOCK_SKIP_DEVICE, 2 * (kTurns - DeviceState::kMostSetUps), DeviceState::kMostSetUps);
 }
 
 // A child has the parent's driver, which must not be used there, even if it trains by itself.
