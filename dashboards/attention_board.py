@@ -110,7 +110,7 @@ def scores(values: Values) -> Row:
                 "Of the last samples of each layer.",
                 of_ranks("layer_attention_logit_abs_max"),
                 0,
-                values["logit_growth"]["limit"],
+                values["logit_forecast"]["limit"],
             ),
             lines(
                 "Entropy",

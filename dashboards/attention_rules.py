@@ -42,7 +42,8 @@ def bias(of: dict) -> Alert:
         """,
         "Attention errs in one direction",
         "Run {{ $labels.run }}: {{ $labels.pass }} attention has a bias that rounding does not explain"
-        + where('"bias"') + ".",
+        # The detector is fed in the forward pass only: its layers say nothing of backward.
+        '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}.",
         of["for"], of["keep"],
     )  # fmt: skip
 

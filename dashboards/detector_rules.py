@@ -15,6 +15,11 @@ TABLE = [
         "the error of attention's output keeps its sign along the gradient",
     ),
     (
+        "ForeshockAttentionLogitGrowth", "attention", "attention", "logit_growth|max_logit",
+        "Attention's logits are, or will soon be, where softmax saturates",
+        "the largest scaled score is beyond, or will soon be at, what attention bears",
+    ),
+    (
         "ForeshockGradientGrowth", "optimizer", "overview", "gradient_growth|gradient_norm",
         "The gradient norm grows",
         "the gradient norm before clipping grows as it does before a spike",
@@ -71,24 +76,19 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
     )  # fmt: skip
 
 
-def logit_growth(values: Values, default: Default) -> Alert:
-    of, logit = values["logit_growth"], "run:foreshock_attention_logit_abs:max"
-    detectors = "logit_growth|max_logit"
+def logit_forecast(of: dict) -> Alert:
+    """Apart from what detectors say of logits: a straight line must hold for minutes, a warning may be brief."""
+    logit = "run:foreshock_attention_logit_abs:max"
     return Alert(
-        "ForeshockAttentionLogitGrowth", "precursor", "attention", "attention",
+        "ForeshockAttentionLogitForecast", "precursor", "attention", "attention",
         f"""
-        {warned(detectors, values["detectors"]["level"])}
-        or
-        label_replace(
-          {logit} > {of["at_least"]}
-          and predict_linear({logit}[{of["window"]}], {of["horizon"]}) > {of["limit"]}
-          and {logit} > {of["growth"]} * avg_over_time({logit}[{of["window"]}]),
-          "detector", "forecast", "", ""
-        )
+        {logit} > {of["at_least"]}
+        and predict_linear({logit}[{of["window"]}], {of["horizon"]}) > {of["limit"]}
+        and {logit} > {of["growth"]} * avg_over_time({logit}[{of["window"]}])
         """,
         "Attention's logits grow towards where softmax saturates",
-        f"Run {{{{ $labels.run }}}}: the largest scaled score is beyond, or will soon be at, what attention bears"
-        f"{where()} ({{{{ $labels.detector }}}}{remark(detectors + '|forecast', default)}).",
+        f"Run {{{{ $labels.run }}}}: the largest scaled score is {{{{ $value | humanize }}}}, and by the line of the"
+        f" last {of['window']} beyond what attention bears in {{{{ {of['horizon']} | humanizeDuration }}}}.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def detector_rules(values: Values, default: Default) -> Group:
                 f'min by ({JOB}) (foreshock_attention_entropy_nats{{stat="mean"}})',
             ),
             *(detector_alert(row, of, default) for row in TABLE),
-            logit_growth(values, default),
+            logit_forecast(values["logit_forecast"]),
             entropy_collapse(values, default),
             agreement(values["precursors_agree"]),
         ],

@@ -115,7 +115,7 @@ def before(values: Values) -> Row:
                     "none",
                     Query(f"max({of_run('attention_logit_abs_max')})", "largest"),
                 ),
-                ("red", values["logit_growth"]["limit"]),
+                ("red", values["logit_forecast"]["limit"]),
             ),
             layers(
                 "Gradient norm by layer",

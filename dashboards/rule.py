@@ -44,17 +44,18 @@ OWNER = (
 )
 
 
-# In which layers a detector warns, or did just now. A template too: as labels they would make an alert of each, and
-# another one whenever a layer joins.
+# Where a detector warns, or did just now. A rank tells one layer of a detector only, the first by name: examples, maybe
+# not where it began. A template too: as labels they would make an alert of each, and another one whenever a layer
+# joins.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
-    '{cluster=%q,run=%q,detector=%q}[5m]))" $labels.cluster $labels.run DETECTOR | query }} in layer'
+    '{cluster=%q,run=%q,detector=%q}[5m]))" $labels.cluster $labels.run DETECTOR | query }}, e.g. in layer'
     '{{ range . | sortByLabel "layer" }} {{ .Labels.layer }}{{ end }}{{ end }}'
 )
 
 
 def where(detector: str = "$labels.detector") -> str:
-    """For an alert's text: " in layer 003 007", or nothing. `detector`: an expression of templates."""
+    """For an alert's text: ", e.g. in layer 003 007", or nothing. `detector`: an expression of templates."""
     return LAYERS.replace("DETECTOR", detector)
 
 

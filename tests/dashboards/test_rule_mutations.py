@@ -14,7 +14,7 @@ HELD = {
     "loss": ("loss", ["non_finite", "loss_diverging"]),
     "attention": ("attention", ["bias", "deviation", "update_ratio", "replica_mismatch"]),
     "precursors": ("precursors", ["detectors", "precursors_agree"]),
-    "trends": ("precursors", ["logit_growth", "entropy_collapse"]),
+    "trends": ("precursors", ["logit_forecast", "entropy_collapse"]),
     "fleet": ("fleet", ["stalled", "ranks_missing", "no_data"]),
     "monitor": ("monitor", ["coverage", "degraded", "overhead", "series_dropped"]),
 }
