@@ -3,8 +3,8 @@
     python dashboards/stack.py [--interval S] [--seconds S] [--stay] [--expect-silence] [-- COMMAND…]
 
 `./dev stack` calls it. All of it listens on 127.0.0.1 only and ends with the training, or with Ctrl-C when told to
-stay; data lies in build/stack until the next start. Notifications go to this program, which prints them and keeps them
-in build/stack/notifications.jsonl. Standard library only.
+stay, and at any time with SIGTERM or SIGHUP; data lies in build/stack until the next start. Notifications go to this
+program, which prints them and keeps them in build/stack/notifications.jsonl. Standard library only.
 """
 
 import argparse
@@ -31,11 +31,55 @@ from alertmanager import alertmanager_yaml
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 DEMO = [sys.executable, str(ROOT / "integrations" / "torch" / "demo" / "train.py")]
-PATIENCE = 30  # seconds until a server must answer
+PATIENCE = 30  # seconds until a server must answer, and until what was asked to end has ended
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def say(text: str) -> None:
     print(f"stack: {text}", flush=True)
+
+
+def end_with_signals() -> None:
+    """From here on SIGTERM and SIGHUP end this program as an exception does: what was started ends first."""
+
+    def leave(number: int, _: object) -> None:
+        for each in ENDING:
+            signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the ending
+        raise SystemExit(128 + number)
+
+    for each in ENDING:
+        if signal.getsignal(each) != signal.SIG_IGN:  # nohup
+            signal.signal(each, leave)
+
+
+@contextlib.contextmanager
+def held_signals():
+    """Those that come within the block end the program after it: by then it knows of the process that it starts."""
+    came: list[int] = []
+    kept = {each: how for each in (*ENDING, signal.SIGINT) if (how := signal.getsignal(each)) != signal.SIG_IGN}
+    for each in kept:
+        signal.signal(each, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for each, how in kept.items():
+            signal.signal(each, how)
+    for number in came:
+        signal.raise_signal(number)
+
+
+def end(process: subprocess.Popen, *asked: int) -> None:
+    """Asks with one signal after the other, and kills what has not ended then, or when Ctrl-C says not to wait."""
+    try:
+        for number in asked:
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=PATIENCE)
+                return
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def port_from(first: int) -> int:
@@ -97,20 +141,21 @@ def serving(command: list[str], folder: pathlib.Path, ready: str):
     name = pathlib.Path(command[0]).name
     if shutil.which(command[0]) is None:
         raise SystemExit(f"stack: {name} is not installed; install the package {name}")
-    with (folder / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    process = None
     try:
-        end = time.monotonic() + PATIENCE
+        with (folder / f"{name}.log").open("w") as log, held_signals():
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        limit = time.monotonic() + PATIENCE
         while True:
             time.sleep(0.2)
-            if process.poll() is not None or time.monotonic() > end:
+            if process.poll() is not None or time.monotonic() > limit:
                 raise SystemExit(f"stack: {name} does not answer; its last words are in {folder / name}.log")
             with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=2):
                 break
         yield
     finally:
-        process.terminate()
-        process.wait(timeout=PATIENCE)
+        if process:
+            end(process, signal.SIGTERM)
 
 
 def write_prometheus(folder: pathlib.Path, interval: int, alertmanager: int, itself: int) -> None:
@@ -131,15 +176,20 @@ def write_alertmanager(folder: pathlib.Path, receiver_port: int) -> None:
 
 
 def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> int:
-    """Its exit status. SIGTERM ends it as Ctrl-C does."""
+    """Its exit status. What ends this program ends it as Ctrl-C does, or else as SIGTERM does."""
     line = [str(foreshock), "run", "--file-sd", str(folder / "targets.json"), "--", *command]
-    training = subprocess.Popen(line, cwd=ROOT)
-    signal.signal(signal.SIGTERM, lambda *_: training.send_signal(signal.SIGINT))
-    while True:
-        try:
-            return training.wait()
-        except KeyboardInterrupt:
-            continue  # the terminal has told it too
+    training = None
+    try:
+        with held_signals():
+            training = subprocess.Popen(line, cwd=ROOT)
+        while True:
+            try:
+                return training.wait()
+            except KeyboardInterrupt:
+                continue  # the terminal has told it too
+    finally:
+        if training:
+            end(training, signal.SIGINT, signal.SIGTERM)
 
 
 def show_where(prometheus: int, alertmanager: int, interval: int) -> None:
@@ -173,6 +223,7 @@ def is_silent(prometheus: int) -> bool:
 
 
 def main() -> int:
+    end_with_signals()
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -1,5 +1,5 @@
 """The whole way, as `./dev stack` sets it up: a training whose loss becomes NaN, agent, Prometheus, Alertmanager, and
-who is told."""
+who is told. test_stack_ends.py: that all of it ends."""
 
 import json
 import re
