@@ -260,7 +260,8 @@ std::string verdict_of(const Story& story, const RunCounts& counts) {
     return title_of(first) + ". " +
            (first.before.empty() ? "No detector spoke before it."
             : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
-                                 : "First to move: " + first_sign_of(first) + ".") +
+            : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
+                                                       : "First to move: " + first_sign_of(first) + ".") +
            (first.attempt == 0 ? warned_after(story, first) : "");
   const std::string events = count(static_cast<double>(story.events.size()));
   return events + " loss events, the first at step " + step_text(first.onset_step) + ". " +

@@ -8,7 +8,7 @@ const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole 
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
 // As exactly as it is known: between two looks it may have been any step.
-const moved = (sign) => before(sign.lead_steps) + (sign.unseen_steps > UNSEEN ? `, or up to ${count(sign.unseen_steps)} earlier: too few looks to tell` : '');
+const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few looks to tell` : before(sign.lead_steps));
 
 function signTable(event) {
   if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });
@@ -69,7 +69,7 @@ function overview(events) {
   if (events.length === 0)
     return element('p', { className: 'none', textContent: 'The loss went through the whole record without one. What was watched, and what was not, stands below.' });
   const link = (event) => (event.detailed ? element('a', { href: '#event-' + event.number, textContent: event.title }) : event.title);
-  return table(['', 'what', 'first to move', 'warned before it', 'seen on'], events.map((event) => {
+  return table(['', 'what', 'first sign', 'warned before it', 'seen on'], events.map((event) => {
     const warned = event.before.filter((s) => known(s.warn_step));
     return [String(event.number), link(event), event.first_sign, warned.length ? [...new Set(warned.map((s) => s.detector))].join(', ') : 'nothing', ranksOf(event)];
   }));

@@ -48,7 +48,7 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
   EXPECT_THAT(event.consistent_with, Contains(text_of(DetectorId::kBias).consistent_with));
   EXPECT_THAT(event.to_try, Contains(text_of(DetectorId::kMaxLogit).to_try));
   EXPECT_EQ(story.verdict,
-            "Loss spike at step 301. First to move: attention's output erred to one side in layer "
+            "Loss spike at step 301. First proven sign: attention's output erred to one side in layer "
             "003, 21 steps before.");
   EXPECT_EQ(event.text,
             "The loss was 1 on average in the steps just before and rose to 9 at step 301. It was back 3 "

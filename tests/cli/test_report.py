@@ -94,7 +94,7 @@ def test_the_page_tells_the_story(page):
     text = tab.value("document.body.innerText")
     for part in (
         "Run me",
-        "Loss spike at step 301. First to move: attention's output erred to one side in layer 003, 21 steps before.",
+        "Loss spike at step 301. First proven sign: attention's output erred to one side in layer 003, 21 steps before.",
         "1. Loss spike at step 301",
         "layer 003",
         "11 steps before",
@@ -166,7 +166,7 @@ def test_where_nobody_looked_there_is_no_line_and_the_onset_is_a_stretch(page):
     lines = [one for one in run_with_a_spike() if one["type"] != "sample" or not 240 < one["step"] < 280]
     tab = page(lines)
     moved = tab.value("document.querySelector('#event-1 td:nth-child(3)').textContent")
-    assert "21 steps before, or up to 39 earlier: too few looks to tell" in moved
+    assert "21 to 60 steps before: too few looks to tell" in moved
     charts = (
         "[...document.querySelectorAll('#event-1 canvas')].map((canvas) => [canvas.getAttribute('aria-label'),"
         " Chart.getChart(canvas).data.datasets[0].data.filter((p) => p.y === null).map((p) => p.x)])"
