@@ -94,7 +94,8 @@ def test_the_page_tells_the_story(page):
     text = tab.value("document.body.innerText")
     for part in (
         "Run me",
-        "Loss spike at step 301. First proven sign: attention's output erred to one side in layer 003, 21 steps before.",
+        "Loss spike at step 301. First proven sign: attention's output erred to one side in layer 003, "
+        "21 steps before.",
         "1. Loss spike at step 301",
         "layer 003",
         "11 steps before",
