@@ -2,10 +2,17 @@
 
 from board import Board, Row, run_variable
 from panel import Query, limited, lines, name, number, of_run, per_second, rows
-from rule import Values
+from rule import JOB, RANK, Values
 
+# Of ranks that live: of an attempt that ended the last values stay.
+LIVING = f"and on ({RANK}) {of_run('rank_up')} == 1"
 # What a rank is, beside one of its values.
-WITH_NODE = "* on (run, rank) group_left (node, local_rank, dp, tp, pp)"
+WITH_NODE = f"* on ({RANK}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
+
+
+def told_apart(values: str) -> str:
+    """Those that live, and on which node."""
+    return f"({values} {LIVING}) {WITH_NODE}"
 
 
 def runs() -> Row:
@@ -16,9 +23,9 @@ def runs() -> Row:
                 "Runs",
                 "Step of each run that is running.",
                 "none",
-                Query('max by (run) (foreshock_step) and on (run) foreshock_run_state{state="running"} == 1'),
+                Query(f'max by ({JOB}) (foreshock_step) and on ({JOB}) foreshock_run_state{{state="running"}} == 1'),
             ),
-            rows("Owners", "The user whose run it is.", "none", Query("max by (run, user) (foreshock_run_info)")),
+            rows("Owners", "The user whose run it is.", "none", Query(f"max by ({JOB}, user) (foreshock_run_info)")),
         ],
     )
 
@@ -29,9 +36,19 @@ def ranks(values: Values) -> Row:
     return Row(
         "Ranks of the run",
         [
-            number("World", "Ranks of the whole job, as it knows.", "none", Query(f"max({of_run('world_size')})")),
+            number(
+                "World",
+                "Ranks of the whole job, as those that live know it.",
+                "none",
+                Query(f"max({of_run('world_size')} {LIVING})"),
+            ),
             number("Seen", "Ranks whose processes live and are scraped.", "none", Query(f"sum({of_run('rank_up')})")),
-            number("Nodes", "With ranks of the run.", "none", Query(f"count(count by (node) ({of_run('rank_info')}))")),
+            number(
+                "Nodes",
+                "With ranks of the run that live.",
+                "none",
+                Query(f"count(count by (node) ({of_run('rank_info')} {LIVING}))"),
+            ),
             name("State", "Of the run.", Query(f"{of_run('run_state')} == 1", "{{state}}")),
             lines(
                 "Steps per second",
@@ -47,25 +64,25 @@ def ranks(values: Values) -> Row:
                 "Ranks up by node",
                 "How many ranks of each node live.",
                 "none",
-                Query(f"sum by (node) ({of_run('rank_up')} * on (run, rank) group_left (node) {of_run('rank_info')})"),
+                Query(f"sum by (node) ({of_run('rank_up')} * on ({RANK}) group_left (node) {of_run('rank_info')})"),
             ),
             rows(
                 "Steps behind",
                 "The ten ranks whose step is lowest: the others wait for them.",
                 "none",
-                Query(f"topk(10, ({behind}) {WITH_NODE} {of_run('rank_info')})"),
+                Query(f"topk(10, {told_apart(behind)})"),
             ),
             rows(
                 "Worst deviation",
                 "The ten ranks whose attention errs most over the noise floor: one alone points to its device.",
                 "none",
-                Query(f"topk(10, max by (run, rank) ({ratio}) {WITH_NODE} {of_run('rank_info')})"),
+                Query(f"topk(10, {told_apart(f'max by ({RANK}) ({ratio})')})"),
             ),
             rows(
                 "Largest gradient norms",
                 "The ten ranks with the largest norm; in data parallelism all are equal.",
                 "none",
-                Query(f"topk(10, {of_run('gradient_norm')} {WITH_NODE} {of_run('rank_info')})"),
+                Query(f"topk(10, {told_apart(of_run('gradient_norm'))})"),
             ),
             limited(
                 lines(

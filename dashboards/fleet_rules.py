@@ -1,10 +1,16 @@
 """Trainings that stand still, lack ranks or are not seen. Absence counts only while the run is running."""
 
-from rule import JOB, Alert, Group, Record, Values
+from rule import JOB, UNLESS_ENDED, Alert, Group, Record, Values
 
 RUNNING = "run:foreshock_running:max"
 RANKS, WORLD = "run:foreshock_rank_up:sum", "run:foreshock_world_size:max"
 LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
+
+
+def world() -> str:
+    """As the living know it: an elastic job that goes on with fewer ranks lacks none. Where none lives, as all did."""
+    size = "foreshock_world_size"
+    return f"max by ({JOB}) ({size} {UNLESS_ENDED}) or max by ({JOB}) ({size})"
 
 
 def stalled(of: dict) -> Alert:
@@ -55,7 +61,7 @@ def fleet_rules(values: Values) -> Group:
         [
             Record(RUNNING, f'max by ({JOB}) (foreshock_run_state{{state="running"}})'),
             Record(RANKS, f"sum by ({JOB}) (foreshock_rank_up)"),
-            Record(WORLD, f"max by ({JOB}) (foreshock_world_size)"),
+            Record(WORLD, world()),
             Record("run:foreshock_step:max", f"max by ({JOB}) (foreshock_step)"),
             Record(LAST_STEP, f"max by ({JOB}) (foreshock_last_step_timestamp_seconds)"),
             stalled(values["stalled"]),

@@ -1,6 +1,6 @@
 """The incidents: values that are no numbers, and a loss that rises. Only these two page."""
 
-from rule import JOB, Alert, Group, Record, Values
+from rule import JOB, UNLESS_ENDED, Alert, Group, Record, Values
 
 LOSS = "run:foreshock_loss_window:avg"
 
@@ -12,7 +12,7 @@ def non_finite(of: dict) -> Alert:
         "ForeshockNonFinite", "incident", "loss", "overview",
         # A gradient scaler that tries too large a scale makes gradients infinite and leaves the step out: no incident,
         # unless it does so all the time. A loss that is NaN now may have been so when the agent came; of what is
-        # finite nothing is left times 0.
+        # finite nothing is left times 0, and of an attempt that ended the last loss stays.
         f"""
         sum by ({JOB}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])
@@ -24,7 +24,7 @@ def non_finite(of: dict) -> Alert:
         ) > 0
         or
         label_replace(
-          count by ({JOB}) (foreshock_loss * 0 != 0),
+          count by ({JOB}) (foreshock_loss * 0 != 0 {UNLESS_ENDED}),
           "site", "loss", "", ""
         )
         or
@@ -58,7 +58,7 @@ def loss_rules(values: Values) -> Group:
         [
             Record("run:foreshock_run_info:user", f"max by ({JOB}, user) (foreshock_run_info)"),
             # Without the ranks whose loss is no number: one would hide all others.
-            Record(LOSS, f'avg by ({JOB}) (foreshock_loss_window{{stat="mean"}} < Inf > -Inf)'),
+            Record(LOSS, f'avg by ({JOB}) (foreshock_loss_window{{stat="mean"}} < Inf > -Inf {UNLESS_ENDED})'),
             non_finite(values["non_finite"]),
             diverging(values["loss_diverging"]),
         ],

@@ -1,6 +1,6 @@
 """The monitor itself: what it does not see, what it loses, what it costs."""
 
-from rule import JOB, Alert, Group, Record, Values
+from rule import JOB, RANK, Alert, Group, Record, Values
 
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
@@ -61,7 +61,7 @@ def degraded(of: dict) -> Alert:
             (
                 "switched off",
                 f'count by ({JOB}) (foreshock_monitor_enabled{{component="trainer"}} == 0'
-                " and on (run, rank) foreshock_rank_up == 1)",
+                f" and on ({RANK}) foreshock_rank_up == 1)",
             ),
         ),
         "foreshock itself is not well",

@@ -9,6 +9,11 @@ Values = dict[str, dict[str, typing.Any]]
 # What a run is told apart by. `cluster` is for rulers that see several; where no series has it, it is no label.
 JOB = "cluster, run"
 
+# What one agent shows of a rank. Nodes can know a rank of one number each: the attempt that ended, which keeps its last
+# values until it is forgotten, and the one that lives.
+RANK = "cluster, instance, run, rank"
+UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up == 0"
+
 
 class Record(typing.NamedTuple):
     name: str
@@ -36,11 +41,14 @@ class Group(typing.NamedTuple):
     interval: str | None = None  # between two evaluations, where Prometheus' own is needlessly short
 
 
-# Whose run it is. Asked of the last day, since it must be known when the agent is gone; a template, since a join would
-# lose the alert where nobody knows.
+# Whose run it is: who has it now, or, since it must be known when the agent is gone, who had it in the last day; nobody
+# where that is not one user. A template, since a join would lose the alert where nobody knows.
+INFO = "run:foreshock_run_info:user{cluster=%q,run=%q}"
 OWNER = (
-    '{{ with printf "last_over_time(run:foreshock_run_info:user{cluster=%q,run=%q}[1d])" $labels.cluster $labels.run'
-    ' | query }}{{ with . | sortByLabel "user" | first }}{{ .Labels.user }}{{ end }}{{ end }}'
+    '{{ with printf "'
+    f"{INFO} or (last_over_time({INFO}[1d]) unless on ({JOB}) {INFO})"
+    f'"{" $labels.cluster $labels.run" * 3}'
+    " | query }}{{ if eq (len .) 1 }}{{ range . }}{{ .Labels.user }}{{ end }}{{ end }}{{ end }}"
 )
 
 

@@ -7,8 +7,9 @@ import re
 import jsonschema
 import pytest
 import yaml
-from alert_rules import DASHBOARDS, ROOT, VALUES
+from alert_rules import DASHBOARDS, ROOT, VALUES, promtool_tests
 from generate import texts
+from scraping import needs
 
 FILES = sorted((DASHBOARDS / "grafana").glob("*.json"))
 BOARDS = {file.stem: json.loads(file.read_text()) for file in FILES}
@@ -173,6 +174,53 @@ def test_ten_thousand_ranks_do_not_make_ten_thousand_lines(board, panel):
         aggregated = r"^(topk|sum|max|min|avg|count|quantile|time\(\) - max|scalar)\b"
         exempt = r"^foreshock_run_(state|info)\{"
         assert re.search(aggregated, target["expr"]) or re.search(exempt, target["expr"]), target["expr"]
+
+
+MOVED = {
+    'foreshock_rank_info{run="r",rank="0",instance="a",node="old",attempt="0",local_rank="0",dp="0",tp="0",pp="0"}': 1,
+    'foreshock_rank_info{run="r",rank="0",instance="b",node="new",attempt="1",local_rank="1",dp="0",tp="0",pp="0"}': 1,
+} | {
+    f'foreshock_{metric}{{run="r",rank="0",instance="{agent}"{more}}}': value
+    for agent, values in (("a", (0, 4, 10, 9, 90)), ("b", (1, 2, 20, 1, 1)))
+    for (metric, more), value in zip(
+        (
+            ("rank_up", ""), ("world_size", ""), ("step", ""),
+            ("attention_deviation_ratio", ',stat="mean",pass="forward"'), ("gradient_norm", ""),
+        ),
+        values, strict=True,
+    )
+}  # fmt: skip
+RANK = 'run="r", rank="0", instance="b", node="new", local_rank="1", dp="0", tp="0", pp="0"'
+
+
+@needs["promtool"]
+def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
+    """An agent keeps what it knew of an attempt that ended: two series of each kind for one rank."""
+    shown = {
+        "World": [("{}", 2)],
+        "Nodes": [("{}", 1)],
+        "Ranks up by node": [('{node="old"}', 0), ('{node="new"}', 1)],
+        "Steps behind": [(f"{{{RANK}}}", 0)],
+        "Worst deviation": [(f"{{{RANK}}}", 1)],
+        "Largest gradient norms": [(f"{{{RANK}}}", 1)],
+    }
+    questions = [
+        {
+            "expr": target["expr"].replace("$run", "r"),
+            "eval_time": "1m",
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in shown[panel["title"]]],
+        }
+        for name, panel in PANELS
+        if name == "fleet" and panel["title"] in shown
+        for target in panel["targets"]
+    ]
+    assert len(questions) == len(shown)
+    series = [{"series": name, "values": f"{value}x4"} for name, value in MOVED.items()]
+    case = {"interval": "30s", "input_series": series, "promql_expr_test": questions}
+    file = tmp_path / "moved_test.yml"
+    file.write_text(json.dumps({"rule_files": [], "evaluation_interval": "30s", "tests": [case]}))
+    done = promtool_tests(tmp_path / "rules", [], [file])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @each_board
