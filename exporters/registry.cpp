@@ -27,9 +27,10 @@ bool has_open_label(const MetricInfo& info, std::string_view key) {
                      [&](const LabelInfo& label) { return label.key == key && label.values.empty(); });
 }
 
-// `layer` of source_info is a closed set and no layer.
+// `layer` of source_info is a closed set and no layer. The layer of a warning is one series of a detector,
+// always the youngest, and what a reader of the warning needs: it counts as its rank's.
 Tier tier_of(const MetricInfo& info) {
-  if (has_open_label(info, "layer")) return kLayer;
+  if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayer;
   return has_open_label(info, "rank") ? kRank : kNode;
 }
 
@@ -200,7 +201,7 @@ void Registry::clear_run(std::string_view run) {
 
 void Registry::clear_layers(std::string_view run, std::string_view rank) {
   for (const MetricInfo& info : all_metrics())
-    if (tier_of(info) == kLayer) clear_metric(info.metric, run, rank);
+    if (has_open_label(info, "layer")) clear_metric(info.metric, run, rank);
 }
 
 void Registry::clear_metric(Metric metric, std::string_view run, std::string_view rank) {

@@ -112,6 +112,20 @@ TEST(Registry, ForgetsOneMetricOfARank) {
   EXPECT_EQ(registry.series_count(), 1u);
 }
 
+TEST(Registry, ForgetsTheLayersOfARank) {
+  Registry registry;
+  registry.set(Metric::kLayerGradientNorm, {"r", "0", "000"}, 1);
+  registry.set(Metric::kPrecursorLayerInfo, {"r", "0", "max_logit", "000"}, 1);
+  registry.set(Metric::kLayerGradientNorm, {"r", "1", "000"}, 1);
+  registry.set(Metric::kSourceInfo, {"r", "0", "counted", "unknown", "unknown"}, 1);
+  registry.clear_layers("r", "0");
+  const std::string text = text_of(registry);
+  EXPECT_THAT(text, Not(HasSubstr("rank=\"0\",layer")));
+  EXPECT_THAT(text, Not(HasSubstr("detector")));
+  EXPECT_THAT(text, HasSubstr("rank=\"1\",layer"));
+  EXPECT_THAT(text, HasSubstr("foreshock_source_info{"));
+}
+
 // The drop order of registry.h: layer series first, the youngest first; rank series next; node series never.
 TEST(Registry, DropOrder) {
   Registry registry(3);
@@ -137,6 +151,22 @@ TEST(Registry, DropOrder) {
   EXPECT_FALSE(registry.set(Metric::kStep, {"r", "0"}, 1));
   EXPECT_THAT(text_of(registry), HasSubstr("foreshock_series_dropped_total 4\n"));
   EXPECT_EQ(registry.series_count(), 3u);
+}
+
+// It is forgotten and set anew at each publication, and would be the first of the layers to go.
+TEST(Registry, TheLayerOfAWarningIsNotDroppedBeforeOtherLayers) {
+  Registry registry(3);
+  EXPECT_TRUE(registry.set(Metric::kLoss, {"r", "0"}, 1));
+  EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "000"}, 1));
+  EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "001"}, 1));
+  for (int publication = 0; publication < 3; ++publication) {
+    registry.clear_metric(Metric::kPrecursorLayerInfo, "r", "0");
+    EXPECT_TRUE(registry.set(Metric::kPrecursorLayerInfo, {"r", "0", "max_logit", "001"}, 1));
+    registry.set(Metric::kLayerGradientNorm, {"r", "0", "001"}, 1);
+  }
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_precursor_layer_info{"));
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_loss{"));
+  EXPECT_EQ(registry.series_dropped(), 1u) << "the youngest layer, once";
 }
 
 TEST(Registry, NinetySixLayersOnEightRanksFitIntoTheDefaultBudget) {
