@@ -77,14 +77,23 @@ def update_ratio(of: dict) -> Alert:
     )  # fmt: skip
 
 
+def in_majority() -> str:
+    """Ranks that hold what more than half of their group do: the median, if that many hold it."""
+    as_median = f"{CHECKSUM} == on ({JOB}, group) group_left () quantile by ({JOB}, group) (0.5, {CHECKSUM})"
+    return f"""
+          {as_median}
+          and on ({JOB}, group)
+          count by ({JOB}, group) ({as_median}) > 0.5 * count by ({JOB}, group) ({CHECKSUM})"""
+
+
 def differing_ranks(of: dict) -> Record:
     return Record(
         DIFFERS,
         f"""
         sum by ({JOB}, rank) (increase(foreshock_weight_checksum_mismatch_total[{of["window"]}])) > 0
         or max by ({JOB}, rank) (
-          {CHECKSUM} != on ({JOB}, group) group_left () quantile by ({JOB}, group) (0.5, {CHECKSUM})
-          and on ({JOB}, group) count by ({JOB}, group) ({CHECKSUM}) > 2
+          {CHECKSUM} unless ({in_majority()}
+          )
         )
         """,
     )
@@ -100,8 +109,8 @@ def replica_mismatch() -> Alert:
         "ForeshockReplicaMismatch", "training", "weights", "fleet",
         f"count by ({JOB}) ({DIFFERS})",
         "Replicas of the weights differ",
-        "Run {{ $labels.run }}: ranks that hold other bits than their data-parallel replicas: {{ $value }}, among them"
-        f"{which}.",
+        "Run {{ $labels.run }}: data-parallel replicas of the weights are not all equal. Ranks that differ from the"
+        f" majority, or all where there is none: {{{{ $value }}}}, among them{which}.",
     )  # fmt: skip
 
 

@@ -1,9 +1,15 @@
 """Four hours of a healthy training: no alert at all."""
 
+import re
+
 import pytest
 from alert_rules import VALUES, promtool_tests, rules
-from healthy_run import SAMPLES, all_series, healthy_file
+from healthy_run import DETECTORS, SAMPLES, all_series, healthy_file
 from scraping import needs
+
+FROM = 200  # the sample at which faults begin
+# Attention that no hook sees: a healthy run has no such series.
+ONLY_WHEN_UNWELL = {"foreshock_attention_unseen"}
 
 
 @needs["promtool"]
@@ -15,16 +21,45 @@ def test_four_healthy_hours_raise_no_alert_not_even_a_pending_one(tmp_path, seed
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@needs["promtool"]
-def test_the_same_hours_with_a_fault_are_told_from_them(tmp_path):
+def test_it_has_all_that_the_rules_ask_for():
+    """Of what it lacks no alert could fire."""
+    expressions = [rule.expression for group in rules.groups(VALUES) for rule in group.rules]
+    asked = {name for text in expressions for name in re.findall(r"(?<![\w:])foreshock_\w+", text)}
     series = all_series(0)
-    name = 'foreshock_attention_bias_ulp{run="r",rank="1",pass="forward",of="kernel"}'
-    z = name.replace("ulp", "zscore")
-    assert name in series
-    series[name][200:] = [0.08] * (SAMPLES - 200)
-    series[z][200:] = [9.0] * (SAMPLES - 200)
+    assert asked - {name.partition("{")[0] for name in series} == ONLY_WHEN_UNWELL
+    named = {
+        name for text in expressions for found in re.findall(r'detector=~"([^"]+)"', text) for name in found.split("|")
+    }
+    for metric in ("level", "events_total"):
+        shown = {re.search(r'detector="(\w+)"', name)[1] for name in series if f"precursor_{metric}{{" in name}
+        assert shown == named == set(DETECTORS)
+
+
+def warned(detector: str) -> dict[str, float]:
+    return {f'foreshock_precursor_level{{run="r",rank="1",detector="{detector}"}}': 2}
+
+
+BIAS = 'foreshock_attention_bias_{}{{run="r",rank="1",pass="forward",of="kernel"}}'
+# What is so from then on, the alert, and of how many series: an alert that waits is pending first.
+FAULTS = {
+    "bias": ({BIAS.format("ulp"): 0.08, BIAS.format("zscore"): 9}, "AttentionBias", 2),
+    "output_error_drift": (warned("output_error_drift"), "AttentionErrorDrift", 1),
+    "max_logit": (warned("max_logit"), "AttentionLogitGrowth", 1),
+    "gradient_norm": (warned("gradient_norm"), "GradientGrowth", 1),
+    "rms_staleness": (warned("rms_staleness"), "OptimizerStale", 1),
+    "update_spectrum": (warned("update_spectrum"), "WeightShift", 1),
+    "replicas": ({'foreshock_weight_checksum{run="r",rank="1",group="a"}': 5}, "ReplicaMismatch", 1),
+}
+
+
+@needs["promtool"]
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_same_hours_with_a_fault_are_told_from_them(tmp_path, fault):
+    values, alert, states = FAULTS[fault]
+    series = all_series(0)
+    for name, value in values.items():
+        series[name][FROM:] = [value] * (SAMPLES - FROM)
     file = tmp_path / "faulty_test.yml"
-    file.write_text(healthy_file(series, [{"labels": '{alertname="ForeshockAttentionBias"}', "value": 2}]))
+    file.write_text(healthy_file(series, [{"labels": f'{{alertname="Foreshock{alert}"}}', "value": states}]))
     done = promtool_tests(tmp_path / "rules", rules.groups(VALUES), [file])
-    # Pending and firing.
     assert done.returncode == 0, done.stdout + done.stderr
