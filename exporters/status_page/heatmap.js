@@ -3,7 +3,7 @@
 // Cividis: reads the same with every kind of colour vision, and in grey.
 const CIVIDIS = ["#00224e", "#213d6b", "#4c556b", "#6c6e72", "#8d8878", "#b2a470", "#d9c55c", "#fee838"].map(
   (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-const BEYOND = "#d55e00"; // beyond the alarm, not on the scale: striped too, and its layer is marked
+const BEYOND = "#d55e00"; // beyond the limit, not on the scale: striped too, and its layer is marked
 const LEFT = 76, BELOW = 24; // pixels for the names of layers and for the steps
 
 function shade(share) {
@@ -29,11 +29,12 @@ function striped(back, front, period, slant) {
   return ctx.createPattern(tile, "repeat");
 }
 
-// `limit`: name of what is beyond the scale; `turns`: layers take turns within an interval of so many steps.
+// `limit`: name of what is beyond the scale, which one slice may be: an alarm asks for more. `isPooled`: there is no limit
+// before the layer has enough slices to say how sure its bias is. `turns`: layers take turns within an interval of so many steps.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
-  { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", text: (v) => signed(v, 4) },
+  { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", isPooled: true, text: (v) => signed(v, 4) },
   { name: "gradient norm", column: "gradient_norm", limit: null, logarithmic: true, text: (v) => number(v, 3) },
   { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, turns: true, text: (v) => number(v, 3) },
   { name: "effective rank of updates of attention scores", column: "update_effective_rank", limit: null, turns: true, text: (v) => fixed(v, 2) },
@@ -55,6 +56,11 @@ class HeatMap {
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
   }
 
+  forget() {
+    this.cursor = null;
+    setText(byId("heat-cell"), "");
+  }
+
   // Until the reader chooses: the signal that an alarm is about.
   suggest(alarm) {
     const column = alarm && (alarm.of === "bias" ? "bias_ulp" : alarm.of === "deviation_ratio" ? "deviation_ratio_" + alarm.pass : null);
@@ -63,7 +69,9 @@ class HeatMap {
   }
 
   // `tables`: histories of layers; of one layer on several ranks the largest magnitude is shown.
-  update(tables, limits, names, interval, lossEvents) {
+  // `pooled`: "RANK LAYER" of those whose bias has a z.
+  update(tables, limits, names, pooled, interval, lossEvents) {
+    this.pooled = pooled;
     this.lossEvents = lossEvents;
     this.interval = interval;
     this.limits = limits;
@@ -132,13 +140,13 @@ class HeatMap {
     this.tell();
   }
 
-  isBeyond(kind, value) {
-    return kind.limit !== null && Math.abs(value) > this.top;
+  isBeyond(kind, label, { value, rank }) {
+    return kind.limit !== null && Math.abs(value) > this.top && (!kind.isPooled || this.pooled.has(`${rank} ${label}`));
   }
 
-  shadeOf(kind, value) {
-    const size = Math.abs(value);
-    if (this.isBeyond(kind, value)) return this.fills.beyond;
+  shadeOf(kind, label, cell) {
+    const size = Math.abs(cell.value);
+    if (this.isBeyond(kind, label, cell)) return this.fills.beyond;
     if (!kind.logarithmic) return shade(size / this.top);
     return shade(this.top > this.bottom ? Math.log(size / this.bottom) / Math.log(this.top / this.bottom) : 0.5);
   }
@@ -147,14 +155,14 @@ class HeatMap {
     const { map, cell, left } = this, every = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {
       const cells = map.rows.get(label), top = row * cell.height;
-      const isMarked = [...cells.values()].some(({ value }) => this.isBeyond(kind, value));
+      const isMarked = [...cells.values()].some((each) => this.isBeyond(kind, label, each));
       ctx.fillStyle = colour(isMarked ? "orange" : "quiet");
       ctx.textAlign = "right";
       if (isMarked || (row % every === 0 && !this.isNearMarked(row, every, kind)))
         ctx.fillText((isMarked ? "\u25B2 " : "") + label.slice(-9), left - 6, top + Math.max(Math.min(cell.height, 18) - 5, 7), left - 8);
       for (let column = 0; column < map.columns; ++column) {
         const known = cells.get(map.first + column);
-        ctx.fillStyle = known ? this.shadeOf(kind, known.value) : this.fills.missing;
+        ctx.fillStyle = known ? this.shadeOf(kind, label, known) : this.fills.missing;
         ctx.fillRect(left + column * cell.width, top, Math.max(cell.width - 0.5, 1), cell.height - gap);
       }
     });
@@ -164,8 +172,8 @@ class HeatMap {
   isNearMarked(row, every, kind) {
     const { map } = this;
     for (let near = row - every + 1; near < row + every; ++near) {
-      const cells = near === row ? null : map.rows.get(map.labels[near]);
-      if (cells && [...cells.values()].some(({ value }) => this.isBeyond(kind, value))) return true;
+      const label = map.labels[near], cells = near === row ? null : map.rows.get(label);
+      if (cells && [...cells.values()].some((each) => this.isBeyond(kind, label, each))) return true;
     }
     return false;
   }
@@ -217,7 +225,7 @@ class HeatMap {
       ctx.fillStyle = shade(x / 127);
       ctx.fillRect(x, 0, 1, 1);
     }
-    const beyond = kind.limit ? [this.swatch(this.fills.beyond), element("span", "alarm", "beyond the alarm")] : [];
+    const beyond = kind.limit ? [this.swatch(this.fills.beyond), element("span", "alarm", "beyond the limit")] : [];
     const event = this.lossEvents.length ? [element("span", "", "\u25B2 loss event")] : [];
     parent.replaceChildren(short(this.bottom ?? 0), bar, short(this.top ?? 0), ...beyond, this.swatch(this.fills.missing), "not sampled", ...event);
   }
@@ -255,6 +263,6 @@ class HeatMap {
     const name = this.names.get(label);
     setText(byId("heat-cell"), `layer ${label}${known(name) ? ` (${name})` : ""}, ` +
       (map.width > 1 ? `steps ${count(from)} to ${count(from + map.width - 1)}` : `step ${count(from)}`) + ": " +
-      (cell ? `${kind.text(cell.value)}${this.isBeyond(kind, cell.value) ? ", beyond the alarm" : ""}, rank ${cell.rank}` : "not sampled"));
+      (cell ? `${kind.text(cell.value)}${this.isBeyond(kind, label, cell) ? ", beyond the limit" : ""}, rank ${cell.rank}` : "not sampled"));
   }
 }

@@ -1,7 +1,7 @@
 // Reads /api/v1/state every two seconds, and /api/v1/history when steps have been made since.
 
 const POLL_MS = 2000;
-const ui = { charts: [], rank: null, run: runOfAddress(), state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
+const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
 // #run=ID: a page that was left or sent to somebody else shows the same run again.
 function runOfAddress() {
@@ -112,7 +112,8 @@ function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
   ui.heat.suggest(shown.flatMap((rank) => rank.alarms || [])[0]);
-  ui.heat.update(layers, ui.state.thresholds || {}, names, largest(shown.map((rank) => rank.weights?.interval_steps)), lossEvents(shown));
+  const pooled = new Set(shown.flatMap((rank) => (rank.layers || []).filter((layer) => finite(layer.bias_z)).map((layer) => `${rank.rank} ${layer.layer}`)));
+  ui.heat.update(layers, ui.state.thresholds || {}, names, pooled, largest(shown.map((rank) => rank.weights?.interval_steps)), lossEvents(shown));
 }
 
 function showTables(ranks, shown) {
@@ -147,11 +148,20 @@ async function chooseRun(document) {
   return (run.run ?? document.run) === document.run ? document : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 
+// What was read of another run, or of other ranks, says nothing of these.
+function forgetReadings(view) {
+  if (ui.view === view) return;
+  ui.view = view;
+  ui.reader?.forget();
+  ui.heat.forget();
+}
+
 function show() {
   const { state } = ui;
   const ranks = [...(state.ranks || [])].filter((rank) => rank.current !== false);
   if (!ranks.some((rank) => String(rank.rank) === ui.rank)) ui.rank = null;
   const shown = ranks.filter((rank) => ui.rank === null || String(rank.rank) === ui.rank);
+  forgetReadings(JSON.stringify([state.run, ui.rank]));
   setText(byId("run"), known(state.run) ? state.run : "no run yet");
   setText(byId("state"), state.state ?? "unknown");
   setText(byId("version"), known(state.version) ? "foreshock " + state.version : "");

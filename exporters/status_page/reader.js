@@ -21,6 +21,11 @@ class StepReader {
     this.lossEvents = lossEvents;
   }
 
+  forget() {
+    this.step = null;
+    setText(byId("step-values"), "");
+  }
+
   width() {
     return Math.max(...this.tables.map((table) => table.steps_per_point));
   }

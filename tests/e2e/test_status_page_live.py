@@ -63,7 +63,7 @@ def test_a_layer_that_errs_is_seen_on_the_page(faulty_training, tab):
     beyond = """(() => {
         show();
         const { map } = ui.heat, kind = SIGNALS[ui.heat.signal.value];
-        const steps = (label) => [...map.rows.get(label)].filter(([, cell]) => ui.heat.isBeyond(kind, cell.value));
+        const steps = (label) => [...map.rows.get(label)].filter(([, cell]) => ui.heat.isBeyond(kind, label, cell));
         return map.labels.map((label) => [label, steps(label).map(([at]) => at * map.width)]);
     })()"""
     tab.wait_for(f"{beyond}.some(([, steps]) => steps.length > 1)")

@@ -197,7 +197,7 @@ def test_a_cell_of_the_map_can_be_read_with_the_keyboard(page):
     tab.value("byId('heat-map').focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
         tab.press(key)
-    name = "layer 002 (blocks.2.attention.qkv.weight), steps 1,528 to 1,535: 2.40, beyond the alarm, rank 1"
+    name = "layer 002 (blocks.2.attention.qkv.weight), steps 1,528 to 1,535: 2.40, beyond the limit, rank 1"
     assert tab.value("byId('heat-cell').textContent") == name
     for _ in range(30):
         tab.press("ArrowLeft")
@@ -232,6 +232,60 @@ def test_several_runs_are_told_apart(serve, tab):
     }
     assert tab.console == []
     tab.leave()
+
+
+READINGS = "['step-values', 'heat-cell'].map((id) => byId(id).textContent)"
+CURSORS = "[ui.reader.step, ui.charts[1].chart.options.plugins.guides.cursor ?? null, ui.heat.cursor]"
+
+
+def read_somewhere(tab: browser.Browser) -> None:
+    """A step of the charts and a cell of the map."""
+    tab.value("ui.charts[0].canvas.focus()")
+    tab.press("ArrowLeft")
+    tab.value("byId('heat-map').focus()")
+    tab.press("ArrowDown")
+    assert all(tab.value(READINGS)), "both are said"
+    assert None not in tab.value(CURSORS)
+
+
+def test_what_was_read_of_one_run_is_not_said_of_another(serve, tab):
+    tab.open(serve(two_runs(), 1, 2, "first", "second") + "/")
+    tab.wait_for(LIVE)
+    read_somewhere(tab)
+    tab.value("show()")
+    assert None not in tab.value(CURSORS), "of the same run it stays"
+    tab.value("byId('runs').value = 'second', byId('runs').dispatchEvent(new Event('change'))")
+    tab.wait_for("byId('state').textContent === 'finished'")
+    assert tab.value(READINGS) == ["", ""]
+    assert tab.value(CURSORS) == [None, None, None]
+    tab.leave()
+
+
+def test_what_was_read_of_all_ranks_is_not_said_of_one(page):
+    tab = page(2, 2)
+    read_somewhere(tab)
+    tab.value("document.querySelector('#legend button[data-rank=\"1\"]').click()")
+    assert tab.value(READINGS) == ["", ""]
+    assert tab.value(CURSORS) == [None, None, None]
+
+
+def test_a_bias_of_few_slices_is_not_beyond_the_limit(page):
+    tab = page(1, 2)
+
+    def marked_with(z: str) -> list[bool]:
+        return tab.value(f"""(() => {{
+            for (const table of ui.history.tables.filter((t) => known(t.layer)))
+                table.columns.bias_ulp = [...Array(64).keys()].map((n) => n === 60 ? 0.2 : 0.001);
+            for (const layer of ui.state.ranks[0].layers) layer.bias_z = layer.layer === "001" ? {z} : 3;
+            ui.heat.signal.value = 2;
+            show();
+            const {{ map }} = ui.heat;
+            return map.labels.map((label) =>
+                [...map.rows.get(label).values()].some((cell) => ui.heat.isBeyond(SIGNALS[2], label, cell)));
+        }})()""")
+
+    assert marked_with("null") == [True, False], "layer 001 has no z yet"
+    assert marked_with("1.5") == [True, True]
 
 
 def links(tab: browser.Browser) -> dict[str, str]:

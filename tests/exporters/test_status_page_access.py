@@ -75,7 +75,7 @@ def test_the_scale_of_the_map_grows_brighter_for_all_eyes(page, eyes):
     assert all(low < high for low, high in itertools.pairwise(brightness)), "of two cells the larger is the brighter"
     assert (brightness[-1] + 0.05) / (brightness[0] + 0.05) > 7
     beyond = colour(tab.value("BEYOND"))
-    assert min(distance(beyond, each, eyes) for each in scale) > TOLD_APART, "beyond the alarm is not on the scale"
+    assert min(distance(beyond, each, eyes) for each in scale) > TOLD_APART, "beyond the limit is not on the scale"
 
 
 # Pairs of the eight that lie close for one kind of eyes are told apart by the names at the buttons and in what is said.
@@ -162,7 +162,7 @@ def test_beyond_the_alarm_is_more_than_a_colour(page):
     tab.value("byId('heat-map').focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
         tab.press(key)
-    assert tab.value("byId('heat-cell').textContent").endswith(": 2.40, beyond the alarm, rank 1")
+    assert tab.value("byId('heat-cell').textContent").endswith(": 2.40, beyond the limit, rank 1")
 
 
 # -- keyboard --
