@@ -1,4 +1,5 @@
-"""Alertmanager's configuration: one notification for a run, and no precursors beside the incident they announced."""
+"""Alertmanager's configuration: one notification of a run for each receiver, and no precursors beside the incident they
+announced."""
 
 from rule import Values
 
@@ -7,7 +8,7 @@ TEXT = """\
 # or your ticket system in their place. The label `owner` is the user whose run it is:
 # '{{{{ .CommonLabels.owner }}}}@example.org'.
 route:
-  # However many ranks alert: one group for each run, and one notification for each group.
+  # However many ranks alert: one group for each run, and of each group one notification for a receiver.
   group_by: [cluster, run]
   group_wait: {wait}
   group_interval: {again}

@@ -30,7 +30,23 @@ def line(detector: str, results: dict) -> str:
     if found["twin_steps"]:
         text += f"; {number(found['false_per_10k'])} false alarms in 10 000 healthy steps"
         text += f" (95 %: at most {number(found['false_per_10k_most'])})"
-    return text + ".\n"
+    return text + named(detector, results["attention_errors"]) + ".\n"
+
+
+# What was planted into attention's output, and how it goes with the gradient.
+PLANTS = {"unrelated": "is unrelated to the gradient", "following": "follows it"}
+
+
+def named(detector: str, trainings: list[dict]) -> str:
+    """How often the layer that it warned of was that of the planted error, where that was asked."""
+    asked = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
+    parts = [
+        f"{sum(row[detector]['right'] for row in rows)} of {sum(row['trainings'] for row in rows)} trainings whose"
+        f" error {PLANTS[plant]}"
+        for plant, rows in asked.items()
+        if rows
+    ]
+    return f"; named the layer of a planted error in {' and '.join(parts)}" if parts else ""
 
 
 def filled(page: str, results: dict) -> str:

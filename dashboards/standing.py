@@ -1,5 +1,6 @@
-"""Which detectors may be relied on: those that the bench of bench/precursors found quiet where nothing is wrong and of
-use where something is. All others are experimental, and alerts and runbook say so."""
+"""Which detectors may be relied on: those that the bench of bench/precursors found quiet where nothing is wrong, and
+that foretold failures of a kind there or named the layer of a planted error. All others are experimental, and alerts
+and runbook say so."""
 
 import json
 import pathlib

@@ -1,10 +1,11 @@
 """The runbook: for each alert all that one needs at night, figures as measured, links that lead somewhere."""
 
+import json
 import re
 
 import pytest
-from alert_rules import ROOT, alerts
-from runbook import PAGE, runbook
+from alert_rules import ROOT, VALUES, alerts
+from runbook import PAGE, RESULTS, runbook
 
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.S | re.M))
 PAGES = [ROOT / "docs" / name for name in ("runbook.md", "operations.md", "alerts.md")]
@@ -12,6 +13,28 @@ PAGES = [ROOT / "docs" / name for name in ("runbook.md", "operations.md", "alert
 
 def test_the_figures_are_those_of_the_bench():
     assert PAGE.read_text() == runbook(), "run ./dev docs"
+
+
+def test_the_delays_of_operations_are_those_of_rules_and_bench():
+    page = PAGES[1].read_text()
+    results = json.loads(RESULTS.read_text())
+    ours = {name: results["shipped"][name]["all"] for name in results["ours"]}
+    best = max(ours, key=lambda name: ours[name]["hits"])
+    lead = (
+        f"`{best}`, the detector that foretold most events on the bench, leads by {ours[best]['lead_median']:g} steps"
+    )
+    assert lead in " ".join(page.split())
+    told = VALUES["notifications"]
+    assert (
+        f"| {told['page_wait'].removesuffix('s')} for pages, {told['wait'].removesuffix('s')} s for tickets |" in page
+    )
+    (holds,) = re.findall(r"^\| `for` \| (.+) \|$", page, re.M)
+    assert holds.startswith("0 for NaN and for all detectors, 2 min for a rising loss, 5 min for what must last")
+    held = {alert.name: alert.hold for alert in alerts()}
+    asking = [alert for alert in alerts() if 'detector=~"' in alert.expression]
+    assert {alert.hold for alert in asking} == {held["ForeshockNonFinite"]} == {None}
+    assert held["ForeshockLossDiverging"] == "2m"
+    assert {alert.hold for alert in alerts() if alert.kind == "precursor"} == {None, "5m"}
 
 
 def test_there_is_a_section_for_each_alert_and_no_other():

@@ -1,5 +1,6 @@
 """`./dev stack --fault`: attention of one layer errs, a real Prometheus fires, a real Alertmanager tells the run's
-owner once, and says which run, which layer and where to read on."""
+owner all of it in one notification, and says which run, which layer and where to read on. (Nothing would be told again
+within the minute that this takes: `again` and `repeat` are longer.)"""
 
 import importlib.machinery
 import importlib.util
@@ -28,7 +29,7 @@ def dev(monkeypatch):
 
 @needs["prometheus-alertmanager"]
 @needs["prometheus"]
-def test_an_error_of_attention_is_told_once_with_run_layer_and_runbook(dev, tmp_path, base, show_line):
+def test_an_error_of_attention_is_told_in_one_notification_with_run_layer_and_runbook(dev, tmp_path, base, show_line):
     words = ["--fault", f"--seconds={SECONDS}", "--expect-silence", "--folder", str(tmp_path / "stack")]
     options = types.SimpleNamespace(fault=True, seconds=SECONDS, training=[])
     command, environment = dev.stack_command(options, words)
