@@ -78,7 +78,7 @@ def before(values: Values) -> Row:
         [
             states(
                 "Precursors",
-                "How loud each detector is, on the loudest rank and layer. Experimental.",
+                "How loud each detector is, on the loudest rank and layer; the runbook says which are experimental.",
                 Query(f"max by (detector) ({of_run('precursor_level')})", "{{detector}}"),
                 DETECTOR_LEVELS,
             ),
