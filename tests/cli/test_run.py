@@ -20,10 +20,11 @@ def run(foreshock, environment, *command, options=(), **more):
 
 
 def start(foreshock, environment, script, **more):
-    """Starts a shell script under run; returns once the script has said "ready"."""
+    """Starts a shell script under run; returns once the script has said "ready". Under nohup a hangup is ignored, and a
+    shell can not trap what was ignored when it began."""
     process = subprocess.Popen(
-        [foreshock, "run", "--", "sh", "-c", script],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+        [foreshock, "run", "--", "sh", "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL), **more,
     )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     return process
