@@ -95,11 +95,11 @@ int64_t unseen_before(const StorySign& sign) {
   int looks = 0;
   for (auto point = sign.points.rbegin(); point != sign.points.rend() && looks < kLooks; ++point) {
     if (point->step >= sign.since_step) continue;
-    ++looks;
-    if (unseen < 0 || next - point->step - 1 > StorySign::kLongUnseen)
-      unseen = sign.since_step - point->step - 1;
-    if (next - point->step - 1 > StorySign::kLongUnseen) break;
+    const bool is_long = next - point->step - 1 > StorySign::kLongUnseen;
+    if (looks == 0 || is_long) unseen = sign.since_step - point->step - 1;
+    if (is_long) break;
     next = point->step;
+    ++looks;
   }
   return unseen;
 }

@@ -206,6 +206,8 @@ std::string course_of(const StoryEvent& event) {
     highest = *each.loss;
     highest_at = each.step;
   }
+  if (event.kind == WatchEventKind::kLossRise && usual.count > 0 && lost == nullptr)
+    return course_of_rise(event, usual.mean);
   std::string text = usual.count > 0
                          ? "The loss was " + number(usual.mean) + " on average in the steps just before"
                          : "The loss";
@@ -218,7 +220,6 @@ std::string course_of(const StoryEvent& event) {
     return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") + step_text(lost->step) +
            " on it was NaN or infinite.";
   text += ".";
-  if (event.kind == WatchEventKind::kLossRise && usual.count > 0) return course_of_rise(event, usual.mean);
   const int64_t back = usual.count > 0 ? back_at(event, highest_at, usual.highest) : -1;
   if (back >= 0)
     return text + " It was back " + steps_text(steps_between(event.onset_step, back)) + " after the onset.";

@@ -2,20 +2,22 @@
 // with the block of device_block.cuh, by the host's compiler with that of tests/support/emulated_block.h, so
 // that their bodies run and are tested where no device is.
 //
+// clang-format off
 // A Block is a group of threads with shared memory and barriers:
 //   index(), blocks(), threads()    which block of how many, of how many threads; uint32_t
 //   shared_bytes()                  that the launch gave each block
 //   each(f)                         f(thread) for each of its threads, then a barrier
 //   PerThread<T>                    a T of each thread, [thread], that lasts over several each()
-//   shared<T>(bytes)                the shared memory from `bytes` on, uninitialised; bytes divides by
-//   alignof(T) load<T>(address), store(address, T)   device memory, aligned to T fresh(const T*) what another
-//   block of this launch has written, after last() said so add(T*, T), max(T*, T)          atomic, on shared
-//   or device memory, relaxed; T 32 or 64 bits, unsigned last(uint32_t*, uint32_t of)    by one thread: true
-//   in the last of `of` calls on this counter, which is zero again
+//   shared<T>(bytes)                the shared memory from `bytes` on, uninitialised; bytes divides by alignof(T)
+//   load<T>(address), store(address, T)   device memory, aligned to T
+//   fresh(const T*)                 what another block of this launch has written, after last() said so
+//   add(T*, T), max(T*, T)          atomic, on shared or device memory, relaxed; T 32 or 64 bits, unsigned
+//   last(uint32_t*, uint32_t of)    by one thread: true in the last of `of` calls on this counter, which is zero again
 //                                   after it; all that was written before the calls is then seen
 //   now()                           ns of the device's clock
 // What stands outside of each() is the same for all threads, reads no more than jobs and shared memory, and
 // writes nothing.
+// clang-format on
 #ifndef FORESHOCK_KERNELS_BLOCK_H_
 #define FORESHOCK_KERNELS_BLOCK_H_
 

@@ -52,8 +52,10 @@ void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t c
   index_ = index;
   context_id_ = context_id;
   ready_ = false;
-  failed_ = set_ups_ < kMostSetUps ? try_set_up() : FORESHOCK_SKIP_DEVICE;
-  if (set_ups_ < kMostSetUps) ++set_ups_;
+  failed_ = FORESHOCK_SKIP_DEVICE;
+  if (set_ups_ == kMostSetUps) return;
+  ++set_ups_;
+  failed_ = try_set_up();
 }
 
 cuda::Address DeviceState::progress_on_device() const {

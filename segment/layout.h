@@ -175,8 +175,8 @@ enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal 
 inline constexpr uint32_t kDeviceProgress = 7;
 struct Progress {
   uint64_t published;  // slices made visible so far by threads
-  // By the streams of devices, which cannot count together: each stores the ticket of its last slice. Devices
-  // may share a word, since no ticket comes twice.
+  // By the streams of devices, which cannot count together: each stores the ticket of its last slice into
+  // a word of its own.
   uint64_t by_device[kDeviceProgress];
 };
 static_assert(sizeof(Progress) == 64);

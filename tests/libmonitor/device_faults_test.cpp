@@ -293,25 +293,14 @@ TEST_F(DeviceFaults, MoreDevicesThanTheSegmentHasWordsFor) {
   constexpr int kDevices = segment::kDeviceProgress + 1;
   train(
       [](DeviceTrainer& trainer) {
-        for (int device = 0; device < kDevices; ++device) {
-          trainer.device = device;
-          fake_cuda::set_device(device);
-          trainer.attention();
-          fake_cuda::run_all();
-        }
-        trainer.end_step();
-        for (int device = 0; device < kDevices; ++device) {
-          trainer.device = device;
-          fake_cuda::set_device(device);
-          trainer.attention();
-          fake_cuda::run_all();
-        }
-        trainer.end_step();
-        for (int device = 0; device < kDevices; ++device) {
-          trainer.device = device;
-          fake_cuda::set_device(device);
-          trainer.attention();
-          fake_cuda::run_all();
+        for (int step = 0; step < 3; ++step) {
+          for (int device = 0; device < kDevices; ++device) {
+            trainer.device = device;
+            fake_cuda::set_device(device);
+            trainer.attention();
+            fake_cuda::run_all();
+          }
+          if (step < 2) trainer.end_step();
         }
         EXPECT_EQ(count_of("cuMemAlloc"), static_cast<int>(segment::kDeviceProgress));
       },
