@@ -3,10 +3,10 @@
     python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
 
 A small training runs under `foreshock run`; several Prometheus servers for each interval scrape its agent, each at a
-phase of its own. Then the gradients become a thousand times as large, which the detector `gradient_norm` warns of.
-Printed: from the first such step until the agent shows the warning, and from then until the rule is true in Prometheus,
-beside what follows from the intervals alone: half the scrape interval and half the evaluation interval in the mean,
-both in the worst case.
+phase of its own. Then the gradients fall to a ten thousandth and grow from there, as before a spike of Adam, which the
+detector `gradient_growth` warns of. Printed: from the step that its warning names until the agent shows it, and from
+then until the rule is true in Prometheus, beside what follows from the intervals alone: half the scrape interval and
+half the evaluation interval in the mean, both in the worst case.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
 LEARNING = 30  # seconds of training before the fault: the detector learns 64 steps
+# Of the gradients after the fault: what they fall to, by how much they grow from step to step, after so many steps.
+LOW, GROWTH, QUIET = 1e-4, 1.13, 40
 PATIENCE = 90
 
 TRAINING = """
@@ -41,16 +43,15 @@ from tiny_gpt import Batches, TinyGpt, loss_of, set_up
 set_up()
 model, batches = TinyGpt(), Batches()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-broken = False
+since = 0
 while True:
     optimizer.zero_grad()
-    factor = 1000 if os.path.exists({fault!r}) else 1
+    since += os.path.exists({fault!r})
+    factor = {low} * {growth} ** max(since - {quiet}, 0) if since else 1
     (loss_of(model, batches()) * factor).backward()
-    if factor > 1 and not broken:
-        broken = True
-        print(time.time(), flush=True)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
     optimizer.step()
+    print(time.time(), flush=True)
     time.sleep(0.02)
 """
 
@@ -97,10 +98,16 @@ def warned_at(agent: int) -> float:
     while time.monotonic() < end:
         page = get(f"http://127.0.0.1:{agent}/metrics")
         now = time.time()
-        if re.search(r'foreshock_precursor_events_total\{[^}]*detector="gradient_norm"\} [1-9]', page):
+        if re.search(r'foreshock_precursor_events_total\{[^}]*detector="gradient_growth"\} [1-9]', page):
             return now
         time.sleep(0.05)
     raise SystemExit("alert_delay: the detector did not warn")
+
+
+def step_of_warning(record: pathlib.Path) -> int:
+    """The first that the record names; the first step is 1."""
+    events = (json.loads(line) for line in record.read_text().splitlines() if '"gradient_growth"' in line)
+    return next(event["step"] for event in events if event.get("level") == "warn")
 
 
 def true_at(port: int) -> float:
@@ -120,13 +127,15 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
     folder = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-delay-", dir="/dev/shm"))
     environment = os.environ | {"FORESHOCK_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     fault = folder / "fault"
-    program = TRAINING.format(support=str(ROOT / "tests" / "support"), fault=str(fault))
-    command = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "delay", "--port", "0", "--", sys.executable, "-c"]
+    program = TRAINING.format(
+        support=str(ROOT / "tests" / "support"), fault=str(fault), low=LOW, growth=GROWTH, quiet=QUIET
+    )
+    command = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "delay", "--port", "0"]
+    command += ["--record", str(folder / "record.jsonl"), "--", sys.executable, "-c"]
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        training = subprocess.Popen(
-            [*command, program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        steps = stack.enter_context((folder / "steps").open("w"))
+        training = subprocess.Popen([*command, program], env=environment, stdout=steps, stderr=subprocess.DEVNULL)
         stack.enter_context(ended(training))
         address = folder / "delay" / "agent.json"
         while not address.exists():
@@ -140,8 +149,8 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
                 ports[interval].append(port)
         time.sleep(max(LEARNING, 2 * max(intervals)))
         fault.touch()
-        begin = float(training.stdout.readline())
         seen = warned_at(agent)
+        begin = float((folder / "steps").read_text().split()[step_of_warning(folder / "record.jsonl") - 1])
         return seen - begin, {interval: [true_at(port) - seen for port in ports[interval]] for interval in intervals}
 
 

@@ -18,6 +18,9 @@ route:
   - matchers: [severity="page"]
     receiver: page
     group_wait: {page_wait}
+  # Experimental detectors: to be seen in Alertmanager and Prometheus, told to nobody.
+  - matchers: [severity="info"]
+    receiver: nobody
   # What is of no run, and what is wrong with the monitor, is for those who run the cluster.
   - matchers: [kind="monitor"]
     receiver: operators
@@ -38,6 +41,7 @@ inhibit_rules:
   equal: [cluster, run]
 
 receivers:
+- name: nobody
 - name: page
   webhook_configs:
   - url: {page}

@@ -1,38 +1,45 @@
 """What the agent's detectors see. They count steps; the rules only carry it on, and hold it long enough to be read."""
 
 from rule import JOB, Alert, Group, Record, Values, where
-from standing import Default, remark
+from standing import Default, remark, severity, told_of
 
-# Of these the other rules read the values themselves.
-OTHERS = 'detector!~"bias|deviation_.+"'
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
 
-# Alert, component, dashboard, detectors, summary, what they see.
-TABLE = [
+# Alert, component, dashboard, summary, what each detector sees.
+TABLE: list[tuple[str, str, str, str, dict[str, str]]] = [
     (
-        "ForeshockAttentionErrorDrift", "attention", "attention", "output_error_drift",
+        "ForeshockAttentionErrorDrift", "attention", "attention",
         "The error of attention drifts",
-        "the error of attention's output keeps its sign along the gradient",
+        {"output_error_drift": "the error of attention's output keeps its sign along the gradient"},
     ),
     (
-        "ForeshockAttentionLogitGrowth", "attention", "attention", "logit_growth|max_logit",
+        "ForeshockAttentionLogitGrowth", "attention", "attention",
         "Attention's logits are, or will soon be, where softmax saturates",
-        "the largest scaled score is beyond, or will soon be at, what attention bears",
+        {
+            "max_logit": "the largest scaled score is where softmax saturates",
+            "logit_growth": "the largest scaled score grows and will soon be where softmax saturates",
+        },
     ),
     (
-        "ForeshockGradientGrowth", "optimizer", "overview", "gradient_growth|gradient_norm",
+        "ForeshockGradientGrowth", "optimizer", "overview",
         "The gradient norm grows",
-        "the gradient norm before clipping grows as it does before a spike",
+        {
+            "gradient_growth": "the gradient norm before clipping grows as it does before a spike",
+            "gradient_norm": "the gradient norm before clipping is far above what it was",
+        },
     ),
     (
-        "ForeshockOptimizerStale", "optimizer", "weights", "rms_staleness",
+        "ForeshockOptimizerStale", "optimizer", "weights",
         "Adam's second moment is stale",
-        "gradients have outgrown the second moment that Adam divides by",
+        {"rms_staleness": "gradients have outgrown the second moment that Adam divides by"},
     ),
     (
-        "ForeshockWeightShift", "weights", "weights", "weight_shift|update_spectrum",
+        "ForeshockWeightShift", "weights", "weights",
         "Weights move in another way than before",
-        "weights move faster, or along fewer directions, than they used to",
+        {
+            "weight_shift": "weights move faster than they used to",
+            "update_spectrum": "weights move along fewer directions than they used to",
+        },
     ),
 ]  # fmt: skip
 
@@ -42,20 +49,23 @@ def warned(detectors: str, level: float) -> str:
     return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
 
 
-def detector_records(window: str) -> list[Record]:
+def detector_records(told: list[str], window: str) -> list[Record]:
+    those = f'detector=~"{"|".join(told)}"'
     return [
-        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level{{{OTHERS}}})"),
-        Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total{{{OTHERS}}}[{window}]))"),
+        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level{{{those}}})"),
+        Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total{{{those}}}[{window}]))"),
     ]
 
 
-def detector_alert(row: tuple[str, ...], of: dict, default: Default) -> Alert:
-    name, component, dashboard, detectors, summary, what = row
+def detector_alert(
+    name: str, component: str, dashboard: str, summary: str, seen: dict[str, str], of: dict, default: Default
+) -> Alert:
+    told = told_of(seen, default)
     return Alert(
-        name, "precursor", component, dashboard, warned(detectors, of["level"]), summary,
-        f"Run {{{{ $labels.run }}}}: {what}{where()}"
-        f" (detector {{{{ $labels.detector }}}}{remark(detectors, default)}).",
-        keep=of["keep"],
+        name, "precursor", component, dashboard, warned("|".join(told), of["level"]), summary,
+        f"Run {{{{ $labels.run }}}}: {' or '.join(told.values())}{where()}"
+        f" (detector {{{{ $labels.detector }}}}{remark(told, default)}).",
+        keep=of["keep"], severity=severity(told, default),
     )  # fmt: skip
 
 
@@ -71,8 +81,8 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
         "The entropy of attention collapses",
         "Run {{ $labels.run }}: mean entropy of the attention weights fell to {{ $value | humanize }} nats"
         + where('"entropy_drop"')
-        + f" (detector entropy_drop{remark('entropy_drop', default)}).",
-        keep=of["keep"],
+        + f" (detector entropy_drop{remark(['entropy_drop'], default)}).",
+        keep=of["keep"], severity=severity(["entropy_drop"], default),
     )  # fmt: skip
 
 
@@ -97,8 +107,9 @@ def agreement(of: dict) -> Alert:
     return Alert(
         "ForeshockPrecursorsAgree", "agreement", "precursors", "overview",
         f"""
-        count by ({JOB}) (count by ({JOB}, component) (ALERTS{{alertstate="firing",kind="precursor"}}))
-        >= {of["components"]}
+        count by ({JOB}) (
+          count by ({JOB}, component) (ALERTS{{alertstate="firing",kind="precursor",severity="ticket"}})
+        ) >= {of["components"]}
         """,
         "Precursors of different kinds agree",
         "Run {{ $labels.run }}: {{ $value }} of attention, optimizer and weights show what comes before a loss event.",
@@ -108,16 +119,17 @@ def agreement(of: dict) -> Alert:
 
 def detector_rules(values: Values, default: Default) -> Group:
     of = values["detectors"]
+    told = sorted({"entropy_drop", *(name for *_, seen in TABLE for name in told_of(seen, default))})
     return Group(
         "foreshock-precursors",
         [
-            *detector_records(of["window"]),
+            *detector_records(told, of["window"]),
             Record("run:foreshock_attention_logit_abs:max", f"max by ({JOB}) (foreshock_attention_logit_abs_max)"),
             Record(
                 "run:foreshock_attention_entropy_nats:min",
                 f'min by ({JOB}) (foreshock_attention_entropy_nats{{stat="mean"}})',
             ),
-            *(detector_alert(row, of, default) for row in TABLE),
+            *(detector_alert(*row, of, default) for row in TABLE),
             logit_forecast(values["logit_forecast"]),
             entropy_collapse(values, default),
             agreement(values["precursors_agree"]),

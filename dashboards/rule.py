@@ -30,7 +30,7 @@ class Alert(typing.NamedTuple):
     description: str
     hold: str | None = None  # how long it must be so
     keep: str | None = None  # how long it stays after it was so
-    severity: str = "ticket"  # or page
+    severity: str = "ticket"  # or page, or info, of which nobody is told
 
 
 class Group(typing.NamedTuple):

@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DASHBOARDS = ROOT / "dashboards"
 sys.path.insert(0, str(DASHBOARDS))
 
+import detector_rules  # noqa: E402, F401
 import rules  # noqa: E402
 from rule import Alert, Group, Values, yaml_of  # noqa: E402
 
@@ -24,7 +25,7 @@ def alerts(values: Values = VALUES) -> list[Alert]:
 
 
 def group(name: str, values: Values = VALUES) -> Group:
-    return next(each for each in rules.groups(values) if each.name == f"foreshock-{name}")
+    return next(each for each in rules.groups(values, DEFAULT) if each.name == f"foreshock-{name}")
 
 
 def promtool_tests(
