@@ -13,9 +13,11 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
     VariableSort,
 )
-from panel import OF_RUN, SOURCE
+from panel import OF_CLUSTER, OF_RUN, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
+
+ALL = VariableOption(True, ["All"], ["$__all"])
 
 
 class Row(typing.NamedTuple):
@@ -37,13 +39,18 @@ def asked(name: str, query: str, label: str) -> dashboard.QueryVariable:
     return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NUMERICAL_ASC)
 
 
+def cluster_variable() -> dashboard.QueryVariable:
+    clusters = asked("cluster", "label_values(foreshock_step, cluster)", "Cluster").multi(False)
+    return clusters.include_all(True).all_value(".*").current(ALL)
+
+
 def run_variable() -> dashboard.QueryVariable:
-    return asked("run", "label_values(foreshock_step, run)", "Run").multi(False)
+    return asked("run", f"label_values(foreshock_step{{{OF_CLUSTER}}}, run)", "Run").multi(False)
 
 
 def rank_variable() -> dashboard.QueryVariable:
     ranks = asked("rank", f"label_values(foreshock_step{{{OF_RUN}}}, rank)", "Rank").multi(True)
-    return ranks.include_all(True).all_value(".*").current(VariableOption(True, ["All"], ["$__all"]))
+    return ranks.include_all(True).all_value(".*").current(ALL)
 
 
 def pass_variable() -> dashboard.CustomVariable:
@@ -80,7 +87,7 @@ def placed(board: Board) -> dashboard.Dashboard:
         .annotation(alerts_drawn())
         .with_variable(source_variable())
     )
-    for variable in board.variables:
+    for variable in (cluster_variable(), *board.variables):
         builder.with_variable(variable.hide(VariableHide.DONT_HIDE))
     number = 0
     for row in board.rows:

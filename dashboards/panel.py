@@ -29,8 +29,10 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColor
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
-OF_RUN = 'run="$run"'
-OF_RANKS = 'run="$run",rank=~"$rank"'
+# A source that sees one cluster knows no such label, which is as if it were empty.
+OF_CLUSTER = 'cluster=~"$cluster"'
+OF_RUN = f'{OF_CLUSTER},run="$run"'
+OF_RANKS = f'{OF_RUN},rank=~"$rank"'
 # Fine enough for a wide screen; more would only make the server work.
 MOST_POINTS = 300
 

@@ -82,7 +82,7 @@ def test_it_is_found_and_leads_to_the_others(board):
     assert link["includeVars"]
     (alerts,) = board["annotations"]["list"]
     assert "ALERTS{" in alerts["expr"]
-    assert 'run="$run"' in alerts["expr"]
+    assert 'cluster=~"$cluster",run="$run"' in alerts["expr"]
 
 
 @each_board
@@ -155,7 +155,9 @@ def test_variables_are_declared_and_runs_not_mixed(board):
         for target in panel.get("targets", []):
             used = set(re.findall(r"\$\{?(\w+)", target["expr"]))
             assert used <= declared, panel["title"]
-            assert "run" in used or re.search(r"(?:All runs|All agents)", row_of(board, panel)), panel["title"]
+            assert {"cluster", "run"} <= used or re.search(r"(?:All runs|All agents)", row_of(board, panel)), panel[
+                "title"
+            ]
 
 
 def row_of(board: dict, panel: dict) -> str:
@@ -206,7 +208,7 @@ def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
     }
     questions = [
         {
-            "expr": target["expr"].replace("$run", "r"),
+            "expr": target["expr"].replace("$run", "r").replace("$cluster", "a|"),
             "eval_time": "1m",
             "exp_samples": [{"labels": labels, "value": value} for labels, value in shown[panel["title"]]],
         }
@@ -216,6 +218,8 @@ def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
     ]
     assert len(questions) == len(shown)
     series = [{"series": name, "values": f"{value}x4"} for name, value in MOVED.items()]
+    # Of another cluster, that is not the one chosen: the same run and rank.
+    series += [{"series": name.replace("{", '{cluster="other",'), "values": "77x4"} for name in MOVED]
     case = {"interval": "30s", "input_series": series, "promql_expr_test": questions}
     file = tmp_path / "moved_test.yml"
     file.write_text(json.dumps({"rule_files": [], "evaluation_interval": "30s", "tests": [case]}))
