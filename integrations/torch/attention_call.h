@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attention_arguments.h"
+#include "device_stream.h"
 #include "layer_walk.h"
 
 namespace foreshock::adapter {
@@ -218,6 +219,7 @@ inline uint32_t Describe(const AttentionInputs& in, Meaning meaning, bool backwa
   call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(call->query.shape[3])));
   call->dropout = in.dropout;
   call->layer_identity = LayerOf(in.query);
+  call->stream = StreamOf(in.query);
   if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();
   return DescribeCausal(in, meaning, call);
 }

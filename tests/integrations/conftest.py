@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,10 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 INTEGRATION = ROOT / "integrations" / "torch"
 INCLUDE = ROOT / "libmonitor" / "include"
 BUILDER = INTEGRATION / "build_adapter.py"
+sys.path.insert(0, str(INTEGRATION))
+import build_adapter as builder  # noqa: E402
 
 # What every piece can use: events() gives what the fake core was told since the last call.
 PREAMBLE = """
-import ctypes, json, sys
+import ctypes, json, os, sys
+if "HOST_CUDA" in os.environ: host_cuda = ctypes.CDLL(os.environ["HOST_CUDA"])  # before torch looks for devices
 import torch
 import torch.nn.functional as F
 torch.manual_seed(0)
@@ -79,6 +83,27 @@ def adapters(fake_core: Path, request: pytest.FixtureRequest) -> Path:
     return cache
 
 
+@pytest.fixture(scope="session")
+def host_cuda(request: pytest.FixtureRequest) -> str:
+    """A CUDA device in memory of the host (tests/support/host_cuda.cpp), kept between test runs."""
+    torch = builder.find_torch(None)
+    source = ROOT / "tests" / "support" / "host_cuda.cpp"
+    key = hashlib.sha256(source.read_bytes() + torch.git.encode()).hexdigest()[:16]
+    folder = request.config.cache.mkdir("foreshock_host_cuda") / key
+    target = folder / "libtorch_cuda.so"  # as torch's own, whose part it plays
+    if not target.exists():
+        folder.mkdir(exist_ok=True)
+        unfinished = folder / f"{os.getpid()}.so"
+        compiler = os.environ.get("CXX") or "g++"
+        command = builder.compile_command(compiler, torch.home, INCLUDE, str(source), unfinished)
+        guard = torch.home / "include" / "c10" / "core" / "impl" / "DeviceGuardImplInterface.h"
+        command += ["-Wl,-soname,libtorch_cuda.so", f"-Wl,-rpath,{torch.home / 'lib'}"]
+        command += ["-DHOST_CUDA_HANDLES"] if "getStreamNativeHandle" in guard.read_text() else []
+        subprocess.run(command, check=True)
+        unfinished.rename(target)
+    return str(target)
+
+
 @pytest.fixture
 def trainer(fake_core: Path, adapters: Path, tmp_path: Path):
     """trainer(code, **environment) runs code after PREAMBLE under the fake core; gives what it prints last, as JSON."""
@@ -91,7 +116,8 @@ def trainer(fake_core: Path, adapters: Path, tmp_path: Path):
             paths = [str(INTEGRATION / "python"), str(ROOT / "tests" / "support")]
             env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": os.pathsep.join(paths)}
             env |= {"FORESHOCK_DIR": str(tmp_path), "FORESHOCK_ADAPTERS": str(adapters)}
-        script = (PREAMBLE if monitored else "import torch\n") + textwrap.dedent(code)
+        begin = PREAMBLE if monitored else "".join(PREAMBLE.partition("import torch\n")[:2])
+        script = begin + textwrap.dedent(code)
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, env=env | environment, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]

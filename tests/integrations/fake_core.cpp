@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -69,11 +70,14 @@ double Fingerprint(const foreshock_tensor& tensor) {
 
 std::string Describe(const foreshock_tensor& tensor) {
   if (!tensor.data) return "null";
-  const bool readable = tensor.device_type == FORESHOCK_DEVICE_CPU;
+  // Those of CUDA lie in memory of the host too where host_cuda.cpp is the device.
+  static const bool is_host_cuda = std::getenv("HOST_CUDA") != nullptr;
+  const bool readable = tensor.device_type == FORESHOCK_DEVICE_CPU ||
+                        (is_host_cuda && tensor.device_type == FORESHOCK_DEVICE_CUDA);
   return Format("{\"data\": %" PRIuPTR ", \"shape\": [%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
-                "], \"dims\": %u, \"dtype\": %u, \"fingerprint\": %s}",
+                "], \"dims\": %u, \"dtype\": %u, \"device\": [%d,%d], \"fingerprint\": %s}",
                 reinterpret_cast<uintptr_t>(tensor.data), tensor.shape[0], tensor.shape[1], tensor.shape[2],
-                tensor.shape[3], tensor.dims, tensor.dtype,
+                tensor.shape[3], tensor.dims, tensor.dtype, tensor.device_type, tensor.device_index,
                 Number(readable ? Fingerprint(tensor) : 0).c_str());
 }
 
@@ -126,6 +130,7 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
       g_ops[call->op].first.c_str(), g_ops[call->op].second, call->causal, Address(call->layer_identity));
   if (call->layer_name) line += Format(", \"layer_name\": \"%s\"", call->layer_name);
   line += ", \"scale\": " + Number(call->scale) + ", \"dropout\": " + Number(call->dropout);
+  line += Format(", \"stream\": %" PRIuPTR, Address(call->stream));
   const std::pair<const char*, const foreshock_tensor*> tensors[] = {
       {"query", &call->query},       {"key", &call->key},
       {"value", &call->value},       {"out", &call->out},
