@@ -14,7 +14,7 @@ using GetProcAddress = cuda::Result (*)(const char*, void**, int, uint64_t, int*
 
 }  // namespace
 
-const char* DeviceDriver::find_all(const char* library) {
+const char* DeviceDriver::find_all(const char* library, int oldest) {
   // Weak here, see old_glibc.h.
   if (&dlopen == nullptr || &dlsym == nullptr) return "no_loader";
   // A trainer with tensors on a device has it loaded, so this only counts one more user of it.
@@ -24,7 +24,7 @@ const char* DeviceDriver::find_all(const char* library) {
   const auto get_address = reinterpret_cast<GetProcAddress>(dlsym(handle, "cuGetProcAddress_v2"));
   int version = 0;
   if (get_version == nullptr || get_version(&version) != cuda::kSuccess) return "no_driver";
-  if (get_address == nullptr || version < cuda::kOldestDriver) return "old_driver";
+  if (get_address == nullptr || version < oldest) return "old_driver";
 
   const auto find = [&]<class Call>(const char* symbol, int wanted, Call** call) {
     void* address = nullptr;
@@ -41,14 +41,21 @@ const char* DeviceDriver::find_all(const char* library) {
   return all ? nullptr : "old_driver";
 }
 
-bool DeviceDriver::open(const char* library) {
+bool DeviceDriver::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }
+
+const char* DeviceDriver::failure() const {
+  const pid_t by = opened_by_.load(std::memory_order_acquire);
+  return by != 0 && by != getpid() ? "forked" : failure_.load(std::memory_order_acquire);
+}
+
+bool DeviceDriver::open(const char* library, int oldest) {
   const pid_t self = getpid();
-  if (const pid_t by = opened_by_.load(std::memory_order_acquire); by != 0) return by == self;
+  if (is_open()) return true;
   if (failure() != nullptr) return false;
   TryLock lock(opening_);
   if (!lock) return false;
   if (opened_by_.load(std::memory_order_relaxed) != 0) return true;  // by a thread that was faster
-  if (const char* why = find_all(library)) {
+  if (const char* why = find_all(library, oldest)) {
     failure_.store(why, std::memory_order_release);
     return false;
   }

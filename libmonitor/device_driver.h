@@ -38,7 +38,15 @@ inline constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;
 inline constexpr int kCanWriteFromStream = 122;  // an attribute: stream operations on 64-bit words
 inline constexpr uint64_t kLegacyStream = 1;     // of cuGetProcAddress: what a null stream means
 
+// 1000 * major + 10 * minor, as cuDriverGetVersion tells it. The entry points below are those of 12.0;
+// machine code needs a driver of the major version of the toolkit that made it or a later one, whatever the
+// minor version (NVIDIA's minor version compatibility). PTX asks for as new a driver as the whole toolkit:
+// where only PTX fits the device and the driver is older than that, loading it fails.
 inline constexpr int kOldestDriver = 12000;
+constexpr int oldest_driver_for(int toolkit) {
+  const int of_its_major = toolkit / 1000 * 1000;
+  return of_its_major > kOldestDriver ? of_its_major : kOldestDriver;
+}
 
 }  // namespace cuda
 
@@ -77,19 +85,23 @@ inline constexpr int kOldestDriver = 12000;
 // Thread-safe. Never closed: the driver is the trainer's.
 class DeviceDriver {
  public:
-  // True once every entry point is known. The first caller opens `library`; another thread meanwhile, and a
-  // child of the process that opened it (where the driver must not be used), gets false.
-  bool open(const char* library);
+  // True once every entry point is known, of a driver of version `oldest` at least. The first caller opens
+  // `library`; another thread meanwhile, and a child of the process that opened it (where the driver must not
+  // be used), gets false.
+  bool open(const char* library, int oldest);
+
+  // Whether it is open in this process. Makes a system call.
+  bool is_open() const;
 
   // Why open() will never succeed, in a word, or null.
-  const char* failure() const { return failure_.load(std::memory_order_acquire); }
+  const char* failure() const;
 
 #define FORESHOCK_DRIVER_MEMBER(call, symbol, version, parameters) cuda::Result(*call) parameters = nullptr;
   FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_MEMBER)
 #undef FORESHOCK_DRIVER_MEMBER
 
  private:
-  const char* find_all(const char* library);
+  const char* find_all(const char* library, int oldest);
 
   std::atomic_flag opening_;
   std::atomic<const char*> failure_{nullptr};

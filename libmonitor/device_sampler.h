@@ -1,9 +1,11 @@
 // Sampled calls on devices: which context a call belongs to, whether its stream is being captured, and whose
-// turn it is. Waits for nothing and asks the device nothing; a call that cannot be sampled at once is
-// skipped, with the reason.
+// turn it is. A call waits for nothing and asks the device nothing; one that cannot be sampled at once is
+// skipped, with the reason. What may wait (opening the driver, reading the kernels, setting up a device) is
+// only noted by calls, and done at the end of their step.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 
+#include "libmonitor/device_code_file.h"
 #include "libmonitor/device_state.h"
 
 namespace foreshock {
@@ -14,34 +16,47 @@ inline constexpr int32_t kMostDevices = segment::kDeviceProgress;
 
 class DeviceTurn;
 
-// Thread-safe but for attach().
+// Thread-safe but for attach(), and one thread at a time in set_up_wanted().
 class DeviceSampler {
  public:
   // For a new segment. What was set up before is forgotten: it belonged to another process, or to another
   // segment. Opens nothing.
-  void attach(const segment::SegmentWriter* writer, std::span<const std::byte> code,
-              const char* library = "libcuda.so.1");
+  void attach(const segment::SegmentWriter* writer, const char* library = "libcuda.so.1");
 
   // Makes *turn the turn of this call, or returns the FORESHOCK_SKIP_ reason.
   int begin(const CheckedCall& call, DeviceTurn* turn);
+
+  // Whether a call has met a device that is not set up.
+  bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
+
+  // Sets up what was wanted. For a thread of the trainer, between two steps.
+  void set_up_wanted();
 
   const DeviceDriver& driver() const { return driver_; }
 
  private:
   friend class DeviceTurn;
   struct Device {
-    std::atomic<int32_t> index{-1};  // of the driver; -1: of none yet
+    std::atomic<int32_t> index{-1};          // of the driver; -1: of none yet
+    std::atomic<uint64_t> wanted{kNothing};  // the context that was met without being set up
     std::atomic_flag busy;
     DeviceState state;
   };
+  static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};
+
   cuda::Context context_of(const CheckedCall& call, cuda::Context current) const;
+  cuda::Context primary_context(cuda::Device device) const;
+  cuda::Context find_context(cuda::Device device, uint64_t wanted, cuda::Context current, uint64_t* id) const;
+  int want(int place, uint64_t context_id);
   int take(const CheckedCall& call, cuda::Context context, DeviceTurn* turn);
+  void set_up(int place, uint64_t wanted);
   int place_of(int32_t device);
 
   const segment::SegmentWriter* writer_ = nullptr;
-  std::span<const std::byte> code_;
   const char* library_ = nullptr;
   DeviceDriver driver_;
+  DeviceCodeFile code_;
+  std::atomic<bool> has_wanted_{false};
   Device devices_[kMostDevices];
 };
 

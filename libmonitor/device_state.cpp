@@ -51,11 +51,19 @@ void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t c
   setting_ = setting;
   index_ = index;
   context_id_ = context_id;
+  is_settled_ = true;
   ready_ = false;
   failed_ = FORESHOCK_SKIP_DEVICE;
   if (set_ups_ == kMostSetUps) return;
   ++set_ups_;
   failed_ = try_set_up();
+}
+
+void DeviceState::refuse(uint64_t context_id) {
+  context_id_ = context_id;
+  is_settled_ = true;
+  ready_ = false;
+  failed_ = FORESHOCK_SKIP_DEVICE;
 }
 
 cuda::Address DeviceState::progress_on_device() const {

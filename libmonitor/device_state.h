@@ -1,6 +1,6 @@
 // What sampling has on one device, in one context: a ring, a stream of our own, an event, the kernel, and the
-// segment pinned for it. Set up once; nothing of it is given back, since giving back waits for the device,
-// and the context may be gone by then.
+// segment pinned for it. Set up once, which may wait for the device and so is done between steps; nothing of
+// it is given back, since that waits too, and the context may be gone by then.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
 
@@ -38,8 +38,8 @@ class DeviceState {
   // fro between two would lose another ring each time.
   static constexpr int kMostSetUps = 4;
 
-  bool is_of(uint64_t context_id) const { return set_ups_ > 0 && context_id_ == context_id; }
-  void forget() { set_ups_ = 0; }
+  bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
+  void forget() { *this = {}; }
 
   // Why every call is to be skipped, FORESHOCK_SKIP_..., or -1.
   int failed() const { return failed_; }
@@ -47,6 +47,9 @@ class DeviceState {
   // In the context that is current; failed() tells what became of it. `index`: which word of the segment's
   // progress is its own.
   void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
+
+  // Nothing will be had in this context: nobody knows a handle of it that is good outside of a call.
+  void refuse(uint64_t context_id);
 
   // Whether the stream has done what set_up() gave it. Nothing is sampled before.
   bool is_ready();
@@ -70,6 +73,7 @@ class DeviceState {
 
   DeviceSetting setting_ = {};
   int failed_ = -1;
+  bool is_settled_ = false;  // failed_ is about context_id_
   bool ready_ = false;
   int set_ups_ = 0;
   int32_t index_ = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/device_code.h"
 #include "libmonitor/clocks.h"
 #include "libmonitor/sampler.h"
 #include "libmonitor/slice_copy.h"
@@ -221,7 +220,7 @@ void Monitor::reset() {
   budget_.set_limit(g_guest.settings().max_slowdown);
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
-  devices_.attach(&g_guest.writer(), DeviceCode());
+  devices_.attach(&g_guest.writer());
   scalars_.attach(g_guest.writer().scalar_names());
   unseen_.attach(g_guest.writer().unseen_names());
   segment::SegmentWriter& writer = g_guest.writer();
@@ -229,6 +228,7 @@ void Monitor::reset() {
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
                   settings.weights_every, settings.memory, !settings.weights);
   weights_ns_.store(0);
+  set_up_ns_ = 0;
   unasked_.take([](int64_t) {});
   observed_heads_.reset();
   for (std::atomic_flag* flag :

@@ -56,6 +56,7 @@ class Monitor {
   void count_call(const Counting& counting, int32_t op);
   void begin_step();
   void read_switches();
+  void set_up_devices(const Counting& counting);
   uint64_t interval_at(int64_t step);
   uint64_t burst_at(int64_t step) const;
   struct Taken {
@@ -112,6 +113,7 @@ class Monitor {
   WeightFollower weights_;
   ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
+  uint64_t set_up_ns_ = 0;               // of devices, since the last step record
   MissedSteps unasked_;                  // somebody else was at the weights
 };
 

@@ -1,6 +1,7 @@
 // The clock of steps, losses, names and gradients of Monitor; the calls themselves are in monitor.cpp.
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "kernels/sum_of_squares.h"
 #include "libmonitor/clocks.h"
@@ -142,7 +143,11 @@ void Monitor::end_step(const foreshock_step& step) {
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
   g_guest.writer().append_step(record);
 
-  const double cost_seconds = static_cast<double>(record.cost_ns) * 1e-9;
+  // Setting up devices is shown in the cost; it is not held against sampling, and not taken for the
+  // trainer's.
+  const double set_up_seconds = static_cast<double>(std::exchange(set_up_ns_, 0)) * 1e-9;
+  const double cost_seconds = static_cast<double>(record.cost_ns) * 1e-9 - set_up_seconds;
+  const double step_seconds = static_cast<double>(record.duration_ns) * 1e-9 - set_up_seconds;
   double least_seconds = 0;
   const double on_slices = static_cast<double>(slices_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
@@ -150,11 +155,10 @@ void Monitor::end_step(const foreshock_step& step) {
     least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold());
   }
   // The lasting interval: a burst neither takes what was saved up nor forgives what is owed.
-  budget_.end_step(static_cast<double>(record.duration_ns) * 1e-9, cost_seconds, lasting_interval_,
-                   kLeastMargin * least_seconds);
+  budget_.end_step(step_seconds, cost_seconds, lasting_interval_, kLeastMargin * least_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(step.step_source);
-    weights_.end_step(static_cast<double>(record.duration_ns) * 1e-9,
+    weights_.end_step(step_seconds,
                       static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9);
   }
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
@@ -164,6 +168,15 @@ void Monitor::end_step(const foreshock_step& step) {
   next_step_.store(record.step + 1, std::memory_order_relaxed);
   read_switches();  // here too: without attention calls no step ever begins
   g_guest.set_bits(kHotTickPending);
+  if (devices_.has_wanted()) set_up_devices(counting);
+}
+
+// The next record tells what it took.
+void Monitor::set_up_devices(const Counting& counting) {
+  const uint64_t begin = monotonic_ns();
+  devices_.set_up_wanted();
+  set_up_ns_ = monotonic_ns() - begin;
+  counting.add(counting.block->step_ns, set_up_ns_);
 }
 
 void Monitor::skip_step() { skipped_steps_.fetch_add(1, std::memory_order_relaxed); }

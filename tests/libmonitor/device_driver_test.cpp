@@ -22,8 +22,8 @@ TEST(DeviceDriver, FindsEveryEntryPointOfADriverThatIsOldEnough) {
     fake_cuda::start(fake_cuda::Run::kByHand);
     fake_cuda::set_faults({.version = version});
     DeviceDriver driver;
-    EXPECT_TRUE(driver.open(kLibrary));
-    EXPECT_TRUE(driver.open(kLibrary)) << "again";
+    EXPECT_TRUE(driver.open(kLibrary, cuda::kOldestDriver));
+    EXPECT_TRUE(driver.open(kLibrary, cuda::kOldestDriver)) << "again";
     EXPECT_EQ(driver.failure(), nullptr);
 #define IS_THERE(call, symbol, version, parameters) EXPECT_NE(driver.call, nullptr) << #symbol;
     FORESHOCK_DRIVER_CALLS(IS_THERE)
@@ -44,10 +44,10 @@ TEST(DeviceDriver, WithoutAnyOneEntryPointItIsTooOld) {
     fake_cuda::start(fake_cuda::Run::kByHand);
     fake_cuda::set_faults({.missing = symbol});
     DeviceDriver driver;
-    EXPECT_FALSE(driver.open(kLibrary)) << symbol;
+    EXPECT_FALSE(driver.open(kLibrary, cuda::kOldestDriver)) << symbol;
     EXPECT_STREQ(driver.failure(), "old_driver");
     fake_cuda::set_faults({});
-    EXPECT_FALSE(driver.open(kLibrary)) << "asked once: what is loaded does not change";
+    EXPECT_FALSE(driver.open(kLibrary, cuda::kOldestDriver)) << "asked once: what is loaded does not change";
   }
 }
 
@@ -55,30 +55,48 @@ TEST(DeviceDriver, AnOldDriverIsAskedForNothing) {
   fake_cuda::start(fake_cuda::Run::kByHand);
   fake_cuda::set_faults({.version = 11080});
   DeviceDriver driver;
-  EXPECT_FALSE(driver.open(kLibrary));
+  EXPECT_FALSE(driver.open(kLibrary, cuda::kOldestDriver));
   EXPECT_STREQ(driver.failure(), "old_driver");
   EXPECT_TRUE(fake_cuda::symbols_asked_for().empty());
 }
 
+// Machine code runs on drivers of its toolkit's major version, whatever the minor one, and on later ones.
+TEST(DeviceDriver, TheOldestOneIsThatOfTheKernelsMajorVersion) {
+  EXPECT_EQ(cuda::oldest_driver_for(13000), 13000);
+  EXPECT_EQ(cuda::oldest_driver_for(13020), 13000);
+  EXPECT_EQ(cuda::oldest_driver_for(12080), 12000);
+  EXPECT_EQ(cuda::oldest_driver_for(11080), 12000) << "whose entry points are called";
+  EXPECT_EQ(cuda::oldest_driver_for(0), 12000);
+  for (const int version : {12090, 13000, 14000}) {
+    fake_cuda::start(fake_cuda::Run::kByHand);
+    fake_cuda::set_faults({.version = version});
+    DeviceDriver driver;
+    EXPECT_EQ(driver.open(kLibrary, cuda::oldest_driver_for(13010)), version >= 13000) << version;
+  }
+}
+
 TEST(DeviceDriver, AMissingLibraryIsNone) {
   DeviceDriver driver;
-  EXPECT_FALSE(driver.open("libforeshock_none.so.1"));
+  EXPECT_FALSE(driver.open("libforeshock_none.so.1", cuda::kOldestDriver));
   EXPECT_STREQ(driver.failure(), "no_driver");
   DeviceDriver stranger;  // a library that is no driver
-  EXPECT_FALSE(stranger.open("libm.so.6"));
+  EXPECT_FALSE(stranger.open("libm.so.6", cuda::kOldestDriver));
   EXPECT_STREQ(stranger.failure(), "no_driver");
 }
 
 TEST(DeviceDriver, AChildMustNotUseWhatItsParentOpened) {
   fake_cuda::start(fake_cuda::Run::kByHand);
   DeviceDriver driver;
-  ASSERT_TRUE(driver.open(kLibrary));
+  ASSERT_TRUE(driver.open(kLibrary, cuda::kOldestDriver));
   const pid_t child = fork();
-  if (child == 0) _exit(driver.open(kLibrary) ? 1 : 0);
+  if (child == 0)
+    _exit(driver.is_open() || driver.failure() == nullptr || driver.open(kLibrary, cuda::kOldestDriver) ? 1
+                                                                                                        : 0);
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-  EXPECT_TRUE(driver.open(kLibrary));
+  EXPECT_TRUE(driver.is_open());
+  EXPECT_TRUE(driver.open(kLibrary, cuda::kOldestDriver));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The entry points by the names and signatures of the real driver.
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <new>
 
@@ -279,8 +280,19 @@ FAKE_ENTRY cuModuleLoadData(void** module, const void* image) {
   Lock lock(world().mutex);
   if (const int error = enter("cuModuleLoadData")) return error;
   if (const int error = check_unsafe("cuModuleLoadData")) return error;
+  if (image == nullptr) return kInvalidValue;
+  // The container of nvcc tells its own length.
+  struct {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes;
+  } header;
+  std::memcpy(&header, image, sizeof header);
+  if (header.magic != 0xba55ed50) return kInvalidImage;
+  world().images.emplace_back(static_cast<const char*>(image), header.header_bytes + header.bytes);
+  std::this_thread::sleep_for(std::chrono::microseconds(world().faults.load_delay_us));
   *module = current();
-  return image == nullptr ? kInvalidValue : kSuccess;
+  return kSuccess;
 }
 
 FAKE_ENTRY cuModuleGetFunction(void** function, void* module, const char* name) {

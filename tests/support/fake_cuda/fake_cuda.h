@@ -30,6 +30,7 @@ struct Faults {
   int stream_operations = 1;  // the attribute
   bool is_lost = false;       // every call that meets a context fails, and streams stand still
   int copy_delay_us = 0;      // by threads
+  int load_delay_us = 0;      // of a module
 };
 void set_faults(const Faults& faults);
 
@@ -60,7 +61,8 @@ std::vector<Call> calls();
 void forget_calls();
 std::vector<std::string> violations();
 std::vector<std::string> symbols_asked_for();
-void* own_stream(int device);  // that the program under test has made last
+std::vector<std::string> images();  // that modules were loaded from, byte by byte
+void* own_stream(int device);       // that the program under test has made last
 int priority_of(void* stream);
 
 }  // namespace fake_cuda

@@ -117,6 +117,7 @@ void start(Run run, int devices) {
   w.calls.clear();
   w.violations.clear();
   w.symbols.clear();
+  w.images.clear();
   w.times.clear();
   for (auto& [address, block] : w.memory)
     ::operator delete (reinterpret_cast<void*>(address), std::align_val_t{256});
@@ -236,6 +237,11 @@ std::vector<std::string> violations() {
 std::vector<std::string> symbols_asked_for() {
   Lock lock(world().mutex);
   return world().symbols;
+}
+
+std::vector<std::string> images() {
+  Lock lock(world().mutex);
+  return world().images;
 }
 
 void* own_stream(int device) {

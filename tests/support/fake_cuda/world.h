@@ -14,9 +14,9 @@
 
 namespace fake_cuda {
 
-constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kNotFound = 500,
-              kLost = 700, kDestroyed = 709, kAlreadyRegistered = 712, kCaptureUnsupported = 900,
-              kCaptureImplicit = 906;
+constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidImage = 200, kInvalidContext = 201,
+              kNotFound = 500, kLost = 700, kDestroyed = 709, kAlreadyRegistered = 712,
+              kCaptureUnsupported = 900, kCaptureImplicit = 906;
 
 // Device addresses of pinned host memory are not its host addresses.
 constexpr uint64_t kHostOffset = uint64_t{1} << 56;
@@ -69,7 +69,7 @@ struct World {
   std::map<uint64_t, std::pair<size_t, Context*>> memory;  // of cuMemAlloc
   std::map<uint64_t, size_t> pinned;
   std::vector<Call> calls;
-  std::vector<std::string> violations, symbols;
+  std::vector<std::string> violations, symbols, images;
   std::map<std::string, int> times;  // each entry point was called
 };
 World& world();

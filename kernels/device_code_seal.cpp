@@ -1,0 +1,15 @@
+#include "kernels/device_code.h"
+
+namespace foreshock {
+
+DeviceCodeSeal device_code_seal() {
+#ifdef FORESHOCK_DEVICE_SEAL
+  return
+#include FORESHOCK_DEVICE_SEAL
+      ;
+#else
+  return {};
+#endif
+}
+
+}  // namespace foreshock

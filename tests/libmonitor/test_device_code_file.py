@@ -1,0 +1,106 @@
+"""The kernels for devices lie in a file beside the preloaded library, which is read at the first tensor on a device."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import monitored
+import pytest
+
+PROGRAM = monitored.BUILD / "bin" / "device_code_program"
+KERNELS = monitored.LIBRARY.with_name("libforeshock.fatbin")
+IN_OPEN, NONBLOCKING = 0x20, os.O_NONBLOCK
+
+
+class Watch:
+    """Whether anybody has opened a file since."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.queue = libc.inotify_init1(NONBLOCKING)
+        assert libc.inotify_add_watch(self.queue, os.fsencode(path), IN_OPEN) > 0, os.strerror(ctypes.get_errno())
+
+    def opened(self) -> int:
+        try:
+            return len(os.read(self.queue, 4096)) // 16  # no names: the watch is on the file itself
+        except BlockingIOError:
+            return 0
+        finally:
+            os.close(self.queue)
+
+
+@pytest.fixture
+def library(tmp_path):
+    """An installation of its own."""
+    if not KERNELS.exists():
+        pytest.skip("built without nvcc")
+    shutil.copy(KERNELS, tmp_path)
+    return pathlib.Path(shutil.copy(monitored.LIBRARY, tmp_path))
+
+
+def train(library: pathlib.Path, where: str) -> dict:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="foreshock-test-") as base:
+        (pathlib.Path(base) / "r").mkdir()
+        environment = monitored.clean_environment(
+            LD_PRELOAD=str(library),
+            FORESHOCK_DIR=base,
+            FORESHOCK_RUN_ID="r",
+            FORESHOCK_EVERY="1",
+            FORESHOCK_MAX_SLOWDOWN="100%",
+        )
+        image = library.with_name("image")
+        done = subprocess.run(
+            [PROGRAM, where, image], env=environment, cwd="/", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        segments = list((pathlib.Path(base) / "r").glob("*.seg"))
+        assert len(segments) == 1, "it was monitored"
+        return json.loads(done.stdout) | {"image": image.read_bytes()}
+
+
+def test_the_driver_is_given_the_bytes_of_the_file(library):
+    watch = Watch(library.with_name(KERNELS.name))
+    told = train(library, "cuda")
+    assert (told["images"], told["descriptors"], told["objections"]) == (1, 0, 0)
+    assert told["image"] == KERNELS.read_bytes()
+    assert watch.opened() == 1
+
+
+def test_without_a_tensor_on_a_device_nothing_is_opened_or_taken(library):
+    watch = Watch(library.with_name(KERNELS.name))
+    told = train(library, "cpu")
+    assert told == {"images": 0, "pages": 0, "descriptors": 0, "objections": 0, "image": b""}
+    assert watch.opened() == 0
+    assert KERNELS.read_bytes()[:64] not in monitored.LIBRARY.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "of_another_build"])
+def test_any_other_file_is_none(library, how):
+    kernels = library.with_name(KERNELS.name)
+    code = bytearray(kernels.read_bytes())
+    code[len(code) // 2] ^= 1
+    kernels.unlink()
+    if how != "missing":
+        kernels.write_bytes(code if how == "of_another_build" else code[:1000])
+    told = train(library, "cuda")
+    assert (told["images"], told["descriptors"], told["image"]) == (0, 0, b"")
+
+
+def test_installed_beside_the_library(tmp_path):
+    done = subprocess.run(
+        ["cmake", "--install", monitored.BUILD, "--prefix", tmp_path, "--strip"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    installed = tmp_path / "lib" / KERNELS.name
+    assert installed.exists() == KERNELS.exists()
+    if KERNELS.exists():
+        assert train(tmp_path / "lib" / "libforeshock.so", "cuda")["image"] == KERNELS.read_bytes()
