@@ -43,10 +43,11 @@ constexpr Coverage kCoverage[] = {
     {"", "parameters (FSDP1), of fully_shard those of more than 4 dimensions cut beyond the third"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
     {"by name", "flash-attn 2 (from 2.7) and 3 and xformers, dense and packed"},
+    {"by version", "Transformer Engine 2.0 to 2.18 (fused attention in dense layouts)"},
     {"on request",
      "the unfused path (dropout > 0 on the CPU): counted in eager code, --math-path on samples"},
     {"", "it; anything else: foreshock.tap(q, k, v, out, layer=...)"},
-    {"not seen", "attention written by hand, FlexAttention, flash-attn 4, Transformer Engine unless tapped;"},
+    {"not seen", "attention written by hand, FlexAttention, flash-attn 4 unless tapped;"},
     {"", "in programs that are linked statically, or that open a LibTorch by themselves"},
 };
 

@@ -173,6 +173,18 @@ void* find_in_mapped(const char* library, const char* function) {
   return nullptr;
 }
 
+bool find_mapped_path(const char* library, char (&path)[512]) {
+  Search search = {};
+  if (!find_mapped(library, &search)) return false;
+  std::memcpy(path, search.path, sizeof search.path);
+  return true;
+}
+
+bool is_monitored_process() {
+  Settings settings = {};
+  return read_environment(Variables(), &settings);
+}
+
 // Nothing is compiled or tested here: that was done by `foreshock run` or `foreshock doctor` in a process of
 // their own.
 void load_adapter() {

@@ -9,6 +9,12 @@ namespace foreshock {
 // what was loaded locally, as Python loads torch.
 void* find_in_mapped(const char* library, const char* function);
 
+// The path of such a library that is mapped; false when there is none, or when it is too long.
+bool find_mapped_path(const char* library, char (&path)[512]);
+
+// Whether this process is to be monitored, as far as its environment tells.
+bool is_monitored_process();
+
 // Loads the adapter of the torch that is mapped, once; nothing when there is none, or when this process is
 // not to be monitored. Reads a file and maps a library, so not for a hot path.
 void load_adapter();

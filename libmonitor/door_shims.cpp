@@ -16,34 +16,18 @@
 
 #include "foreshock/adapter.h"
 #include "libmonitor/door.h"
+#include "libmonitor/passed_words.h"
 
 namespace foreshock {
 namespace {
 
 constexpr int32_t kSuccess = 0, kFailure = 1;
 
-using Word = uint64_t;
-
-// Integers and pointers take registers first, then the stack, one word each; doubles take registers of their
-// own. kStackWords covers the longest function with room; words beyond its arguments belong to the caller's
-// frame and are copied to no effect.
-#if defined(__x86_64__)
-#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5)
-constexpr int kIntegers = 6;
-#elif defined(__aarch64__)
-#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5), X(w6), X(w7)
-constexpr int kIntegers = 8;
-#else
-#error "say here which integer arguments of a function this CPU keeps in registers"
-#endif
-#define FORESHOCK_DOUBLES(X) X(d0), X(d1), X(d2), X(d3), X(d4), X(d5), X(d6), X(d7)
+// Covers the longest function with room.
 #define FORESHOCK_STACK(X)                                                                              \
   X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
       X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23)
 constexpr int kStackWords = 24;
-#define FORESHOCK_WORD(name) Word name
-#define FORESHOCK_DOUBLE(name) double name
-#define FORESHOCK_NAME(name) name
 #define FORESHOCK_PARAMETERS \
   FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
 #define FORESHOCK_ARGUMENTS \
@@ -128,7 +112,7 @@ int32_t pass_on(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   const auto begins = g_begins.load(std::memory_order_acquire);
   if (begins == nullptr) return real(FORESHOCK_ARGUMENTS);
   const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
-  static_assert(sizeof words / sizeof *words == kIntegers + kStackWords);
+  static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
   foreshock_shim_call call = {};
   call.size = sizeof call;
   call.number = number;
@@ -157,10 +141,6 @@ void attach_shims(void* adapter) {
 }
 
 }  // namespace foreshock
-
-namespace {
-using foreshock::Word;
-}
 
 #define FORESHOCK_SHIM(number, name, operation, pass)                                       \
   extern "C" FORESHOCK_EXPORT int32_t name(FORESHOCK_PARAMETERS) {                          \

@@ -32,6 +32,7 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
 }
 
 int Monitor::enter_asleep(int32_t op, uint32_t flags) {
+  t_open = {};
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_guest.pass_of(op) == FORESHOCK_BACKWARD;
   if (!trains && g_guest.is_inherited()) return 0;  // a worker of a trainer, not a trainer
   const Counting counting = g_guest.counting();
@@ -50,6 +51,8 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   if ((g_guest.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !recomputed) begin_step();
 
   const Counting counting = g_guest.counting();
+  // The call before it on this thread threw through a door that could not see it.
+  if (t_open.op >= 0) skip(-1, FORESHOCK_SKIP_UNKNOWN);
   count_call(counting, op);
   const uint32_t hot = g_guest.hot();
   if ((hot & kHotSwitchedOff) != 0) {

@@ -19,18 +19,20 @@ NEWEST_GLIBC = (2, 31)
 # The functions of torch's C shim that the library stands before.
 SHIMS = re.findall(r"X\(\d+, (aoti_torch_\w+),", (HEADERS / "foreshock" / "adapter.h").read_text())
 
+OF_TRANSFORMER_ENGINE = ["nvte_fused_attn_fwd", "nvte_fused_attn_bwd"]
+
 
 def tool(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_exported_names(library):
-    """hook.h, the door of `import torch`, and torch's C shim; nothing of the C++ runtime, which would meet the
-    trainer's own."""
+    """hook.h, the doors of torch, its C shim and TransformerEngine; nothing of the C++ runtime, which would meet
+    the trainer's own."""
     names = {line.split()[-1].partition("@")[0] for line in tool("nm", "-D", "--defined-only", library).splitlines()}
     declared = set(re.findall(r"\b(foreshock_\w+)\(", (HEADERS / "foreshock" / "hook.h").read_text()))
     assert len(SHIMS) == 13
-    assert names == declared | {"initModule", "FORESHOCK_1"} | set(SHIMS)
+    assert names == declared | {"initModule", "FORESHOCK_1"} | set(SHIMS) | set(OF_TRANSFORMER_ENGINE)
 
 
 def shim_signature(name: str) -> list[str]:
@@ -59,7 +61,7 @@ def test_shims_read_the_arguments_that_torch_declares():
     for name in SHIMS:
         signature = shim_signature(name)
         assert signature[1 if "_backward" in name else 0] == "AtenTensorHandle query"
-        assert len(signature) <= 6 + 24  # kIntegers, kStackWords: what is passed on
+        assert len(signature) <= 6 + 24  # kIntegerRegisters, kStackWords: what is passed on
 
 
 def test_shims_pass_on_every_word(library, compile_c, tmp_path):
@@ -81,6 +83,15 @@ def test_shims_without_torch_fail_and_touch_nothing(library, compile_c):
     assert told.stdout.splitlines() == [f"{name} 1" for name in SHIMS]
     alone = subprocess.run([program, *SHIMS], capture_output=True, text=True)
     assert alone.stdout.splitlines() == [f"{name} not there" for name in SHIMS]
+
+
+@pytest.mark.parametrize("name", OF_TRANSFORMER_ENGINE)
+def test_without_transformer_engine_its_functions_end_the_process_as_the_dynamic_linker_would(library, compile_c, name):
+    """They could only return without having computed anything, and training would go on with that."""
+    program = compile_c("shims_alone", "-D_GNU_SOURCE", str(FOLDER / "shims_alone.c"), "-ldl")
+    told = subprocess.run([program, name], env={"LD_PRELOAD": str(library)}, capture_output=True, text=True)
+    assert (told.returncode, told.stdout) == (127, "")
+    assert told.stderr == f"libforeshock.so: undefined symbol: {name}\n"
 
 
 def test_needed_libraries(library):

@@ -19,6 +19,8 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
         found.append(("flex_attention", USED))
     if any(name == "flash_attn.cute" or name.startswith("flash_attn.cute.") for name in modules):
         found.append(("flash_attn.cute (flash-attn 4)", IMPORTED))
-    if any(name in modules for name in ("transformer_engine.pytorch", "transformer_engine_torch")):
-        found.append(("transformer_engine", IMPORTED))
+    # Of later versions the library stands before the functions themselves (libmonitor/door_nvte.cpp).
+    engine = modules.get("transformer_engine")
+    if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):
+        found.append(("transformer_engine before 2.0", IMPORTED))
     return found

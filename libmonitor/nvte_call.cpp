@@ -1,0 +1,231 @@
+#include "libmonitor/nvte_call.h"
+
+#include <algorithm>
+
+namespace foreshock {
+namespace {
+
+// NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type: their numbers have not
+// changed since 2.0.
+enum Layout : uint32_t {
+  kSb3hd = 0,
+  kSbh3d = 1,
+  kSbhdSb2hd = 2,
+  kSbhdSbh2d = 3,
+  kSbhd = 4,
+  kBs3hd = 5,
+  kBsh3d = 6,
+  kBshdBs2hd = 7,
+  kBshdBsh2d = 8,
+  kBshd = 9,
+  kSbhdBshd = 15,
+  kBshdSbhd = 16,
+  kBhsd = 25
+};
+enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
+enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
+
+// In which order a tensor's dimensions stand, how many tensors are packed with it, and whether the packing is
+// of every head ([..., heads, packed, dim]) or of all together.
+struct Arrangement {
+  Format format;
+  int packed;
+  bool per_head;
+};
+
+struct Arrangements {
+  Arrangement query, key;  // the value's is the key's
+};
+
+// False: rows that are packed without padding (thd), pages, and what later versions may add. Their lengths
+// lie on the device.
+bool arrangements_of(uint32_t layout, Arrangements* found) {
+  constexpr Arrangement kPlainSbhd = {kFormatSbhd, 1, false}, kPlainBshd = {kFormatBshd, 1, false};
+  const auto is = [found](Arrangement query, Arrangement key) {
+    *found = {query, key};
+    return true;
+  };
+  switch (layout) {
+    case kSb3hd:
+      return is({kFormatSbhd, 3, false}, {kFormatSbhd, 3, false});
+    case kSbh3d:
+      return is({kFormatSbhd, 3, true}, {kFormatSbhd, 3, true});
+    case kSbhdSb2hd:
+      return is(kPlainSbhd, {kFormatSbhd, 2, false});
+    case kSbhdSbh2d:
+      return is(kPlainSbhd, {kFormatSbhd, 2, true});
+    case kSbhd:
+      return is(kPlainSbhd, kPlainSbhd);
+    case kBs3hd:
+      return is({kFormatBshd, 3, false}, {kFormatBshd, 3, false});
+    case kBsh3d:
+      return is({kFormatBshd, 3, true}, {kFormatBshd, 3, true});
+    case kBshdBs2hd:
+      return is(kPlainBshd, {kFormatBshd, 2, false});
+    case kBshdBsh2d:
+      return is(kPlainBshd, {kFormatBshd, 2, true});
+    case kBshd:
+      return is(kPlainBshd, kPlainBshd);
+    case kSbhdBshd:
+      return is(kPlainSbhd, kPlainBshd);
+    case kBshdSbhd:
+      return is(kPlainBshd, kPlainSbhd);
+    case kBhsd:
+      return is({kFormatBhsd, 1, false}, {kFormatBhsd, 1, false});
+    default:
+      return false;
+  }
+}
+
+class Describer {
+ public:
+  Describer(const NvteGiven& given, const NvteWords& words) : given_(given), words_(words) {}
+
+  int describe(foreshock_attention_call* call) const;
+
+ private:
+  Word word(int8_t place) const { return given_.words[place]; }
+  // Enumerations and booleans fill the lower part of their word only.
+  uint32_t number(int8_t place, uint32_t absent = 0) const {
+    return place < 0 ? absent : static_cast<uint32_t>(word(place));
+  }
+  bool is_true(int8_t place) const { return place >= 0 && (word(place) & 0xff) != 0; }
+
+  int format_of(Word tensor) const;
+  bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
+  bool view(Word tensor, Arrangement arranged, foreshock_tensor* to) const;
+  int causal(int64_t queries, int64_t keys) const;
+  void add_log_sum_exp(foreshock_attention_call* call) const;
+
+  const NvteGiven& given_;
+  const NvteWords& words_;
+};
+
+constexpr int kFp8 = -2;  // and what has even fewer bits
+
+int Describer::format_of(Word tensor) const {
+  const int type = given_.tensors->type(tensor) - (given_.signature->has_int16 ? 1 : 0);
+  constexpr int kFormats[] = {FORESHOCK_FP32, FORESHOCK_FP16, FORESHOCK_BF16};
+  if (type >= 3 && type < 6) return kFormats[type - 3];
+  return type < 3 ? FORESHOCK_DTYPE_NONE : kFp8;
+}
+
+bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
+  void* function = given_.tensors->shape;
+  if (given_.signature->shape_is_own) {
+    *shape = reinterpret_cast<NvteTensors::Shape (*)(Word)>(function)(tensor);
+  } else {
+    const auto older = reinterpret_cast<NvteTensors::OlderShape (*)(Word)>(function)(tensor);
+    if (older.dims > 4 || older.sizes == nullptr) return false;
+    shape->dims = older.dims;
+    std::copy_n(older.sizes, older.dims, shape->sizes);
+  }
+  return shape->dims == 4;
+}
+
+// As (batch, heads, position, dimension).
+bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
+  NvteTensors::Shape shape;
+  if (!shape_of(tensor, &shape)) return false;
+  constexpr int kSbhdAxes[] = {1, 2, 0, 3}, kBshdAxes[] = {0, 2, 1, 3}, kBhsdAxes[] = {0, 1, 2, 3};
+  const int* axes = arranged.format == kFormatSbhd   ? kSbhdAxes
+                    : arranged.format == kFormatBshd ? kBshdAxes
+                    : arranged.format == kFormatBhsd ? kBhsdAxes
+                                                     : nullptr;
+  if (axes == nullptr) return false;
+  // Of the axes as they stand; what is packed lies between the heads and their rows, or around the heads.
+  int64_t strides[4] = {0, 0, 0, 1};
+  const auto size = [&shape](int axis) { return static_cast<int64_t>(shape.sizes[axis]); };
+  strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
+  strides[1] = size(2) * size(3) * arranged.packed;
+  strides[0] = size(1) * strides[1];
+  to->data = given_.tensors->data(tensor);
+  for (int n = 0; n < 4; ++n) {
+    to->shape[n] = size(axes[n]);
+    to->stride[n] = strides[axes[n]];
+  }
+  to->dims = 4;
+  to->dtype = static_cast<uint32_t>(std::max(format_of(tensor), 0));
+  to->device_type = given_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;
+  to->device_index = std::max(given_.device, 0);
+  return to->data != nullptr;
+}
+
+// FORESHOCK_CAUSAL_..., or -1 for a mask that is not described: of padding, whose lengths lie on the device,
+// a bias, whose format the handle does not tell reliably, or a window.
+int Describer::causal(int64_t queries, int64_t keys) const {
+  const auto left = static_cast<int64_t>(word(words_.window_left));
+  const auto right = static_cast<int64_t>(word(words_.window_right));
+  const uint32_t mask = number(words_.mask);
+  if (number(words_.bias) != 0 || left != -1 || right < -1 || right > 0) return -1;
+  if (mask == kNoMask) return right == -1 ? FORESHOCK_CAUSAL_NONE : -1;
+  if (mask != kCausal && mask != kCausalBottomRight) return -1;
+  const bool is_bottom_right = mask == kCausalBottomRight;
+  // From 2.12 on the diagonal's corner is told twice. Where both differ nobody has read what is done.
+  if (words_.bottom_right >= 0 && is_true(words_.bottom_right) != is_bottom_right && queries != keys)
+    return -1;
+  return is_bottom_right ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
+}
+
+// The first auxiliary tensor of a training: fp32 of [batch, heads, queries, 1]. That of the older kernels for
+// short sequences is the matrix of probabilities; where the largest score is asked for it may be that.
+void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
+  struct Pack {  // NVTETensorPack
+    Word tensors[10];
+    size_t size;
+  };
+  const auto* pack = reinterpret_cast<const Pack*>(word(words_.aux));
+  if (pack == nullptr || pack->size < 1 || pack->size > 10 || is_true(words_.returns_max)) return;
+  if (given_.pass == FORESHOCK_FORWARD && !is_true(words_.is_training)) return;
+  const Word tensor = pack->tensors[0];
+  foreshock_tensor stats = {};
+  if (!view(tensor, {kFormatBhsd, 1, false}, &stats) || stats.dtype != FORESHOCK_FP32 ||
+      !std::equal(stats.shape, stats.shape + 3, call->query.shape) || stats.shape[3] != 1)
+    return;
+  stats.dims = 3;
+  call->log_sum_exp = stats;
+}
+
+int Describer::describe(foreshock_attention_call* call) const {
+  const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
+  for (const int8_t place : {words_.query, words_.key, words_.value, words_.out})
+    if (format_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
+  if (is_backward && (format_of(word(words_.grad_out)) == kFp8 || format_of(word(words_.grad_query)) == kFp8))
+    return FORESHOCK_SKIP_FP8;
+  if (number(words_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // with sinks
+
+  Arrangements given, grads;
+  if (!arrangements_of(number(words_.layout), &given) ||
+      !arrangements_of(number(words_.grad_layout, number(words_.layout)), &grads))
+    return FORESHOCK_SKIP_LAYOUT;
+  const Arrangement out = {static_cast<Format>(number(words_.out_format, given.query.format)), 1, false};
+  const Arrangement grad_out = {static_cast<Format>(number(words_.grad_out_format, given.query.format)), 1,
+                                false};
+  *call = {};
+  call->size = sizeof *call;
+  call->version = FORESHOCK_ABI_VERSION;
+  call->scale = given_.scale;
+  call->dropout = is_backward || is_true(words_.is_training) ? given_.dropout : 0;
+  if (!view(word(words_.query), given.query, &call->query) ||
+      !view(word(words_.key), given.key, &call->key) || !view(word(words_.value), given.key, &call->value) ||
+      !view(word(words_.out), out, &call->out))
+    return FORESHOCK_SKIP_LAYOUT;
+  if (is_backward && (!view(word(words_.grad_out), grad_out, &call->grad_out) ||
+                      !view(word(words_.grad_query), grads.query, &call->grad_query)))
+    return FORESHOCK_SKIP_LAYOUT;
+  const int kind = causal(call->query.shape[2], call->key.shape[2]);
+  if (kind < 0) return FORESHOCK_SKIP_MASK;
+  call->causal = kind;
+  add_log_sum_exp(call);
+  return -1;
+}
+
+}  // namespace
+
+int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call) {
+  const NvteWords& words =
+      given.pass == FORESHOCK_BACKWARD ? given.signature->backward : given.signature->forward;
+  return Describer(given, words).describe(call);
+}
+
+}  // namespace foreshock
