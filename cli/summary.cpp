@@ -37,8 +37,17 @@ std::string z_text(const PassTotals& totals) {
 
 // Beyond 1 there is no right digit, and how far beyond tells only how small the reference is: where one key
 // has all the weight, gradients of 1e-60 are right.
+bool has_no_digit(std::optional<double> error_mean) { return error_mean.value_or(0) > 1; }
+
 std::string error_text(std::optional<double> mean) {
-  return mean.value_or(0) > 1 ? "above 1" : formatted("%.1e", mean);
+  return has_no_digit(mean) ? "above 1" : formatted("%.1e", mean);
+}
+
+// Healthy trainings come there too, and must not look broken.
+std::string error_remark(const PassTotals& forward, const PassTotals& backward) {
+  if (has_no_digit(forward.error_mean) || has_no_digit(backward.error_mean))
+    return "above 1: rows that are almost 0, or all is wrong; the ratio tells which";
+  return "against the fp64 reference";
 }
 
 std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
@@ -55,7 +64,7 @@ std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
                paint.dim(remark));
   };
   out += row("relative error", error_text(forward.error_mean), error_text(backward.error_mean),
-             paint.dim("against the fp64 reference"));
+             paint.dim(error_remark(forward, backward)));
   out += both("deviation ratio", "%.2f", &PassTotals::ratio_mean,
               "over the noise floor: 1 is what plain attention errs");
   out +=

@@ -120,7 +120,8 @@ TEST(Summary, OneLayerIsNotHiddenByTheOthers) {
 TEST(Summary, AnErrorWithoutARightDigitIsNoFigure) {
   Json saturated = rank(0, 7.0);
   saturated["attention"]["backward"]["relative_error"]["mean"] = 1.4e52;
-  EXPECT_THAT(text_of(Json::array({saturated})), HasSubstr("1.9e-03       above 1"));
+  EXPECT_THAT(text_of(Json::array({saturated})),
+              HasSubstr("1.9e-03       above 1   above 1: rows that are almost 0, or all is wrong"));
   saturated["attention"]["backward"]["relative_error"]["mean"] = 1.0;
   EXPECT_THAT(text_of(Json::array({saturated})), HasSubstr("1.0e+00"));
 }
