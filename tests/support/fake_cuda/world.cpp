@@ -110,6 +110,7 @@ void start(Run run, int devices) {
   w.stops = false;
   w.run = run;
   w.faults = {};
+  w.clock_ns = 1000;
   w.streams.clear();
   w.events.clear();
   w.functions.clear();

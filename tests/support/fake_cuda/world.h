@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "kernels/device_jobs.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
 
 namespace fake_cuda {
@@ -59,6 +60,7 @@ struct World {
   bool stops = false;
   Faults faults;
   uint64_t next_context = 1;
+  uint64_t clock_ns = 0;  // of all devices: it moves when it is read
   std::map<int, Context*> primary;
   std::map<int, int> primary_users;
   std::deque<std::unique_ptr<Context>> contexts;
@@ -87,9 +89,10 @@ void push(Stream* stream, Operation operation);
 bool any_capture();
 void violation(const std::string& what);
 
-// What a kernel does: its body on the host, or null.
-using Kernel = std::function<void()> (*)(const void* parameter);
-Kernel kernel_named(const std::string& name);
+// Whether a module has such a kernel, and what a launch of it does.
+bool is_kernel(const std::string& name);
+std::function<void()> work_of(const std::string& name, const foreshock::LaunchShape& shape,
+                              const void* parameter);
 
 }  // namespace fake_cuda
 

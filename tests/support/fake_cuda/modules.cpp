@@ -1,0 +1,50 @@
+// Modules and what is launched of them.
+#include <chrono>
+#include <cstring>
+
+#include "tests/support/fake_cuda/checks.h"
+#include "tests/support/fake_cuda/entry_points.h"
+
+using namespace fake_cuda;
+
+FAKE_ENTRY cuModuleLoadData(void** module, const void* image) {
+  Lock lock(world().mutex);
+  if (const int error = enter("cuModuleLoadData")) return error;
+  if (const int error = check_unsafe("cuModuleLoadData")) return error;
+  if (image == nullptr) return kInvalidValue;
+  // The container of nvcc tells its own length.
+  struct {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes;
+  } header;
+  std::memcpy(&header, image, sizeof header);
+  if (header.magic != 0xba55ed50) return kInvalidImage;
+  world().images.emplace_back(static_cast<const char*>(image), header.header_bytes + header.bytes);
+  std::this_thread::sleep_for(std::chrono::microseconds(world().faults.load_delay_us));
+  *module = current();
+  return kSuccess;
+}
+
+FAKE_ENTRY cuModuleGetFunction(void** function, void* module, const char* name) {
+  Lock lock(world().mutex);
+  if (const int error = enter("cuModuleGetFunction")) return error;
+  if (!is_kernel(name)) return kNotFound;
+  world().functions.push_back(std::make_unique<Function>(Function{static_cast<Context*>(module), name}));
+  *function = world().functions.back().get();
+  return kSuccess;
+}
+
+FAKE_ENTRY cuLaunchKernel(void* handle, unsigned blocks, unsigned blocks_y, unsigned blocks_z, unsigned threads,
+                          unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
+                          void** parameters, void** extra) {
+  Lock lock(world().mutex);
+  auto* function = static_cast<Function*>(handle);
+  if (const int error = enter("cuLaunchKernel", stream)) return error;
+  if (const int error = check(function->context)) return error;
+  if (const int error = check_stream("cuLaunchKernel", stream_of(stream))) return error;
+  if (blocks_y * blocks_z * threads_y * threads_z != 1 || extra != nullptr)
+    violation("a launch that our kernels are not made for");
+  push(stream_of(stream), {work_of(function->name, {blocks, threads, shared_bytes}, parameters[0]), nullptr});
+  return kSuccess;
+}
