@@ -31,6 +31,8 @@
 
 namespace foreshock {
 
+inline constexpr uint32_t kMostThreadsOfABlock = 1024;  // on every device
+
 // What a thread loads or stores at a time.
 struct alignas(16) Bytes16 {
   uint32_t word[4];

@@ -9,17 +9,18 @@
 namespace foreshock {
 
 // Calls take(thread, bits) for each value of a packed array of Value: 16 bytes at a time where it is aligned,
-// its ends by the first threads of the first block. A barrier follows.
-template <class Value, class Block, class Take>
+// its ends by the first threads of the first block. A barrier follows, and another one whenever each thread
+// has taken kUnitsOfARound times 16 bytes.
+template <class Value, uint64_t kUnitsOfARound, class Block, class Take>
 FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Take& take) {
   constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
   const uint64_t to_aligned = (0 - from) % sizeof(Bytes16) / sizeof(Value);
   const uint64_t head = to_aligned < count ? to_aligned : count;
   const uint64_t units = (count - head) / kInUnit, tail = head + units * kInUnit;
-  block.each([&](uint32_t thread) {
+  const uint64_t step = uint64_t{block.blocks()} * block.threads();
+  const auto take_units = [&](uint32_t thread, uint64_t begin, uint64_t end) {
     const uint64_t first = uint64_t{block.index()} * block.threads() + thread;
-    const uint64_t step = uint64_t{block.blocks()} * block.threads();
-    for (uint64_t unit = first; unit < units; unit += step) {
+    for (uint64_t unit = begin + first; unit < end; unit += step) {
       const Bytes16 bytes =
           block.template load<Bytes16>(from + head * sizeof(Value) + unit * sizeof(Bytes16));
       for (const uint32_t word : bytes.word) {
@@ -31,13 +32,25 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
         }
       }
     }
+  };
+  const auto take_ends = [&](uint32_t thread) {
+    const uint64_t first = uint64_t{block.index()} * block.threads() + thread;
     const auto take_at = [&](uint64_t n) {
       take(thread, uint32_t{block.template load<Value>(from + n * sizeof(Value))});
     };
     for (uint64_t n = first; n < head; n += step) take_at(n);
     for (uint64_t n = tail + first; n < count; n += step) take_at(n);
+  };
+  uint64_t begin = 0;
+  for (const uint64_t of_a_round = kUnitsOfARound * step; units - begin > of_a_round; begin += of_a_round)
+    block.each([&](uint32_t thread) { take_units(thread, begin, begin + of_a_round); });
+  block.each([&](uint32_t thread) {
+    take_units(thread, begin, units);
+    take_ends(thread);
   });
 }
+
+inline constexpr uint64_t kOneRound = uint64_t{1} << 40;  // units: more than a device holds
 
 // What a thread has counted and not yet added: neighbours are often equal (a tensor of zeros), and then they
 // do not wait for one word all together.
@@ -47,17 +60,25 @@ struct Run {
   Word sum;
 };
 
-// Two counters of 16 bits in a word of shared memory. The one that makes a counter 0x8000 takes them out of
-// it, and until it does at most one more each of the other threads of the block comes in: no counter reaches
-// 0x10000.
+// Two counters of 16 bits in a word of shared memory. Whoever completes a portion in a counter takes it out
+// and brings it to the words; nobody knows how much later, so what bounds a counter is the work between two
+// barriers. Portions do not change a counter modulo kPortion, so exactly one addition sees each of them
+// completed, and behind a barrier, when all of them are out, every counter is below kPortion. From there on
+// nothing but the values of one round is added: kPortion - 1 and those are less than 0x10000, and a counter
+// never carries into its neighbour. Nor does it borrow: what is taken out was in it.
+inline constexpr uint32_t kPortion = 0x1000;
+inline constexpr uint64_t kPatternUnitsOfARound = 7;
+inline constexpr uint64_t kMostPatternsOfARound =  // and both ends
+    kMostThreadsOfABlock * kPatternUnitsOfARound * (sizeof(Bytes16) / sizeof(uint16_t)) + 14;
+static_assert(kPortion - 1 + kMostPatternsOfARound < 0x10000);
+
 template <class Block>
 FORESHOCK_DEVICE void count_shared(uint32_t* counters, uint32_t* words, uint32_t pattern, Block& block) {
-  constexpr uint32_t kFull = 0x8000;
   const uint32_t shift = pattern % 2 * 16;
   const uint32_t before = block.add(&counters[pattern / 2], uint32_t{1} << shift);
-  if ((before >> shift & 0xffff) != kFull - 1) return;
-  block.add(&counters[pattern / 2], 0 - (kFull << shift));
-  block.add(&words[pattern], kFull);
+  if ((before >> shift) % kPortion != kPortion - 1) return;
+  block.add(&counters[pattern / 2], 0 - (kPortion << shift));
+  block.add(&words[pattern], kPortion);
 }
 
 template <class Block>
@@ -70,9 +91,9 @@ FORESHOCK_DEVICE void count_patterns_shared(const HistogramJob& job, Block& bloc
     });
   };
   each_counter([&](uint32_t n) { counters[n] = 0; });
-  for_each_value<uint16_t>(job.from, job.count, block, [&](uint32_t, uint32_t pattern) {
-    count_shared(counters, words, pattern, block);
-  });
+  for_each_value<uint16_t, kPatternUnitsOfARound>(
+      job.from, job.count, block,
+      [&](uint32_t, uint32_t pattern) { count_shared(counters, words, pattern, block); });
   each_counter([&](uint32_t n) {
     const uint32_t two = counters[n];
     if (two & 0xffff) block.add(&words[2 * n], two & 0xffff);
@@ -86,7 +107,7 @@ FORESHOCK_DEVICE void count_patterns_direct(const HistogramJob& job, Block& bloc
   uint32_t* words = reinterpret_cast<uint32_t*>(job.words);
   typename Block::template PerThread<Run<uint32_t>> run;
   block.each([&](uint32_t thread) { run[thread] = {.bin = 0, .sum = 0}; });
-  for_each_value<uint16_t>(job.from, job.count, block, [&](uint32_t thread, uint32_t pattern) {
+  for_each_value<uint16_t, kOneRound>(job.from, job.count, block, [&](uint32_t thread, uint32_t pattern) {
     if (pattern != run[thread].bin) {
       if (run[thread].sum > 0) block.add(&words[run[thread].bin], run[thread].sum);
       run[thread] = {.bin = pattern, .sum = 0};
@@ -121,7 +142,7 @@ FORESHOCK_DEVICE void count_bins_body(const HistogramJob& job, Block& block) {
   uint64_t* words = reinterpret_cast<uint64_t*>(job.words);
   typename Block::template PerThread<Counted> counted;
   block.each([&](uint32_t thread) { counted[thread] = {}; });
-  for_each_value<uint32_t>(job.from, job.count, block, [&](uint32_t thread, uint32_t bits) {
+  for_each_value<uint32_t, kOneRound>(job.from, job.count, block, [&](uint32_t thread, uint32_t bits) {
     Counted& here = counted[thread];
     const uint32_t bin = bits >> kBinResidualBits;
     if (bin != here.run.bin) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/device_code.h"
+#include "tests/support/emulated_block.h"
 #include "tests/support/emulated_launches.h"
 
 namespace foreshock {
@@ -104,6 +105,60 @@ TEST_P(HistogramBody, CountsAreAddedToWhatIsThere) {
   for (uint32_t& word : want) word *= 2;
   EXPECT_TRUE(bins == want_bins);
   EXPECT_TRUE(words == want);
+}
+
+// A block whose threads stop before they take a portion out of a counter, until all the others stand at the
+// barrier: no device is worse.
+class SlowestBlock : public EmulatedBlock {
+ public:
+  SlowestBlock() : EmulatedBlock(0, {1, kMostThreads, kPatternSharedBytes}, {}) {}
+
+  template <class F>
+  void each(const F& f) {
+    EmulatedBlock::each(f);
+    for (const auto& [to, value] : late_) EmulatedBlock::add(to, value);
+    late_.clear();
+  }
+
+  uint64_t add(uint64_t* to, uint64_t value) { return EmulatedBlock::add(to, value); }
+  uint32_t add(uint32_t* to, uint32_t value) {
+    const bool is_taken_out = value > uint32_t{1} << 16;
+    if (is_taken_out) {
+      late_.emplace_back(to, value);
+      return 0;
+    }
+    const uint32_t before = EmulatedBlock::add(to, value);
+    if (value == 1 || value == uint32_t{1} << 16) {
+      const uint32_t counter = value == 1 ? before & 0xffff : before >> 16;
+      most_ = std::max(most_, counter + 1);
+    }
+    return before;
+  }
+
+  uint32_t most() const { return most_; }
+
+ private:
+  std::vector<std::pair<uint32_t*, uint32_t>> late_;
+  uint32_t most_ = 0;  // that a counter has held
+};
+
+// A counter that is as full as a barrier leaves it meets rounds of nothing else, in either half of a word;
+// with the last one come the ends that are not aligned, seven values each.
+TEST(HistogramCounters, HoldARoundOfEqualValuesHoweverLateTheyAreEmptied) {
+  constexpr size_t kRound = kMostThreadsOfABlock * kPatternUnitsOfARound * 8;
+  for (const uint16_t pattern : {0x3f80, 0x3f81}) {
+    constexpr size_t count = 7 + 3 * kRound + 7;
+    std::vector<Bytes16> storage(count / 8 + 2);
+    auto* values = reinterpret_cast<uint16_t*>(storage.data()) + 1;
+    std::fill_n(values, count, pattern);
+    for (size_t n = kPortion - 1; n < kRound; ++n) values[7 + n] = static_cast<uint16_t>(n % 1000);
+    std::vector<uint32_t> words(kPatterns);
+    SlowestBlock block;
+    count_patterns_body({.from = address(values), .count = count, .words = address(words.data())}, block);
+    EXPECT_TRUE(words == host_patterns(values, count));
+    EXPECT_EQ(block.most(), kPortion - 1 + kMostPatternsOfARound);
+    EXPECT_LT(block.most(), 0x10000u);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Launches, HistogramBody, testing::ValuesIn(kEmulatedLaunches),

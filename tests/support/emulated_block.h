@@ -21,7 +21,7 @@ namespace foreshock {
 
 class EmulatedBlock {
  public:
-  static constexpr uint32_t kMostThreads = 1024;
+  static constexpr uint32_t kMostThreads = kMostThreadsOfABlock;
 
   template <class T>
   class PerThread {
