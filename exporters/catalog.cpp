@@ -297,9 +297,9 @@ constexpr MetricInfo kTable[] = {
     {kSlowdownLimitRatio, "foreshock_slowdown_limit_ratio", kGauge, "ratio",
      "What --max-slowdown allows it to be.", kRank},
     {kOverheadSecondsTotal, "foreshock_overhead_seconds_total", kCounter, "seconds",
-     "Time the monitor took: on the trainer's threads at attention calls and at steps, and CPU time of the "
-     "agent for "
-     "this rank.",
+     "Time the monitor took: on the trainer's threads and device streams at attention calls and on its "
+     "threads "
+     "at steps, and CPU time of the agent for this rank.",
      kRankWhere},
     {kSampleIntervalSteps, "foreshock_sample_interval_steps", kGauge, "steps",
      "Every how many steps one is sampled.", kRank},

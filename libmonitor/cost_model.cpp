@@ -40,6 +40,13 @@ void CostModel::observe_slice(uint64_t bytes, bool cold, double seconds) {
   fade(products_sum_, bytes_ * seconds);
 }
 
+void CostModel::observe_device(uint32_t slices, double seconds) {
+  const double each = seconds / slices;
+  // The first one stands for itself: nothing is known of a device before.
+  const double counted = device_seconds_ == 0 ? each : std::min(each, kSurprise * device_seconds_);
+  device_seconds_ += (device_seconds_ == 0 ? 1 : kWeight) * (counted - device_seconds_);
+}
+
 void CostModel::observe_step(bool sampled, double seconds) {
   if (sampled)
     extra_[extras_++ % kExtras] = std::max(seconds - other_, 0.0);
@@ -48,7 +55,7 @@ void CostModel::observe_step(bool sampled, double seconds) {
 }
 
 double CostModel::slice_seconds(bool cold) const {
-  return warm_seconds(bytes_) + (cold ? cold_per_byte_ * bytes_ : 0);
+  return warm_seconds(bytes_) + device_seconds_ + (cold ? cold_per_byte_ * bytes_ : 0);
 }
 
 double CostModel::step_seconds() const {

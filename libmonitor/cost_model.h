@@ -16,6 +16,9 @@ class CostModel {
   // A slice was taken. `cold`: into a slot that was never written before, whose pages the kernel had to map.
   void observe_slice(uint64_t bytes, bool cold, double seconds);
 
+  // What slices have cost a device beside the host, each of so many the same.
+  void observe_device(uint32_t slices, double seconds);
+
   // A step has ended: what was ours in it but for its slices.
   void observe_step(bool sampled, double seconds);
 
@@ -36,6 +39,7 @@ class CostModel {
   double seconds_sum_ = 2 * kFirstCall + kFirstPerByte * kFirstBytes;
   double products_sum_ = kFirstBytes * (kFirstCall + kFirstPerByte * kFirstBytes);
   double cold_per_byte_ = 0.5e-9;  // on top of the others
+  double device_seconds_ = 0;      // of a slice, on top of what the host spends
   double bytes_ = 0;               // of the last slice
 
   // Medians: one stall must not keep the monitor from sampling for hours.

@@ -172,4 +172,17 @@ void DeviceSampler::set_up_wanted() {
   }
 }
 
+GatherTimes::Spent DeviceSampler::take_spent() {
+  GatherTimes::Spent all;
+  for (Device& device : devices_) {
+    if (device.index.load(std::memory_order_acquire) < 0) break;  // places are taken in order
+    TryLock lock(device.busy);
+    if (!lock) continue;  // at the next step
+    const GatherTimes::Spent spent = device.state.take_spent();
+    all.ns += spent.ns;
+    all.slices += spent.slices;
+  }
+  return all;
+}
+
 }  // namespace foreshock

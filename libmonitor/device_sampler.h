@@ -32,6 +32,9 @@ class DeviceSampler {
   // Sets up what was wanted. For a thread of the trainer, between two steps.
   void set_up_wanted();
 
+  // What the trainer's streams have spent on gathers that ended since it was last asked.
+  GatherTimes::Spent take_spent();
+
   const DeviceDriver& driver() const { return driver_; }
 
  private:

@@ -184,6 +184,7 @@ int DeviceState::send(const CheckedCall& call, const Slice& slice, const Claimed
   if (!ring_.find(bytes, &place_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return failed_ = FORESHOCK_SKIP_DEVICE;
   if (!copy_and_publish(claimed)) failed_ = FORESHOCK_SKIP_DEVICE;
+  times_.expect(claimed.slots, claimed.ticket, claimed.parts);
   ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);
   return -1;
 }

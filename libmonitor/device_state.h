@@ -9,6 +9,7 @@
 #include "libmonitor/checked_call.h"
 #include "libmonitor/device_driver.h"
 #include "libmonitor/device_ring.h"
+#include "libmonitor/gather_times.h"
 #include "segment/writer.h"
 
 namespace foreshock {
@@ -63,6 +64,9 @@ class DeviceState {
   // comes; failed() says so from then on.
   int send(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
+  // What the trainer's stream has spent on gathers that ended since it was last asked. In any context.
+  GatherTimes::Spent take_spent() { return times_.take(); }
+
  private:
   int try_set_up();
   bool pin_segment();
@@ -85,6 +89,7 @@ class DeviceState {
   cuda::Address clocks_ = 0, memory_ = 0;   // on the device
   DeviceRing ring_;
   DeviceRing::Place place_;
+  GatherTimes times_;
 };
 
 }  // namespace foreshock

@@ -56,6 +56,7 @@ class Monitor {
   void count_call(const Counting& counting, int32_t op);
   void begin_step();
   void read_switches();
+  void charge_devices(const Counting& counting);
   void set_up_devices(const Counting& counting);
   uint64_t interval_at(int64_t step);
   uint64_t burst_at(int64_t step) const;

@@ -108,6 +108,7 @@ void Monitor::end_step(const foreshock_step& step) {
   g_guest.drain_local();
   g_guest.publish_late();
   const Counting counting = g_guest.counting();
+  charge_devices(counting);
 
   segment::StepRecord record = {};
   const int64_t expected = (g_guest.hot() & kHotTickPending) != 0 ? next_step_.load() : step_.load();
@@ -169,6 +170,17 @@ void Monitor::end_step(const foreshock_step& step) {
   read_switches();  // here too: without attention calls no step ever begins
   g_guest.set_bits(kHotTickPending);
   if (devices_.has_wanted()) set_up_devices(counting);
+}
+
+// A gather keeps the trainer's stream as long as a kernel of the trainer would: that is time of the training,
+// charged as that of the host is, in the step whose end finds it written down.
+void Monitor::charge_devices(const Counting& counting) {
+  const GatherTimes::Spent spent = devices_.take_spent();
+  if (spent.slices == 0) return;
+  counting.add(counting.block->hook_ns, spent.ns);
+  slices_ns_.fetch_add(spent.ns, std::memory_order_relaxed);
+  if (TryLock busy(cost_busy_); busy)
+    cost_.observe_device(spent.slices, static_cast<double>(spent.ns) * 1e-9);
 }
 
 // The next record tells what it took.

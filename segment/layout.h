@@ -220,7 +220,7 @@ struct Slot {
   uint32_t position[kRowsPerSlice];
   uint32_t head[kRowsPerSlice];
   Payload payload[kPayloads];
-  uint64_t device_begin_ns, device_end_ns;  // reserved for devices
+  uint64_t device_begin_ns, device_end_ns;  // of the gather, by the clock of the device; 0: none was
   // A slice that is larger than a slot lies in several, of consecutive tickets: each holds a range of its
   // keys (payloads kKey, kValue, kMask), the first one everything else as well.
   uint64_t first_ticket;  // of the first part

@@ -264,7 +264,13 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   if (!word(slot->sequence).compare_exchange_strong(expected, 2 * ticket - 1, std::memory_order_acq_rel))
     return nullptr;
   std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the header
-  std::memset(reinterpret_cast<char*>(slot) + sizeof slot->sequence, 0, sizeof(Slot) - sizeof slot->sequence);
+  char* begin = reinterpret_cast<char*>(slot);
+  constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kBehind = offsetof(Slot, first_ticket);
+  std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
+  std::memset(begin + kBehind, 0, sizeof(Slot) - kBehind);
+  // Who gave the slot to a device may still be looking for what it wrote here (libmonitor/gather_times.h).
+  word(slot->device_begin_ns).store(0, std::memory_order_relaxed);
+  word(slot->device_end_ns).store(0, std::memory_order_relaxed);
   slot->ticket = ticket;
   return slot;
 }
@@ -296,7 +302,7 @@ void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
 }
 
 void SegmentWriter::describe(Slot* slot, const Slot& header) const {
-  constexpr size_t kFrom = offsetof(Slot, step), kTo = offsetof(Slot, first_ticket);
+  constexpr size_t kFrom = offsetof(Slot, step), kTo = offsetof(Slot, device_begin_ns);
   std::memcpy(reinterpret_cast<char*>(slot) + kFrom, reinterpret_cast<const char*>(&header) + kFrom,
               kTo - kFrom);
   slot->first_key = header.first_key;

@@ -37,6 +37,17 @@ TEST(CostModel, AColdSlotCostsMore) {
   EXPECT_NEAR(model.slice_seconds(true), 400e-6, 10e-6);
 }
 
+TEST(CostModel, ADeviceCostsOnTopOfTheHost) {
+  CostModel model;
+  for (int n = 0; n < 60; ++n) model.observe_slice(1 << 20, false, 100e-6);
+  model.observe_device(2, 60e-6);
+  EXPECT_NEAR(model.slice_seconds(false), 130e-6, 1e-6) << "known from the first one on";
+  for (int n = 0; n < 60; ++n) model.observe_device(1, 50e-6);
+  EXPECT_NEAR(model.slice_seconds(false), 150e-6, 1e-6);
+  model.observe_device(1, 10);
+  EXPECT_LT(model.slice_seconds(false), 181e-6);  // a fifth of it, counted as four times the expected
+}
+
 TEST(CostModel, OneStallMovesNothingMuch) {
   CostModel model;
   for (int n = 0; n < 100; ++n) model.observe_slice(1 << 20, false, 100e-6);

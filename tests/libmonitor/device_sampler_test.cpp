@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -86,6 +87,49 @@ TEST_F(DeviceTest, TensorsMayBeReusedAndFreedBehindTheCall) {
     EXPECT_GE(least, first);
     EXPECT_LE(least, last);
   });
+}
+
+// Between the two looks of a gather's block at its clock lie 30 ms here, which nobody waits for: what is in
+// the cost was read from the slots. Of the two calls of a step the second one has not run when the step ends.
+TEST_F(DeviceTest, WhatAGatherTakesOnTheDeviceIsCharged) {
+  constexpr uint64_t kEach = 30'000'000;
+  train([](DeviceTrainer& trainer) {
+    trainer.set_up();
+    fake_cuda::set_faults({.clock_step_ns = kEach});
+    trainer.attention(0);
+    fake_cuda::run_all();
+    trainer.attention(1);
+    trainer.end_step();
+    fake_cuda::run_all();
+    trainer.end_step();
+    trainer.end_step();
+  });
+  expect_skipped(FORESHOCK_SKIP_RING_FULL, 2, 2);
+  std::vector<uint64_t> costs;
+  for (const segment::StepRecord& record : open()->new_steps()) costs.push_back(record.cost_ns / kEach);
+  EXPECT_EQ(costs, std::vector<uint64_t>({0, 0, 1, 1, 0}));
+  EXPECT_EQ(totals().hook_ns / kEach, 2u);
+}
+
+// A device that needs 3 ms for a slice may not be asked for one in every step of 2 ms when a tenth is
+// allowed.
+TEST_F(DeviceTest, TheBudgetIsHeldOnTheDeviceToo) {
+  train(
+      [](DeviceTrainer& trainer) {
+        fake_cuda::set_faults({.clock_step_ns = 30'000'000});
+        for (int n = 0; n < 60; ++n) {
+          trainer.train(1);
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+      },
+      {{"FORESHOCK_MAX_SLOWDOWN", "10%"}});
+  const segment::Totals totals = this->totals();
+  EXPECT_GT(totals.sampled[0] + totals.sampled[1], 0u);
+  uint64_t earned = 0;
+  for (const segment::StepRecord& record : open()->new_steps()) earned += record.duration_ns / 10;
+  // What was spent on the device is what was earned, and what the two first steps and the saving allow for.
+  EXPECT_LT((totals.sampled[0] + totals.sampled[1]) * 30'000'000, earned + 8 * 30'000'000);
+  EXPECT_GT(totals.skipped[0][FORESHOCK_SKIP_BUDGET], 0u);
 }
 
 // Every bit of what is published of a slice.

@@ -35,9 +35,9 @@ FAKE_ENTRY cuModuleGetFunction(void** function, void* module, const char* name) 
   return kSuccess;
 }
 
-FAKE_ENTRY cuLaunchKernel(void* handle, unsigned blocks, unsigned blocks_y, unsigned blocks_z, unsigned threads,
-                          unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void* stream,
-                          void** parameters, void** extra) {
+FAKE_ENTRY cuLaunchKernel(void* handle, unsigned blocks, unsigned blocks_y, unsigned blocks_z,
+                          unsigned threads, unsigned threads_y, unsigned threads_z, unsigned shared_bytes,
+                          void* stream, void** parameters, void** extra) {
   Lock lock(world().mutex);
   auto* function = static_cast<Function*>(handle);
   if (const int error = enter("cuLaunchKernel", stream)) return error;
