@@ -20,7 +20,7 @@ struct AttentionInputs {
   c10::IValue layer;
   std::optional<double> scale;  // zero is one too; none: the default of the operation
   double dropout = 0;
-  int64_t causal = 0;  // FORESHOCK_CAUSAL_...
+  int64_t causal = 0;  // FORESHOCK_CAUSAL_..., kSquareOnly
   int64_t window_left = -1, window_right = -1;
   bool positions_first = false;   // (batch, position, head, d)
   bool masked_otherwise = false;  // slopes, a soft cap, chunks: scores that we could not recompute
@@ -30,9 +30,9 @@ struct AttentionInputs {
 
 class AttentionArguments {
  public:
-  AttentionArguments(const c10::FunctionSchema& schema, Meaning meaning, bool backward)
+  AttentionArguments(const c10::FunctionSchema& schema, const Semantics& semantics, bool backward)
       : schema_(&schema),
-        meaning_(meaning),
+        semantics_(semantics),
         backward_(backward),
         arguments_(static_cast<int>(schema.arguments().size())),
         returns_(static_cast<int>(schema.returns().size())),
@@ -41,26 +41,28 @@ class AttentionArguments {
         value_(Index({"value", "v"})),
         out_(Index({"out"})),
         log_sum_exp_(Index({"logsumexp", "softmax_lse", "lse"})),
-        mask_(Index({"attn_mask", "attn_bias"})),
+        mask_(Index({"attn_mask", "attn_bias", "bias"})),
         grad_out_(Index({"grad_out", "grad_out_", "dout", "grad"})),
         grad_query_(Index({"dq", "grad_query"})),
         scale_(Index({"scale", "softmax_scale"})),
         dropout_(Index({"dropout_p", "p"})),
-        causal_(Index({"is_causal", "causal"})),
+        causal_(Index({"is_causal", "causal", "custom_mask_type"})),
         window_left_(Index({"window_size_left", "window_left"})),
         window_right_(Index({"window_size_right", "window_right"})),
         positions_first_(Index({"positions_first"})),
         layer_(Index({"layer"})),
         sequences_q_(Index({"cum_seq_q", "cu_seqlens_q"})),
         sequences_k_(Index({"cum_seq_k", "cu_seqlens_k"})),
-        masked_(Indices({"alibi_slopes", "softcap", "attention_chunk"})),
-        stored_(Indices({"block_table", "block_tables", "page_table", "leftpad_k", "seqused_k", "seqused_q",
-                         "sequed_k", "sequed_q", "k_new", "v_new", "qv", "kv_batch_idx", "rotary_cos",
-                         "q_descale", "k_descale", "v_descale", "descale_q", "descale_k", "descale_v"})) {}
+        masked_(Indices({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
+                         "learnable_sink", "s_aux"})),
+        stored_(Indices({"block_table", "block_tables", "page_table",   "leftpad_k",  "seqused_k",
+                         "seqused_q",   "seqlen_k",     "sequed_k",     "sequed_q",   "k_new",
+                         "v_new",       "qv",           "kv_batch_idx", "rotary_cos", "q_descale",
+                         "k_descale",   "v_descale",    "descale_q",    "descale_k",  "descale_v"})) {}
 
   bool is_of(const c10::FunctionSchema& schema) const { return schema_ == &schema; }
   int arguments() const { return arguments_; }
-  Meaning meaning() const { return meaning_; }
+  const Semantics& semantics() const { return semantics_; }
   const at::Tensor& query(const Stack& stack) const { return TensorOrUndefined(At(stack, query_)); }
   // The gradient of the query is a result, not an argument that the operation fills.
   bool returns_gradient() const { return grad_query_ < 0; }
@@ -74,19 +76,22 @@ class AttentionArguments {
     in.mask = tensor(mask_);
     in.grad_out = tensor(grad_out_);
     in.grad_query = tensor(grad_query_);
-    in.sequences_q = tensor(sequences_q_);
-    in.sequences_k = tensor(sequences_k_);
-    if (backward_ || meaning_ == Meaning::kTap) {
-      in.out = tensor(out_);
-      in.log_sum_exp = tensor(log_sum_exp_);
-    }
+    // Some releases give a dense call offsets of no sequences.
+    const auto offsets = [&](int index) {
+      return tensor(index).defined() && tensor(index).numel() ? tensor(index) : at::Tensor();
+    };
+    in.sequences_q = offsets(sequences_q_);
+    in.sequences_k = offsets(sequences_k_);
+    const bool is_tap = semantics_.order == Order::kAsSaid;
+    if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
+    if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
     if (const c10::IValue& scale = At(stack, scale_); !scale.isNone()) in.scale = Real(scale, 0);
     in.dropout = Real(At(stack, dropout_), 0);
     in.causal = Causal(At(stack, causal_));
     in.window_left = Whole(At(stack, window_left_), -1);
     in.window_right = Whole(At(stack, window_right_), -1);
-    in.positions_first =
-        meaning_ == Meaning::kFlash || (positions_first_ >= 0 && At(stack, positions_first_).toBool());
+    in.positions_first = semantics_.order == Order::kPositionsFirst ||
+                         (positions_first_ >= 0 && At(stack, positions_first_).toBool());
     in.layer = At(stack, layer_);
     for (const int index : masked_) in.masked_otherwise |= IsGiven(At(stack, index));
     for (const int index : stored_) in.stored_otherwise |= IsGiven(At(stack, index));
@@ -127,13 +132,12 @@ class AttentionArguments {
   }
 
   int64_t Causal(const c10::IValue& value) const {
-    if (value.isInt()) return value.toInt();  // the tap says it in our terms
-    if (!value.isBool() || !value.toBool()) return FORESHOCK_CAUSAL_NONE;
-    return meaning_ == Meaning::kFlash ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
+    if (value.isInt()) return value.toInt();  // said in our terms
+    return value.isBool() && value.toBool() ? semantics_.causal : FORESHOCK_CAUSAL_NONE;
   }
 
   const c10::FunctionSchema* schema_;
-  const Meaning meaning_;
+  const Semantics& semantics_;
   const bool backward_;
   const int arguments_, returns_;
   const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, scale_, dropout_,
@@ -145,20 +149,20 @@ class AttentionArguments {
 // The arguments of an operation whose schema may come later than its kernel. Any thread; never waits.
 class LateArguments {
  public:
-  LateArguments(Meaning meaning, bool backward) : meaning_(meaning), backward_(backward) {}
+  LateArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
 
   const AttentionArguments& of(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
     const AttentionArguments* known = known_.load(std::memory_order_acquire);
     if (known && known->is_of(schema)) return *known;
     // Set-up, once: never freed, since another thread may be reading it.
-    const auto* fresh = new AttentionArguments(schema, meaning_, backward_);
+    const auto* fresh = new AttentionArguments(schema, semantics_, backward_);
     known_.store(fresh, std::memory_order_release);
     return *fresh;
   }
 
  private:
-  const Meaning meaning_;
+  const Semantics& semantics_;
   const bool backward_;
   std::atomic<const AttentionArguments*> known_{nullptr};
 };

@@ -60,12 +60,22 @@ inline foreshock_tensor View(const at::Tensor& tensor) {
 }
 
 // The mask as every query, key pair of the call sees it: stride 0 where it is broadcast. False if it does not
-// fit.
-inline bool ViewMask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view) {
+// fit. `is_flat`: three dimensions are (batch x head, query, key).
+inline bool ViewMask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
+                     bool is_flat = false) {
   if (!mask.defined()) return true;
   const int64_t shape[] = {call.query.shape[0], call.query.shape[1], call.query.shape[2], call.key.shape[2]};
   *view = View(mask);
   if (!view->data || view->dtype == FORESHOCK_DTYPE_NONE) return false;
+  if (is_flat && mask.dim() == 3) {
+    const int64_t stride[] = {shape[1] * mask.stride(0), mask.stride(0), mask.stride(1), mask.stride(2)};
+    if (mask.size(0) != shape[0] * shape[1] || mask.size(1) != shape[2] || mask.size(2) != shape[3])
+      return false;
+    std::copy_n(shape, FORESHOCK_TENSOR_DIMS, view->shape);
+    std::copy_n(stride, FORESHOCK_TENSOR_DIMS, view->stride);
+    view->dims = FORESHOCK_TENSOR_DIMS;
+    return true;
+  }
   const int64_t missing = FORESHOCK_TENSOR_DIMS - mask.dim();
   for (int64_t d = 0; d < FORESHOCK_TENSOR_DIMS; ++d) {
     const int64_t size = d < missing ? 1 : mask.size(d - missing);
@@ -94,7 +104,7 @@ inline bool ChooseSequence(const AttentionInputs& in, Sequence* chosen) {
   const int64_t count = q.numel() - 1;
   if (count < 1 || k.numel() != count + 1) return false;
   const auto *from_q = q.const_data_ptr<int32_t>(), *from_k = k.const_data_ptr<int32_t>();
-  if (from_q[0] < 0 || from_k[0] < 0 || from_q[count] > in.query.size(0) || from_k[count] > in.key.size(0))
+  if (from_q[0] < 0 || from_k[0] < 0 || from_q[count] > in.query.size(-3) || from_k[count] > in.key.size(-3))
     return false;
   static constinit std::atomic<uint64_t> calls{0};
   const uint64_t turn = calls.fetch_add(1, std::memory_order_relaxed);
@@ -113,20 +123,25 @@ inline bool ChooseSequence(const AttentionInputs& in, Sequence* chosen) {
   return chosen->queries > 0;
 }
 
+// All sequences of a call one after the other, with or without a dimension of one batch before them.
+inline bool IsPacked(const at::Tensor& tensor) {
+  return tensor.dim() == 3 || (tensor.dim() == 4 && tensor.size(0) == 1);
+}
+
 // (total, head, d) as (1, head, position, d) of one sequence.
 inline foreshock_tensor OneSequence(const at::Tensor& packed, int64_t first, int64_t length) {
   foreshock_tensor view = View(packed);
-  if (!view.data || packed.dim() != 3 || first + length > packed.size(0)) return {};
-  view.data = static_cast<const char*>(view.data) + first * packed.stride(0) * packed.element_size();
-  const int64_t shape[] = {1, packed.size(1), length, packed.size(2)};
-  const int64_t stride[] = {0, packed.stride(1), packed.stride(0), packed.stride(2)};
+  if (!view.data || !IsPacked(packed) || first + length > packed.size(-3)) return {};
+  view.data = static_cast<const char*>(view.data) + first * packed.stride(-3) * packed.element_size();
+  const int64_t shape[] = {1, packed.size(-2), length, packed.size(-1)};
+  const int64_t stride[] = {0, packed.stride(-2), packed.stride(-3), packed.stride(-1)};
   std::copy_n(shape, FORESHOCK_TENSOR_DIMS, view.shape);
   std::copy_n(stride, FORESHOCK_TENSOR_DIMS, view.stride);
   view.dims = FORESHOCK_TENSOR_DIMS;
   return view;
 }
 
-// (head, total), or (batch, head, position) in older releases, as (1, head, position).
+// (head, total), or (sequence, head, position), as (1, head, position).
 inline foreshock_tensor OneLogSumExp(const at::Tensor& packed, const Sequence& one) {
   foreshock_tensor view = View(packed);
   if (!view.data || (packed.dim() != 2 && packed.dim() != 3)) return {};
@@ -155,20 +170,17 @@ inline foreshock_tensor Unpadded(foreshock_tensor log_sum_exp, int64_t queries) 
   return log_sum_exp;
 }
 
-inline uint32_t DescribeCausal(const AttentionInputs& in, Meaning meaning, foreshock_attention_call* call) {
+inline uint32_t DescribeCausal(const AttentionInputs& in, foreshock_attention_call* call) {
   const int64_t queries = call->query.shape[2], keys = call->key.shape[2];
   call->causal = static_cast<int32_t>(in.causal);
-  if (in.causal < FORESHOCK_CAUSAL_NONE || in.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
+  if (in.causal == kSquareOnly && queries == keys) call->causal = FORESHOCK_CAUSAL_TOP_LEFT;
+  if (call->causal < FORESHOCK_CAUSAL_NONE || call->causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
     return FORESHOCK_SKIP_MASK;
   // A window wider than the sequence is none; one that ends at the query itself is another word for causal.
   if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
   if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
   if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
-  // The CPU kernel compares j <= i. Devices differ when there are more keys than queries, so that is not
-  // claimed.
-  if (meaning == Meaning::kSdpa && in.causal != 0 && !in.query.is_cpu() && queries != keys)
-    return FORESHOCK_SKIP_LAYOUT;
   // The first queries see no key at all; what a kernel leaves there is its own affair.
   if (call->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && queries > keys) return FORESHOCK_SKIP_MASK;
   return kDescribed;
@@ -178,13 +190,16 @@ inline uint32_t DescribeCausal(const AttentionInputs& in, Meaning meaning, fores
 inline bool DescribeTensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
   if (in.sequences_q.defined()) {
     Sequence one;
-    if (in.query.dim() != 3 || in.key.dim() != 3 || in.value.dim() != 3 || !ChooseSequence(in, &one))
+    if (!IsPacked(in.query) || !IsPacked(in.key) || !IsPacked(in.value) || !ChooseSequence(in, &one))
       return false;
     call->query = OneSequence(in.query, one.query, one.queries);
     call->key = OneSequence(in.key, one.key, one.keys);
     call->value = OneSequence(in.value, one.key, one.keys);
     call->out = OneSequence(in.out, one.query, one.queries);
     call->log_sum_exp = OneLogSumExp(in.log_sum_exp, one);
+    // flash-attn lays a single query of several grouped heads out as its heads, and what it returns of their
+    // sums is then in another order than (head, all queries): csrc/flash_attn/flash_api.cpp, mha_varlen_fwd.
+    if (one.queries == 1 && call->query.shape[1] != call->key.shape[1]) call->log_sum_exp = {};
     if (backward) {
       call->grad_out = OneSequence(in.grad_out, one.query, one.queries);
       call->grad_query = OneSequence(in.grad_query, one.query, one.queries);
@@ -206,22 +221,24 @@ inline bool DescribeTensors(const AttentionInputs& in, bool backward, foreshock_
 }
 
 // kDescribed, or the reason to skip the call. `in` holds the results too.
-inline uint32_t Describe(const AttentionInputs& in, Meaning meaning, bool backward,
+inline uint32_t Describe(const AttentionInputs& in, const Semantics& semantics, bool backward,
                          foreshock_attention_call* call) {
-  if (meaning == Meaning::kOther || in.stored_otherwise || !in.query.defined()) return FORESHOCK_SKIP_LAYOUT;
+  if (!in.query.defined()) return FORESHOCK_SKIP_LAYOUT;
   if (IsFp8(in.query)) return FORESHOCK_SKIP_FP8;
-  if (in.masked_otherwise) return FORESHOCK_SKIP_MASK;
+  if (in.stored_otherwise || (in.sequences_q.defined() && !semantics.packs)) return FORESHOCK_SKIP_LAYOUT;
+  // A bias over packed sequences has no place for each of them that is written down anywhere.
+  if (in.masked_otherwise || (in.sequences_q.defined() && in.mask.defined())) return FORESHOCK_SKIP_MASK;
   call->size = sizeof(*call);
   call->version = FORESHOCK_ABI_VERSION;
   if (!DescribeTensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
   if (!call->query.data || !call->key.data || !call->value.data) return FORESHOCK_SKIP_LAYOUT;
-  if (!ViewMask(in.mask, *call, &call->mask)) return FORESHOCK_SKIP_LAYOUT;
+  if (!ViewMask(in.mask, *call, &call->mask, semantics.flat_bias)) return FORESHOCK_SKIP_LAYOUT;
   call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(call->query.shape[3])));
   call->dropout = in.dropout;
   call->layer_identity = LayerOf(in.query);
   call->stream = StreamOf(in.query);
   if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();
-  return DescribeCausal(in, meaning, call);
+  return DescribeCausal(in, call);
 }
 
 }  // namespace foreshock::adapter

@@ -51,9 +51,9 @@ class AttentionHook final : public c10::OperatorKernel {
   AttentionHook(const AttentionOp& op, int32_t number)
       : number_(number),
         backward_(op.pass == FORESHOCK_BACKWARD),
-        is_tap_(op.meaning == Meaning::kTap),
-        any_mode_(op.meaning == Meaning::kFlash),
-        late_(op.meaning, backward_) {}
+        is_tap_(op.semantics->order == Order::kAsSaid),
+        any_mode_(op.semantics->in_function),
+        late_(*op.semantics, backward_) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
@@ -97,7 +97,7 @@ class AttentionHook final : public c10::OperatorKernel {
     uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
     try {
       if (!is_tap_) TakeResults(inputs, arguments, stack);
-      reason = Describe(*inputs, arguments.meaning(), backward_, &call);
+      reason = Describe(*inputs, arguments.semantics(), backward_, &call);
     } catch (...) {
     }
     call.prepare_ns = inputs->keeping_ns + NowNs() - begin;
@@ -106,7 +106,9 @@ class AttentionHook final : public c10::OperatorKernel {
   }
 
   void TakeResults(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const {
-    if (!backward_) {
+    if (arguments.semantics().fills_out) {
+      inputs->log_sum_exp = arguments.result(stack, 0);
+    } else if (!backward_) {
       inputs->out = arguments.result(stack, 0);
       inputs->log_sum_exp = arguments.result(stack, 1);
     } else if (arguments.returns_gradient()) {

@@ -1,6 +1,7 @@
 // Attention operations by name: torch's fused ones, and the custom operations of other packages, which need
-// not have been imported. Composite ones (scaled_dot_product_attention itself, the math path) are not here: a
-// kernel for those at an autograd key takes the gradients out of compiled graphs.
+// not have been imported; and what the arguments of each mean. Composite ones (scaled_dot_product_attention
+// itself, the math path) are not here: a kernel for those at an autograd key takes the gradients out of
+// compiled graphs.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 
@@ -8,59 +9,110 @@
 
 namespace foreshock::adapter {
 
-// What the arguments mean.
-enum class Meaning {
-  kSdpa,   // (batch, head, position, d); causal: key j visible to query i iff j <= i
-  kFlash,  // (batch, position, head, d), or (total, head, d) with offsets of sequences; causal: aligned at
-           // the bottom right (flash-attention since 2.1); windows, soft caps and the like are told apart by
-           // their names
-  kTap,    // foreshock::tap: as its own arguments say
-  kOther,  // counted, not described
+// Of query, key, value, output and their gradients.
+enum class Order {
+  kHeadsFirst,      // (batch, head, position, d)
+  kPositionsFirst,  // (batch, position, head, d)
+  kAsSaid           // by an argument of the operation
 };
+
+// A causal mask whose alignment nobody has promised: of use where there are as many queries as keys.
+inline constexpr int32_t kSquareOnly = -1;
+
+// What the arguments and results of an operation mean, as far as their names do not say it. The same for all:
+// - a scale that is not given is 1 / sqrt(d of the query as the operation gets it). Who pads d to a multiple
+//   of 8 gives the scale of the d before; the padding is zeros, which change nothing;
+// - the logarithm of the row sums is natural, of scaled and masked scores, before dropout, in fp32, of
+//   (batch, head, query): with one more dimension of size 1 (cuDNN), with rows that end at a multiple of 32
+//   (efficient) or more (flash-attn before 2.7), or absent. Packed sequences have (head, all queries), or
+//   (sequence, head, query) with rows as long as the longest (efficient, flash-attn before 2.7);
+// - a mask or bias is added to the scaled scores, whatever its strides;
+// - query head h reads kv-head h / (query heads / kv-heads).
+struct Semantics {
+  Order order;
+  int32_t causal;            // what `is_causal` means: FORESHOCK_CAUSAL_..., kSquareOnly
+  bool packs = false;        // takes offsets of sequences: (all positions, head, d) then
+  bool in_function = false;  // called where gradients are off by design (inside an autograd.Function)
+  bool fills_out = false;    // the output is an argument, the first result the log-sum-exp
+  bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
+};
+
+// The CPU kernel compares j <= i; so do the math path, by tril() of all queries by all keys, and
+// scaled_dot_product_attention by its own documentation.
+inline constexpr Semantics kUpperLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_LEFT};
+
+// "Lower right": torch/nn/attention/bias.py, which calls this very operation for it.
+inline constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT};
+
+// is_causal becomes CausalFromTopLeft: aten/src/ATen/native/transformers/cuda/attention.cu.
+inline constexpr Semantics kSdpaEfficient = kUpperLeft;
+
+// SDPA_attributes::set_causal_mask, which aligns at the top left (documentation of cudnn-frontend):
+// aten/src/ATen/native/cudnn/MHA.cpp. With offsets of sequences the log-sum-exp has a layout that is
+// cuDNN's own, so then it is not described.
+inline constexpr Semantics kCudnn = kUpperLeft;
+
+// Devices of other vendors.
+inline constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
+
+// flash-attention aligns at the bottom right since 2.1 (its README). torch.nn.attention.varlen, nested
+// tensors and xformers with torch's own kernels end in aten's.
+inline constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, true, true};
+inline constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, true, true,
+                                         true};
+
+// custom_mask_type is torch's CustomMaskType (sdp_utils_cpp.h), whose numbers are FORESHOCK_CAUSAL_...; a
+// bias as in get_bias_4d_view() of mem_eff_attention/pytorch_utils.h.
+inline constexpr Semantics kEfficient{
+    Order::kPositionsFirst, FORESHOCK_CAUSAL_TOP_LEFT, true, true, false, true};
+static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
+              FORESHOCK_CAUSAL_BOTTOM_RIGHT == 2);
+
+// foreshock::tap says in its arguments what they mean.
+inline constexpr Semantics kTap{Order::kAsSaid, kSquareOnly};
 
 struct AttentionOp {
   const char* space;
   const char* name;
   const char* overload;
   uint32_t pass;
-  Meaning meaning;
+  const Semantics* semantics;
 };
 
 inline constexpr uint32_t kAhead = FORESHOCK_FORWARD, kBack = FORESHOCK_BACKWARD;
 
 inline constexpr AttentionOp kAttentionOps[] = {
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kAhead, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBack, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_flash_attention", "", kAhead, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_flash_attention", "quantized", kAhead, Meaning::kOther},
-    {"aten", "_scaled_dot_product_flash_attention_backward", "", kBack, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_efficient_attention", "", kAhead, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_efficient_attention_backward", "", kBack, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_cudnn_attention", "", kAhead, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_cudnn_attention_backward", "", kBack, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_fused_attention_overrideable", "", kAhead, Meaning::kSdpa},
-    {"aten", "_scaled_dot_product_fused_attention_overrideable_backward", "", kBack, Meaning::kSdpa},
-    // torch.nn.attention.varlen, nested tensors and xformers with torch's own kernels end here.
-    {"aten", "_flash_attention_forward", "", kAhead, Meaning::kFlash},
-    {"aten", "_flash_attention_forward", "quantized", kAhead, Meaning::kOther},
-    {"aten", "_flash_attention_forward_no_dropout_inplace", "", kAhead, Meaning::kOther},
-    {"aten", "_flash_attention_backward", "", kBack, Meaning::kFlash},
-    {"aten", "_efficient_attention_forward", "", kAhead, Meaning::kOther},
-    {"aten", "_efficient_attention_backward", "", kBack, Meaning::kOther},
-    {"aten", "_cudnn_attention_forward", "", kAhead, Meaning::kOther},
-    {"aten", "_cudnn_attention_backward", "", kBack, Meaning::kOther},
-    {"foreshock", "tap", "", kAhead, Meaning::kTap},
-    {"foreshock", "tap_backward", "", kBack, Meaning::kTap},
-    {"flash_attn", "_flash_attn_forward", "", kAhead, Meaning::kFlash},
-    {"flash_attn", "_flash_attn_backward", "", kBack, Meaning::kFlash},
-    {"flash_attn", "_flash_attn_varlen_forward", "", kAhead, Meaning::kFlash},
-    {"flash_attn", "_flash_attn_varlen_backward", "", kBack, Meaning::kFlash},
-    {"flash_attn_3", "_flash_attn_forward", "", kAhead, Meaning::kFlash},
-    {"flash_attn_3", "_flash_attn_backward", "", kBack, Meaning::kFlash},
-    {"xformers_flash", "flash_fwd", "", kAhead, Meaning::kFlash},
-    {"xformers_flash", "flash_bwd", "", kBack, Meaning::kFlash},
-    {"xformers_flash3", "flash_fwd", "", kAhead, Meaning::kFlash},
-    {"xformers_flash3", "flash_bwd", "", kBack, Meaning::kFlash},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kAhead, &kUpperLeft},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBack, &kUpperLeft},
+    {"aten", "_scaled_dot_product_flash_attention", "", kAhead, &kSdpaFlash},
+    {"aten", "_scaled_dot_product_flash_attention", "quantized", kAhead, &kSdpaFlash},
+    {"aten", "_scaled_dot_product_flash_attention_backward", "", kBack, &kSdpaFlash},
+    {"aten", "_scaled_dot_product_efficient_attention", "", kAhead, &kSdpaEfficient},
+    {"aten", "_scaled_dot_product_efficient_attention_backward", "", kBack, &kSdpaEfficient},
+    {"aten", "_scaled_dot_product_cudnn_attention", "", kAhead, &kCudnn},
+    {"aten", "_scaled_dot_product_cudnn_attention_backward", "", kBack, &kCudnn},
+    {"aten", "_scaled_dot_product_fused_attention_overrideable", "", kAhead, &kOverrideable},
+    {"aten", "_scaled_dot_product_fused_attention_overrideable_backward", "", kBack, &kOverrideable},
+    {"aten", "_flash_attention_forward", "", kAhead, &kFlash},
+    {"aten", "_flash_attention_forward", "quantized", kAhead, &kFlash},
+    {"aten", "_flash_attention_forward_no_dropout_inplace", "", kAhead, &kFlashInplace},
+    {"aten", "_flash_attention_backward", "", kBack, &kFlash},
+    {"aten", "_efficient_attention_forward", "", kAhead, &kEfficient},
+    {"aten", "_efficient_attention_backward", "", kBack, &kEfficient},
+    {"aten", "_cudnn_attention_forward", "", kAhead, &kCudnn},
+    {"aten", "_cudnn_attention_backward", "", kBack, &kCudnn},
+    {"foreshock", "tap", "", kAhead, &kTap},
+    {"foreshock", "tap_backward", "", kBack, &kTap},
+    {"flash_attn", "_flash_attn_forward", "", kAhead, &kFlash},
+    {"flash_attn", "_flash_attn_backward", "", kBack, &kFlash},
+    {"flash_attn", "_flash_attn_varlen_forward", "", kAhead, &kFlash},
+    {"flash_attn", "_flash_attn_varlen_backward", "", kBack, &kFlash},
+    {"flash_attn_3", "_flash_attn_forward", "", kAhead, &kFlash},
+    {"flash_attn_3", "_flash_attn_backward", "", kBack, &kFlash},
+    {"xformers_flash", "flash_fwd", "", kAhead, &kFlash},
+    {"xformers_flash", "flash_bwd", "", kBack, &kFlash},
+    {"xformers_flash3", "flash_fwd", "", kAhead, &kFlash},
+    {"xformers_flash3", "flash_bwd", "", kBack, &kFlash},
 };
 
 }  // namespace foreshock::adapter

@@ -52,7 +52,7 @@ class MathWindow {
     const auto found = c10::Dispatcher::singleton().findSchema({std::string("aten::") + kMathPath, ""});
     if (!on || !found) return;
     number_ = number;
-    arguments_ = new AttentionArguments(found->schema(), Meaning::kSdpa, false);
+    arguments_ = new AttentionArguments(found->schema(), kUpperLeft, false);
     handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&Begin, &End)
                                         .needsInputs(true)
                                         .needsOutputs(true)
@@ -100,7 +100,7 @@ class MathWindow {
     try {
       if (!function.outputs().empty()) {
         call->inputs.out = TensorOrUndefined(function.outputs()[0]);
-        reason = Describe(call->inputs, Meaning::kSdpa, false, &description);
+        reason = Describe(call->inputs, kUpperLeft, false, &description);
       }
     } catch (...) {
     }

@@ -117,7 +117,9 @@ def trainer(fake_core: Path, adapters: Path, tmp_path: Path):
             env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": os.pathsep.join(paths)}
             env |= {"FORESHOCK_DIR": str(tmp_path), "FORESHOCK_ADAPTERS": str(adapters)}
         begin = PREAMBLE if monitored else "".join(PREAMBLE.partition("import torch\n")[:2])
-        script = begin + textwrap.dedent(code)
+        # Autograd has a thread for each device, which may hold a tensor of Python's when the interpreter ends.
+        end = "\nsys.stdout.flush(); os._exit(0)" if "HOST_CUDA" in environment else ""
+        script = begin + textwrap.dedent(code) + end
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, env=env | environment, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]

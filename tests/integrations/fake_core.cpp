@@ -11,7 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "recomputed.h"
+
 namespace {
+
+using recomputed::Element;
 
 std::mutex g_lock;
 std::string g_events;
@@ -42,18 +46,6 @@ std::string Number(double value) {
   return Format("%.17g", value);
 }
 
-double Element(const foreshock_tensor& tensor, int64_t offset) {
-  if (tensor.dtype == FORESHOCK_FP32) return static_cast<const float*>(tensor.data)[offset];
-  if (tensor.dtype == FORESHOCK_FP64) return static_cast<const double*>(tensor.data)[offset];
-  if (tensor.dtype == FORESHOCK_FP16) return 0;
-  if (tensor.dtype == FORESHOCK_BOOL) return static_cast<const uint8_t*>(tensor.data)[offset];
-  if (tensor.dtype != FORESHOCK_BF16) return 0;
-  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(tensor.data)[offset]) << 16;
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 // Sum of value * (1 + position in the logical order): differs when a stride or a shape is wrong.
 double Fingerprint(const foreshock_tensor& tensor) {
   double total = 0;
@@ -68,12 +60,16 @@ double Fingerprint(const foreshock_tensor& tensor) {
   return total;
 }
 
+// Tensors of CUDA lie in memory of the host too where host_cuda.cpp is the device.
+bool IsReadable(const foreshock_tensor& tensor) {
+  static const bool is_host_cuda = std::getenv("HOST_CUDA") != nullptr;
+  return tensor.device_type == FORESHOCK_DEVICE_CPU ||
+         (is_host_cuda && tensor.device_type == FORESHOCK_DEVICE_CUDA);
+}
+
 std::string Describe(const foreshock_tensor& tensor) {
   if (!tensor.data) return "null";
-  // Those of CUDA lie in memory of the host too where host_cuda.cpp is the device.
-  static const bool is_host_cuda = std::getenv("HOST_CUDA") != nullptr;
-  const bool readable = tensor.device_type == FORESHOCK_DEVICE_CPU ||
-                        (is_host_cuda && tensor.device_type == FORESHOCK_DEVICE_CUDA);
+  const bool readable = IsReadable(tensor);
   return Format("{\"data\": %" PRIuPTR ", \"shape\": [%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
                 "], \"dims\": %u, \"dtype\": %u, \"device\": [%d,%d], \"fingerprint\": %s}",
                 reinterpret_cast<uintptr_t>(tensor.data), tensor.shape[0], tensor.shape[1], tensor.shape[2],
@@ -137,6 +133,10 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
       {"lse", &call->log_sum_exp},   {"mask", &call->mask},
       {"grad_out", &call->grad_out}, {"grad_query", &call->grad_query}};
   for (const auto& [name, tensor] : tensors) line += std::string(", \"") + name + "\": " + Describe(*tensor);
+  const recomputed::Errors errors =
+      IsReadable(call->query) ? recomputed::ErrorsOf(*call) : recomputed::Errors{};
+  line += ", \"errors\": {\"out\": " + Number(errors.out) + ", \"lse\": " + Number(errors.log_sum_exp) +
+          ", \"grad_query\": " + Number(errors.grad_query) + "}";
   Record(line + "}");
 }
 

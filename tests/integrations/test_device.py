@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 LEGACY = 1  # the default stream, as foreshock_attention_call.stream has it
 
 DEVICE = """
@@ -51,3 +56,50 @@ print(json.dumps([events("leave"), host_cuda.host_cuda_handles_asked()]))
     )
     assert [row["stream"] for row in rows] == [LEGACY, 0x7F0000001000, 0x7F0000002000]
     assert asked <= 1
+
+
+TRAINING = """
+import hashlib
+sys.path.insert(0, os.environ["SUPPORT"])
+import device_attention as device
+from device_attention import put, get
+torch.manual_seed(0); torch.set_num_threads(1)
+import torch.nn.functional as F
+from torch import nn
+host_cuda.host_cuda_set_backend(int(os.environ["BACKEND"]))
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__(); self.norm, self.qkv, self.o = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+    def forward(self, x):
+        q, k, v = [t.view(2, 16, 4, 8).transpose(1, 2) for t in self.qkv(self.norm(x)).split(32, 2)]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1 if os.environ["DROPOUT"] else 0.0)
+        return x + self.o(y.transpose(1, 2).reshape(2, 16, 32))
+model = nn.Sequential(Block(), Block()); total = hashlib.sha256()
+for module in model.modules():
+    for name, given in list(module.named_parameters(recurse=False)): setattr(module, name, nn.Parameter(put(given)))
+opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for _ in range(3):
+    loss = model(put(torch.randn(2, 16, 32))).square().mean(); loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0); opt.step(); opt.zero_grad()
+    total.update(get(loss).numpy().tobytes())
+for p in model.parameters(): total.update(get(p).numpy().tobytes())
+facts = [total.hexdigest(), host_cuda.host_cuda_operations(), host_cuda.host_cuda_waits()]
+"""
+
+
+@pytest.mark.parametrize(("backend", "dropout"), [("1", "dropout"), ("2", ""), ("3", "dropout")])
+def test_a_training_there_is_the_same(trainer, host_cuda, backend: str, dropout: str) -> None:
+    """The same bits, as many operations on the device, and no wait for it, every call sampled."""
+    words = {"HOST_CUDA": host_cuda, "BACKEND": backend, "DROPOUT": dropout, "SUPPORT": SUPPORT}
+    plain = [trainer(TRAINING + "import json; print(json.dumps(facts))", monitored=False, **words) for _ in range(2)]
+    ours, rows = trainer(TRAINING + "print(json.dumps([facts, events()]))", **words)
+    assert plain[0] == plain[1]
+    assert ours == plain[0]
+    assert ours[2] == 0
+    calls = [row for row in rows if row["event"] in ("enter", "leave", "skip")]
+    assert [row["event"] for row in calls] == ["enter", "leave"] * (3 * 2 * 2)
+    name = {"1": "flash", "2": "efficient", "3": "cudnn"}[backend]
+    assert {row["op"].removesuffix("_backward") for row in calls} == {f"_scaled_dot_product_{name}_attention"}
+    layers = [row["layer"] for row in calls if row["event"] == "leave"]
+    assert len(set(layers)) == 2
+    assert 0 not in layers

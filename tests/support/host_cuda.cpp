@@ -20,7 +20,7 @@ using Stack = torch::jit::Stack;
 constexpr int kDevices = 2;
 
 std::atomic<bool> guard_tells{true};
-std::atomic<int64_t> waits{0}, handles_asked{0}, backend{1};
+std::atomic<int64_t> waits{0}, handles_asked{0}, backend{1}, operations{0};
 thread_local int64_t current_stream[kDevices] = {};
 thread_local c10::DeviceIndex current_device = 0;
 // Is told when an operation begins and when memory is given back: a driver that stands in has to have done
@@ -155,6 +155,7 @@ void ChangeTensors(c10::IValue* value, const Change& change) {
 
 void RunOnHost(const c10::OperatorHandle& op, Stack* stack) {
   CatchUp();
+  ++operations;
   Lowered lowered;
   const size_t arguments = op.schema().arguments().size(), results = op.schema().returns().size();
   for (size_t n = stack->size() - arguments; n < stack->size(); ++n) {
@@ -213,6 +214,7 @@ __attribute__((visibility("default"))) void host_cuda_set_backend(int number) { 
 __attribute__((visibility("default"))) void host_cuda_guard_tells(int tells) { guard_tells = tells != 0; }
 __attribute__((visibility("default"))) void host_cuda_catch_up(void (*all)()) { catch_up = all; }
 __attribute__((visibility("default"))) int64_t host_cuda_waits() { return waits; }
+__attribute__((visibility("default"))) int64_t host_cuda_operations() { return operations; }
 __attribute__((visibility("default"))) int64_t host_cuda_handles_asked() { return handles_asked; }
 // What torch's CUDA library offers to compiled graphs, from a library of this name.
 __attribute__((visibility("default"))) int32_t aoti_torch_get_current_cuda_stream(int32_t device,

@@ -1,0 +1,114 @@
+// Attention once more in fp64 from nothing but its description: what an operation returned differs from it by
+// rounding, or it was described as what it is not.
+#ifndef FORESHOCK_TESTS_INTEGRATIONS_RECOMPUTED_H_
+#define FORESHOCK_TESTS_INTEGRATIONS_RECOMPUTED_H_
+
+#include <foreshock/hook.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace recomputed {
+
+inline double Element(const foreshock_tensor& tensor, int64_t offset) {
+  if (tensor.dtype == FORESHOCK_FP32) return static_cast<const float*>(tensor.data)[offset];
+  if (tensor.dtype == FORESHOCK_FP64) return static_cast<const double*>(tensor.data)[offset];
+  if (tensor.dtype == FORESHOCK_FP16) return 0;
+  if (tensor.dtype == FORESHOCK_BOOL) return static_cast<const uint8_t*>(tensor.data)[offset];
+  if (tensor.dtype != FORESHOCK_BF16) return 0;
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(tensor.data)[offset]) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline double At(const foreshock_tensor& tensor, int64_t a, int64_t b, int64_t c, int64_t d) {
+  return Element(tensor,
+                 a * tensor.stride[0] + b * tensor.stride[1] + c * tensor.stride[2] + d * tensor.stride[3]);
+}
+
+// Norm of the difference over norm of the truth; NaN if anything is.
+struct Difference {
+  double off = 0, truth = 0;
+  void Add(double found, double wanted) {
+    off += (found - wanted) * (found - wanted);
+    truth += wanted * wanted;
+  }
+  double relative() const { return truth > 0 ? std::sqrt(off / truth) : off; }
+};
+
+// -1: not there, or its shape does not fit.
+struct Errors {
+  double out = -1, log_sum_exp = -1, grad_query = -1;
+};
+
+inline double ScoreOf(const foreshock_attention_call& call, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const int64_t group = call.query.shape[1] / call.key.shape[1];
+  const int64_t shift =
+      call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT ? call.key.shape[2] - call.query.shape[2] : 0;
+  if (call.causal != FORESHOCK_CAUSAL_NONE && j > i + shift) return -INFINITY;
+  double score = 0;
+  for (int64_t d = 0; d < call.query.shape[3]; ++d)
+    score += At(call.query, b, h, i, d) * At(call.key, b, h / group, j, d);
+  score *= call.scale;
+  if (!call.mask.data) return score;
+  const double mask = At(call.mask, b, h, i, j);
+  if (call.mask.dtype == FORESHOCK_BOOL) return mask != 0 ? score : -INFINITY;
+  return score + mask;
+}
+
+inline bool HasShape(const foreshock_tensor& tensor, const foreshock_tensor& rows, int64_t width) {
+  return tensor.data && std::equal(rows.shape, rows.shape + 3, tensor.shape) && tensor.shape[3] == width;
+}
+
+inline Errors ErrorsOf(const foreshock_attention_call& call) {
+  Difference out, grad;
+  Errors errors;
+  const int64_t keys = call.key.shape[2], width = call.value.shape[3], dims = call.query.shape[3];
+  const bool has_out = HasShape(call.out, call.query, width),
+             has_lse = HasShape(call.log_sum_exp, call.query, 1),
+             has_grad =
+                 HasShape(call.grad_out, call.query, width) && HasShape(call.grad_query, call.query, dims);
+  for (int64_t b = 0; b < call.query.shape[0]; ++b)
+    for (int64_t h = 0; h < call.query.shape[1]; ++h)
+      for (int64_t i = 0; i < call.query.shape[2]; ++i) {
+        const int64_t kv = h * call.key.shape[1] / call.query.shape[1];
+        std::vector<double> p(static_cast<size_t>(keys));
+        double most = -INFINITY, sum = 0;
+        for (int64_t j = 0; j < keys; ++j) most = std::max(most, p[j] = ScoreOf(call, b, h, i, j));
+        for (double& each : p) sum += each = std::exp(each - most);
+        for (double& each : p) each /= sum;
+        if (has_lse)
+          errors.log_sum_exp =
+              std::max(errors.log_sum_exp, std::abs(At(call.log_sum_exp, b, h, i, 0) - most - std::log(sum)));
+        double delta = 0;
+        for (int64_t d = 0; d < width && has_out; ++d) {
+          double wanted = 0;
+          for (int64_t j = 0; j < keys; ++j) wanted += p[j] * At(call.value, b, kv, j, d);
+          out.Add(At(call.out, b, h, i, d), wanted);
+          if (has_grad) delta += At(call.grad_out, b, h, i, d) * At(call.out, b, h, i, d);
+        }
+        if (!has_grad) continue;
+        std::vector<double> of_score(static_cast<size_t>(keys));
+        for (int64_t j = 0; j < keys; ++j) {
+          double dot = 0;
+          for (int64_t d = 0; d < width; ++d)
+            dot += At(call.grad_out, b, h, i, d) * At(call.value, b, kv, j, d);
+          of_score[j] = p[j] * (dot - delta) * call.scale;
+        }
+        for (int64_t d = 0; d < dims; ++d) {
+          double wanted = 0;
+          for (int64_t j = 0; j < keys; ++j) wanted += of_score[j] * At(call.key, b, kv, j, d);
+          grad.Add(At(call.grad_query, b, h, i, d), wanted);
+        }
+      }
+  if (has_out) errors.out = out.relative();
+  if (has_grad) errors.grad_query = grad.relative();
+  return errors;
+}
+
+}  // namespace recomputed
+
+#endif  // FORESHOCK_TESTS_INTEGRATIONS_RECOMPUTED_H_
