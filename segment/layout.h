@@ -11,7 +11,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 3;
+inline constexpr uint32_t kLayoutVersion = 4;
 inline constexpr uint32_t kOldestLayoutVersion = 1;  // that the agent reads
 
 inline constexpr uint32_t kPasses = 2;             // 0 forward, 1 backward

@@ -156,6 +156,43 @@ TEST_F(Versions, ASegmentOfVersion2IsReadWhole) {
   EXPECT_EQ(reader->torn()[0].ticket, 3u);
 }
 
+// Its operations are all there, and what it knew nothing of is nothing: no calls skipped for a device, no
+// device that has made progress.
+TEST_F(Versions, ASegmentOfVersion3IsReadWhole) {
+  unpack(FORESHOCK_SEGMENT_FIXTURES "/version_3.txt");
+  std::string why;
+  auto reader = open(&why);
+  ASSERT_NE(reader, nullptr) << why;
+
+  EXPECT_EQ(reader->identity().pid, 4242u);
+  ASSERT_EQ(reader->ops().size(), 40u);
+  EXPECT_EQ(text_of(reader->ops()[39].name), "aten::attention_39");
+  const Totals totals = reader->totals();
+  EXPECT_EQ(totals.calls[0], 105u);
+  EXPECT_EQ(totals.calls[39], 9u);
+  EXPECT_EQ(totals.unsampled[0], 100u);
+  EXPECT_EQ(totals.sampled[0], 4u);
+  EXPECT_THAT(totals.skipped[0], testing::ElementsAre(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0));
+  EXPECT_THAT(totals.skipped[1], testing::ElementsAre(3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+  EXPECT_EQ(totals.hook_ns, 1000u);
+  EXPECT_EQ(totals.step_ns, 2000u);
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[1].step, 13);
+  EXPECT_EQ(steps[1].cost_ns, 5003u);
+
+  SegmentReader::Ready ready;
+  ASSERT_TRUE(reader->next_ready(&ready));
+  ASSERT_EQ(ready.why, nullptr) << ready.why;
+  EXPECT_EQ(ready.view.header.step, 12);
+  EXPECT_EQ(ready.view.header.device_end_ns, 0u);
+  double query = 0;
+  std::memcpy(&query, ready.view.payload[kQuery].data(), sizeof query);
+  EXPECT_EQ(query, 1.5);
+  reader->consume_judged(ready.slot, ready.ticket, 0);
+  EXPECT_FALSE(reader->next_ready(&ready));
+}
+
 TEST_F(Versions, AnUnknownVersionIsRefusedAndSaysWhichSideToUpgrade) {
   unpack(FORESHOCK_SEGMENT_FIXTURES "/version_1.txt");
   std::string why;
