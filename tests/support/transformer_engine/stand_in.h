@@ -74,44 +74,34 @@ struct NVTEShape {
 
 // clang-format off
 // X(type, name) for every argument in its order, but for the last one: the stream.
-#define FORWARD_ARGUMENTS(X)                                                                               \
-  IF99(X(double, temperature))                                                                             \
-  X(NVTETensor, Q)                                                                                         \
-  X(NVTETensor, K) X(NVTETensor, V) X(NVTETensor, Bias) IF8(X(NVTETensor, SoftmaxOffset)) X(NVTETensor, S) \
-      X(NVTETensor, O) X(NVTETensorPack*, Aux) X(NVTETensor, cu_seqlens_q) X(NVTETensor, cu_seqlens_kv)    \
-          X(NVTETensor, cu_seqlens_q_padded) X(NVTETensor, cu_seqlens_kv_padded)                           \
-              IF2(X(NVTETensor, page_table_k) X(NVTETensor, page_table_v)) X(NVTETensor, rng_state)        \
-                  X(size_t, max_seqlen_q) X(size_t, max_seqlen_kv) X(bool, is_training)                    \
-                      IF9(X(bool, return_max_logit)) IF10(X(bool, cuda_graph)) X(float, attn_scale)        \
-                          X(float, dropout) X(NVTE_QKV_Layout, qkv_layout)                                 \
-                              IF15(X(NVTE_QKV_Format, o_format) X(NVTE_QKV_Format, scale_inv_format))      \
-                                  X(NVTE_Bias_Type, bias_type) X(NVTE_Mask_Type, mask_type)                \
-                                      IF8(X(NVTE_Softmax_Type, softmax_type)) X(int64_t, window_left)      \
-                                          X(int64_t, window_right) IF12(X(bool, bottom_right_diagonal))    \
-                                              IF99(X(int64_t, m0) X(int64_t, m1) X(int64_t, m2)            \
-                                                       X(int64_t, m3) X(int64_t, m4) X(int64_t, m5)        \
-                                                           X(int64_t, m6) X(int64_t, m7) X(float, f0)      \
-                                                               X(float, f1) X(int, last))                  \
-                                                  X(NVTETensor, workspace)
+#define FORWARD_ARGUMENTS(X)                                                                             \
+  IF99(X(double, temperature)) X(NVTETensor, Q) X(NVTETensor, K) X(NVTETensor, V) X(NVTETensor, Bias)    \
+  IF8(X(NVTETensor, SoftmaxOffset)) X(NVTETensor, S) X(NVTETensor, O) X(NVTETensorPack*, Aux)            \
+  X(NVTETensor, cu_seqlens_q) X(NVTETensor, cu_seqlens_kv) X(NVTETensor, cu_seqlens_q_padded)            \
+  X(NVTETensor, cu_seqlens_kv_padded) IF2(X(NVTETensor, page_table_k) X(NVTETensor, page_table_v))       \
+  X(NVTETensor, rng_state) X(size_t, max_seqlen_q) X(size_t, max_seqlen_kv) X(bool, is_training)         \
+  IF9(X(bool, return_max_logit)) IF10(X(bool, cuda_graph)) X(float, attn_scale) X(float, dropout)        \
+  X(NVTE_QKV_Layout, qkv_layout) IF15(X(NVTE_QKV_Format, o_format) X(NVTE_QKV_Format, scale_inv_format)) \
+  X(NVTE_Bias_Type, bias_type) X(NVTE_Mask_Type, mask_type) IF8(X(NVTE_Softmax_Type, softmax_type))      \
+  X(int64_t, window_left) X(int64_t, window_right) IF12(X(bool, bottom_right_diagonal)) MORE(X)          \
+  X(NVTETensor, workspace)
 
-#define BACKWARD_ARGUMENTS(X)                                                                                \
-  IF99(X(double, temperature))                                                                               \
-  X(NVTETensor, Q)                                                                                           \
-  X(NVTETensor, K) X(NVTETensor, V) X(NVTETensor, O) X(NVTETensor, dO) X(NVTETensor, S) X(NVTETensor, dP) X( \
-      const NVTETensorPack*, Aux) X(NVTETensor, dQ) X(NVTETensor, dK) X(NVTETensor, dV) X(NVTETensor, dBias) \
-      IF8(X(NVTETensor, dSoftmaxOffset)) X(NVTETensor, cu_seqlens_q) X(NVTETensor, cu_seqlens_kv)            \
-          X(NVTETensor, cu_seqlens_q_padded) X(NVTETensor, cu_seqlens_kv_padded) X(size_t, max_seqlen_q) X(  \
-              size_t, max_seqlen_kv) X(float, attn_scale) X(float, dropout) X(NVTE_QKV_Layout, qkv_layout)   \
-              IF15(X(NVTE_QKV_Format, o_format) X(NVTE_QKV_Format, do_format)                                \
-                       X(NVTE_QKV_Layout, dqkv_layout) X(NVTE_QKV_Format, scale_inv_format)                  \
-                           X(NVTE_QKV_Format, do_scale_inv_format)) X(NVTE_Bias_Type, bias_type)             \
-                  X(NVTE_Mask_Type, mask_type) IF8(X(NVTE_Softmax_Type, softmax_type))                       \
-                      X(int64_t, window_left) X(int64_t, window_right) IF12(X(bool, bottom_right_diagonal))  \
-                          X(bool, deterministic) IF10(X(bool, cuda_graph))                                   \
-                              IF99(X(int64_t, m0) X(int64_t, m1) X(int64_t, m2) X(int64_t, m3)               \
-                                       X(int64_t, m4) X(int64_t, m5) X(int64_t, m6) X(int64_t, m7)           \
-                                           X(float, f0) X(float, f1) X(int, last)) X(NVTETensor, workspace)
+#define BACKWARD_ARGUMENTS(X)                                                                            \
+  IF99(X(double, temperature)) X(NVTETensor, Q) X(NVTETensor, K) X(NVTETensor, V) X(NVTETensor, O)       \
+  X(NVTETensor, dO) X(NVTETensor, S) X(NVTETensor, dP) X(const NVTETensorPack*, Aux) X(NVTETensor, dQ)   \
+  X(NVTETensor, dK) X(NVTETensor, dV) X(NVTETensor, dBias) IF8(X(NVTETensor, dSoftmaxOffset))            \
+  X(NVTETensor, cu_seqlens_q) X(NVTETensor, cu_seqlens_kv) X(NVTETensor, cu_seqlens_q_padded)            \
+  X(NVTETensor, cu_seqlens_kv_padded) X(size_t, max_seqlen_q) X(size_t, max_seqlen_kv)                   \
+  X(float, attn_scale) X(float, dropout) X(NVTE_QKV_Layout, qkv_layout)                                  \
+  IF15(X(NVTE_QKV_Format, o_format) X(NVTE_QKV_Format, do_format) X(NVTE_QKV_Layout, dqkv_layout)        \
+       X(NVTE_QKV_Format, scale_inv_format) X(NVTE_QKV_Format, do_scale_inv_format))                     \
+  X(NVTE_Bias_Type, bias_type) X(NVTE_Mask_Type, mask_type) IF8(X(NVTE_Softmax_Type, softmax_type))      \
+  X(int64_t, window_left) X(int64_t, window_right) IF12(X(bool, bottom_right_diagonal))                  \
+  X(bool, deterministic) IF10(X(bool, cuda_graph)) MORE(X) X(NVTETensor, workspace)
 
+#define MORE(X)                                                                                          \
+  IF99(X(int64_t, m0) X(int64_t, m1) X(int64_t, m2) X(int64_t, m3) X(int64_t, m4) X(int64_t, m5)         \
+       X(int64_t, m6) X(int64_t, m7) X(float, f0) X(float, f1) X(int, last))
 // clang-format on
 #define PARAMETER(type, name) type name,
 #define FIELD(type, name) type name = {};
