@@ -138,6 +138,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   refresh_identity(segment, rank);
   rank->ops = segment.ops();
   rank->unseen = segment.unseen_names();
+  rank->coverage = segment.coverage();
   rank->totals = segment.totals();
   rank->tensors = segment.tensor_ring();
   rank->steps = segment.steps_taken();

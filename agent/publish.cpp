@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "agent/json_values.h"
+#include "agent/publish_coverage.h"
 #include "detect/thresholds.h"
 #include "segment/names.h"
 
@@ -72,8 +73,6 @@ void publish_counts(const RankStatistics& rank, RankWriter& to) {
       to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
   }
   to.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen()});
-  // Nothing here counts what ran by other means than the hooks, so nothing is claimed.
-  to.set(Metric::kAttentionCoverageRatio, std::optional<double>(std::nan("")), "none");
   to.clear(Metric::kAttentionUnseen);
   for (const segment::UnseenName& unseen : rank.unseen)
     to.set(Metric::kAttentionUnseen, uint64_t{1}, segment::text_of(unseen.name),
@@ -235,6 +234,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   RankWriter to(rank, registry);
   publish_identity(rank, to);
   publish_counts(rank, to);
+  publish_coverage(rank, registry);
   publish_training(rank, to);
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     publish_pass(rank.pass[pass], segment::kPassNames[pass], to);
@@ -281,7 +281,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
       {"no_attention_seen", rank.no_attention_seen()},
       {"attention_unseen", unseen_json(rank)},
-      {"attention_coverage", {{"ratio", nullptr}, {"source", "none"}}},
+      {"attention_coverage", coverage_json(rank)},
       {"worst_layer", worst != nullptr ? json(worst->label) : json(nullptr)},
       {"worst_layer_name", worst != nullptr && !worst->name.empty() ? json(worst->name) : json(nullptr)},
       {"layer_source", rank.layer_source},

@@ -158,6 +158,7 @@ struct RankStatistics {
   bool identified = false;  // `identity` has been read
   std::vector<segment::Op> ops;
   std::vector<segment::UnseenName> unseen;  // attention that no hook sees
+  segment::Coverage coverage = {};          // what of it was counted by other means
   segment::Totals totals;
   uint64_t judged[segment::kPasses] = {};
   uint64_t lost[segment::kPasses][segment::kLostReasons] = {};

@@ -179,6 +179,22 @@ std::string unseen_fact(const Json& ranks) {
   return line.empty() ? "" : fact("not seen", line) + fact("", "`foreshock.tap` makes it seen");
 }
 
+// What ran in launched CUDA graphs, and was seen by nobody then.
+std::string graphs_fact(const Json& ranks) {
+  double calls = 0, launches = 0, unknown = 0;
+  for (const Json& rank : ranks) {
+    for (const char* pass : {"forward", "backward"})
+      calls += number(rank, std::string("/attention_coverage/graphs/calls/") + pass).value_or(0);
+    launches += number(rank, "/attention_coverage/graphs/launches").value_or(0);
+    unknown += number(rank, "/attention_coverage/graphs/unknown_launches").value_or(0);
+  }
+  if (calls + unknown == 0) return "";
+  std::string line =
+      count(calls) + " calls ran in " + count(launches) + " launches of CUDA graphs, unsampled";
+  if (unknown > 0) line += "; of " + count(unknown) + " more launches nothing is known";
+  return fact("in graphs", line);
+}
+
 bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[0].calls == 0 && passes[1].calls == 0 && number(ranks[0], "/steps").value_or(0) >= 10;
 }
@@ -226,7 +242,7 @@ std::string summary_text(const std::string& json, bool colour) {
     out += fact("", "a sample costs more than --max-slowdown allows of steps this short, or of so few:");
     out += fact("", "train longer, or allow more, as in --max-slowdown 10%");
   }
-  out += math_path_fact(ranks) + unseen_fact(ranks);
+  out += math_path_fact(ranks) + graphs_fact(ranks) + unseen_fact(ranks);
   if (ranks.size() == 1) {
     out += fact("worst layer", layer_fact(ranks[0]));
     out += fact("loss", loss_fact(ranks[0]));

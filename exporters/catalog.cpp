@@ -23,7 +23,8 @@ constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",      "capt
                                    "fp8",     "mask",      "layout",       "too_large", "off",
                                    "unknown", "device",    "device_memory"};
 constexpr Values kLostReasons[] = {"torn", "agent_absent", "refused", "unsupported"};
-constexpr Values kCoverageSources[] = {"none"};
+constexpr Values kCoverageSources[] = {"none", "graphs"};
+constexpr Values kGraphKnowledge[] = {"known", "unknown"};
 constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
 constexpr Values kReferences[] = {"previous", "initial"};
 constexpr Values kScopes[] = {"node"};
@@ -81,6 +82,7 @@ constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax
 constexpr LabelInfo kRankLayerPass[] = {{"run"}, {"rank"}, {"layer"}, {"pass", kPasses}};
 constexpr LabelInfo kRankLayer[] = {{"run"}, {"rank"}, {"layer"}};
 constexpr LabelInfo kRankCoverage[] = {{"run"}, {"rank"}, {"source", kCoverageSources}};
+constexpr LabelInfo kRankGraph[] = {{"run"}, {"rank"}, {"attention", kGraphKnowledge}};
 constexpr LabelInfo kRankUnseen[] = {{"run"}, {"rank"}, {"op"}, {"evidence", kEvidence}};
 constexpr LabelInfo kRankSite[] = {{"run"}, {"rank"}, {"site", kSites}};
 constexpr LabelInfo kRankWhere[] = {{"run"}, {"rank"}, {"where", kCostPlaces}};
@@ -149,6 +151,16 @@ constexpr MetricInfo kTable[] = {
      "Always 1; the label op names attention that no hook sees, and evidence says how that is known: it was "
      "used, a module that has it was imported, or an operation with such arguments was registered.",
      kRankUnseen},
+    {kAttentionRecordedTotal, "foreshock_attention_recorded_total", kCounter, "calls",
+     "Attention calls counted while a CUDA graph was recorded: they did not run then.", kRankPass},
+    {kAttentionGraphCallsTotal, "foreshock_attention_graph_calls_total", kCounter, "calls",
+     "Attention calls that ran inside launched CUDA graphs, where no hook is called and nothing is sampled: "
+     "those of each graph times its launches.",
+     kRankPass},
+    {kGraphLaunchesTotal, "foreshock_graph_launches_total", kCounter, "launches",
+     "Launches of CUDA graphs, by whether the attention in them is known. It is not where two were recorded "
+     "at once, or one was not recorded from a stream.",
+     kRankGraph},
 
     {kAttentionRelativeError, "foreshock_attention_relative_error", kGauge, "ratio",
      "Error of the kernel against the fp64 reference, L2 over L2 per row, over the last samples.",

@@ -35,6 +35,9 @@ enum class Metric : uint16_t {
   kNoAttentionSeen,
   kAttentionCoverageRatio,
   kAttentionUnseen,
+  kAttentionRecordedTotal,
+  kAttentionGraphCallsTotal,
+  kGraphLaunchesTotal,
   // what the samples say
   kAttentionRelativeError,
   kAttentionDeviationRatio,

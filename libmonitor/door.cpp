@@ -162,12 +162,14 @@ __attribute__((constructor)) void enter_by_linked_torch() { load_adapter(); }
 
 }  // namespace
 
-void* find_in_mapped(const char* library, const char* function) {
+void* find_in_mapped(const char* library, const char* function, const char* version) {
   Search search = {};
-  if (dlopen == nullptr || dlsym == nullptr) return nullptr;  // old_glibc.h
+  if (dlopen == nullptr || dlsym == nullptr || dlvsym == nullptr) return nullptr;  // old_glibc.h
   for (int skip = 0; find_mapped(library, &search, skip); ++skip) {
     void* handle = dlopen(search.path, RTLD_NOW | RTLD_NOLOAD);
-    void* found = handle != nullptr ? dlsym(handle, function) : nullptr;
+    void* found = handle == nullptr    ? nullptr
+                  : version == nullptr ? dlsym(handle, function)
+                                       : dlvsym(handle, function, version);
     if (found != nullptr) return found;
   }
   return nullptr;

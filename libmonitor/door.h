@@ -7,7 +7,8 @@ namespace foreshock {
 // A function of the libraries that are mapped already, or null. `library` is a file name, after which a
 // version may stand ("libtorch_cpu.so"), or how several begin ("libtorch"). dlsym(RTLD_NEXT) does not see
 // what was loaded locally, as Python loads torch.
-void* find_in_mapped(const char* library, const char* function);
+// With a version only what has exactly that.
+void* find_in_mapped(const char* library, const char* function, const char* version = nullptr);
 
 // The path of such a library that is mapped; false when there is none, or when it is too long.
 bool find_mapped_path(const char* library, char (&path)[512]);

@@ -63,6 +63,17 @@ Counting Guest::counting() {
   return t_counting;
 }
 
+void Guest::count_calls(uint64_t (&calls)[segment::kPasses]) const {
+  const auto add = [&](segment::ThreadBlock& block) {
+    for (uint32_t op = 0; op < ops_known_.load(std::memory_order_acquire); ++op)
+      calls[ops_[op].pass] += std::atomic_ref<uint64_t>(block.calls[op]).load(std::memory_order_relaxed);
+  };
+  add(own()->local);
+  if ((hot() & kHotArmed) == 0) return;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
+}
+
 bool Guest::prepare_own_page() {
   OwnPage* none = &before_set_up_;
   if (own() != none) return true;

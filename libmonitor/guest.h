@@ -68,6 +68,9 @@ class Guest {
   // Where this thread counts. Before the segment exists: a local block that every thread shares.
   Counting counting();
 
+  // Calls so far by pass, of every thread, whether there is a segment yet or not.
+  void count_calls(uint64_t (&calls)[segment::kPasses]) const;
+
   // Counts from before the segment, moved into it. Called at step boundaries too: a thread may have been
   // late.
   void drain_local() { drain(&own()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }

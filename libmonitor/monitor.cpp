@@ -205,6 +205,7 @@ void Monitor::reset() {
   if (std::exchange(has_woken_, true)) {
     loss_ = {};
     skipped_steps_.store(0);
+    graphs_.forget();
   }
   step_.store(-1);
   next_step_.store(-1);
@@ -226,6 +227,7 @@ void Monitor::reset() {
   devices_.attach(&g_guest.writer());
   scalars_.attach(g_guest.writer().scalar_names());
   unseen_.attach(g_guest.writer().unseen_names());
+  graphs_.store(g_guest.writer().coverage());
   segment::SegmentWriter& writer = g_guest.writer();
   const Settings& settings = g_guest.settings();
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,

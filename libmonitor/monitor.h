@@ -7,6 +7,7 @@
 #include "libmonitor/budget.h"
 #include "libmonitor/cost_model.h"
 #include "libmonitor/device_sampler.h"
+#include "libmonitor/graph_ledger.h"
 #include "libmonitor/guest.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
@@ -41,6 +42,7 @@ class Monitor {
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled() const;
+  GraphLedger& graphs() { return graphs_; }
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);
   void observe_gradients(const foreshock_gradient* gradients, size_t count);
@@ -108,6 +110,7 @@ class Monitor {
   LossFollower loss_;
   Scalars scalars_;
   Unseen unseen_;
+  GraphLedger graphs_;
   OrdinalFollower ordinal_;
   DeviceSampler devices_;
   LayerTable layers_;

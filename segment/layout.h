@@ -48,6 +48,7 @@ enum RegionId : uint32_t {
   kScalarNames,  // from version 2 on
   kTensors,      // tensor_record.h
   kUnseenNames,
+  kCoverage,
   kRegions = 16
 };
 
@@ -156,6 +157,18 @@ struct UnseenName {
   char name[56];
 };
 static_assert(sizeof(UnseenName) == 64);
+
+// What ran past the hooks, as far as it was counted. Single words, each stored atomically, but for the name.
+// Totals of the process.
+struct Coverage {
+  // Of CUDA graphs (libmonitor/graph_ledger.h).
+  uint64_t graph_launches;           // of graphs that were seen when they were recorded
+  uint64_t unknown_launches;         // of others
+  uint64_t recorded_calls[kPasses];  // attention calls made while a graph was recorded: they did not run then
+  uint64_t launched_calls[kPasses];  // that ran in launched graphs
+  uint64_t reserved[10];
+};
+static_assert(sizeof(Coverage) == 128);
 
 // A layer that names were given for. Single words, each stored atomically; `ready` last.
 struct Layer {

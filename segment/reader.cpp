@@ -138,6 +138,12 @@ std::vector<UnseenName> SegmentReader::unseen_names() const {
   return names;
 }
 
+Coverage SegmentReader::coverage() const {
+  const Region& region = header_.regions[kCoverage];
+  if (region.count == 0 || !read_region(kCoverage, &region_)) return {};
+  return record_at<Coverage>(region_, region.record_size, 0);
+}
+
 Totals SegmentReader::totals() const {
   if (!read_region(kThreads, &region_)) return {};
   return parse_threads(region_, header_.regions[kThreads]);

@@ -37,6 +37,7 @@ class SegmentReader {
   std::vector<std::string> scalar_names()
       const;  // of StepRecord::scalars, in their order; those known so far
   std::vector<UnseenName> unseen_names() const;
+  Coverage coverage() const;
   Totals totals() const;
 
   // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of

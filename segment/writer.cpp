@@ -35,6 +35,7 @@ uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes, uint64_t 
   place(kProgress, sizeof(Progress), 1);
   place(kScalarNames, sizeof(ScalarName), kMaxScalars);
   place(kUnseenNames, sizeof(UnseenName), kMaxUnseen);
+  place(kCoverage, sizeof(Coverage), 1);
   if (tensor_bytes > 0) place(kTensors, round_up(tensor_bytes, 64), 1);
   place(kSlots, round_up(slot_bytes, 64), slots);
   return end;

@@ -41,6 +41,7 @@ class SegmentWriter {
   Layer* layers() const { return at<Layer>(kLayers); }
   ScalarName* scalar_names() const { return at<ScalarName>(kScalarNames); }
   UnseenName* unseen_names() const { return at<UnseenName>(kUnseenNames); }
+  Coverage* coverage() const { return at<Coverage>(kCoverage); }
   uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
   uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
   // For who makes a device store into them: both begin with a page of their own.

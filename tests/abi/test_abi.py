@@ -32,7 +32,17 @@ def test_exported_names(library):
     names = {line.split()[-1].partition("@")[0] for line in tool("nm", "-D", "--defined-only", library).splitlines()}
     declared = set(re.findall(r"\b(foreshock_\w+)\(", (HEADERS / "foreshock" / "hook.h").read_text()))
     assert len(SHIMS) == 13
-    assert names == declared | {"initModule", "FORESHOCK_1"} | set(SHIMS) | set(OF_TRANSFORMER_ENGINE)
+    of_runtime = {name for name in names if name.startswith(("cuda", "libcudart.so."))}
+    assert names == declared | {"initModule", "FORESHOCK_1"} | set(SHIMS) | set(OF_TRANSFORMER_ENGINE) | of_runtime
+
+
+def test_names_of_the_cuda_runtime_are_exported_under_its_versions_only(library):
+    """A default version would be found by any program that looks whether there is CUDA."""
+    lines = [line.split()[-1] for line in tool("nm", "-D", "--defined-only", library).splitlines()]
+    found = sorted(line for line in lines if line.startswith("cuda"))
+    names = ["GraphInstantiate", "GraphInstantiateWithFlags", "GraphInstantiateWithParams", "GraphLaunch"]
+    names += ["StreamBeginCapture", "StreamEndCapture"]
+    assert found == sorted(f"cuda{name}@libcudart.so.{version}" for name in names for version in ("11.0", "12", "13"))
 
 
 def shim_signature(name: str) -> list[str]:

@@ -1,0 +1,78 @@
+"""Attention inside CUDA graphs: counted as what was recorded times its launches. By a stand-in of the CUDA runtime that
+has nothing but graphs, under the versions of its names."""
+
+import pathlib
+import subprocess
+
+import monitored
+import native
+import pytest
+from monitored import EVERYTHING, run_monitored, run_plain
+
+SUPPORT = monitored.ROOT / "tests" / "support"
+GRAPHS = SUPPORT / "cuda_graphs"
+STEPS, LAUNCHES = 6, 4
+
+
+def compile_c(*arguments: str) -> None:
+    subprocess.run([native.c_compiler(), "-std=gnu99", "-O1", "-Wall", "-Werror", *arguments], check=True)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory) -> str:
+    folder: pathlib.Path = tmp_path_factory.mktemp("graphs")
+    runtime, program = folder / "libcudart-d0da41ae.so.12", folder / "trainer"
+    script = f"-Wl,--version-script={GRAPHS / 'runtime.map'}"
+    compile_c("-shared", "-fPIC", str(GRAPHS / "runtime.c"), script, f"-Wl,-soname,{runtime.name}", "-o", str(runtime))
+    sources = [str(GRAPHS / "trainer.c"), str(SUPPORT / "hand_attention.c")]
+    include = [f"-I{SUPPORT}", f"-I{native.INCLUDE}"]
+    compile_c(*include, *sources, str(runtime), f"-Wl,-rpath,{folder}", "-lm", "-o", str(program))
+    return str(program)
+
+
+@pytest.fixture(scope="module")
+def run(trainer) -> monitored.Run:
+    command = [trainer, str(STEPS), str(LAUNCHES)]
+    plain, watched = run_plain(command), run_monitored(command, *EVERYTHING)
+    assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
+    assert plain.stdout == watched.stdout
+    assert {"0", "1", "400", "900", "901"} == set(plain.stdout.split())  # answers and errors of the runtime arrive
+    return watched
+
+
+def test_recorded_calls_times_launches(run):
+    rank = run.rank()
+    monitored.assert_conserved(rank)
+    steps = STEPS - 1
+    graphs = rank["attention_coverage"]["graphs"]
+    assert graphs == {
+        "launches": steps * (LAUNCHES + 2) + 1,
+        "unknown_launches": 0,
+        "recorded": {"forward": 3 + 1 + 1, "backward": 3},
+        "calls": {"forward": steps * (LAUNCHES * 3 + 1) + 1, "backward": steps * LAUNCHES * 3},
+    }
+    # Warm-up and what was recorded are all that the hooks have seen; only the warm-up ran.
+    assert {name: of["calls"] for name, of in rank["attention"].items()} == {"forward": 2 + 5, "backward": 2 + 3}
+    ran = 4 + graphs["calls"]["forward"] + graphs["calls"]["backward"]
+    assert rank["attention_coverage"]["source"] == "graphs"
+    assert rank["attention_coverage"]["ratio"] == pytest.approx(4 / ran)
+
+
+def test_the_summary_says_it(run):
+    calls = run.rank()["attention_coverage"]["graphs"]["calls"]
+    assert f"{calls['forward'] + calls['backward']} calls ran in" in run.stderr
+
+
+def test_switched_off_it_only_passes_on(trainer):
+    command = [trainer, "3", "2"]
+    plain = run_plain(command)
+    alone = run_plain(command, LD_PRELOAD=str(monitored.LIBRARY), FORESHOCK="0")
+    assert (plain.returncode, plain.stdout) == (alone.returncode, alone.stdout)
+
+
+def test_a_program_without_cuda_does_not_find_it(tmp_path):
+    """The names are met only by who is linked with the runtime's own versions of them."""
+    program = str(tmp_path / "probe")
+    compile_c(str(GRAPHS / "probe.c"), "-ldl", "-o", program)
+    for environment in ({}, {"LD_PRELOAD": str(monitored.LIBRARY)}):
+        assert run_plain([program], **environment).stdout == "0 0 0 0 "
