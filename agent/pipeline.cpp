@@ -128,7 +128,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_grad_query;
   if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite));
   detect(sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin), rank);
-  if (flagged_ != nullptr)
+  if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
     flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                        segment.name());
   segment.consume_judged(ready.slot, ready.ticket, slot.pass);

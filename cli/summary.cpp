@@ -162,7 +162,7 @@ std::string math_path_fact(const Json& ranks) {
   if (calls == 0) return "";
   return fact("math path",
               count(calls) + " of the forward calls (dropout > 0, some masks); their backward is") +
-         fact("", "not counted; `--math-path on` samples those without dropout");
+         fact("", "not counted; `--math-path on` samples those (with dropout: scores only)");
 }
 
 // "flex_attention (used)", each once over all ranks.

@@ -63,8 +63,11 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
 
 int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall* checked) {
   if (call.size < offsetof(foreshock_attention_call, layer_identity)) return FORESHOCK_SKIP_UNKNOWN;
-  // `!(x == 0)` so that a NaN counts as dropout too: then the call cannot be recomputed either.
-  if (!(call.dropout == 0)) return FORESHOCK_SKIP_DROPOUT;
+  // Dropout changes the output, which then cannot be recomputed, but neither scores nor their sums; a
+  // gradient it changes all through. `!(x == 0)`, so that a NaN counts as dropout too.
+  const bool drops = !(call.dropout == 0);
+  if (drops && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
+    return FORESHOCK_SKIP_DROPOUT;
   if (call.query.device_type != FORESHOCK_DEVICE_CPU && call.query.device_type != FORESHOCK_DEVICE_CUDA)
     return FORESHOCK_SKIP_LAYOUT;
   if (!is_in_one_place(call)) return FORESHOCK_SKIP_LAYOUT;
@@ -73,7 +76,7 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
   c.query = view_of(call.query);
   c.key = view_of(call.key);
   c.value = view_of(call.value);
-  c.out = view_of(call.out);
+  c.out = drops ? TensorView{} : view_of(call.out);
   c.log_sum_exp = view_of(call.log_sum_exp);
   c.mask = right_aligned_view_of(call.mask);
   c.grad_out = view_of(call.grad_out);
@@ -99,9 +102,10 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
       c.head_dim < 1 || c.value_dim < 1 || c.head_dim > 4096 || c.value_dim > 4096 ||
       !has_shape(c.query, batch, heads, queries, c.head_dim) ||
       !has_shape(c.key, batch, kv_heads, keys, c.head_dim) ||
-      !has_shape(c.value, batch, kv_heads, keys, c.value_dim) ||
-      !has_shape(c.out, batch, heads, queries, c.value_dim) || c.key.dtype != c.dtype ||
-      c.value.dtype != c.dtype || c.out.dtype != c.dtype)
+      !has_shape(c.value, batch, kv_heads, keys, c.value_dim) || c.key.dtype != c.dtype ||
+      c.value.dtype != c.dtype)
+    return FORESHOCK_SKIP_LAYOUT;
+  if (!drops && (!has_shape(c.out, batch, heads, queries, c.value_dim) || c.out.dtype != c.dtype))
     return FORESHOCK_SKIP_LAYOUT;
   if (pass == FORESHOCK_BACKWARD && (!has_shape(c.grad_out, batch, heads, queries, c.value_dim) ||
                                      !has_shape(c.grad_query, batch, heads, queries, c.head_dim) ||

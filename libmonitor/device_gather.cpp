@@ -60,7 +60,7 @@ GatherJob gather_for_slot(const CheckedCall& call, const Slice& slice, const seg
   if (call.mask.data) put(segment::kMask, chosen_rows(call.mask, slice, first, keys));
   if (slot.part > 0) return job;
   put(segment::kQuery, chosen_rows(call.query, slice, 0, call.head_dim));
-  put(segment::kOut, chosen_rows(call.out, slice, 0, call.value_dim));
+  if (call.out.data) put(segment::kOut, chosen_rows(call.out, slice, 0, call.value_dim));
   if (call.log_sum_exp.data) put(segment::kLogSumExp, chosen_rows(call.log_sum_exp, slice, 0, 1));
   if (call.pass == FORESHOCK_BACKWARD) {
     put(segment::kGradOut, chosen_rows(call.grad_out, slice, 0, call.value_dim));

@@ -29,7 +29,7 @@ void copy_slot(const CheckedCall& call, const Slice& slice, const segment::Slot&
   if (call.mask.data) copy_rows(from_column(call.mask, first), slice, keys, at(segment::kMask));
   if (slot.part > 0) return;
   copy_rows(call.query, slice, call.head_dim, at(segment::kQuery));
-  copy_rows(call.out, slice, call.value_dim, at(segment::kOut));
+  if (call.out.data) copy_rows(call.out, slice, call.value_dim, at(segment::kOut));
   if (call.log_sum_exp.data) copy_rows(call.log_sum_exp, slice, 1, at(segment::kLogSumExp));
   if (call.pass == FORESHOCK_BACKWARD) {
     copy_rows(call.grad_out, slice, call.value_dim, at(segment::kGradOut));

@@ -29,7 +29,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
   sizes[segment::kQuery] = rows * slot.head_dim * element;
   sizes[segment::kKey] = keys * slot.head_dim * element;
   sizes[segment::kValue] = keys * slot.value_dim * element;
-  sizes[segment::kOut] = rows * slot.value_dim * element;
+  sizes[segment::kOut] = slot.without_out != 0 ? 0 : rows * slot.value_dim * element;
   sizes[segment::kLogSumExp] = rows * size_of_dtype(slot.lse_dtype);
   sizes[segment::kMask] = slot.rows * keys * size_of_dtype(slot.mask_dtype);
   if (slot.pass != FORESHOCK_BACKWARD) return;
@@ -73,6 +73,7 @@ void describe_call(const CheckedCall& call, const Slice& slice, segment::Slot* s
   slot->pass = call.pass;
   slot->dtype = static_cast<uint32_t>(call.dtype);
   slot->mask_dtype = call.mask.data ? static_cast<uint32_t>(call.mask.dtype) : 0;
+  slot->without_out = call.out.data == nullptr;
   slot->lse_dtype = call.log_sum_exp.data ? static_cast<uint32_t>(call.log_sum_exp.dtype) : 0;
   slot->head_dim = static_cast<uint32_t>(call.head_dim);
   slot->value_dim = static_cast<uint32_t>(call.value_dim);
@@ -103,6 +104,7 @@ uint64_t slot_bytes_for(const CheckedCall& call) {
   describe_call(call, {}, &slot);
   slot.rows = kRowsPerSample;
   slot.pass = FORESHOCK_BACKWARD;
+  slot.without_out = 0;
   slot.lse_dtype = FORESHOCK_FP64;
   slot.mask_dtype = size_of(call.dtype) == 8 ? FORESHOCK_FP64 : FORESHOCK_FP32;
   return bytes_of(slot, static_cast<uint64_t>(call.shape.keys), true);

@@ -239,7 +239,9 @@ struct Slot {
   uint64_t first_ticket;  // of the first part
   uint32_t part, parts;   // parts 0: this slot holds the whole slice, as every slot of version 1 does
   uint32_t first_key, part_keys;
-  uint64_t reserved[3];
+  uint32_t without_out;  // 1: dropout has changed the output, which is not here (forward only)
+  uint32_t reserved2;
+  uint64_t reserved[2];
 };
 static_assert(sizeof(Slot) == 576);
 

@@ -46,6 +46,7 @@ const char* check_dimensions(const Slot& slot) {
   if (!is_floating(slot.dtype)) return "unknown storage format";
   if (slot.mask_dtype > 5) return "unknown mask format";
   if (slot.lse_dtype != 0 && !is_floating(slot.lse_dtype)) return "unknown log-sum-exp format";
+  if (slot.without_out > (slot.pass == 0 ? 1u : 0u)) return "no output where there has to be one";
   if (slot.rows == 0 || slot.rows > kRowsPerSlice) return "rows out of range";
   if (slot.keys == 0 || slot.keys > slot.key_length) return "keys out of range";
   if (slot.head_dim == 0 || slot.head_dim > 4096 || slot.value_dim == 0 || slot.value_dim > 4096)
@@ -73,7 +74,7 @@ void expected_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
   sizes[kQuery] = rows * slot.head_dim * element;
   sizes[kKey] = keys * slot.head_dim * element;
   sizes[kValue] = keys * slot.value_dim * element;
-  sizes[kOut] = rows * slot.value_dim * element;
+  sizes[kOut] = slot.without_out == 1 ? 0 : rows * slot.value_dim * element;
   sizes[kLogSumExp] = rows * element_bytes(slot.lse_dtype);
   sizes[kMask] = slot.rows * keys * element_bytes(slot.mask_dtype);
   const bool backward = slot.pass == 1;

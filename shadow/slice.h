@@ -25,7 +25,9 @@ struct AttentionSlice {
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
   const void* value = nullptr;  // [keys][value_dim]
-  const void* out = nullptr;    // [rows][value_dim], the trainer's result
+  // [rows][value_dim], the trainer's result; null: dropout has changed it, and only scores are judged
+  // (forward only).
+  const void* out = nullptr;
 
   const void* log_sum_exp = nullptr;  // [rows], the trainer's; null: not given
   DType log_sum_exp_dtype = DType::kNone;

@@ -27,7 +27,7 @@ MIXED = ["layout=15", "layout=16,kv_heads=2"]  # from 2.2 on
 FORMATS = ["layout=25,kv_heads=2", "layout=4,o_format=1,do_format=7,dqkv_layout=9", "layout=9,dqkv_layout=5"]  # 2.15
 SKIPPED = {
     "layout=14": "layout", "layout=19,mask=1": "layout", "mask=1": "mask", "mask=3": "mask", "mask=2,left=4": "mask",
-    "mask=0,right=0": "mask", "bias=2": "mask", "bias=3": "mask", "dropout=0.1": "dropout", "fp8=1": "fp8",
+    "mask=0,right=0": "mask", "bias=2": "mask", "bias=3": "mask", "fp8=1": "fp8",
 }  # fmt: skip
 SINKS = {"softmax=1": "unknown"}  # from 2.8 on
 CORNERS = {"mask=2,keys=28,corner=1": "mask", "mask=4,keys=28,corner=0": "mask"}  # from 2.12 on
@@ -131,6 +131,20 @@ def test_other_versions_are_passed_on_untouched(versions, minor, tmp_path):
     (told,) = rank["attention_unseen"]
     assert told["op"].startswith("transformer_engine ")
     assert len(versions) > 1 or told == {"op": f"transformer_engine {name}", "evidence": "used"}
+
+
+def test_with_dropout_scores_are_judged(tmp_path):
+    run = both(build(tmp_path, 18, ["2.18.0"]), "dropout=0.1")
+    rank = run.rank()
+    monitored.assert_conserved(rank)
+    samples = run.of("sample")
+    assert {sample["pass"] for sample in samples} == {"forward"}
+    for sample in samples:
+        assert (sample["relative_error_max"], sample["bias_ulp"]) == (None, None)
+        assert sample["lse_error_abs_max"] < ROUNDING["forward"]
+        assert sample["entropy_nats_mean"] > 0
+    skipped = rank["attention"]["backward"]["skipped"]
+    assert {reason for reason, count in skipped.items() if count} == {"dropout"}
 
 
 def test_what_it_throws_passes_through_and_is_counted(tmp_path):

@@ -19,8 +19,9 @@ TEST(CheckedCall, RefusesWithTheRightReason) {
     CheckedCall checked;
     return check_call(call.call, pass, &checked);
   };
-  EXPECT_EQ(reason([](auto& c) { c.dropout = 0.1; }), FORESHOCK_SKIP_DROPOUT);
-  EXPECT_EQ(reason([](auto& c) { c.dropout = NAN; }), FORESHOCK_SKIP_DROPOUT);
+  EXPECT_EQ(reason([](auto& c) { c.dropout = 0.1; }, 1), FORESHOCK_SKIP_DROPOUT);
+  for (const double none : {static_cast<double>(NAN), -0.1, 1.1})
+    EXPECT_EQ(reason([none](auto& c) { c.dropout = none; }), FORESHOCK_SKIP_DROPOUT);
   EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_OTHER; }), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_CUDA; }), FORESHOCK_SKIP_LAYOUT)
       << "the others are on the host";
@@ -39,6 +40,18 @@ TEST(CheckedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](auto& c) { c.grad_query.shape[2] = 1; }, 1), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(reason([](auto& c) { c.mask = c.query; }), FORESHOCK_SKIP_MASK);
   EXPECT_EQ(reason([](auto& c) { c.size = 16; }), FORESHOCK_SKIP_UNKNOWN);
+}
+
+TEST(CheckedCall, WithDropoutTheOutputIsNobodysBusiness) {
+  Call call;
+  call.build(false);
+  call.call.dropout = 0.1;
+  CheckedCall checked;
+  ASSERT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+  EXPECT_EQ(checked.out.data, nullptr);
+  EXPECT_EQ(checked.log_sum_exp.data, call.lse.data());
+  call.call.out = {};
+  EXPECT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ TEST_F(Monitor, EveryReasonToSkipIsCountedAsItself) {
     };
     ASSERT_NE(enter(), 0);
     foreshock_attention_call call = trainer.call(trainer.forward_op, false);
-    call.dropout = 0.5;
+    call.dropout = -1;  // none that anybody could take into account
     foreshock_attention_leave(&call);
     // One call a step was seen: the second in this step is sampled by chance only, so a new step begins.
     trainer.end(2);

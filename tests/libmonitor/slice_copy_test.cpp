@@ -58,6 +58,37 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
   }
 }
 
+TEST(SliceCopy, WithDropoutTheOutputStaysBehind) {
+  Call call;
+  call.build(false);
+  CheckedCall checked;
+  ASSERT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+  const uint64_t with_output = slot_bytes_for(checked);
+  call.call.dropout = 0.5;
+  ASSERT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+  // The call that decides how large slots are may be one with dropout: others need room for an output.
+  EXPECT_EQ(slot_bytes_for(checked), with_output);
+  Slice slice = choose_slice(checked.shape, 3, 5, 7, 0);
+  std::vector<char> bytes(with_output);
+  SlicePlan plan;
+  ASSERT_TRUE(plan_slice(checked, bytes.size(), 1, &slice, &plan));
+  const segment::Slot slot = slot_of(plan, 0);
+  std::memcpy(bytes.data(), &slot, sizeof slot);
+  copy_slot(checked, slice, slot, bytes.data());
+  segment::SlotView view;
+  const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), sizeof(segment::Slot), &view);
+  ASSERT_EQ(why, nullptr) << why;
+  EXPECT_EQ(slot.without_out, 1u);
+  EXPECT_TRUE(view.payload[segment::kOut].empty());
+  for (uint32_t row = 0; row < slot.rows; ++row) {
+    float sum = 0, value = 0;
+    std::memcpy(&sum, view.payload[segment::kLogSumExp].data() + row * sizeof sum, sizeof sum);
+    EXPECT_EQ(sum, call.lse[(slot.batch * call.heads + slot.head[row]) * call.queries + slot.position[row]]);
+    std::memcpy(&value, view.payload[segment::kValue].data(), sizeof value);
+    EXPECT_EQ(value, call.at(call.value, call.kv_heads, call.keys, slot.batch, slot.kv_head, 0, 0));
+  }
+}
+
 TEST(SliceCopy, MasksAreBroadcast) {
   Call call;
   call.build(false);

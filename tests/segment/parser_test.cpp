@@ -55,6 +55,11 @@ const char* parse_changed(const std::function<void(Slot&)>& change) {
   return parse_slot(bytes, sizeof(Slot), &view);
 }
 
+void make_forward(Slot& slot) {
+  slot.pass = 0;
+  slot.payload[kGradOut] = slot.payload[kGradQuery] = {};
+}
+
 TEST(ParseSlot, AcceptsWhatTheWriterMakes) {
   const std::vector<std::byte> bytes = good_slot();
   SlotView view;
@@ -92,8 +97,26 @@ TEST(ParseSlot, RefusesEachWrongField) {
          s.payload[10] = {sizeof(Slot), 8};
        }},
       {"forward with a gradient", [](Slot& s) { s.pass = 0; }},
+      {"output missing", [](Slot& s) { s.payload[kOut] = {}; }},
+      {"backward without output",
+       [](Slot& s) {
+         s.without_out = 1;
+         s.payload[kOut] = {};
+       }},
+      {"output that is said not to be there", [](Slot& s) { make_forward(s), s.without_out = 1; }},
+      {"unknown word of the output", [](Slot& s) { make_forward(s), s.without_out = 2; }},
   };
   for (const auto& [name, change] : changes) EXPECT_NE(parse_changed(change), nullptr) << name;
+}
+
+TEST(ParseSlot, AForwardSliceMayComeWithoutOutput) {
+  EXPECT_EQ(parse_changed(make_forward), nullptr);
+  const auto without = [](Slot& s) {
+    make_forward(s);
+    s.without_out = 1;
+    s.payload[kOut] = {};
+  };
+  EXPECT_EQ(parse_changed(without), nullptr);
 }
 
 TEST(ParseSlot, RefusesEveryTruncation) {

@@ -244,6 +244,27 @@ TEST(Deviation, LseErrorAndScores) {
   EXPECT_NEAR(*d.entropy_mean, -p * std::log(p) - (1 - p) * std::log(1 - p), 1e-15);
 }
 
+TEST(Deviation, WithoutOutputOnlyScoresAreJudged) {
+  SliceData data({DType::kBf16, 2, 50, 8, 8, false});
+  fill_results(&data, unchanged);
+  const SliceDeviation whole = judged(data);
+  AttentionSlice slice = data.view();
+  slice.out = nullptr;
+  ASSERT_TRUE(is_valid(slice));
+  DeviationWorkspace workspace;
+  const SliceDeviation d = judge(slice, &workspace);
+  EXPECT_EQ(d.lse_error_abs_max, whole.lse_error_abs_max);
+  EXPECT_EQ(d.logit_abs_max, whole.logit_abs_max);
+  EXPECT_EQ(d.entropy_mean, whole.entropy_mean);
+  EXPECT_EQ(d.entropy_min, whole.entropy_min);
+  EXPECT_EQ(d.rows_with_keys, 2);
+  EXPECT_EQ(d.rows_compared, 0);
+  EXPECT_FALSE(d.relative_error_max || d.relative_error_mean || d.deviation_ratio || d.grad_out_drift);
+  EXPECT_EQ(d.bias.denominator, 0);
+  EXPECT_EQ(d.nonfinite_out, 0u);
+  EXPECT_GT(whole.rows_compared, 0);
+}
+
 TEST(Deviation, DriftIsTheProductWithGradOut) {
   SliceData data({DType::kFp32, 2, 50, 8, 8, true});
   fill_results(&data, unchanged);
@@ -279,6 +300,7 @@ TEST(Deviation, ValidSlices) {
   EXPECT_TRUE(broken([](AttentionSlice* s) { s->scale = kNaN; }));
   EXPECT_TRUE(broken([](AttentionSlice* s) { s->key = nullptr; }));
   EXPECT_TRUE(broken([](AttentionSlice* s) { s->grad_out = nullptr; }));
+  EXPECT_TRUE(broken([](AttentionSlice* s) { s->out = nullptr; })) << "only a forward slice may be without";
   EXPECT_TRUE(broken([](AttentionSlice* s) { s->mask = s->key; }));
 }
 

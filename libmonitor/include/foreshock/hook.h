@@ -90,10 +90,11 @@ enum {
 typedef struct foreshock_attention_call {
   uint32_t size;
   uint32_t version;
-  int32_t op;             /* from foreshock_register_op */
-  int32_t causal;         /* FORESHOCK_CAUSAL_... */
-  double scale;           /* what the scores are multiplied by; never 0 */
-  double dropout;         /* probability; a call with dropout cannot be recomputed */
+  int32_t op;     /* from foreshock_register_op */
+  int32_t causal; /* FORESHOCK_CAUSAL_... */
+  double scale;   /* what the scores are multiplied by; never 0 */
+  double dropout; /* probability; of a call with dropout only scores and log_sum_exp are judged, of its
+                     backward nothing */
   foreshock_tensor query; /* (B, H, N, D) */
   foreshock_tensor key;   /* (B, KVH, M, D) */
   foreshock_tensor value; /* (B, KVH, M, DV) */

@@ -1,0 +1,106 @@
+"""The whole path of attention on a CUDA device: torch's composite and autograd, the adapter, the core and its gather,
+the agent's judgement. The device is memory of the host (tests/support/host_cuda.cpp), the driver
+tests/support/fake_cuda."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from monitored import BUILD, EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, run_plain
+
+SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
+STEPS, LAYERS = 12, 2
+
+# The stand-ins of attention round once from fp64: in bf16 no value errs more than 2^-8 of itself (and no row),
+# in fp32, as sums of rows are, 2^-24 of at most 8.
+OUTPUT, SUMS = 2**-8, 2**-21
+
+TRAINING = f"""
+import ctypes, os, sys
+host_cuda = ctypes.CDLL(os.environ["HOST_CUDA"])
+driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+start, run_all = (getattr(driver, "_ZN9fake_cuda" + name) for name in ("5startENS_3RunEi", "7run_allEv"))
+start(0, 1)
+host_cuda.host_cuda_catch_up(ctypes.cast(run_all, ctypes.c_void_p))
+sys.path.insert(0, {SUPPORT!r})
+import torch
+import torch.nn.functional as F
+from torch import nn
+import device_attention
+from device_attention import get, put
+from tiny_gpt import fingerprint, set_up, tell
+host_cuda.host_cuda_set_backend(int(sys.argv[1]))
+dropout = float(sys.argv[2])
+set_up()
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__(); self.norm, self.qkv, self.o = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+    def forward(self, x):
+        q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2).to(torch.bfloat16) for t in self.qkv(self.norm(x)).split(32, 2)]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return x + self.o(y.transpose(1, 2).reshape(2, 24, 32).to(x.dtype))
+model = nn.Sequential(*[Block() for _ in range({LAYERS})])
+for module in model.modules():
+    for name, given in list(module.named_parameters(recurse=False)): setattr(module, name, nn.Parameter(put(given)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2); losses = []
+for _ in range({STEPS}):
+    loss = model(put(torch.randn(2, 24, 32))).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    losses.append(get(loss).item())
+run_all()
+total = torch.nn.ParameterList(get(parameter) for parameter in model.parameters())
+tell(digest=fingerprint(losses, total), waits=host_cuda.host_cuda_waits())
+os._exit(0)
+"""
+
+
+def trained(host_cuda: str, backend: int, dropout: float) -> Run:
+    """The monitored run, after it gave the bits of a plain one."""
+    words = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda")}
+    command = [PYTHON, "-c", TRAINING, str(backend), str(dropout)]
+    plain, run = run_plain(command, **words), run_monitored(command, *EVERYTHING, **words)
+    assert plain.told() == run.told()
+    assert run.told()[0]["waits"] == 0
+    assert_conserved(run.rank())
+    return run
+
+
+@pytest.mark.parametrize(("backend", "name"), [(1, "flash"), (2, "efficient"), (3, "cudnn")])
+def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
+    run = trained(host_cuda, backend, 0)
+    samples = run.of("sample")
+    for which, operation in (("forward", name + "_attention"), ("backward", name + "_attention_backward")):
+        of = run.rank()["attention"][which]
+        assert of["calls"] == STEPS * LAYERS
+        # The first steps are there to set the device up.
+        assert of["judged"] > STEPS * LAYERS / 2
+        assert {reason for reason, count in of["skipped"].items() if count} <= {"device", "off", "ring_full"}
+        mine = [sample for sample in samples if sample["pass"] == which]
+        assert {sample["op"] for sample in mine} == {"_scaled_dot_product_" + operation}
+        assert {sample["layer_source"] for sample in mine} == {"parameter"}
+        for sample in mine:
+            assert sample["nonfinite_values"] == 0
+            # The gradient of the query also has the error that the rounded output brings: no more than the alarm takes.
+            assert 0 < sample["deviation_ratio"] < (2 if which == "forward" else 3)
+            if which == "forward":
+                assert 0 < sample["relative_error_max"] < OUTPUT
+                assert sample["lse_error_abs_max"] < SUMS
+
+
+def test_with_dropout_scores_are_judged(host_cuda) -> None:
+    run = trained(host_cuda, 1, 0.2)
+    samples = run.of("sample")
+    assert len(samples) > STEPS * LAYERS / 2
+    assert {sample["pass"] for sample in samples} == {"forward"}
+    for sample in samples:
+        assert (sample["relative_error_max"], sample["deviation_ratio"], sample["bias_ulp"]) == (None, None, None)
+        assert sample["lse_error_abs_max"] < SUMS
+        assert sample["logit_abs_max"] > 0
+        assert sample["entropy_nats_mean"] > 0
+    forward, backward = (run.rank()["attention"][which] for which in ("forward", "backward"))
+    assert forward["judged"] == len(samples)
+    assert forward["skipped"]["dropout"] == 0
+    assert backward["judged"] == 0
+    assert backward["skipped"]["dropout"] > STEPS * LAYERS / 2
+    assert forward["relative_error"] == {"mean": None, "max": None}
