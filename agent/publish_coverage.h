@@ -11,7 +11,8 @@ namespace foreshock {
 
 void publish_coverage(const RankStatistics& rank, Registry* registry);
 
-// {"ratio", "source"} and, where there were CUDA graphs, "graphs", as in docs/summary.md.
+// {"ratio", "source"}, "graphs" where there were CUDA graphs and "kernels" where those were to be counted, as
+// in docs/summary.md.
 nlohmann::json coverage_json(const RankStatistics& rank);
 
 }  // namespace foreshock

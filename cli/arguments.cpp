@@ -67,6 +67,7 @@ std::string value_wanted(OptionId id, const std::string& text) {
   bool on = false;
   switch (id) {
     case OptionId::kEvery:
+    case OptionId::kCountKernels:
     case OptionId::kSeed:
       return parse_count(text.c_str(), &number) ? "" : "a whole number";
     case OptionId::kMaxSlowdown:

@@ -35,7 +35,7 @@ std::vector<std::string> command_environment(const Installation& installation, c
   set_environment(&environment, "FORESHOCK_ADAPTERS", monitored.adapters);
   set_environment(&environment, "FORESHOCK_LAUNCHER", std::to_string(getpid()));
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
-                      OptionId::kMathPath, OptionId::kWeights}) {
+                      OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels}) {
     set_environment(&environment, option(id).variable, arguments.text(id));
   }
   return environment;

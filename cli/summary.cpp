@@ -195,6 +195,30 @@ std::string graphs_fact(const Json& ranks) {
   return fact("in graphs", line);
 }
 
+// What --count-kernels came to, of the first rank that tells.
+std::string kernels_fact(const Json& ranks) {
+  for (const Json& rank : ranks) {
+    const std::string state = text(rank, "/attention_coverage/kernels/state");
+    if (state.empty()) continue;
+    const auto of = [&](const char* what) {
+      const std::string path = std::string("/attention_coverage/kernels/") + what;
+      return number(rank, path + "/forward").value_or(0) + number(rank, path + "/backward").value_or(0);
+    };
+    if (state == "done" || state == "counting")
+      return fact("kernels", count(of("launched")) + " of attention launched in " +
+                                 count(number(rank, "/attention_coverage/kernels/steps").value_or(0)) +
+                                 " steps, " + count(of("calls")) + " calls seen");
+    const std::string holder = text(rank, "/attention_coverage/kernels/holder");
+    const char* why = state == "taken"        ? "not counted: another tool has CUPTI's place"
+                      : state == "profiler"   ? "not counted: torch.profiler runs"
+                      : state == "no_library" ? "not counted: the process has no CUPTI"
+                      : state == "refused"    ? "not counted: CUPTI refused"
+                                              : "not counted: the run has ended before";
+    return fact("kernels", why + in_brackets(holder));
+  }
+  return "";
+}
+
 bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[0].calls == 0 && passes[1].calls == 0 && number(ranks[0], "/steps").value_or(0) >= 10;
 }
@@ -242,7 +266,7 @@ std::string summary_text(const std::string& json, bool colour) {
     out += fact("", "a sample costs more than --max-slowdown allows of steps this short, or of so few:");
     out += fact("", "train longer, or allow more, as in --max-slowdown 10%");
   }
-  out += math_path_fact(ranks) + graphs_fact(ranks) + unseen_fact(ranks);
+  out += math_path_fact(ranks) + graphs_fact(ranks) + kernels_fact(ranks) + unseen_fact(ranks);
   if (ranks.size() == 1) {
     out += fact("worst layer", layer_fact(ranks[0]));
     out += fact("loss", loss_fact(ranks[0]));

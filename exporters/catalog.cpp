@@ -23,7 +23,9 @@ constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",      "capt
                                    "fp8",     "mask",      "layout",       "too_large", "off",
                                    "unknown", "device",    "device_memory"};
 constexpr Values kLostReasons[] = {"torn", "agent_absent", "refused", "unsupported"};
-constexpr Values kCoverageSources[] = {"none", "graphs"};
+constexpr Values kCoverageSources[] = {"none", "graphs", "kernels"};
+constexpr Values kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
+                                             "taken",   "profiler", "refused"};
 constexpr Values kGraphKnowledge[] = {"known", "unknown"};
 constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
 constexpr Values kReferences[] = {"previous", "initial"};
@@ -82,6 +84,7 @@ constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax
 constexpr LabelInfo kRankLayerPass[] = {{"run"}, {"rank"}, {"layer"}, {"pass", kPasses}};
 constexpr LabelInfo kRankLayer[] = {{"run"}, {"rank"}, {"layer"}};
 constexpr LabelInfo kRankCoverage[] = {{"run"}, {"rank"}, {"source", kCoverageSources}};
+constexpr LabelInfo kRankKernelCount[] = {{"run"}, {"rank"}, {"state", kKernelCountStateNames}};
 constexpr LabelInfo kRankGraph[] = {{"run"}, {"rank"}, {"attention", kGraphKnowledge}};
 constexpr LabelInfo kRankUnseen[] = {{"run"}, {"rank"}, {"op"}, {"evidence", kEvidence}};
 constexpr LabelInfo kRankSite[] = {{"run"}, {"rank"}, {"site", kSites}};
@@ -161,6 +164,12 @@ constexpr MetricInfo kTable[] = {
      "Launches of CUDA graphs, by whether the attention in them is known. It is not where two were recorded "
      "at once, or one was not recorded from a stream.",
      kRankGraph},
+    {kAttentionKernelsTotal, "foreshock_attention_kernels_total", kCounter, "kernels",
+     "Attention kernels launched in the steps that --count-kernels asked for.", kRankPass},
+    {kKernelCountState, "foreshock_kernel_count_state", kGauge, "1",
+     "Always 1 with --count-kernels; the label state tells what came of it: CUPTI is not in the process "
+     "(no_library), another tool has its place (taken), torch.profiler runs, or it said no (refused).",
+     kRankKernelCount},
 
     {kAttentionRelativeError, "foreshock_attention_relative_error", kGauge, "ratio",
      "Error of the kernel against the fp64 reference, L2 over L2 per row, over the last samples.",

@@ -38,6 +38,8 @@ enum class Metric : uint16_t {
   kAttentionRecordedTotal,
   kAttentionGraphCallsTotal,
   kGraphLaunchesTotal,
+  kAttentionKernelsTotal,
+  kKernelCountState,
   // what the samples say
   kAttentionRelativeError,
   kAttentionDeviationRatio,

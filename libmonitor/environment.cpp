@@ -74,6 +74,7 @@ bool read_environment(const Variables& variables, Settings* settings) {
   parse_bytes(value(OptionId::kMemory), &s.memory);
   parse_switch(value(OptionId::kSlices), &s.slices);
   parse_count(value(OptionId::kSeed), &s.seed);
+  parse_count(value(OptionId::kCountKernels), &s.count_kernels);
   s.weights = true;
   if (!parse_count(value(OptionId::kWeights), &s.weights_every))
     parse_switch(value(OptionId::kWeights), &s.weights);

@@ -102,6 +102,10 @@ void GraphLedger::launch(uintptr_t executable) {
   for (uint32_t pass = 0; pass < kPasses; ++pass) add(launched_[pass], calls[pass]);
 }
 
+uint64_t GraphLedger::calls_in_graphs() const {
+  return launched_[0].load(std::memory_order_relaxed) + launched_[1].load(std::memory_order_relaxed);
+}
+
 void GraphLedger::store(segment::Coverage* coverage) const {
   const auto store = [](uint64_t& to, const std::atomic<uint64_t>& from) {
     std::atomic_ref<uint64_t>(to).store(from.load(std::memory_order_relaxed), std::memory_order_relaxed);

@@ -30,6 +30,9 @@ class GraphLedger {
 
   void launch(uintptr_t executable);
 
+  // Of both passes, so far.
+  uint64_t calls_in_graphs() const;
+
   // Totals of the process.
   void store(segment::Coverage* coverage) const;
 

@@ -39,6 +39,7 @@ struct Settings {
   bool slices;
   bool weights;
   uint64_t weights_every;  // 0: as the budget allows
+  uint64_t count_kernels;  // steps; 0: none
   uint64_t seed;
   int rank, local_rank, world_size, local_ranks, attempt;
 };

@@ -228,6 +228,7 @@ void Monitor::reset() {
   scalars_.attach(g_guest.writer().scalar_names());
   unseen_.attach(g_guest.writer().unseen_names());
   graphs_.store(g_guest.writer().coverage());
+  kernels_.ask(g_guest.settings().count_kernels, find_cupti_);
   segment::SegmentWriter& writer = g_guest.writer();
   const Settings& settings = g_guest.settings();
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,

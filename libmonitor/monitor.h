@@ -9,6 +9,7 @@
 #include "libmonitor/device_sampler.h"
 #include "libmonitor/graph_ledger.h"
 #include "libmonitor/guest.h"
+#include "libmonitor/kernel_count.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
 #include "libmonitor/missed_steps.h"
@@ -43,6 +44,7 @@ class Monitor {
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled() const;
   GraphLedger& graphs() { return graphs_; }
+  void set_kernel_finder(KernelCount::Finder find) { find_cupti_ = find; }
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);
   void observe_gradients(const foreshock_gradient* gradients, size_t count);
@@ -71,6 +73,7 @@ class Monitor {
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   int64_t ending_step() const;
   uint32_t plan_slices();
+  void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_guest.writer().slots(); }
   // Slices that this step may take: as the slots that were free when it began would hold, and the budget
   // pays.
@@ -111,6 +114,8 @@ class Monitor {
   Scalars scalars_;
   Unseen unseen_;
   GraphLedger graphs_;
+  KernelCount kernels_;  // under clock_busy_
+  KernelCount::Finder find_cupti_ = nullptr;
   OrdinalFollower ordinal_;
   DeviceSampler devices_;
   LayerTable layers_;

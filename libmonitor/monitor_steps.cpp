@@ -167,9 +167,17 @@ void Monitor::end_step(const foreshock_step& step) {
   last_tick_ns_ = begin;
   step_was_sampled_ = false;
   next_step_.store(record.step + 1, std::memory_order_relaxed);
+  count_kernels();
   read_switches();  // here too: without attention calls no step ever begins
   g_guest.set_bits(kHotTickPending);
   if (devices_.has_wanted()) set_up_devices(counting);
+}
+
+void Monitor::count_kernels() {
+  if (g_guest.settings().count_kernels == 0) return;
+  PassCalls calls;
+  g_guest.count_calls(calls.of);
+  kernels_.end_step(calls, graphs_.calls_in_graphs(), g_guest.writer().coverage());
 }
 
 // A gather keeps the trainer's stream as long as a kernel of the trainer would: that is time of the training,

@@ -32,6 +32,7 @@ enum class OptionId : uint32_t {
   kSlices,
   kMathPath,
   kWeights,
+  kCountKernels,
   kSeed,
   kAdapters,
   kPort,
@@ -101,6 +102,11 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
      "look at each weight tensor once in STEPS steps; auto: 64, on a single rank more where a quarter of "
      "--max-slowdown asks for it; several ranks leave turns out instead",
+     kReaderRun | kReaderTrainer},
+    {OptionId::kCountKernels, "--count-kernels", "FORESHOCK_COUNT_KERNELS", "0", "STEPS",
+     "count launched attention kernels by CUPTI in so many steps (at most 64) after the first ten, to "
+     "compare "
+     "them with the calls seen; gives way to other profilers, not while torch.profiler runs. 0: never",
      kReaderRun | kReaderTrainer},
     {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
      kReaderTrainer},

@@ -166,9 +166,27 @@ struct Coverage {
   uint64_t unknown_launches;         // of others
   uint64_t recorded_calls[kPasses];  // attention calls made while a graph was recorded: they did not run then
   uint64_t launched_calls[kPasses];  // that ran in launched graphs
-  uint64_t reserved[10];
+  // Of launched kernels (libmonitor/kernel_count.h).
+  uint32_t kernel_count_state;           // KernelCountState
+  char kernel_count_holder[68];          // who has CUPTI's place; "": not told
+  uint64_t kernel_count_steps;           // that were counted
+  uint64_t kernels[kPasses];             // launched in them
+  uint64_t kernel_count_calls[kPasses];  // that hooks have seen in them
+  uint64_t kernel_count_in_graphs;       // calls that ran in graphs in them
+  uint64_t reserved[5];
 };
-static_assert(sizeof(Coverage) == 128);
+static_assert(sizeof(Coverage) == 208);
+
+enum class KernelCountState : uint32_t {
+  kNotAsked,
+  kWaiting,
+  kCounting,
+  kDone,
+  kNoLibrary,  // the process has no CUPTI
+  kTaken,      // by another subscriber
+  kProfiler,   // torch.profiler runs
+  kRefused     // CUPTI said no
+};
 
 // A layer that names were given for. Single words, each stored atomically; `ready` last.
 struct Layer {

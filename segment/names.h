@@ -37,6 +37,13 @@ constexpr const char* unseen_evidence_name(uint32_t evidence) {
   return evidence < std::size(kNames) ? kNames[evidence] : kNames[0];
 }
 
+// KernelCountState of layout.h.
+constexpr const char* kKernelCountStates[] = {"not_asked",  "waiting", "counting", "done",
+                                              "no_library", "taken",   "profiler", "refused"};
+constexpr const char* kernel_count_state_name(uint32_t state) {
+  return state < std::size(kKernelCountStates) ? kKernelCountStates[state] : kKernelCountStates[0];
+}
+
 }  // namespace foreshock::segment
 
 #endif  // FORESHOCK_SEGMENT_NAMES_H_

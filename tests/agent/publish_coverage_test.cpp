@@ -64,12 +64,45 @@ TEST(PublishCoverage, WithGraphsOfUnknownContentThereIsNoRatio) {
   EXPECT_EQ(coverage_json(rank)["graphs"]["unknown_launches"], 1);
 }
 
+RankStatistics counted_rank() {
+  RankStatistics rank = a_rank();
+  rank.coverage.kernel_count_state = static_cast<uint32_t>(segment::KernelCountState::kDone);
+  rank.coverage.kernel_count_steps = 4;
+  rank.coverage.kernels[0] = 12;
+  rank.coverage.kernels[1] = 8;
+  rank.coverage.kernel_count_calls[0] = 10;
+  return rank;
+}
+
+TEST(PublishCoverage, CountedKernelsAreTheBestSource) {
+  Registry registry;
+  RankStatistics rank = counted_rank();
+  rank.coverage.graph_launches = 1;
+  rank.coverage.kernel_count_in_graphs = 5;
+  const std::string text = exposed(rank, &registry);
+  for (const char* series : {"coverage_ratio{run=\"run\",rank=\"3\",source=\"kernels\"} 0.4\n",
+                             "attention_kernels_total{run=\"run\",rank=\"3\",pass=\"forward\"} 12",
+                             "kernel_count_state{run=\"run\",rank=\"3\",state=\"done\"} 1"})
+    EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
+  EXPECT_EQ(coverage_json(rank)["kernels"]["launched"]["backward"], 8);
+}
+
+TEST(PublishCoverage, MoreCallsThanKernelsIsNoRatio) {
+  RankStatistics rank = counted_rank();
+  rank.coverage.kernel_count_calls[1] = 11;
+  EXPECT_EQ(coverage_json(rank)["source"], "none");
+}
+
 // Whatever a hostile segment says.
 TEST(PublishCoverage, FiguresThatMakeNoSenseGiveNoRatio) {
   RankStatistics rank = a_rank();
   rank.coverage.graph_launches = 1;
   rank.coverage.recorded_calls[0] = 101;
   EXPECT_TRUE(coverage_json(rank)["ratio"].is_null());
+  rank = counted_rank();
+  rank.coverage.kernel_count_state = 77;
+  Registry registry;
+  EXPECT_EQ(exposed(rank, &registry).find("foreshock_kernel_count_state{"), std::string::npos);
 }
 
 }  // namespace
