@@ -125,6 +125,14 @@ bool read_torch_version(const char* library, char (&version)[64], char (&commit)
   return false;
 }
 
+bool can_find() {  // old_glibc.h
+  return dlopen != nullptr && dlsym != nullptr && dlvsym != nullptr && dlclose != nullptr;
+}
+
+void* find_in(void* handle, const char* function, const char* version) {
+  return version == nullptr ? dlsym(handle, function) : dlvsym(handle, function, version);
+}
+
 // An adapter takes the foreshock_ functions from the process. Where we were opened locally (dlopen without
 // RTLD_GLOBAL) they are made visible to it, behind everything that was there before.
 void become_visible() {
@@ -152,9 +160,7 @@ using InitModule = void* (*)();
 // The return address is no help in finding it, since PyInit__C tail-calls initModule.
 InitModule real_init_module() {
   if (dlopen == nullptr || dlsym == nullptr) return nullptr;  // old_glibc.h
-  void* found = find_in_mapped("libtorch_python.so", "initModule");
-  if (found == nullptr) found = dlsym(RTLD_NEXT, "initModule");
-  return reinterpret_cast<InitModule>(found);
+  return reinterpret_cast<InitModule>(find_behind("libtorch_python.so", "initModule", nullptr, nullptr));
 }
 
 // In nearly every process that inherits us there is no torch yet: one look at the list of libraries.
@@ -162,17 +168,24 @@ __attribute__((constructor)) void enter_by_linked_torch() { load_adapter(); }
 
 }  // namespace
 
-void* find_in_mapped(const char* library, const char* function, const char* version) {
+void* find_in_mapped(const char* library, const char* function, const char* version, const void* ours) {
   Search search = {};
-  if (dlopen == nullptr || dlsym == nullptr || dlvsym == nullptr) return nullptr;  // old_glibc.h
+  if (!can_find()) return nullptr;
   for (int skip = 0; find_mapped(library, &search, skip); ++skip) {
-    void* handle = dlopen(search.path, RTLD_NOW | RTLD_NOLOAD);
-    void* found = handle == nullptr    ? nullptr
-                  : version == nullptr ? dlsym(handle, function)
-                                       : dlvsym(handle, function, version);
-    if (found != nullptr) return found;
+    void* handle = dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD);
+    void* found = handle != nullptr ? find_in(handle, function, version) : nullptr;
+    if (found != nullptr && found != ours) return found;  // the handle keeps it mapped
+    if (handle != nullptr) dlclose(handle);
   }
   return nullptr;
+}
+
+void* find_behind(const char* library, const char* function, const char* version, const void* ours) {
+  if (!can_find()) return nullptr;
+  void* found = find_in(RTLD_NEXT, function, version);
+  if (found != nullptr && found != ours) return found;
+  found = find_in_mapped(library, function, version, ours);
+  return found != nullptr ? found : find_in_mapped("", function, version, ours);
 }
 
 bool find_mapped_path(const char* library, char (&path)[512]) {

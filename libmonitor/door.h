@@ -5,10 +5,16 @@
 namespace foreshock {
 
 // A function of the libraries that are mapped already, or null. `library` is a file name, after which a
-// version may stand ("libtorch_cpu.so"), or how several begin ("libtorch"). dlsym(RTLD_NEXT) does not see
-// what was loaded locally, as Python loads torch.
-// With a version only what has exactly that.
-void* find_in_mapped(const char* library, const char* function, const char* version = nullptr);
+// version may stand ("libtorch_cpu.so"), or how several begin ("libtorch"; "": all). dlsym(RTLD_NEXT) does
+// not see what was loaded locally, as Python loads torch. With a version only what has exactly that; never
+// `ours`.
+void* find_in_mapped(const char* library, const char* function, const char* version = nullptr,
+                     const void* ours = nullptr);
+
+// What a caller of our `ours` would have met without us: what comes next in the order of the dynamic linker,
+// which may be another tool's. Else, where it was loaded locally, that of `library`, or of whatever defines
+// it. Null where nobody does.
+void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
 // The path of such a library that is mapped; false when there is none, or when it is too long.
 bool find_mapped_path(const char* library, char (&path)[512]);

@@ -42,11 +42,11 @@ constexpr int kSymbolNotFound = 302;  // cudaErrorSharedObjectSymbolNotFound
 std::atomic<void*> g_real[kRuntimes][kFunctions];
 std::atomic<int> g_is_monitored{-1};  // -1: not asked yet
 
-Function real_function(Runtime runtime, Which which) {
+Function real_function(Runtime runtime, Which which, const void* ours) {
   void* found = g_real[runtime][which].load(std::memory_order_acquire);
   if (found == nullptr) {
     // Some packages carry it under a longer name (libcudart-d0da41ae.so.11.0); the version tells it.
-    found = find_in_mapped("libcudart", kNames[which], kVersions[runtime]);
+    found = find_behind("libcudart", kNames[which], kVersions[runtime], ours);
     g_real[runtime][which].store(found, std::memory_order_release);
   }
   return reinterpret_cast<Function>(found);
@@ -82,8 +82,8 @@ void note(Which which, bool succeeded, Word a, Word b, const PassCalls& before) 
   }
 }
 
-int pass_on(Runtime runtime, Which which, FORESHOCK_FIVE) {
-  const Function real = real_function(runtime, which);
+int pass_on(Runtime runtime, Which which, const void* ours, FORESHOCK_FIVE) {
+  const Function real = real_function(runtime, which, ours);
   if (real == nullptr) return kSymbolNotFound;
   const int error = real(a, b, c, d, e);
   if (!is_monitored()) return error;
@@ -100,7 +100,8 @@ int pass_on(Runtime runtime, Which which, FORESHOCK_FIVE) {
 #define FORESHOCK_RUNTIME_FUNCTION(runtime, version, which, name)                                           \
   extern "C" FORESHOCK_EXPORT int runtime##_##name(foreshock::Word a, foreshock::Word b, foreshock::Word c, \
                                                    foreshock::Word d, foreshock::Word e) {                  \
-    return foreshock::pass_on(foreshock::runtime, foreshock::which, a, b, c, d, e);                         \
+    return foreshock::pass_on(foreshock::runtime, foreshock::which,                                         \
+                              reinterpret_cast<const void*>(&runtime##_##name), a, b, c, d, e);             \
   }                                                                                                         \
   __asm__(".symver " #runtime "_" #name "," #name "@" version);
 

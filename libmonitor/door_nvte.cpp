@@ -42,11 +42,12 @@ constexpr int kStackWords = 48;
 using Function = Word (*)(FORESHOCK_PARAMETERS);
 
 constexpr const char* kLibrary = "libtransformer_engine.so";
+constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";
 constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass
 constexpr const char* kOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
                                       "nvte_fused_attn_bwd of an unknown version"};
 
-// Of CUDA's driver, where it is mapped; without it all memory is the host's.
+// Of CUDA's driver, where it is mapped.
 struct Driver {
   int (*stream_is_capturing)(void* stream, int* capturing);
   int (*pointer_get_attribute)(void* value, int attribute, Word pointer);
@@ -56,7 +57,7 @@ constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 // What stands behind us. All of it is found at the first call.
 struct Library {
   Function real[2];  // by pass
-  bool is_monitored, is_known;
+  bool is_monitored, is_known, is_of_host;
   NvteSignature signature;
   NvteTensors tensors;
   Driver driver;
@@ -74,16 +75,16 @@ void note_unknown(const char* version) {
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
-// dlsym(RTLD_NEXT) does not see what was loaded locally; the list of libraries does.
-Function find_real(const char* name, void* ours) {
-  void* found = find_in_mapped(kLibrary, name);
-  if (found == nullptr && dlsym != nullptr) found = dlsym(RTLD_NEXT, name);
-  return found != ours ? reinterpret_cast<Function>(found) : nullptr;
+Library functions_behind(void* const (&ours)[2]) {
+  Library found = {};
+  for (int pass = 0; pass < 2; ++pass)
+    found.real[pass] =
+        reinterpret_cast<Function>(find_behind(kLibrary, kFunctions[pass], nullptr, ours[pass]));
+  return found;
 }
 
 Library look_behind(void* const (&ours)[2]) {
-  Library found = {};
-  for (int pass = 0; pass < 2; ++pass) found.real[pass] = find_real(kFunctions[pass], ours[pass]);
+  Library found = functions_behind(ours);
   found.is_monitored = is_monitored_process();
   if (!found.is_monitored) return found;
   char path[512], version[64] = "";
@@ -95,6 +96,7 @@ Library look_behind(void* const (&ours)[2]) {
   find(kLibrary, "nvte_tensor_shape", &found.tensors.shape);
   found.is_known = found.is_known && found.tensors.are_known();
   if (!found.is_known) note_unknown(version);
+  found.is_of_host = find_in_mapped(kLibrary, kStandIn) != nullptr;
   find("libcuda.so", "cuStreamIsCapturing", &found.driver.stream_is_capturing);
   find("libcuda.so", "cuPointerGetAttribute", &found.driver.pointer_get_attribute);
   for (uint32_t pass = 0; pass < 2; ++pass)
@@ -105,25 +107,31 @@ Library look_behind(void* const (&ours)[2]) {
 Library g_library;
 std::atomic<int> g_library_state{0};  // 1: somebody fills it in, 2: it is there
 
-// Nobody waits for whoever is first: a thread that comes meanwhile looks by itself.
+// Nobody waits for whoever is first: a thread that comes meanwhile passes its call on, and nothing more.
 const Library& library(void* const (&ours)[2], Library* own) {
   if (g_library_state.load(std::memory_order_acquire) == 2) [[likely]]
     return g_library;
-  *own = look_behind(ours);
   int nobody = 0;
-  if (g_library_state.compare_exchange_strong(nobody, 1)) {
-    g_library = *own;
-    g_library_state.store(2, std::memory_order_release);
+  if (!g_library_state.compare_exchange_strong(nobody, 1)) {
+    *own = functions_behind(ours);
+    return *own;
   }
-  return *own;
+  g_library = look_behind(ours);
+  g_library_state.store(2, std::memory_order_release);
+  return g_library;
 }
 
-// What is on no device has none: -1. Asked only where nothing is being captured.
-int32_t device_of(const Driver& driver, const void* data) {
-  int ordinal = -1;
-  if (driver.pointer_get_attribute == nullptr ||
-      driver.pointer_get_attribute(&ordinal, kDeviceOrdinal, reinterpret_cast<Word>(data)) != 0)
-    return -1;
+constexpr int32_t kHost = -1, kNobodyKnows = -2;
+
+// Memory is a device's, since there is no TransformerEngine without one, and must not be read here only
+// because a driver could not be asked. The host's it is in a stand-in that says so. Asked only where nothing
+// is being captured.
+int32_t device_of(const Library& library, const void* data) {
+  if (library.is_of_host) return kHost;
+  int ordinal = kNobodyKnows;
+  const auto ask = library.driver.pointer_get_attribute;
+  if (ask == nullptr || ask(&ordinal, kDeviceOrdinal, reinterpret_cast<Word>(data)) != 0 || ordinal < 0)
+    return kNobodyKnows;
   return ordinal;
 }
 
@@ -144,7 +152,8 @@ void tell(const Library& library, uint32_t pass, const Word* words, const float 
   const int32_t op = library.ops[pass];
   auto* stream = reinterpret_cast<void*>(words[places.stream]);
   if (is_captured(library.driver, stream)) return foreshock_attention_skip(op, FORESHOCK_SKIP_CAPTURE);
-  const int32_t device = device_of(library.driver, library.tensors.data(words[places.query]));
+  const int32_t device = device_of(library, library.tensors.data(words[places.query]));
+  if (device == kNobodyKnows) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
   const NvteGiven given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
   foreshock_attention_call call;
   if (const int reason = describe_nvte_call(given, &call); reason >= 0)
@@ -162,7 +171,7 @@ uint32_t flags_of(const Library& library, uint32_t pass, const Word* words) {
   return (words[library.signature.forward.is_training] & 0xff) != 0 ? FORESHOCK_NEEDS_GRADIENT : 0;
 }
 
-// Without the function no process would have begun: the dynamic linker ends it like this. To return would be
+// Where nobody defines the function, the dynamic linker ends whoever calls it like this. To return would be
 // worse, since attention would have computed nothing.
 [[noreturn]] void end_without_it(const char* name) {
   char line[128];

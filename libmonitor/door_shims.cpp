@@ -56,9 +56,8 @@ Function real_function(uint32_t number, void* ours) {
   void* found = shim.real.load(std::memory_order_acquire);
   if (found == nullptr) {
     load_adapter();
-    found = find_in_mapped("libtorch", shim.function);  // libtorch_cpu.so, libtorch_cuda.so, libtorch_hip.so
-    if (found == nullptr && dlsym != nullptr) found = dlsym(RTLD_NEXT, shim.function);
-    if (found == ours) found = nullptr;
+    // libtorch_cpu.so, libtorch_cuda.so, libtorch_hip.so
+    found = find_behind("libtorch", shim.function, nullptr, ours);
     shim.real.store(found, std::memory_order_release);
   }
   return reinterpret_cast<Function>(found);

@@ -107,8 +107,13 @@ uint64_t GraphLedger::calls_in_graphs() const {
 }
 
 void GraphLedger::store(segment::Coverage* coverage) const {
+  // Several threads come here at once: the one with the older figure must not have the last word.
   const auto store = [](uint64_t& to, const std::atomic<uint64_t>& from) {
-    std::atomic_ref<uint64_t>(to).store(from.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    const std::atomic_ref<uint64_t> word(to);
+    const uint64_t now = from.load(std::memory_order_relaxed);
+    uint64_t told = word.load(std::memory_order_relaxed);
+    while (told < now && !word.compare_exchange_weak(told, now, std::memory_order_relaxed)) {
+    }
   };
   store(coverage->graph_launches, launches_);
   store(coverage->unknown_launches, unknown_launches_);

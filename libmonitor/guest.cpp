@@ -13,6 +13,7 @@
 #include "libmonitor/clocks.h"
 #include "libmonitor/environment.h"
 #include "libmonitor/room.h"
+#include "libmonitor/try_lock.h"
 
 namespace foreshock {
 
@@ -198,9 +199,18 @@ void Guest::off(const char* reason) {
   close(fd);
 }
 
+// Without a number an operation is missed for the whole run, and to give one takes microseconds, once: so who
+// finds another thread at it tries a while.
 int32_t Guest::register_op(const char* name, uint32_t pass) {
-  const uint32_t number = ops_known_.load(std::memory_order_relaxed);
+  constexpr int kTries = 100'000;
   if (pass >= segment::kPasses || name == nullptr) return -1;
+  for (int n = 0; n < kTries; ++n)
+    if (TryLock lock(ops_busy_); lock) return add_op(name, pass);
+  return -1;
+}
+
+int32_t Guest::add_op(const char* name, uint32_t pass) {
+  const uint32_t number = ops_known_.load(std::memory_order_relaxed);
   for (uint32_t n = 0; n < number; ++n)  // one operation by two ways
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
       return static_cast<int32_t>(n);

@@ -79,7 +79,7 @@ class Guest {
   const Settings& settings() const { return settings_; }
   segment::SegmentWriter& writer() { return writer_; }
 
-  // Operations, known from set-up on; copied into the segment when it is created.
+  // Operations, known from set-up on; copied into the segment when it is created. Any thread.
   int32_t register_op(const char* name, uint32_t pass);
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
@@ -97,6 +97,7 @@ class Guest {
   const char* create_segment(uint64_t slot_bytes_needed);
   OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
+  int32_t add_op(const char* name, uint32_t pass);
   void take_over(const segment::Identity& late);
   void fill_identity(const segment::SegmentRequest& given, uint64_t wanted);
 
@@ -107,6 +108,7 @@ class Guest {
   std::atomic<pid_t> armed_{0};   // pid of the process that has one
   std::atomic<uint32_t> generation_{0};
   std::atomic<uint32_t> ops_known_{0};
+  std::atomic_flag ops_busy_;
   segment::Op ops_[segment::kMaxOps] = {};
   segment::Identity late_ = {};
   std::atomic<bool> late_is_new_{false};

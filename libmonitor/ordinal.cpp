@@ -2,17 +2,18 @@
 
 namespace foreshock {
 
-void OrdinalFollower::begin_step() { run_ = backward_ = last_run_ = 0; }
+void OrdinalFollower::begin_step() { runs_ = run_ = backward_ = last_run_ = 0; }
 
 void OrdinalFollower::end_run() {
   last_run_ = run_;
   run_ = 0;
+  const bool is_first = runs_++ == 0;
   if (period_ == 0) period_ = last_run_;
   // An evaluation between two steps makes a run of several periods.
   if (last_run_ % period_ == 0) {
     ++agreed_;
-  } else if (agreed_ >= kRunsToTrust) {
-    unstable_ = true;  // names that were given meant something else
+  } else if (agreed_ >= kRunsToTrust || (!is_first && last_run_ < period_)) {
+    unstable_ = true;  // names that were given meant something else, or would
   } else {
     period_ = last_run_;
     agreed_ = 1;

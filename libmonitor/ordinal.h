@@ -10,6 +10,7 @@ namespace foreshock {
 // Fed with every call of the sampled steps, in order. Forward calls count up from the last backward call,
 // backward calls count down through the forward run before them. The length of a forward run is the period;
 // only once two steps in a row have shown the same one is an ordinal given, and never again after it changed.
+// Nor where a shorter run follows within a step: so does recomputation look that nobody has marked.
 class OrdinalFollower {
  public:
   // At the start of a sampled step.
@@ -23,6 +24,7 @@ class OrdinalFollower {
   void end_run();
   bool is_trusted() const { return !unstable_ && agreed_ >= kRunsToTrust; }
 
+  uint32_t runs_ = 0;      // forward runs that have ended in this step
   uint32_t run_ = 0;       // forward calls since the last turn
   uint32_t backward_ = 0;  // backward calls since the last turn
   uint32_t last_run_ = 0;  // length of the forward run before this backward

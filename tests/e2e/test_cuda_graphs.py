@@ -18,16 +18,20 @@ def compile_c(*arguments: str) -> None:
     subprocess.run([native.c_compiler(), "-std=gnu99", "-O1", "-Wall", "-Werror", *arguments], check=True)
 
 
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory) -> str:
-    folder: pathlib.Path = tmp_path_factory.mktemp("graphs")
-    runtime, program = folder / "libcudart-d0da41ae.so.12", folder / "trainer"
+def build(folder: pathlib.Path, name: str) -> str:
+    """The trainer, with a runtime of that file name."""
+    runtime, program = folder / name, folder / "trainer"
     script = f"-Wl,--version-script={GRAPHS / 'runtime.map'}"
     compile_c("-shared", "-fPIC", str(GRAPHS / "runtime.c"), script, f"-Wl,-soname,{runtime.name}", "-o", str(runtime))
     sources = [str(GRAPHS / "trainer.c"), str(SUPPORT / "hand_attention.c")]
     include = [f"-I{SUPPORT}", f"-I{native.INCLUDE}"]
     compile_c(*include, *sources, str(runtime), f"-Wl,-rpath,{folder}", "-lm", "-o", str(program))
     return str(program)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory) -> str:
+    return build(tmp_path_factory.mktemp("graphs"), "libcudart-d0da41ae.so.12")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +72,27 @@ def test_switched_off_it_only_passes_on(trainer):
     plain = run_plain(command)
     alone = run_plain(command, LD_PRELOAD=str(monitored.LIBRARY), FORESHOCK="0")
     assert (plain.returncode, plain.stdout) == (alone.returncode, alone.stdout)
+
+
+def test_a_runtime_of_another_file_name_is_met(tmp_path):
+    """The dynamic linker goes by the version of its names, and so do we."""
+    program = build(tmp_path, "libgpurt.so.1")
+    plain = run_plain([program, "3", "2"])
+    alone = run_plain([program, "3", "2"], LD_PRELOAD=str(monitored.LIBRARY))
+    assert (plain.returncode, plain.stdout) == (alone.returncode, alone.stdout)
+    watched = run_monitored([program, "3", "2"], *EVERYTHING)
+    assert watched.rank()["attention_coverage"]["graphs"]["unknown_launches"] == 0
+
+
+def test_another_tool_behind_us_is_met(trainer, tmp_path):
+    """Whoever else stands before the runtime is called as without us."""
+    tool = tmp_path / "tool.so"
+    (tmp_path / "tool.c").write_text("int cudaGraphLaunch(void* executable, void* stream) { return 77; }\n")
+    compile_c("-shared", "-fPIC", str(tmp_path / "tool.c"), "-o", str(tool))
+    alone = run_plain([trainer, "3", "2"], LD_PRELOAD=str(tool))
+    behind = run_plain([trainer, "3", "2"], LD_PRELOAD=f"{monitored.LIBRARY}:{tool}")
+    assert "77" in alone.stdout.split()
+    assert alone.stdout == behind.stdout
 
 
 def test_a_program_without_cuda_does_not_find_it(tmp_path):

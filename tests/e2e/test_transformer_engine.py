@@ -33,7 +33,7 @@ SINKS = {"softmax=1": "unknown"}  # from 2.8 on
 CORNERS = {"mask=2,keys=28,corner=1": "mask", "mask=4,keys=28,corner=0": "mask"}  # from 2.12 on
 
 
-def build(folder: pathlib.Path, minor: int, versions: list[str]) -> str:
+def build(folder: pathlib.Path, minor: int, versions: list[str], *more_flags: str) -> str:
     """The trainer, beside a package of that minor version which says that it is of `versions`."""
     packages = folder / "site-packages"
     library = packages / "transformer_engine" / "wheel_lib" / "libtransformer_engine.so"
@@ -42,7 +42,7 @@ def build(folder: pathlib.Path, minor: int, versions: list[str]) -> str:
         name = "transformer_engine" if number == 0 else f"transformer_engine_cu{11 + number}"
         (packages / f"{name}-{version}.dist-info").mkdir()
     (packages / "transformer_engine_torch-1.0.0.dist-info").mkdir()  # another package
-    compile_line = [native.cxx_compiler(), "-std=c++20", "-O1", "-Wall", f"-DTE_MINOR={minor}"]
+    compile_line = [native.cxx_compiler(), "-std=c++20", "-O1", "-Wall", f"-DTE_MINOR={minor}", *more_flags]
     subprocess.run([*compile_line, "-shared", "-fPIC", str(SOURCES / "stand_in.cpp"), "-o", str(library)], check=True)
     program = folder / "trainer"
     more = [f"-I{native.INCLUDE}", str(SOURCES / "trainer.cpp"), str(library), f"-Wl,-rpath,{library.parent}"]
@@ -110,6 +110,41 @@ def test_what_is_not_described_says_why(tmp_path):
         sampled_steps, rest = divmod(sum(found.values()), len(cases))
         assert (sampled_steps > 0, rest, of["judged"]) == (True, 0, 0)
         assert found == {reason: sampled_steps * count for reason, count in collections.Counter(cases.values()).items()}
+
+
+def test_memory_that_nobody_says_is_the_host_s_is_not_read(tmp_path):
+    """A driver that does not answer is no reason to take a device's memory for ours."""
+    rank = both(build(tmp_path, 18, ["2.18.0"], "-DTE_ON_A_DEVICE"), "layout=4").rank()
+    monitored.assert_conserved(rank)
+    for of in rank["attention"].values():
+        assert of["judged"] == 0
+        assert {reason for reason, count in of["skipped"].items() if count} == {"device"}
+
+
+LOCAL = """
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char** argv) {
+  void* library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+  int (*call)(void) = library ? (int (*)(void))dlsym(library, "call") : NULL;
+  printf("%d\\n", call ? call() : -1);
+  return argc != 2;
+}
+"""
+
+
+def test_a_function_of_that_name_in_another_library_is_met(tmp_path):
+    """Whoever is preloaded with us, and has such a function of its own."""
+    (tmp_path / "own.c").write_text(
+        "int nvte_fused_attn_fwd(void) { return 42; }\nint call(void) { return nvte_fused_attn_fwd(); }\n"
+    )
+    (tmp_path / "local.c").write_text(LOCAL)
+    library, program = tmp_path / "libown.so", tmp_path / "local"
+    subprocess.run([native.c_compiler(), "-shared", "-fPIC", str(tmp_path / "own.c"), "-o", str(library)], check=True)
+    subprocess.run([native.c_compiler(), str(tmp_path / "local.c"), "-ldl", "-o", str(program)], check=True)
+    for environment in ({}, {"LD_PRELOAD": str(monitored.LIBRARY)}):
+        done = run_plain([str(program), str(library)], **environment)
+        assert (done.returncode, done.stdout.strip()) == (0, "42"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -163,5 +163,29 @@ TEST(GraphLedger, EveryLaunchOfEveryThreadIsCountedOnce) {
   EXPECT_EQ(totals(ledger).unknown_launches, 0);
 }
 
+TEST(GraphLedger, WhatIsToldNeverGoesBackAndEndsExact) {
+  constexpr int kThreads = 4, kLaunches = 500, kRounds = 20;
+  for (int round = 0; round < kRounds; ++round) {
+    GraphLedger ledger;
+    record(&ledger, kGraph, kExecutable, 2, 1);
+    segment::Coverage told = {};
+    std::vector<std::thread> threads;
+    for (int n = 0; n < kThreads; ++n)
+      threads.emplace_back([&] {
+        uint64_t before = 0;
+        for (int launch = 0; launch < kLaunches; ++launch) {
+          ledger.launch(kExecutable);
+          ledger.store(&told);
+          const uint64_t now = std::atomic_ref<uint64_t>(told.graph_launches).load();
+          EXPECT_GE(now, before);
+          before = now;
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(told.graph_launches, kThreads * kLaunches);
+    ASSERT_EQ(told.launched_calls[0], 2 * kThreads * kLaunches);
+  }
+}
+
 }  // namespace
 }  // namespace foreshock

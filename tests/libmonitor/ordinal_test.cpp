@@ -49,6 +49,20 @@ TEST(Ordinal, IsNeverGivenAgainAfterItMeantSomethingElse) {
   EXPECT_EQ(step(follower, 3, 3), std::vector<int>({-1, -1, -1, -1, -1, -1}));
 }
 
+// As of a wrapped function that cannot tell a recomputation: all layers forward, then each once more before
+// its backward call. A period of one would name all of them as the first.
+TEST(Ordinal, IsNotGivenWhereLayersAreRecomputedUnmarked) {
+  OrdinalFollower follower;
+  for (int n = 0; n < 4; ++n) {
+    follower.begin_step();
+    for (int layer = 0; layer < 4; ++layer) EXPECT_EQ(follower.next(false, false), -1);
+    for (int layer = 0; layer < 4; ++layer) {
+      EXPECT_EQ(follower.next(false, false), -1);
+      EXPECT_EQ(follower.next(true, false), -1);
+    }
+  }
+}
+
 TEST(Ordinal, RecomputationIsNoPlace) {
   OrdinalFollower follower;
   step(follower, 1, 1);

@@ -193,6 +193,11 @@ extern "C" {
 
 uint64_t stand_in_digest() { return g_digest; }
 
+#ifndef TE_ON_A_DEVICE
+// Tells the monitor that its memory is the host's, which that of no TransformerEngine is.
+int foreshock_stand_in_of_transformer_engine = 1;
+#endif
+
 void* nvte_tensor_data(NVTETensor tensor) { return tensor != nullptr ? tensor->data : nullptr; }
 
 int nvte_tensor_type(NVTETensor tensor) { return tensor != nullptr ? tensor->type : kFloat32; }
