@@ -41,6 +41,7 @@ constexpr Coverage kCoverage[] = {
      "weights on the CPU, in fp32, bf16, fp16: how far they move. Replicas are compared bit for bit"},
     {"", "under DDP and HSDP; a full shard (FSDP2, ZeRO-3) has none to compare. Not followed: flat"},
     {"", "parameters (FSDP1), of fully_shard those of more than 4 dimensions cut beyond the third"},
+    {"untried", "the same on CUDA devices: no GPU has run it yet, only stand-ins of device and driver"},
     {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
     {"by name", "flash-attn 2 (from 2.7) and 3 and xformers, dense and packed"},
     {"by version", "Transformer Engine 2.0 to 2.18 (fused attention in dense layouts)"},
