@@ -51,6 +51,7 @@ PassTotals totals_of(const Json& ranks, const std::string& pass) {
                                 relative = number(rank, at + "/relative_error/mean"),
                                 max = number(rank, at + "/deviation_ratio/max"),
                                 bias = number(rank, at + "/bias_ulp");
+    totals.compared = totals.compared || relative.has_value();
     if (judged && mean && relative) {
       weight += *judged;
       ratio += *judged * *mean;

@@ -24,7 +24,8 @@ struct PassTotals {
   std::optional<double> calls, unsampled, sampled, judged, in_flight;
   std::map<std::string, double> skipped, lost;
   std::optional<double> error_mean, ratio_mean, ratio_max;
-  std::optional<double> bias, bias_z;                  // of the rank where it is largest
+  bool compared = false;               // some result was compared, not scores alone, as with dropout
+  std::optional<double> bias, bias_z;  // of the rank where it is largest
   std::optional<double> control_bias, control_bias_z;  // the rounded reference's, same rank
 };
 

@@ -47,10 +47,11 @@ std::string verdict(const PassTotals (&passes)[2], const Json& ranks, const Pain
     const std::string more = alarms.size() > 1 ? " (and " + count(alarms.size() - 1) + " more)" : "";
     return paint.bad("attention of " + alarms[0] + more);
   }
-  bool judged = false;
+  bool judged = false, compared = false;
   for (int pass = 0; pass < 2; ++pass) {
     const PassTotals& totals = passes[pass];
     judged = judged || totals.judged.value_or(0) > 0;
+    compared = compared || totals.compared;
     if (totals.ratio_mean.value_or(0) > kRatioAlarm[pass]) {
       return paint.bad(std::string("attention ") + kPasses[pass] + " errs more than its precision explains");
     }
@@ -59,8 +60,9 @@ std::string verdict(const PassTotals (&passes)[2], const Json& ranks, const Pain
       return paint.bad(std::string("attention ") + kPasses[pass] + " is biased");
     }
   }
-  return judged ? paint.good("attention errs no more than its precision explains")
-                : "no attention was judged";
+  if (!judged) return "no attention was judged";
+  return compared ? paint.good("attention errs no more than its precision explains")
+                  : "of attention only the scores were judged: with dropout its output cannot be";
 }
 
 }  // namespace foreshock::cli

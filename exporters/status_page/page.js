@@ -29,9 +29,10 @@ function verdict(ranks) {
   }
   const warned = [...new Set(ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven).map(by("detector")))];
   const judged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
-  const text = judged ? "attention errs no more than its precision explains" : "no attention was judged yet";
+  const compared = ranks.some((rank) => ["forward", "backward"].some((pass) => known(passOf(rank, pass).relative_error?.mean)));
+  const text = compared ? "attention errs no more than its precision explains" : judged ? "of attention only the scores were judged: with dropout its output cannot be" : "no attention was judged yet";
   if (warned.length) return ["bad", `${warned.join(", ")} ${warned.length > 1 ? "warn" : "warns"}; ${text}`];
-  return [judged ? "good" : "waiting", text];
+  return [compared ? "good" : "waiting", text];
 }
 
 // What a reader should know beside the verdict, one sentence each.

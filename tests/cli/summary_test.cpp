@@ -117,6 +117,18 @@ TEST(Summary, OneLayerIsNotHiddenByTheOthers) {
               HasSubstr("rank 0 layer 008 backward is biased by -0.30"));
 }
 
+TEST(Summary, WhatWasNotComparedIsNotPraised) {
+  Json scores_only = rank(0, 0.9);
+  for (const char* pass : {"forward", "backward"}) {
+    Json& of = scores_only["attention"][pass];
+    for (const char* figure : {"relative_error", "deviation_ratio"})
+      of[figure] = {{"mean", nullptr}, {"max", nullptr}};
+    of["bias_ulp"] = of["bias_z"] = nullptr;
+  }
+  EXPECT_THAT(text_of(Json::array({scores_only})), HasSubstr("only the scores were judged"));
+  EXPECT_THAT(text_of(Json::array({scores_only, rank(1, 0.9)})), HasSubstr("errs no more"));
+}
+
 TEST(Summary, AnErrorWithoutARightDigitIsNoFigure) {
   Json saturated = rank(0, 7.0);
   saturated["attention"]["backward"]["relative_error"]["mean"] = 1.4e52;

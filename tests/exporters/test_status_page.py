@@ -37,6 +37,15 @@ def test_a_healthy_run_is_said_to_be_so(page):
     assert tab.value("byId('legend').hidden")
 
 
+def test_what_was_not_compared_is_not_praised(page):
+    state = sample_state(1, 4)
+    for of in state["ranks"][0]["attention"].values():
+        of["relative_error"] = {"mean": None, "max": None}
+    tab = page(1, 4, state)
+    assert tab.value("byId('verdict').className") == "waiting"
+    assert "only the scores were judged" in tab.value("byId('verdict-text').textContent")
+
+
 def test_detectors_are_told_the_loudest_first(page):
     tab = page()
     found = rows(tab, "Detectors")
