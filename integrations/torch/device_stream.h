@@ -11,6 +11,24 @@
 
 #include <atomic>
 
+// An adapter that is shipped loads on every glibc that its torch does; 2.34 gave the functions of the dynamic
+// loader a new version, and serves the old one too. Weak, since before that they are in libdl, where whoever
+// has loaded torch has them.
+#if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
+#if defined(__x86_64__)
+#define FORESHOCK_OLD_LOADER "GLIBC_2.2.5"
+#else
+#define FORESHOCK_OLD_LOADER "GLIBC_2.17"
+#endif
+#pragma weak dlopen
+#pragma weak dlsym
+__asm__(".symver dlopen, dlopen@" FORESHOCK_OLD_LOADER);
+__asm__(".symver dlsym, dlsym@" FORESHOCK_OLD_LOADER);
+#define FORESHOCK_HAS_LOADER (dlopen != nullptr && dlsym != nullptr)
+#else
+#define FORESHOCK_HAS_LOADER true
+#endif
+
 namespace foreshock::adapter {
 
 // As the core's header has it: the legacy default stream, which the runtime calls by a null handle.
@@ -33,6 +51,7 @@ bool StreamOfGuard(const Guard& guard, c10::Device device, void** handle) noexce
 inline bool StreamOfShim(c10::Device device, void** handle) noexcept {
   using CurrentStream = int32_t (*)(int32_t, void**);
   static const CurrentStream current = [] {
+    if (!FORESHOCK_HAS_LOADER) return CurrentStream{nullptr};
     for (const char* name :
          {"libtorch_cuda.so", "libtorch_cuda.so." C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(
                                   TORCH_VERSION_MINOR)}) {  // Debian's

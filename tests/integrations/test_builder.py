@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "packaging"))
+
+import elf  # noqa: E402
+
 INTEGRATION = ROOT / "integrations" / "torch"
 INCLUDE = ROOT / "libmonitor" / "include"
 BUILDER = INTEGRATION / "build_adapter.py"
@@ -46,6 +50,13 @@ def test_cached_is_ready_at_once(build_adapter, fake_core: Path, adapters: Path)
     # The aim is 0.15 s; importing torch would be seconds. What else runs on the machine does not count here, but
     # what it does to the caches does, so the best of five with room.
     assert min(seconds) < 0.4
+
+
+def test_it_asks_for_nothing_that_the_oldest_system_lacks(build_adapter, fake_core: Path, adapters: Path) -> None:
+    """Packages ship what is built like this (`./dev package`, which refuses another)."""
+    path = Path(build_adapter(adapters, fake_core)["path"])
+    assert elf.versions(path)["GLIBC"] >= (2, 2, 5)
+    assert elf.too_new(path) == []
 
 
 def test_a_changed_file_is_not_current(build_adapter, fake_core: Path, adapters: Path, tmp_path: Path) -> None:
