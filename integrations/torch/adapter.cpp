@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 
 #include "aoti_shims.h"
@@ -17,6 +18,13 @@
 // What shared_ptr asks for to spare atomics, new in glibc 2.32. With one of our own ("there are threads",
 // always right) an adapter that is built here also loads on older systems.
 extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+
+// What containers call that are asked for more than there can be, new in the C++ runtime of GCC 11. Where
+// torch brings no container of its own (2.6 with strings of the old kind), ours is built here and would want
+// it.
+extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void _ZSt28__throw_bad_array_new_lengthv() {
+  throw std::bad_array_new_length();
+}
 
 namespace foreshock::adapter {
 namespace {

@@ -137,9 +137,13 @@ def identity_of(home: Path, git: str) -> str:
 
 
 def cxx11_abi(home: Path) -> str:
-    """1 or 0: how libtorch's own strings are compiled; wheels of both kinds exist."""
+    """1 or 0: how libtorch's own strings are compiled; wheels of both kinds exist.
+
+    By a function of torch's with a string of the old kind: the mere word __cxx11 is in wheels of that kind too, which
+    hold pieces of libstdc++ (2.6.0+cu124).
+    """
     with (home / "lib" / "libc10.so").open("rb") as library:
-        return "1" if b"__cxx11" in library.read() else "0"
+        return "0" if b"torchCheckFailEPKcS2_jRKSs" in library.read() else "1"
 
 
 def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, sources: str) -> Path | None:

@@ -5,7 +5,7 @@
 #define FORESHOCK_INTEGRATIONS_TORCH_DEVICE_STREAM_H_
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 #include <torch/version.h>
 
@@ -72,8 +72,10 @@ inline void* StreamOf(const at::Tensor& tensor) noexcept {
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  if (guard_tells.load(std::memory_order_relaxed) && c10::impl::hasDeviceGuardImpl(device.type())) {
-    known = StreamOfGuard(c10::impl::VirtualGuardImpl(device.type()), device, &handle);
+  // Not by way of VirtualGuardImpl, whose messages want a newer C++ runtime than packages may (torch 2.8).
+  const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
+  if (guard_tells.load(std::memory_order_relaxed) && guard != nullptr) {
+    known = StreamOfGuard(*guard, device, &handle);
     if (!known) guard_tells.store(false, std::memory_order_relaxed);  // an exception at every call is dear
   }
   if (!known && !StreamOfShim(device, &handle)) return nullptr;
