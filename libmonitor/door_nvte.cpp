@@ -33,10 +33,6 @@ namespace {
       X(s26), X(s27), X(s28), X(s29), X(s30), X(s31), X(s32), X(s33), X(s34), X(s35), X(s36), X(s37),   \
       X(s38), X(s39), X(s40), X(s41), X(s42), X(s43), X(s44), X(s45), X(s46), X(s47)
 constexpr int kStackWords = 48;
-#define FORESHOCK_PARAMETERS \
-  FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
-#define FORESHOCK_ARGUMENTS \
-  FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_DOUBLES(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)
 
 // They return nothing today; what a later one may return is passed on as well.
 using Function = Word (*)(FORESHOCK_PARAMETERS);

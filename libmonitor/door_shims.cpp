@@ -28,10 +28,6 @@ constexpr int32_t kSuccess = 0, kFailure = 1;
   X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
       X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23)
 constexpr int kStackWords = 24;
-#define FORESHOCK_PARAMETERS \
-  FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
-#define FORESHOCK_ARGUMENTS \
-  FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_DOUBLES(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)
 
 using Function = int32_t (*)(FORESHOCK_PARAMETERS);
 

@@ -24,6 +24,11 @@ inline constexpr int kIntegerRegisters = 8;
 #define FORESHOCK_WORD(name) foreshock::Word name
 #define FORESHOCK_DOUBLE(name) double name
 #define FORESHOCK_NAME(name) name
+// FORESHOCK_STACK(X), the words of the stack, is what each function's file says it to be.
+#define FORESHOCK_PARAMETERS \
+  FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
+#define FORESHOCK_ARGUMENTS \
+  FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_DOUBLES(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)
 
 }  // namespace foreshock
 
