@@ -180,9 +180,7 @@ def run_all(call, x, grad: bool) -> dict[str, torch.Tensor]:
     out = call(*leaves)
     results = {"out": out}
     if grad:
-        results |= dict(
-            zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, x["grad_out"].to(out.dtype)), strict=True)
-        )
+        results |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, x["grad_out"].to(out.dtype))))
     return {name: tensor.detach() for name, tensor in results.items()}
 
 

@@ -71,7 +71,7 @@ class ActOnAdvice(Callback):
         before = [state for state in self.kept if state["step"] < advice.since_step]
         if before:
             self.module.load_state_dict(before[-1]["module"])
-            for optimizer, state in zip(self.trainer.optimizers, before[-1]["optimizers"], strict=True):
+            for optimizer, state in zip(self.trainer.optimizers, before[-1]["optimizers"]):
                 optimizer.load_state_dict(state)
         self.lower_rate(advice)
 

@@ -150,7 +150,7 @@ class Core:
         import ctypes as c
 
         array = (self.Weight * len(rows))()
-        for entry, row in zip(array, rows, strict=True):
+        for entry, row in zip(array, rows):
             entry.size, entry.version = c.sizeof(self.Weight), ABI
             entry.name, entry.layer, entry.dims = row.name.encode(), row.layer.encode(), len(row.shape)
             entry.unfollowed = row.unfollowed
@@ -166,7 +166,7 @@ class Core:
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
         array = (self.WeightState * len(rows))()
-        for entry, (number, addresses, numbers) in zip(array, rows, strict=True):
+        for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step
             entry.addresses[:], entry.numbers[:] = addresses, numbers[1:]
         return self.adapter.foreshock_adapter_observe_weights(array, len(rows), when)
@@ -175,7 +175,7 @@ class Core:
         import ctypes as c
 
         array = (self.Scalar * len(rows))()
-        for entry, (name, value, step) in zip(array, rows, strict=True):
+        for entry, (name, value, step) in zip(array, rows):
             entry.size, entry.version = c.sizeof(self.Scalar), ABI
             entry.name, entry.value, entry.step = name.encode(errors="replace"), value, step
         self.core.foreshock_observe_scalars(array, len(rows))

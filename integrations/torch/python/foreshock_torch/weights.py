@@ -79,7 +79,7 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
         return None
     if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # cut in one of those that are folded
         return None
-    return folded(shape), tuple(min(at, size) for at, size in zip(offset, shape, strict=True))[:DIMS], folded(part)
+    return folded(shape), tuple(min(at, size) for at, size in zip(offset, shape))[:DIMS], folded(part)
 
 
 class Weights:
