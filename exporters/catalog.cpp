@@ -162,7 +162,7 @@ constexpr MetricInfo kTable[] = {
      kRankPass},
     {kGraphLaunchesTotal, "foreshock_graph_launches_total", kCounter, "launches",
      "Launches of CUDA graphs, by whether the attention in them is known. It is not where two were recorded "
-     "at once, or one was not recorded from a stream (unless its handle was that of one that was).",
+     "at once, one was not recorded from a stream, or there is attention under a condition.",
      kRankGraph},
     {kAttentionKernelsTotal, "foreshock_attention_kernels_total", kCounter, "kernels",
      "Attention kernels launched in the steps that --count-kernels asked for.", kRankPass},

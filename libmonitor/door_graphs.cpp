@@ -6,6 +6,7 @@
 // The names are exported under the versions that the runtime itself gives them, and not as defaults: only a
 // program that is linked with it can meet them, and none that looks whether CUDA is there.
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdint>
@@ -18,36 +19,69 @@
 namespace foreshock {
 namespace {
 
-// The longest of these functions takes five arguments, all of them words.
-#define FORESHOCK_FIVE Word a, Word b, Word c, Word d, Word e
-using Function = int (*)(FORESHOCK_FIVE);
+// The longest of these functions takes six arguments, all of them words.
+#define FORESHOCK_SIX Word a, Word b, Word c, Word d, Word e, Word f
+using Function = int (*)(FORESHOCK_SIX);
 
-enum Which {
+// X(kind, name, stream) for every function that is followed. `stream`: what handle 0 stands for. Programs
+// that are compiled with --default-stream per-thread meet the names with _ptsz.
+#define FORESHOCK_RUNTIME_FUNCTIONS(X)                                    \
+  X(kBeginCapture, cudaStreamBeginCapture, kLegacy)                       \
+  X(kBeginCapture, cudaStreamBeginCapture_ptsz, kPerThread)               \
+  X(kBeginCaptureToGraph, cudaStreamBeginCaptureToGraph, kLegacy)         \
+  X(kBeginCaptureToGraph, cudaStreamBeginCaptureToGraph_ptsz, kPerThread) \
+  X(kEndCapture, cudaStreamEndCapture, kLegacy)                           \
+  X(kEndCapture, cudaStreamEndCapture_ptsz, kPerThread)                   \
+  X(kInstantiate, cudaGraphInstantiate, kLegacy)                          \
+  X(kInstantiate, cudaGraphInstantiateWithFlags, kLegacy)                 \
+  X(kInstantiate, cudaGraphInstantiateWithParams, kLegacy)                \
+  X(kInstantiate, cudaGraphInstantiateWithParams_ptsz, kPerThread)        \
+  X(kUpdate, cudaGraphExecUpdate, kLegacy)                                \
+  X(kClone, cudaGraphClone, kLegacy)                                      \
+  X(kLaunch, cudaGraphLaunch, kLegacy)                                    \
+  X(kLaunch, cudaGraphLaunch_ptsz, kPerThread)                            \
+  X(kDestroyGraph, cudaGraphDestroy, kLegacy)                             \
+  X(kDestroyExecutable, cudaGraphExecDestroy, kLegacy)
+
+enum Kind {
   kBeginCapture,
+  kBeginCaptureToGraph,
   kEndCapture,
   kInstantiate,
-  kInstantiateWithFlags,
-  kInstantiateWithParams,
+  kUpdate,
+  kClone,
   kLaunch,
-  kFunctions
+  kDestroyGraph,
+  kDestroyExecutable
 };
-constexpr const char* kNames[kFunctions] = {"cudaStreamBeginCapture",         "cudaStreamEndCapture",
-                                            "cudaGraphInstantiate",           "cudaGraphInstantiateWithFlags",
-                                            "cudaGraphInstantiateWithParams", "cudaGraphLaunch"};
+enum DefaultStream { kLegacy, kPerThread };
+struct Followed {
+  Kind kind;
+  const char* name;
+  DefaultStream default_stream;
+};
+#define FORESHOCK_FOLLOWED(kind, name, stream) {kind, #name, stream},
+constexpr Followed kFollowed[] = {FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_FOLLOWED)};
+constexpr int kFunctions = sizeof kFollowed / sizeof *kFollowed;
+#define FORESHOCK_NUMBER(kind, name, stream) kNumberOf_##name,
+enum Number { FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_NUMBER) };
+
 enum Runtime { kCuda11, kCuda12, kCuda13, kRuntimes };
 constexpr const char* kVersions[kRuntimes] = {"libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13"};
 
 constexpr int kSymbolNotFound = 302;  // cudaErrorSharedObjectSymbolNotFound
+constexpr int kWrongThread = 908;     // cudaErrorStreamCaptureWrongThread
+constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread
 
 std::atomic<void*> g_real[kRuntimes][kFunctions];
 std::atomic<int> g_is_monitored{-1};  // -1: not asked yet
 
-Function real_function(Runtime runtime, Which which, const void* ours) {
-  void* found = g_real[runtime][which].load(std::memory_order_acquire);
+Function real_function(Runtime runtime, Number number, const void* ours) {
+  void* found = g_real[runtime][number].load(std::memory_order_acquire);
   if (found == nullptr) {
     // Some packages carry it under a longer name (libcudart-d0da41ae.so.11.0); the version tells it.
-    found = find_behind("libcudart", kNames[which], kVersions[runtime], ours);
-    g_real[runtime][which].store(found, std::memory_order_release);
+    found = find_behind("libcudart", kFollowed[number].name, kVersions[runtime], ours);
+    g_real[runtime][number].store(found, std::memory_order_release);
   }
   return reinterpret_cast<Function>(found);
 }
@@ -65,31 +99,60 @@ void publish() {
 // What `place` points to, after a function that stores a handle there.
 uintptr_t handle_at(Word place) { return place != 0 ? *reinterpret_cast<const uintptr_t*>(place) : 0; }
 
-void note(Which which, bool succeeded, Word a, Word b, const PassCalls& before) {
+// The default stream of each thread has the same handle, so there its thread stands for it.
+uintptr_t stream_of(const Followed& called, Word handle) {
+  const bool is_of_thread =
+      handle == kStreamPerThread || (handle == 0 && called.default_stream == kPerThread);
+  return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
+}
+
+void note(const Followed& called, int error, Word a, Word b) {
   GraphLedger& ledger = g_monitor.graphs();
-  switch (which) {
+  const bool succeeded = error == 0;
+  PassCalls so_far;
+  if (called.kind <= kEndCapture) g_guest.count_calls(so_far.of);
+  switch (called.kind) {
     case kBeginCapture:  // (stream, mode)
-      if (succeeded) ledger.begin_recording(a, before);
+      if (succeeded) ledger.begin_recording(stream_of(called, a), so_far);
       return;
-    case kEndCapture:  // (stream, *graph); it has ended in any case
-      ledger.end_recording(a, succeeded ? handle_at(b) : 0, before);
+    case kBeginCaptureToGraph:  // (stream, graph, ...)
+      if (succeeded) ledger.begin_recording_into(stream_of(called, a), b, so_far);
+      return;
+    case kEndCapture:  // (stream, *graph); it has ended also where that failed, but for one case
+      if (error != kWrongThread)
+        ledger.end_recording(stream_of(called, a), succeeded ? handle_at(b) : 0, so_far);
       return publish();
+    case kInstantiate:  // (*executable, graph, ...)
+      if (succeeded) ledger.instantiate(b, handle_at(a));
+      return;
+    case kUpdate:  // (executable, graph, ...)
+      if (succeeded) ledger.instantiate(b, a);
+      return;
+    case kClone:  // (*clone, graph)
+      if (succeeded) ledger.clone(b, handle_at(a));
+      return;
     case kLaunch:  // (executable, stream)
       if (succeeded) ledger.launch(a);
       return publish();
-    default:  // (*executable, graph, ...)
-      if (succeeded) ledger.instantiate(b, handle_at(a));
+    case kDestroyGraph:  // both were told before
+    case kDestroyExecutable:
+      return;
   }
 }
 
-int pass_on(Runtime runtime, Which which, const void* ours, FORESHOCK_FIVE) {
-  const Function real = real_function(runtime, which, ours);
+// Before the real function, after which another thread may be given the same handle.
+void note_end(Kind kind, Word handle) {
+  if (kind == kDestroyGraph) g_monitor.graphs().destroy_graph(handle);
+  if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
+}
+
+int pass_on(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX) {
+  const Function real = real_function(runtime, number, ours);
   if (real == nullptr) return kSymbolNotFound;
-  const int error = real(a, b, c, d, e);
-  if (!is_monitored()) return error;
-  PassCalls so_far;
-  if (which == kBeginCapture || which == kEndCapture) g_guest.count_calls(so_far.of);
-  note(which, error == 0, a, b, so_far);
+  if (!is_monitored()) return real(a, b, c, d, e, f);
+  note_end(kFollowed[number].kind, a);
+  const int error = real(a, b, c, d, e, f);
+  note(kFollowed[number], error, a, b);
   return error;
 }
 
@@ -97,22 +160,19 @@ int pass_on(Runtime runtime, Which which, const void* ours, FORESHOCK_FIVE) {
 }  // namespace foreshock
 
 // Functions whose own names stay here, and the name that others see.
-#define FORESHOCK_RUNTIME_FUNCTION(runtime, version, which, name)                                           \
+#define FORESHOCK_RUNTIME_FUNCTION(runtime, version, name)                                                  \
   extern "C" FORESHOCK_EXPORT int runtime##_##name(foreshock::Word a, foreshock::Word b, foreshock::Word c, \
-                                                   foreshock::Word d, foreshock::Word e) {                  \
-    return foreshock::pass_on(foreshock::runtime, foreshock::which,                                         \
-                              reinterpret_cast<const void*>(&runtime##_##name), a, b, c, d, e);             \
+                                                   foreshock::Word d, foreshock::Word e,                    \
+                                                   foreshock::Word f) {                                     \
+    return foreshock::pass_on(foreshock::runtime, foreshock::kNumberOf_##name,                              \
+                              reinterpret_cast<const void*>(&runtime##_##name), a, b, c, d, e, f);          \
   }                                                                                                         \
   __asm__(".symver " #runtime "_" #name "," #name "@" version);
 
-#define FORESHOCK_RUNTIME(runtime, version)                                                            \
-  FORESHOCK_RUNTIME_FUNCTION(runtime, version, kBeginCapture, cudaStreamBeginCapture)                  \
-  FORESHOCK_RUNTIME_FUNCTION(runtime, version, kEndCapture, cudaStreamEndCapture)                      \
-  FORESHOCK_RUNTIME_FUNCTION(runtime, version, kInstantiate, cudaGraphInstantiate)                     \
-  FORESHOCK_RUNTIME_FUNCTION(runtime, version, kInstantiateWithFlags, cudaGraphInstantiateWithFlags)   \
-  FORESHOCK_RUNTIME_FUNCTION(runtime, version, kInstantiateWithParams, cudaGraphInstantiateWithParams) \
-  FORESHOCK_RUNTIME_FUNCTION(runtime, version, kLaunch, cudaGraphLaunch)
-
-FORESHOCK_RUNTIME(kCuda11, "libcudart.so.11.0")
-FORESHOCK_RUNTIME(kCuda12, "libcudart.so.12")
-FORESHOCK_RUNTIME(kCuda13, "libcudart.so.13")
+#define FORESHOCK_OF_CUDA_11(kind, name, stream) \
+  FORESHOCK_RUNTIME_FUNCTION(kCuda11, "libcudart.so.11.0", name)
+#define FORESHOCK_OF_CUDA_12(kind, name, stream) FORESHOCK_RUNTIME_FUNCTION(kCuda12, "libcudart.so.12", name)
+#define FORESHOCK_OF_CUDA_13(kind, name, stream) FORESHOCK_RUNTIME_FUNCTION(kCuda13, "libcudart.so.13", name)
+FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_11)
+FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_12)
+FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_13)

@@ -11,79 +11,158 @@ void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::m
 
 }  // namespace
 
-void GraphLedger::begin_recording(uintptr_t stream, const PassCalls& so_far) {
-  TryLock lock(busy_);
-  if (!lock) return;
-  Recording* free = nullptr;
+// Whose turn it is. Who comes meanwhile leaves word, and then nothing is believed that was known before: it
+// may have been the end of a graph whose handle is another one's now.
+class GraphLedger::Turn {
+ public:
+  explicit Turn(GraphLedger* ledger) : lock_(ledger->busy_) {
+    if (!lock_)
+      ledger->has_missed_.store(true, std::memory_order_release);
+    else if (ledger->has_missed_.exchange(false, std::memory_order_acquire))
+      ledger->doubt_all();
+  }
+  explicit operator bool() const { return static_cast<bool>(lock_); }
+
+ private:
+  TryLock lock_;
+};
+
+void GraphLedger::doubt_recordings() {
+  for (Recording& recording : recordings_) recording.is_alone = false;
+}
+
+void GraphLedger::doubt_all() {
+  doubt_recordings();
+  for (Graph& graph : graphs_) graph = {};
+}
+
+GraphLedger::Recording GraphLedger::take_out(uintptr_t stream) {
   for (Recording& recording : recordings_) {
-    if (recording.stream == stream) {  // its end was not seen
-      recording = {};
-      --recording_;
-    }
-    if (recording.stream == 0) free = &recording;
-    recording.is_alone = false;
+    if (stream == 0 || recording.stream != stream) continue;
+    const Recording found = recording;
+    recording = {};
+    recording_.fetch_sub(1, std::memory_order_relaxed);
+    return found;
   }
-  if (free == nullptr) {  // of no use to be counted on: what ends cannot be matched with what began
-    is_overfull_ = true;
-    return;
-  }
-  if (recording_ == 0) {
+  return {};
+}
+
+void GraphLedger::begin_recording(uintptr_t stream, const PassCalls& so_far) { begin(stream, 0, so_far); }
+
+void GraphLedger::begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
+  begin(stream, graph, so_far);
+}
+
+void GraphLedger::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
+  const Turn turn(this);
+  if (!turn || stream == 0) return;
+  take_out(stream);  // one whose end was not seen
+  if (into == 0) doubt_recordings();
+  const uint32_t others = recording_.load(std::memory_order_relaxed);
+  if (others == 0) {
     before_all_ = so_far;
     is_overfull_ = false;
   }
-  *free = {stream, recording_ == 0, so_far};
-  ++recording_;
+  for (Recording& recording : recordings_) {
+    if (recording.stream != 0) continue;
+    recording = {stream, into, others == 0, 0, so_far};
+    recording_.store(others + 1, std::memory_order_relaxed);
+    return;
+  }
+  is_overfull_ = true;  // of no use to be counted on: what ends cannot be matched with what began
 }
 
 void GraphLedger::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
-  TryLock lock(busy_);
-  if (!lock) return;
-  Recording ended = {0, false, {}};
-  for (Recording& recording : recordings_) {
-    if (recording.stream != stream) continue;
-    ended = recording;
-    recording = {};
-    --recording_;
-    break;
-  }
-  if (ended.stream != 0 && recording_ == 0)
+  const Turn turn(this);
+  if (!turn) return;
+  const Recording ended = take_out(stream);
+  const bool was_seen = ended.stream != 0;
+  if (was_seen && recording_.load(std::memory_order_relaxed) == 0)
     for (uint32_t pass = 0; pass < kPasses; ++pass)
       add(recorded_[pass], so_far.of[pass] - before_all_.of[pass]);
-  if (graph == 0) return;
-  Graph* record = graph_of(graph, true);
-  const bool is_known = ended.stream != 0 && ended.is_alone && !is_overfull_;
-  for (uint32_t pass = 0; pass < kPasses; ++pass) {
-    const uint64_t calls = so_far.of[pass] - ended.before.of[pass];
-    record->calls[pass] = is_known && calls < kUnknown ? static_cast<uint32_t>(calls) : kUnknown;
-  }
+  uint64_t calls[kPasses], all = 0;
+  for (uint32_t pass = 0; pass < kPasses; ++pass)
+    all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
+  // Calls that went elsewhere than into what else is being recorded, or of which nobody knows.
+  if (was_seen ? ended.into != 0 && all != 0 : graph != 0) doubt_recordings();
+  const bool is_known = was_seen && ended.is_alone && !is_overfull_;
+  Graph* record = nullptr;
+  if (ended.into == 0)
+    record = graph != 0 ? add_graph(graph) : nullptr;
+  else if (all != 0)
+    record = graph_of(ended.into);
+  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // what it had before stays in it
+    calls[pass] = record->calls[pass] != kUnknown ? calls[pass] + record->calls[pass] : kUnknown;
+  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)
+    record->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
 }
 
-GraphLedger::Graph* GraphLedger::graph_of(uintptr_t handle, bool add) {
+void GraphLedger::end_step() {
+  if (recording_.load(std::memory_order_relaxed) == 0) [[likely]]
+    return;
+  const TryLock lock(busy_);
+  if (!lock) return;  // the next step's end will do
+  for (Recording& recording : recordings_)
+    if (recording.stream != 0 && ++recording.steps > kLongestSteps) take_out(recording.stream);
+}
+
+GraphLedger::Graph* GraphLedger::graph_of(uintptr_t handle) {
   for (Graph& graph : graphs_)
-    if (graph.handle == handle) return &graph;
-  if (!add) return nullptr;
-  Graph& oldest = graphs_[next_graph_++ % kGraphs];
-  oldest = {handle, {}};
-  return &oldest;
+    if (handle != 0 && graph.handle == handle) return &graph;
+  return nullptr;
+}
+
+// In the place of the one before it with that handle, of none, or of the oldest.
+GraphLedger::Graph* GraphLedger::add_graph(uintptr_t handle) {
+  Graph* place = graph_of(handle);
+  for (Graph& graph : graphs_) {
+    if (place != nullptr && place->handle == handle) break;
+    if (place == nullptr || graph.number < place->number) place = &graph;
+  }
+  *place = {handle, ++graphs_made_, {}};
+  return place;
+}
+
+void GraphLedger::clone(uintptr_t graph, uintptr_t clone) {
+  if (clone == 0) return;
+  const Turn turn(this);
+  if (!turn) return;
+  const Graph* known = graph_of(graph);
+  const Graph original = known != nullptr ? *known : Graph{};  // its place may be the one that is taken
+  Graph* made = known != nullptr ? add_graph(clone) : graph_of(clone);
+  for (uint32_t pass = 0; made != nullptr && pass < kPasses; ++pass)
+    made->calls[pass] = known != nullptr ? original.calls[pass] : kUnknown;
+}
+
+void GraphLedger::destroy_graph(uintptr_t graph) {
+  const Turn turn(this);
+  if (Graph* gone = turn ? graph_of(graph) : nullptr; gone != nullptr) *gone = {};
+}
+
+void GraphLedger::destroy_executable(uintptr_t executable) {
+  Executable* gone = executable > kGone ? executable_of(executable, false) : nullptr;
+  if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
 }
 
 GraphLedger::Executable* GraphLedger::executable_of(uintptr_t handle, bool add) {
   // Handles are addresses: their low bits say little.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
   static_assert(kExecutables == 1u << 10);
+  Executable* free = nullptr;
   for (uint32_t n = 0; n < kExecutables; ++n) {
     Executable& executable = executables_[(first + n) % kExecutables];
     const uintptr_t found = executable.handle.load(std::memory_order_acquire);
     if (found == handle) return &executable;
-    if (found == 0) return add ? &executable : nullptr;
+    if (free == nullptr && found <= kGone) free = &executable;
+    if (found == 0) break;
   }
-  return nullptr;
+  return add ? free : nullptr;
 }
 
 void GraphLedger::instantiate(uintptr_t graph, uintptr_t executable) {
-  if (executable == 0) return;
-  TryLock lock(busy_);
-  const Graph* record = lock ? graph_of(graph, false) : nullptr;
+  if (executable <= kGone) return;
+  const Turn turn(this);
+  const Graph* record = turn ? graph_of(graph) : nullptr;
   // Of an unknown graph only what another one has left is to be undone.
   Executable* made = executable_of(executable, record != nullptr);
   if (made == nullptr) return;
@@ -93,7 +172,7 @@ void GraphLedger::instantiate(uintptr_t graph, uintptr_t executable) {
 }
 
 void GraphLedger::launch(uintptr_t executable) {
-  const Executable* launched = executable != 0 ? executable_of(executable, false) : nullptr;
+  const Executable* launched = executable > kGone ? executable_of(executable, false) : nullptr;
   uint32_t calls[kPasses] = {kUnknown, kUnknown};
   for (uint32_t pass = 0; launched != nullptr && pass < kPasses; ++pass)
     calls[pass] = launched->calls[pass].load(std::memory_order_relaxed);
@@ -125,8 +204,9 @@ void GraphLedger::store(segment::Coverage* coverage) const {
 
 void GraphLedger::forget() {
   busy_.clear();  // another thread of the parent may have held it
+  has_missed_.store(false, std::memory_order_relaxed);
   for (Recording& recording : recordings_) recording = {};
-  recording_ = 0;
+  recording_.store(0, std::memory_order_relaxed);
   for (Graph& graph : graphs_) graph = {};
   for (Executable& executable : executables_) executable.handle.store(0, std::memory_order_relaxed);
   for (std::atomic<uint64_t>* total : {&launches_, &unknown_launches_}) total->store(0);

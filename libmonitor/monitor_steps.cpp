@@ -167,6 +167,7 @@ void Monitor::end_step(const foreshock_step& step) {
   last_tick_ns_ = begin;
   step_was_sampled_ = false;
   next_step_.store(record.step + 1, std::memory_order_relaxed);
+  graphs_.end_step();
   count_kernels();
   read_switches();  // here too: without attention calls no step ever begins
   g_guest.set_bits(kHotTickPending);

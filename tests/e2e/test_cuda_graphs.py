@@ -18,14 +18,16 @@ def compile_c(*arguments: str) -> None:
     subprocess.run([native.c_compiler(), "-std=gnu99", "-O1", "-Wall", "-Werror", *arguments], check=True)
 
 
-def build(folder: pathlib.Path, name: str) -> str:
+def build(folder: pathlib.Path, name: str, trainer: str = "trainer") -> str:
     """The trainer, with a runtime of that file name."""
-    runtime, program = folder / name, folder / "trainer"
+    runtime, program = folder / name, folder / trainer
     script = f"-Wl,--version-script={GRAPHS / 'runtime.map'}"
-    compile_c("-shared", "-fPIC", str(GRAPHS / "runtime.c"), script, f"-Wl,-soname,{runtime.name}", "-o", str(runtime))
-    sources = [str(GRAPHS / "trainer.c"), str(SUPPORT / "hand_attention.c")]
+    # As the real one: it does not meet its own functions through the dynamic linker.
+    flags = ["-shared", "-fPIC", "-Wl,-Bsymbolic-functions"]
+    compile_c(*flags, str(GRAPHS / "runtime.c"), script, f"-Wl,-soname,{runtime.name}", "-o", str(runtime))
+    sources = [str(GRAPHS / f"{trainer}.c"), str(SUPPORT / "hand_attention.c")]
     include = [f"-I{SUPPORT}", f"-I{native.INCLUDE}"]
-    compile_c(*include, *sources, str(runtime), f"-Wl,-rpath,{folder}", "-lm", "-o", str(program))
+    compile_c(*include, *sources, str(runtime), f"-Wl,-rpath,{folder}", "-lm", "-pthread", "-o", str(program))
     return str(program)
 
 
@@ -65,6 +67,52 @@ def test_recorded_calls_times_launches(run):
 def test_the_summary_says_it(run):
     calls = run.rank()["attention_coverage"]["graphs"]["calls"]
     assert f"{calls['forward'] + calls['backward']} calls ran in" in run.stderr
+
+
+@pytest.fixture(scope="module")
+def handles(tmp_path_factory) -> str:
+    return build(tmp_path_factory.mktemp("handles"), "libcudart.so.12", "handles")
+
+
+def graphs_of(program: str, what: str) -> tuple[dict, list[str]]:
+    """What is known of its graphs, after the run was shown to be the same under the monitor; and every answer."""
+    plain, watched = run_plain([program, what]), run_monitored([program, what], *EVERYTHING)
+    assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
+    assert plain.stdout == watched.stdout
+    monitored.assert_conserved(watched.rank())
+    return watched.rank()["attention_coverage"]["graphs"], plain.stdout.split()
+
+
+# What: launches that are known, unknown ones, pairs of calls that were recorded, and that ran
+HANDLES = {
+    "destroyed": (4, 2, 3 + 1 + 2, 3 + 3 + 1 + 2),
+    "updated": (3, 0, 1 + 4, 1 + 4 + 4),
+    "condition": (1, 1, 2 + 2 + 1, 2),
+    "threads": (2, 0, 2 + 3, 2 + 3),
+    "per_thread": (2, 0, 2 + 1, 2 + 3),
+}
+
+
+@pytest.mark.parametrize("what", HANDLES)
+def test_handles_that_are_used_again_and_graphs_that_change(handles, what):
+    launches, unknown, recorded, ran = HANDLES[what]
+    graphs, answers = graphs_of(handles, what)
+    assert graphs == {
+        "launches": launches,
+        "unknown_launches": unknown,
+        "recorded": {"forward": recorded, "backward": recorded},
+        "calls": {"forward": ran, "backward": ran},
+    }
+    refused = {"updated": {"910"}, "threads": {"908"}, "per_thread": {"903"}}
+    assert set(answers) == {"0"} | refused.get(what, set())
+
+
+def test_a_recording_whose_end_is_not_seen_does_not_keep_others_unknown(handles):
+    graphs, _ = graphs_of(handles, "lost")
+    steps = 20 - 1
+    assert graphs["launches"] + graphs["unknown_launches"] == steps
+    assert 0 < graphs["launches"] == graphs["calls"]["forward"]
+    assert graphs["unknown_launches"] >= 8  # kLongestSteps: until then it might have been recording
 
 
 def test_switched_off_it_only_passes_on(trainer):
