@@ -150,9 +150,10 @@ void foreshock_note_unseen(const char* name, uint32_t evidence) {
 
 void foreshock_step_end(const foreshock_step* step) {
   Record(Format("{\"event\": \"step\", \"step\": %" PRId64
-                ", \"source\": %u, \"given\": %u, \"batch_id\": %" PRIu64 ", \"learning_rate\": %s}",
+                ", \"source\": %u, \"given\": %u, \"batch_id\": %" PRIu64
+                ", \"learning_rate\": %s, \"prepare_ns\": %" PRIu64 "}",
                 step->step, step->step_source, step->given, step->batch_id,
-                Number(step->learning_rate).c_str()));
+                Number(step->learning_rate).c_str(), step->prepare_ns));
 }
 
 void foreshock_step_skipped(void) { Record("{\"event\": \"step_skipped\"}"); }

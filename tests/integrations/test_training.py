@@ -193,10 +193,68 @@ print(json.dumps(out))
         "resumed": [1000 + 1],
         "no_state": [-1] * 6,
         "root_loss": [3],
-        "reported": [1, 2, 41, 42],
+        "reported": [1, 2, 41, 42],  # 41 is that of 2: from here on it is the trainer's numbers
         "batch_ids": [7, 0, 0, 0],
         "off": [],
     }
+
+
+@pytest.mark.parametrize(("every", "optimizer"), [(1, "AdamW"), (1, "SGD"), (3, "AdamW")])
+def test_reported_steps_keep_rate_and_cost(trainer, every: int, optimizer: str) -> None:
+    """A step that the trainer tells has the rate that it was made with, and the time that was spent since the one
+    told before; the first one, which the optimizer has told, is not told again."""
+    rows = trainer(f"""{TOY}
+import foreshock_torch, time
+from foreshock_torch import door
+model = Toy(); opt = torch.optim.{optimizer}(model.parameters()); due = door.monitor.weights.due
+def slow(): time.sleep(0.002); due()
+door.monitor.weights.due = slow
+for step in range(1, 10):
+    opt.param_groups[0]["lr"] = step / 64
+    loss_of(model).backward(); opt.step(); opt.zero_grad()
+    if step % {every} == 0: foreshock_torch.report(step=step, loss=100.0 + step, batch_id=step)
+foreshock_torch.report(step=10)
+print(json.dumps(events()))
+""")
+    told = [row for row in rows if row["event"] == "step"]
+    reported = list(range(2 * every, 10, every))
+    first = [*range(1, every + 1)] if optimizer == "AdamW" else [-1]  # SGD keeps no step: the core counts
+    assert [row["step"] for row in told] == [*first, *reported, 10]
+    assert [row["source"] for row in told] == [2 if optimizer == "AdamW" else 3] * every + [1] * (len(reported) + 1)
+    assert [row["learning_rate"] * 64 for row in told[:-1]] == [*range(1, every + 1), *reported]
+    assert told[-1]["given"] == 0  # no optimizer has stepped: its rate is unknown
+    assert [row["batch_id"] for row in told[every:-1]] == reported
+    assert [row["value"] for row in rows if row["event"] == "loss" and row["source"] == 1] == [
+        100.0 + step for step in reported
+    ]
+    assert all(row["prepare_ns"] >= 2_000_000 for row in told[:every])
+    assert all(row["prepare_ns"] >= every * 2_000_000 for row in told[every:-1])
+    assert told[-1]["prepare_ns"] < 2_000_000, "what was spent before has been told"
+
+
+def test_reports_are_ticks(trainer) -> None:
+    """What the helper does late it does for a trainer too that tells its steps: names of modules that it has not seen
+    being made are searched for, and attention past the hooks is looked for, with an optimizer of torch or without."""
+    with_optimizer, without = trainer(f"""{TOY}
+import foreshock, types
+from foreshock_torch import door
+from foreshock_torch.clock import Monitor
+model = Toy(); opt = torch.optim.AdamW(model.parameters())
+sys.modules["flash_attn.cute"] = types.ModuleType("flash_attn.cute")
+def fresh(): door.monitor = Monitor(torch, door.monitor.core); events()
+fresh()
+for step in range(1, 6):
+    loss_of(model).backward(); opt.step(); opt.zero_grad(); foreshock.report(step=step)
+rows = events(); seen = [[[r["name"] for r in rows if r["event"] == kind] for kind in ("name", "unseen")]]
+fresh()
+for step in range(3): foreshock.report(step=step)
+rows = events(); print(json.dumps([*seen, [[row["name"] for row in rows if row["event"] == "unseen"], steps(rows)]]))
+""")
+    names, unseen = with_optimizer
+    without, told = without
+    assert told == [0, 1, 2]
+    assert "blocks.0.qkv.weight" in names
+    assert unseen == without == ["flash_attn.cute (flash-attn 4)"]
 
 
 def test_compiled_optimizer_ticks_without_new_graphs(trainer, tmp_path) -> None:

@@ -50,7 +50,9 @@ class Monitor:
         self._missing_names = self._described = self._placed = False
         self._whole = True
         self._ticks = 0
-        self._spent_ns = 0  # our own time since the last tick
+        self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it
+        self._rate: float | None = None  # learning rate of the step that is told next
+        self._spent_ns = 0  # our own time since a step was told
 
     def note_module(self, module: Any) -> None:
         """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
@@ -92,17 +94,27 @@ class Monitor:
         in_core = self.weights.after(optimizer) if step is not None else 0
         if step is None:
             self.weights.forget_due()
+        if step is not None:
+            self._rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
+            self._tick()
+        self._spent_ns += time.perf_counter_ns() - begin - in_core
         if step is not None and not self.reported:
-            rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
-            self.core.logs.tick()
-            spent = self._spent_ns + time.perf_counter_ns() - begin - in_core
-            self.core.step_end(step, source, rate, self.batch_id, spent)
-            self.batch_id = None
-            self._spent_ns = 0
-            self._ticks += 1
-            if self._ticks in LOOK_AT:
-                self._look_for_unseen()
+            self._told = step if step >= 0 else (self._told or 0) + 1
+            self._tell(step, source)
         self.core.adapter.foreshock_adapter_step_ended()
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        if self._ticks in LOOK_AT:
+            self._look_for_unseen()
+
+    def _tell(self, step: int, source: int) -> None:
+        begin = time.perf_counter_ns()
+        self.core.logs.tick()
+        spent = self._spent_ns + time.perf_counter_ns() - begin
+        self.core.step_end(step, source, self._rate, self.batch_id, spent)
+        self._rate = self.batch_id = None
+        self._spent_ns = 0
 
     def _late(self, optimizer: Any, look: Any) -> None:
         """An optimizer that steps after the clock: what it steps is still of the step that the clock has told."""
@@ -222,12 +234,18 @@ class Monitor:
         self.after_step(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
+        begin = time.perf_counter_ns()
+        done = step_number(self._torch, step)
+        if done is not None and done == self._told and not self.reported:
+            self.reported = True
+            return  # told already; what is given with it would be counted into the step after it
         if (value := on_cpu(self._torch, loss)) is not None:
             self.core.core.foreshock_observe_loss(value, LOSS_REPORTED)
         if (number := word(batch_id)) is not None:
             self.batch_id = number
-        if (done := step_number(self._torch, step)) is not None:
+        if done is not None and self._clock is None:
+            self._tick()
+        self._spent_ns += time.perf_counter_ns() - begin
+        if done is not None:
             self.reported = True
-            self.core.logs.tick()
-            self.core.step_end(done, REPORTED, None, self.batch_id)
-            self.batch_id = None
+            self._tell(done, REPORTED)
