@@ -25,6 +25,7 @@ std::span<const std::byte> DeviceCode();
 
 enum class DeviceKernel : int {
   kGather,         // GatherJob
+  kPackedGather,   // PackedGatherJob
   kCountPatterns,  // HistogramJob
   kCountBins,      // HistogramJob
   kGradientSums,   // GradientSumsJob
@@ -32,12 +33,13 @@ enum class DeviceKernel : int {
   kChecksum,       // ChecksumJob
   kConservation,   // ConservationJob
 };
-inline constexpr int kDeviceKernels = 7;
+inline constexpr int kDeviceKernels = 8;
 
 // Symbols in the fatbin, in the order above.
 inline constexpr const char* kDeviceKernelNames[kDeviceKernels] = {
-    "foreshock_gather",    "foreshock_count_patterns", "foreshock_count_bins",  "foreshock_gradient_sums",
-    "foreshock_adam_sums", "foreshock_checksum",       "foreshock_conservation"};
+    "foreshock_gather",     "foreshock_packed_gather", "foreshock_count_patterns",
+    "foreshock_count_bins", "foreshock_gradient_sums", "foreshock_adam_sums",
+    "foreshock_checksum",   "foreshock_conservation"};
 
 constexpr const char* name_of(DeviceKernel kernel) { return kDeviceKernelNames[static_cast<int>(kernel)]; }
 

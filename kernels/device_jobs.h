@@ -11,6 +11,7 @@
 #include "kernels/conservation.h"
 #include "kernels/gradient_sums.h"
 #include "kernels/histogram.h"
+#include "kernels/packed_sequence.h"
 
 namespace foreshock {
 
@@ -71,6 +72,31 @@ struct GatherJob {
 static_assert(sizeof(GatherJob) == 96 + kMostPieces * sizeof(GatherPiece));
 static_assert(sizeof(GatherJob) <= kMostJobBytes);
 
+// What the gather of one sequence of a packed batch has looked at.
+struct SequenceTold {
+  uint32_t number, queries, keys;
+  uint32_t positions;  // of each head; 0: the offsets made no sense, and nothing was copied
+  uint32_t position[kMostPositions];
+};
+static_assert(sizeof(SequenceTold) == 80);
+
+// The same for one sequence of a packed batch, whichever holds the place (packed_sequence.h). The job inside
+// is that of a sequence as long as the longest which begins at position 0: what the sequence does not have is
+// not copied, and its listed rows lie packed by so many positions as it has. Its positions are fractions of
+// 2^32, one for each part.
+struct PackedGatherJob {
+  GatherJob gather;
+  PackedSequences sequences;
+  uint64_t told;       // a SequenceTold
+  int64_t sum_stride;  // elements from one sequence to the next, of the piece below
+  uint32_t sum_piece;  // whose rows are those of (sequence, head, position); kMostPieces: none
+  uint32_t parts;      // of a sequence, as far as it has positions
+  uint32_t positions;  // at most: of so many parts, the first ones
+  uint32_t reserved;
+};
+static_assert(sizeof(PackedGatherJob) == sizeof(GatherJob) + 72);
+static_assert(sizeof(PackedGatherJob) <= kMostJobBytes);
+
 // So many threads copy so many elements each, and a launch is small: what runs beside it keeps its
 // processors.
 constexpr LaunchShape launch_of(const GatherJob& job) {
@@ -82,6 +108,8 @@ constexpr LaunchShape launch_of(const GatherJob& job) {
           .threads = kThreads,
           .shared_bytes = 0};
 }
+
+constexpr LaunchShape launch_of(const PackedGatherJob& job) { return launch_of(job.gather); }
 
 // -- histogram: a packed tensor, as kernels/histogram.h counts it --
 

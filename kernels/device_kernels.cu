@@ -15,6 +15,12 @@ __global__ void __launch_bounds__(256) foreshock_gather(const __grid_constant__ 
   foreshock::gather_body(job, block);
 }
 
+__global__ void __launch_bounds__(256)
+    foreshock_packed_gather(const __grid_constant__ foreshock::PackedGatherJob job) {
+  foreshock::DeviceBlock block;
+  foreshock::packed_gather_body(job, block);
+}
+
 __global__ void __launch_bounds__(1024)
     foreshock_count_patterns(const __grid_constant__ foreshock::HistogramJob job) {
   foreshock::DeviceBlock block;

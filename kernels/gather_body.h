@@ -1,4 +1,4 @@
-// The body of kGather.
+// The bodies of kGather and kPackedGather.
 #ifndef FORESHOCK_KERNELS_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_GATHER_BODY_H_
 
@@ -17,11 +17,69 @@ constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   return power_dividing(piece.from | to | strides * piece.element | row, is_dense ? 16 : piece.element);
 }
 
+// Where the rows of a piece begin, and how many of each head there are.
+struct PieceRows {
+  uint64_t from;
+  uint32_t rows;
+};
+
+// As the job says.
+class RowsAsAsked {
+ public:
+  explicit FORESHOCK_DEVICE RowsAsAsked(const GatherJob& job) : job_(job) {}
+  FORESHOCK_DEVICE PieceRows of(uint32_t piece, uint32_t) const {
+    return {job_.piece[piece].from, job_.piece[piece].rows};
+  }
+  FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t) const { return job_.position[n]; }
+
+ private:
+  const GatherJob& job_;
+};
+
+// Those that the sequence has which each thread has found.
+template <class Block>
+class RowsOfASequence {
+ public:
+  using Places = typename Block::template PerThread<SequencePlace>;
+
+  FORESHOCK_DEVICE RowsOfASequence(const PackedGatherJob& job, Places& place) : job_(job), place_(place) {}
+
+  FORESHOCK_DEVICE PieceRows of(uint32_t number, uint32_t thread) const {
+    const GatherPiece& piece = job_.gather.piece[number];
+    const SequencePlace& place = place_[thread];
+    const int64_t first = number == job_.sum_piece ? place.number * job_.sum_stride
+                          : piece.is_listed != 0   ? place.query * piece.row_stride
+                                                   : place.key * piece.row_stride;
+    const uint32_t there = piece.is_listed != 0           ? positions(thread)
+                           : place.keys > piece.first_row ? place.keys - piece.first_row
+                                                          : 0;
+    return {piece.from + static_cast<uint64_t>(first * piece.element),
+            there < piece.rows ? there : piece.rows};
+  }
+  FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t thread) const {
+    return static_cast<int64_t>(
+        position_in_part(place_[thread].queries, n, parts(thread), job_.gather.position[n]));
+  }
+  FORESHOCK_DEVICE uint32_t positions(uint32_t thread) const {
+    return parts(thread) < job_.positions ? parts(thread) : job_.positions;
+  }
+
+ private:
+  FORESHOCK_DEVICE uint32_t parts(uint32_t thread) const {
+    const uint32_t queries = place_[thread].queries;
+    return queries < job_.parts ? queries : job_.parts;
+  }
+
+  const PackedGatherJob& job_;
+  Places& place_;
+};
+
 // As many neighbouring threads share a row as it has units, up to a warp.
-template <class Unit, class Block>
-FORESHOCK_DEVICE void gather_piece(const GatherJob& job, const GatherPiece& piece, Block& block) {
+template <class Unit, class Block, class Rows>
+FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const Rows& rows, Block& block) {
+  const GatherPiece& piece = job.piece[number];
   const uint64_t row_bytes = uint64_t{piece.width} * piece.element;
-  const uint64_t units = row_bytes / sizeof(Unit), rows = uint64_t{piece.heads} * piece.rows;
+  const uint64_t units = row_bytes / sizeof(Unit);
   const int64_t element = piece.element;
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   uint32_t sharing = 1;
@@ -29,13 +87,15 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, const GatherPiece& piec
   const uint32_t groups = block.threads() / sharing;
   block.each([&](uint32_t thread) {
     if (thread / sharing >= groups) return;
+    const PieceRows have = rows.of(number, thread);
+    const uint64_t all = uint64_t{piece.heads} * have.rows;
     const uint64_t first = uint64_t{block.index()} * groups + thread / sharing;
-    for (uint64_t row = first; row < rows; row += uint64_t{block.blocks()} * groups) {
-      const uint32_t head = static_cast<uint32_t>(row / piece.rows);
-      const uint32_t n = static_cast<uint32_t>(row % piece.rows);
-      const int64_t at = piece.is_listed ? job.position[n] : int64_t{piece.first_row} + n;
+    for (uint64_t row = first; row < all; row += uint64_t{block.blocks()} * groups) {
+      const uint32_t head = static_cast<uint32_t>(row / have.rows);
+      const uint32_t n = static_cast<uint32_t>(row % have.rows);
+      const int64_t at = piece.is_listed ? rows.position(n, thread) : int64_t{piece.first_row} + n;
       const uint64_t from =
-          piece.from + static_cast<uint64_t>((head * piece.head_stride + at * piece.row_stride) * element);
+          have.from + static_cast<uint64_t>((head * piece.head_stride + at * piece.row_stride) * element);
       const uint64_t to = job.to + piece.to + row * row_bytes;
       for (uint64_t unit = thread % sharing; unit < units; unit += sharing) {
         const uint64_t byte = unit * sizeof(Unit);
@@ -49,30 +109,39 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, const GatherPiece& piec
 }
 
 template <class Block>
-FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
+FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
   block.each([&](uint32_t thread) {
     if (thread == 0) block.max(&clock->not_begin, ~block.now());
   });
+}
+
+template <class Block, class Rows>
+FORESHOCK_DEVICE void gather_pieces(const GatherJob& job, const Rows& rows, Block& block) {
   for (uint32_t n = 0; n < job.pieces; ++n) {
     const GatherPiece& piece = job.piece[n];
     switch (gather_unit(piece, job.to + piece.to)) {
       case 16:
-        gather_piece<Bytes16>(job, piece, block);
+        gather_piece<Bytes16>(job, n, rows, block);
         break;
       case 8:
-        gather_piece<uint64_t>(job, piece, block);
+        gather_piece<uint64_t>(job, n, rows, block);
         break;
       case 4:
-        gather_piece<uint32_t>(job, piece, block);
+        gather_piece<uint32_t>(job, n, rows, block);
         break;
       case 2:
-        gather_piece<uint16_t>(job, piece, block);
+        gather_piece<uint16_t>(job, n, rows, block);
         break;
       default:
-        gather_piece<uint8_t>(job, piece, block);
+        gather_piece<uint8_t>(job, n, rows, block);
     }
   }
+}
+
+template <class Block>
+FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block) {
+  GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
   block.each([&](uint32_t thread) {
     if (thread != 0) return;
     block.max(&clock->end, block.now());
@@ -82,6 +151,32 @@ FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
     times[1] = block.fresh(&clock->end);
     clock->not_begin = clock->end = 0;
   });
+}
+
+template <class Block>
+FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
+  begin_gather(job, block);
+  gather_pieces(job, RowsAsAsked(job), block);
+  end_gather(job, block);
+}
+
+template <class Block>
+FORESHOCK_DEVICE void packed_gather_body(const PackedGatherJob& job, Block& block) {
+  begin_gather(job.gather, block);
+  // Each thread for itself, all of a warp at the same addresses.
+  typename RowsOfASequence<Block>::Places place;
+  block.each([&](uint32_t thread) { place[thread] = find_sequence(job.sequences, block); });
+  const RowsOfASequence<Block> rows(job, place);
+  gather_pieces(job.gather, rows, block);
+  block.each([&](uint32_t thread) {
+    if (block.index() != 0 || thread != 0) return;
+    SequenceTold* told = reinterpret_cast<SequenceTold*>(job.told);
+    const uint32_t positions = rows.positions(thread);
+    *told = {place[thread].number, place[thread].queries, place[thread].keys, positions, {}};
+    for (uint32_t n = 0; n < positions; ++n)
+      told->position[n] = static_cast<uint32_t>(rows.position(n, thread));
+  });
+  end_gather(job.gather, block);
 }
 
 }  // namespace foreshock

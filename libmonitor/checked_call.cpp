@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "libmonitor/packed_call.h"
+
 namespace foreshock {
 namespace {
 
@@ -73,6 +75,11 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
   if (!is_in_one_place(call)) return FORESHOCK_SKIP_LAYOUT;
 
   CheckedCall& c = *checked;
+  c.packed = {};
+  c.sums_by_sequence = false;
+  c.sequence = 0;
+  const bool is_packed = is_packed_call(call);
+  const uint32_t dims = is_packed ? 3 : 4;
   c.query = view_of(call.query);
   c.key = view_of(call.key);
   c.value = view_of(call.value);
@@ -89,10 +96,11 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
   c.dtype = c.query.dtype;
   c.causal = call.causal;
   c.scale = call.scale;
-  if (call.query.dims != 4 || call.key.dims != 4 || call.value.dims != 4 || !is_floating(c.dtype) ||
+  if (call.query.dims != dims || call.key.dims != dims || call.value.dims != dims || !is_floating(c.dtype) ||
       c.causal < FORESHOCK_CAUSAL_NONE || c.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT || !(c.scale * 0 == 0) ||
       c.scale == 0)
     return FORESHOCK_SKIP_LAYOUT;
+  if (is_packed) add_batch(call, checked);
   const int64_t batch = c.query.shape[0], heads = c.query.shape[1], queries = c.query.shape[2];
   const int64_t kv_heads = c.key.shape[1], keys = c.key.shape[2];
   c.head_dim = c.query.shape[3];
@@ -111,6 +119,7 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
                                      !has_shape(c.grad_query, batch, heads, queries, c.head_dim) ||
                                      c.grad_out.dtype != c.dtype || c.grad_query.dtype != c.dtype))
     return FORESHOCK_SKIP_LAYOUT;
+  if (is_packed) return check_packed(call, checked);
   if (c.log_sum_exp.data != nullptr &&
       (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))
     return FORESHOCK_SKIP_LAYOUT;

@@ -3,6 +3,7 @@
 #define FORESHOCK_LIBMONITOR_CHECKED_CALL_H_
 
 #include "foreshock/hook.h"
+#include "kernels/packed_sequence.h"
 #include "kernels/tensor.h"
 #include "libmonitor/sampler.h"
 
@@ -18,6 +19,11 @@ struct CheckedCall {
   int32_t device_type, device_index;  // of every tensor
   void* stream;                       // of a device: what the operation was given to; null: unknown
   TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
+  // Of a packed batch, whose tensors have all positions, while the shape is that of a sequence as long as the
+  // longest (packed_call.h). The sums are then (1, head, position of all), or (sequence, head, position).
+  PackedSequences packed;
+  bool sums_by_sequence;
+  int64_t sequence;  // that one has been taken of a packed batch: which; else 0
 };
 
 // Reads the raw struct (the only place that does). Returns -1 and fills *checked, or the FORESHOCK_SKIP_

@@ -69,4 +69,21 @@ GatherJob gather_for_slot(const CheckedCall& call, const Slice& slice, const seg
   return job;
 }
 
+PackedGatherJob packed_gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
+                                       uint64_t to) {
+  PackedGatherJob job = {};
+  job.gather = gather_for_slot(call, slice, slot, to);
+  std::copy_n(slice.fraction, kRowsPerSample, job.gather.position);
+  job.sequences = call.packed;
+  job.parts = static_cast<uint32_t>(slice.parts);
+  job.positions = static_cast<uint32_t>(slice.positions);
+  job.sum_piece = kMostPieces;
+  if (!call.sums_by_sequence) return job;
+  job.sum_stride = call.log_sum_exp.stride[0];
+  const uint64_t sums = slot.payload[segment::kLogSumExp].offset;
+  for (uint32_t n = 0; n < job.gather.pieces && sums != 0; ++n)
+    if (job.gather.piece[n].to == sums - payloads_of(slot).begin) job.sum_piece = n;
+  return job;
+}
+
 }  // namespace foreshock

@@ -19,6 +19,11 @@ PayloadRange payloads_of(const segment::Slot& slot);
 GatherJob gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
+// The same for the sequence of a packed call that holds call.packed.place: what there is of it. Where it is
+// told is left to the caller too.
+PackedGatherJob packed_gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
+                                       uint64_t to);
+
 }  // namespace foreshock
 
 #endif  // FORESHOCK_LIBMONITOR_DEVICE_GATHER_H_

@@ -13,13 +13,23 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + DeviceRing::kAlign - 1) / DeviceRing::kAlign * DeviceRing::kAlign;
 }
 
-// In the ring a part begins with the times of its gather.
-constexpr uint64_t kTimes = 64;
+// In the ring a part begins with the times of its gather; behind them, of a packed batch, with the sequence.
+constexpr uint64_t kTimes = 64, kTold = 64, kTimesAndTold = 192;
+static_assert(kTold + sizeof(SequenceTold) <= kTimesAndTold);
+// A slot keeps as much in its header, which is not in the ring.
+static_assert(kTimesAndTold <= sizeof(segment::Slot));
+static_assert(sizeof(SequenceTold) == sizeof(segment::SequenceTold) &&
+              offsetof(SequenceTold, position) == offsetof(segment::SequenceTold, position));
+
+constexpr uint64_t before_payloads(const segment::Slot& slot) {
+  return slot.packed == segment::kNotPacked ? kTimes : kTimesAndTold;
+}
+
 constexpr uint64_t kClocks = round_up(DeviceRing::kMostSlices * sizeof(GatherClock));
 
 uint64_t bytes_of_part(const segment::Slot& slot) {
   const PayloadRange range = payloads_of(slot);
-  return round_up(kTimes + range.end - range.begin);
+  return round_up(before_payloads(slot) + range.end - range.begin);
 }
 
 bool ok(cuda::Result result) { return result == cuda::kSuccess; }
@@ -104,6 +114,7 @@ int DeviceState::try_set_up() {
   int least = 0, greatest = 0;
   if (!ok(driver.module_load_data(&module, setting_.code.data())) ||
       !ok(driver.module_get_function(&gather_, module, name_of(DeviceKernel::kGather))) ||
+      !ok(driver.module_get_function(&packed_gather_, module, name_of(DeviceKernel::kPackedGather))) ||
       !ok(driver.ctx_get_stream_priority_range(&least, &greatest)) ||
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
@@ -135,19 +146,34 @@ uint32_t DeviceState::most_parts() const {
   return static_cast<uint32_t>(std::clamp<uint64_t>(parts, 1, setting_.writer->slots()));
 }
 
+template <class Job>
+bool DeviceState::launch(cuda::Function kernel, Job* job, cuda::Stream stream) {
+  const LaunchShape shape = launch_of(*job);
+  void* parameters[] = {job};
+  return ok(setting_.driver->launch_kernel(kernel, shape.blocks, 1, 1, shape.threads, 1, 1,
+                                           shape.shared_bytes, stream, parameters, nullptr));
+}
+
 bool DeviceState::gather(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed,
                          cuda::Stream stream) {
   cuda::Address at = memory_ + place_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     const segment::Slot& slot = *claimed.slots[part];
-    GatherJob job = gather_for_slot(call, slice, slot, at + kTimes);
-    job.times = at;
-    job.clock = clocks_ + place_.number * sizeof(GatherClock);
-    const LaunchShape shape = launch_of(job);
-    void* parameters[] = {&job};
-    if (!ok(setting_.driver->launch_kernel(gather_, shape.blocks, 1, 1, shape.threads, 1, 1,
-                                           shape.shared_bytes, stream, parameters, nullptr)))
-      return false;
+    const uint64_t to = at + before_payloads(slot);
+    const auto begin = [&](GatherJob* job) {
+      job->times = at;
+      job->clock = clocks_ + place_.number * sizeof(GatherClock);
+    };
+    if (slot.packed == segment::kNotPacked) {
+      GatherJob job = gather_for_slot(call, slice, slot, to);
+      begin(&job);
+      if (!launch(gather_, &job, stream)) return false;
+    } else {
+      PackedGatherJob job = packed_gather_for_slot(call, slice, slot, to);
+      begin(&job.gather);
+      job.told = at + kTold;
+      if (!launch(packed_gather_, &job, stream)) return false;
+    }
     at += bytes_of_part(slot);
   }
   return ok(setting_.driver->event_record(event_, stream)) &&
@@ -160,9 +186,11 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     segment::Slot* slot = claimed.slots[part];
     const PayloadRange range = payloads_of(*slot);
-    if (!ok(driver.memcpy_dtoh_async(reinterpret_cast<char*>(slot) + range.begin, at + kTimes,
+    if (!ok(driver.memcpy_dtoh_async(reinterpret_cast<char*>(slot) + range.begin, at + before_payloads(*slot),
                                      range.end - range.begin, stream_)) ||
-        !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, at, 2 * sizeof(uint64_t), stream_)))
+        !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, at, 2 * sizeof(uint64_t), stream_)) ||
+        (slot->packed != segment::kNotPacked &&
+         !ok(driver.memcpy_dtoh_async(&slot->told, at + kTold, sizeof slot->told, stream_))))
       return false;
     at += bytes_of_part(*slot);
   }

@@ -71,6 +71,8 @@ class DeviceState {
   int try_set_up();
   bool pin_segment();
   bool gather(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
+  template <class Job>
+  bool launch(cuda::Function kernel, Job* job, cuda::Stream stream);
   bool copy_and_publish(const ClaimedSlice& claimed);
   uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
   cuda::Address progress_on_device() const;
@@ -82,7 +84,7 @@ class DeviceState {
   int set_ups_ = 0;
   int32_t index_ = 0;
   uint64_t context_id_ = 0;
-  cuda::Function gather_ = nullptr;
+  cuda::Function gather_ = nullptr, packed_gather_ = nullptr;
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // of the segment, as the device sees it

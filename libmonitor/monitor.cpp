@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "libmonitor/clocks.h"
+#include "libmonitor/packed_call.h"
 #include "libmonitor/sampler.h"
 #include "libmonitor/slice_copy.h"
 #include "libmonitor/slice_plan.h"
@@ -117,8 +118,14 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   if (writer.slots() == 0) return skip(FORESHOCK_SKIP_OFF);
 
   const int64_t step = step_.load(std::memory_order_relaxed);
-  Slice slice =
-      choose_slice(checked.shape, g_guest.settings().seed, step, open.call, g_guest.settings().rank);
+  const Settings& settings = g_guest.settings();
+  if (checked.packed.count > 0) {
+    const uint32_t place = choose_place(settings.seed, step, open.call, settings.rank);
+    checked.packed.place = place;  // of a device the offsets are read where they lie
+    if (checked.device_type == FORESHOCK_DEVICE_CPU)
+      if (const int reason = take_sequence(place, &checked); reason >= 0) return skip(reason);
+  }
+  Slice slice = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
   SlicePlan plan;
   DeviceTurn turn;  // of none, for tensors of the host
   uint64_t capacity = writer.slot_bytes();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/packed_sequence.h"
+
 namespace foreshock {
 namespace {
 
@@ -16,6 +18,11 @@ constexpr uint64_t scramble(uint64_t x) {
 // A number below `bound`. The bias of at most bound / 2^32 does not matter here.
 int64_t below(uint64_t random, int64_t bound) {
   return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
+}
+
+// What one choice of one call depends on.
+uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
+  return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
 }
 
 }  // namespace
@@ -36,22 +43,25 @@ bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices
 }
 
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
-  const auto random = [&](uint64_t purpose) {
-    return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
-  };
+  const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
   const int64_t group = shape.heads / shape.kv_heads;
   Slice slice;
   slice.batch = below(random(1), shape.batch);
   slice.kv_head = below(random(2), shape.kv_heads);
   slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));
   slice.first_head = slice.kv_head * group + below(random(3), group - slice.heads + 1);
-  slice.positions = static_cast<int>(std::min<int64_t>(shape.queries, kRowsPerSample / slice.heads));
-  for (int n = 0; n < slice.positions; ++n) {
-    const int64_t begin = shape.queries * n / slice.positions;
-    const int64_t end = shape.queries * (n + 1) / slice.positions;
-    slice.position[n] = begin + below(random(16 + static_cast<uint64_t>(n)), end - begin);
+  slice.parts = static_cast<int>(std::min<int64_t>(shape.queries, kRowsPerSample / slice.heads));
+  slice.positions = slice.parts;
+  for (uint32_t n = 0; n < static_cast<uint32_t>(slice.parts); ++n) {
+    slice.fraction[n] = static_cast<uint32_t>(random(16 + n) >> 32);
+    slice.position[n] = static_cast<int64_t>(position_in_part(
+        static_cast<uint64_t>(shape.queries), n, static_cast<uint32_t>(slice.parts), slice.fraction[n]));
   }
   return slice;
+}
+
+uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank) {
+  return static_cast<uint32_t>(random_of(seed, step, call, rank, 4) >> 32);
 }
 
 }  // namespace foreshock

@@ -33,12 +33,18 @@ struct Slice {
   int heads = 0, positions = 0;  // heads * positions <= 16
   int64_t first_head = 0;        // query heads first_head .. first_head + heads - 1
   int64_t position[kRowsPerSample] = {};
+  // How these were chosen, for who must choose in a sequence of another length (kernels/packed_sequence.h).
+  int parts = 0;
+  uint32_t fraction[kRowsPerSample] = {};
   int rows() const { return heads * positions; }
 };
 
 // min(G, 16) query heads of one kv-head, and as many positions as still fit into 16 rows, one from each of so
 // many equal parts of the sequence. All numbers of the shape are positive, and kv_heads divides heads.
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
+
+// Which sequence of a packed batch: the one that holds this place in all of them, a fraction of 2^32.
+uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
 
 }  // namespace foreshock
 

@@ -11,10 +11,11 @@ constexpr uint64_t kUnit = 64;  // what payloads are aligned to
 constexpr uint64_t round_up(uint64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
 constexpr uint64_t kHeader = round_up(sizeof(segment::Slot));
 
+// Of a packed batch: at most, since no sequence is longer than this one nor a row of it at a later position.
 int64_t visible_keys(const CheckedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
-  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
+  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.packed.count == 0)
     limit = position + 1 + call.shape.keys - call.shape.queries;
   return std::clamp<int64_t>(limit, 0, call.shape.keys);
 }
@@ -77,11 +78,12 @@ void describe_call(const CheckedCall& call, const Slice& slice, segment::Slot* s
   slot->lse_dtype = call.log_sum_exp.data ? static_cast<uint32_t>(call.log_sum_exp.dtype) : 0;
   slot->head_dim = static_cast<uint32_t>(call.head_dim);
   slot->value_dim = static_cast<uint32_t>(call.value_dim);
-  slot->batch = slice.batch;
+  slot->batch = slice.batch + call.sequence;
   slot->kv_head = slice.kv_head;
   slot->query_length = static_cast<uint64_t>(call.shape.queries);
   slot->key_length = static_cast<uint64_t>(call.shape.keys);
   slot->scale = call.scale;
+  slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
 }
 
 // How many slots the rows of plan->all need; false when one slot cannot hold a key.

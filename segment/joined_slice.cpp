@@ -15,7 +15,8 @@ bool is_split(uint32_t id) { return std::find(std::begin(kSplit), std::end(kSpli
 bool is_of_one_slice(const Slot& a, const Slot& b) {
   return a.parts == b.parts && a.first_ticket == b.first_ticket && a.pass == b.pass && a.dtype == b.dtype &&
          a.mask_dtype == b.mask_dtype && a.rows == b.rows && a.keys == b.keys && a.head_dim == b.head_dim &&
-         a.value_dim == b.value_dim;
+         a.value_dim == b.value_dim && a.packed == b.packed &&
+         (a.packed == kNotPacked || std::memcmp(&a.told, &b.told, sizeof a.told) == 0);
 }
 
 }  // namespace

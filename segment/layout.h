@@ -11,7 +11,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 4;
+inline constexpr uint32_t kLayoutVersion = 5;
 inline constexpr uint32_t kOldestLayoutVersion = 1;  // that the agent reads
 
 inline constexpr uint32_t kPasses = 2;             // 0 forward, 1 backward
@@ -229,6 +229,19 @@ struct Payload {
   uint64_t bytes;
 };
 
+// What a device tells of the one sequence of a packed batch whose rows it has brought.
+struct SequenceTold {
+  uint32_t number, queries, keys;
+  uint32_t positions;  // of each head, in their order; 0: there was nothing to bring
+  uint32_t position[kRowsPerSlice];
+};
+
+// What Slot::packed says: a slice whose extent only its device knew, and what FORESHOCK_CAUSAL_... means for
+// it.
+inline constexpr uint32_t kNotPacked = 0;
+constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
+inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
+
 struct Slot {
   uint64_t sequence;  // 2t when it holds ticket t, 2t - 1 while being written, 0 never used
   uint64_t ticket;
@@ -258,10 +271,12 @@ struct Slot {
   uint32_t part, parts;   // parts 0: this slot holds the whole slice, as every slot of version 1 does
   uint32_t first_key, part_keys;
   uint32_t without_out;  // 1: dropout has changed the output, which is not here (forward only)
-  uint32_t reserved2;
-  uint64_t reserved[2];
+  // Not kNotPacked: rows, keys, limits, positions and lengths above are those of a sequence as long as the
+  // longest, and the payloads have room for it; what there is begins where they do and is told here.
+  uint32_t packed;
+  SequenceTold told;
 };
-static_assert(sizeof(Slot) == 576);
+static_assert(sizeof(Slot) == 640);
 
 // -- the control file --
 

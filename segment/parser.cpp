@@ -51,6 +51,8 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.keys == 0 || slot.keys > slot.key_length) return "keys out of range";
   if (slot.head_dim == 0 || slot.head_dim > 4096 || slot.value_dim == 0 || slot.value_dim > 4096)
     return "head dimension out of range";
+  if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
+    return "unknown kind of packing";
   if (slot.heads_in_slice == 0 || slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
   if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
   if (slot.layer_source > static_cast<uint32_t>(LayerSource::kOrdinal)) return "unknown layer source";
@@ -64,22 +66,6 @@ const char* check_dimensions(const Slot& slot) {
     if (slot.position[row] >= slot.query_length) return "row position beyond the queries";
   }
   return nullptr;
-}
-
-// Bytes each payload must have by the dimensions; 0: must be absent.
-void expected_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
-  const uint64_t element = element_bytes(slot.dtype);
-  const uint64_t rows = slot.part == 0 ? slot.rows : 0;  // all but the keys is in the first part
-  const uint64_t keys = slot.parts > 1 ? slot.part_keys : slot.keys;
-  sizes[kQuery] = rows * slot.head_dim * element;
-  sizes[kKey] = keys * slot.head_dim * element;
-  sizes[kValue] = keys * slot.value_dim * element;
-  sizes[kOut] = slot.without_out == 1 ? 0 : rows * slot.value_dim * element;
-  sizes[kLogSumExp] = rows * element_bytes(slot.lse_dtype);
-  sizes[kMask] = slot.rows * keys * element_bytes(slot.mask_dtype);
-  const bool backward = slot.pass == 1;
-  sizes[kGradOut] = backward ? rows * slot.value_dim * element : 0;
-  sizes[kGradQuery] = backward ? rows * slot.head_dim * element : 0;
 }
 
 // The agent and the library in the trainer come from different releases when one was upgraded in mid-run.
@@ -171,14 +157,30 @@ std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t 
   return records;
 }
 
+void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
+  std::fill_n(sizes, kPayloads, 0);
+  const uint64_t element = element_bytes(slot.dtype);
+  const uint64_t rows = slot.part == 0 ? slot.rows : 0;  // all but the keys is in the first part
+  const uint64_t keys = slot.parts > 1 ? slot.part_keys : slot.keys;
+  sizes[kQuery] = rows * slot.head_dim * element;
+  sizes[kKey] = keys * slot.head_dim * element;
+  sizes[kValue] = keys * slot.value_dim * element;
+  sizes[kOut] = slot.without_out == 1 ? 0 : rows * slot.value_dim * element;
+  sizes[kLogSumExp] = rows * element_bytes(slot.lse_dtype);
+  sizes[kMask] = slot.rows * keys * element_bytes(slot.mask_dtype);
+  const bool backward = slot.pass == 1;
+  sizes[kGradOut] = backward ? rows * slot.value_dim * element : 0;
+  sizes[kGradQuery] = backward ? rows * slot.head_dim * element : 0;
+}
+
 const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view) {
   if (bytes.size() < header_size) return "slot too short";
   view->header = {};
   std::memcpy(&view->header, bytes.data(), std::min<size_t>(header_size, sizeof(Slot)));
   const Slot& slot = view->header;
   if (const char* why = check_dimensions(slot)) return why;
-  uint64_t sizes[kPayloads] = {};
-  expected_sizes(slot, sizes);
+  uint64_t sizes[kPayloads];
+  payload_sizes(slot, sizes);
   for (uint32_t id = 0; id < kPayloads; ++id) {
     const Payload& payload = slot.payload[id];
     if (payload.bytes != sizes[id]) return "payload size differs from the dimensions";

@@ -61,6 +61,9 @@ struct SlotView {
   Slot header;
   Bytes payload[kPayloads];
 };
+// Bytes that each payload of a slot has by its dimensions; 0: it is absent.
+void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]);
+
 // `header_size`: Header::slot_header_size.
 const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "segment/packed_slice.h"
 #include "segment/pread.h"
 #include "segment/reader.h"
 
@@ -68,7 +69,9 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   ready->slot = slot;
   ready->ticket = sequence / 2;
   if (!read_slot(slot, sequence, &ready->view, &ready->why)) return false;
-  return ready->why != nullptr || ready->view.header.parts < 2 || read_parts(ready);
+  if (ready->why == nullptr && ready->view.header.parts > 1 && !read_parts(ready)) return false;
+  if (ready->why == nullptr) ready->why = settle_packed(&ready->view);
+  return true;
 }
 
 // A further part whose first one was consumed before it, by an agent that died in between, or never was.

@@ -309,6 +309,7 @@ void SegmentWriter::describe(Slot* slot, const Slot& header) const {
   slot->first_key = header.first_key;
   slot->part_keys = header.part_keys;
   slot->without_out = header.without_out;
+  slot->packed = header.packed;
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {

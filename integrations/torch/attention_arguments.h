@@ -17,6 +17,7 @@ namespace foreshock::adapter {
 // arguments off the stack.
 struct AttentionInputs {
   at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
+  int64_t longest_q = 0, longest_k = 0;  // of packed sequences; 0: not given
   c10::IValue layer;
   std::optional<double> scale;  // zero is one too; none: the default of the operation
   double dropout = 0;
@@ -53,6 +54,8 @@ class AttentionArguments {
         layer_(Index({"layer"})),
         sequences_q_(Index({"cum_seq_q", "cu_seqlens_q"})),
         sequences_k_(Index({"cum_seq_k", "cu_seqlens_k"})),
+        longest_q_(Index({"max_q", "max_seqlen_q"})),
+        longest_k_(Index({"max_k", "max_seqlen_k"})),
         masked_(Indices({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
                          "learnable_sink", "s_aux"})),
         stored_(Indices({"block_table", "block_tables", "page_table",   "leftpad_k",  "seqused_k",
@@ -82,6 +85,8 @@ class AttentionArguments {
     };
     in.sequences_q = offsets(sequences_q_);
     in.sequences_k = offsets(sequences_k_);
+    in.longest_q = Whole(At(stack, longest_q_), 0);
+    in.longest_k = Whole(At(stack, longest_k_), 0);
     const bool is_tap = semantics_.order == Order::kAsSaid;
     if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
@@ -142,7 +147,8 @@ class AttentionArguments {
   const int arguments_, returns_;
   const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, scale_, dropout_,
       causal_;
-  const int window_left_, window_right_, positions_first_, layer_, sequences_q_, sequences_k_;
+  const int window_left_, window_right_, positions_first_, layer_, sequences_q_, sequences_k_, longest_q_,
+      longest_k_;
   const std::vector<int> masked_, stored_;
 };
 

@@ -1,10 +1,9 @@
 // From the arguments and results of an operation to the description of hook.h, or the reason why there is
-// none. Views only: no tensor is made, nothing is read but the offsets of sequences.
+// none. Views only: no tensor is made, nothing of one is read.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_CALL_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_CALL_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <utility>
 
@@ -87,74 +86,41 @@ inline bool ViewMask(const at::Tensor& mask, const foreshock_attention_call& cal
   return true;
 }
 
-// One sequence of a batch that is packed without padding.
-struct Sequence {
-  int64_t number = 0, query = 0, queries = 0, key = 0, keys = 0;  // first position and length of each
-};
-
-// Chooses one sequence, each position as likely as any other over many calls; false when the offsets cannot
-// be read here or make no sense.
-inline bool ChooseSequence(const AttentionInputs& in, Sequence* chosen) {
-  const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
-  for (const at::Tensor& offsets : {q, k}) {
-    if (!HasData(offsets) || !offsets.is_cpu() || offsets.scalar_type() != at::kInt || offsets.dim() != 1 ||
-        !offsets.is_contiguous() || !IsInMemory(offsets))
-      return false;
-  }
-  const int64_t count = q.numel() - 1;
-  if (count < 1 || k.numel() != count + 1) return false;
-  const auto *from_q = q.const_data_ptr<int32_t>(), *from_k = k.const_data_ptr<int32_t>();
-  if (from_q[0] < 0 || from_k[0] < 0 || from_q[count] > in.query.size(-3) || from_k[count] > in.key.size(-3))
-    return false;
-  static constinit std::atomic<uint64_t> calls{0};
-  const uint64_t turn = calls.fetch_add(1, std::memory_order_relaxed);
-  // Multiples of the golden ratio fall evenly into the packed positions.
-  const double place = static_cast<double>(turn * 0x9e3779b97f4a7c15u >> 11) * 0x1p-53;
-  const auto wanted = from_q[0] + static_cast<int64_t>(place * (from_q[count] - from_q[0]));
-  for (int64_t n = 0; n < count; ++n) {
-    const Sequence one{n, from_q[n], int64_t{from_q[n + 1]} - from_q[n], from_k[n],
-                       int64_t{from_k[n + 1]} - from_k[n]};
-    if (one.queries < 0 || one.keys < 0) return false;
-    const bool holds = turn == 0 ? one.queries > chosen->queries : one.query + one.queries > wanted;
-    // The first call decides how much room slices get, so it gives its longest sequence.
-    if (one.queries > 0 && one.keys > 0 && holds) *chosen = one;
-    if (turn != 0 && chosen->queries > 0) break;
-  }
-  return chosen->queries > 0;
-}
-
 // All sequences of a call one after the other, with or without a dimension of one batch before them.
 inline bool IsPacked(const at::Tensor& tensor) {
   return tensor.dim() == 3 || (tensor.dim() == 4 && tensor.size(0) == 1);
 }
 
-// (total, head, d) as (1, head, position, d) of one sequence.
-inline foreshock_tensor OneSequence(const at::Tensor& packed, int64_t first, int64_t length) {
-  foreshock_tensor view = View(packed);
-  if (!view.data || !IsPacked(packed) || first + length > packed.size(-3)) return {};
-  view.data = static_cast<const char*>(view.data) + first * packed.stride(-3) * packed.element_size();
-  const int64_t shape[] = {1, packed.size(-2), length, packed.size(-1)};
-  const int64_t stride[] = {0, packed.stride(-2), packed.stride(-3), packed.stride(-1)};
-  std::copy_n(shape, FORESHOCK_TENSOR_DIMS, view.shape);
-  std::copy_n(stride, FORESHOCK_TENSOR_DIMS, view.stride);
-  view.dims = FORESHOCK_TENSOR_DIMS;
-  return view;
-}
-
-// (head, total), or (sequence, head, position), as (1, head, position).
-inline foreshock_tensor OneLogSumExp(const at::Tensor& packed, const Sequence& one) {
-  foreshock_tensor view = View(packed);
-  if (!view.data || (packed.dim() != 2 && packed.dim() != 3)) return {};
-  const int64_t head = packed.dim() - 2, position = packed.dim() - 1;
-  const int64_t first = head == 0 ? one.query * packed.stride(1) : one.number * packed.stride(0);
-  if ((head == 0 ? one.query : 0) + one.queries > packed.size(position)) return {};
-  view.data = static_cast<const char*>(view.data) + first * packed.element_size();
-  const int64_t shape[] = {1, packed.size(head), one.queries, 1};
-  const int64_t stride[] = {0, packed.stride(head), packed.stride(position), 0};
+// (total, head, d) as (head, total, d).
+inline foreshock_tensor PackedView(const at::Tensor& packed) {
+  foreshock_tensor view = packed.defined() && IsPacked(packed) ? View(packed) : foreshock_tensor{};
+  if (!view.data) return {};
+  const int64_t shape[] = {packed.size(-2), packed.size(-3), packed.size(-1), 1};
+  const int64_t stride[] = {packed.stride(-2), packed.stride(-3), packed.stride(-1), 0};
   std::copy_n(shape, FORESHOCK_TENSOR_DIMS, view.shape);
   std::copy_n(stride, FORESHOCK_TENSOR_DIMS, view.stride);
   view.dims = 3;
   return view;
+}
+
+// Where the sequences of a packed call begin; false when nobody could read them where the tensors lie.
+inline bool DescribeOffsets(const AttentionInputs& in, foreshock_attention_call* call) {
+  const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
+  for (const at::Tensor& offsets : {q, k}) {
+    if (!HasData(offsets) || offsets.device() != in.query.device() || offsets.scalar_type() != at::kInt ||
+        offsets.dim() != 1 || !offsets.is_contiguous() || !IsInMemory(offsets))
+      return false;
+  }
+  if (q.numel() < 2 || k.numel() != q.numel()) return false;
+  call->query_offsets = q.const_data_ptr<int32_t>();
+  call->key_offsets = k.const_data_ptr<int32_t>();
+  call->sequences = q.numel() - 1;
+  // Where it is not said, a sequence may be as long as all of them; with the same offsets, as the queries.
+  call->longest_query = in.longest_q > 0 ? in.longest_q : call->query.shape[1];
+  call->longest_key = in.longest_k > 0                           ? in.longest_k
+                      : call->query_offsets == call->key_offsets ? call->longest_query
+                                                                 : call->key.shape[1];
+  return true;
 }
 
 inline foreshock_tensor HeadsFirst(foreshock_tensor view, bool positions_first) {
@@ -171,7 +137,10 @@ inline foreshock_tensor Unpadded(foreshock_tensor log_sum_exp, int64_t queries) 
 }
 
 inline uint32_t DescribeCausal(const AttentionInputs& in, foreshock_attention_call* call) {
-  const int64_t queries = call->query.shape[2], keys = call->key.shape[2];
+  // Of packed sequences those of the longest.
+  const bool is_packed = call->query_offsets != nullptr;
+  const int64_t queries = is_packed ? call->longest_query : call->query.shape[2];
+  const int64_t keys = is_packed ? call->longest_key : call->key.shape[2];
   call->causal = static_cast<int32_t>(in.causal);
   if (in.causal == kSquareOnly && queries == keys) call->causal = FORESHOCK_CAUSAL_TOP_LEFT;
   if (call->causal < FORESHOCK_CAUSAL_NONE || call->causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
@@ -181,31 +150,35 @@ inline uint32_t DescribeCausal(const AttentionInputs& in, foreshock_attention_ca
   if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
   if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
-  // The first queries see no key at all; what a kernel leaves there is its own affair.
-  if (call->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && queries > keys) return FORESHOCK_SKIP_MASK;
+  // The first queries see no key at all; what a kernel leaves there is its own affair. Of packed sequences
+  // the core sees to it, for each by itself.
+  if (call->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && queries > keys && !is_packed)
+    return FORESHOCK_SKIP_MASK;
   return kDescribed;
+}
+
+inline bool DescribePacked(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
+  call->query = PackedView(in.query);
+  call->key = PackedView(in.key);
+  call->value = PackedView(in.value);
+  call->out = PackedView(in.out);
+  if (!call->query.data || !call->key.data || !DescribeOffsets(in, call)) return false;
+  // (head, total), or (sequence, head, position). flash-attn lays a single query of several grouped heads out
+  // as its heads, and what it returns of their sums is then in another order: csrc/flash_attn/flash_api.cpp,
+  // mha_varlen_fwd.
+  const bool is_swapped = call->longest_query == 1 && call->query.shape[0] != call->key.shape[0];
+  if (in.log_sum_exp.defined() && (in.log_sum_exp.dim() == 2 || in.log_sum_exp.dim() == 3) && !is_swapped)
+    call->log_sum_exp = View(in.log_sum_exp);
+  if (backward) {
+    call->grad_out = PackedView(in.grad_out);
+    call->grad_query = PackedView(in.grad_query);
+  }
+  return true;
 }
 
 // Fills the tensors of a call; false when they do not fit together.
 inline bool DescribeTensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
-  if (in.sequences_q.defined()) {
-    Sequence one;
-    if (!IsPacked(in.query) || !IsPacked(in.key) || !IsPacked(in.value) || !ChooseSequence(in, &one))
-      return false;
-    call->query = OneSequence(in.query, one.query, one.queries);
-    call->key = OneSequence(in.key, one.key, one.keys);
-    call->value = OneSequence(in.value, one.key, one.keys);
-    call->out = OneSequence(in.out, one.query, one.queries);
-    call->log_sum_exp = OneLogSumExp(in.log_sum_exp, one);
-    // flash-attn lays a single query of several grouped heads out as its heads, and what it returns of their
-    // sums is then in another order than (head, all queries): csrc/flash_attn/flash_api.cpp, mha_varlen_fwd.
-    if (one.queries == 1 && call->query.shape[1] != call->key.shape[1]) call->log_sum_exp = {};
-    if (backward) {
-      call->grad_out = OneSequence(in.grad_out, one.query, one.queries);
-      call->grad_query = OneSequence(in.grad_query, one.query, one.queries);
-    }
-    return true;
-  }
+  if (in.sequences_q.defined()) return DescribePacked(in, backward, call);
   if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;
   const auto view = [&](const at::Tensor& tensor) { return HeadsFirst(View(tensor), in.positions_first); };
   call->query = view(in.query);
@@ -233,7 +206,7 @@ inline uint32_t Describe(const AttentionInputs& in, const Semantics& semantics, 
   if (!DescribeTensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
   if (!call->query.data || !call->key.data || !call->value.data) return FORESHOCK_SKIP_LAYOUT;
   if (!ViewMask(in.mask, *call, &call->mask, semantics.flat_bias)) return FORESHOCK_SKIP_LAYOUT;
-  call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(call->query.shape[3])));
+  call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(in.query.size(-1))));
   call->dropout = in.dropout;
   call->layer_identity = LayerOf(in.query);
   call->stream = StreamOf(in.query);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recomputed.h"
@@ -133,6 +134,17 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
       {"lse", &call->log_sum_exp},   {"mask", &call->mask},
       {"grad_out", &call->grad_out}, {"grad_query", &call->grad_query}};
   for (const auto& [name, tensor] : tensors) line += std::string(", \"") + name + "\": " + Describe(*tensor);
+  if (call->query_offsets) {
+    line += Format(", \"longest\": [%" PRId64 ", %" PRId64 "], \"offsets\": [", call->longest_query,
+                   call->longest_key);
+    const char* between = "[";
+    for (const int32_t* offsets : {call->query_offsets, call->key_offsets}) {
+      line += std::exchange(between, "], [");
+      for (int64_t n = 0; n <= call->sequences && IsReadable(call->query); ++n)
+        line += Format(n ? ", %d" : "%d", offsets[n]);
+    }
+    line += "]]";
+  }
   const recomputed::Errors errors =
       IsReadable(call->query) ? recomputed::ErrorsOf(*call) : recomputed::Errors{};
   line += ", \"errors\": {\"out\": " + Number(errors.out) + ", \"lse\": " + Number(errors.log_sum_exp) +

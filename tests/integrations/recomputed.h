@@ -63,7 +63,7 @@ inline bool HasShape(const foreshock_tensor& tensor, const foreshock_tensor& row
   return tensor.data && std::equal(rows.shape, rows.shape + 3, tensor.shape) && tensor.shape[3] == width;
 }
 
-inline Errors ErrorsOf(const foreshock_attention_call& call) {
+inline Errors ErrorsOfOne(const foreshock_attention_call& call) {
   Difference out, grad;
   Errors errors;
   const int64_t keys = call.key.shape[2], width = call.value.shape[3], dims = call.query.shape[3];
@@ -107,6 +107,54 @@ inline Errors ErrorsOf(const foreshock_attention_call& call) {
   if (has_out) errors.out = out.relative();
   if (has_grad) errors.grad_query = grad.relative();
   return errors;
+}
+
+// (head, position, d) as (1, head, position, d) of `length` positions from `first` on.
+inline foreshock_tensor Positions(const foreshock_tensor& all, int64_t first, int64_t length) {
+  foreshock_tensor one = all;
+  if (!all.data) return one;
+  const int64_t bytes = all.dtype == FORESHOCK_FP64                                  ? 8
+                        : all.dtype == FORESHOCK_BF16 || all.dtype == FORESHOCK_FP16 ? 2
+                                                                                     : 4;
+  one.data = static_cast<const char*>(all.data) + first * all.stride[1] * bytes;
+  const int64_t shape[] = {1, all.shape[0], length, all.shape[2]};
+  const int64_t stride[] = {0, all.stride[0], all.stride[1], all.stride[2]};
+  std::copy_n(shape, 4, one.shape);
+  std::copy_n(stride, 4, one.stride);
+  return one;
+}
+
+// Sequence n of a packed call, whose offsets the host can read, as a call of its own.
+inline foreshock_attention_call SequenceOf(const foreshock_attention_call& call, int64_t n) {
+  foreshock_attention_call one = call;
+  const int64_t query = call.query_offsets[n], queries = call.query_offsets[n + 1] - query;
+  const int64_t key = call.key_offsets[n], keys = call.key_offsets[n + 1] - key;
+  for (foreshock_tensor* tensor : {&one.query, &one.out, &one.grad_out, &one.grad_query})
+    *tensor = Positions(*tensor, query, queries);
+  for (foreshock_tensor* tensor : {&one.key, &one.value}) *tensor = Positions(*tensor, key, keys);
+  if (call.log_sum_exp.dims == 2) {
+    one.log_sum_exp = Positions(call.log_sum_exp, query, queries);
+  } else if (call.log_sum_exp.data) {
+    one.log_sum_exp.data = static_cast<const float*>(call.log_sum_exp.data) + n * call.log_sum_exp.stride[0];
+    one.log_sum_exp.shape[0] = 1;
+    one.log_sum_exp.shape[2] = queries;
+  }
+  return one;
+}
+
+// Of packed sequences the worst of each that has queries.
+inline Errors ErrorsOf(const foreshock_attention_call& call) {
+  if (!call.query_offsets) return ErrorsOfOne(call);
+  Errors worst;
+  for (int64_t n = 0; n < call.sequences; ++n) {
+    if (call.query_offsets[n + 1] == call.query_offsets[n]) continue;
+    const Errors one = ErrorsOfOne(SequenceOf(call, n));
+    const auto add = [](double* to, double error) { *to = error != error ? error : std::max(*to, error); };
+    add(&worst.out, one.out);
+    add(&worst.log_sum_exp, one.log_sum_exp);
+    add(&worst.grad_query, one.grad_query);
+  }
+  return worst;
 }
 
 }  // namespace recomputed

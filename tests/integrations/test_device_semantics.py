@@ -155,46 +155,55 @@ print(json.dumps([rows, inplace]))
 
 
 def test_packed_sequences(trainer, host_cuda) -> None:
-    """With offsets on the host one sequence of each call is described; with offsets on the device nobody could read
-    them without waiting."""
+    """With offsets on the device all of a batch is described, and where they lie. Recomputed by them, each of its
+    sequences is what the operation gave."""
     rows, single, left_out = trainer(
         f"""{DEVICE}
-cu, cu_k = offsets(0, 5, 12, 14), offsets(0, 6, 17, 20)
-q, k, v = there((1, 14, 4, 8), (1, 20, 4, 8), (1, 20, 4, 8)); t = [x[0] for x in (q, k, v)]
+cu, cu_k = put(offsets(0, 5, 12, 12, 14)), put(offsets(0, 6, 17, 18, 21))
+q, k, v = there((1, 14, 4, 8), (1, 21, 4, 8), (1, 21, 4, 8)); t = [x[0] for x in (q, k, v)]
 def efficient(kind, cu=cu, cu_k=cu_k, bias=None):
     out, lse, seed, offset, n, m = aten._efficient_attention_forward(
         q, k, v, bias, cu, cu_k, 7, 11, 0.0, kind, True)
     g = put(torch.randn(out.shape))
     aten._efficient_attention_backward(
         g, q, k, v, bias, out, cu, cu_k, n, m, lse, 0.0, seed, offset, kind, False)
-def flash(causal, cu=cu, cu_k=cu_k, q=t[0], k=t[1], v=t[2]):
-    out, lse, seed, offset, _ = aten._flash_attention_forward(q, k, v, cu, cu_k, 7, 11, 0.0, causal, False)
+def flash(causal, cu=cu, cu_k=cu_k, q=t[0], k=t[1], v=t[2], longest=7):
+    out, lse, seed, offset, _ = aten._flash_attention_forward(q, k, v, cu, cu_k, longest, 11, 0.0, causal, False)
     g = put(torch.randn(out.shape))
-    aten._flash_attention_backward(g, q, k, v, out, lse, cu, cu_k, 7, 11, 0.0, causal, seed, offset)
+    aten._flash_attention_backward(g, q, k, v, out, lse, cu, cu_k, longest, 11, 0.0, causal, seed, offset)
 with torch.no_grad():
-    rows = told(lambda: [efficient(kind) for kind in (0, 1, 2) for _ in range(5)])
-    rows += told(lambda: [flash(causal) for causal in (False, True) for _ in range(5)])
+    rows = told(lambda: [efficient(kind) for kind in (0, 1, 2)] + [flash(causal) for causal in (False, True)])
+    rows += told(lambda: flash(True, q=put(torch.randn(14, 4, 8)), k=put(torch.randn(21, 2, 8)),
+                               v=put(torch.randn(21, 2, 8))))
     # Of a single query of grouped heads flash-attn gives the sums in an order of its own.
-    grouped = there((3, 4, 8), (20, 2, 8), (20, 2, 8))
-    single = told(lambda: flash(True, offsets(0, 1, 2, 3), cu_k, *grouped))
+    grouped = there((4, 4, 8), (21, 2, 8), (21, 2, 8))
+    single = told(lambda: flash(True, put(offsets(0, 1, 2, 3, 4)), cu_k, *grouped, longest=1))
     left_out = dict(
-        device=told(lambda: efficient(1, put(cu), put(cu_k))) + told(lambda: flash(True, put(cu), put(cu_k))),
-        bias=told(lambda: efficient(0, offsets(0, 14), offsets(0, 20), put(torch.randn(14, 20)))))
+        host=told(lambda: efficient(1, offsets(0, 14), put(offsets(0, 21)))),
+        longer=told(lambda: efficient(1, put(offsets(0, 5, 12, 12, 14).long()), cu_k)),
+        bias=told(lambda: efficient(0, put(offsets(0, 14)), put(offsets(0, 21)), put(torch.randn(14, 21)))))
     if hasattr(aten, "_cudnn_attention_forward"):
         left_out["cudnn"] = told(lambda: aten._cudnn_attention_forward(*t, None, cu, cu_k, 7, 11, True))
 print(json.dumps([rows, single, left_out]))
 """,
         HOST_CUDA=host_cuda,
     )
-    assert len(rows) == 5 * 2 * 5
+    assert len(rows) == 6 * 2
     for row in rows:
         assert_right(row)
-    assert {row["query"]["shape"][2] for row in rows} == {2, 5, 7}
+        assert row["query"]["shape"] == [4, 14, 8, 1]
+        assert row["query"]["device"] == [1, 0]
+        assert row["offsets"] == [[0, 5, 12, 12, 14], [0, 6, 17, 18, 21]]
+        assert row["longest"][0] == 7
+        assert row["stream"] != 0
     for row in single:
         assert_right(row, has_sums=False)
         assert row["lse"] is None
     reasons = {name: {row.get("reason") for row in told} for name, told in left_out.items()}
-    assert reasons == {"device": {LAYOUT}, "bias": {MASK}} | ({"cudnn": {LAYOUT}} if "cudnn" in left_out else {})
+    wanted = {"host": {LAYOUT}, "longer": {LAYOUT}, "bias": {MASK}} | (
+        {"cudnn": {LAYOUT}} if "cudnn" in left_out else {}
+    )
+    assert reasons == wanted
 
 
 def test_what_cannot_be_described(trainer, host_cuda) -> None:

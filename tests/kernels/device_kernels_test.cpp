@@ -155,6 +155,76 @@ TEST_F(Device, Gathers) {
   EXPECT_GT(result<uint64_t>(times, 0), 0u);
 }
 
+// Each sequence of a packed batch, and offsets that make no sense.
+TEST_F(Device, GathersOneOfPackedSequences) {
+  const std::vector<std::vector<int32_t>> kinds = {{0, 900, 900, 1000, 4000, 4003},
+                                                   {0, 5000, -1, 7, 9, 4003}};
+  for (const std::vector<int32_t>& offsets : kinds) {
+    for (const uint32_t place : {0u, 0x38000000u, 0x3b000000u, 0x80000000u, 0xffffffffu}) {
+      Buffers buffers;
+      std::vector<char> words(offsets.size() * sizeof(int32_t));
+      std::memcpy(words.data(), offsets.data(), words.size());
+      const size_t from = buffers.add(noise(8 << 20)), to = buffers.zeros(2 << 20), of = buffers.add(words);
+      const size_t times = buffers.zeros(16), clock = buffers.zeros(sizeof(GatherClock));
+      const size_t told = buffers.zeros(sizeof(SequenceTold));
+      const auto job_at = [&](const Addresses& at) {
+        PackedGatherJob job = {};
+        job.gather.to = at[to], job.gather.times = at[times], job.gather.clock = at[clock];
+        job.gather.pieces = 3;
+        for (uint32_t n = 0; n < kMostPositions; ++n) job.gather.position[n] = 0x9e3779b9u * n;
+        job.gather.piece[0] = {.from = at[from],
+                               .to = 0,
+                               .head_stride = 0,
+                               .row_stride = 512,
+                               .column_stride = 1,
+                               .heads = 1,
+                               .rows = 3000,
+                               .width = 128,
+                               .element = 2,
+                               .is_listed = 0,
+                               .first_row = 0};
+        job.gather.piece[1] = {.from = at[from] + 2048,
+                               .to = 800'000,
+                               .head_stride = 128,
+                               .row_stride = 512,
+                               .column_stride = 1,
+                               .heads = 4,
+                               .rows = 4,
+                               .width = 128,
+                               .element = 2,
+                               .is_listed = 1,
+                               .first_row = 0};
+        job.gather.piece[2] = {.from = at[from] + 4,
+                               .to = 900'000,
+                               .head_stride = 3001,
+                               .row_stride = 1,
+                               .column_stride = 1,
+                               .heads = 4,
+                               .rows = 4,
+                               .width = 1,
+                               .element = 4,
+                               .is_listed = 1,
+                               .first_row = 0};
+        job.sequences = {.query_offsets = at[of],
+                         .key_offsets = at[of],
+                         .count = 5,
+                         .queries = 4003,
+                         .keys = 4003,
+                         .longest_query = 3000,
+                         .longest_key = 3000,
+                         .place = place};
+        job.told = at[told];
+        job.sum_piece = place % 2 == 0 ? kMostPieces : 2;
+        job.sum_stride = 4 * 3001;
+        job.parts = job.positions = 4;
+        return job;
+      };
+      const PackedGatherJob nowhere = job_at(Addresses(6));
+      expect_same<PackedGatherJob>(DeviceKernel::kPackedGather, launch_of(nowhere), buffers, job_at, times);
+    }
+  }
+}
+
 TEST_F(Device, CountsPatterns) {
   for (const bool shared : {true, false}) {
     for (const size_t count : {size_t{0}, size_t{9}, size_t{5'000'003}}) {

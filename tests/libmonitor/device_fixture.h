@@ -24,6 +24,13 @@ inline int count_of(const std::string& name) {
   return static_cast<int>(std::count(names.begin(), names.end(), name));
 }
 
+// What lies in a segment, by step and pass: headers and payloads.
+struct Sample {
+  segment::Slot header;
+  std::vector<std::byte> payload[segment::kPayloads];
+};
+using Samples = std::map<std::pair<int64_t, uint32_t>, Sample>;
+
 class DeviceTest : public MonitorTest {
  protected:
   // A trainer in a child; what the fake driver objects to fails the test.
@@ -62,12 +69,6 @@ class DeviceTest : public MonitorTest {
     for (const auto& entry : fs::directory_iterator(base_ + "/r")) fs::remove(entry.path());
   }
 
-  // What lies in the segment, by step and pass: headers and payloads.
-  struct Sample {
-    segment::Slot header;
-    std::vector<std::byte> payload[segment::kPayloads];
-  };
-  using Samples = std::map<std::pair<int64_t, uint32_t>, Sample>;
   Samples samples() {
     Samples found;
     auto reader = open();

@@ -48,6 +48,7 @@ TEST_F(DeviceSetUp, IsMadeAtTheEndOfTheStepThatMetTheDevice) {
                                        "cuMemGetInfo",
                                        "cuModuleLoadData",
                                        "cuModuleGetFunction",
+                                       "cuModuleGetFunction",
                                        "cuCtxGetStreamPriorityRange",
                                        "cuStreamCreateWithPriority",
                                        "cuEventCreate",

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "segment/joined_slice.h"
+#include "segment/packed_slice.h"
 #include "segment/parser.h"
 #include "segment/tensor_heads.h"
 #include "segment/tensor_parser.h"
@@ -17,9 +18,19 @@ void use(const SlotView& view) {
   volatile unsigned sum = 0;
   for (const Bytes& payload : view.payload)
     for (std::byte byte : payload) sum = sum + static_cast<unsigned>(byte);
-  if (view.header.rows == 0 || view.header.rows > kRowsPerSlice) std::abort();
+  if (view.header.rows > kRowsPerSlice) std::abort();
   for (uint32_t row = 0; row < view.header.rows; ++row)
     if (view.header.key_limit[row] > view.header.keys) std::abort();
+}
+
+// A whole slice, as the agent gets it.
+void use_settled(SlotView view) {
+  if (settle_packed(&view) != nullptr) return;
+  use(view);
+  uint64_t sizes[kPayloads];
+  payload_sizes(view.header, sizes);
+  for (uint32_t id = 0; id < kPayloads; ++id)
+    if (view.payload[id].size() != sizes[id]) std::abort();
 }
 
 void use_heads(Bytes payload, uint64_t element_bytes) {
@@ -78,7 +89,10 @@ void parse_whole_file(Bytes file) {
     SlotView view;
     if (parse_slot(slot(n), header.slot_header_size, &view) != nullptr) continue;
     use(view);
-    if (view.header.parts < 2) continue;
+    if (view.header.parts < 2) {
+      use_settled(view);
+      continue;
+    }
     JoinedSlice joined;
     const char* why = joined.begin(view, slots.record_size * slots.count);
     for (uint64_t part = 1; why == nullptr && part < view.header.parts; ++part) {
@@ -86,7 +100,7 @@ void parse_whole_file(Bytes file) {
       why = parse_slot(slot(n + part), header.slot_header_size, &tail);
       if (why == nullptr) why = joined.add(tail);
     }
-    if (why == nullptr) use(joined.take());
+    if (why == nullptr) use_settled(joined.take());
   }
 }
 
@@ -103,7 +117,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 1: {
       SlotView view;
       const uint32_t header_size = (data[0] & 4) != 0 ? sizeof(Slot) : kSlotOfVersion1;
-      if (parse_slot(bytes, header_size, &view) == nullptr) use(view);
+      if (parse_slot(bytes, header_size, &view) != nullptr) break;
+      use(view);
+      if (view.header.parts < 2) use_settled(view);
       break;
     }
     case 2: {

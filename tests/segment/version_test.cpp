@@ -193,6 +193,50 @@ TEST_F(Versions, ASegmentOfVersion3IsReadWhole) {
   EXPECT_FALSE(reader->next_ready(&ready));
 }
 
+// A slot was shorter: that none of its slices is of a packed batch follows from what is not there, and
+// payloads begin where a header of today has not ended.
+TEST_F(Versions, ASegmentOfVersion4IsReadWhole) {
+  unpack(FORESHOCK_SEGMENT_FIXTURES "/version_4.txt");
+  std::string why;
+  auto reader = open(&why);
+  ASSERT_NE(reader, nullptr) << why;
+
+  EXPECT_EQ(reader->identity().pid, 4242u);
+  ASSERT_EQ(reader->ops().size(), 3u);
+  const Totals totals = reader->totals();
+  EXPECT_EQ(totals.calls[0], 105u);
+  EXPECT_EQ(totals.skipped[0][12], 6u);
+  EXPECT_EQ(totals.skipped[1][11], 7u);
+  ASSERT_EQ(reader->new_steps().size(), 2u);
+
+  SegmentReader::Ready ready;
+  for (const uint64_t ticket : {1u, 2u}) {  // one of the host, and one of a device in two slots
+    ASSERT_TRUE(reader->next_ready(&ready));
+    ASSERT_EQ(ready.why, nullptr) << ready.why;
+    EXPECT_EQ(ready.ticket, ticket);
+    const Slot& slot = ready.view.header;
+    EXPECT_EQ(slot.packed, kNotPacked);
+    EXPECT_EQ(slot.batch, 3);
+    EXPECT_EQ(slot.query_length, 9u);
+    EXPECT_EQ(slot.key_length, 11u);
+    EXPECT_EQ(slot.rows, 1u);
+    EXPECT_EQ(slot.keys, 2 * ticket);
+    EXPECT_EQ(slot.position[0], 8u);
+    EXPECT_EQ(slot.device_end_ns - slot.device_begin_ns, ticket == 1 ? 0u : 250u);
+    std::vector<double> keys(slot.keys);
+    ASSERT_EQ(ready.view.payload[kKey].size(), 8 * keys.size());
+    std::memcpy(keys.data(), ready.view.payload[kKey].data(), 8 * keys.size());
+    for (size_t n = 0; n < keys.size(); ++n)
+      EXPECT_EQ(keys[n], static_cast<double>(10 * ticket + n)) << ticket;
+    double sum = 0;
+    ASSERT_EQ(ready.view.payload[kLogSumExp].size(), sizeof sum);
+    std::memcpy(&sum, ready.view.payload[kLogSumExp].data(), sizeof sum);
+    EXPECT_EQ(sum, 0.75);
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+  }
+  EXPECT_FALSE(reader->next_ready(&ready));
+}
+
 TEST_F(Versions, AnUnknownVersionIsRefusedAndSaysWhichSideToUpgrade) {
   unpack(FORESHOCK_SEGMENT_FIXTURES "/version_1.txt");
   std::string why;

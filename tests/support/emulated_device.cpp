@@ -43,6 +43,9 @@ bool run_emulated(std::string_view symbol, const LaunchShape& shape, const void*
     return false;
   if (symbol == name_of(DeviceKernel::kGather))
     return launch<GatherJob>(shape, job, how, [](const auto& of, auto& block) { gather_body(of, block); });
+  if (symbol == name_of(DeviceKernel::kPackedGather))
+    return launch<PackedGatherJob>(shape, job, how,
+                                   [](const auto& of, auto& block) { packed_gather_body(of, block); });
   if (symbol == name_of(DeviceKernel::kCountPatterns))
     return launch<HistogramJob>(shape, job, how,
                                 [](const auto& of, auto& block) { count_patterns_body(of, block); });

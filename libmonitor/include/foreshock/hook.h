@@ -112,6 +112,17 @@ typedef struct foreshock_attention_call {
                           legacy default stream, 2: the thread's default stream). NULL: unknown; without it
                           nobody can tell when the tensors hold what they shall */
   uint64_t prepare_ns; /* what the caller spent on this description, for the monitor's own account */
+  /* A packed batch: sequences of any lengths, one after the other without padding. Sequence s has the queries
+     at positions query_offsets[s] .. query_offsets[s + 1] - 1 and the keys that key_offsets tells alike; it
+     sees no others. The tensors above then hold the positions of all sequences and have no dimension for the
+     batch: (H, N, D), (KVH, M, D), ...; log_sum_exp is (H, N), or (sequences, H, longest_query or more) with
+     the rows of each sequence from 0 on. There is no mask. The offsets lie where the tensors lie: those on a
+     device nobody on the host reads, so they must stay as long as the tensors. One sequence is looked at. */
+  const int32_t* query_offsets; /* [sequences + 1]; NULL: not packed */
+  const int32_t* key_offsets;   /* [sequences + 1] */
+  int64_t sequences;
+  int64_t longest_query, longest_key; /* no sequence is longer. What is to be kept of one is planned by these:
+                                         much more than there is costs room */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */

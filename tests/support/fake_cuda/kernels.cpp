@@ -8,36 +8,49 @@
 namespace fake_cuda {
 namespace {
 
+using foreshock::DeviceKernel;
 using foreshock::GatherClock;
 using foreshock::GatherJob;
+using foreshock::name_of;
+using foreshock::PackedGatherJob;
 
 uint64_t device_clock() {
   Lock lock(world().mutex);
   return world().clock_ns += world().faults.clock_step_ns;
 }
 
-void gather(const foreshock::LaunchShape& shape, const GatherJob& job) {
-  constexpr GatherClock kZero = {};
-  const bool is_in_use = std::memcmp(reinterpret_cast<const void*>(job.clock), &kZero, sizeof kZero) != 0;
-  const bool has_run = foreshock::run_emulated(foreshock::name_of(foreshock::DeviceKernel::kGather), shape,
-                                               &job, {.order = 1, .now = device_clock});
-  Lock lock(world().mutex);
-  if (is_in_use) violation("a gather found its clock in use");
-  if (!has_run) violation("a launch that no device makes");
+const GatherJob& gather_in(const GatherJob& job) { return job; }
+const GatherJob& gather_in(const PackedGatherJob& job) { return job.gather; }
+
+// The driver takes the parameters when the launch is made, not when it runs.
+template <class Job>
+std::function<void()> gather(DeviceKernel kernel, const foreshock::LaunchShape& shape,
+                             const void* parameter) {
+  auto job = std::make_shared<Job>();
+  std::memcpy(job.get(), parameter, sizeof(Job));
+  return [kernel, shape, job] {
+    constexpr GatherClock kZero = {};
+    const bool is_in_use =
+        std::memcmp(reinterpret_cast<const void*>(gather_in(*job).clock), &kZero, sizeof kZero) != 0;
+    const bool has_run =
+        foreshock::run_emulated(name_of(kernel), shape, job.get(), {.order = 1, .now = device_clock});
+    Lock lock(world().mutex);
+    if (is_in_use) violation("a gather found its clock in use");
+    if (!has_run) violation("a launch that no device makes");
+  };
 }
 
 }  // namespace
 
 bool is_kernel(const std::string& name) {
-  return name == foreshock::name_of(foreshock::DeviceKernel::kGather);
+  return name == name_of(DeviceKernel::kGather) || name == name_of(DeviceKernel::kPackedGather);
 }
 
-std::function<void()> work_of(const std::string&, const foreshock::LaunchShape& shape,
+std::function<void()> work_of(const std::string& name, const foreshock::LaunchShape& shape,
                               const void* parameter) {
-  // The driver takes the parameters when the launch is made, not when it runs.
-  auto job = std::make_shared<GatherJob>();
-  std::memcpy(job.get(), parameter, sizeof(GatherJob));
-  return [shape, job] { gather(shape, *job); };
+  if (name == name_of(DeviceKernel::kGather))
+    return gather<GatherJob>(DeviceKernel::kGather, shape, parameter);
+  return gather<PackedGatherJob>(DeviceKernel::kPackedGather, shape, parameter);
 }
 
 }  // namespace fake_cuda
