@@ -105,10 +105,19 @@ def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
     return panel.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
 
 
+# Grafana draws nothing over an axis that stands still or goes back, as steps do while a trainer evaluates, and when it
+# goes on from a checkpoint. So a step is left out that a later one of the panel reaches again: what is seen is what the
+# run is made of in the end, and of equal ones the last. A millionth for each second tells equal ones apart.
+STEP = f"max({of_run('step')})"
+LATER = f"({STEP} - time() / 1e6)"
+SHOWN = f"({LATER} and on () vector(time()) <= ${{__to}} / 1000)"
+ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {LATER})"
+
+
 def by_step(title: str, description: str, unit: str, *queries: Query, width: int = 12) -> trend.Panel:
     """Over training steps instead of time."""
-    step = Query(f"max({of_run('step')})", "step")
-    builder = begin(trend.Panel(), title, description, [step, *queries])
+    over = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
+    builder = begin(trend.Panel(), title, description, [Query(ASCENDING, "step"), *over])
     builder.unit(unit).span(width).height(8).x_field("step").show_points(VisibilityMode.NEVER)
     builder.with_override(MatcherConfig("byName", "step"), [DynamicConfigValue("unit", "none")])
     join = DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})

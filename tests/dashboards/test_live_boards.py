@@ -75,11 +75,19 @@ class Scene:
 
 
 # All clusters: this Prometheus gives no series such a label.
-CHOSEN = {"$__rate_interval": "10s", "$cluster": ".*", "$run": "me", "$rank": ".*", "$pass": "forward"}
+CHOSEN = {
+    "$__rate_interval": "10s",
+    "$__range": "30s",
+    "$__interval": "1s",
+    "$cluster": ".*",
+    "$run": "me",
+    "$rank": ".*",
+    "$pass": "forward",
+}
 
 
 def filled(expression: str) -> str:
-    for name, value in CHOSEN.items():
+    for name, value in {**CHOSEN, "${__to}": str(round(1000 * time.time()))}.items():
         expression = expression.replace(name, value)
     assert "$" not in expression
     return expression
