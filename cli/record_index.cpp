@@ -95,12 +95,18 @@ std::string RecordIndex::place(const RecordLine& line, Position* position, Index
     }
     position->last_step[*rank] = to->step;
   }
-  if (const auto* started = std::get_if<RunLine>(&line)) {
-    world_size_ = std::max(world_size_, started->world_size.value_or(0));
-    const auto last = rank ? position->last_step.find(*rank) : position->last_step.end();
-    if (to->kind == Kind::kEnded && last != position->last_step.end()) to->step = last->second;
+  const auto last = rank ? position->last_step.find(*rank) : position->last_step.end();
+  const int64_t now = last != position->last_step.end() ? last->second : -1;
+  bool is_first = false;
+  if (const auto* of_run = std::get_if<RunLine>(&line)) {
+    world_size_ = std::max(world_size_, of_run->world_size.value_or(0));
+    is_first = to->kind == Kind::kStarted && (!rank || position->started.insert(*rank).second);
+    if (!is_first) to->step = now;
+    // After the last step that its process before has made.
+    if (to->kind == Kind::kStarted && !is_first) to->kind = Kind::kEnded;
   }
-  to->generation = to->kind == Kind::kStarted ? 0 : position->generation;
+  if (to->kind == Kind::kEvent) to->step = std::max(to->step, now);
+  to->generation = is_first ? 0 : position->generation;
   if (const std::string key = key_of(line); !key.empty())
     to->of = keys_.emplace(key, static_cast<uint32_t>(keys_.size())).first->second;
   return "";

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@
 namespace foreshock::cli {
 
 struct IndexedLine {
-  // In this order among the lines of one step.
+  // In this order among the lines of one step; `step` of an event is at least that of its rank when it was
+  // told: a loss event names its onset, and is known later.
   enum class Kind : uint8_t { kStarted, kStep, kSample, kEvent, kOther, kTensor, kModel, kEnded };
 
   // How often the steps of its record have begun again before it: after a restart from a checkpoint.
@@ -38,7 +40,8 @@ class RecordIndex {
   // Reads the whole record. Returns "" or one line that says what is wrong with it.
   std::string add(const std::string& path, const Visitor& visit);
 
-  // All lines, after sort(): those of started ranks first, then generation by generation and step by step.
+  // All lines, after sort(): those of started ranks first (of a rank that starts again where it does), then
+  // generation by generation and step by step.
   void sort();
   const std::vector<IndexedLine>& lines() const { return lines_; }
 
@@ -57,6 +60,7 @@ class RecordIndex {
   struct Position {
     uint32_t generation = 0;
     std::map<int64_t, int64_t> last_step;  // by rank
+    std::set<int64_t> started;
   };
   std::string place(const RecordLine& line, Position* position, IndexedLine* to);
   std::string take_rank(int64_t rank, uint32_t record);

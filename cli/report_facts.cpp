@@ -110,11 +110,13 @@ StoryFact replicas(const StoryEvent& event, const RunSeen& run, std::vector<Clue
       continue;
     clues->push_back(Clue::kReplicasDiffer);
     return {"replicas",
-            "weights that should be equal differ from step " + std::to_string(each.step) +
-                " on, seen on rank " + std::to_string(each.rank) +
+            "weights that should be equal differ from step " + std::to_string(each.step) + " on, seen " +
+                (each.rank < 0 ? "between nodes" : "on rank " + std::to_string(each.rank)) +
                 (each.layer.empty() ? "" : ", layer " + each.layer),
             Mark::kNotable};
   }
+  if (run.records > 1 && run.tensors > 0)
+    return {"replicas", "not compared between the records; `foreshock merge` does that", Mark::kUnknown};
   if (run.replicas_compared > 0)
     return {"replicas", "agreed bit for bit wherever weights were compared", Mark::kQuiet};
   return {"replicas",
@@ -171,11 +173,17 @@ StoryFact left_out_steps(const StoryEvent& event, std::vector<Clue>* clues) {
 
 StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const auto of = run.trails.find(event.ranks[0]);
-  if (event.attempt == 0 || of == run.trails.end() || event.attempt >= of->second.attempts().size())
+  if (of == run.trails.end() || event.attempt >= of->second.attempts().size())
     return {"restarts", "none before it", Mark::kQuiet};
-  const int64_t first = of->second.attempts()[event.attempt].first;
+  const Trail::Attempt& attempt = of->second.attempts()[event.attempt];
+  std::optional<int64_t> went_on;
+  for (const int64_t step : of->second.went_on())
+    if (step > attempt.first && step <= std::min(event.onset_step, attempt.last)) went_on = step;
+  if (event.attempt == 0 && !went_on) return {"restarts", "none before it", Mark::kQuiet};
+  const int64_t first = went_on.value_or(attempt.first);
   const int64_t since = steps_between(first, event.onset_step);
-  const std::string text = "went back to step " + std::to_string(first) + ", " + before_onset(event, first);
+  const std::string text = (went_on ? "another process went on from step " : "went back to step ") +
+                           std::to_string(first) + ", " + before_onset(event, first);
   if (since > kBack) return {"restarts", text, Mark::kQuiet};
   clues->push_back(Clue::kResumed);
   return {"restarts", text, Mark::kNotable};

@@ -17,7 +17,7 @@ namespace foreshock::cli {
 // nonfinite_gradient_norm, weight_mismatch.
 struct Notable {
   std::string what, layer;
-  int64_t rank = 0, step = 0;
+  int64_t rank = 0, step = 0;  // rank -1: of no single one, as found between nodes
   size_t attempt = 0;
 };
 
@@ -26,6 +26,7 @@ struct RunSeen {
   std::map<int64_t, Trail> trails;     // by rank
   std::map<int64_t, Signals> signals;  // by rank
   std::vector<Notable> notables;
+  size_t records = 1;
   uint64_t tensors = 0;                              // snapshots of weights
   uint64_t replicas_compared = 0;                    // those that several ranks hold alike
   uint64_t attention_calls = 0, slices[2] = {0, 0};  // forward, backward

@@ -1,6 +1,7 @@
 #include "cli/report_trail.h"
 
 #include <limits>
+#include <utility>
 
 namespace foreshock::cli {
 
@@ -16,6 +17,8 @@ bool Trail::goes_back(const StepLine& line) const {
 
 void Trail::add(const StepLine& line) {
   if (!line.step) return;
+  const bool is_other_process = std::exchange(process_begins_, false) && !attempts_.empty();
+  if (is_other_process && !goes_back(line) && went_on_.size() < kMostAttempts) went_on_.push_back(*line.step);
   if (attempts_.empty() || goes_back(line)) {
     if (attempts_.size() < kMostAttempts) attempts_.push_back({*line.step, *line.step});
     attempts_.back().last = *line.step;

@@ -36,10 +36,14 @@ class Trail {
   bool goes_back(const StepLine& line) const;
   // A line without a step says nothing.
   void add(const StepLine& line);
+  // What is added next is of another process of this rank.
+  void begin_process() { process_begins_ = true; }
 
   // Of the attempt that goes on, in their order.
   const std::deque<TrailStep>& recent() const { return recent_; }
   const std::vector<Attempt>& attempts() const { return attempts_; }
+  // First steps of processes that went on where the one before had stopped: no other attempt.
+  const std::vector<int64_t>& went_on() const { return went_on_; }
   uint64_t steps() const { return steps_; }
   // Step numbers that were passed over.
   uint64_t missed() const { return missed_; }
@@ -47,6 +51,8 @@ class Trail {
  private:
   std::deque<TrailStep> recent_;
   std::vector<Attempt> attempts_;
+  std::vector<int64_t> went_on_;
+  bool process_begins_ = false;
   uint64_t steps_ = 0, missed_ = 0;
 };
 

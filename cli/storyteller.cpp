@@ -64,7 +64,7 @@ Storyteller::Storyteller() : timeline_(kTimeline, kTimelinePoints) { begin_recor
 
 void Storyteller::begin_record() {
   if (watches_ != nullptr) end_record();
-  ++records_;
+  run_.records = ++records_;
   watches_ = std::make_unique<Watches>();
   watches_->collect(&readings_);
 }
@@ -121,7 +121,15 @@ void Storyteller::observe(const RunLine& line) {
   if (!line.framework.empty()) framework_ = line.framework;
   if (!line.executable.empty()) executable_ = line.executable;
   world_size_ = std::max(world_size_, line.world_size.value_or(0));
-  if (line.rank) states_[*line.rank] = line.state;
+  if (!line.rank) return;
+  const auto [of, is_new] = lives_.emplace(*line.rank, line);
+  if (is_new) return;
+  // Told again of the same process when its agent has begun anew.
+  const RunLine& before = of->second;
+  if (line.state == "started" && (before.state == "ended" || before.pid != line.pid ||
+                                  before.attempt != line.attempt || before.host != line.host))
+    run_.trails[*line.rank].begin_process();
+  of->second = line;
 }
 
 void Storyteller::observe(const StepLine& line) {
@@ -161,11 +169,13 @@ void Storyteller::observe(const EventLine& line) {
     found_.begin_anew();
   }
   const bool is_notable = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
-  if (!is_notable || !line.rank || !line.step || run_.notables.size() >= kMostNotables) return;
-  const auto trail = run_.trails.find(*line.rank);
+  if (!is_notable || !line.step || run_.notables.size() >= kMostNotables) return;
+  // What differs between nodes is of no rank; the first one tells which attempt it is.
+  if (!line.rank && (line.event != "weight_mismatch" || run_.trails.empty())) return;
+  const auto trail = line.rank ? run_.trails.find(*line.rank) : run_.trails.begin();
   const size_t attempts = trail != run_.trails.end() ? trail->second.attempts().size() : 0;
   run_.notables.push_back(
-      {line.event, line.layer, *line.rank, *line.step, std::max<size_t>(attempts, 1) - 1});
+      {line.event, line.layer, line.rank.value_or(-1), *line.step, std::max<size_t>(attempts, 1) - 1});
 }
 
 template <class Line>
@@ -250,8 +260,9 @@ std::vector<StoryFact> Storyteller::facts() const {
       has_steps = true;
     }
   }
-  const bool ended = !states_.empty() && std::all_of(states_.begin(), states_.end(),
-                                                     [](const auto& each) { return each.second == "ended"; });
+  const bool ended = !lives_.empty() && std::all_of(lives_.begin(), lives_.end(), [](const auto& each) {
+    return each.second.state == "ended";
+  });
   facts.push_back({"state", ended ? "ended" : "no end in the record: it goes on, or its agent was stopped",
                    ended ? Mark::kQuiet : Mark::kNotable});
   if (has_steps)

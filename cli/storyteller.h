@@ -59,7 +59,7 @@ class Storyteller {
   int64_t timeline_rank_ = -1;
   StoryDetector totals_[kDetectors];
   std::string run_id_, version_, framework_, executable_, loss_source_, step_source_;
-  std::map<int64_t, std::string> states_;  // of each rank, as told last
+  std::map<int64_t, RunLine> lives_;  // of each rank, as told last
   int64_t world_size_ = 0;
   double first_time_ = 0, last_time_ = 0;
   uint64_t losses_ = 0, other_runs_ = 0;

@@ -66,6 +66,22 @@ TEST_F(Index, LinesComeInTheOrderOfSteps) {
   EXPECT_EQ(index_.world_size(), 4);
 }
 
+TEST_F(Index, WhatIsKnownLaterThanItHappenedStaysWhereItWasTold) {
+  EventLine spike;
+  spike.run = "r";
+  spike.rank = 0;
+  spike.step = 1;  // its onset
+  spike.event = "loss_spike";
+  const std::string event = to_json_line(spike) + "\n";
+  const std::string again = state(0, "ended") + state(0, "started");
+  ASSERT_EQ(add("a", state(0, "started") + step(0, 1) + step(0, 2) + event + again + step(0, 3)), "");
+  ASSERT_EQ(add("b", state(1, "started") + step(1, 1) + step(1, 2) + step(1, 3)), "");
+  const std::vector<std::string> expected = {
+      state(0, "started"), state(1, "started"), step(0, 1), step(1, 1), step(0, 2), step(1, 2), event,
+      state(0, "ended"),   state(0, "started"), step(0, 3), step(1, 3)};
+  EXPECT_EQ(sorted(), expected);
+}
+
 TEST_F(Index, ARestartThatRepeatsStepsComesAfterWhatWasBefore) {
   ASSERT_EQ(add("a", step(0, 1) + step(0, 2) + step(0, 3) + step(0, 2) + tensor(2) + step(0, 3)), "");
   ASSERT_EQ(add("b", step(1, 1) + step(1, 2) + step(1, 2) + tensor(2)), "");

@@ -91,6 +91,27 @@ TEST_F(ReportFacts, ReplicasAgreeOrDiffer) {
   EXPECT_EQ(fact("replicas").text,
             "weights that should be equal differ from step 256 on, seen on rank 1, layer 003");
   EXPECT_THAT(clues_, Contains(Clue::kReplicasDiffer));
+  run_.notables[0].rank = -1;
+  EXPECT_EQ(fact("replicas").text,
+            "weights that should be equal differ from step 256 on, seen between nodes, layer 003");
+  run_.notables.clear();
+  run_.records = 2;
+  EXPECT_EQ(fact("replicas").mark, kUnknown) << "each record is compared within itself only";
+}
+
+TEST_F(ReportFacts, AProcessThatWentOnIsARestart) {
+  run_.trails.clear();
+  StepLine line;
+  const auto steps = [&](int64_t first, int64_t last) {
+    for (line.step = first; *line.step <= last; ++*line.step) run_.trails[0].add(line);
+  };
+  steps(1, 290);
+  run_.trails[0].begin_process();
+  steps(291, 396);
+  EXPECT_EQ(fact("restarts").text, "another process went on from step 291, 9 steps before");
+  EXPECT_THAT(clues_, Contains(Clue::kResumed));
+  event_.onset_step = 290;
+  EXPECT_EQ(fact("restarts").text, "none before it");
 }
 
 TEST_F(ReportFacts, WhatWasNoNumberLongBeforeOrElsewhereIsNoCircumstance) {

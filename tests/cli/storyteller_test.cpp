@@ -233,6 +233,54 @@ TEST_F(Storytelling, RecordsOfNodesAreOneRunAndOfOtherRunsNone) {
   EXPECT_THAT(teller_.take(other), HasSubstr("of run another"));
 }
 
+TEST_F(Storytelling, AnotherProcessOfARankIsARestart) {
+  RunLine of_run;
+  of_run.run = "me";
+  of_run.rank = 0;
+  of_run.pid = 7;  // in a container every process may have the same
+  const auto tell = [&](const char* state) {
+    of_run.state = state;
+    take(of_run);
+  };
+  tell("started");
+  steps(1, 490);
+  tell("ended");
+  tell("started");
+  steps(491, 500);
+  spike(501);
+  EXPECT_EQ(fact(teller_.finish().events.at(0), "restarts").text,
+            "another process went on from step 491, 10 steps before");
+}
+
+TEST_F(Storytelling, AnAgentThatBeginsAnewIsNoRestart) {
+  RunLine started;
+  started.run = "me";
+  started.rank = 0;
+  started.state = "started";
+  started.pid = 7;
+  take(started);
+  steps(1, 490);
+  take(started);
+  steps(491, 500);
+  spike(501);
+  EXPECT_EQ(fact(teller_.finish().events.at(0), "restarts").text, "none before it");
+}
+
+TEST_F(Storytelling, WeightsThatDifferBetweenNodesAreNoAgreement) {
+  TensorLine tensor;
+  tensor.run = "me";
+  tensor.parts = 1;
+  tensor.ranks = 2;
+  EventLine differs = event_line("weight_mismatch", 200, "003");
+  differs.rank.reset();
+  steps(1, 300);
+  take(tensor);
+  take(differs);
+  spike(301);
+  EXPECT_EQ(fact(teller_.finish().events.at(0), "replicas").text,
+            "weights that should be equal differ from step 200 on, seen between nodes, layer 003");
+}
+
 TEST_F(Storytelling, StepsThatMayBeAnythingDoNoHarm) {
   for (const int64_t step : {INT64_MAX, INT64_MIN, int64_t{0}, INT64_MAX, int64_t{-5}}) {
     take(step_line(step, NAN));
