@@ -28,7 +28,7 @@ void LayerTable::attach(segment::Layer* records) {
   records_ = records;
   layers_ = 0;
   named_ = 0;
-  std::memset(seen_, 0, sizeof seen_);
+  begin_gradients();
 }
 
 void LayerTable::shorten(segment::Layer* record, const char* name) {
@@ -78,6 +78,8 @@ int LayerTable::find(const void* identity) const {
     if (there == nullptr) return -1;
   }
 }
+
+void LayerTable::begin_gradients() { std::memset(seen_, 0, sizeof seen_); }
 
 void LayerTable::add_gradient(const void* identity, double sum_of_squares) {
   const int layer = find(identity);

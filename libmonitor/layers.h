@@ -30,7 +30,8 @@ class LayerTable {
   // Whether any parameter has been named. Any thread.
   bool has_names() const { return named_.load(std::memory_order_relaxed) > 0; }
 
-  // Gradients of one step, as sums of squares.
+  // Gradients of one step, as sums of squares: those of another one are forgotten where it begins.
+  void begin_gradients();
   void add_gradient(const void* identity, double sum_of_squares);
 
   // Stores what was added as of `step`, and forgets it. False when nothing was added.

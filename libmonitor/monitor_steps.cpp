@@ -200,14 +200,20 @@ void Monitor::set_up_devices(const Counting& counting) {
   counting.add(counting.block->step_ns, set_up_ns_);
 }
 
-void Monitor::skip_step() { skipped_steps_.fetch_add(1, std::memory_order_relaxed); }
+void Monitor::skip_step() {
+  skipped_steps_.fetch_add(1, std::memory_order_relaxed);
+  // Its gradients are those of no step.
+  if (TryLock lock(clock_busy_); lock) layers_.begin_gradients();
+}
 
 void Monitor::observe_loss(double value, uint32_t source) {
   TryLock lock(loss_busy_);
   if (lock) loss_.observe(value, source);
 }
 
-void Monitor::note_unseen(const char* name, uint32_t evidence) { unseen_.note(name, evidence); }
+void Monitor::note_unseen(const char* name, uint32_t evidence) {
+  unseen_.note(name, evidence, (g_guest.hot() & kHotArmed) != 0);
+}
 
 int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   TryLock lock(scalars_busy_);

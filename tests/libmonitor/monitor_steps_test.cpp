@@ -1,6 +1,8 @@
 // What counts as a step, and which number it gets.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {
@@ -36,6 +38,37 @@ TEST_F(MonitorSteps, AStepNumberThatNoTrainingReachesIsUnknown) {
   for (const segment::StepRecord& record : reader->new_steps()) steps.push_back(record.step);
   const int64_t most = int64_t{1} << 62;
   EXPECT_EQ(steps, std::vector<int64_t>({7, 8, 9, 10, 9, most - 1, most, most + 1}));
+}
+
+// The gradient of one parameter, told before each of several steps of which only the last one is told.
+void tell_gradient(double norm) {
+  static const int parameter = 0;
+  foreshock_gradient gradient = {};
+  gradient.size = sizeof gradient;
+  gradient.version = FORESHOCK_ABI_VERSION;
+  gradient.identity = &parameter;
+  gradient.sum_of_squares = norm * norm;
+  foreshock_observe_gradients(&gradient, 1);
+}
+
+TEST_F(MonitorSteps, TheGradientIsThatOfTheLastStep) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    for (int n = 0; n < 10; ++n) tell_gradient(3);
+    trainer.step(10, 1);
+    tell_gradient(INFINITY);  // a step that a scaler left out and nobody told
+    tell_gradient(4);
+    trainer.step(11, 1);
+    tell_gradient(INFINITY);  // the same, told, with nothing seen of the next one
+    foreshock_step_skipped();
+    trainer.step(12, 1);
+  });
+  const auto steps = open()->new_steps();
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps[1].gradient_norm, 3);
+  EXPECT_EQ(steps[2].gradient_norm, 4);
+  EXPECT_EQ(steps[3].given & FORESHOCK_GIVEN_GRADIENT_NORM, 0u);
 }
 
 // The steps that are sampled, of 40, where one in 8 is and a burst was told.
