@@ -172,20 +172,24 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
 }
 
 void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
+  const auto has = [&call](size_t end) { return call.size >= end; };
+  const void* identity = has(offsetof(foreshock_attention_call, layer_identity) + sizeof call.layer_identity)
+                             ? call.layer_identity
+                             : nullptr;
   const auto is = [&](int layer, segment::LayerSource source) {
     slot->layer = layer;
     slot->layer_source = static_cast<uint32_t>(layer < 0 ? segment::LayerSource::kUnknown : source);
     return layer >= 0;
   };
-  if (call.size >= offsetof(foreshock_attention_call, layer_name) + sizeof call.layer_name &&
+  if (has(offsetof(foreshock_attention_call, layer_name) + sizeof call.layer_name) &&
       call.layer_name != nullptr) {
     TryLock lock(layer_busy_);
     if (lock && is(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
-  if (is(layers_.find(call.layer_identity), segment::LayerSource::kParameter)) return;
+  if (is(layers_.find(identity), segment::LayerSource::kParameter)) return;
   // A parameter that was found but bears no name is not a call that nothing names, unless nobody gives names
   // here at all (a C++ trainer, a compiled optimizer).
-  const bool is_nameless = call.layer_identity == nullptr || !layers_.has_names();
+  const bool is_nameless = identity == nullptr || !layers_.has_names();
   is(is_nameless ? open.ordinal : -1, segment::LayerSource::kOrdinal);
 }
 

@@ -332,14 +332,20 @@ TEST_F(Monitor, AnOlderShorterCallIsAccepted) {
   in_child({}, [] {
     Trainer trainer;
     trainer.step(1, 1);
+    const foreshock_parameter weight = {sizeof weight, 1, &trainer, "0.query.weight", "000", 1};
+    ASSERT_EQ(foreshock_name_parameters(&weight, 1), 1);
     ASSERT_NE(foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT), 0);
     foreshock_attention_call call = trainer.call(trainer.forward_op, false);
     call.size = offsetof(foreshock_attention_call, layer_identity);
-    call.layer_identity = reinterpret_cast<void*>(1);
+    call.layer_identity = &trainer;                      // whatever lies there is not the caller's
     call.layer_name = reinterpret_cast<const char*>(1);  // must not be followed
     foreshock_attention_leave(&call);
   });
-  EXPECT_EQ(open()->totals().sampled[0], 1u);
+  auto reader = open();
+  EXPECT_EQ(reader->totals().sampled[0], 1u);
+  SegmentReader::Ready ready;
+  ASSERT_TRUE(reader->next_ready(&ready));
+  EXPECT_EQ(ready.view.header.layer_source, static_cast<uint32_t>(segment::LayerSource::kUnknown));
 }
 
 }  // namespace
