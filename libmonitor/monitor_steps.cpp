@@ -244,6 +244,8 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if ((g_guest.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
+  // Afresh: a trainer may take several steps before it tells one, or leave one out and try it again.
+  layers_.begin_gradients();
   for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& gradient = element(gradients, n);
     double squares = gradient.sum_of_squares;

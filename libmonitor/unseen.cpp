@@ -19,7 +19,7 @@ void Unseen::store(uint32_t index) {
   std::atomic_ref<uint32_t>(record.ready).store(1, std::memory_order_release);
 }
 
-void Unseen::note(const char* name, uint32_t evidence) {
+void Unseen::note(const char* name, uint32_t evidence, bool has_segment) {
   if (name == nullptr || *name == '\0' || evidence < FORESHOCK_UNSEEN_USED ||
       evidence > FORESHOCK_UNSEEN_REGISTERED)
     return;
@@ -32,7 +32,7 @@ void Unseen::note(const char* name, uint32_t evidence) {
     std::memcpy(names_[index].name, cut, sizeof cut);
     names_[index].evidence = evidence;
     if (index == known_) ++known_;
-    if (records_ != nullptr) store(index);
+    if (has_segment && records_ != nullptr) store(index);
   }
   busy_.clear(std::memory_order_release);
 }

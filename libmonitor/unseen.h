@@ -16,8 +16,8 @@ class Unseen {
   void attach(segment::UnseenName* records);
 
   // `evidence`: FORESHOCK_UNSEEN_...; of several the smallest one stays. What is no name, or has no room, is
-  // dropped.
-  void note(const char* name, uint32_t evidence);
+  // dropped. `has_segment`: the process still has the one that was attached; a forked child has not.
+  void note(const char* name, uint32_t evidence, bool has_segment);
 
  private:
   void store(uint32_t index);

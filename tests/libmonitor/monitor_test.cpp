@@ -266,6 +266,40 @@ TEST_F(Monitor, AForkedChildIsInertUntilItTrains) {
   });
 }
 
+TEST_F(Monitor, WhatAForkedChildDoesNotSeeIsNotItsParents) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.step(1, 2);
+    const pid_t child = fork();
+    if (child == 0) {
+      foreshock_note_unseen("of_the_child", FORESHOCK_UNSEEN_USED);
+      _exit(0);
+    }
+    waitpid(child, nullptr, 0);
+    foreshock_note_unseen("of_the_parent", FORESHOCK_UNSEEN_USED);
+    if (fork() == 0) {
+      setenv("RANK", "1", 1);
+      foreshock_note_unseen("of_a_child_that_trains", FORESHOCK_UNSEEN_USED);
+      trainer.step(1, 2);
+      _exit(0);
+    }
+    wait(nullptr);
+  });
+  std::vector<std::vector<std::string>> names;
+  for (const std::string rank : {"0-", "1-"})
+    for (const std::string& file : files(".seg")) {
+      if (!file.starts_with(rank)) continue;
+      std::string why;
+      const auto reader = SegmentReader::open(base_ + "/r", file, &why);
+      ASSERT_NE(reader, nullptr) << why;
+      names.emplace_back();
+      for (const auto& unseen : reader->unseen_names()) names.back().push_back(segment::text_of(unseen.name));
+    }
+  const std::vector<std::string> parent = {"of_the_parent"},
+                                 child = {"of_the_parent", "of_a_child_that_trains"};
+  EXPECT_EQ(names, (std::vector<std::vector<std::string>>{parent, child}));
+}
+
 TEST_F(Monitor, AForkedChildThatTrainsHasASegmentOfItsOwn) {
   in_child({}, [this] {
     Trainer trainer;

@@ -13,10 +13,10 @@ using Records = segment::UnseenName[segment::kMaxUnseen];
 
 TEST(Unseen, WhatWasNotedBeforeTheSegmentIsInIt) {
   Unseen unseen;
-  unseen.note("flex_attention", FORESHOCK_UNSEEN_USED);
+  unseen.note("flex_attention", FORESHOCK_UNSEEN_USED, false);
   Records records = {};
   unseen.attach(records);
-  unseen.note("stranger::attend", FORESHOCK_UNSEEN_REGISTERED);
+  unseen.note("stranger::attend", FORESHOCK_UNSEEN_REGISTERED, true);
   EXPECT_STREQ(records[0].name, "flex_attention");
   EXPECT_STREQ(records[1].name, "stranger::attend");
   EXPECT_EQ(records[0].ready + records[1].ready, 2u);
@@ -30,7 +30,7 @@ TEST(Unseen, EachNameOnceWithItsBestEvidence) {
   unseen.attach(records);
   for (uint32_t evidence : {FORESHOCK_UNSEEN_IMPORTED, FORESHOCK_UNSEEN_REGISTERED, FORESHOCK_UNSEEN_USED,
                             FORESHOCK_UNSEEN_IMPORTED})
-    unseen.note("a", evidence);
+    unseen.note("a", evidence, true);
   EXPECT_EQ(records[0].evidence, uint32_t{FORESHOCK_UNSEEN_USED});
   EXPECT_EQ(records[1].ready, 0u);
 }
@@ -39,13 +39,14 @@ TEST(Unseen, WhatIsNoNameOrHasNoRoomIsDropped) {
   Unseen unseen;
   Records records = {};
   unseen.attach(records);
-  unseen.note(nullptr, FORESHOCK_UNSEEN_USED);
-  unseen.note("", FORESHOCK_UNSEEN_USED);
-  unseen.note("a", 0);
-  unseen.note("a", 4);
+  unseen.note(nullptr, FORESHOCK_UNSEEN_USED, true);
+  unseen.note("", FORESHOCK_UNSEEN_USED, true);
+  unseen.note("a", 0, true);
+  unseen.note("a", 4, true);
   EXPECT_EQ(records[0].ready, 0u);
   for (uint32_t n = 0; n < 2 * segment::kMaxUnseen; ++n)
-    unseen.note((std::string(100, 'x').replace(0, 2, std::to_string(10 + n))).c_str(), FORESHOCK_UNSEEN_USED);
+    unseen.note((std::string(100, 'x').replace(0, 2, std::to_string(10 + n))).c_str(), FORESHOCK_UNSEEN_USED,
+                true);
   for (uint32_t n = 0; n < segment::kMaxUnseen; ++n) {
     EXPECT_EQ(records[n].ready, 1u);
     EXPECT_EQ(std::string(records[n].name).size(), sizeof records[n].name - 1);
