@@ -142,7 +142,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   plan.all.call = open.call;
   plan.all.op = open.op;
   name_layer(call, open, &plan.all);
-  observed_heads_.see(call.query, call.key);
+  observed_heads_.see(checked);
 
   // Counted before the slot turns odd, so that a death in between leaves a torn sample, not an uncounted one.
   counting.add(block.sampled[pass]);

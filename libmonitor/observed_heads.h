@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "foreshock/hook.h"
+#include "libmonitor/checked_call.h"
 #include "libmonitor/head_rows.h"
 
 namespace foreshock {
@@ -15,10 +15,9 @@ class ObservedHeads {
  public:
   void reset() { seen_.store(0, std::memory_order_relaxed); }
 
-  // A call of attention: (batch, heads, position, head dimension).
-  void see(const foreshock_tensor& query, const foreshock_tensor& key) {
-    const uint64_t heads = bounded(query.shape[1]), kv_heads = bounded(key.shape[1]),
-                   dim = bounded(query.shape[3]);
+  void see(const CheckedCall& call) {
+    const uint64_t heads = bounded(call.shape.heads), kv_heads = bounded(call.shape.kv_heads),
+                   dim = bounded(call.head_dim);
     const uint64_t now =
         heads == 0 || kv_heads == 0 || dim == 0 ? kMixed : heads << 40 | kv_heads << 20 | dim;
     const uint64_t before = seen_.load(std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "libmonitor/observed_heads.h"
+#include "tests/libmonitor/packed_tensors.h"
 
 namespace foreshock {
 namespace {
@@ -130,30 +131,38 @@ TEST(HeadCopy, HostilePayloadsAreRefused) {
   EXPECT_NE(parse_tensor_heads(disordered, 4, &view), nullptr);
 }
 
-foreshock_tensor call_tensor(int64_t heads, int64_t dim) {
-  foreshock_tensor tensor = {};
-  tensor.shape[0] = 2;
-  tensor.shape[1] = heads;
-  tensor.shape[2] = 100;
-  tensor.shape[3] = dim;
-  return tensor;
+CheckedCall call_of(int64_t heads, int64_t kv_heads, int64_t dim) {
+  CheckedCall call = {};
+  call.shape = {2, heads, kv_heads, 100, 100};
+  call.head_dim = dim;
+  return call;
 }
 
 TEST(ObservedHeads, CallsThatDifferTellNothing) {
   ObservedHeads heads;
   EXPECT_EQ(heads.get(), HeadGeometry{});
-  for (int n = 0; n < 2; ++n) heads.see(call_tensor(8, 64), call_tensor(2, 64));
+  for (int n = 0; n < 2; ++n) heads.see(call_of(8, 2, 64));
   EXPECT_EQ(heads.get(), (HeadGeometry{8, 2, 64}));
-  heads.see(call_tensor(8, 32), call_tensor(2, 32));
+  heads.see(call_of(8, 2, 32));
   EXPECT_EQ(heads.get(), HeadGeometry{});
-  heads.see(call_tensor(8, 64), call_tensor(2, 64));
+  heads.see(call_of(8, 2, 64));
   EXPECT_EQ(heads.get(), HeadGeometry{});
   heads.reset();
-  heads.see(call_tensor(1 << 19, 64), call_tensor(1, 64));
+  heads.see(call_of(1 << 19, 1, 64));
   EXPECT_EQ(heads.get(), (HeadGeometry{1 << 19, 1, 64}));
   heads.reset();
-  heads.see(call_tensor(1 << 20, 64), call_tensor(1, 64));
+  heads.see(call_of(1 << 20, 1, 64));
   EXPECT_EQ(heads.get(), HeadGeometry{});
+}
+
+TEST(ObservedHeads, APackedCallHasThemToo) {
+  PackedTensors tensors;
+  tensors.build({7, 30}, {7, 30}, false);
+  CheckedCall checked;
+  ASSERT_EQ(check_call(tensors.call, FORESHOCK_FORWARD, &checked), -1);
+  ObservedHeads heads;
+  heads.see(checked);
+  EXPECT_EQ(heads.get(), (HeadGeometry{4, 2, 6}));
 }
 
 }  // namespace
