@@ -3,8 +3,9 @@
 //
 // Their arguments move between minor versions, and a version that nobody has read must not be hurt. So
 // nothing here has a signature of its own: words are passed on as they came, and read as arguments only when
-// the package's metadata names a version whose header was read (nvte_signature.cpp). Calls of any other are
-// counted under a name of their own, with `unknown` where they were to be sampled, and told once.
+// the package's metadata names a version whose header was read (nvte_signature.cpp), and while they can be
+// those of that version (nvte_words.cpp). Calls of any other are counted under a name of their own, with
+// `unknown` where they were to be sampled, and told once.
 //
 // Each attention is two calls, of which the first, without a workspace, only asks how large that has to be:
 // it is passed on and not counted, where it can be told apart.
@@ -20,6 +21,7 @@
 #include "libmonitor/door.h"
 #include "libmonitor/nvte_call.h"
 #include "libmonitor/nvte_signature.h"
+#include "libmonitor/nvte_words.h"
 #include "libmonitor/package_version.h"
 #include "libmonitor/passed_words.h"
 
@@ -57,6 +59,7 @@ struct Library {
   NvteSignature signature;
   NvteTensors tensors;
   Driver driver;
+  char version[64];
   int32_t ops[2];
 };
 
@@ -65,9 +68,9 @@ void find(const char* library, const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped(library, name);
 }
 
-void note_unknown(const char* version) {
-  char name[56];
-  std::snprintf(name, sizeof name, "transformer_engine %s", version[0] != '\0' ? version : "?");
+void note_unknown(const char* version, const char* why) {
+  char name[128];
+  std::snprintf(name, sizeof name, "transformer_engine %s%s", version[0] != '\0' ? version : "?", why);
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
@@ -83,15 +86,15 @@ Library look_behind(void* const (&ours)[2]) {
   Library found = functions_behind(ours);
   found.is_monitored = is_monitored_process();
   if (!found.is_monitored) return found;
-  char path[512], version[64] = "";
+  char path[512];
   found.is_known = find_mapped_path(kLibrary, path) &&
-                   read_package_version(path, "transformer_engine", version) &&
-                   find_nvte_signature(version, &found.signature);
+                   read_package_version(path, "transformer_engine", found.version) &&
+                   find_nvte_signature(found.version, &found.signature);
   find(kLibrary, "nvte_tensor_data", &found.tensors.data);
   find(kLibrary, "nvte_tensor_type", &found.tensors.type);
   find(kLibrary, "nvte_tensor_shape", &found.tensors.shape);
   found.is_known = found.is_known && found.tensors.are_known();
-  if (!found.is_known) note_unknown(version);
+  if (!found.is_known) note_unknown(found.version, "");
   found.is_of_host = find_in_mapped(kLibrary, kStandIn) != nullptr;
   find("libcuda.so", "cuStreamIsCapturing", &found.driver.stream_is_capturing);
   find("libcuda.so", "cuPointerGetAttribute", &found.driver.pointer_get_attribute);
@@ -115,6 +118,20 @@ const Library& library(void* const (&ours)[2], Library* own) {
   g_library = look_behind(ours);
   g_library_state.store(2, std::memory_order_release);
   return g_library;
+}
+
+// Of the words of a known version: not looked at yet, described once, found to be others. By pass.
+enum Trust { kUntried, kTrusted, kRefused };
+std::atomic<int> g_trust[2];
+std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
+
+// For the rest of the process, in both passes: one signature belongs to the other.
+void refuse(const Library& library) {
+  for (uint32_t pass = 0; pass < 2; ++pass) {
+    g_refused_ops[pass].store(foreshock_register_op(kOfUnknown[pass], pass), std::memory_order_relaxed);
+    g_trust[pass].store(kRefused, std::memory_order_release);
+  }
+  note_unknown(library.version, ": other arguments");
 }
 
 constexpr int32_t kHost = -1, kNobodyKnows = -2;
@@ -152,8 +169,14 @@ void tell(const Library& library, uint32_t pass, const Word* words, const float 
   if (device == kNobodyKnows) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
   const NvteGiven given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
   foreshock_attention_call call;
-  if (const int reason = describe_nvte_call(given, &call); reason >= 0)
-    return foreshock_attention_skip(op, static_cast<uint32_t>(reason));
+  const int reason = describe_nvte_call(given, &call);
+  if (reason == kNotAnNvteCall) {
+    refuse(library);
+    return foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
+  }
+  if (reason >= 0) return foreshock_attention_skip(op, static_cast<uint32_t>(reason));
+  int untried = kUntried;
+  g_trust[pass].compare_exchange_strong(untried, kTrusted, std::memory_order_relaxed);
   call.op = op;
   // No handle is the legacy default stream for CUDA's runtime; hook.h calls it 1.
   call.stream = stream != nullptr ? stream : reinterpret_cast<void*>(1);
@@ -161,10 +184,18 @@ void tell(const Library& library, uint32_t pass, const Word* words, const float 
   foreshock_attention_leave(&call);
 }
 
-uint32_t flags_of(const Library& library, uint32_t pass, const Word* words) {
+uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool is_read) {
   if (pass == FORESHOCK_BACKWARD) return FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD;
-  if (!library.is_known) return 0;
+  if (!is_read) return 0;
   return (words[library.signature.forward.is_training] & 0xff) != 0 ? FORESHOCK_NEEDS_GRADIENT : 0;
+}
+
+// Until a call has been described all words are looked at, then those of the calls that are wanted.
+bool are_arguments(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
+  if (g_trust[pass].load(std::memory_order_acquire) == kRefused) return false;
+  if (are_words_plausible(words_of(library, pass), words, floats[0], floats[1])) return true;
+  refuse(library);
+  return false;
 }
 
 // Where nobody defines the function, the dynamic linker ends whoever calls it like this. To return would be
@@ -185,19 +216,21 @@ Word pass_on(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
   static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
   static_assert(kIntegerRegisters + kStackWords >= kMostNvteWords);
-  if (behind.is_known && behind.tensors.data(words[words_of(behind, pass).workspace]) == nullptr)
+  float floats[2];
+  std::memcpy(&floats[0], &d0, sizeof(float));
+  std::memcpy(&floats[1], &d1, sizeof(float));
+  const bool is_trusted = g_trust[pass].load(std::memory_order_acquire) == kTrusted;
+  const bool is_read = behind.is_known && (is_trusted || are_arguments(behind, pass, words, floats));
+  if (is_read && behind.tensors.data(words[words_of(behind, pass).workspace]) == nullptr)
     return real(FORESHOCK_ARGUMENTS);
-  const int wanted = foreshock_attention_enter(behind.ops[pass], flags_of(behind, pass, words));
+  const int32_t op = is_read || !behind.is_known ? behind.ops[pass] : g_refused_ops[pass].load();
+  const int wanted = foreshock_attention_enter(op, flags_of(behind, pass, words, is_read));
   const Word result = real(FORESHOCK_ARGUMENTS);  // what it throws passes through: nothing here needs an end
   if (wanted == 0) return result;
-  if (behind.is_known) {
-    float floats[2];
-    std::memcpy(&floats[0], &d0, sizeof(float));
-    std::memcpy(&floats[1], &d1, sizeof(float));
+  if (is_read && are_arguments(behind, pass, words, floats))
     tell(behind, pass, words, floats);
-  } else {
-    foreshock_attention_skip(behind.ops[pass], FORESHOCK_SKIP_UNKNOWN);
-  }
+  else
+    foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
   return result;
 }
 

@@ -1,6 +1,8 @@
 #include "libmonitor/nvte_call.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <iterator>
 
 namespace foreshock {
 namespace {
@@ -91,6 +93,9 @@ class Describer {
   }
   bool is_true(int8_t place) const { return place >= 0 && (word(place) & 0xff) != 0; }
 
+  bool all_have_data() const;
+  bool all_are_of_numbers() const;
+  bool fit_together(const foreshock_attention_call& call) const;
   int format_of(Word tensor) const;
   bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
   bool view(Word tensor, Arrangement arranged, foreshock_tensor* to) const;
@@ -100,6 +105,45 @@ class Describer {
   const NvteGiven& given_;
   const NvteWords& words_;
 };
+
+bool all_places(const NvteWords& words, auto is) {
+  const int8_t places[] = {words.query, words.key, words.value, words.out, words.grad_out, words.grad_query};
+  return std::all_of(std::begin(places), std::end(places),
+                     [is](int8_t place) { return place < 0 || is(place); });
+}
+
+// Asked before anything else: of a handle that it does not know the library tells no data, and throws when it
+// is asked for a shape.
+bool Describer::all_have_data() const {
+  return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
+}
+
+// Of floats of any width, not of bytes or of integers.
+bool Describer::all_are_of_numbers() const {
+  const int first = given_.signature->has_int16 ? 4 : 3;
+  return all_places(words_, [this, first](int8_t place) {
+    const int type = given_.tensors->type(word(place));
+    return type >= first && type <= first + 8;
+  });
+}
+
+// Where keys come from a cache it may hold more sequences than there are queries.
+bool Describer::fit_together(const foreshock_attention_call& call) const {
+  const auto fit = [](const foreshock_tensor& one, const foreshock_tensor& other,
+                      std::initializer_list<int> axes) {
+    return std::all_of(axes.begin(), axes.end(),
+                       [&](int axis) { return one.shape[axis] == other.shape[axis]; });
+  };
+  const uint32_t layout = number(words_.layout);
+  const bool may_be_cached = layout == kSbhdBshd || layout == kBshdSbhd;
+  const int64_t kv_heads = call.key.shape[1];
+  return fit(call.query, call.out, {0, 1, 2}) && fit(call.key, call.value, {0, 1, 2}) &&
+         fit(call.query, call.key, {3}) && fit(call.value, call.out, {3}) &&
+         (may_be_cached || fit(call.query, call.key, {0})) && kv_heads > 0 &&
+         call.query.shape[1] % kv_heads == 0 &&
+         (call.grad_out.data == nullptr ||
+          (fit(call.grad_out, call.out, {0, 1, 2, 3}) && fit(call.grad_query, call.query, {0, 1, 2, 3})));
+}
 
 constexpr int kFp8 = -2;  // and what has even fewer bits
 
@@ -126,7 +170,7 @@ bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
 // As (batch, heads, position, dimension).
 bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
   NvteTensors::Shape shape;
-  if (!shape_of(tensor, &shape)) return false;
+  if (given_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
   constexpr int kSbhdAxes[] = {1, 2, 0, 3}, kBshdAxes[] = {0, 2, 1, 3}, kBhsdAxes[] = {0, 1, 2, 3};
   const int* axes = arranged.format == kFormatSbhd   ? kSbhdAxes
                     : arranged.format == kFormatBshd ? kBshdAxes
@@ -148,7 +192,7 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
   to->dtype = static_cast<uint32_t>(std::max(format_of(tensor), 0));
   to->device_type = given_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;
   to->device_index = std::max(given_.device, 0);
-  return to->data != nullptr;
+  return true;
 }
 
 // FORESHOCK_CAUSAL_..., or -1 for a mask that is not described: of padding, whose lengths lie on the device,
@@ -188,6 +232,8 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
 
 int Describer::describe(foreshock_attention_call* call) const {
   const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
+  if (!all_have_data()) return FORESHOCK_SKIP_LAYOUT;
+  if (!all_are_of_numbers()) return kNotAnNvteCall;
   for (const int8_t place : {words_.query, words_.key, words_.value, words_.out})
     if (format_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
   if (is_backward && (format_of(word(words_.grad_out)) == kFp8 || format_of(word(words_.grad_query)) == kFp8))
@@ -213,6 +259,7 @@ int Describer::describe(foreshock_attention_call* call) const {
   if (is_backward && (!view(word(words_.grad_out), grad_out, &call->grad_out) ||
                       !view(word(words_.grad_query), grads.query, &call->grad_query)))
     return FORESHOCK_SKIP_LAYOUT;
+  if (!fit_together(*call)) return kNotAnNvteCall;
   const int kind = causal(call->query.shape[2], call->key.shape[2]);
   if (kind < 0) return FORESHOCK_SKIP_MASK;
   call->causal = kind;

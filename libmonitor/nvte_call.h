@@ -38,8 +38,11 @@ struct NvteGiven {
   int32_t device;
 };
 
-// Fills *call in (but for op, layer and stream) and returns -1, or returns the FORESHOCK_SKIP_ reason. After
-// the function has returned.
+inline constexpr int kNotAnNvteCall = -2;
+
+// Fills *call in (but for op, layer and stream) and returns -1, or returns the FORESHOCK_SKIP_ reason, or
+// kNotAnNvteCall where tensors that belong together do not fit. After the function has returned, and with
+// words that were found plausible.
 int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call);
 
 }  // namespace foreshock

@@ -72,6 +72,30 @@ constexpr Version kVersions[] = {
 };
 constexpr size_t kFirstWithInt16 = 4;  // 2.4.0; the struct of a shape has changed in the same version
 
+struct KindOfName {
+  const char* begin;  // of the name
+  NvteKind kind;
+};
+
+// All others are handles.
+constexpr KindOfName kKinds[] = {
+    {"Aux_CTX_Tensors", NvteKind::kPack},       {"max_seqlen", NvteKind::kLength},
+    {"is_training", NvteKind::kBoolean},        {"return_max_logit", NvteKind::kBoolean},
+    {"cuda_graph", NvteKind::kBoolean},         {"bottom_right_diagonal", NvteKind::kBoolean},
+    {"deterministic", NvteKind::kBoolean},      {"qkv_layout", NvteKind::kLayout},
+    {"dqkv_layout", NvteKind::kLayout},         {"o_format", NvteKind::kFormat},
+    {"do_format", NvteKind::kFormat},           {"qkv_scale_inv_format", NvteKind::kFormat},
+    {"do_scale_inv_format", NvteKind::kFormat}, {"bias_type", NvteKind::kBias},
+    {"attn_mask_type", NvteKind::kMask},        {"softmax_type", NvteKind::kSoftmax},
+    {"window_size", NvteKind::kWindow},         {"stream", NvteKind::kStream},
+};
+
+NvteKind kind_of(const char* name) {
+  for (const KindOfName& of : kKinds)
+    if (std::strncmp(name, of.begin, std::strlen(of.begin)) == 0) return of.kind;
+  return NvteKind::kHandle;
+}
+
 int8_t place_of(const char* names, const char* name) {
   int8_t place = 0;
   for (const char* at = names;; ++place) {
@@ -107,6 +131,11 @@ NvteWords words_of(const char* names) {
   words.bottom_right = at("bottom_right_diagonal");
   words.workspace = at("workspace");
   words.stream = at("stream");
+  for (const char* name = names; words.count < kMostNvteWords; ++name) {
+    words.kinds[words.count++] = kind_of(name);
+    name += std::strcspn(name, " ");
+    if (*name == '\0') break;
+  }
   return words;
 }
 

@@ -168,6 +168,38 @@ def test_other_versions_are_passed_on_untouched(versions, minor, tmp_path):
     assert len(versions) > 1 or told == {"op": f"transformer_engine {name}", "evidence": "used"}
 
 
+# What it says, and what it is: builds of a branch from before its release have the arguments of the version before.
+# Two of them by numbers instead of addresses for handles, as 2.8 and later have them.
+OTHER_ARGUMENTS = [
+    ("2.2.0", 0, False), ("2.8.0", 7, False), ("2.8.0", 7, True), ("2.9.0", 8, True), ("2.10.0", 9, True),
+    ("2.12.0", 11, True), ("2.15.0", 14, True), ("2.14.1", 18, True), ("2.7.0", 8, False), ("2.18.0", 0, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "minor", "by_number"), OTHER_ARGUMENTS)
+def test_a_version_with_the_arguments_of_another_one_is_passed_on_untouched(version, minor, by_number, tmp_path):
+    program = build(tmp_path, minor, [version], *(["-DTE_HANDLES_ARE_NUMBERS"] if by_number else []))
+    cases = ["layout=9", "layout=4", "layout=0,mask=0", "layout=1,mask=0,right=0", "left=2,right=0"]
+    run = both(program, *cases)
+    rank = run.rank()
+    monitored.assert_conserved(rank)
+    assert run.of("sample") == []
+    for of in rank["attention"].values():
+        assert {name for name, count in of["skipped"].items() if count} == {"unknown"}
+    assert rank["attention_unseen"] == [{"op": f"transformer_engine {version}: other arguments", "evidence": "used"}]
+
+
+def test_handles_that_are_numbers_are_judged(tmp_path):
+    judged, skipped = cases_of(18)
+    run = both(build(tmp_path, 18, ["2.18.0"], "-DTE_HANDLES_ARE_NUMBERS"), *judged, *skipped)
+    rank = run.rank()
+    monitored.assert_conserved(rank)
+    assert rank["attention_unseen"] == []
+    assert {sample["pass"] for sample in run.of("sample")} == {"forward", "backward"}
+    for sample in run.of("sample"):
+        assert sample["relative_error_max"] < ROUNDING[sample["pass"]]
+
+
 def test_with_dropout_scores_are_judged(tmp_path):
     run = both(build(tmp_path, 18, ["2.18.0"]), "dropout=0.1")
     rank = run.rank()

@@ -1,10 +1,33 @@
 // A libtransformer_engine.so on the host: attention of fp32 by plain loops, in the layouts of the real one.
 #include "stand_in.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
+
+#ifdef TE_HANDLES_ARE_NUMBERS
+namespace {
+std::vector<Tensor*> g_table;
+}
+
+NVTETensor stand_in_handle(Tensor* tensor) {
+  const auto found = std::find(g_table.begin(), g_table.end(), tensor);
+  const size_t number = found - g_table.begin() + 1;
+  if (found == g_table.end()) g_table.push_back(tensor);
+  return reinterpret_cast<NVTETensor>(number);
+}
+
+Tensor* stand_in_tensor(NVTETensor handle) {
+  const auto number = reinterpret_cast<uintptr_t>(handle);
+  return number != 0 && number <= g_table.size() ? g_table[number - 1] : nullptr;
+}
+#else
+NVTETensor stand_in_handle(Tensor* tensor) { return tensor; }
+
+Tensor* stand_in_tensor(NVTETensor handle) { return handle; }
+#endif
 
 namespace {
 
@@ -20,7 +43,8 @@ void digest_argument(const T& value) {
   digest(&value, sizeof value);
 }
 void digest_argument(const NVTETensor& tensor) {
-  const int id = tensor != nullptr ? tensor->id : -1;
+  const Tensor* told = stand_in_tensor(tensor);
+  const int id = told != nullptr ? told->id : -1;
   digest(&id, sizeof id);
 }
 void digest_argument(const NVTETensorPack* const& pack) { digest(&pack->size, sizeof pack->size); }
@@ -178,7 +202,8 @@ void backward(const Attention& a, Rows out, Rows grad_out, const float* log_sum_
 }
 
 // As the real one answers a call without a workspace.
-bool asks(NVTETensor workspace) {
+bool asks(NVTETensor handle) {
+  Tensor* workspace = stand_in_tensor(handle);
   if (workspace->data != nullptr) return false;
   workspace->dims = 1;
   workspace->shape[0] = 64;
@@ -198,11 +223,19 @@ uint64_t stand_in_digest() { return g_digest; }
 int foreshock_stand_in_of_transformer_engine = 1;
 #endif
 
-void* nvte_tensor_data(NVTETensor tensor) { return tensor != nullptr ? tensor->data : nullptr; }
+void* nvte_tensor_data(NVTETensor handle) {
+  const Tensor* tensor = stand_in_tensor(handle);
+  return tensor != nullptr ? tensor->data : nullptr;
+}
 
-int nvte_tensor_type(NVTETensor tensor) { return tensor != nullptr ? tensor->type : kFloat32; }
+int nvte_tensor_type(NVTETensor handle) {
+  const Tensor* tensor = stand_in_tensor(handle);
+  return tensor != nullptr ? tensor->type : kFloat32;
+}
 
-NVTEShape nvte_tensor_shape(NVTETensor tensor) {
+NVTEShape nvte_tensor_shape(NVTETensor handle) {
+  const Tensor* tensor = stand_in_tensor(handle);
+  if (tensor == nullptr) throw std::runtime_error("no such tensor");
   NVTEShape shape = {};
   shape.ndim = tensor->dims;
 #if TE_MINOR >= 4
@@ -220,25 +253,31 @@ void nvte_fused_attn_fwd(FORWARD_ARGUMENTS(PARAMETER) void* stream) {
     Aux->size = 2;
     return;
   }
-  if (rng_state->id == 666) throw std::runtime_error("as NVTE_CHECK does");
-  const Attention a = attention_of(*Q, *K, *V, qkv_layout, mask_type, attn_scale);
+  if (stand_in_tensor(rng_state)->id == 666) throw std::runtime_error("as NVTE_CHECK does");
+  const Attention a = attention_of(*stand_in_tensor(Q), *stand_in_tensor(K), *stand_in_tensor(V), qkv_layout,
+                                   mask_type, attn_scale);
   int out_format = format_of(qkv_layout);
   IF15(out_format = o_format;)
-  float* stats = is_training ? static_cast<float*>(Aux->tensors[0]->data) : nullptr;
-  forward(a, rows(O, plain(out_format, a.sizes.batch, a.sizes.heads, a.sizes.queries, a.sizes.dim)), stats);
+  float* stats = is_training ? static_cast<float*>(stand_in_tensor(Aux->tensors[0])->data) : nullptr;
+  forward(
+      a,
+      rows(stand_in_tensor(O), plain(out_format, a.sizes.batch, a.sizes.heads, a.sizes.queries, a.sizes.dim)),
+      stats);
 }
 
 void nvte_fused_attn_bwd(BACKWARD_ARGUMENTS(PARAMETER) void* stream) {
   BACKWARD_ARGUMENTS(DIGEST)
   digest_argument(stream);
   if (asks(workspace)) return;
-  const Attention a = attention_of(*Q, *K, *V, qkv_layout, mask_type, attn_scale);
+  const Attention a = attention_of(*stand_in_tensor(Q), *stand_in_tensor(K), *stand_in_tensor(V), qkv_layout,
+                                   mask_type, attn_scale);
   int out_format = format_of(qkv_layout), grad_out_format = out_format, grad_layout = qkv_layout;
   IF15(out_format = o_format; grad_out_format = do_format; grad_layout = dqkv_layout;)
   const Sizes& s = a.sizes;
-  backward(a, rows(O, plain(out_format, s.batch, s.heads, s.queries, s.dim)),
-           rows(dO, plain(grad_out_format, s.batch, s.heads, s.queries, s.dim)),
-           static_cast<const float*>(Aux->tensors[0]->data),
-           rows(dQ, strides_of(grad_layout, Role::kQuery, s.batch, s.heads, s.queries, s.dim)));
+  backward(
+      a, rows(stand_in_tensor(O), plain(out_format, s.batch, s.heads, s.queries, s.dim)),
+      rows(stand_in_tensor(dO), plain(grad_out_format, s.batch, s.heads, s.queries, s.dim)),
+      static_cast<const float*>(stand_in_tensor(Aux->tensors[0])->data),
+      rows(stand_in_tensor(dQ), strides_of(grad_layout, Role::kQuery, s.batch, s.heads, s.queries, s.dim)));
 }
 }

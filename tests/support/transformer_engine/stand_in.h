@@ -12,7 +12,12 @@ struct Tensor {
   int type;
   int id;  // what stands for it in the digest of the arguments
 };
+// The address of a tensor until 2.7, then its number in a table; the stand-in has either in all versions.
+#ifdef TE_HANDLES_ARE_NUMBERS
+using NVTETensor = struct Number*;
+#else
 using NVTETensor = Tensor*;
+#endif
 struct NVTETensorPack {
   NVTETensor tensors[10];
   size_t size;
@@ -112,6 +117,10 @@ struct ForwardArguments {
 struct BackwardArguments {
   BACKWARD_ARGUMENTS(FIELD) void* stream = nullptr;
 };
+
+// The handle of one of the trainer's tensors, and the tensor of a handle.
+NVTETensor stand_in_handle(Tensor* tensor);
+Tensor* stand_in_tensor(NVTETensor handle);
 
 extern "C" {
 void* nvte_tensor_data(NVTETensor tensor);

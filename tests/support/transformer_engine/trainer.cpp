@@ -81,19 +81,22 @@ class Layer {
   void forward() {
     refill();
     ForwardArguments a;
-    a.Q = &q_, a.K = &k_, a.V = &v_, a.O = &o_.tensor, a.S = a.Bias = &small_.tensor;
-    a.cu_seqlens_q = a.cu_seqlens_kv = a.cu_seqlens_q_padded = a.cu_seqlens_kv_padded = &small_.tensor;
-    a.rng_state = &rng_.tensor;
-    IF2(a.page_table_k = a.page_table_v = &small_.tensor;)
-    IF8(a.SoftmaxOffset = &small_.tensor; a.softmax_type = NVTE_Softmax_Type(case_.whole("softmax", 0));)
+    a.Q = stand_in_handle(&q_), a.K = stand_in_handle(&k_), a.V = stand_in_handle(&v_),
+    a.O = stand_in_handle(&o_.tensor), a.S = a.Bias = stand_in_handle(&small_.tensor);
+    a.cu_seqlens_q = a.cu_seqlens_kv = a.cu_seqlens_q_padded = a.cu_seqlens_kv_padded =
+        stand_in_handle(&small_.tensor);
+    a.rng_state = stand_in_handle(&rng_.tensor);
+    IF2(a.page_table_k = a.page_table_v = stand_in_handle(&small_.tensor);)
+    IF8(a.SoftmaxOffset = stand_in_handle(&small_.tensor);
+        a.softmax_type = NVTE_Softmax_Type(case_.whole("softmax", 0));)
     IF9(a.return_max_logit = case_.whole("max", 0) != 0;)
     IF15(a.o_format = NVTE_QKV_Format(case_.whole("o_format", format()));
          a.scale_inv_format = NVTE_QKV_Format(8);)
     a.is_training = case_.whole("training", 1) != 0;
     fill_common(&a);
     NVTETensorPack pack = {};
-    pack.tensors[0] = &stats_.tensor;
-    pack.tensors[1] = &rng_.tensor;
+    pack.tensors[0] = stand_in_handle(&stats_.tensor);
+    pack.tensors[1] = stand_in_handle(&rng_.tensor);
     a.Aux = &pack;
     call_twice(
         [&a] {
@@ -109,10 +112,14 @@ class Layer {
     if (case_.whole("training", 1) == 0) return;
     for (float& value : do_.values) value = next_random();
     BackwardArguments a;
-    a.Q = &q_, a.K = &k_, a.V = &v_, a.O = &o_.tensor, a.dO = &do_.tensor, a.dQ = &dq_.tensor;
-    a.S = a.dP = a.dK = a.dV = a.dBias = &small_.tensor;
-    a.cu_seqlens_q = a.cu_seqlens_kv = a.cu_seqlens_q_padded = a.cu_seqlens_kv_padded = &small_.tensor;
-    IF8(a.dSoftmaxOffset = &small_.tensor; a.softmax_type = NVTE_Softmax_Type(case_.whole("softmax", 0));)
+    a.Q = stand_in_handle(&q_), a.K = stand_in_handle(&k_), a.V = stand_in_handle(&v_),
+    a.O = stand_in_handle(&o_.tensor), a.dO = stand_in_handle(&do_.tensor),
+    a.dQ = stand_in_handle(&dq_.tensor);
+    a.S = a.dP = a.dK = a.dV = a.dBias = stand_in_handle(&small_.tensor);
+    a.cu_seqlens_q = a.cu_seqlens_kv = a.cu_seqlens_q_padded = a.cu_seqlens_kv_padded =
+        stand_in_handle(&small_.tensor);
+    IF8(a.dSoftmaxOffset = stand_in_handle(&small_.tensor);
+        a.softmax_type = NVTE_Softmax_Type(case_.whole("softmax", 0));)
     IF15(a.o_format = NVTE_QKV_Format(case_.whole("o_format", format()));
          a.do_format = NVTE_QKV_Format(case_.whole("do_format", format()));
          a.dqkv_layout = NVTE_QKV_Layout(case_.whole("dqkv_layout", layout_));
@@ -120,8 +127,8 @@ class Layer {
     a.deterministic = true;
     fill_common(&a);
     NVTETensorPack pack = {};
-    pack.tensors[0] = &stats_.tensor;
-    pack.tensors[1] = &rng_.tensor;
+    pack.tensors[0] = stand_in_handle(&stats_.tensor);
+    pack.tensors[1] = stand_in_handle(&rng_.tensor);
     pack.size = 2;
     a.Aux = &pack;
     call_twice(
@@ -192,7 +199,7 @@ class Layer {
   void call_twice(Call call, NVTETensor* workspace) {
     Tensor space = {};
     space.id = 7;
-    *workspace = &space;
+    *workspace = stand_in_handle(&space);
     call();
     std::vector<char> bytes(space.shape[0]);
     space.data = bytes.data();
