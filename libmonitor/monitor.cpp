@@ -229,6 +229,8 @@ void Monitor::reset() {
   step_was_sampled_ = clock_is_reported_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
+  stride_ = {};
+  period_steps_.store(1);
   budget_ = {};
   cost_ = {};
   slices_ns_.store(0);

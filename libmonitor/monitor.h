@@ -16,6 +16,7 @@
 #include "libmonitor/observed_heads.h"
 #include "libmonitor/ordinal.h"
 #include "libmonitor/scalars.h"
+#include "libmonitor/step_stride.h"
 #include "libmonitor/try_lock.h"
 #include "libmonitor/unseen.h"
 #include "libmonitor/weights.h"
@@ -72,6 +73,7 @@ class Monitor {
                     uint32_t pass);
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   int64_t ending_step() const;
+  bool falls_due(int64_t step) const;
   uint32_t plan_slices();
   void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_guest.writer().slots(); }
@@ -92,8 +94,9 @@ class Monitor {
   std::atomic<uint64_t> ticket_{0};
 
   // The clock. Written under clock_busy_, read by every sampled call.
-  std::atomic<int64_t> step_{-1};       // the step that calls belong to now; -1 unknown
-  std::atomic<int64_t> next_step_{-1};  // once the pending tick takes effect
+  std::atomic<int64_t> step_{-1};         // the step that calls belong to now; -1 unknown
+  std::atomic<int64_t> next_step_{-1};    // once the pending tick takes effect
+  std::atomic<int64_t> period_steps_{1};  // that the calls up to the next tick are expected to be of
   std::atomic<uint64_t> interval_{8};
   uint64_t lasting_interval_ = 8;  // outside of bursts
   std::atomic<uint64_t> call_in_step_{0};
@@ -108,6 +111,7 @@ class Monitor {
   bool has_woken_ = false;          // here or in a parent
   uint64_t last_tick_ns_ = 0;
   CallTotals last_totals_;
+  StepStride stride_;
   Budget budget_;
   CostModel cost_;
   LossFollower loss_;

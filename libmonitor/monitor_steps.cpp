@@ -73,7 +73,7 @@ void Monitor::begin_step() {
   budget_.set_limit(g_guest.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
-  if (!is_sampled_step(step, interval_.load(std::memory_order_relaxed))) return;
+  if (!falls_due(step)) return;
   const uint32_t paid = plan_slices();
   if (paid == 0) return g_guest.set_bits(kHotNoBudget);
   paid_slices_.store(paid, std::memory_order_relaxed);
@@ -83,7 +83,13 @@ void Monitor::begin_step() {
   g_guest.set_bits(kHotSampledStep);
 }
 
-// The number of the step that ends next.
+// Whether the number of a step whose calls begin with `step` says that it is sampled.
+bool Monitor::falls_due(int64_t step) const {
+  return is_sampled_step(step, interval_.load(std::memory_order_relaxed),
+                         period_steps_.load(std::memory_order_relaxed));
+}
+
+// The number of the step that ends next; of several that are told as one, the first.
 int64_t Monitor::ending_step() const {
   const bool is_pending = (g_guest.hot() & kHotTickPending) != 0;
   return (is_pending ? next_step_ : step_).load(std::memory_order_relaxed);
@@ -94,7 +100,7 @@ bool Monitor::step_is_sampled() const {
   if ((hot & kHotArmed) == 0 || (hot & kHotSwitchedOff) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call since the last step (attention on a path we do not see): the number decides alone.
-  return is_sampled_step(ending_step(), interval_.load(std::memory_order_relaxed));
+  return falls_due(ending_step());
 }
 
 void Monitor::end_step(const foreshock_step& step) {
@@ -166,6 +172,8 @@ void Monitor::end_step(const foreshock_step& step) {
   last_totals_ = {totals.calls, totals.cost_ns + own};
   last_tick_ns_ = begin;
   step_was_sampled_ = false;
+  stride_.tell(record.step);
+  period_steps_.store(stride_.steps(), std::memory_order_relaxed);
   next_step_.store(record.step + 1, std::memory_order_relaxed);
   graphs_.end_step();
   count_kernels();
@@ -279,8 +287,9 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
     unasked_.add(now);
     return 0;
   }
-  unasked_.take([&](int64_t step) { weights_.unasked(step); });
-  return weights_.due(now, numbers, room);
+  const int64_t steps = period_steps_.load(std::memory_order_relaxed);
+  unasked_.take([&](int64_t step) { weights_.unasked(step, steps); });
+  return weights_.due(now, steps, numbers, room);
 }
 
 void Monitor::observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when) {

@@ -13,9 +13,12 @@ inline constexpr int kRowsPerSample = 16;
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
 // A step is sampled when its absolute number is a multiple of the interval; an unknown step (negative) never
-// is.
-constexpr bool is_sampled_step(int64_t step, uint64_t interval) {
-  return step >= 0 && interval > 0 && static_cast<uint64_t>(step) % interval == 0;
+// is. Where the trainer tells one step of several, all up to the next one told go together: `steps` of them
+// from `step` on are sampled when one of their numbers is such a multiple.
+constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 1) {
+  if (step < 0 || interval == 0 || steps <= 0) return false;
+  const uint64_t beyond = static_cast<uint64_t>(step) % interval;
+  return (beyond == 0 ? 0 : interval - beyond) < static_cast<uint64_t>(steps);
 }
 
 // Within a sampled step, whether call number `call` gives a slice, so that exactly `slices` of the first

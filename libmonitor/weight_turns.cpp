@@ -26,17 +26,19 @@ void WeightTurns::add(double begins_at, bool is_here) {
   ++count_;
 }
 
-void WeightTurns::find(int64_t step, uint64_t interval, const auto& take) {
+void WeightTurns::find(int64_t step, int64_t steps, uint64_t interval, const auto& take) {
   const auto some = static_cast<uint32_t>(interval);
   const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % some);
   const bool is_power = (some & (some - 1)) == 0;
   for (uint32_t n = 0; n < count_; ++n) {
     const uint32_t own = is_power ? turns()[n] & (some - 1) : turns()[n] % some;
-    if (own == now && states()[n].is_here) take(n, &states()[n]);
+    const uint32_t ahead = own >= now ? own - now : own + (some - now);
+    if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) take(n, &states()[n]);
   }
 }
 
-size_t WeightTurns::due(int64_t step, uint64_t interval, uint32_t* numbers, size_t room, Count* count) {
+size_t WeightTurns::due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
+                        Count* count) {
   *count = {};
   if (step != step_) {
     count->lost = give_up();
@@ -44,7 +46,7 @@ size_t WeightTurns::due(int64_t step, uint64_t interval, uint32_t* numbers, size
     ++round_;
   }
   size_t found = 0;
-  find(step, interval, [&](uint32_t number, State* state) {
+  find(step, steps, interval, [&](uint32_t number, State* state) {
     if (state->ended == round_) return;
     if (state->asked != round_) ++open_, ++count->due;
     state->asked = round_;
@@ -53,10 +55,10 @@ size_t WeightTurns::due(int64_t step, uint64_t interval, uint32_t* numbers, size
   return found;
 }
 
-WeightTurns::Count WeightTurns::unasked(int64_t step, uint64_t interval) {
+WeightTurns::Count WeightTurns::unasked(int64_t step, int64_t steps, uint64_t interval) {
   Count count;
   if (step == step_) return count;  // it was asked about before or after
-  find(step, interval, [&](uint32_t, State*) { ++count.due; });
+  find(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
   count.lost = count.due;
   return count;
 }

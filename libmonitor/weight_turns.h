@@ -29,10 +29,11 @@ class WeightTurns {
   uint32_t count() const { return count_; }
 
   // Whose turn it is in `step`, without those that were shown in it: numbers in ascending order, as many as
-  // there is room for. Asked again in the same step it is the same turns.
-  size_t due(int64_t step, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
+  // there is room for. Asked again in the same step it is the same turns. Where `steps` from `step` on are
+  // told as one they are the turns of all of them.
+  size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
   // Nobody could ask in `step`.
-  Count unasked(int64_t step, uint64_t interval);
+  Count unasked(int64_t step, int64_t steps, uint64_t interval);
   // Tensor `number` was shown in `step`, or is left out for a reason of its own. Returns the turns that were
   // not asked for.
   uint64_t end(uint32_t number, int64_t step);
@@ -44,7 +45,7 @@ class WeightTurns {
     uint64_t asked, ended;  // rounds
     bool is_here;
   };
-  void find(int64_t step, uint64_t interval, const auto& take);
+  void find(int64_t step, int64_t steps, uint64_t interval, const auto& take);
   // Of an interval of 2^32; of any other one modulo it. By themselves, since all are read at every step.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
   State* states() const { return reinterpret_cast<State*>(states_.data()); }

@@ -155,17 +155,17 @@ void WeightFollower::count(const WeightTurns::Count& turns) {
   if (turns.lost > 0) writer_.count_skipped(segment::kTensorUnknown, turns.lost);
 }
 
-size_t WeightFollower::due(int64_t step, uint32_t* numbers, size_t room) {
+size_t WeightFollower::due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
   if (count_ == 0 || step < 0) return 0;
   WeightTurns::Count turns;
-  const size_t found = turns_.due(step, cadence_.interval(), numbers, room, &turns);
+  const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
   share_copies(numbers, found);
   return found;
 }
 
-void WeightFollower::unasked(int64_t step) {
-  if (count_ > 0 && step >= 0) count(turns_.unasked(step, cadence_.interval()));
+void WeightFollower::unasked(int64_t step, int64_t steps) {
+  if (count_ > 0 && step >= 0) count(turns_.unasked(step, steps, cadence_.interval()));
 }
 
 void WeightFollower::share_copies(const uint32_t* numbers, size_t count) {

@@ -69,11 +69,11 @@ class WeightFollower {
   // What the sampled calls of attention say; all zero: not known.
   void set_heads(const HeadGeometry& called) { heads_ = with_own_keys(called, outputs_); }
 
-  // Whose turn it is in `step`. One turn a step: a trainer that tells its steps more rarely than it takes
-  // them shows each tensor at the first one of a number, on every rank.
-  size_t due(int64_t step, uint32_t* numbers, size_t room);
+  // Whose turn it is in `step`, and the further ones of `steps` that are told as one: a trainer that tells
+  // its steps more rarely than it takes them shows each tensor at the first one of a number, on every rank.
+  size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Nobody could ask in `step`.
-  void unasked(int64_t step);
+  void unasked(int64_t step, int64_t steps);
 
   void before_step(const foreshock_weight_state* states, size_t count, int64_t step);
   void after_step(const foreshock_weight_state* states, size_t count, int64_t step);

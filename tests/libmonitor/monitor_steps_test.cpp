@@ -71,6 +71,31 @@ TEST_F(MonitorSteps, TheGradientIsThatOfTheLastStep) {
   EXPECT_EQ(steps[3].given & FORESHOCK_GIVEN_GRADIENT_NORM, 0u);
 }
 
+// Calls belong to the step after the one told last: an odd number, where every second step is told.
+TEST_F(MonitorSteps, WhatIsToldRarelyIsSampledAllTheSame) {
+  for (const int64_t stride : {2, 10, 20}) {
+    TearDown();
+    SetUp();
+    in_child({{"FORESHOCK_EVERY", "8"}}, [&] {
+      Trainer trainer;
+      for (int64_t step = stride; step <= 40 * stride; step += stride) {
+        for (int64_t n = 1; n < stride; ++n) {
+          trainer.attention(false, FORESHOCK_NEEDS_GRADIENT);
+          trainer.attention(true, FORESHOCK_IN_BACKWARD);
+        }
+        trainer.step(step, 1);
+      }
+    });
+    std::vector<int64_t> sampled, expected;
+    for (const segment::StepRecord& record : open()->new_steps())
+      if (record.sampled != 0) sampled.push_back(record.step);
+    // How far the numbers go on is known when three have been told.
+    for (int64_t told = 4 * stride; told <= 40 * stride; told += stride)
+      if (told / 8 != (told - stride) / 8) expected.push_back(told);
+    EXPECT_EQ(sampled, expected) << "every " << stride;
+  }
+}
+
 // The steps that are sampled, of 40, where one in 8 is and a burst was told.
 class MonitorBurst : public MonitorTest {
  protected:

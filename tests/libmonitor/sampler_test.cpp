@@ -15,6 +15,18 @@ TEST(Sampler, StepsAreMultiplesOfTheInterval) {
   EXPECT_FALSE(is_sampled_step(5, 0));
 }
 
+TEST(Sampler, StepsThatAreToldAsOneAreSampledIfOneOfThemIs) {
+  for (const int64_t steps : {1, 2, 3, 8, 10, 20}) {
+    for (const uint64_t interval : {1, 6, 8, 64})
+      for (int64_t first = 0; first < 200; ++first) {
+        bool any = false;
+        for (int64_t step = first; step < first + steps; ++step) any |= is_sampled_step(step, interval);
+        EXPECT_EQ(is_sampled_step(first, interval, steps), any) << first << ' ' << steps << ' ' << interval;
+      }
+  }
+  EXPECT_FALSE(is_sampled_step(-1, 8, 10));
+}
+
 TEST(Sampler, AsManyCallsAsAskedForWhicheverTheStep) {
   for (uint32_t slices : {1, 2, 7, 25, 63, 64, 99}) {
     for (int step = 0; step < 50; ++step) {

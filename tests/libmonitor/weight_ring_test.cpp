@@ -29,7 +29,7 @@ TEST(WeightRing, TurnsFollowFromTheWholeTensorsAlone) {
     std::set<std::pair<int64_t, uint32_t>> found;
     for (int64_t step = 0; step < 64; ++step) {
       uint32_t numbers[64];
-      const size_t count = follower.due(step, numbers, 64);
+      const size_t count = follower.due(step, 1, numbers, 64);
       EXPECT_LE(count, 40 / interval + 1) << "spread evenly";
       for (size_t n = 0; n < count; ++n) found.emplace(step, numbers[n]);
     }
@@ -75,7 +75,7 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
   ASSERT_EQ(follower.name(weights, 2), 2);
   std::vector<float> large(40000, 1), small(100, 1);
   uint32_t due[2];
-  ASSERT_EQ(follower.due(5, due, 2), 2u);
+  ASSERT_EQ(follower.due(5, 1, due, 2), 2u);
   const foreshock_weight_state states[] = {state_of(0, large.data(), 400, 100),
                                            state_of(1, small.data(), 10, 10)};
   follower.before_step(states, 2, 5);
@@ -142,7 +142,7 @@ TEST(WeightRing, WhatIsNotFollowedIsCountedWithItsReason) {
     EXPECT_EQ(ring->tensors, bytes == sizeof memory ? 1 : 0u);
     EXPECT_EQ(followed > 0, bytes == sizeof memory);
     uint32_t due[8];
-    EXPECT_EQ(follower.due(1, due, 8), ring->tensors) << "the others have no turn";
+    EXPECT_EQ(follower.due(1, 1, due, 8), ring->tensors) << "the others have no turn";
     return std::vector<uint64_t>(ring->unfollowed, ring->unfollowed + segment::kTensorUnfollowed);
   };
   std::vector<foreshock_weight> weights(4, named("w", 10, 10));

@@ -17,9 +17,10 @@ WeightTurns turns_of(uint32_t count) {
   return turns;
 }
 
-std::vector<uint32_t> due(WeightTurns& turns, int64_t step, uint64_t interval, WeightTurns::Count* count) {
+std::vector<uint32_t> due(WeightTurns& turns, int64_t step, uint64_t interval, WeightTurns::Count* count,
+                          int64_t steps = 1) {
   std::vector<uint32_t> numbers(64);
-  numbers.resize(turns.due(step, interval, numbers.data(), numbers.size(), count));
+  numbers.resize(turns.due(step, steps, interval, numbers.data(), numbers.size(), count));
   return numbers;
 }
 
@@ -74,10 +75,30 @@ TEST(WeightTurns, OfAStepThatNobodyCouldAskAboutAllAreLost) {
   WeightTurns turns = turns_of(4);
   WeightTurns::Count count;
   due(turns, 7, 2, &count);
-  EXPECT_EQ(turns.unasked(7, 2).due, 0u) << "it was";
-  const WeightTurns::Count missed = turns.unasked(8, 2);
+  EXPECT_EQ(turns.unasked(7, 1, 2).due, 0u) << "it was";
+  const WeightTurns::Count missed = turns.unasked(8, 1, 2);
   EXPECT_EQ(missed.due, 2u);
   EXPECT_EQ(missed.lost, 2u);
+}
+
+// A trainer that tells every tenth step only.
+TEST(WeightTurns, OfStepsThatAreToldAsOneAllHaveTheirs) {
+  for (const uint64_t interval : {8, 12, 64}) {
+    WeightTurns turns = turns_of(48);
+    WeightTurns::Count count;
+    std::vector<std::vector<int64_t>> shown(48);
+    for (int64_t told = 0; told < 960; told += 10) {
+      for (const uint32_t number : due(turns, told + 1, interval, &count, 10)) {
+        shown[number].push_back(told + 1);
+        turns.end(number, told + 1);
+      }
+    }
+    for (const auto& steps : shown) {
+      // Every interval has one turn of each tensor; a shorter one than ten steps has one told step for it.
+      EXPECT_EQ(steps.size(), 960 / std::max<uint64_t>(interval, 10));
+      for (size_t n = 1; n < steps.size(); ++n) EXPECT_LT(steps[n] - steps[n - 1], int64_t(interval) + 10);
+    }
+  }
 }
 
 TEST(WeightTurns, WhatIsNotHereHasNone) {
