@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/process.h"
+#include "exporters/http_get.h"
 
 namespace foreshock::cli {
 namespace {
@@ -34,7 +35,8 @@ std::string AgentAddress::url() const {
   if (address.starts_with("unix:")) return address;
   const std::string host = address == "0.0.0.0" ? "127.0.0.1" : address == "::" ? "::1" : address;
   const bool is_v6 = host.find(':') != std::string::npos;
-  return "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + "/";
+  const std::string page = "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + "/";
+  return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
 }
 
 bool AgentAddress::writes(const std::string& path) const { return through_json(path) == record; }
@@ -49,14 +51,15 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
       !json.value("address", nlohmann::json()).is_string()) {
     return std::nullopt;
   }
-  AgentAddress agent = {json["pid"], json["address"], json["port"], "", ""};
+  AgentAddress agent = {json["pid"], json["address"], json["port"], "", "", "", false};
   if (const auto record = json.find("record"); record != json.end() && record->is_string())
     agent.record = *record;
   if (const auto flagged = json.find("save_flagged"); flagged != json.end() && flagged->is_string())
     agent.save_flagged = *flagged;
+  if (const auto run = json.find("run"); run != json.end() && run->is_string()) agent.run = *run;
+  agent.is_service = json.value("service", nlohmann::json()) == true;
   // A service may live in another pid namespace; its lock tells.
-  if (json.value("service", nlohmann::json()) == true)
-    return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
+  if (agent.is_service) return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
   if (agent.pid <= 0 || (kill(agent.pid, 0) != 0 && errno != EPERM)) return std::nullopt;
   return agent;
 }

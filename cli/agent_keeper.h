@@ -19,7 +19,9 @@ struct AgentAddress {
   int port = 0;
   std::string record;                                 // the file it writes; "" for none
   std::string save_flagged;                           // the directory of flagged slices; "" for none
-  std::string url() const;                            // of the page
+  std::string run;                                    // as the agent calls it; "" when it does not say
+  bool is_service = false;                            // which follows other runs too
+  std::string url() const;                            // of the page, at this run
   bool writes(const std::string& path) const;         // this record
   bool saves_flagged(const std::string& path) const;  // in this directory
 };

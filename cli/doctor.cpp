@@ -6,6 +6,7 @@
 
 #include "cli/adapter.h"
 #include "cli/agent_keeper.h"
+#include "cli/agent_state.h"
 #include "cli/base_directory.h"
 #include "cli/command_environment.h"
 #include "cli/commands.h"
@@ -16,7 +17,6 @@
 #include "cli/process.h"
 #include "cli/python_finder.h"
 #include "cli/summary_weights.h"
-#include "exporters/http_get.h"
 #include "shadow/reference.h"
 
 namespace foreshock::cli {
@@ -158,19 +158,23 @@ void print(const std::vector<Check>& checks) {
 }
 
 // Which replicas there are shows when a run is there.
-void print_live_runs() {
-  constexpr int kTimeoutMs = 2000;
+void print_live_runs(const std::string& token_file) {
+  const auto print_fact = [](const LiveRun& run, const std::string& fact) {
+    if (!fact.empty()) std::printf("\n  run %s: %s\n", run.run_id.c_str(), fact.c_str());
+  };
   for (const LiveRun& run : live_runs("")) {
     const std::optional<AgentAddress> agent = read_agent_address(run.directory);
+    if (!agent) continue;
     std::string body, error;
-    if (!agent || !http_get(agent->address, agent->port, "/api/v1/state", kTimeoutMs, &body, &error))
+    if (!read_agent_state(*agent, token_file, &body, &error)) {
+      print_fact(run, error);
       continue;
+    }
     const Json state = Json::parse(body, nullptr, false);
     if (!state.is_object() || !state.contains("ranks") || !state["ranks"].is_array()) continue;
     const std::string replicas = replicas_text(state["ranks"], Paint(false));
-    if (!replicas.empty()) std::printf("\n  run %s: replicas: %s\n", run.run_id.c_str(), replicas.c_str());
-    const std::string unfollowed = unfollowed_text(state["ranks"]);
-    if (!unfollowed.empty()) std::printf("\n  run %s: %s\n", run.run_id.c_str(), unfollowed.c_str());
+    print_fact(run, replicas.empty() ? "" : "replicas: " + replicas);
+    print_fact(run, unfollowed_text(state["ranks"]));
   }
 }
 
@@ -190,7 +194,7 @@ int doctor(const Arguments& arguments) {
     checks.insert(checks.end(), more.begin(), more.end());
   }
   print(checks);
-  print_live_runs();
+  print_live_runs(arguments.text(OptionId::kTokenFile));
   if (!python.executable.empty())
     std::printf("%s", known_bad_text(known_bad(installed_versions(python.executable))).c_str());
   bool all_ok = true;

@@ -9,17 +9,16 @@
 #include <optional>
 
 #include "cli/agent_keeper.h"
+#include "cli/agent_state.h"
 #include "cli/commands.h"
 #include "cli/live_runs.h"
 #include "cli/say.h"
 #include "cli/screen.h"
 #include "cli/summary.h"
-#include "exporters/http_get.h"
 
 namespace foreshock::cli {
 namespace {
 
-constexpr int kTimeoutMs = 2000;
 constexpr int kWatchSeconds = 2;
 
 // Exit statuses beside kWrongUse; docs/summary.md tells them.
@@ -32,20 +31,19 @@ struct RunState {
   std::string reason;   // why there is no state
 };
 
-RunState ask(const LiveRun& run) {
+RunState ask(const LiveRun& run, const std::string& token_file) {
   const std::optional<AgentAddress> agent = read_agent_address(run.directory);
   if (!agent) return {run.run_id, "", "", "no agent"};
   RunState state = {run.run_id, "", agent->url(), ""};
-  if (!http_get(agent->address, agent->port, "/api/v1/state", kTimeoutMs, &state.json, &state.reason))
-    state.json.clear();
-  else if (!nlohmann::json::accept(state.json))
-    state = {run.run_id, "", state.address, "the agent's answer is no JSON"};
+  if (!read_agent_state(*agent, token_file, &state.json, &state.reason)) state.json.clear();
   return state;
 }
 
-std::vector<RunState> ask_all(const std::string& run_id) {
+std::vector<RunState> ask_all(const Arguments& arguments) {
+  const std::string token_file = arguments.text(OptionId::kTokenFile);
   std::vector<RunState> states;
-  for (const LiveRun& run : live_runs(run_id)) states.push_back(ask(run));
+  for (const LiveRun& run : live_runs(arguments.text(OptionId::kRunId)))
+    states.push_back(ask(run, token_file));
   return states;
 }
 
@@ -82,12 +80,12 @@ bool wants_colour() {
   return isatty(STDOUT_FILENO) == 1 && (none == nullptr || *none == '\0');
 }
 
-int print(const std::string& run_id, bool as_json) {
-  const std::vector<RunState> states = ask_all(run_id);
+int print(const Arguments& arguments, bool as_json) {
+  const std::vector<RunState> states = ask_all(arguments);
   for (const RunState& state : states)
     fputs((as_json ? json_line(state) : story(state, wants_colour())).c_str(), stdout);
   fflush(stdout);
-  if (states.empty()) say(nothing_lives(run_id));
+  if (states.empty()) say(nothing_lives(arguments.text(OptionId::kRunId)));
   return status_of(states);
 }
 
@@ -103,17 +101,17 @@ std::string watched_text(const std::vector<RunState>& states, const std::string&
   return fits || states.size() == 1 ? stories.substr(stories[0] == '\n') : briefs;
 }
 
-int watch_terminal(const std::string& run_id) {
+int watch_terminal(const Arguments& arguments) {
   Screen screen;
   do {
-    screen.draw(watched_text(ask_all(run_id), run_id, screen.rows()));
+    screen.draw(watched_text(ask_all(arguments), arguments.text(OptionId::kRunId), screen.rows()));
   } while (screen.wait(kWatchSeconds));
   return kAllTold;
 }
 
-[[noreturn]] void watch_lines(const std::string& run_id, bool as_json) {
+[[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
   for (;;) {
-    print(run_id, as_json);
+    print(arguments, as_json);
     const timespec pause = {kWatchSeconds, 0};
     nanosleep(&pause, nullptr);
   }
@@ -122,11 +120,10 @@ int watch_terminal(const std::string& run_id) {
 }  // namespace
 
 int status(const Arguments& arguments) {
-  const std::string run_id = arguments.text(OptionId::kRunId);
   const bool as_json = arguments.has_flag(OptionId::kJson);
-  if (!arguments.has_flag(OptionId::kWatch)) return print(run_id, as_json);
-  if (!as_json && Screen::is_terminal()) return watch_terminal(run_id);
-  watch_lines(run_id, as_json);
+  if (!arguments.has_flag(OptionId::kWatch)) return print(arguments, as_json);
+  if (!as_json && Screen::is_terminal()) return watch_terminal(arguments);
+  watch_lines(arguments, as_json);
 }
 
 }  // namespace foreshock::cli

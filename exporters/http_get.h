@@ -3,6 +3,7 @@
 #define FORESHOCK_EXPORTERS_HTTP_GET_H_
 
 #include <string>
+#include <string_view>
 
 namespace foreshock {
 
@@ -13,6 +14,9 @@ namespace foreshock {
 // body. False: *error is one line. Thread-safe.
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
               std::string* body, std::string* error, const std::string& token = "");
+
+// For a value in the query or the fragment of an address.
+std::string percent_encoded(std::string_view text);
 
 }  // namespace foreshock
 

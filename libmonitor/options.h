@@ -148,8 +148,9 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kForgetAfter, "--forget-after", nullptr, "600", "SECONDS",
      "how long a run of the tree that has ended keeps its series", kReaderAgent},
     {OptionId::kTokenFile, "--token-file", "FORESHOCK_TOKEN_FILE", "", "FILE",
-     "file with the bearer token that clients must show, read again when it changes",
-     kReaderRun | kReaderAgent | kReaderStatus},
+     "file with the bearer token that clients must show, read again when it changes; status and doctor show "
+     "it",
+     kReaderRun | kReaderAgent | kReaderStatus | kReaderDoctor},
     {OptionId::kFileSd, "--file-sd", "FORESHOCK_FILE_SD", "", "FILE.json",
      "keep a target file for Prometheus' file_sd while the agent serves", kReaderRun | kReaderAgent},
     {OptionId::kGrafana, "--grafana", "FORESHOCK_GRAFANA", "", "URL",

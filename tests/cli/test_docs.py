@@ -17,6 +17,32 @@ def test_generated_pages_are_current(foreshock, page):
     assert (ROOT / "docs" / f"{page}.md").read_text() == text, "run ./dev docs"
 
 
+def test_the_table_of_options_names_their_readers(foreshock):
+    """Whoever shows an option in its --help reads it; no row lacks a meaning, a reader, or a name."""
+    commands = ("run", "agent", "status", "pause", "resume", "doctor", "export", "detect")
+    helps = {
+        name: set(
+            re.findall(
+                r"^ +(--[a-z-]+)",
+                subprocess.run([foreshock, name, "--help"], capture_output=True, text=True, check=True).stdout,
+                re.MULTILINE,
+            )
+        )
+        for name in commands
+    }
+    lines = [line for line in (ROOT / "docs" / "options.md").read_text().splitlines() if line.startswith("|")][2:]
+    assert len(lines) > 30
+    for line in lines:
+        flag, variable, _, meaning, readers = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+        assert flag or variable
+        assert meaning
+        told = set(readers.split(", "))
+        assert told <= {*commands, "the trainer"}, line
+        if flag:
+            name = flag.strip("`").split()[0]
+            assert told - {"the trainer"} == {command for command in commands if name in helps[command]}, line
+
+
 def documents():
     more = [ROOT / "integrations" / "deploy" / "README.md", ROOT / "tests" / "guest" / "README.md"]
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *more]

@@ -19,13 +19,13 @@ def test_runs_of_several_users_are_followed_and_summarised(service, start_traine
     for user in trainers:
         wait_until(lambda run=f"{user}/job": service.metric("attention_judged_total", run=run))
         assert service.metric("run_state", run=f"{user}/job", state="running") == 1
-    state = json.loads(service.get("/api/v1/state"))
-    assert {(run["run"], run["state"], run["ranks"]) for run in state["runs"]} == {
-        ("ada/job", "running", 1), ("bob/job", "running", 1)
-    }  # fmt: skip
+    runs = {("ada/job", "running", 1), ("bob/job", "running", 1)}
+    told = lambda state: {(run["run"], run["state"], run["ranks"]) for run in state["runs"]} == runs  # noqa: E731
+    # A run's document is made anew less often than the metrics are.
+    state = wait_until(lambda: told(state := json.loads(service.get("/api/v1/state"))) and state)
     if uids["ada"] is not None:
         assert {run["owner"] for run in state["runs"]} == {"4321", "4322"}
-    one = json.loads(service.get("/api/v1/state?run=ada%2Fjob"))
+    one = wait_until(lambda: (one := json.loads(service.get("/api/v1/state?run=ada%2Fjob")))["ranks"] and one)
     assert (one["run"], len(one["ranks"])) == ("ada/job", 1)
 
     for user, trainer in trainers.items():
