@@ -279,6 +279,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"step_source", segment::step_source_name(rank.last_step.step_source)},
       {"skipped_steps", rank.last_step.skipped_steps},
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
+      {"slots", {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}}},
       {"no_attention_seen", rank.no_attention_seen()},
       {"attention_unseen", unseen_json(rank)},
       {"attention_coverage", coverage_json(rank)},
@@ -310,7 +311,6 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
   state["loss"]["zscore"] = number_or_null(rank.loss_zscore);
   state["learning_rate"] = number_or_null(rank.learning_rate);
   state["step_seconds"] = number_or_null(mean_of(rank.step_seconds));
-  state["slots"] = {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}};
   state["overhead_seconds"] = {{"attention", 1e-9 * static_cast<double>(rank.totals.hook_ns)},
                                {"step", 1e-9 * static_cast<double>(rank.totals.step_ns)},
                                {"agent", rank.agent_seconds}};

@@ -68,7 +68,8 @@ std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
   out += both("deviation ratio", "%.2f", &PassTotals::ratio_mean,
               "over the noise floor: 1 is what plain attention errs");
   out +=
-      both("  largest", "%.2f", &PassTotals::ratio_max, "above 2 forward or 3 backward something is wrong");
+      both("  largest", "%.2f", &PassTotals::ratio_max,
+           "of one slice; two of a layer's last 64 above 2 forward or 3 backward are an alarm");
   out += both("bias", "%+.3f ulp", &PassTotals::bias, "signed; 0 for a rounding that is fair");
   out += row("  z between slices", z_text(forward), z_text(backward));
   return out;
@@ -119,7 +120,7 @@ std::string layer_fact(const Json& rank) {
   return worst + (source.empty() || source == "unknown" ? "" : " (named by " + source + ")");
 }
 
-std::string slowdown_fact(const Json& ranks) {
+std::string slowdown_fact(const PassTotals (&passes)[2], const Json& ranks) {
   std::optional<double> most;
   for (const Json& rank : ranks) {
     const std::optional<double> value = number(rank, "/slowdown_ratio");
@@ -128,8 +129,9 @@ std::string slowdown_fact(const Json& ranks) {
   if (most) *most *= 100;
   if (!most) return "unknown";
   const std::optional<double> interval = number(ranks[0], "/sample_interval_steps");
+  const bool sampled = passes[0].sampled.value_or(0) + passes[1].sampled.value_or(0) > 0;
   return formatted("%.2f %%", most) + (ranks.size() > 1 ? " (slowest rank)" : "") +
-         (interval ? ", one step in " + count(interval) + " was sampled" : "");
+         (interval && sampled ? ", one step in " + count(interval) + " was sampled" : "");
 }
 
 std::string rank_lines(const Json& ranks) {
@@ -227,6 +229,22 @@ bool saw_no_step(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[1].calls > 0 && number(ranks[0], "/steps").value_or(0) == 0;
 }
 
+// Of an older agent, which does not tell, it is believed.
+bool had_slots(const Json& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [](const Json& rank) { return number(rank, "/slots/given").value_or(1) > 0; });
+}
+
+// Why there was no slot to copy a sample into.
+std::string no_slots_fact(const Json& ranks) {
+  const bool wanted = std::any_of(ranks.begin(), ranks.end(), [](const Json& rank) {
+    return number(rank, "/slots/wanted").value_or(0) > 0;
+  });
+  if (!wanted) return fact("", "`--slices off`: calls are counted, none is copied");
+  return fact("", "no shared memory was left for samples: allow more (--memory, a container's --shm-size and") +
+         fact("", "memory limit), or set FORESHOCK_DIR to a directory on a tmpfs with room");
+}
+
 bool had_no_budget(const PassTotals (&passes)[2]) {
   const auto is_spent = [](const PassTotals& totals) {
     const auto budget = totals.skipped.find("budget");
@@ -262,7 +280,9 @@ std::string summary_text(const std::string& json, bool colour) {
     out += fact("", "no optimizer step was seen, and nothing is sampled before the first: tell them with");
     out += fact("", "foreshock.report(step=) or, in C and C++, foreshock_annotate_step()");
   }
-  if (had_no_budget(passes)) {
+  if (!had_slots(ranks)) {
+    out += no_slots_fact(ranks);
+  } else if (had_no_budget(passes)) {
     out += fact("", "a sample costs more than --max-slowdown allows of steps this short, or of so few:");
     out += fact("", "train longer, or allow more, as in --max-slowdown 10%");
   }
@@ -277,7 +297,7 @@ std::string summary_text(const std::string& json, bool colour) {
       out += fact("ended early", early);
   }
   out += precursors_facts(ranks) + weights_facts(ranks, paint);
-  return out + fact("slowdown", slowdown_fact(ranks)) + paused_fact(ranks) + "\n";
+  return out + fact("slowdown", slowdown_fact(passes, ranks)) + paused_fact(ranks) + "\n";
 }
 
 std::string brief_text(const std::string& json, bool colour) {

@@ -68,9 +68,12 @@ TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {
 }
 
 TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
-  const nlohmann::json rank = summary_of(some_rank(), 2);
+  RankStatistics statistics = some_rank();
+  statistics.identity.slots_given = 12;
+  statistics.identity.slots_wanted = 256;
+  const nlohmann::json rank = summary_of(statistics, 2);
   for (const char* key :
-       {"rank", "steps", "step_source", "attention", "worst_layer", "layer_source", "loss", "slowdown_ratio"})
+       {"rank", "steps", "step_source", "attention", "slots", "worst_layer", "layer_source", "loss", "slowdown_ratio"})
     EXPECT_TRUE(rank.contains(key)) << key;
   for (const char* pass : {"forward", "backward"}) {
     const nlohmann::json& of = rank["attention"][pass];
@@ -79,6 +82,7 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
       EXPECT_TRUE(of.contains(key)) << pass << " " << key;
   }
   EXPECT_EQ(rank["worst_layer"], "003");
+  EXPECT_EQ(rank["slots"], (nlohmann::json{{"given", 12}, {"wanted", 256}}));
   // Nothing was judged in the backward pass: unknown is null, never 0.
   EXPECT_TRUE(rank["attention"]["backward"]["deviation_ratio"]["mean"].is_null());
   EXPECT_TRUE(rank["attention"]["backward"]["bias_ulp"].is_null());

@@ -74,6 +74,35 @@ TEST(Summary, ABudgetThatAllowsNoSampleIsNamedWithWhatToDo) {
       << "another rank was judged";
 }
 
+TEST(Summary, WithoutASlotTheBudgetIsNotBlamed) {
+  Json cramped = rank(0, 0.7);
+  for (const char* pass : {"forward", "backward"}) {
+    Json& of = cramped["attention"][pass];
+    of["sampled"] = of["judged"] = 0;
+    of["skipped"] = {{"budget", 3}};
+  }
+  cramped["sample_interval_steps"] = 8;
+  cramped["slots"] = {{"given", 0}, {"wanted", 256}};
+  const std::string no_room = text_of(Json::array({cramped}));
+  EXPECT_THAT(no_room, HasSubstr("no shared memory was left for samples"));
+  EXPECT_THAT(no_room, Not(HasSubstr("--max-slowdown")));
+  EXPECT_THAT(no_room, Not(HasSubstr("was sampled")));
+  cramped["slots"]["wanted"] = 0;
+  EXPECT_THAT(text_of(Json::array({cramped})), HasSubstr("`--slices off`"));
+  EXPECT_THAT(text_of(Json::array({cramped, rank(1, 0.7)})), Not(HasSubstr("--slices off")))
+      << "another rank was judged";
+  cramped["slots"]["given"] = 12;
+  EXPECT_THAT(text_of(Json::array({cramped})), HasSubstr("--max-slowdown 10%"));
+}
+
+TEST(Summary, OneSliceBeyondTheLimitIsNotCalledWrong) {
+  Json lucky = rank(0, 0.9);
+  lucky["attention"]["backward"]["deviation_ratio"]["max"] = 4.02;
+  const std::string text = text_of(Json::array({lucky}));
+  EXPECT_THAT(text, HasSubstr("errs no more than its precision explains"));
+  EXPECT_THAT(text, Not(HasSubstr("wrong")));
+}
+
 TEST(Summary, ABiasOfFewSlicesIsMarkedAsSuch) {
   Json early = rank(0, 0.9);
   early["attention"]["forward"]["bias_z"] = nullptr;
