@@ -220,6 +220,9 @@ void Run::answer(const LauncherExit& exit) {
   nlohmann::json summary = document(exit.launcher_pid, false);
   summary["run"] = options_.run_id;
   summary["state"] = name_of(exit.state);
+  summary["other_ranks"] = std::count_if(followed_.begin(), followed_.end(), [&exit](const auto& each) {
+    return each->launcher_pid() != exit.launcher_pid;
+  });
   if (flagged_ != nullptr) {
     flagged_->writer().wait(kFlaggedAtMost);
     summary["flagged"] = flagged_json(flagged_->writer());

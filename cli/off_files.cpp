@@ -81,6 +81,11 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
   return lines;
 }
 
+std::string other_ranks_line() {
+  return "no segment of its own: the training was started by another `foreshock run` of this run id, inside "
+         "the command or beside it, which tells of it";
+}
+
 std::string no_segment_line(const std::string& directory) {
   struct statvfs info = {};
   if (statvfs(directory.c_str(), &info) == 0 && info.f_files > 0 && info.f_favail == 0)

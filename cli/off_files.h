@@ -22,6 +22,9 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
 // What to do about `reason`; a general hint for an unknown one.
 std::string advice_for(const std::string& reason);
 
+// Said when only another launcher of the run had trainers.
+std::string other_ranks_line();
+
 // Said when a command ended without any sign of a trainer in the run's directory.
 std::string no_segment_line(const std::string& directory);
 

@@ -61,7 +61,7 @@ std::string absolute(const std::string& path) {
   return path.empty() ? "" : fs::absolute(path, error).string();
 }
 
-// What would only fail at the end of a long run is refused at its start.
+// What would only fail at the end of a long run, or where nobody looks, is refused at its start.
 std::string output_problem(const Arguments& arguments, OptionId id) {
   const std::string given = arguments.text(id);
   if (given.empty()) return "";
@@ -173,7 +173,8 @@ void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
   if (lacks_record_lines(summary)) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : flagged_lines(summary)) say(line);
   for (const std::string& line : off_lines) say(line);
-  if (off_lines.empty() && !summary.empty() && !has_ranks(summary)) say(no_segment_line(directory));
+  if (off_lines.empty() && !summary.empty() && !has_ranks(summary))
+    say(has_other_ranks(summary) ? other_ranks_line() : no_segment_line(directory));
 }
 
 int run_monitored(const Arguments& arguments, const Installation& installation, const Monitored& monitored,
@@ -248,7 +249,7 @@ int run(const Arguments& arguments) {
   const std::vector<std::string>& command = arguments.command();
   if (command.empty()) return wrong_use("say what to run: foreshock run [options] -- COMMAND");
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  for (OptionId id : {OptionId::kSummary, OptionId::kRecord}) {
+  for (OptionId id : {OptionId::kSummary, OptionId::kRecord, OptionId::kFileSd}) {
     if (const std::string problem = output_problem(arguments, id); !problem.empty())
       return wrong_use(problem);
   }

@@ -327,6 +327,11 @@ bool lacks_record_lines(const std::string& json) {
   return summary.is_object() && summary.contains("record_complete") && summary["record_complete"] == false;
 }
 
+bool has_other_ranks(const std::string& json) {
+  const Json summary = Json::parse(json, nullptr, false);
+  return summary.is_object() && number(summary, "/other_ranks").value_or(0) > 0;
+}
+
 bool has_ranks(const std::string& json) {
   const Json summary = Json::parse(json, nullptr, false);
   return summary.is_object() && summary.contains("ranks") && summary["ranks"].is_array() &&

@@ -22,6 +22,9 @@ bool lacks_record_lines(const std::string& json);
 // Whether the summary speaks of any rank.
 bool has_ranks(const std::string& json);
 
+// Whether another launcher of the same run had some.
+bool has_other_ranks(const std::string& json);
+
 }  // namespace foreshock::cli
 
 #endif  // FORESHOCK_CLI_SUMMARY_H_

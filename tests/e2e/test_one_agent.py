@@ -79,6 +79,23 @@ def test_two_run_ids_have_agents_and_ports_of_their_own(base, start_hand):
         assert [rank["steps"] for rank in summary["ranks"]] == [5]
 
 
+def test_a_run_around_a_run_does_not_say_that_nothing_trained(base, tmp_path):
+    inner = [str(FORESHOCK), "run", *EVERYTHING, "--", PYTHON, RANK_TRAINING, str(STEPS), str(tmp_path), "1"]
+    outer = [str(FORESHOCK), "run", "--run-id", "job", "--port", "0", "--summary", str(tmp_path / "outer.json")]
+    ended = subprocess.run(
+        [*outer, "--", *inner],
+        env=clean_environment(FORESHOCK_DIR=str(base), RANK="0", PYTHONPATH=str(Path(live.__file__).parent)),
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("1 rank ") == 1, "told once"
+    assert "no segment seen" not in ended.stderr
+    assert "started by another `foreshock run`" in ended.stderr
+    summary = json.loads((tmp_path / "outer.json").read_text())
+    assert (summary["ranks"], summary["other_ranks"]) == ([], 1)
+    assert [entry.name for entry in base.iterdir()] == ["lock"]
+
+
 def test_a_second_run_of_a_living_rank_is_refused_aloud(base, start_hand):
     alone = start_hand("alone")
     truth = alone.do("hand.step(3)")

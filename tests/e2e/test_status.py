@@ -38,7 +38,7 @@ def test_status_has_the_shape_of_the_summary(start_hand, foreshock):
     assert {name: of["calls"] for name, of in told["attention"].items()} == {
         name: of["calls"] for name, of in rank["attention"].items()
     }
-    assert set(summary) - {"record_complete"} <= set(state)  # that is known at the end
+    assert set(summary) - {"record_complete", "other_ranks"} <= set(state)  # those are known at the end
 
     ended = foreshock("status", "--json")
     assert (ended.returncode, ended.stdout) == (1, "")
