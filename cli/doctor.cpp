@@ -84,7 +84,11 @@ FoundPython choose_python(const Arguments& arguments) {
 }
 
 Check check_python(const FoundPython& python, const Arguments& arguments) {
-  if (python.executable.empty()) return {false, "Python", "not found; name it with --python EXE"};
+  if (python.executable.empty()) {
+    const std::string named =
+        arguments.has_flag(OptionId::kPython) ? arguments.text(OptionId::kPython) + " is " : "";
+    return {false, "Python", named + "not found; name it with --python EXE"};
+  }
   if (python.certain) return {true, "Python", python.executable};
   return {true, "Python",
           python.executable + (arguments.command().empty() ? " (the python3 of PATH)"
@@ -127,6 +131,8 @@ std::vector<Check> check_libtorch(const Installation& installation, const FoundL
 std::vector<Check> check_program(const std::string& word) {
   const char* path = std::getenv("PATH");
   const std::string program = look_up(word, path != nullptr ? path : "/usr/bin:/bin");
+  if (program.empty())
+    return {{false, "command", word + " is not found, or not a program; name one that is"}};
   if (is_static_program(program))
     return {{false, "program",
              program + " is linked statically, and nothing can be preloaded into it; link it dynamically"}};

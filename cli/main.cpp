@@ -29,8 +29,10 @@ constexpr Command kCommands[] = {
     {"status", status, kReaderStatus, "status [options]", "the live runs and their latest signals"},
     {"doctor", doctor, kReaderDoctor, "doctor [options] [-- COMMAND ...]",
      "what will be seen here, what will not, and why; builds the adapter"},
-    {"pause", pause, kReaderSwitch, "pause [options]", "switch a live run's monitor off"},
-    {"resume", resume, kReaderSwitch, "resume [options]", "switch it on again"},
+    {"pause", pause, kReaderSwitch, "pause [options]",
+     "switch the monitor of live runs off: of all, or of --run-id ID"},
+    {"resume", resume, kReaderSwitch, "resume [options]",
+     "switch it on again: of all live runs, or of --run-id ID"},
     {"export", export_record, kReaderExport, "export --tensorboard DIR|--csv DIR RECORD.jsonl",
      "a record for other tools"},
     {"detect", detect, kReaderDetect, "detect [options] RECORD.jsonl",
@@ -40,15 +42,17 @@ constexpr Command kCommands[] = {
 
 int print_help() {
   std::printf("foreshock %s: a seismograph for training runs\n\n", kVersion);
-  for (const Command& command : kCommands) std::printf("  foreshock %-36s%s\n", command.usage, command.help);
-  std::printf("  foreshock %-36s%s\n", "lab [SWEEP ...] [options]",
+  for (const Command& command : kCommands)
+    std::printf("  foreshock %-34s  %s\n", command.usage, command.help);
+  std::printf("  foreshock %-34s  %s\n", "lab [SWEEP ...] [options]",
               "measure algorithms and formats against fp64");
-  std::printf("  foreshock %-36s%s\n", "judge CALL|--function MODULE:NAME",
+  std::printf("  foreshock %-34s  %s\n", "judge CALL|--function MODULE:NAME",
               "an attention kernel of your own against fp64");
-  std::printf("  foreshock %-36s%s\n", "compare A B [C ...]", "how far apart the weights of checkpoints are");
-  std::printf("  foreshock %-36s%s\n", "merge A.jsonl B.jsonl ... [-o OUT]",
+  std::printf("  foreshock %-34s  %s\n", "compare A B [C ...]",
+              "how far apart the weights of checkpoints are");
+  std::printf("  foreshock %-34s  %s\n", "merge A.jsonl B.jsonl ... [-o OUT]",
               "the records of several nodes as one");
-  std::printf("  foreshock %-36s%s\n", "report RECORD.jsonl [-o OUT.html]",
+  std::printf("  foreshock %-34s  %s\n", "report RECORD.jsonl [-o OUT.html]",
               "the story of a run: each loss event, and what moved before it");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;

@@ -67,9 +67,8 @@ std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
              paint.dim(error_remark(forward, backward)));
   out += both("deviation ratio", "%.2f", &PassTotals::ratio_mean,
               "over the noise floor: 1 is what plain attention errs");
-  out +=
-      both("  largest", "%.2f", &PassTotals::ratio_max,
-           "of one slice; two of a layer's last 64 above 2 forward or 3 backward are an alarm");
+  out += both("  largest", "%.2f", &PassTotals::ratio_max,
+              "of one slice; two of a layer's last 64 above 2 forward or 3 backward are an alarm");
   out += both("bias", "%+.3f ulp", &PassTotals::bias, "signed; 0 for a rounding that is fair");
   out += row("  z between slices", z_text(forward), z_text(backward));
   return out;
@@ -241,7 +240,8 @@ std::string no_slots_fact(const Json& ranks) {
     return number(rank, "/slots/wanted").value_or(0) > 0;
   });
   if (!wanted) return fact("", "`--slices off`: calls are counted, none is copied");
-  return fact("", "no shared memory was left for samples: allow more (--memory, a container's --shm-size and") +
+  return fact("",
+              "no shared memory was left for samples: allow more (--memory, a container's --shm-size and") +
          fact("", "memory limit), or set FORESHOCK_DIR to a directory on a tmpfs with room");
 }
 

@@ -72,8 +72,8 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   statistics.identity.slots_given = 12;
   statistics.identity.slots_wanted = 256;
   const nlohmann::json rank = summary_of(statistics, 2);
-  for (const char* key :
-       {"rank", "steps", "step_source", "attention", "slots", "worst_layer", "layer_source", "loss", "slowdown_ratio"})
+  for (const char* key : {"rank", "steps", "step_source", "attention", "slots", "worst_layer", "layer_source",
+                          "loss", "slowdown_ratio"})
     EXPECT_TRUE(rank.contains(key)) << key;
   for (const char* pass : {"forward", "backward"}) {
     const nlohmann::json& of = rank["attention"][pass];

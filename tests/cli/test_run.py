@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -47,7 +48,7 @@ def test_output_and_input_are_the_command_s_own(foreshock, environment):
     assert all(line.startswith("foreshock: ") for line in result.stderr.splitlines())
 
 
-@pytest.mark.parametrize("option", ["--summary", "--record"])
+@pytest.mark.parametrize("option", ["--summary", "--record", "--file-sd"])
 @pytest.mark.parametrize("path", ["x" * 5000, "/dev/null/x", "\n/x"])
 def test_an_impossible_output_is_one_line(foreshock, environment, option, path):
     result = run(foreshock, environment, "true", options=[option, path])
@@ -317,3 +318,20 @@ def test_help_and_version(foreshock):
         result = subprocess.run([foreshock, *arguments], capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode == 0
         assert part in result.stdout
+
+
+@pytest.mark.parametrize("words", [("--python", "/no/python"), ("--", "no-such-command")])
+def test_doctor_names_what_it_does_not_find(foreshock, environment, words):
+    told = subprocess.run(
+        [foreshock, "doctor", *words], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert told.returncode == 1
+    assert f"{words[-1]} is not found" in told.stdout
+
+
+def test_the_list_of_commands_keeps_its_columns_apart(foreshock):
+    told = subprocess.run([foreshock, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    commands = [line for line in told.splitlines() if line.startswith("  foreshock ")]
+    assert len(commands) >= 13
+    for line in commands:
+        assert re.fullmatch(r"  foreshock \S+(?: \S+)*  +[a-z]\S*(?: \S+)*", line), line
