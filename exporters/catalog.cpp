@@ -39,7 +39,7 @@ constexpr Values kComponents[] = {"trainer", "slices", "record"};
 constexpr Values kErrorComponents[] = {"segment", "control", "reference", "record", "http"};
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
-constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "unknown"};
+constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "logged", "unknown"};
 // Those of agent/flagged_reason.h and agent/flagged_writer.h.
 constexpr Values kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
                                    "output_error_drift", "logit",           "control"};

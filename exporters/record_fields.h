@@ -65,7 +65,7 @@ inline constexpr Field<StepLine> kStepFields[] = {
     {"gradient_norm", &StepLine::gradient_norm, "1", "L2 norm before clipping."},
     {"batch_id", &StepLine::batch_id, "", "Opaque number the trainer gave."},
     {"step_source", &StepLine::step_source, "", "reported, optimizer_state or counted."},
-    {"loss_source", &StepLine::loss_source, "", "reported, nll or backward_root."},
+    {"loss_source", &StepLine::loss_source, "", "reported, nll, backward_root or logged."},
     {"sampled", &StepLine::sampled, "", "Whether slices were taken in this step."},
     {"attention_calls", &StepLine::attention_calls, "calls", "Attention calls in this step."},
     {"skipped_steps", &StepLine::skipped_steps, "steps", "Steps the trainer has left out so far."},

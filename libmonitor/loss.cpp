@@ -37,7 +37,7 @@ void LossFollower::settle(double root) {
 }
 
 void LossFollower::observe(double value, uint32_t source) {
-  if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_BACKWARD_ROOT) return;
+  if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   if (source == FORESHOCK_LOSS_REPORTED) settled_ = source;
   if (source == FORESHOCK_LOSS_NLL) {
     last_nll_ = value;
@@ -55,12 +55,13 @@ void LossFollower::observe(double value, uint32_t source) {
 bool LossFollower::take(double* loss, uint32_t* source) {
   // Without a root (autograd.grad instead of backward) a cross-entropy that needed gradients is the loss.
   if (settled_ == 0 && mean_[FORESHOCK_LOSS_NLL].count > 0) settled_ = FORESHOCK_LOSS_NLL;
-  const Mean mean = mean_[settled_];
+  const uint32_t seen = settled_ != 0 ? settled_ : uint32_t{FORESHOCK_LOSS_LOGGED};
+  const Mean mean = mean_[seen];
   for (Mean& each : mean_) each = {};
   nll_since_root_ = 0;
-  if (settled_ == 0 || mean.count == 0) return false;
+  if (mean.count == 0) return false;
   *loss = mean.sum / static_cast<double>(mean.count);
-  *source = settled_;
+  *source = seen;
   return true;
 }
 

@@ -6,8 +6,10 @@
 
 namespace foreshock {
 
-// Sources, best first: reported by the trainer, the output of a cross-entropy op, the root of backward(). The
-// source is settled by the first backward pass and kept for the life of the process:
+// Sources, best first: reported by the trainer, the output of a cross-entropy op, the root of backward(),
+// what the training logs. The source is settled by the first backward pass whose values are seen and kept for
+// the life of the process; what is logged is the loss as long as none is settled, as where all others lie on
+// a device that nobody waits for:
 //   - a report settles it at once;
 //   - a cross-entropy is the loss if the root of the same backward is that value over a whole number
 //   (accumulation)
@@ -28,7 +30,7 @@ class LossFollower {
   void settle(double root);
 
   uint32_t settled_ = 0;
-  Mean mean_[4];  // by source
+  Mean mean_[5];  // by source
   double last_nll_ = 0;
   uint64_t nll_since_root_ = 0;
 };

@@ -215,6 +215,8 @@ void Monitor::reset() {
   // nobody.
   if (std::exchange(has_woken_, true)) {
     loss_ = {};
+    logged_norm_.reset();
+    norm_is_seen_ = false;
     skipped_steps_.store(0);
     graphs_.forget();
   }

@@ -3,6 +3,7 @@
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
 #include <algorithm>
+#include <optional>
 
 #include "libmonitor/budget.h"
 #include "libmonitor/cost_model.h"
@@ -116,6 +117,8 @@ class Monitor {
   CostModel cost_;
   LossFollower loss_;
   Scalars scalars_;
+  std::optional<double> logged_norm_;  // of the gradient, since the last step; under scalars_busy_
+  bool norm_is_seen_ = false;          // by ourselves: what is logged counts no more
   Unseen unseen_;
   GraphLedger graphs_;
   KernelCount kernels_;  // under clock_busy_

@@ -1,10 +1,12 @@
 // The clock of steps, losses, names and gradients of Monitor; the calls themselves are in monitor.cpp.
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 #include "kernels/sum_of_squares.h"
 #include "libmonitor/clocks.h"
+#include "libmonitor/logged_name.h"
 #include "libmonitor/monitor.h"
 #include "libmonitor/sampler.h"
 
@@ -130,10 +132,20 @@ void Monitor::end_step(const foreshock_step& step) {
   if ((step.given & FORESHOCK_GIVEN_LOSS) != 0) observe_loss(step.loss, FORESHOCK_LOSS_REPORTED);
   if (TryLock busy(loss_busy_); busy && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
-  if (TryLock busy(scalars_busy_); busy) scalars_.take(&record);
+  std::optional<double> logged_norm;
+  if (TryLock busy(scalars_busy_); busy) {
+    scalars_.take(&record);
+    logged_norm = std::exchange(logged_norm_, std::nullopt);
+  }
   double norm = 0;
   if (layers_.publish_gradients(record.step, &norm) && (step.given & FORESHOCK_GIVEN_GRADIENT_NORM) == 0) {
     record.gradient_norm = norm;
+    record.given |= FORESHOCK_GIVEN_GRADIENT_NORM;
+  }
+  if ((record.given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0) {
+    norm_is_seen_ = true;
+  } else if (logged_norm && !norm_is_seen_) {
+    record.gradient_norm = *logged_norm;
     record.given |= FORESHOCK_GIVEN_GRADIENT_NORM;
   }
   const CallTotals totals = call_totals(g_guest.writer().threads());
@@ -223,6 +235,8 @@ void Monitor::note_unseen(const char* name, uint32_t evidence) {
   unseen_.note(name, evidence, (g_guest.hot() & kHotArmed) != 0);
 }
 
+// Who logs does so after the step that is meant, or the mean of several: the loss and the norm in it come a
+// step late, and not with every step.
 int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   TryLock lock(scalars_busy_);
   if (!lock || (g_guest.hot() & kHotArmed) == 0) return 0;
@@ -230,6 +244,9 @@ int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   for (size_t n = 0; n < count; ++n) {
     const foreshock_scalar& scalar = element(scalars, n);
     kept += scalars_.observe(scalar.name, scalar.value, scalar.step);
+    const Logged as = logged_as(scalar.name);
+    if (as == Logged::kLoss) observe_loss(scalar.value, FORESHOCK_LOSS_LOGGED);
+    if (as == Logged::kGradientNorm) logged_norm_ = scalar.value;
   }
   return kept;
 }

@@ -27,7 +27,7 @@ constexpr const char* step_source_name(uint32_t source) {
 }
 
 constexpr const char* loss_source_name(uint32_t source) {
-  constexpr const char* kNames[] = {"unknown", "reported", "nll", "backward_root"};
+  constexpr const char* kNames[] = {"unknown", "reported", "nll", "backward_root", "logged"};
   return source < std::size(kNames) ? kNames[source] : kNames[0];
 }
 

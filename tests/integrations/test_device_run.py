@@ -17,7 +17,7 @@ STEPS, LAYERS = 12, 2
 OUTPUT, SUMS = 2**-8, 2**-21
 
 TRAINING = f"""
-import ctypes, os, sys
+import ctypes, os, sys, types
 host_cuda = ctypes.CDLL(os.environ["HOST_CUDA"])
 driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
 start, run_all = (getattr(driver, "_ZN9fake_cuda" + name) for name in ("5startENS_3RunEi", "7run_allEv"))
@@ -43,14 +43,19 @@ class Block(nn.Module):
 model = nn.Sequential(*[Block() for _ in range({LAYERS})])
 for module in model.modules():
     for name, given in list(module.named_parameters(recurse=False)): setattr(module, name, nn.Parameter(put(given)))
+class Trainer:  # as that of transformers
+    def log(self, logs, start_time=None): pass
+sys.modules["transformers.trainer"] = types.ModuleType("transformers.trainer")
+sys.modules["transformers.trainer"].Trainer = Trainer
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2); losses = []
-for _ in range({STEPS}):
+for step in range({STEPS}):
     loss = model(put(torch.randn(2, 24, 32))).square().mean()
     loss.backward(); optimizer.step(); optimizer.zero_grad()
     losses.append(get(loss).item())
+    if step % 2: Trainer().log({{"loss": losses[-1], "grad_norm": 1.5 * step, "eval_loss": 7.0}})
 run_all()
 total = torch.nn.ParameterList(get(parameter) for parameter in model.parameters())
-tell(digest=fingerprint(losses, total), waits=host_cuda.host_cuda_waits())
+tell(digest=fingerprint(losses, total), losses=losses, waits=host_cuda.host_cuda_waits())
 os._exit(0)
 """
 
@@ -104,3 +109,15 @@ def test_with_dropout_scores_are_judged(host_cuda) -> None:
     assert backward["judged"] == 0
     assert backward["skipped"]["dropout"] > STEPS * LAYERS / 2
     assert forward["relative_error"] == {"mean": None, "max": None}
+
+
+def test_what_the_training_logs_is_its_loss_where_the_loss_is_on_a_device(host_cuda) -> None:
+    run = trained(host_cuda, 1, 0)
+    losses, steps = run.told()[0]["losses"], run.of("step")
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    # Logged after every second step, from the look for loggers in the first one on, seen with the next.
+    logged = {2 * n + 1: (losses[2 * n - 1], 1.5 * (2 * n - 1)) for n in range(1, STEPS // 2)}
+    seen = {step["step"]: (step["loss"], step["gradient_norm"]) for step in steps if step["loss"] is not None}
+    assert seen == logged
+    assert {step["loss_source"] for step in steps if step["step"] in logged} == {"logged"}
+    assert run.rank()["loss"]["source"] == "logged"

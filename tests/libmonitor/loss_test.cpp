@@ -37,6 +37,22 @@ TEST(Loss, APlainStep) {
   EXPECT_FALSE(take(follower).given);
 }
 
+TEST(Loss, WhatIsLoggedIsTheLossUntilABetterSourceIsSettled) {
+  LossFollower follower;
+  follower.observe(3.5, FORESHOCK_LOSS_LOGGED);
+  const Taken logged = take(follower);
+  EXPECT_EQ(logged.loss, 3.5);
+  EXPECT_EQ(logged.source, uint32_t{FORESHOCK_LOSS_LOGGED});
+  EXPECT_FALSE(take(follower).given) << "it is logged now and then";
+  follower.observe(9, FORESHOCK_LOSS_LOGGED);
+  micro_batch(follower, 4.25, 4.25);
+  const Taken seen = take(follower);
+  EXPECT_EQ(seen.loss, 4.25);
+  EXPECT_EQ(seen.source, uint32_t{FORESHOCK_LOSS_NLL});
+  follower.observe(9, FORESHOCK_LOSS_LOGGED);
+  EXPECT_FALSE(take(follower).given);
+}
+
 TEST(Loss, AccumulationDividesTheRootAndNotTheLoss) {
   LossFollower follower;
   for (double nll : {4.0, 2.0, 3.0}) micro_batch(follower, nll, static_cast<float>(nll) / 3.f);

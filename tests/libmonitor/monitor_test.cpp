@@ -76,6 +76,41 @@ TEST_F(Monitor, LoggedScalarsRideOnTheStepThatEndsNext) {
   EXPECT_EQ(steps[2].scalars_given, 0u);
 }
 
+TEST_F(Monitor, WhatIsLoggedIsTheGradientNormWhileNoneIsSeen) {
+  in_child({}, [] {
+    Trainer trainer;
+    const auto log = [](double value) {
+      foreshock_scalar given = {sizeof(foreshock_scalar), FORESHOCK_ABI_VERSION, "grad_norm", value, 0};
+      foreshock_observe_scalars(&given, 1);
+    };
+    trainer.step(1, 1);
+    log(3);
+    trainer.step(2, 1);
+    trainer.step(3, 1);
+    foreshock_gradient seen = {};
+    seen.size = sizeof seen;
+    seen.version = FORESHOCK_ABI_VERSION;
+    seen.sum_of_squares = 4;
+    foreshock_observe_gradients(&seen, 1);
+    log(5);
+    trainer.step(4, 1);
+    log(6);
+    trainer.step(5, 1);
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), 5u);
+  const auto norm = [&](size_t n) {
+    return (steps[n].given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0 ? steps[n].gradient_norm : -1;
+  };
+  EXPECT_EQ(norm(0), -1);
+  EXPECT_EQ(norm(1), 3);
+  EXPECT_EQ(norm(2), -1) << "nothing was logged";
+  EXPECT_EQ(norm(3), 2);
+  EXPECT_EQ(norm(4), -1) << "of one that is seen now and then the others are not filled up";
+}
+
 TEST_F(Monitor, AProcessThatNeverTrainsLeavesNothing) {
   in_child({}, [] {
     Trainer trainer;

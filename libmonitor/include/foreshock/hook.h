@@ -151,7 +151,12 @@ enum {
   FORESHOCK_GIVEN_BATCH_ID = 8
 };
 
-enum { FORESHOCK_LOSS_REPORTED = 1, FORESHOCK_LOSS_NLL = 2, FORESHOCK_LOSS_BACKWARD_ROOT = 3 };
+enum {
+  FORESHOCK_LOSS_REPORTED = 1,
+  FORESHOCK_LOSS_NLL = 2,
+  FORESHOCK_LOSS_BACKWARD_ROOT = 3,
+  FORESHOCK_LOSS_LOGGED = 4 /* as the training itself logs it, by its name */
+};
 
 /* A parameter that may own a layer of attention, or whose gradient is followed. */
 typedef struct foreshock_parameter {
