@@ -73,6 +73,7 @@ void observe_loss(const segment::StepRecord& step, RankStatistics* rank) {
   if (!std::isfinite(step.loss)) ++rank->nonfinite_loss;
   if (!rank->first_loss) rank->first_loss = step.loss;
   rank->last_loss = step.loss;
+  rank->loss_source = step.loss_source;
   rank->loss_window.add(step.loss);
 }
 

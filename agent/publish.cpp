@@ -50,7 +50,7 @@ void publish_identity(const RankStatistics& rank, RankWriter& to) {
          late ? segment::text_of(id.framework) : "unknown");
   to.clear(Metric::kSourceInfo);
   to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),
-         rank.layer_source, segment::loss_source_name(rank.last_step.loss_source));
+         rank.layer_source, segment::loss_source_name(rank.loss_source));
   to.set(Metric::kRankUp, uint64_t{rank.alive});
   if (id.world_size > 0) to.set(Metric::kWorldSize, static_cast<uint64_t>(id.world_size));
 }
@@ -292,7 +292,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
         {"last", number_or_null(rank.last_loss)},
         {"spikes", rank.spike_steps.size()},
         {"spike_steps", spikes},
-        {"source", segment::loss_source_name(rank.last_step.loss_source)}}},
+        {"source", segment::loss_source_name(rank.loss_source)}}},
       {"gradient", {{"norm", number_or_null(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
       {"slowdown_ratio", number_or_null(rank.slowdown(cores_per_rank))}};

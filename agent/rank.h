@@ -175,6 +175,7 @@ struct RankStatistics {
   uint64_t steps = 0, steps_lost = 0;
   segment::StepRecord last_step = {};
   std::optional<double> first_loss, last_loss;
+  uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
   const RankWatch* watch = nullptr;  // its detectors; null until a line has come to them
   std::vector<int64_t> spike_steps;
