@@ -20,7 +20,8 @@ struct BiasSums {
 
 // "Judged" is out in a forward slice, grad_query in a backward slice. Errors are taken over its compared
 // rows: those whose reference is finite and not all zero. A row without a visible key, or whose inputs make
-// the reference itself non-finite, is not comparable; without out none is. Nothing here is NaN; what cannot
+// the reference itself non-finite, is not comparable; without out none is. Nor is an element beyond what the
+// format holds, where the trainer's is the Inf that the reference rounds to. Nothing here is NaN; what cannot
 // be said is absent.
 struct SliceDeviation {
   bool backward = false;

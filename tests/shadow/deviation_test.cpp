@@ -185,6 +185,28 @@ TEST(Deviation, NonFiniteResultIsAResult) {
   }
 }
 
+// As under a loss scale that is too large: the gradients going in are finite, one going out is not.
+TEST(Deviation, WhatTheFormatCannotHoldIsNotComparedWhereTheTrainerHasThatInf) {
+  SliceData data({DType::kFp16, 16, 100, 64, 64, true});
+  for (size_t n = 0; n < 100 * 64; ++n) data.key.set(n, 8 * data.key.get(n));
+  for (size_t n = 0; n < 16 * 64; ++n) data.grad_out.set(n, 14000 * data.grad_out.get(n));
+  fill_results(&data, unchanged);
+  const SliceDeviation d = judged(data);
+  ASSERT_EQ(d.nonfinite_inputs, 0u);
+  ASSERT_GT(d.nonfinite_grad_query, 0u);
+  EXPECT_TRUE(std::isfinite(*d.relative_error_max));
+  // Rounding once costs an element half a unit in the last place, 2^-11 of it at most.
+  EXPECT_LE(*d.relative_error_max, 0x1p-11);
+
+  size_t overflown = 0;
+  while (!std::isinf(data.grad_query.get(overflown))) ++overflown;
+  const double right = data.grad_query.get(overflown);
+  for (const double wrong : {-right, kNaN}) {
+    data.grad_query.set(overflown, wrong);
+    EXPECT_EQ(*judged(data).relative_error_max, kInfinity);
+  }
+}
+
 TEST(Deviation, NonFiniteInputsMakeRowsIncomparable) {
   SliceData data({DType::kFp16, 16, 100, 64, 64, true});
   fill_results(&data, unchanged);
