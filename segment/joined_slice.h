@@ -10,7 +10,7 @@
 
 namespace foreshock::segment {
 
-// Reused from slice to slice: its memory only grows. One thread.
+// Reused from slice to slice: its memory grows until somebody says what to keep. One thread.
 class JoinedSlice {
  public:
   // Begins with part 0. `most_bytes`: what the payloads may take at most, whatever the header says. Null, or
@@ -19,6 +19,11 @@ class JoinedSlice {
 
   // The next part; borrowed for the call only.
   const char* add(const SlotView& part);
+
+  // Gives its memory back when it is more: what was taken is gone.
+  void keep_at_most(size_t bytes) {
+    if (bytes_.capacity() > bytes) bytes_ = {};
+  }
 
   bool is_whole() const { return next_ == whole_.header.parts; }
 

@@ -49,10 +49,16 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.without_out > (slot.pass == 0 ? 1u : 0u)) return "no output where there has to be one";
   if (slot.rows == 0 || slot.rows > kRowsPerSlice) return "rows out of range";
   if (slot.keys == 0 || slot.keys > slot.key_length) return "keys out of range";
+  if (slot.keys > kMostSliceKeys) return "more keys than a slice may have";
   if (slot.head_dim == 0 || slot.head_dim > 4096 || slot.value_dim == 0 || slot.value_dim > 4096)
     return "head dimension out of range";
   if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
     return "unknown kind of packing";
+  // No overflow: 2^22 keys times 2^13 dimensions times 2^3 bytes.
+  if (slot.keys * ((uint64_t{slot.head_dim} + slot.value_dim) * element_bytes(slot.dtype) +
+                   slot.rows * element_bytes(slot.mask_dtype)) >
+      kMostSliceBytes)
+    return "more bytes than a slice may have";
   if (slot.heads_in_slice == 0 || slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
   if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
   if (slot.layer_source > static_cast<uint32_t>(LayerSource::kOrdinal)) return "unknown layer source";

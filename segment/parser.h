@@ -15,6 +15,12 @@ namespace foreshock::segment {
 
 using Bytes = std::span<const std::byte>;
 
+// What one slice may be at most, whatever room a trainer has made: a million keys of 128 + 128 dimensions in
+// two bytes, 4 million where they are smaller. A trainer needs --memory beyond 512 MiB to make a larger one;
+// without a limit one slice of one user could take the memory and the time of an agent that serves others.
+inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
+inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
+
 // Null when `bytes` (the first page of a file of `file_size` bytes) is a header this program can follow, else
 // why not. On success *header is filled, as a writer of today would, every region lies inside the file, and
 // all but the slots are small; a region that the writer did not know has no records.

@@ -9,6 +9,14 @@
 #include "segment/reader.h"
 
 namespace foreshock::segment {
+namespace {
+
+// Header, queries, output and gradients: 16 rows of 4096 dimensions in 8 bytes, of each at most.
+constexpr uint64_t kMostBesideKeys = uint64_t{4} << 20;
+// What is kept for the next slice when there is none to be read.
+constexpr size_t kMostKept = size_t{16} << 20;
+
+}  // namespace
 
 uint64_t SegmentReader::slot_offset(uint32_t slot) const {
   return header_.regions[kSlots].offset + header_.regions[kSlots].record_size * slot;
@@ -36,6 +44,11 @@ bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, 
   for (const Payload& payload : head.payload)
     if (payload.offset <= size && payload.bytes <= size - payload.offset)
       end = std::max(end, payload.offset + payload.bytes);
+  if (end > kMostSliceBytes + kMostBesideKeys) {
+    view->header = head;
+    *why = "a slot larger than a slice may be";
+    return sequence_of(slot) == sequence;
+  }
   buffer_.resize(end);
   if (!read_exactly(segment_, buffer_.data(), end, slot_offset(slot))) return false;
   if (sequence_of(slot) != sequence) return false;
@@ -101,6 +114,8 @@ bool SegmentReader::next_ready(Ready* ready) {
   }
   progress_ = progress;
   look_again_ = false;
+  if (buffer_.capacity() > kMostKept) buffer_ = {};
+  joined_.keep_at_most(kMostKept);
   return false;
 }
 

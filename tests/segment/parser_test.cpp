@@ -72,6 +72,15 @@ TEST(ParseSlot, RefusesEachWrongField) {
   const std::vector<std::pair<const char*, std::function<void(Slot&)>>> changes = {
       {"pass", [](Slot& s) { s.pass = 2; }},
       {"dtype", [](Slot& s) { s.dtype = 77; }},
+      // The first of many parts of a slice that no agent can bear; each part would be small.
+      {"too many keys",
+       [](Slot& s) { s.parts = kMaxSlots, s.part_keys = 3, s.keys = (1u << 22) + 1, s.key_length = s.keys; }},
+      {"too many bytes",
+       [](Slot& s) {
+         s.parts = kMaxSlots, s.part_keys = 3, s.keys = 1u << 22, s.key_length = s.keys;
+         s.head_dim = 24, s.payload[kQuery].bytes = s.payload[kGradQuery].bytes = 2 * 24 * 4;
+         s.payload[kKey].bytes = 3 * 24 * 4;
+       }},
       {"dtype bool", [](Slot& s) { s.dtype = 5; }},
       {"no rows", [](Slot& s) { s.rows = 0; }},
       {"many rows", [](Slot& s) { s.rows = 17; }},
