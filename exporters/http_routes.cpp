@@ -40,6 +40,16 @@ HttpReply state(const HttpRequest& request, const std::shared_ptr<const Publishe
   return refusal(404, "no such run");
 }
 
+// The thread that serves lives on when the one that judges hangs, on a disk say.
+HttpReply health(const Published& published) {
+  const auto age = std::chrono::steady_clock::now() - published.made;
+  if (age > Published::kStaleAfter)
+    return refusal(503, "nothing new for " +
+                            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(age).count()) +
+                            " s");
+  return {published.healthy ? 200 : 503, kText, shared(published.health_text + "\n")};
+}
+
 }  // namespace
 
 std::string query_value(std::string_view target, std::string_view key) {
@@ -105,8 +115,7 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
   if (!request.target.starts_with('/')) return refusal(400, "the target must be a path");
 
   const std::string_view path = request.target.substr(0, request.target.find('?'));
-  if (path == "/healthz")
-    return {published->healthy ? 200 : 503, kText, shared(published->health_text + "\n")};
+  if (path == "/healthz") return health(*published);
   if (token_ != nullptr && !token_->admits(request.authorization))
     return refusal(401, "show the token: Authorization: Bearer TOKEN");
   if (path == "/metrics") return metrics(*published);

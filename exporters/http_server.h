@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_EXPORTERS_HTTP_SERVER_H_
 #define FORESHOCK_EXPORTERS_HTTP_SERVER_H_
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +23,10 @@ struct Published {
   // Of /api/v1/state?run=LABEL, by label. The same text may be published again and again.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
+  // When it was made: /healthz answers 503 once that is kStaleAfter ago, since the agent publishes every
+  // second.
+  std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
+  static constexpr std::chrono::seconds kStaleAfter{30};
 };
 
 // One thread of its own, started by start(), joined by stop(). No client can hold up another: every exchange

@@ -54,6 +54,17 @@ TEST(HttpRoutes, ServesWhatWasPublished) {
   EXPECT_EQ(*health.body, "no rank lives\n");
 }
 
+TEST(HttpRoutes, AnAgentThatPublishesNothingAnyMoreIsNotHealthy) {
+  const auto published = std::make_shared<Published>();
+  published->health_text = "ok";
+  HttpRoutes routes;
+  EXPECT_EQ(routes.answer({"GET", "localhost", "/healthz"}, published).status, 200);
+  published->made -= Published::kStaleAfter + std::chrono::seconds(13);
+  const HttpReply stalled = routes.answer({"GET", "localhost", "/healthz"}, published);
+  EXPECT_EQ(stalled.status, 503);
+  EXPECT_EQ(*stalled.body, "nothing new for 43 s\n");
+}
+
 TEST(HttpRoutes, EachRunHasAStateOfItsOwn) {
   const auto published = std::make_shared<Published>();
   published->state_json = "all";
