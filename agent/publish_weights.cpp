@@ -88,7 +88,9 @@ void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer,
 }
 
 void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry) {
-  registry->clear_metric(Metric::kLayerAttentionUpdateEffectiveRank, run);
+  for (Metric metric : {Metric::kAttentionUpdateNorm, Metric::kAttentionUpdateStableRank,
+                        Metric::kAttentionUpdateEffectiveRank, Metric::kLayerAttentionUpdateEffectiveRank})
+    registry->clear_metric(metric, run);
   const auto all = spectra.all_layers();
   if (!all) return;
   registry->set(Metric::kAttentionUpdateNorm, {run, "mean"}, all->norm_mean);

@@ -22,7 +22,7 @@ constexpr Values kSkippedSteps[] = {"overflow"};
 constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",      "capture",   "nested",
                                    "fp8",     "mask",      "layout",       "too_large", "off",
                                    "unknown", "device",    "device_memory"};
-constexpr Values kLostReasons[] = {"torn", "agent_absent", "refused", "unsupported"};
+constexpr Values kLostReasons[] = {"torn", "refused", "unsupported"};
 constexpr Values kCoverageSources[] = {"none", "graphs", "kernels"};
 constexpr Values kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
                                              "taken",   "profiler", "refused"};
@@ -35,8 +35,8 @@ constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device",
                                    "format", "layout",    "unknown"};
 constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
 constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
-constexpr Values kComponents[] = {"trainer", "slices", "record"};
-constexpr Values kErrorComponents[] = {"segment", "control", "reference", "record", "http"};
+constexpr Values kComponents[] = {"trainer", "slices"};
+constexpr Values kErrorComponents[] = {"segment", "record"};
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
 constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "logged", "unknown"};
@@ -312,8 +312,7 @@ constexpr MetricInfo kTable[] = {
 
     {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio",
      "Time the monitor took on the threads that train, over wall time; on a CPU trainer with the agent's "
-     "share of the "
-     "cores.",
+     "share of the cores. Of the last minutes: steps count less by e every five.",
      kRank},
     {kSlowdownLimitRatio, "foreshock_slowdown_limit_ratio", kGauge, "ratio",
      "What --max-slowdown allows it to be.", kRank},

@@ -189,6 +189,12 @@ bool Registry::add(Metric metric, std::initializer_list<std::string_view> label_
   return true;
 }
 
+void Registry::unset(Metric metric, std::initializer_list<std::string_view> label_values) {
+  if (!store_->make_key(metric_info(metric), label_values)) return;
+  auto& family = store_->families[static_cast<size_t>(metric)];
+  if (const auto found = family.find(store_->key); found != family.end()) store_->erase(metric, found);
+}
+
 void Registry::clear_rank(std::string_view run, std::string_view rank) {
   for (const MetricInfo& info : all_metrics()) clear_metric(info.metric, run, rank);
 }

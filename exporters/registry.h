@@ -53,6 +53,9 @@ class Registry {
   // Adds to a counter or gauge; a new series starts from 0. Same errors as set().
   bool add(Metric metric, std::initializer_list<std::string_view> label_values, double amount);
 
+  // Forgets one series, if it is there: its value is no longer known.
+  void unset(Metric metric, std::initializer_list<std::string_view> label_values);
+
   // Forgets every series of one rank. Its counters may start again from 0.
   void clear_rank(std::string_view run, std::string_view rank);
 
