@@ -129,6 +129,10 @@ void Run::make_room() {
   const auto oldest = std::find_if(followed_.begin(), followed_.end(), [](const auto& each) {
     return each->is_finished() && !each->rank.current;
   });
+  if (!told_of_limit_)
+    spdlog::warn("{}: more than {} processes have trained; {}", options_.label, kMostSegments,
+                 oldest != followed_.end() ? "the summary has the latest" : "further ones are not followed");
+  told_of_limit_ = true;
   if (oldest != followed_.end()) followed_.erase(oldest);
 }
 
@@ -152,9 +156,12 @@ void Run::look_for_life(Clock::time_point now) {
     if (followed->is_finished()) continue;
     followed->look(now);
     if (followed->rank.identity.late_ready == 1) announce(*followed);
+    if (!followed->is_gone(now, kGoneAfter)) continue;
     // A launcher that lives may still tell how it ended; one of an earlier agent's time may have done so.
-    if (followed->is_gone(now, kGoneAfter) && !has_launcher(*directory_))
+    if (!has_launcher(*directory_))
       finish(*followed, exit_of(*directory_, followed->launcher_pid()).value_or(RunState::kFailed));
+    else if (!followed->rank.current)
+      retire(*followed);
   }
   advise();  // whose rank is gone is not heard any more
 }
@@ -166,9 +173,23 @@ void Run::announce(Followed& followed) {
   record_run(followed.rank, "started");
 }
 
-void Run::finish(Followed& followed, RunState state) {
+// A command that trains again and again would fill the memory of the node with what its processes leave. How
+// one of them ended is told with its launcher's end.
+void Run::retire(Followed& followed) {
+  const std::string name = followed.segment().name();
+  followed.finish(RunState::kRunning);
+  announce(followed);
+  record_run(followed.rank, "ended");
+  for (const char* end : {".seg", ".ctl"}) directory_->remove(name + end);
+}
+
+RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
   // A process that a later attempt has replaced did not end as that one does.
-  followed.finish(is_replaced(followed) ? RunState::kFailed : state);
+  return is_replaced(followed) ? RunState::kFailed : of_launcher;
+}
+
+void Run::finish(Followed& followed, RunState state) {
+  followed.finish(end_of(followed, state));
   announce(followed);
   record_run(followed.rank, "ended");
   note_end(state);
@@ -192,7 +213,11 @@ void Run::note_end(RunState state) {
 bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
   bool waiting = false;
   for (auto& followed : followed_) {
-    if (followed->launcher_pid() != exit.launcher_pid || followed->is_finished()) continue;
+    if (followed->launcher_pid() != exit.launcher_pid) continue;
+    if (followed->is_finished()) {
+      if (followed->rank.state == RunState::kRunning) followed->rank.state = end_of(*followed, exit.state);
+      continue;
+    }
     followed->poll();
     followed->look(now);
     if (followed->is_gone(now, kGoneAfterExit))

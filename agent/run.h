@@ -92,7 +92,9 @@ class Run {
   void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
   bool drain(const LauncherExit& exit, Clock::time_point now);
   void announce(Followed& followed);
+  void retire(Followed& followed);
   void finish(Followed& followed, RunState state);
+  RunState end_of(const Followed& followed, RunState of_launcher) const;
   bool is_replaced(const Followed& followed) const;
   struct Measured {
     SamplingCost cost;  // but for the agent's own
@@ -125,6 +127,7 @@ class Run {
   RunState state_ = RunState::kRunning;
   RunState worst_ = RunState::kRunning;  // of the ends so far
   uint64_t refused_segments_ = 0;
+  bool told_of_limit_ = false;
   uint64_t interval_ = 0;  // what the ranks were told; 0: nothing yet
   double cpu_at_cadence_ = 0;
   uint64_t sampled_at_cadence_ = 0;

@@ -25,11 +25,12 @@ class SegmentOfATrainer {
   SegmentOfATrainer() : SegmentOfATrainer("", 0) {}
 
   // Rank `rank` in a directory of somebody else, or of its own ("").
-  SegmentOfATrainer(const std::string& given, int rank) : directory(given), owns_directory_(given.empty()) {
+  SegmentOfATrainer(const std::string& given, int rank, uint64_t nonce = 0x10)
+      : directory(given), owns_directory_(given.empty()) {
     std::string pattern =
         std::filesystem::is_directory("/dev/shm") ? "/dev/shm/agent-XXXXXX" : "/tmp/agent-XXXXXX";
     if (owns_directory_ && mkdtemp(pattern.data()) != nullptr) directory = pattern;
-    EXPECT_EQ(writer.create({directory.c_str(), rank, 0x10, 8, 1 << 16, 1 << 18}), nullptr);
+    EXPECT_EQ(writer.create({directory.c_str(), rank, nonce, 8, 1 << 16, 1 << 18}), nullptr);
     writer.identity()->rank = rank;
     segment::Op* ops = writer.ops();
     ops[0] = {"attention", 0, 1};
