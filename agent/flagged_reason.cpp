@@ -34,8 +34,6 @@ bool is_far_beyond(const JudgedSlice& judged) {
          judged.deviation.relative_error_max.value_or(0) > kFarBeyond * once;
 }
 
-bool is_infinite(const std::optional<double>& value) { return value && std::isinf(*value); }
-
 double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
 // Beyond what the reference shows too when it is merely rounded.
@@ -86,7 +84,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings
   const SliceDeviation& d = judged.deviation;
   switch (reason) {
     case FlagReason::kNonfinite:
-      return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max);
+      return is_nonfinite(d);
     case FlagReason::kDeviationRatio:
       return is_far_beyond(judged) || (is_beyond(d, 1) && around.has_alarm("deviation_ratio"));
     case FlagReason::kBias:

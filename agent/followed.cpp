@@ -7,6 +7,7 @@ Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::s
     : segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
   rank.run = run;
   pipeline_->refresh(*segment_, &rank);
+  pipeline_->take_up(*segment_, &rank);
 }
 
 void Followed::look(Clock::time_point now) {

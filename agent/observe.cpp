@@ -15,6 +15,8 @@ void add(SampleWindow& window, const std::optional<double>& value) {
 
 void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassStatistics* pass) {
   ++pass->judged;
+  pass->nonfinite += is_nonfinite(deviation);
+  pass->nonfinite_slices.add(is_nonfinite(deviation));
   add(pass->relative_error_mean, deviation.relative_error_mean);
   add(pass->relative_error_max, deviation.relative_error_max);
   add(pass->deviation_ratio, deviation.deviation_ratio);
@@ -71,7 +73,7 @@ std::optional<double> standard_score(const Window<kLossWindow>& window, double x
 
 void observe_loss(const segment::StepRecord& step, RankStatistics* rank) {
   if (!std::isfinite(step.loss)) ++rank->nonfinite_loss;
-  if (!rank->first_loss) rank->first_loss = step.loss;
+  if (!rank->first_loss && rank->taken_up_step < 0) rank->first_loss = step.loss;
   rank->last_loss = step.loss;
   rank->loss_source = step.loss_source;
   rank->loss_window.add(step.loss);
@@ -85,11 +87,29 @@ void observe_gradient(double norm, RankStatistics* rank) {
   rank->gradient_reference.add(norm);
 }
 
+// Of the alert on it: what has been mended is forgotten after some of these, and one sampled step in many is
+// still spread over all that it was taken for.
+constexpr double kRecentSeconds = 300;
+
+void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cost* sum) {
+  sum->train_seconds = keep * sum->train_seconds + step.train_seconds;
+  sum->own_seconds = keep * sum->own_seconds + step.own_seconds;
+  sum->agent_seconds = keep * sum->agent_seconds + step.agent_seconds;
+}
+
+void note_loss_event(WatchEventKind kind, int64_t step, RankStatistics* rank) {
+  if (kind != WatchEventKind::kLossSpike && kind != WatchEventKind::kDivergence) return;
+  std::vector<int64_t>& steps =
+      kind == WatchEventKind::kLossSpike ? rank->spike_steps : rank->divergence_steps;
+  if (steps.size() < kMostSpikes) steps.push_back(step);
+}
+
 void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   const double seconds = 1e-9 * static_cast<double>(step.duration_ns),
                cost = 1e-9 * static_cast<double>(step.cost_ns);
-  rank->train_seconds += seconds;
-  rank->cost_seconds += cost;
+  const RankStatistics::Cost spent = {seconds, cost, rank->agent_seconds - rank->cost.agent_seconds};
+  add_cost(spent, 1, &rank->cost);
+  add_cost(spent, std::exp(-seconds / kRecentSeconds), &rank->recent_cost);
   rank->step_seconds.add(seconds - cost);
   rank->history.add(step.step, kColumnStepSeconds, seconds);
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
@@ -155,26 +175,39 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   rank->layer_source = better_source(rank->layer_source, layer.source);
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   rank->nonfinite_attention_gradient += deviation.nonfinite_grad_query;
-  if (layer.label.empty()) return;
-  LayerStatistics* known = rank->layer_of(layer.label);
+  LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
+  LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
+  add_pass(deviation, cluster, &statistics.pass[slot.pass]);
+  note_alarms(deviation, slot.step, slot.pass, &statistics);
   if (known == nullptr) return;
-  LayerStatistics& statistics = *known;
   statistics.label = layer.label;
   statistics.name = layer.name;
   statistics.source = layer.source;
-  add_pass(deviation, cluster, &statistics.pass[slot.pass]);
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   draw_layer(slot, deviation, &statistics);
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {
-  const bool is_spike =
-      line.event == name_of(WatchEventKind::kLossSpike) || line.event == name_of(WatchEventKind::kDivergence);
-  if (is_spike && rank->spike_steps.size() < kMostSpikes) rank->spike_steps.push_back(*line.step);
+  for (const WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence})
+    if (line.event == name_of(kind)) note_loss_event(kind, *line.step, rank);
   // The end of an alarm is no event to the reader of a page.
   if (line.level == name_of(Level::kQuiet)) return;
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);
+}
+
+void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
+  rank->taken_up_step = last.step;
+  rank->loss_events_known = watch != nullptr;
+  if (watch != nullptr)
+    for (const LossEventSeen& event : watch->loss_events())
+      note_loss_event(event.kind, event.onset_step, rank);
+  if (given(last, segment::kGivenLoss)) {
+    rank->last_loss = last.loss;
+    rank->loss_source = last.loss_source;
+  }
+  if (given(last, segment::kGivenGradientNorm)) rank->gradient_norm = last.gradient_norm;
+  if (given(last, segment::kGivenLearningRate)) rank->learning_rate = last.learning_rate;
 }
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank) {

@@ -16,6 +16,10 @@ namespace foreshock {
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank);
 
+// An agent before this one has taken the steps up to `last`, and `watch`, if there is one, knows what they
+// brought.
+void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
+
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 
 // One that the detectors have found.

@@ -18,6 +18,8 @@ namespace {
 // since a millisecond goes into each: tensors wait in their ring, while a call of attention that finds no
 // slot is not sampled.
 constexpr uint32_t kMostTensorsAtOnce = 16;
+// Slices of a thousand keys take a hundredth of this each; of a million, one is more.
+constexpr double kMostSecondsAtOnce = 0.25;
 // What a trainer may leave at its end: more than any ring holds of slots, and a thousand tensors.
 constexpr uint32_t kMostPollsAtEnd = 64;
 
@@ -50,6 +52,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     detect(step_line(*rank, step), rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
+  hand_over();
   rank->steps = segment.steps_taken();
   SegmentReader::Ready ready;
   // As many as there are slots: a trainer that fills them as fast as they are judged, or that only pretends
@@ -57,6 +60,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   for (uint32_t taken = 0; taken < segment::kMaxSlots && segment.next_ready(&ready); ++taken) {
     found = true;
     judge_slot(segment, ready, rank);
+    if (thread_cpu_seconds() - begin > kMostSecondsAtOnce) break;
   }
   found |= take_tensors(segment, rank);
   rank->agent_seconds += thread_cpu_seconds() - begin;
@@ -83,6 +87,7 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
         tell(rank, "weight_mismatch", snapshot.step, snapshot.layer,
              static_cast<double>(snapshot.odd_ranks[0]));
     }
+    hand_over();
     segment.consume_tensor();
   }
   return taken > 0;
@@ -131,7 +136,18 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
     flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                        segment.name());
+  hand_over();
   segment.consume_judged(ready.slot, ready.ticket, slot.pass);
+}
+
+// What is taken from a segment is never seen again: the lines first.
+void Pipeline::hand_over() {
+  if (record_ != nullptr) record_->hand_over();
+}
+
+void Pipeline::take_up(const SegmentReader& segment, RankStatistics* rank) {
+  if (segment.steps_taken() + segment.steps_lost() == 0) return;
+  foreshock::take_up(segment.last_step(), watches_.watch_of(rank->run, rank->identity.rank), rank);
 }
 
 void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {

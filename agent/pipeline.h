@@ -50,6 +50,9 @@ class Pipeline {
   // Takes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
+  // What an agent before this one has taken of it, before anything else is.
+  void take_up(const segment::SegmentReader& segment, RankStatistics* rank);
+
   // Counters, names and identity: read when somebody is to see them.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
 
@@ -65,6 +68,7 @@ class Pipeline {
   void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
             std::optional<double> value);
 
+  void hand_over();
   void note_level(const EventLine& event);
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);

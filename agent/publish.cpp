@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// Gauges keep their last value; what is unknown is not exported at all.
+// What is unknown is not exported, and what has become unknown no longer is.
 class RankWriter {
  public:
   RankWriter(const RankStatistics& rank, Registry* registry)
@@ -20,7 +20,10 @@ class RankWriter {
 
   template <class... Labels>
   void set(Metric metric, const std::optional<double>& value, const Labels&... labels) {
-    if (value) registry_->set(metric, {run_, rank_, std::string_view(labels)...}, *value);
+    if (value)
+      registry_->set(metric, {run_, rank_, std::string_view(labels)...}, *value);
+    else
+      registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
   }
   // Without this one a fraction would go to the next, as a whole number.
   template <class... Labels>
@@ -46,7 +49,7 @@ void publish_identity(const RankStatistics& rank, RankWriter& to) {
   to.clear(Metric::kRankInfo);
   to.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
          coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
-         coordinate(id.expert_parallel), "none", name_of(ownership_of(id)),
+         coordinate(id.expert_parallel), "unknown", name_of(ownership_of(id)),
          late ? segment::text_of(id.framework) : "unknown");
   to.clear(Metric::kSourceInfo);
   to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),
@@ -70,7 +73,9 @@ void publish_counts(const RankStatistics& rank, RankWriter& to) {
       to.set(Metric::kAttentionSkippedTotal, rank.totals.skipped[pass][reason], name,
              segment::kSkipReasonNames[reason]);
     for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
-      to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
+      // A number of the layout that nobody counts: slices wait for the next agent.
+      if (reason != static_cast<uint32_t>(segment::Lost::kAgentAbsent))
+        to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
   }
   to.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen()});
   to.clear(Metric::kAttentionUnseen);
@@ -86,9 +91,8 @@ void publish_pass(const PassStatistics& pass, const char* name, RankWriter& to) 
   to.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
   const auto bias = [&](const BiasPool& pool, const char* of) {
     const std::optional<Bias> now = pool.bias();
-    if (!now) return;
-    to.set(Metric::kAttentionBiasUlp, std::optional<double>(now->ulp), name, of);
-    to.set(Metric::kAttentionBiasZscore, now->z, name, of);
+    to.set(Metric::kAttentionBiasUlp, now ? std::optional<double>(now->ulp) : std::nullopt, name, of);
+    to.set(Metric::kAttentionBiasZscore, now ? now->z : std::nullopt, name, of);
   };
   bias(pass.bias, "kernel");
   bias(pass.rounded_bias, "rounded_reference");
@@ -151,6 +155,7 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"unsampled", rank.totals.unsampled[pass]},
           {"sampled", rank.totals.sampled[pass]},
           {"judged", rank.judged[pass]},
+          {"nonfinite", statistics.nonfinite},
           {"in_flight", rank.in_flight(pass)},
           {"skipped", skipped},
           {"lost", lost},
@@ -197,10 +202,27 @@ json unseen_json(const RankStatistics& rank) {
 json alarms_json(const RankStatistics& rank) {
   json alarms = json::array();
   for (const LayerAlarm& alarm : rank.alarms())
-    alarms.push_back({{"layer", alarm.layer->label},
+    alarms.push_back({{"layer", text_or_null(alarm.layer->label)},
                       {"pass", segment::kPassNames[alarm.pass]},
                       {"of", alarm.of},
                       {"value", number_or_null(alarm.value)}});
+  return alarms;
+}
+
+json past_alarms_json(const RankStatistics& rank) {
+  json alarms = json::array();
+  const auto add = [&](const LayerStatistics& layer) {
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+      for (const auto& [of, past] : layer.pass[pass].past)
+        alarms.push_back({{"layer", text_or_null(layer.label)},
+                          {"pass", segment::kPassNames[pass]},
+                          {"of", of},
+                          {"first_step", past.first_step},
+                          {"last_step", past.last_step},
+                          {"most", number_or_null(past.most)}});
+  };
+  add(rank.unnamed);
+  for (const auto& [label, layer] : rank.layers) add(layer);
   return alarms;
 }
 
@@ -248,7 +270,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient, "attention_gradient");
-  to.set(Metric::kSlowdownRatio, rank.slowdown(cores_per_rank));
+  to.set(Metric::kSlowdownRatio, rank.recent_slowdown(cores_per_rank));
   to.set(Metric::kSlowdownLimitRatio, rank.identity.max_slowdown);
   to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.hook_ns), "attention");
   to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.step_ns), "step");
@@ -264,8 +286,6 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
 
 json summary_of(const RankStatistics& rank, int cores_per_rank) {
   const LayerStatistics* worst = rank.worst_layer();
-  json spikes = json::array();
-  for (int64_t step : rank.spike_steps) spikes.push_back(step);
   json nonfinite = json::array();
   for (const auto& [label, layer] : rank.layers)
     if (layer.nonfinite_steps > 0) nonfinite.push_back(label);
@@ -275,6 +295,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"state", name_of(rank.state)},
       {"steps", rank.steps + rank.steps_lost},
       {"steps_lost", rank.steps_lost},
+      {"taken_up_step", count_or_null(rank.taken_up_step)},
       {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
       {"step_source", segment::step_source_name(rank.last_step.step_source)},
       {"skipped_steps", rank.last_step.skipped_steps},
@@ -287,11 +308,14 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"worst_layer_name", worst != nullptr && !worst->name.empty() ? json(worst->name) : json(nullptr)},
       {"layer_source", rank.layer_source},
       {"alarms", alarms_json(rank)},
+      {"past_alarms", past_alarms_json(rank)},
       {"loss",
        {{"first", number_or_null(rank.first_loss)},
         {"last", number_or_null(rank.last_loss)},
-        {"spikes", rank.spike_steps.size()},
-        {"spike_steps", spikes},
+        {"spikes", rank.loss_events_known ? json(rank.spike_steps.size()) : json(nullptr)},
+        {"spike_steps", rank.spike_steps},
+        {"divergences", rank.loss_events_known ? json(rank.divergence_steps.size()) : json(nullptr)},
+        {"divergence_steps", rank.divergence_steps},
         {"source", segment::loss_source_name(rank.loss_source)}}},
       {"gradient", {{"norm", number_or_null(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},

@@ -19,7 +19,7 @@ double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     const PassStatistics& statistics = layer.pass[pass];
-    if (statistics.relative_error_max.nonfinite() > 0) return INFINITY;
+    if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
     nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(pass));
     const std::optional<Bias> bias = statistics.bias.bias();
     if (bias && bias->z && std::fabs(*bias->z) > kBiasZ && !is_alarm(statistics.rounded_bias.bias()))
@@ -28,13 +28,18 @@ double alarm_nearness(const LayerStatistics& layer) {
   return nearness;
 }
 
+std::optional<double> ratio_of(double train, double own, double agent, int cores_per_rank) {
+  if (train <= own) return std::nullopt;
+  return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
+}
+
 }  // namespace
 
 // The more telling one first: a bias moves the ratio too.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass) {
   std::vector<LayerAlarm> alarms;
   const PassStatistics& statistics = layer.pass[pass];
-  if (statistics.relative_error_max.nonfinite() > 0)
+  if (max_of(statistics.nonfinite_slices).value_or(0) > 0)
     alarms.push_back({&layer, pass, "nonfinite", std::nullopt});
   const std::optional<Bias> bias = statistics.bias.bias();
   // What the reference shows too when it is merely rounded is no fault of the kernel.
@@ -45,6 +50,26 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass) {
                                     [&](double x) { return x > ratio_limit(pass); });
   if (beyond >= kSlicesBeyond) alarms.push_back({&layer, pass, "deviation_ratio", max_of(ratios)});
   return alarms;
+}
+
+bool is_nonfinite(const SliceDeviation& d) {
+  const auto is_infinite = [](const std::optional<double>& value) { return value && std::isinf(*value); };
+  return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max);
+}
+
+void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer) {
+  for (const LayerAlarm& alarm : alarms_of(*layer, pass)) {
+    const std::string of = alarm.of;
+    // The alarm stays for 64 slices; of these two each slice tells for itself whether it is so still.
+    if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
+    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(pass))) continue;
+    PastAlarm& past =
+        layer->pass[pass].past.try_emplace(of, PastAlarm{step, step, alarm.value}).first->second;
+    past.first_step = std::min(past.first_step, step);
+    past.last_step = std::max(past.last_step, step);
+    if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
+      past.most = alarm.value;
+  }
 }
 
 const char* name_of(RunState state) {
@@ -86,9 +111,12 @@ uint64_t RankStatistics::in_flight(uint32_t which) const {
 }
 
 std::optional<double> RankStatistics::slowdown(int cores_per_rank) const {
-  const double theirs = train_seconds - cost_seconds;
-  if (theirs <= 0) return std::nullopt;
-  return (cost_seconds + agent_seconds / std::max(cores_per_rank, 1)) / theirs;
+  return ratio_of(cost.train_seconds, cost.own_seconds, agent_seconds, cores_per_rank);
+}
+
+std::optional<double> RankStatistics::recent_slowdown(int cores_per_rank) const {
+  return ratio_of(recent_cost.train_seconds, recent_cost.own_seconds, recent_cost.agent_seconds,
+                  cores_per_rank);
 }
 
 const LayerStatistics* RankStatistics::worst_layer() const {
@@ -109,11 +137,14 @@ const LayerStatistics* RankStatistics::worst_layer() const {
 
 std::vector<LayerAlarm> RankStatistics::alarms() const {
   std::vector<LayerAlarm> found;
-  for (const auto& [label, layer] : layers)
+  const auto add = [&](const LayerStatistics& layer) {
     for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
       const std::vector<LayerAlarm> own = alarms_of(layer, pass);
       found.insert(found.end(), own.begin(), own.end());
     }
+  };
+  add(unnamed);
+  for (const auto& [label, layer] : layers) add(layer);
   return found;
 }
 

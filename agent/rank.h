@@ -36,9 +36,17 @@ std::optional<double> max_of(const Window<n>& window) {
   return summary ? std::optional<double>(summary->max) : std::nullopt;
 }
 
-// What the last samples of one pass say, of a rank or of a layer.
+// Something was beyond a limit at times, whether or not it still is.
+struct PastAlarm {
+  int64_t first_step, last_step;
+  std::optional<double> most;  // as LayerAlarm::value; the bias furthest from 0
+};
+
+// What the last samples of one pass say, of a rank or of a layer; `past` and the counts are of all of them.
 struct PassStatistics {
-  uint64_t judged = 0;
+  uint64_t judged = 0, nonfinite = 0;     // slices, and those among them that gave NaN or Inf
+  SampleWindow nonfinite_slices;          // 1 for such a slice, else 0
+  std::map<std::string, PastAlarm> past;  // by LayerAlarm::of
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio;
   BiasPool bias, rounded_bias;
 };
@@ -137,8 +145,8 @@ struct LoggedScalar {
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 inline constexpr size_t kMostSpikes = 4096;  // kept by step
 
-// What is wrong with the attention of one layer. `value`: the largest ratio or the bias in ulp; absent for
-// NaN and Inf.
+// What is wrong with the attention of one layer, or of the calls whose layer is not known (label "").
+// `value`: the largest ratio or the bias in ulp; absent for NaN and Inf.
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
@@ -148,6 +156,11 @@ struct LayerAlarm {
 
 // Of one layer in one pass: nonfinite before bias before deviation_ratio.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass);
+// Keeps those that hold at `step`, once its slice is in `layer`.
+void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer);
+
+// NaN or Inf of the trainer's where the reference has none.
+bool is_nonfinite(const SliceDeviation& deviation);
 
 enum class RunState { kRunning, kFinished, kFailed, kPreempted };
 const char* name_of(RunState state);
@@ -170,6 +183,7 @@ struct RankStatistics {
   PassStatistics pass[segment::kPasses];
   ScoreStatistics scores;
   std::map<std::string, LayerStatistics> layers;  // by label
+  LayerStatistics unnamed;                        // calls whose layer is not known
   std::string layer_source = "unknown";
 
   uint64_t steps = 0, steps_lost = 0;
@@ -178,11 +192,18 @@ struct RankStatistics {
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
   const RankWatch* watch = nullptr;  // its detectors; null until a line has come to them
-  std::vector<int64_t> spike_steps;
+  std::vector<int64_t> spike_steps, divergence_steps;
+  // An agent before this one has taken its steps up to this one; -1: none has.
+  int64_t taken_up_step = -1;
+  bool loss_events_known = true;  // those of the steps before too
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_reference;
   std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it
-  double train_seconds = 0, cost_seconds = 0;          // of the steps seen
+  // Of the steps seen, and of the last minutes of them: older ones count exponentially less.
+  struct Cost {
+    double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
+  };
+  Cost cost, recent_cost;
   StepWindow step_seconds, other_step_cost;  // our part taken off; ours in steps that were not sampled
   Window<16> sampled_step_cost;
   uint64_t sampled_steps = 0;
@@ -202,12 +223,14 @@ struct RankStatistics {
   uint64_t calls(uint32_t pass) const;
   uint64_t in_flight(uint32_t pass) const;
   bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }
-  // Our time on the threads that train over the time without us, and the agent's share of the node's cores.
+  // Our time on the threads that train over the time without us, and the agent's share of the node's cores:
+  // of all steps seen, and of the last minutes.
   std::optional<double> slowdown(int cores_per_rank) const;
+  std::optional<double> recent_slowdown(int cores_per_rank) const;
   // The layer nearest to, or furthest beyond, an alarm; null when no layer has been judged.
   const LayerStatistics* worst_layer() const;
-  // In the order of the labels. A mean over the whole model would hide what one layer, or one head of it,
-  // does.
+  // In the order of the labels, what has none first. A mean over the whole model would hide what one layer,
+  // or one head of it, does.
   std::vector<LayerAlarm> alarms() const;
 };
 

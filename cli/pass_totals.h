@@ -21,12 +21,13 @@ std::string text(const Json& json, const std::string& pointer);
 
 // One pass over all ranks: counts add up, means weigh by what was judged, extremes stay extremes.
 struct PassTotals {
-  std::optional<double> calls, unsampled, sampled, judged, in_flight;
+  std::optional<double> calls, unsampled, sampled, judged, in_flight, nonfinite;
   std::map<std::string, double> skipped, lost;
   std::optional<double> error_mean, ratio_mean, ratio_max;
-  bool compared = false;               // some result was compared, not scores alone, as with dropout
-  std::optional<double> bias, bias_z;  // of the rank where it is largest
-  std::optional<double> control_bias, control_bias_z;  // the rounded reference's, same rank
+  bool compared = false;  // some result was compared, not scores alone, as with dropout
+  bool biased = false;    // some rank is
+  std::optional<double> bias,
+      bias_z;  // of the rank where it is largest, among those that are biased if any is
 };
 
 // `pass`: "forward" or "backward".

@@ -85,20 +85,39 @@ std::string span_of(const Json& ranks, const std::string& pointer) {
   return low == high ? count(low) : count(low) + " to " + count(high);
 }
 
-std::string spikes_text(const Json& rank) {
-  const std::optional<double> spikes = number(rank, "/loss/spikes");
-  if (!spikes) return "";
-  if (*spikes == 0) return ", no spike";
-  const Json::json_pointer first("/loss/spike_steps/0");
-  return ", " + count(spikes) + (*spikes == 1 ? " spike" : " spikes") +
+// ", 2 spikes, first at step 812"
+std::string events_text(const Json& rank, const std::string& one, const std::string& several,
+                        const std::string& key) {
+  const std::optional<double> number_of = number(rank, "/loss/" + key + "s");
+  if (number_of.value_or(0) == 0) return "";
+  const Json::json_pointer first("/loss/" + key + "_steps/0");
+  return ", " + (*number_of == 1 ? one : count(number_of) + " " + several) +
          (rank.contains(first) ? ", first at step " + rank[first].dump() : "");
+}
+
+std::string loss_events_text(const Json& rank) {
+  const std::string line = events_text(rank, "1 spike", "spikes", "spike") +
+                           events_text(rank, "diverged", "divergences", "divergence");
+  if (!line.empty()) return line;
+  return number(rank, "/loss/spikes") ? ", no spike" : ", spikes unknown";
+}
+
+// Of a rank that an agent before this one has followed too.
+std::string taken_up_fact(const Json& ranks) {
+  std::optional<double> step;
+  for (const Json& rank : ranks)
+    if (const std::optional<double> at = number(rank, "/taken_up_step"))
+      step = std::max(step.value_or(*at), *at);
+  if (!step) return "";
+  return fact("", "the agent was started again at step " + count(step) +
+                      ": deviations and verdict are of later steps");
 }
 
 std::string loss_fact(const Json& rank) {
   const std::optional<double> first = number(rank, "/loss/first"), last = number(rank, "/loss/last");
   if (!last) return "unknown";
   return formatted("%.4g", first) + " -> " + formatted("%.4g", last) +
-         in_brackets(text(rank, "/loss/source")) + spikes_text(rank);
+         in_brackets(text(rank, "/loss/source")) + loss_events_text(rank);
 }
 
 std::string gradient_fact(const Json& rank) {
@@ -271,7 +290,7 @@ std::string summary_text(const std::string& json, bool colour) {
 
   const PassTotals passes[2] = {totals_of(ranks, kPasses[0]), totals_of(ranks, kPasses[1])};
   out += attention_table(passes, paint) + "\n";
-  out += fact("verdict", verdict(passes, ranks, paint));
+  out += fact("verdict", verdict(passes, ranks, paint)) + taken_up_fact(ranks);
   if (saw_no_attention(passes, ranks)) {
     out += fact("", "no attention call was seen: written by hand, by a kernel that PyTorch does not");
     out += fact("", "dispatch, or on the math path (dropout > 0, some masks) inside a compiled graph");

@@ -31,6 +31,12 @@ class RecordWriter {
   // False while the file cannot be written.
   bool flush();
 
+  // Before a trainer is told that what the lines say was taken: an agent that is killed after that must have
+  // written them. While the file cannot be written they wait, as above.
+  void hand_over() {
+    if (!failing_ && !buffer_.empty()) flush();
+  }
+
   // The first error of a series of failures, handed out once; empty when there is nothing new to say.
   std::string take_error();
 

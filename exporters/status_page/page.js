@@ -15,22 +15,38 @@ function layerText(rank, label) {
 
 // As the summary says it: one layer's fault drowns in the mean over all layers, so layers come first.
 function alarmText({ rank, alarm }, many) {
-  const where = `${many ? `rank ${rank.rank} ` : ""}layer ${layerText(rank, alarm.layer)} ${alarm.pass}`;
+  const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
+  const where = `${many ? `rank ${rank.rank} ` : ""}${layer} ${alarm.pass}`;
   if (alarm.of === "bias") return `${where} is biased by ${signed(alarm.value, 2)} ulp`;
   if (alarm.of === "nonfinite") return `${where} gives NaN or Inf where the reference does not`;
   return `${where} errs up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-function verdict(ranks) {
+// What no layer says of its own, or says no more: the pass of a rank as a whole, and what has passed.
+function faultOf(rank, limits) {
+  const sure = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
+  for (const pass of ["forward", "backward"]) {
+    const of = passOf(rank, pass);
+    if (of.nonfinite > 0) return `attention ${pass} gave NaN or Inf where the reference does not, in ${count(of.nonfinite)} of ${count(of.judged)} slices`;
+    if (of.deviation_ratio?.mean > limits?.[`deviation_ratio_${pass}`]) return `attention ${pass} errs more than its precision explains`;
+    if (sure(of.bias_ulp, of.bias_z) && !sure(of.rounded_reference_bias_ulp, of.rounded_reference_bias_z)) return `attention ${pass} is biased`;
+  }
+  const [past] = rank.past_alarms || [];
+  return past ? `attention was not as it should be at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
+}
+
+function verdict(ranks, limits) {
   const alarms = ranks.flatMap((rank) => (rank.alarms || []).map((alarm) => ({ rank, alarm })));
   if (alarms.length) {
     const more = alarms.length > 1 ? ` (and ${alarms.length - 1} more)` : "";
     return ["bad", "attention of " + alarmText(alarms[0], ranks.length > 1) + more];
   }
+  const faulty = ranks.find((rank) => faultOf(rank, limits));
+  if (faulty) return ["bad", faultOf(faulty, limits) + (ranks.length > 1 ? ` on rank ${faulty.rank}` : "")];
   const warned = [...new Set(ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven).map(by("detector")))];
   const judged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
   const compared = ranks.some((rank) => ["forward", "backward"].some((pass) => known(passOf(rank, pass).relative_error?.mean)));
-  const text = compared ? "attention errs no more than its precision explains" : judged ? "of attention only the scores were judged: with dropout its output cannot be" : "no attention was judged yet";
+  const text = compared ? "attention errs no more than its precision explains" : judged ? "of attention only the scores were judged: its output cannot be with dropout, or where what goes in is not finite" : "no attention was judged yet";
   if (warned.length) return ["bad", `${warned.join(", ")} ${warned.length > 1 ? "warn" : "warns"}; ${text}`];
   return [compared ? "good" : "waiting", text];
 }
@@ -52,7 +68,7 @@ function notes(ranks) {
 }
 
 function showVerdict(ranks) {
-  const [kind, text] = ranks.length ? verdict(ranks) : ["waiting", "waiting for the first rank"];
+  const [kind, text] = ranks.length ? verdict(ranks, ui.state?.thresholds) : ["waiting", "waiting for the first rank"];
   byId("verdict").className = kind;
   setText(byId("verdict-text"), text);
   byId("notes").replaceChildren(...notes(ranks).map((line) => element("li", line.alarm ? "alarm" : "quiet", line.text)));

@@ -61,6 +61,39 @@ TEST(Pipeline, ANaNOfTheKernelIsCountedAndMakesItsLayerTheWorst) {
   EXPECT_EQ(rank.worst_layer()->label, "003");
 }
 
+TEST(Pipeline, CallsWithoutALayerAreJudgedAsOne) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  for (int n = 1; n <= 4; ++n) {
+    trainer.sample(n, n % 2 == 0 ? NAN : 1.0, -1);
+    pipeline.poll(*reader, &rank);
+  }
+  EXPECT_TRUE(rank.layers.empty());
+  ASSERT_EQ(rank.alarms().size(), 1u);
+  EXPECT_EQ(rank.alarms()[0].layer->label, "");
+  EXPECT_STREQ(rank.alarms()[0].of, "nonfinite");
+  EXPECT_EQ(rank.pass[0].nonfinite, 2u);
+}
+
+TEST(Pipeline, AnAlarmThatHasEndedIsKeptWithItsSteps) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  for (int n = 1; n <= 100; ++n) {
+    trainer.sample(n, n == 9 || n == 12 ? NAN : 1.0);
+    pipeline.poll(*reader, &rank);
+  }
+  EXPECT_TRUE(std::none_of(rank.alarms().begin(), rank.alarms().end(),
+                           [](const LayerAlarm& alarm) { return alarm.of == std::string("nonfinite"); }));
+  const auto& past = rank.layers["003"].pass[0].past;
+  ASSERT_EQ(past.count("nonfinite"), 1u);
+  EXPECT_EQ(past.at("nonfinite").first_step, 9);
+  EXPECT_EQ(past.at("nonfinite").last_step, 12);
+}
+
 TEST(Pipeline, AHostileSlotIsRefusedCountedAndTheRestGoesOn) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
@@ -104,6 +137,67 @@ TEST(Pipeline, ASpikeOfTheLossIsAnEventWithItsStep) {
   EXPECT_EQ(rank.spike_steps[0], 201);
 }
 
+TEST(Pipeline, ALossThatStaysUpIsASpikeAndADivergence) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  for (int n = 1; n <= 600; ++n) {
+    trainer.step(n, n < 300 ? 1 + 1e-3 * std::sin(n) : 50);
+    pipeline.poll(*reader, &rank);
+  }
+  EXPECT_EQ(rank.spike_steps, std::vector<int64_t>{300});
+  EXPECT_EQ(rank.divergence_steps, std::vector<int64_t>{300});
+}
+
+TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline before(nullptr);
+  RankStatistics rank;
+  for (int n = 1; n <= 300; ++n) {
+    trainer.step(n, n < 290 ? 1 + 1e-3 * std::sin(n) : 50);
+    before.poll(*reader, &rank);
+  }
+  ASSERT_EQ(rank.spike_steps, std::vector<int64_t>{290});
+
+  for (const bool restored : {true, false}) {
+    Pipeline after(nullptr);
+    uint64_t offset = 0;
+    if (restored) {
+      ASSERT_TRUE(after.watches().restore(before.watches().save(0), &offset));
+    }
+    RankStatistics taken;
+    after.refresh(*reader, &taken);
+    after.take_up(*reader, &taken);
+    EXPECT_EQ(taken.taken_up_step, restored ? 300 : 301);
+    EXPECT_EQ(taken.last_loss, restored ? 50 : 40);
+    EXPECT_EQ(taken.loss_events_known, restored);
+    EXPECT_EQ(taken.spike_steps, restored ? std::vector<int64_t>{290} : std::vector<int64_t>{});
+    trainer.step(restored ? 301 : 302, 40);
+    after.poll(*reader, &taken);
+    EXPECT_FALSE(taken.first_loss) << "the first of the rank is not the first of this agent";
+  }
+}
+
+TEST(Pipeline, TheSlowdownOfTheLastMinutesForgetsWhatCameBefore) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  for (int n = 1; n <= 200; ++n) {
+    segment::StepRecord step = {};
+    step.step = n;
+    step.duration_ns = 60'000'000'000;
+    step.cost_ns = n <= 100 ? 30'000'000'000 : 0;  // half of the time, then nothing
+    trainer.writer.append_step(step);
+    pipeline.poll(*reader, &rank);
+    rank.agent_seconds = 0;  // what judging cost this test
+  }
+  EXPECT_NEAR(*rank.slowdown(1), 1.0 / 3, 1e-12);  // 3000 s of ours beside 9000 s of theirs
+  EXPECT_LT(*rank.recent_slowdown(1), 1e-6);       // e^-20 of it is left
+}
+
 TEST(Pipeline, TheRecordTellsStepsAndSamples) {
   SegmentOfATrainer trainer;
   const std::string path = trainer.directory + "/record.jsonl";
@@ -116,7 +210,7 @@ TEST(Pipeline, TheRecordTellsStepsAndSamples) {
   trainer.step(1, 2.0);
   trainer.sample(2, 1.0 + 0x1p-10);
   pipeline.poll(*reader, &rank);
-  record->flush();
+  // Nobody flushes: what the trainer was told to be taken is in the file, were the agent killed now.
   std::ifstream file(path);
   std::string step, sample;
   std::getline(file, step);

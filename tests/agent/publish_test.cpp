@@ -57,6 +57,18 @@ TEST(Publish, AFractionStaysOne) {
     EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
 }
 
+TEST(Publish, WhatIsNoLongerKnownIsNoLongerExported) {
+  Registry registry;
+  RankStatistics rank = some_rank();
+  rank.loss_zscore = 3;
+  publish_rank(rank, 2, &registry);
+  const std::string series = "foreshock_loss_zscore{run=\"run\",rank=\"0\"}";
+  ASSERT_NE(exposition(*registry.snapshot()).find(series + " 3"), std::string::npos);
+  rank.loss_zscore.reset();  // the loss is NaN
+  publish_rank(rank, 2, &registry);
+  EXPECT_EQ(exposition(*registry.snapshot()).find(series), std::string::npos);
+}
+
 TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {
   Registry registry;
   RankStatistics rank;
@@ -86,6 +98,19 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   // Nothing was judged in the backward pass: unknown is null, never 0.
   EXPECT_TRUE(rank["attention"]["backward"]["deviation_ratio"]["mean"].is_null());
   EXPECT_TRUE(rank["attention"]["backward"]["bias_ulp"].is_null());
+}
+
+TEST(Publish, TheSummaryTellsWhatWasBeyondALimitAndWhen) {
+  RankStatistics broken = some_rank();  // an error of 2^-8 in fp64, in six slices
+  const nlohmann::json summary = summary_of(broken, 2);
+  ASSERT_EQ(summary["past_alarms"].size(), 1u) << summary["past_alarms"];
+  const nlohmann::json& past = summary["past_alarms"][0];
+  EXPECT_EQ(past["layer"], "003");
+  EXPECT_EQ(past["of"], "deviation_ratio");
+  EXPECT_EQ(past["first_step"], 2);  // two make an alarm
+  EXPECT_EQ(past["last_step"], 6);
+  EXPECT_EQ(past["most"], summary["attention"]["forward"]["deviation_ratio"]["max"]);
+  EXPECT_EQ(summary["attention"]["forward"]["nonfinite"], 0);
 }
 
 TEST(Publish, TheHistoryHasATableOfTheRankAndOneOfEachLayer) {

@@ -133,6 +133,26 @@ TEST(Summary, NamesWhatIsWrong) {
   EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("not finite at times in layer 002"));
 }
 
+TEST(Summary, ALossThatIsLostIsNoSpike) {
+  Json lost = rank(0, 0.9);
+  lost["loss"]["divergences"] = 1;
+  lost["loss"]["divergence_steps"] = Json::array({300});
+  EXPECT_THAT(text_of(Json::array({lost})), HasSubstr("(nll), diverged, first at step 300"));
+  lost["loss"]["spikes"] = 2;
+  lost["loss"]["spike_steps"] = Json::array({120, 300});
+  EXPECT_THAT(text_of(Json::array({lost})),
+              HasSubstr(", 2 spikes, first at step 120, diverged, first at step 300"));
+}
+
+TEST(Summary, WhatAKilledAgentTookWithItIsUnknown) {
+  Json taken_up = rank(0, 0.9);
+  taken_up["taken_up_step"] = 812;
+  taken_up["loss"]["first"] = taken_up["loss"]["spikes"] = nullptr;
+  const std::string text = text_of(Json::array({taken_up}));
+  EXPECT_THAT(text, HasSubstr("unknown -> 2.31 (nll), spikes unknown"));
+  EXPECT_THAT(text, HasSubstr("started again at step 812"));
+}
+
 TEST(Summary, OneLayerIsNotHiddenByTheOthers) {
   Json guilty = rank(0, 1.1);
   guilty["alarms"] = {{{"layer", "007"}, {"pass", "forward"}, {"of", "deviation_ratio"}, {"value", 7.82}},
@@ -156,6 +176,50 @@ TEST(Summary, WhatWasNotComparedIsNotPraised) {
   }
   EXPECT_THAT(text_of(Json::array({scores_only})), HasSubstr("only the scores were judged"));
   EXPECT_THAT(text_of(Json::array({scores_only, rank(1, 0.9)})), HasSubstr("errs no more"));
+}
+
+TEST(Summary, NaNIsTheFirstThingSaid) {
+  Json broken = rank(0, 0.9);
+  broken["attention"]["forward"]["nonfinite"] = 47;
+  EXPECT_THAT(
+      text_of(Json::array({broken})),
+      HasSubstr("attention forward gave NaN or Inf where the reference does not, in 47 of 300 slices"));
+  broken["past_alarms"] = {{{"layer", nullptr},
+                            {"pass", "forward"},
+                            {"of", "nonfinite"},
+                            {"first_step", 16},
+                            {"last_step", 1024},
+                            {"most", nullptr}}};
+  broken["alarms"] = {{{"layer", "007"}, {"pass", "forward"}, {"of", "bias"}, {"value", 0.2}}};
+  EXPECT_THAT(
+      text_of(Json::array({broken})),
+      HasSubstr("attention of calls without a layer forward gave NaN or Inf where the reference does not "
+                "at steps 16 to 1 024, not of late (and 1 more)"));
+}
+
+TEST(Summary, WhatHasPassedIsNotForgotten) {
+  Json mended = rank(0, 0.9);
+  mended["alarms"] = Json::array();
+  mended["past_alarms"] = {{{"layer", "007"},
+                            {"pass", "backward"},
+                            {"of", "deviation_ratio"},
+                            {"first_step", 8},
+                            {"last_step", 5000},
+                            {"most", 41.5}}};
+  EXPECT_THAT(
+      text_of(Json::array({mended})),
+      HasSubstr("attention of layer 007 backward erred up to 41.5 times what its precision explains at "
+                "steps 8 to 5 000, not of late"));
+  mended["alarms"] = {{{"layer", "007"}, {"pass", "backward"}, {"of", "deviation_ratio"}, {"value", 3.5}}};
+  const std::string text = text_of(Json::array({mended}));
+  EXPECT_THAT(text, HasSubstr("layer 007 backward errs up to 3.5 times"));
+  EXPECT_THAT(text, Not(HasSubstr("more)"))) << "what still is so is told once";
+}
+
+TEST(Summary, ALargeBiasOfFewSlicesHidesNoSureOneOfAnotherRank) {
+  const std::string text = text_of(Json::array({rank(0, 0.9, 0.21, 4), rank(1, 0.9, 0.18, 26)}));
+  EXPECT_THAT(text, HasSubstr("attention forward is biased"));
+  EXPECT_THAT(text, HasSubstr("+0.180 ulp"));
 }
 
 TEST(Summary, AnErrorWithoutARightDigitIsNoFigure) {

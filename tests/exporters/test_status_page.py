@@ -46,6 +46,31 @@ def test_what_was_not_compared_is_not_praised(page):
     assert "only the scores were judged" in tab.value("byId('verdict-text').textContent")
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"nonfinite": 47}, "attention forward gave NaN or Inf where the reference does not, in 47 of"),
+        ({"bias_ulp": 0.18, "bias_z": 26}, "attention forward is biased"),
+        ({"deviation_ratio": {"mean": 2.5, "max": 3}}, "attention forward errs more than its precision explains"),
+    ],
+)
+def test_what_no_layer_says_is_said_of_the_rank(page, changed, expected):
+    state = sample_state(1, 4)
+    state["ranks"][0]["attention"]["forward"].update(changed)
+    tab = page(1, 4, state)
+    assert tab.value("byId('verdict').className") == "bad"
+    assert tab.value("byId('verdict-text').textContent").startswith(expected)
+
+
+def test_an_alarm_that_has_passed_is_not_forgotten(page):
+    state = sample_state(1, 4)
+    past = {"layer": "001", "pass": "forward", "of": "deviation_ratio", "first_step": 8, "last_step": 90, "most": 41.5}
+    state["ranks"][0]["past_alarms"] = [past]
+    tab = page(1, 4, state)
+    assert tab.value("byId('verdict').className") == "bad"
+    assert "at steps 8 to 90: deviation ratio" in tab.value("byId('verdict-text').textContent")
+
+
 def test_detectors_are_told_the_loudest_first(page):
     tab = page()
     found = rows(tab, "Detectors")
