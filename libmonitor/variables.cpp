@@ -12,9 +12,12 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kMostEntries = 8192;
+// No program is started with more: the kernel takes 6 MiB of arguments, environment and pointers to both.
+// Thousands of variables are no rarity: Kubernetes tells a pod of every service.
+constexpr size_t kMostEntries = size_t{1} << 19;
+constexpr size_t kText = size_t{8} << 20;
+constexpr size_t kEntriesAtOnce = 512;
 constexpr size_t kLongest = 4096;  // bytes of one variable: name, '=', value, NUL
-constexpr size_t kText = size_t{1} << 19;
 constexpr int kTries = 100;
 
 // Bytes copied, up to the first that cannot be read. The descriptor can only be read from: should somebody
@@ -53,10 +56,16 @@ bool Variables::copy_array(int memory, const char** entries, size_t* count) cons
   char** const array = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
   *count = 0;
   if (array == nullptr) return true;  // clearenv()
-  const size_t got = copy_memory(memory, entries, array, kMostEntries * sizeof *entries) / sizeof *entries;
-  const char** const end = std::find(entries, entries + got, nullptr);
-  *count = static_cast<size_t>(end - entries);
-  return *count < got || got == kMostEntries;
+  while (*count < kMostEntries) {     // piece by piece: nothing is known of what lies beyond its end
+    const char** const piece = entries + *count;
+    const size_t got =
+        copy_memory(memory, piece, array + *count, kEntriesAtOnce * sizeof *piece) / sizeof *piece;
+    const char** const end = std::find(piece, piece + got, nullptr);
+    *count += static_cast<size_t>(end - piece);
+    if (end != piece + got) return true;
+    if (got < kEntriesAtOnce) return false;
+  }
+  return true;
 }
 
 bool Variables::copy(int memory) {

@@ -65,11 +65,26 @@ TEST(Variables, ACopyTakesAllOfALargeEnvironmentAndLeavesOutWhatIsTooLong) {
   ASSERT_NE(variables.find("JUST"), nullptr);
   EXPECT_EQ(std::string(variables.find("JUST")), std::string(4090, 'z'));
   EXPECT_STREQ(variables.find("V2999"), std::string(100, 'x').c_str());
+}
+
+// As a pod of a cluster with thousands of services has it. What we are told comes last.
+TEST(Variables, ACopyReachesToTheEndOfWhatTheKernelTakes) {
+  std::vector<std::string> texts;
+  for (size_t bytes = 0; bytes < 6 << 20; bytes += texts.back().size() + 1 + sizeof(char*))
+    texts.push_back("SERVICE_" + std::to_string(texts.size()) + "_PORT=tcp://10.0.0.1:80");
+  texts.push_back("FORESHOCK_RUN_ID=r");
+  std::vector<char*> mine;
+  for (std::string& text : texts) mine.push_back(text.data());
+  mine.push_back(nullptr);
+  const Instead there(mine.data());
+  const Variables variables;
+  ASSERT_TRUE(variables.is_copy());
+  EXPECT_STREQ(variables.find("FORESHOCK_RUN_ID"), "r");
   // Without end: entries and bytes are bounded.
-  std::vector<char*> endless(20000, texts[0].data());
+  std::vector<char*> endless(1 << 20, texts[0].data());
   endless.back() = nullptr;
   const Instead then(endless.data());
-  EXPECT_STREQ(Variables().find("V0"), std::string(100, 'x').c_str());
+  EXPECT_STREQ(Variables().find("SERVICE_0_PORT"), "tcp://10.0.0.1:80");
 }
 
 // Where getenv() would end the process.
