@@ -76,7 +76,9 @@ bool read_environment(const Variables& variables, Settings* settings) {
   parse_count(value(OptionId::kSeed), &s.seed);
   parse_count(value(OptionId::kCountKernels), &s.count_kernels);
   s.weights = true;
-  if (!parse_count(value(OptionId::kWeights), &s.weights_every))
+  if (parse_count(value(OptionId::kWeights), &s.weights_every))
+    s.weights = s.weights_every > 0;
+  else
     parse_switch(value(OptionId::kWeights), &s.weights);
 
   s.rank = number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);

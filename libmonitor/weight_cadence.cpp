@@ -24,6 +24,8 @@ void WeightCadence::begin_interval(double bytes) {
   while (interval_ < kLongestInterval && bytes * seconds_per_byte_ > earnings()) interval_ *= 2;
 }
 
-bool WeightCadence::allows() const { return is_unlimited_ || (step_seconds_ > 0 && balance_ >= -earnings()); }
+bool WeightCadence::allows() const {
+  return is_unlimited_ || (share_ > 0 && step_seconds_ > 0 && balance_ >= -earnings());
+}
 
 }  // namespace foreshock

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <utility>
 
 namespace foreshock {
 namespace {
@@ -36,6 +37,18 @@ TEST(Environment, Torchrun) {
   EXPECT_EQ(s.world_size, 8);
   EXPECT_EQ(s.local_ranks, 4);
   EXPECT_EQ(s.attempt, 2);
+}
+
+TEST(Environment, WeightsAreFollowedUnlessTheyAreOff) {
+  const auto weights = [](const char* given) {
+    const Settings s = settings_of({{"FORESHOCK_WEIGHTS", given}});
+    unsetenv("FORESHOCK_WEIGHTS");
+    return std::pair(s.weights, s.weights_every);
+  };
+  EXPECT_EQ(weights("auto"), std::pair(true, uint64_t{0}));
+  EXPECT_EQ(weights("32"), std::pair(true, uint64_t{32}));
+  EXPECT_EQ(weights("1"), std::pair(true, uint64_t{1}));
+  for (const char* off : {"0", "off", "no"}) EXPECT_FALSE(weights(off).first) << off;
 }
 
 TEST(Environment, Srun) {

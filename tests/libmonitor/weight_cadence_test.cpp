@@ -26,5 +26,17 @@ TEST(WeightCadence, AFixedOneStaysAndSkipsInstead) {
   EXPECT_FALSE(cadence.allows());
 }
 
+TEST(WeightCadence, ALimitOfZeroAllowsNothing) {
+  for (const uint64_t fixed : {0, 4}) {
+    WeightCadence cadence;
+    cadence.start(0, fixed);
+    cadence.hold();
+    for (int step = 0; step < 50; ++step) {
+      cadence.end_step(0.1, 0, 0);
+      EXPECT_FALSE(cadence.allows()) << step;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foreshock
