@@ -24,8 +24,9 @@ class Budget {
   // one slice is expected to cost.
   void end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds = 0);
 
-  // Whether the sampled step that begins now is allowed. A limit of 100 % allows everything.
-  bool allows() const { return is_unlimited() || balance_seconds_ >= 0; }
+  // Whether the sampled step that begins now is allowed. A limit of 100 % allows everything, one of 0
+  // nothing.
+  bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
   // What has been saved up; negative: owed.

@@ -44,7 +44,7 @@ class Monitor {
   void observe_loss(double value, uint32_t source);
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
-  bool step_is_sampled() const;
+  bool step_is_sampled();
   GraphLedger& graphs() { return graphs_; }
   void set_kernel_finder(KernelCount::Finder find) { find_cupti_ = find; }
 

@@ -75,7 +75,7 @@ void Monitor::begin_step() {
   budget_.set_limit(g_guest.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
-  if (!falls_due(step)) return;
+  if ((g_guest.hot() & kHotSwitchedOff) != 0 || !falls_due(step)) return;
   const uint32_t paid = plan_slices();
   if (paid == 0) return g_guest.set_bits(kHotNoBudget);
   paid_slices_.store(paid, std::memory_order_relaxed);
@@ -97,12 +97,14 @@ int64_t Monitor::ending_step() const {
   return (is_pending ? next_step_ : step_).load(std::memory_order_relaxed);
 }
 
-bool Monitor::step_is_sampled() const {
+bool Monitor::step_is_sampled() {
   const uint32_t hot = g_guest.hot();
   if ((hot & kHotArmed) == 0 || (hot & kHotSwitchedOff) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
-  // No forward call since the last step (attention on a path we do not see): the number decides alone.
-  return falls_due(ending_step());
+  // No forward call since the last step (attention on a path we do not see): it has not begun, so what it may
+  // cost was not asked yet.
+  TryLock lock(clock_busy_);
+  return lock && falls_due(ending_step()) && budget_.allows();
 }
 
 void Monitor::end_step(const foreshock_step& step) {
@@ -280,6 +282,8 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
         continue;
       squares = sum_of_squares(gradient.values.data, static_cast<DType>(gradient.values.dtype),
                                static_cast<size_t>(gradient.values.shape[0]));
+      // A pass over the gradients is what a step without attention calls is sampled for.
+      step_was_sampled_ |= (g_guest.hot() & kHotTickPending) != 0 && falls_due(ending_step());
     }
     layers_.add_gradient(gradient.identity, squares);
   }
