@@ -46,7 +46,10 @@ int fail(const std::string& error) {
 class Agent {
  public:
   explicit Agent(const AgentOptions& options)
-      : options_(options), cores_(cores_of_node()), alerts_(options.on_alert) {}
+      : options_(options),
+        cores_(cores_of_node()),
+        alerts_(options.on_alert),
+        target_file_(options.file_sd, options.tree.empty() ? options.run_id : "service") {}
 
   int run();
 
@@ -74,7 +77,8 @@ class Agent {
   Registry registry_;
   HttpServer server_;
   double cpu_at_cadence_ = 0;
-  bool file_sd_failed_ = false;
+  TargetFile target_file_;
+  std::string target_problem_;  // "" while the file is as it should be
 };
 
 int Agent::run() {
@@ -90,6 +94,7 @@ int Agent::run() {
   }
   publish();
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file)) return fail(error);
+  publish();  // the address is known, and whether Prometheus can be told of it
   if (is_service())
     spdlog::info("serving {} at {}", options_.tree, server_.place());
   else if (!say_address(*runs_[0].run))
@@ -99,7 +104,7 @@ int Agent::run() {
   alerts_.leave(Clock::now());
   server_.stop();
   for (const ServedRun& each : runs_) each.run->directory().remove("agent.json");
-  if (!options_.file_sd.empty()) unlink(options_.file_sd.c_str());
+  if (!options_.file_sd.empty()) target_file_.remove();
   return 0;
 }
 
@@ -129,7 +134,7 @@ bool Agent::say_address(const Run& run) {
   const nlohmann::json address = {{"pid", getpid()},           {"address", server_.address()},
                                   {"port", server_.port()},    {"run", run.label()},
                                   {"record", options_.record}, {"save_flagged", options_.save_flagged},
-                                  {"service", is_service()}};
+                                  {"service", is_service()},   {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.place());
   // A path may be of any bytes.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -314,10 +319,9 @@ void Agent::publish_targets(Published* published) {
   if (server_.port() != 0) targets.insert(targets.begin(), {server_.address(), server_.port(), run});
   published->targets_json = targets_json(targets);
   if (options_.file_sd.empty() || server_.port() == 0) return;
-  const bool failed = !write_targets(options_.file_sd, published->targets_json);
-  if (failed && !file_sd_failed_)  // once, not every second
-    spdlog::error("{} cannot be written: Prometheus will not find this agent there", options_.file_sd);
-  file_sd_failed_ = failed;
+  const std::string problem = target_file_.write(published->targets_json);
+  if (!problem.empty() && target_problem_.empty()) spdlog::error(problem);  // once, not every second
+  target_problem_ = problem;
 }
 
 bool Agent::is_needed() const {

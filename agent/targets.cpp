@@ -1,7 +1,10 @@
 #include "agent/targets.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -37,16 +40,55 @@ std::string targets_json(const std::vector<Target>& targets) {
   return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-bool write_targets(const std::string& path, const std::string& text) {
+TargetFile::TargetFile(const std::string& path, const std::string& run) : path_(path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error))
+    path_ = (std::filesystem::path(path) / (run + "." + host_name() + ".json")).string();
+}
+
+TargetFile::~TargetFile() {
+  if (lock_ >= 0) close(lock_);
+}
+
+// The file is exchanged as a whole, so its lock is a file beside it, which stays. Where there can be none,
+// nobody is kept from writing.
+bool TargetFile::is_ours() {
+  if (lock_ >= 0) return true;
+  const size_t slash = path_.rfind('/');
+  const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
+  const std::string name = path_.substr(0, name_at).append(".").append(path_, name_at).append(".lock");
+  int lock = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+  if (lock < 0) lock = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // another user's
+  if (lock < 0) return true;
+  if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
+    lock_ = lock;
+    return true;
+  }
+  const bool is_kept = errno == EWOULDBLOCK;
+  close(lock);
+  return !is_kept;
+}
+
+std::string TargetFile::write(const std::string& text) {
   namespace fs = std::filesystem;
+  if (!is_ours())
+    return path_ +
+           " is kept by another agent: Prometheus will not find this one there; name a directory, and each "
+           "run "
+           "has a file of its own in it";
   std::error_code error;
   std::string why;
-  const fs::path folder = fs::canonical(fs::absolute(path, error).parent_path(), error);
+  const fs::path folder = fs::canonical(fs::absolute(path_, error).parent_path(), error);
   const auto directory = error ? nullptr : Directory::open(folder, &why);
-  const std::string name = fs::path(path).filename();
-  if (directory == nullptr) return false;
-  if (directory->read(name, kMostBytes) == text) return true;
-  return directory->write(name, text, 0644);  // Prometheus is another user
+  const std::string name = fs::path(path_).filename();
+  if (directory != nullptr && directory->read(name, kMostBytes) == text) return "";
+  // Prometheus is another user.
+  if (directory != nullptr && directory->write(name, text, 0644)) return "";
+  return path_ + " cannot be written: Prometheus will not find this agent there";
+}
+
+void TargetFile::remove() {
+  if (is_ours()) unlink(path_.c_str());
 }
 
 }  // namespace foreshock

@@ -1,4 +1,4 @@
-// Where Prometheus finds agents: the JSON of file_sd and http_sd.
+// Where Prometheus finds agents: the JSON of file_sd and http_sd, and the file.
 #ifndef FORESHOCK_AGENT_TARGETS_H_
 #define FORESHOCK_AGENT_TARGETS_H_
 
@@ -17,8 +17,26 @@ struct Target {
 // __meta_foreshock_run, for relabelling: the series have it already.
 std::string targets_json(const std::vector<Target>& targets);
 
-// Replaces the file when it does not hold this text. False when it cannot be written.
-bool write_targets(const std::string& path, const std::string& text);
+// The file of file_sd: `path`, or, where that is a directory, a file in it for this run on this node. Several
+// agents may be told the same path: the first one keeps the file, until it ends. One thread.
+class TargetFile {
+ public:
+  TargetFile(const std::string& path, const std::string& run);
+  ~TargetFile();
+  TargetFile(const TargetFile&) = delete;
+  TargetFile& operator=(const TargetFile&) = delete;
+
+  // Replaces the file when it does not hold this text. "" when it does now, else why not.
+  std::string write(const std::string& text);
+  // Unless another agent keeps it.
+  void remove();
+
+ private:
+  bool is_ours();
+
+  std::string path_;
+  int lock_ = -1;
+};
 
 }  // namespace foreshock
 

@@ -51,12 +51,14 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
       !json.value("address", nlohmann::json()).is_string()) {
     return std::nullopt;
   }
-  AgentAddress agent = {json["pid"], json["address"], json["port"], "", "", "", false};
+  AgentAddress agent = {json["pid"], json["address"], json["port"], "", "", "", false, ""};
   if (const auto record = json.find("record"); record != json.end() && record->is_string())
     agent.record = *record;
   if (const auto flagged = json.find("save_flagged"); flagged != json.end() && flagged->is_string())
     agent.save_flagged = *flagged;
   if (const auto run = json.find("run"); run != json.end() && run->is_string()) agent.run = *run;
+  if (const auto problem = json.find("problem"); problem != json.end() && problem->is_string())
+    agent.problem = *problem;
   agent.is_service = json.value("service", nlohmann::json()) == true;
   // A service may live in another pid namespace; its lock tells.
   if (agent.is_service) return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;

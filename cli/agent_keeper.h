@@ -17,12 +17,13 @@ struct AgentAddress {
   pid_t pid = -1;
   std::string address;
   int port = 0;
-  std::string record;                                 // the file it writes; "" for none
-  std::string save_flagged;                           // the directory of flagged slices; "" for none
-  std::string run;                                    // as the agent calls it; "" when it does not say
-  bool is_service = false;                            // which follows other runs too
-  std::string url() const;                            // of the page, at this run
-  bool writes(const std::string& path) const;         // this record
+  std::string record;                          // the file it writes; "" for none
+  std::string save_flagged;                    // the directory of flagged slices; "" for none
+  std::string run;                             // as the agent calls it; "" when it does not say
+  bool is_service = false;                     // which follows other runs too
+  std::string problem;                         // what it could not do of what it was asked for; one line
+  std::string url() const;                     // of the page, at this run
+  bool writes(const std::string& path) const;  // this record
   bool saves_flagged(const std::string& path) const;  // in this directory
 };
 

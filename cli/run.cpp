@@ -210,6 +210,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     const auto agent = keeper.news();
     if (!agent) return;
     say("run " + monitored.run_id + ", page at " + agent->url());
+    if (!agent->is_service && !agent->problem.empty()) say(agent->problem);
     if (!record.empty() && !agent->writes(record))
       say(record + " is not written: the agent of run " + monitored.run_id +
           " was there before, without it; give each run an id of its own (--run-id)");

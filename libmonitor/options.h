@@ -151,8 +151,9 @@ inline constexpr Option kOptions[kOptionCount] = {
      "file with the bearer token that clients must show, read again when it changes; status and doctor show "
      "it",
      kReaderRun | kReaderAgent | kReaderStatus | kReaderDoctor},
-    {OptionId::kFileSd, "--file-sd", "FORESHOCK_FILE_SD", "", "FILE.json",
-     "keep a target file for Prometheus' file_sd while the agent serves", kReaderRun | kReaderAgent},
+    {OptionId::kFileSd, "--file-sd", "FORESHOCK_FILE_SD", "", "FILE.json|DIR",
+     "keep a target file for Prometheus' file_sd while the agent serves; in DIR each run has one of its own",
+     kReaderRun | kReaderAgent},
     {OptionId::kGrafana, "--grafana", "FORESHOCK_GRAFANA", "", "URL",
      "where a Grafana with our dashboards is: the status page leads there", kReaderRun | kReaderAgent},
     {OptionId::kAgent, "--agent", "FORESHOCK_AGENT", "own", "own|service",

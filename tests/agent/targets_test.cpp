@@ -31,23 +31,64 @@ TEST(Targets, EveryAddressIsToldByTheNameOfTheHost) {
   EXPECT_EQ(json[0]["targets"][0], std::string(name) + ":1");
 }
 
-TEST(Targets, TheFileIsReplacedWholeAndOnlyWhenItChanges) {
-  std::string pattern = testing::TempDir() + "targets-XXXXXX";
-  ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-  const std::string path = pattern + "/targets.json";
+class TargetFileTest : public testing::Test {
+ protected:
+  void SetUp() override { ASSERT_NE(mkdtemp(folder_.data()), nullptr); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static std::string text_of(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  std::string folder_ = testing::TempDir() + "targets-XXXXXX";
+};
+
+TEST_F(TargetFileTest, IsReplacedWholeAndOnlyWhenItChanges) {
+  const std::string path = folder_ + "/targets.json";
+  TargetFile file(path, "me");
   struct stat first = {}, second = {}, third = {};
-  EXPECT_TRUE(write_targets(path, "[]"));
+  EXPECT_EQ(file.write("[]"), "");
   ASSERT_EQ(stat(path.c_str(), &first), 0);
   EXPECT_EQ(first.st_mode & 0777, 0644u);
-  EXPECT_TRUE(write_targets(path, "[]"));
+  EXPECT_EQ(file.write("[]"), "");
   ASSERT_EQ(stat(path.c_str(), &second), 0);
   EXPECT_EQ(first.st_ino, second.st_ino);
   EXPECT_EQ(first.st_mtim.tv_nsec, second.st_mtim.tv_nsec);
-  EXPECT_TRUE(write_targets(path, "[1]"));
+  EXPECT_EQ(file.write("[1]"), "");
   ASSERT_EQ(stat(path.c_str(), &third), 0);
   EXPECT_EQ(third.st_size, 3);
-  EXPECT_FALSE(write_targets(pattern + "/nothing/targets.json", "[]"));
-  fs::remove_all(pattern);
+  TargetFile nowhere(folder_ + "/nothing/targets.json", "me");
+  EXPECT_NE(nowhere.write("[]").find("cannot be written"), std::string::npos);
+}
+
+TEST_F(TargetFileTest, IsKeptByOneAgentAtATime) {
+  const std::string path = folder_ + "/targets.json";
+  TargetFile second(path, "second");
+  {
+    TargetFile first(path, "first");
+    EXPECT_EQ(first.write("[1]"), "");
+    EXPECT_NE(second.write("[2]").find("another agent"), std::string::npos);
+    second.remove();
+    EXPECT_EQ(text_of(path), "[1]") << "neither overwritten nor taken away";
+    first.remove();
+    EXPECT_FALSE(fs::exists(path));
+  }
+  EXPECT_EQ(second.write("[2]"), "");
+  EXPECT_EQ(text_of(path), "[2]");
+}
+
+TEST_F(TargetFileTest, InADirectoryEachRunHasItsOwn) {
+  char host[256] = {};
+  ASSERT_EQ(gethostname(host, sizeof host - 1), 0);
+  TargetFile first(folder_, "first"), second(folder_, "second");
+  EXPECT_EQ(first.write("[1]"), "");
+  EXPECT_EQ(second.write("[2]"), "");
+  EXPECT_EQ(text_of(folder_ + "/first." + host + ".json"), "[1]");
+  EXPECT_EQ(text_of(folder_ + "/second." + host + ".json"), "[2]");
+  first.remove();
+  EXPECT_FALSE(fs::exists(folder_ + "/first." + host + ".json"));
+  EXPECT_TRUE(fs::exists(folder_ + "/second." + host + ".json"));
 }
 
 }  // namespace

@@ -79,3 +79,24 @@ def test_pause_and_resume_show(start_hand, foreshock):
     # A switch is looked at when a step ends: the step after the change may still be of the old kind.
     assert 16 <= of["skipped"]["off"] <= 22
     assert of["calls"] == 60
+
+
+def test_two_runs_do_not_take_each_others_targets(start_hand, tmp_path):
+    """In a directory each has its own file; a file given to both is the first one's, and the second run says so."""
+    folder, file = tmp_path / "targets", tmp_path / "targets.json"
+    folder.mkdir()
+    runs_in = lambda path: [entry["labels"]["__meta_foreshock_run"] for entry in json.loads(path.read_text())]  # noqa: E731
+    trainers = [start_hand(name, "--file-sd", str(folder)) for name in ("one", "two")]
+    files = wait_until(lambda: len(found := sorted(folder.glob("*.json"))) == 2 and found)
+    assert [runs_in(path) for path in files] == [["one"], ["two"]]
+    assert [trainer.finish() for trainer in trainers] == [0, 0]
+    wait_until(lambda: not list(folder.glob("*.json")))
+
+    first = start_hand("first", "--file-sd", str(file))
+    wait_until(file.exists)
+    second = start_hand("second", "--file-sd", str(file))
+    assert "targets.json is kept by another agent" in second.stderr()
+    assert second.finish() == 0
+    assert runs_in(file) == ["first"]
+    assert first.finish() == 0
+    wait_until(lambda: not file.exists())

@@ -26,8 +26,8 @@ def tree() -> Iterator[pathlib.Path]:
 def start_service(tree, tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def start(*options: str, **more: object) -> Service:
-            service = Service(tree, tmp_path, *options, **more)
+        def start(*options: str, folder: pathlib.Path = tmp_path, **more: object) -> Service:
+            service = Service(tree, folder, *options, **more)
             stack.enter_context(ended(service.process))
             return service
 

@@ -89,8 +89,7 @@ def test_one_consumer_per_directory(service, start_trainer, start_service, tmp_p
     trainer.do("hand.step(5)")
     wait_until(lambda: service.metric("rank_up", run="ada/job") == 1)
     (tmp_path / "second").mkdir()
-    service.file_sd.unlink()
-    second = start_service()
+    second = start_service(folder=tmp_path / "second")
     wait_until(lambda: len(json.loads(second.get("/api/v1/targets"))) == 2)
     assert second.metric("rank_up", run="ada/job") is None
     found = {entry["labels"].get("__meta_foreshock_run") for entry in json.loads(second.get("/api/v1/targets"))}
