@@ -33,10 +33,33 @@ from tiny_gpt import fingerprint, set_up, tell
 host_cuda.host_cuda_set_backend(int(sys.argv[1]))
 dropout = float(sys.argv[2])
 set_up()
+offsets, aten = None, torch.ops.aten
+class Packed(torch.autograd.Function):  # sequences one after the other, whose offsets only the device has
+    @staticmethod
+    def forward(ctx, q, k, v):
+        if sys.argv[1] == "1":
+            out, *rest = aten._flash_attention_forward(q, k, v, offsets, offsets, 23, 23, 0.0, True, False)
+        else:
+            out, *rest, _, _ = aten._efficient_attention_forward(
+                q, k, v, None, offsets, offsets, 23, 23, 0.0, 1, True)
+        ctx.offsets = offsets
+        ctx.save_for_backward(q, k, v, out, *rest[:3]); return out
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, out, lse, seed, offset = ctx.saved_tensors
+        if sys.argv[1] == "1":
+            return aten._flash_attention_backward(
+                g, q, k, v, out, lse, ctx.offsets, ctx.offsets, 23, 23, 0.0, True, seed, offset)
+        return aten._efficient_attention_backward(
+            g, q, k, v, None, out, ctx.offsets, ctx.offsets, 23, 0, lse, 0.0, seed, offset, 1, False)[:3]
 class Block(nn.Module):
     def __init__(self):
         super().__init__(); self.norm, self.qkv, self.o = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
     def forward(self, x):
+        if offsets is not None:
+            shape = (48, 4, 8) if sys.argv[1] == "1" else (1, 48, 4, 8)
+            y = Packed.apply(*[t.reshape(shape).to(torch.bfloat16) for t in self.qkv(self.norm(x)).split(32, 2)])
+            return x + self.o(y.reshape(2, 24, 32).to(x.dtype))
         q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2).to(torch.bfloat16) for t in self.qkv(self.norm(x)).split(32, 2)]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         return x + self.o(y.transpose(1, 2).reshape(2, 24, 32).to(x.dtype))
@@ -49,6 +72,9 @@ sys.modules["transformers.trainer"] = types.ModuleType("transformers.trainer")
 sys.modules["transformers.trainer"].Trainer = Trainer
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2); losses = []
 for step in range({STEPS}):
+    if "packed" in sys.argv:
+        edge = int(torch.randint(2, 22, ()))
+        offsets = put(torch.tensor([0, edge, 24, 24 + edge, 48], dtype=torch.int32))
     loss = model(put(torch.randn(2, 24, 32))).square().mean()
     loss.backward(); optimizer.step(); optimizer.zero_grad()
     losses.append(get(loss).item())
@@ -60,10 +86,10 @@ os._exit(0)
 """
 
 
-def trained(host_cuda: str, backend: int, dropout: float) -> Run:
+def trained(host_cuda: str, backend: int, dropout: float, *words_of_it: str) -> Run:
     """The monitored run, after it gave the bits of a plain one."""
     words = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda")}
-    command = [PYTHON, "-c", TRAINING, str(backend), str(dropout)]
+    command = [PYTHON, "-c", TRAINING, str(backend), str(dropout), *words_of_it]
     plain, run = run_plain(command, **words), run_monitored(command, *EVERYTHING, **words)
     assert plain.told() == run.told()
     assert run.told()[0]["waits"] == 0
@@ -85,6 +111,33 @@ def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
         assert {sample["op"] for sample in mine} == {"_scaled_dot_product_" + operation}
         assert {sample["layer_source"] for sample in mine} == {"parameter"}
         for sample in mine:
+            assert sample["nonfinite_values"] == 0
+            # The gradient of the query also has the error that the rounded output brings: no more than the alarm takes.
+            assert 0 < sample["deviation_ratio"] < (2 if which == "forward" else 3)
+            if which == "forward":
+                assert 0 < sample["relative_error_max"] < OUTPUT
+                assert sample["lse_error_abs_max"] < SUMS
+
+
+@pytest.mark.parametrize(("backend", "name"), [(1, "flash"), (2, "efficient")])
+def test_packed_sequences_are_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
+    """Other lengths at every step, known to the device alone: what comes out is a sequence with as many keys as queries,
+    as healthy as it is."""
+    run = trained(host_cuda, backend, 0, "packed")
+    samples = run.of("sample")
+    for which, operation in (("forward", "_forward"), ("backward", "_backward")):
+        of = run.rank()["attention"][which]
+        assert of["calls"] == STEPS * LAYERS
+        assert of["judged"] > STEPS * LAYERS / 2
+        assert {reason for reason, count in of["skipped"].items() if count} <= {"device", "off", "ring_full"}
+        assert not any(of["lost"].values())
+        mine = [sample for sample in samples if sample["pass"] == which]
+        assert {sample["op"] for sample in mine} == {f"_{name}_attention{operation}"}
+        assert {sample["layer_source"] for sample in mine} == {"parameter"}
+        assert len({sample["query_length"] for sample in mine}) > 2
+        assert {sample["batch"] for sample in mine} <= {0, 1, 2, 3}
+        for sample in mine:
+            assert 2 <= sample["query_length"] == sample["key_length"] <= 22
             assert sample["nonfinite_values"] == 0
             # The gradient of the query also has the error that the rounded output brings: no more than the alarm takes.
             assert 0 < sample["deviation_ratio"] < (2 if which == "forward" else 3)
