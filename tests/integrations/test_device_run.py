@@ -121,7 +121,7 @@ def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
 
 @pytest.mark.parametrize(("backend", "name"), [(1, "flash"), (2, "efficient")])
 def test_packed_sequences_are_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
-    """Other lengths at every step, known to the device alone: what comes out is a sequence with as many keys as queries,
+    """Other lengths at every step, known to the device alone: what comes out is a sequence with a key for each query,
     as healthy as it is."""
     run = trained(host_cuda, backend, 0, "packed")
     samples = run.of("sample")
