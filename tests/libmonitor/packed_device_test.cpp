@@ -89,7 +89,7 @@ struct PackedTrainer {
 
 using PackedDevice = DeviceTest;
 
-const std::vector<int32_t> kQueries = {7, 1, 0, 30, 12}, kKeys = {9, 1, 4, 30, 15};
+const std::vector<int32_t> kQueries = {7, 1, 0, 30, 12}, kKeys = {9, 1, 4, 30, 30};
 
 // What the host copies of the same sequences is what a call of each of them alone gives (packed_call_test):
 // here every header and payload of the device is that of the host, though no byte of the offsets is read.
