@@ -15,6 +15,8 @@
 #include "cli/summary_weights.h"
 #include "cli/summary_words.h"
 #include "cli/verdict.h"
+#include "detect/thresholds.h"
+#include "shadow/bias.h"
 
 namespace foreshock::cli {
 namespace {
@@ -43,11 +45,13 @@ std::string error_text(std::optional<double> mean) {
   return has_no_digit(mean) ? "above 1" : formatted("%.1e", mean);
 }
 
+static_assert(BiasPool::kSlices == 64 && kSlicesBeyond == 2, "the remarks say so");
+
 // Healthy trainings come there too, and must not look broken.
 std::string error_remark(const PassTotals& forward, const PassTotals& backward) {
   if (has_no_digit(forward.error_mean) || has_no_digit(backward.error_mean))
     return "above 1: rows that are almost 0, or all is wrong; the ratio tells which";
-  return "against the fp64 reference";
+  return "against the fp64 reference, in the last 64 slices of a rank";
 }
 
 std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
@@ -68,7 +72,7 @@ std::string attention_table(const PassTotals (&passes)[2], const Paint& paint) {
   out += both("deviation ratio", "%.2f", &PassTotals::ratio_mean,
               "over the noise floor: 1 is what plain attention errs");
   out += both("  largest", "%.2f", &PassTotals::ratio_max,
-              "of one slice; two of a layer's last 64 above 2 forward or 3 backward are an alarm");
+              "of them; two of a layer's last 64 above 2 forward or 3 backward are an alarm");
   out += both("bias", "%+.3f ulp", &PassTotals::bias, "signed; 0 for a rounding that is fair");
   out += row("  z between slices", z_text(forward), z_text(backward));
   return out;

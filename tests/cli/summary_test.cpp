@@ -47,7 +47,7 @@ TEST(Summary, TellsTheStoryOfOneRank) {
   for (const char* part :
        {"run abc", "finished", "1 600 steps (optimizer state)", "4 800", "12 dropout", "0.71", "0.89",
         "1.9e-03", "+0.010 ulp", "003 (named by parameter)", "5.52 -> 2.31 (nll), no spike", "0.61 %",
-        "attention errs no more than its precision explains"}) {
+        "in the last 64 slices of a rank", "attention errs no more than its precision explains"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   EXPECT_THAT(text, Not(HasSubstr("unknown")));
