@@ -47,8 +47,9 @@ def test_live_and_record_give_the_same_events(base, start_hand, foreshock, agent
     wait_until(lambda: "loss_spike" in names(training.recorded()))
 
     address = json.loads((training.directory / "agent.json").read_text())
-    metrics = get(f"http://127.0.0.1:{address['port']}/metrics")
-    assert 'foreshock_precursor_level{run="me",rank="0",detector="bias"} 2' in metrics
+    # Lines are in the record at once; what is scraped is made once a second.
+    level = 'foreshock_precursor_level{run="me",rank="0",detector="bias"} 2'
+    metrics = wait_until(lambda: level in (text := get(f"http://127.0.0.1:{address['port']}/metrics")) and text)
     assert 'foreshock_precursor_level{run="me",rank="0",detector="entropy_drop"} 0' in metrics
     assert training.trainer.finish() == 0
 
