@@ -153,6 +153,7 @@ void load_adapter_of(const char* torch, const char* adapters) {
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
   if (start == nullptr || start() <= 0) return g_guest.off("adapter_failed");
   attach_shims(adapter);
+  attach_nvte(adapter);
 }
 
 using InitModule = void* (*)();

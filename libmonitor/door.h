@@ -29,6 +29,9 @@ void load_adapter();
 // From the adapter, to the shims (door_shims.cpp). `adapter` is a handle of dlopen.
 void attach_shims(void* adapter);
 
+// And to the door of TransformerEngine (door_nvte.cpp).
+void attach_nvte(void* adapter);
+
 }  // namespace foreshock
 
 #endif  // FORESHOCK_LIBMONITOR_DOOR_H_

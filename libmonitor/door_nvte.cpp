@@ -134,6 +134,15 @@ void refuse(const Library& library) {
   note_unknown(library.version, ": other arguments");
 }
 
+// The adapter's answer whether this thread is in the middle of a backward pass; null where there is none. A
+// forward call there computes an activation once more, and is no further layer.
+std::atomic<int (*)()> g_in_backward{nullptr};
+
+bool is_in_backward() {
+  const auto ask = g_in_backward.load(std::memory_order_acquire);
+  return ask != nullptr && ask() != 0;
+}
+
 constexpr int32_t kHost = -1, kNobodyKnows = -2;
 
 // Memory is a device's, since there is no TransformerEngine without one, and must not be read here only
@@ -186,8 +195,8 @@ void tell(const Library& library, uint32_t pass, const Word* words, const float 
 
 uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool is_read) {
   if (pass == FORESHOCK_BACKWARD) return FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD;
-  if (!is_read) return 0;
-  return (words[library.signature.forward.is_training] & 0xff) != 0 ? FORESHOCK_NEEDS_GRADIENT : 0;
+  const bool trains = is_read && (words[library.signature.forward.is_training] & 0xff) != 0;
+  return (trains ? FORESHOCK_NEEDS_GRADIENT : 0) | (is_in_backward() ? FORESHOCK_IN_BACKWARD : 0);
 }
 
 // Until a call has been described all words are looked at, then those of the calls that are wanted.
@@ -235,6 +244,13 @@ Word pass_on(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
 }
 
 }  // namespace
+
+void attach_nvte(void* adapter) {
+  if (&dlsym == nullptr) return;  // old_glibc.h
+  g_in_backward.store(reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_in_backward")),
+                      std::memory_order_release);
+}
+
 }  // namespace foreshock
 
 extern "C" FORESHOCK_EXPORT foreshock::Word nvte_fused_attn_fwd(FORESHOCK_PARAMETERS);

@@ -113,6 +113,8 @@ FORESHOCK_EXPORT void foreshock_adapter_shim_ended(const foreshock_shim_call* ca
   foreshock::adapter::ShimEnded(*call, wanted != 0);
 }
 
+FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) { return foreshock::adapter::InBackward() ? 1 : 0; }
+
 // The functions below are the Python helper's. They hold no lock and may be called with the interpreter lock
 // held.
 

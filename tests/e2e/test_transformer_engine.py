@@ -11,6 +11,7 @@ import pytest
 from monitored import EVERYTHING, run_monitored, run_plain
 
 SOURCES = monitored.ROOT / "tests" / "support" / "transformer_engine"
+TRAINING = pathlib.Path(__file__).parent / "te_training.py"
 STEPS = 5
 # One for each list of arguments, and the first and last with each form of handles.
 VERSIONS = {
@@ -48,6 +49,16 @@ def build(folder: pathlib.Path, minor: int, versions: list[str], *more_flags: st
     more = [f"-I{native.INCLUDE}", str(SOURCES / "trainer.cpp"), str(library), f"-Wl,-rpath,{library.parent}"]
     subprocess.run([*compile_line, *more, "-o", str(program)], check=True)
     return str(program)
+
+
+def as_library(folder: pathlib.Path, minor: int) -> pathlib.Path:
+    """The trainer as a library for a training in Python, beside what build() has made."""
+    engine = folder / "site-packages" / "transformer_engine" / "wheel_lib" / "libtransformer_engine.so"
+    library = folder / "libtrainer.so"
+    flags = ["-std=c++20", "-O1", f"-DTE_MINOR={minor}", "-shared", "-fPIC", f"-I{native.INCLUDE}"]
+    sources = [str(SOURCES / "trainer.cpp"), str(engine), f"-Wl,-rpath,{engine.parent}"]
+    subprocess.run([native.cxx_compiler(), *flags, *sources, "-o", str(library)], check=True)
+    return library
 
 
 def both(program: str, *cases: str, options: tuple[str, ...] = EVERYTHING) -> monitored.Run:
@@ -198,6 +209,22 @@ def test_handles_that_are_numbers_are_judged(tmp_path):
     assert {sample["pass"] for sample in run.of("sample")} == {"forward", "backward"}
     for sample in run.of("sample"):
         assert sample["relative_error_max"] < ROUNDING[sample["pass"]]
+
+
+@pytest.mark.parametrize("recompute", [[], ["saved"], ["reentrant"]])
+def test_layers_are_named_by_the_order_of_their_calls_also_where_they_are_computed_again(recompute, tmp_path):
+    """Layer n has 20 + n queries. A forward call in the middle of a backward pass belongs to no place in that order."""
+    build(tmp_path, 18, ["2.18.0"])
+    command = [monitored.PYTHON, str(TRAINING), str(as_library(tmp_path, 18)), "20", *recompute]
+    plain, run = run_plain(command), run_monitored(command, *EVERYTHING)
+    assert plain.told() == run.told(), run.stderr
+    monitored.assert_conserved(run.rank())
+    layers = {(sample["pass"], sample["layer"], sample["query_length"]) for sample in run.of("sample")}
+    named = {("forward", f"call{layer:03}", 20 + layer) for layer in range(3)}
+    named |= {("backward", f"call{layer:03}", 20 + layer) for layer in range(3)}
+    assert named <= layers
+    # Before the order is known, and where a layer is computed again, no name is given.
+    assert {name for _, name, _ in layers - named} <= {None}
 
 
 def test_with_dropout_scores_are_judged(tmp_path):

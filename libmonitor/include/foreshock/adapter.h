@@ -62,6 +62,10 @@ int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 /* After the function returned, with the results filled in; `wanted` is what ..._begins answered. */
 void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted);
 
+/* What an adapter exports for doors that see calls but not who makes them: nonzero while this thread is in
+ * the middle of a backward pass, where a forward call is a recomputation. */
+int foreshock_adapter_in_backward(void);
+
 #ifdef __cplusplus
 }
 #endif

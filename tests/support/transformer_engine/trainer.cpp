@@ -219,22 +219,30 @@ class Layer {
   Held o_, do_, stats_, dq_, small_, rng_;
 };
 
+std::vector<std::unique_ptr<Layer>> g_layers;
+
 }  // namespace
 
+// For a trainer in Python, which loads this as a library.
+extern "C" {
+void te_add(const char* layer) { g_layers.push_back(std::make_unique<Layer>(Case(layer))); }
+void te_forward(int layer) { g_layers[layer]->forward(); }
+void te_backward(int layer) { g_layers[layer]->backward(); }
+}
+
 int main(int argc, char** argv) {
-  std::vector<std::unique_ptr<Layer>> layers;
-  for (int n = 2; n < argc; ++n) layers.push_back(std::make_unique<Layer>(Case(argv[n])));
+  for (int n = 2; n < argc; ++n) te_add(argv[n]);
   const int steps = std::atoi(argv[1]);
   int thrown = 0;
   for (int step = 1; step <= steps; ++step) {
-    for (auto& layer : layers) {
+    for (auto& layer : g_layers) {
       try {
         layer->forward();
       } catch (const std::runtime_error&) {
         ++thrown;
       }
     }
-    for (size_t n = layers.size(); n-- > 0;) layers[n]->backward();
+    for (size_t n = g_layers.size(); n-- > 0;) g_layers[n]->backward();
     foreshock_annotate_step(step, 1.0 / step);
     usleep(50'000);  // the agent empties the ring meanwhile
   }
