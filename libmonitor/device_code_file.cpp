@@ -4,14 +4,21 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "kernels/checksum.h"
 
 namespace foreshock {
 namespace {
 
+// A trainer may have a timer whose signals come all the time, and then nothing is read for good.
+constexpr int kMostInterruptions = 1000;
+
 bool read_whole(int fd, std::byte* to, size_t bytes) {
+  int interruptions = 0;
   for (size_t done = 0; done < bytes;) {
     const ssize_t got = pread(fd, to + done, bytes - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR && ++interruptions < kMostInterruptions) continue;
     if (got <= 0) return false;
     done += static_cast<size_t>(got);
   }

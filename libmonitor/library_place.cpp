@@ -1,21 +1,39 @@
 #include "libmonitor/library_place.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
 
 namespace foreshock {
+namespace {
 
-bool path_beside_library(const char* name, char* path, size_t capacity) {
-  if (&dladdr == nullptr) return false;  // weak, see old_glibc.h
+char g_library[4096];
+
+// The dynamic linker keeps the name by which the library was asked for, and the program may go to another
+// folder before anybody asks for its place.
+__attribute__((constructor)) void keep_place() {
+  if (&dladdr == nullptr) return;  // weak, see old_glibc.h
   Dl_info about = {};
   if (dladdr(reinterpret_cast<const void*>(&path_beside_library), &about) == 0 || about.dli_fname == nullptr)
-    return false;
-  const char* slash = std::strrchr(about.dli_fname, '/');
-  const int folder = slash == nullptr ? 0 : static_cast<int>(slash + 1 - about.dli_fname);
-  const int length = std::snprintf(path, capacity, "%.*s%s", folder, about.dli_fname, name);
-  return folder > 0 && length > 0 && static_cast<size_t>(length) < capacity;
+    return;
+  const bool is_whole = *about.dli_fname == '/';
+  char folder[2048] = "";
+  if (!is_whole && getcwd(folder, sizeof folder) == nullptr) return;
+  const int length =
+      std::snprintf(g_library, sizeof g_library, "%s%s%s", folder, is_whole ? "" : "/", about.dli_fname);
+  if (length < 0 || static_cast<size_t>(length) >= sizeof g_library) g_library[0] = '\0';
+}
+
+}  // namespace
+
+bool path_beside_library(const char* name, char* path, size_t capacity) {
+  const char* slash = std::strrchr(g_library, '/');
+  if (slash == nullptr) return false;
+  const int folder = static_cast<int>(slash + 1 - g_library);
+  const int length = std::snprintf(path, capacity, "%.*s%s", folder, g_library, name);
+  return length > 0 && static_cast<size_t>(length) < capacity;
 }
 
 }  // namespace foreshock

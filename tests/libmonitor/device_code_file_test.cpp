@@ -4,13 +4,31 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "tests/libmonitor/device_code_of_tests.h"
+
+namespace {
+int g_interruptions = 0;                  // of reads to come
+size_t g_most = static_cast<size_t>(-1);  // bytes that one of them gives
+}  // namespace
+
+// In place of the C library's.
+extern "C" ssize_t pread(int fd, void* to, size_t bytes, off_t at) {
+  if (g_interruptions > 0) {
+    --g_interruptions;
+    errno = EINTR;
+    return -1;
+  }
+  return syscall(SYS_pread64, fd, to, std::min(bytes, g_most), at);
+}
 
 namespace foreshock {
 namespace {
@@ -62,6 +80,18 @@ TEST_F(DeviceCodeFileTest, HasTheBytesOfTheFileReadOnly) {
   const std::byte* at = file.code().data();
   file.read(path_of_code().c_str(), device_code_seal());
   EXPECT_EQ(file.code().data(), at) << "read once";
+}
+
+TEST_F(DeviceCodeFileTest, IsReadToItsEndThroughSignalsAndInPieces) {
+  g_interruptions = 7;
+  g_most = 100;
+  EXPECT_EQ(failure(), nullptr);
+  EXPECT_EQ(g_interruptions, 0);
+  g_interruptions = 1 << 20;  // a signal at each try
+  EXPECT_NE(failure(), nullptr);
+  EXPECT_GT(g_interruptions, 0) << "given up";
+  g_interruptions = 0;
+  g_most = static_cast<size_t>(-1);
 }
 
 TEST_F(DeviceCodeFileTest, AMissingOneIsSaidAndNotLookedForAgain) {

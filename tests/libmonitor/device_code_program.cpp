@@ -1,5 +1,7 @@
 // device_code_program cpu|cuda IMAGE: a short training through the library that is preloaded, whose tensors
 // are said to be there; writes down what the driver was given as kernels, and tells what its process has.
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -23,7 +25,7 @@ long descriptors() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) return 2;
+  if (count != 3 || chdir("/") != 0) return 2;  // from where it was started
   fake_cuda::start(fake_cuda::Run::kByHand);
   foreshock::DeviceTrainer trainer;
   trainer.on_device = false;

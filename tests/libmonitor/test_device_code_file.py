@@ -44,11 +44,11 @@ def library(tmp_path):
     return pathlib.Path(shutil.copy(monitored.LIBRARY, tmp_path))
 
 
-def train(library: pathlib.Path, where: str) -> dict:
+def train(library: pathlib.Path, where: str, preload: str = "") -> dict:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="foreshock-test-") as base:
         (pathlib.Path(base) / "r").mkdir()
         environment = monitored.clean_environment(
-            LD_PRELOAD=str(library),
+            LD_PRELOAD=preload or str(library),
             FORESHOCK_DIR=base,
             FORESHOCK_RUN_ID="r",
             FORESHOCK_EVERY="1",
@@ -56,7 +56,7 @@ def train(library: pathlib.Path, where: str) -> dict:
         )
         image = library.with_name("image")
         done = subprocess.run(
-            [PROGRAM, where, image], env=environment, cwd="/", capture_output=True, text=True, check=False
+            [PROGRAM, where, image], env=environment, cwd=library.parent, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         segments = list((pathlib.Path(base) / "r").glob("*.seg"))
@@ -70,6 +70,14 @@ def test_the_driver_is_given_the_bytes_of_the_file(library):
     assert (told["images"], told["descriptors"], told["objections"]) == (1, 0, 0)
     assert told["image"] == KERNELS.read_bytes()
     assert watch.opened() == 1
+
+
+@pytest.mark.parametrize("preload", ["./libforeshock.so", "../{folder}/libforeshock.so"])
+def test_a_library_that_was_preloaded_by_a_relative_path_finds_its_file(library, preload):
+    """The program goes to another folder before there is a tensor on a device."""
+    told = train(library, "cuda", preload.format(folder=library.parent.name))
+    assert told["images"] == 1
+    assert told["image"] == KERNELS.read_bytes()
 
 
 def test_without_a_tensor_on_a_device_nothing_is_opened_or_taken(library):
