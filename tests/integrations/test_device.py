@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
+EXAMPLES = str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "examples")
 LEGACY = 1  # the default stream, as foreshock_attention_call.stream has it
 
 DEVICE = """
@@ -135,3 +136,42 @@ def test_a_training_on_packed_sequences_there_is_the_same(trainer, host_cuda) ->
             0 <= error <= 2**-23 for error in (row["errors"]["out"], row["errors"]["grad_query"])[: 1 + row["pass"]]
         )
     assert len({row["layer"] for row in rows} - {0}) == 2
+
+
+WARY_GROUP = """
+import sys
+from torch import distributed as dist
+sys.path.insert(0, EXAMPLES)
+import foreshock
+from foreshock_torch.advice import Advice
+class Done(dist._Work):
+    def wait(self, timeout=None): return True
+class Wary(dist.ProcessGroup):
+    # As NCCL: a tensor on another device than its own ends the training.
+    def check(self, tensors):
+        seen.append(sorted({t.device.type for t in tensors}))
+        if seen[-1] != [DEVICE]: raise RuntimeError("no backend for " + str(seen[-1]))
+    def getBackendName(self): return "wary"
+    def allreduce(self, tensors, options=None): self.check(tensors); return Done()
+    def allgather(self, outputs, inputs, options=None):  # torch itself chooses the device for objects
+        for out in outputs[0]: out.copy_(inputs[0])
+        return Done()
+seen = []
+torch.cuda._lazy_init = lambda: None  # the device is there; only this build of torch does not know of it
+dist.Backend.register_backend("wary", lambda store, rank, size, timeout: Wary(rank, size), devices=[DEVICE])
+dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1)
+import listen
+said = Advice(level="warn", detector="d", layer="003", rank=0, since_step=5, from_step=9, score=2.0, age_steps=0)
+foreshock.advice = lambda: said
+print(json.dumps([listen.agreed() == said, seen]))
+"""
+
+
+@pytest.mark.parametrize(("backend", "device"), [("wary", "cuda"), ("cuda:wary", "cuda"), ("wary", "cpu")])
+def test_the_examples_agree_on_the_device_of_the_group(trainer, host_cuda, backend, device) -> None:
+    """A group of NCCL reduces no tensor of the CPU."""
+    given = f"EXAMPLES, BACKEND, DEVICE = {str(EXAMPLES)!r}, {backend!r}, {device!r}"
+    agreed, seen = trainer(given + WARY_GROUP, HOST_CUDA=host_cuda)
+    assert agreed
+    assert seen
+    assert all(kinds == [device] for kinds in seen)

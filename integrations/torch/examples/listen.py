@@ -16,13 +16,23 @@ LEVELS = ("quiet", "watch", "warn")
 STALE = 256  # steps that the agent has not seen: it is gone, or hopelessly late
 
 
+def device_of_group() -> str:
+    """Where the group reduces a tensor: on the CPU where it can, and for NCCL and its like on this rank's device."""
+    backend = distributed.get_backend()
+    if ":" in backend:  # one for each device: cpu:gloo,cuda:nccl
+        devices = [each.partition(":")[0] for each in backend.split(",")]
+    else:
+        devices = distributed.Backend.backend_capability.get(backend, ["cpu"])
+    return "cpu" if "cpu" in devices else devices[0]
+
+
 def agreed() -> Advice | None:
     """The loudest advice that any rank has heard, the same on all of them. Each rank calls it after each step."""
     mine = foreshock.advice()
     if not (distributed.is_available() and distributed.is_initialized()):
         return mine
     words = [LEVELS.index(mine.level), mine.from_step, mine.age_steps] if mine else [0, 0, 0]
-    together = torch.tensor(words, dtype=torch.int64)  # on the device of the backend, where that is not the CPU
+    together = torch.tensor(words, dtype=torch.int64, device=device_of_group())
     distributed.all_reduce(together, distributed.ReduceOp.MAX)
     level, from_step, age = together.tolist()
     if LEVELS[level] != "warn":
