@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "exporters/registry.h"
@@ -26,10 +27,24 @@ int cores_of_node() {
   cpu_set_t set;
   CPU_ZERO(&set);
   int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  std::ifstream limit("/sys/fs/cgroup/cpu.max");
-  double quota = 0, period = 0;
-  if (limit >> quota >> period && period > 0) cores = std::clamp(static_cast<int>(quota / period), 1, cores);
-  return cores;
+  const double quota = cgroup_cores("/proc/self/cgroup", "/sys/fs/cgroup");
+  return quota < cores ? std::max(static_cast<int>(quota), 1) : cores;
+}
+
+double cgroup_cores(const std::string& cgroups, const std::string& root) {
+  std::ifstream file(cgroups);
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with("0::")) {
+  }
+  std::string directory = root + (line.starts_with("0::/") ? line.substr(3) : "");
+  double cores = std::numeric_limits<double>::infinity();
+  for (;;) {
+    double quota = 0, period = 0;  // "max" is no number
+    std::ifstream limit(directory + "/cpu.max");
+    if (limit >> quota >> period && period > 0) cores = std::min(cores, quota / period);
+    if (directory.size() <= root.size()) return cores;
+    directory.resize(directory.rfind('/'));
+  }
 }
 
 double process_cpu_seconds() { return cpu_seconds(CLOCK_PROCESS_CPUTIME_ID); }

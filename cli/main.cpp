@@ -37,22 +37,23 @@ constexpr Command kCommands[] = {
      "a record for other tools"},
     {"detect", detect, kReaderDetect, "detect [options] RECORD.jsonl",
      "the detectors on a record: each event, and what came before it"},
-    {"agent", agent, kReaderAgent, "agent --dir DIR [options]", "serve one run directory (`run` starts it)"},
+    {"agent", agent, kReaderAgent, "agent --dir DIR|--tree DIR [options]",
+     "serve one run directory (`run` starts it), or all below DIR"},
 };
 
 int print_help() {
   std::printf("foreshock %s: a seismograph for training runs\n\n", kVersion);
   for (const Command& command : kCommands)
-    std::printf("  foreshock %-34s  %s\n", command.usage, command.help);
-  std::printf("  foreshock %-34s  %s\n", "lab [SWEEP ...] [options]",
+    std::printf("  foreshock %-36s  %s\n", command.usage, command.help);
+  std::printf("  foreshock %-36s  %s\n", "lab [SWEEP ...] [options]",
               "measure algorithms and formats against fp64");
-  std::printf("  foreshock %-34s  %s\n", "judge CALL|--function MODULE:NAME",
+  std::printf("  foreshock %-36s  %s\n", "judge CALL|--function MODULE:NAME",
               "an attention kernel of your own against fp64");
-  std::printf("  foreshock %-34s  %s\n", "compare A B [C ...]",
+  std::printf("  foreshock %-36s  %s\n", "compare A B [C ...]",
               "how far apart the weights of checkpoints are");
-  std::printf("  foreshock %-34s  %s\n", "merge A.jsonl B.jsonl ... [-o OUT]",
+  std::printf("  foreshock %-36s  %s\n", "merge A.jsonl B.jsonl ... [-o OUT]",
               "the records of several nodes as one");
-  std::printf("  foreshock %-34s  %s\n", "report RECORD.jsonl [-o OUT.html]",
+  std::printf("  foreshock %-36s  %s\n", "report RECORD.jsonl [-o OUT.html]",
               "the story of a run: each loss event, and what moved before it");
   std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;

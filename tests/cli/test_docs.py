@@ -43,6 +43,15 @@ def test_the_table_of_options_names_their_readers(foreshock):
             assert told - {"the trainer"} == {command for command in commands if name in helps[command]}, line
 
 
+def test_the_readme_names_every_command(foreshock):
+    told = subprocess.run([foreshock, "--help"], capture_output=True, text=True, check=True).stdout
+    commands = set(re.findall(r"^  foreshock (\w+)", told, re.MULTILINE))
+    assert {"run", "lab", "agent"} <= commands
+    table = (ROOT / "README.md").read_text().split("## Commands")[1].split("\n## ")[0]
+    assert commands == set(re.findall(r"`foreshock (\w+)", table))
+    assert "agent --dir DIR|--tree DIR" in told
+
+
 def documents():
     more = [ROOT / "integrations" / "deploy" / "README.md", ROOT / "tests" / "guest" / "README.md"]
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *more]

@@ -1,0 +1,56 @@
+#include "agent/node.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+namespace foreshock {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Cgroup : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(mkdtemp(root_.data()), nullptr);
+    fs::create_directories(root_ + "/slurm/job_7/step_0");
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  void limit(const std::string& cgroup, const std::string& text) {
+    std::ofstream(root_ + cgroup + "/cpu.max") << text << "\n";
+  }
+  double cores_in(const std::string& cgroups) {
+    std::ofstream(root_ + "/self") << cgroups;
+    return cgroup_cores(root_ + "/self", root_);
+  }
+
+  std::string root_ = testing::TempDir() + "cgroup-XXXXXX";
+};
+
+TEST_F(Cgroup, TheTightestOfOursAndThoseAboveCounts) {
+  const std::string ours = "1:name=systemd:/elsewhere\n0::/slurm/job_7/step_0\n";
+  EXPECT_TRUE(std::isinf(cores_in(ours)));
+  limit("/slurm/job_7", "400000 100000");
+  EXPECT_EQ(cores_in(ours), 4);
+  limit("/slurm/job_7/step_0", "max 100000");
+  EXPECT_EQ(cores_in(ours), 4);
+  limit("/slurm/job_7/step_0", "150000 100000");
+  EXPECT_EQ(cores_in(ours), 1.5);
+  limit("", "100000 100000");
+  EXPECT_EQ(cores_in(ours), 1);
+}
+
+TEST_F(Cgroup, InANamespaceOursIsTheRoot) {
+  limit("", "200000 100000");
+  limit("/slurm/job_7", "100000 100000");
+  EXPECT_EQ(cores_in("0::/\n"), 2);
+  EXPECT_EQ(cores_in("0::/../of/the/host\n"), 2) << "a path that is not mounted here";
+  EXPECT_EQ(cores_in("4:cpu:/slurm/job_7\n"), 2) << "version 1 names none";
+  EXPECT_EQ(cores_in(""), 2);
+}
+
+}  // namespace
+}  // namespace foreshock
