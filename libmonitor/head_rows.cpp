@@ -8,6 +8,8 @@ namespace {
 struct Word {
   const char* text;
   ProjectionKind kind;
+  // Models whose keys are grouped use it for the one order of rows and for the other: which, no shape tells.
+  bool is_ambiguous = false;
 };
 // What model code calls them: Hugging Face, Megatron, torchtitan, nanoGPT, timm, torch.nn.MultiheadAttention.
 constexpr Word kWords[] = {
@@ -29,14 +31,14 @@ constexpr Word kWords[] = {
     {"linear_k", ProjectionKind::kKey},
     {"qkv", ProjectionKind::kFused},
     {"qkv_proj", ProjectionKind::kFused},
-    {"wqkv", ProjectionKind::kFused},
+    {"wqkv", ProjectionKind::kFused, true},  // InternLM2: by kv-head
     {"to_qkv", ProjectionKind::kFused},
     {"in_proj", ProjectionKind::kFused},
     {"in_proj_weight", ProjectionKind::kFused},
     {"c_attn", ProjectionKind::kFused},
     {"att_proj", ProjectionKind::kFused},
     {"linear_qkv", ProjectionKind::kGrouped},
-    {"query_key_value", ProjectionKind::kGrouped},
+    {"query_key_value", ProjectionKind::kGrouped, true},  // ChatGLM2: all queries first
 };
 
 // The last component, or the one before ".weight".
@@ -78,22 +80,35 @@ uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
   return 0;
 }
 
+// One kv-head is one group: both orders are the same. A kv-head for each query head: nobody was seen to
+// differ.
+bool has_several_groups(const HeadGeometry& heads) {
+  return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
+}
+
+const Word* word_of(const char* name) {
+  const Component component = last_component(name);
+  for (const Word& word : kWords)
+    if (is_same(component, word.text)) return &word;
+  return nullptr;
+}
+
 uint64_t group_size(const HeadGeometry& heads) { return heads.heads / heads.kv_heads; }
 
 }  // namespace
 
 ProjectionKind projection_kind(const char* name) {
-  const Component component = last_component(name);
-  for (const Word& word : kWords)
-    if (is_same(component, word.text)) return word.kind;
-  return ProjectionKind::kNone;
+  const Word* word = word_of(name);
+  return word != nullptr ? word->kind : ProjectionKind::kNone;
 }
 
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads) {
   if (dims != 2 || shape[0] <= 0 || shape[1] <= 0 || heads.head_dim == 0 || heads.kv_heads == 0 ||
       heads.heads % heads.kv_heads != 0)
     return {};
-  const ProjectionKind kind = projection_kind(name);
+  const Word* word = word_of(name);
+  if (word == nullptr || (word->is_ambiguous && has_several_groups(heads))) return {};
+  const ProjectionKind kind = word->kind;
   const uint64_t outputs = outputs_of(kind, heads), rows = static_cast<uint64_t>(shape[0]),
                  columns = static_cast<uint64_t>(shape[1]);
   if (outputs == 0) return {};

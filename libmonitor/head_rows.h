@@ -32,7 +32,8 @@ struct Projection {
   uint64_t outputs = 0, width = 0;
 };
 
-// kind kNone when the shape is not the one that name and heads ask for.
+// kind kNone when the shape is not the one that name and heads ask for, or the name leaves open which rows
+// are whose.
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
 // The outputs of the projections of keys, and of fused ones, where all of them have as many; 0: none, or they

@@ -56,6 +56,20 @@ TEST(HeadRows, FusedProjections) {
   EXPECT_TRUE(has_keys(grouped.kind) && has_queries(grouped.kind));
 }
 
+// InternLM2 and gpt-fast, GPT-NeoX and ChatGLM2: one name, one shape, two orders of rows.
+TEST(HeadRows, WhereModelsOfOneNameDifferNothingIsGuessed) {
+  constexpr HeadGeometry kOneKey{.heads = 8, .kv_heads = 1, .head_dim = 16};
+  for (const char* name : {"model.layers.0.attention.wqkv.weight", "attn.Wqkv.weight",
+                           "transformer.h.0.self_attention.query_key_value.weight"}) {
+    EXPECT_EQ(of(name, 192, 100, kGrouped).kind, ProjectionKind::kNone) << name;
+    EXPECT_EQ(of(name, 192, 100, kPlain).kind, projection_kind(name)) << name;
+    const Projection one = of(name, 160, 100, kOneKey);
+    ASSERT_NE(one.kind, ProjectionKind::kNone) << name;
+    EXPECT_EQ(first_query_output(one, kOneKey, 0), 0u) << name;
+    EXPECT_EQ(first_key_output(one, kOneKey, 0), 128u) << name;
+  }
+}
+
 TEST(HeadRows, ATransposedWeightIsKnownByItsShape) {
   const Projection conv = of("h.0.attn.c_attn.weight", 64, 192, kPlain);
   ASSERT_EQ(conv.kind, ProjectionKind::kFused);
