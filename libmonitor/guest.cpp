@@ -27,8 +27,7 @@ constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 thread_local Counting t_counting;
 thread_local uint32_t t_generation = 0;  // of t_counting; 0: none
 
-// Later processes get larger numbers: of two with one rank the earlier one stays (segment/writer.cpp). From
-// the clock that nobody sets: files on tmpfs are never older than it.
+// Later processes get larger numbers, by the clock that nobody sets: files on tmpfs are never older than it.
 uint64_t fresh_nonce() {
   return (monotonic_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
 }

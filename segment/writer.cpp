@@ -1,6 +1,5 @@
 #include "segment/writer.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -12,6 +11,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+
+#include "segment/rank_lock.h"
 
 namespace foreshock::segment {
 namespace {
@@ -128,46 +129,6 @@ bool is_shared_with_group(const char* directory) {
          (status.stx_mode & S_ISGID) != 0;
 }
 
-bool lock_whole(int fd) {
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  return fcntl(fd, F_SETLK, &lock) == 0;
-}
-
-bool is_locked_by_other(const char* path) {
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  struct flock lock = {};
-  lock.l_type = F_RDLCK;
-  lock.l_whence = SEEK_SET;
-  const bool locked = fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-  close(fd);
-  return locked;
-}
-
-// Whether another live process holds a segment of this rank. Two that start at once both see each other: the
-// smaller nonce stays. Our own file is never opened here: closing it again would free our lock.
-bool rank_is_taken(const SegmentRequest& request) {
-  DIR* directory = opendir(request.directory);
-  if (directory == nullptr) return false;
-  bool taken = false;
-  while (const dirent* entry = readdir(directory)) {
-    int rank = 0;
-    unsigned long long nonce = 0;
-    int length = 0;
-    if (std::sscanf(entry->d_name, "%d-%16llx.seg%n", &rank, &nonce, &length) != 2) continue;
-    if (length == 0 || entry->d_name[length] != '\0' || rank != request.rank) continue;
-    if (nonce >= request.nonce) continue;
-    char path[512];
-    if (std::snprintf(path, sizeof path, "%s/%s", request.directory, entry->d_name) >= int(sizeof path))
-      continue;
-    taken |= is_locked_by_other(path);
-  }
-  closedir(directory);
-  return taken;
-}
-
 Control fresh_control(uint64_t nonce) {
   Control control = {};
   std::memcpy(control.magic, kControlMagic, sizeof control.magic);
@@ -191,7 +152,9 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
       !make_names(request, "ctl", &control))
     return "no_directory";
   if (access(request.directory, W_OK | X_OK) != 0) return "no_directory";
-  if (rank_is_taken(request)) return "rank_taken";  // before an agent can see two of one rank
+  RankLock rank;  // before an agent can see two of one rank
+  if (const int error = rank.take(request.directory, request.rank); error != 0)
+    return error == EBUSY ? "rank_taken" : reason_of(error);
 
   Header header = {};
   std::memcpy(header.magic, kSegmentMagic, sizeof header.magic);
@@ -231,7 +194,6 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   if (!lock_whole(segment_fd) || rename(control.temporary, control.final_name) != 0 ||
       rename(segment.temporary, segment.final_name) != 0)
     return undo(reason_of(errno));
-  if (rank_is_taken(request)) return undo("rank_taken");
 
   close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process
   base_ = static_cast<char*>(segment_map);
