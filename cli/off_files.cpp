@@ -22,6 +22,8 @@ constexpr Advice kAdvice[] = {
     {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
     {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
     {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},
+    {"memory_limit",
+     "the memory limit of its cgroup or container leaves no room for a segment; raise it by a few MiB"},
     {"no_directory", "its run directory is gone or not writable; start it with `foreshock run`"},
     {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup, seccomp)"},
     {"no_descriptor", "it has no file descriptor left; raise `ulimit -n`"},

@@ -87,16 +87,16 @@ bool Guest::prepare_own_page() {
 
 const char* Guest::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
-  const uint64_t free = free_shared_memory(settings_.directory);
+  const FreeMemory free = free_shared_memory(settings_.directory);
   if (!is_on_tmpfs(settings_.directory)) return "no_tmpfs";
-  const uint64_t share = allowed_share(free, settings_.memory, settings_.local_ranks);
+  const uint64_t share = allowed_share(free.bytes, settings_.memory, settings_.local_ranks);
   const uint64_t fixed = segment::segment_bytes(0, 0, segment::kTensorHeadOnly);
   const uint64_t ring = settings_.weights ? tensor_bytes(share) : 0;
   const uint64_t tensors = std::max(ring, segment::kTensorHeadOnly);
   SlotPlan plan = {0, 0};
   const uint64_t need = slot_bytes_needed != 0 ? slot_bytes_needed : kUnknownSlotBytes;
   if (settings_.slices && share > fixed + ring) plan = plan_slots(share - fixed - ring, need);
-  if (fixed > free / 2) return "no_space";
+  if (fixed > free.bytes / 2) return free.is_cgroups ? "memory_limit" : "no_space";
 
   segment::SegmentRequest request = {settings_.directory, settings_.rank,  fresh_nonce(),
                                      plan.slots,          plan.slot_bytes, tensors};

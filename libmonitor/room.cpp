@@ -43,21 +43,45 @@ bool read_number(const char* directory, const char* file, uint64_t* value) {
   return true;
 }
 
-// memory.max - memory.current of the tightest cgroup (version 2) above us; UINT64_MAX without a limit.
-uint64_t cgroup_headroom() {
+uint64_t field(const char* text, const char* name) {
+  const size_t length = std::strlen(name);
+  for (const char* line = text; line != nullptr && *line != '\0';) {
+    if (std::strncmp(line, name, length) == 0 && line[length] == ' ')
+      return std::strtoull(line + length + 1, nullptr, 10);
+    line = std::strchr(line, '\n');
+    if (line != nullptr) ++line;
+  }
+  return 0;
+}
+
+// Of what a cgroup is charged with, what the kernel gives up before it refuses anything: cached pages of
+// files that need not be written first. tmpfs is not among them, nor are locked pages. Slabs are left out:
+// what of them can be reclaimed is pinned by what uses it.
+uint64_t reclaimable(const char* directory) {
+  char path[1300], text[8192];
+  std::snprintf(path, sizeof path, "%s/memory.stat", directory);
+  if (read_small(path, text, sizeof text) == 0) return 0;
+  const uint64_t cached = field(text, "inactive_file") + field(text, "active_file");
+  const uint64_t unwritten = field(text, "file_dirty") + field(text, "file_writeback");
+  return cached - std::min(cached, unwritten);
+}
+
+// What the tightest cgroup (version 2) above us still allows; UINT64_MAX without a limit.
+uint64_t cgroup_headroom(const CgroupFiles& files) {
   char text[1024];
-  if (read_small("/proc/self/cgroup", text, sizeof text) == 0) return UINT64_MAX;
+  if (read_small(files.self, text, sizeof text) == 0) return UINT64_MAX;
   char* line = std::strstr(text, "0::");
   if (line == nullptr) return UINT64_MAX;
   line += 3;
   if (char* end = std::strchr(line, '\n')) *end = '\0';
   char directory[1200];
-  std::snprintf(directory, sizeof directory, "/sys/fs/cgroup%s", line);
+  std::snprintf(directory, sizeof directory, "%s%s", files.root, line);
   uint64_t headroom = UINT64_MAX;
-  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= std::strlen("/sys/fs/cgroup");) {
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= std::strlen(files.root);) {
     uint64_t most = 0, current = 0;
     if (read_number(directory, "memory.max", &most) && read_number(directory, "memory.current", &current))
-      headroom = std::min(headroom, most > current ? most - current : 0);
+      headroom =
+          std::min(headroom, most - std::min(most, current - std::min(current, reclaimable(directory))));
     cut = std::strrchr(directory, '/');
     if (cut != nullptr) *cut = '\0';
   }
@@ -71,12 +95,15 @@ bool is_on_tmpfs(const char* directory) {
   return statfs(directory, &status) == 0 && status.f_type == TMPFS_MAGIC;
 }
 
-uint64_t free_shared_memory(const char* directory) {
+FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup) {
   struct statfs status = {};
-  if (statfs(directory, &status) != 0 || status.f_type != TMPFS_MAGIC) return 0;
-  if (status.f_blocks == 0) return cgroup_headroom();  // mounted without a size: it reports no blocks at all
-  return std::min(static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize),
-                  cgroup_headroom());
+  if (statfs(directory, &status) != 0 || status.f_type != TMPFS_MAGIC) return {};
+  // Mounted without a size it reports no blocks at all.
+  const uint64_t mounts =
+      status.f_blocks == 0 ? UINT64_MAX
+                           : static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
+  const uint64_t headroom = cgroup_headroom(cgroup);
+  return {std::min(mounts, headroom), headroom < mounts};
 }
 
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {

@@ -9,9 +9,19 @@ namespace foreshock {
 // Whether `directory` lies in memory. Set-up only, as the next one: makes system calls.
 bool is_on_tmpfs(const char* directory);
 
+// Where a process's memory cgroup is told and found.
+struct CgroupFiles {
+  const char* self = "/proc/self/cgroup";
+  const char* root = "/sys/fs/cgroup";
+};
+
+struct FreeMemory {
+  uint64_t bytes = 0;
+  bool is_cgroups = false;  // the process's memory cgroup allows less than the mount has
+};
 // What is free on the mount of `directory` (tmpfs only; 0 elsewhere), also bounded by what the process's
 // memory cgroup still allows.
-uint64_t free_shared_memory(const char* directory);
+FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup = {});
 
 // A tenth of what is free, divided by the ranks of the node, never above `limit`. Ninety per cent and more
 // stay free for the user's own shared memory.

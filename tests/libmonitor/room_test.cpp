@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -37,10 +42,68 @@ TEST(Room, WhereFewSlicesFitASliceTakesSeveralSlots) {
 }
 
 TEST(Room, OnlyMemoryCounts) {
-  EXPECT_EQ(free_shared_memory("/proc"), 0u);
-  EXPECT_EQ(free_shared_memory("/no/such/directory"), 0u);
+  EXPECT_EQ(free_shared_memory("/proc").bytes, 0u);
+  EXPECT_EQ(free_shared_memory("/no/such/directory").bytes, 0u);
   EXPECT_FALSE(is_on_tmpfs("/proc"));
   EXPECT_FALSE(is_on_tmpfs("/no/such/directory"));
+}
+
+// A tree as the kernel shows it: the process is in /job/task.
+class Cgroup : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!is_on_tmpfs("/dev/shm")) GTEST_SKIP() << "no tmpfs at /dev/shm";
+    std::string pattern = testing::TempDir() + "/cgroup-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    root_ = pattern;
+    std::filesystem::create_directories(root_ + "/job/task");
+    write("/self", "0::/job/task\n");
+    limit("/job", "max", 0);
+    limit("/job/task", "max", 0);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  void write(const std::string& file, const std::string& text) { std::ofstream(root_ + file) << text; }
+  void limit(const std::string& group, const std::string& most, uint64_t used, const std::string& stat = "") {
+    write(group + "/memory.max", most + "\n");
+    write(group + "/memory.current", std::to_string(used) + "\n");
+    write(group + "/memory.stat", stat);
+  }
+  FreeMemory free() {
+    const std::string self = root_ + "/self";
+    return free_shared_memory("/dev/shm", {self.c_str(), root_.c_str()});
+  }
+  std::string root_;
+};
+
+TEST_F(Cgroup, TheTightestOneBounds) {
+  EXPECT_FALSE(free().is_cgroups);
+  EXPECT_GT(free().bytes, 0u);
+  limit("/job/task", std::to_string(10 * kMiB), 9 * kMiB + 4096);
+  EXPECT_EQ(free().bytes, kMiB - 4096);
+  EXPECT_TRUE(free().is_cgroups);
+  limit("/job", std::to_string(20 * kMiB), 19 * kMiB + 8192);
+  EXPECT_EQ(free().bytes, kMiB - 8192);
+  limit("/job", std::to_string(20 * kMiB), 21 * kMiB);
+  EXPECT_EQ(free().bytes, 0u);
+  EXPECT_TRUE(free().is_cgroups);
+}
+
+// A training that has read a data set: its cgroup is full, of pages that the kernel drops for whoever asks.
+TEST_F(Cgroup, CachedFilesAreNotInTheWay) {
+  const auto stat = [](uint64_t dirty) {
+    return "anon 4194304\nfile 7340032\nkernel 524288\nshmem 1048576\nfile_mapped 4096\nfile_dirty " +
+           std::to_string(dirty) + "\nfile_writeback 4096\nworkingset_activate_file 77\ninactive_anon 1\n" +
+           "inactive_file 4194304\nactive_file 2097152\nslab_reclaimable 131072\n";
+  };
+  limit("/job/task", std::to_string(12 * kMiB), 12 * kMiB, stat(0));
+  EXPECT_EQ(free().bytes, 6 * kMiB - 4096);
+  limit("/job/task", std::to_string(12 * kMiB), 12 * kMiB, stat(kMiB));
+  EXPECT_EQ(free().bytes, 5 * kMiB - 4096) << "what must be written first is in the way";
+  limit("/job/task", std::to_string(12 * kMiB), 12 * kMiB, stat(100 * kMiB));
+  EXPECT_EQ(free().bytes, 0u);
+  limit("/job/task", std::to_string(12 * kMiB), kMiB, stat(0));  // figures of two moments
+  EXPECT_EQ(free().bytes, 12 * kMiB);
 }
 
 }  // namespace
