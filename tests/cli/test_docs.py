@@ -1,6 +1,7 @@
 """What the documents say is what the program does."""
 
 import importlib
+import math
 import pathlib
 import platform
 import re
@@ -101,6 +102,27 @@ def test_named_variables_exist():
     told = {f"FORESHOCK_ALERT_{name}" for name in variables_of_alerts()}
     named = {name for page in documents() for name in re.findall(r"\bFORESHOCK(?:_[A-Z_]*[A-Z])?\b", page.read_text())}
     assert named - known - development - told == set()
+
+
+def test_the_limits_of_a_scrape_are_above_what_an_agent_shows():
+    """What has neither `rank` nor `layer` is shown beyond the budget too (exporters/registry.h)."""
+    of_a_run = 0
+    for line in (ROOT / "docs" / "metrics.md").read_text().splitlines():
+        if not line.startswith("| `foreshock_"):
+            continue
+        labels = re.split(r"(?<!\\)\|", line)[4]
+        if "`run`" in labels and "`rank`" not in labels and "`layer`" not in labels:
+            of_a_run += math.prod(values.count(r"\|") + 1 for values in re.findall(r"= ([^,]*)", labels))
+    constant = lambda path, name: int(re.search(rf"{name} = (\d+);", (ROOT / path).read_text())[1])  # noqa: E731
+    budget = constant("exporters/registry.h", "kDefaultSeriesBudget")
+    runs = constant("agent/tree.h", "kMostRuns")
+    told = (ROOT / "docs" / "operations.md").read_text()
+    of_one, of_tree = map(int, re.search(r"`sample_limit: (\d+)` for agents of one run, `(\d+)` for", told).groups())
+    assert of_a_run > 28
+    assert budget + of_a_run < of_one
+    assert max(budget, of_a_run * runs) < of_tree
+    assert f"beyond {budget}" in told
+    assert f"up to {runs} runs" in told
 
 
 def variables_of_alerts():
