@@ -1,6 +1,7 @@
 """`./dev demo --fault`, in short: the layer whose attention errs is named; and a healthy demo warns of nothing."""
 
 import concurrent.futures
+import re
 
 import pytest
 from monitored import EVERYTHING, PYTHON, ROOT, Run, run_monitored
@@ -40,3 +41,17 @@ def test_the_layer_that_errs_is_named(runs):
 def test_a_healthy_demo_warns_of_nothing(runs):
     assert warnings_of(runs["healthy"]) == []
     assert runs["healthy"].rank()["steps"] == STEPS
+
+
+def rows_of(text: str) -> list[str]:
+    """The names of the summary's rows; what is indented further is what the row above goes on with."""
+    _, _, summary = text.partition("foreshock  run ")
+    summary, _, _ = summary.partition("\nforeshock: ")
+    return re.findall(r"^ {2,4}(\S+(?: \S+)*)", summary, re.MULTILINE)
+
+
+def test_the_readme_shows_what_a_run_prints(runs):
+    """./dev docs does not write that block: a run does, and somebody has to copy it."""
+    shown = (ROOT / "README.md").read_text().split("<!-- output of a run -->")[1].split("```")[1]
+    assert "verdict" in rows_of(shown)
+    assert rows_of(shown) == rows_of(runs["healthy"].stderr)
