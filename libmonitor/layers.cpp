@@ -20,15 +20,30 @@ void store(T& word, T value) {
 
 }  // namespace
 
-void LayerTable::attach(segment::Layer* records) {
+void LayerTable::forget() {
   for (Entry& entry : entries_) {
     entry.identity.store(nullptr, std::memory_order_relaxed);
     entry.layer.store(-1, std::memory_order_relaxed);
   }
-  records_ = records;
   layers_ = 0;
   named_ = 0;
   begin_gradients();
+}
+
+void LayerTable::attach(segment::Layer* records) {
+  if (records_ != ahead_) forget();
+  for (uint32_t n = 0; n < layers_; ++n) {
+    std::memcpy(records[n].label, ahead_[n].label, sizeof records[n].label);
+    std::memcpy(records[n].name, ahead_[n].name, sizeof records[n].name);
+    std::atomic_ref<uint32_t>(records[n].ready).store(1, std::memory_order_release);
+  }
+  records_ = records;
+}
+
+void LayerTable::name_ahead() {
+  if (records_ == ahead_) return;
+  forget();
+  records_ = ahead_;
 }
 
 void LayerTable::shorten(segment::Layer* record, const char* name) {

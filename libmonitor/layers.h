@@ -14,8 +14,11 @@ namespace foreshock {
 // fit is unknown.
 class LayerTable {
  public:
-  // Forgets everything and stores into `records` (kMaxLayers of them) from now on.
+  // Stores into `records` (kMaxLayers of them) from now on: what was named ahead, else nothing yet.
   void attach(segment::Layer* records);
+
+  // There is no segment, or it is a parent's: what is named from now on is for the one to come.
+  void name_ahead();
 
   // The index of the layer called `label`, added when it is new; -1 when there is no room. `name` may be
   // null; of several names the layer keeps the components they begin with in common.
@@ -38,6 +41,7 @@ class LayerTable {
   bool publish_gradients(int64_t step, double* total_norm);
 
  private:
+  void forget();
   static void shorten(segment::Layer* record, const char* name);
 
   static constexpr uint32_t kBuckets = 1u << 14;
@@ -46,6 +50,7 @@ class LayerTable {
     std::atomic<int32_t> layer;
   };
   Entry entries_[kBuckets] = {};
+  segment::Layer ahead_[segment::kMaxLayers] = {};
   segment::Layer* records_ = nullptr;
   uint32_t layers_ = 0;
   std::atomic<uint32_t> named_{0};

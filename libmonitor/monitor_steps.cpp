@@ -256,10 +256,10 @@ int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
 // -- parameters --
 
 int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count) {
-  wake(0);
-  if ((g_guest.hot() & kHotArmed) == 0) return 0;
   TryLock lock(layer_busy_);
   if (!lock) return 0;
+  // Who has a model need not train it: names wake nobody.
+  if ((g_guest.hot() & kHotArmed) == 0) layers_.name_ahead();
   int kept = 0;
   for (size_t n = 0; n < count; ++n) kept += layers_.name(element(parameters, n));
   return kept;

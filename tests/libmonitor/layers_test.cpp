@@ -41,6 +41,30 @@ TEST_F(Layers, ALaterNameWins) {
   EXPECT_STREQ(records_[table_->find(&places_[16])].label, "005");
 }
 
+TEST_F(Layers, WhatWasNamedAheadIsInTheNextSegmentAndOnlyThere) {
+  table_->name(parameter(&places_[16], "a.0.q.weight", "000"));
+  table_->name_ahead();  // as in a forked child
+  EXPECT_EQ(table_->find(&places_[16]), -1);
+  EXPECT_TRUE(table_->name(parameter(&places_[32], "b.4.q.weight", "004")));
+  EXPECT_TRUE(table_->name(parameter(&places_[48], "b.4.k.weight", "004")));
+  table_->name_ahead();
+  EXPECT_TRUE(table_->name(parameter(&places_[64], "b.5.q.weight", "005")));
+  EXPECT_EQ(records_[1].ready, 0u);
+  EXPECT_STREQ(records_[0].label, "000");
+  const auto next = std::make_unique<segment::Layer[]>(segment::kMaxLayers);
+  table_->attach(next.get());
+  EXPECT_STREQ(next[0].label, "004");
+  EXPECT_STREQ(next[0].name, "b.4");
+  EXPECT_STREQ(next[1].label, "005");
+  EXPECT_EQ(next[0].ready + next[1].ready, 2u);
+  EXPECT_EQ(table_->find(&places_[48]), 0);
+  EXPECT_EQ(table_->find(&places_[64]), 1);
+  EXPECT_TRUE(table_->name(parameter(&places_[80], "b.6.q.weight", "006")));
+  EXPECT_STREQ(next[2].label, "006");
+  table_->attach(records_.get());
+  EXPECT_EQ(table_->find(&places_[48]), -1) << "a segment of another process";
+}
+
 TEST_F(Layers, FullTablesRefuseAndStayRight) {
   int kept = 0;
   for (int n = 0; n < 600; ++n)

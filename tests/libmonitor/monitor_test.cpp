@@ -226,6 +226,32 @@ TEST_F(Monitor, TheLastOperationThatThereIsRoomForIsCountedToo) {
   EXPECT_EQ(totals.unsampled[0], 6u);
 }
 
+TEST_F(Monitor, NamesAloneMakeNoSegmentAndAreInTheOneThatComes) {
+  in_child({}, [this] {
+    Trainer trainer;
+    const int weight = 0;
+    const foreshock_parameter query = {sizeof query, 1, &weight, "blocks.7.query.weight", "007", 1};
+    EXPECT_EQ(foreshock_name_parameters(&query, 1), 1);
+    EXPECT_TRUE(fs::is_empty(base_ + "/r"));
+    for (int64_t step = 1; step <= 2; ++step) {
+      if (foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT) != 0) {
+        foreshock_attention_call call = trainer.call(trainer.forward_op, false);
+        call.layer_identity = &weight;
+        foreshock_attention_leave(&call);
+      }
+      trainer.end(step);
+    }
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  SegmentReader::Ready ready;
+  ASSERT_TRUE(reader->next_ready(&ready));
+  EXPECT_EQ(ready.view.header.layer_source, static_cast<uint32_t>(segment::LayerSource::kParameter));
+  const auto layers = reader->layers();
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_STREQ(layers[0].label, "007");
+}
+
 // A C++ trainer shows which weight a query came from, but nobody may have said what that weight is called.
 TEST_F(Monitor, WeightsWithoutAnyNameLeaveTheOrderOfCalls) {
   const auto train = [](bool named) {

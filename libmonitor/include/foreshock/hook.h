@@ -326,7 +326,8 @@ FORESHOCK_EXPORT int foreshock_observe_scalars(const foreshock_scalar* scalars, 
 
 /* -- parameters -- */
 
-/* Names, once per run and again after resharding; later entries win. Returns how many were kept. */
+/* Names, once per run and again after resharding; later entries win. May be told before the process is
+ * monitored. Returns how many were kept. */
 FORESHOCK_EXPORT int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count);
 
 /* Gradients of the step that ends next, before clipping; call once per step with all of them. */

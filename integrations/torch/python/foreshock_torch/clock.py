@@ -194,12 +194,11 @@ class Monitor:
         self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
-        if self.core.name_parameters(rows) == 0 and self._ticks < self.SEARCH_AT:
-            self._named_for = ([], [])  # not monitored yet
-            return
+        self.core.name_parameters(rows)
         replicas = Replicas(parameters, self.modules.alive())
-        if not self.weights.name(optimizers, unfollowed, named, labels, replicas):
-            self._named_for = ([], [])
+        is_told = self.weights.name(optimizers, unfollowed, named, labels, replicas)
+        if not is_told or (not self.core.is_monitored() and self._ticks < self.SEARCH_AT):
+            self._named_for = ([], [])  # to be told again at the next step
 
     def _call(
         self, named: dict[int, tuple[Named, Any]], goes_on: bool

@@ -91,6 +91,7 @@ class Core:
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
         self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
+        self.core.foreshock_name_parameters.restype = None
         self.core.foreshock_note_unseen.argtypes = [c.c_char_p, c.c_uint32]
         self.core.foreshock_note_unseen.restype = None
         self.core.foreshock_observe_scalars.argtypes = [c.c_void_p, c.c_size_t]
@@ -136,7 +137,7 @@ class Core:
             self._given = (addresses, array)
         return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies)
 
-    def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> int:
+    def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
         import ctypes as c
 
         array = (self.Parameter * len(rows))()
@@ -144,7 +145,7 @@ class Core:
             entry.size, entry.version = c.sizeof(self.Parameter), ABI
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
-        return self.core.foreshock_name_parameters(array, len(rows))
+        self.core.foreshock_name_parameters(array, len(rows))
 
     def name_weights(self, rows: list[Weight]) -> int:
         import ctypes as c
@@ -159,6 +160,9 @@ class Core:
             entry.offset[:] = [*row.offset, *[0] * beyond]
         self._numbers = (c.c_uint32 * len(rows))()
         return self.core.foreshock_name_weights(array, len(rows))
+
+    def is_monitored(self) -> bool:
+        return bool(self.core.foreshock_enabled())
 
     def weights_due(self) -> list[int]:
         count = self.core.foreshock_weights_due(self._numbers, len(self._numbers))
