@@ -30,7 +30,3 @@ def python_with(release: str) -> Path:
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir", *packages], check=True)
     (folder / "ready").touch()
     return python
-
-
-def forget(release: str) -> None:
-    shutil.rmtree(PLACE / release, ignore_errors=True)
