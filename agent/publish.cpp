@@ -115,7 +115,10 @@ void publish_training(const RankStatistics& rank, RankWriter& to) {
   to.set(Metric::kStep, std::optional<double>(static_cast<double>(rank.last_step.step)));
   to.set(Metric::kStepsTotal, rank.steps + rank.steps_lost);
   to.set(Metric::kStepsLostTotal, rank.steps_lost);
-  to.set(Metric::kSkippedStepsTotal, rank.last_step.skipped_steps, "overflow");
+  if (segment::knows_skips(rank.last_step))
+    to.set(Metric::kSkippedStepsTotal, rank.last_step.skipped_steps, "overflow");
+  else
+    to.clear(Metric::kSkippedStepsTotal);
   to.set(Metric::kLastStepTimestampSeconds,
          std::optional<double>(1e-9 * static_cast<double>(rank.last_step.time_ns)));
   to.set(Metric::kLoss, rank.last_loss);
@@ -298,7 +301,8 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"taken_up_step", count_or_null(rank.taken_up_step)},
       {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
       {"step_source", segment::step_source_name(rank.last_step.step_source)},
-      {"skipped_steps", rank.last_step.skipped_steps},
+      {"skipped_steps",
+       segment::knows_skips(rank.last_step) ? json(rank.last_step.skipped_steps) : json(nullptr)},
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
       {"slots", {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}}},
       {"no_attention_seen", rank.no_attention_seen()},

@@ -91,7 +91,7 @@ StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step) 
   line.loss_source = segment::loss_source_name(step.loss_source);
   line.sampled = step.sampled != 0;
   line.attention_calls = step.calls;
-  line.skipped_steps = step.skipped_steps;
+  if (segment::knows_skips(step)) line.skipped_steps = step.skipped_steps;
   line.sample_interval_steps = step.interval;
   line.overhead_seconds = 1e-9 * static_cast<double>(step.cost_ns);
   for (size_t n = 0; n < rank.scalar_names.size() && n < segment::kMaxScalars; ++n) {

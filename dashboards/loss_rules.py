@@ -11,7 +11,7 @@ def non_finite(of: dict) -> Alert:
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
         # A gradient scaler that tries too large a scale makes gradients infinite and leaves the step out: no incident,
-        # unless it does so all the time. A loss that is NaN now may have been so when the agent came; of what is
+        # unless it does so all the time; where one decides on a device, nobody knows. A loss that is NaN now may have been so when the agent came; of what is
         # finite nothing is left times 0, and of an attempt that ended the last loss stays.
         f"""
         sum by ({JOB}, site) (
@@ -20,7 +20,7 @@ def non_finite(of: dict) -> Alert:
         or
         sum by ({JOB}, site) (
           increase({values}{{site=~"gradient|attention_gradient"}}[{window}])
-          unless on ({JOB}, rank) increase({skipped}[{window}]) > 0
+          and on ({JOB}, rank) increase({skipped}[{window}]) == 0
         ) > 0
         or
         label_replace(

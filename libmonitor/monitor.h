@@ -41,6 +41,7 @@ class Monitor {
 
   void end_step(const foreshock_step& step);
   void skip_step();
+  void lose_skips() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
@@ -107,6 +108,7 @@ class Monitor {
   std::atomic<uint32_t> paid_slices_{0};
   std::atomic<uint64_t> slices_ns_{0};  // spent on slices in this step
   std::atomic<uint64_t> skipped_steps_{0};
+  std::atomic<bool> skips_unseen_{false};
   bool step_was_sampled_ = false;
   bool clock_is_reported_ = false;  // the trainer tells its steps: what is only seen of them counts no more
   bool has_woken_ = false;          // here or in a parent

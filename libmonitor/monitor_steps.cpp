@@ -154,6 +154,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.calls = totals.calls - last_totals_.calls;
   record.sampled = step_was_sampled_;
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
+  if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
   record.interval = interval_.load(std::memory_order_relaxed);
   const bool has_prepare = step.size >= offsetof(foreshock_step, prepare_ns) + sizeof step.prepare_ns;
   // A step's time counts from the creation of the segment on, so what went before it (that creation) cannot

@@ -120,6 +120,9 @@ struct alignas(64) ThreadBlock {
 };
 static_assert(sizeof(ThreadBlock) == 1088);
 
+// In StepRecord::given: a scaler leaves steps out on a device, so skipped_steps is not known.
+inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
+
 // A record that is overwritten in place: odd while it is written, read header-data-header.
 struct StepRecord {
   uint64_t sequence;     // 2n when it holds the n-th record of the run (n from 1), 2n - 1 while being written
@@ -128,7 +131,7 @@ struct StepRecord {
   uint64_t duration_ns;  // since the end of the step before
   double loss, learning_rate, gradient_norm;
   uint64_t batch_id;
-  uint32_t given;               // FORESHOCK_GIVEN_...
+  uint32_t given;               // FORESHOCK_GIVEN_..., kSkipsUnseen
   uint32_t loss_source;         // FORESHOCK_LOSS_...
   uint32_t step_source;         // FORESHOCK_STEP_...
   uint32_t sampled;             // 1: this step was a sampled one

@@ -13,6 +13,8 @@ inline constexpr const char* kPassNames[kPasses] = {"forward", "backward"};
 // Bits of StepRecord::given and numbers of its sources: those of hook.h.
 enum : uint32_t { kGivenLoss = 1, kGivenLearningRate = 2, kGivenGradientNorm = 4, kGivenBatchId = 8 };
 
+constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
+
 constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given & what) != 0; }
 
 constexpr const char* name_of(LayerSource source) {

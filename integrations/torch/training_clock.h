@@ -156,6 +156,7 @@ class ScalerHook final : public c10::OperatorKernel {
   static void Look(const at::Tensor& found) noexcept {
     Clock().SawScaler();
     const auto value = ScalarOnCpu(found);
+    if (!value) foreshock_skips_unseen();
     if (value && *value > 0) foreshock_step_skipped();
   }
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "agent/pipeline.h"
+#include "agent/record_lines.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {
@@ -67,6 +68,20 @@ TEST(Publish, WhatIsNoLongerKnownIsNoLongerExported) {
   rank.loss_zscore.reset();  // the loss is NaN
   publish_rank(rank, 2, &registry);
   EXPECT_EQ(exposition(*registry.snapshot()).find(series), std::string::npos);
+}
+
+TEST(Publish, StepsThatAScalerLeavesOutUnseenAreNotZero) {
+  Registry registry;
+  RankStatistics rank = some_rank();
+  publish_rank(rank, 2, &registry);
+  EXPECT_NE(exposition(*registry.snapshot()).find("foreshock_skipped_steps_total{"), std::string::npos);
+  EXPECT_EQ(summary_of(rank, 2)["skipped_steps"], 0);
+  EXPECT_EQ(step_line(rank, rank.last_step).skipped_steps, 0u);
+  rank.last_step.given |= segment::kSkipsUnseen;
+  publish_rank(rank, 2, &registry);
+  EXPECT_EQ(exposition(*registry.snapshot()).find("foreshock_skipped_steps_total{"), std::string::npos);
+  EXPECT_TRUE(summary_of(rank, 2)["skipped_steps"].is_null());
+  EXPECT_EQ(step_line(rank, rank.last_step).skipped_steps, std::nullopt);
 }
 
 TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {

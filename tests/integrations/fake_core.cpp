@@ -168,6 +168,7 @@ void foreshock_step_end(const foreshock_step* step) {
                 Number(step->learning_rate).c_str(), step->prepare_ns));
 }
 
+void foreshock_skips_unseen(void) { Record("{\"event\": \"skips_unseen\"}"); }
 void foreshock_step_skipped(void) { Record("{\"event\": \"step_skipped\"}"); }
 
 void foreshock_observe_loss(double value, uint32_t source) {

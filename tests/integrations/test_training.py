@@ -129,6 +129,7 @@ print(json.dumps([events(), truth]))
     kind = lambda name: [row for row in rows if row["event"] == name]  # noqa: E731
     assert [r["step"] for r in kind("step")] == [1, 2, 3]
     assert len(kind("step_skipped")) == 1
+    assert kind("skips_unseen") == []
     finite = [r for r in kind("gradients") if all(v - v == 0 for v in r["squares"].values())]
     good = [truth[i] for i in (0, 2, 3)]
     # The scale is a power of two, so scaled gradients are exact multiples.

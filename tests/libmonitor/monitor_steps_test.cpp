@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 
+#include "segment/names.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {
@@ -126,6 +127,21 @@ TEST_F(MonitorSteps, GradientsOfATrainingWithoutCallsAreWithinTheBudget) {
   // with 400 GB/s for one thread it would be every second step, and the first two are not held against it.
   EXPECT_LE(passes("1%"), kSteps / 2 + 2);
   EXPECT_EQ(passes("0%"), 0);
+}
+
+TEST_F(MonitorSteps, StepsThatAreLeftOutUnseenAreSaidToBe) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    foreshock_skips_unseen();
+    trainer.step(2, 1);
+    trainer.step(3, 1);
+  });
+  const auto steps = open()->new_steps();
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_TRUE(segment::knows_skips(steps[0]));
+  EXPECT_FALSE(segment::knows_skips(steps[1]));
+  EXPECT_FALSE(segment::knows_skips(steps[2]));
 }
 
 // Calls belong to the step after the one told last: an odd number, where every second step is told.

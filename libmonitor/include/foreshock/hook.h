@@ -314,6 +314,9 @@ FORESHOCK_EXPORT void foreshock_step_end(const foreshock_step* step);
 /* An optimizer step that was left out because gradients were not finite (gradient scaler). */
 FORESHOCK_EXPORT void foreshock_step_skipped(void);
 
+/* From now on it is not known how many steps are left out: a gradient scaler decides it on a device. */
+FORESHOCK_EXPORT void foreshock_skips_unseen(void);
+
 /* A loss value of one micro-batch. Best source wins and is kept: reported > nll > backward root. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
