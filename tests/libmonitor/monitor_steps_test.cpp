@@ -122,10 +122,9 @@ TEST_F(MonitorSteps, GradientsOfATrainingWithoutCallsAreWithinTheBudget) {
     }
     return sampled;
   };
-  EXPECT_EQ(passes("100%"), kSteps);
-  // A pass over 4 MiB takes more than the 10 us that a step of 1 ms earns at 1 %, many times: on a machine
-  // with 400 GB/s for one thread it would be every second step, and the first two are not held against it.
-  EXPECT_LE(passes("1%"), kSteps / 2 + 2);
+  // A hundred times the budget pays for more passes, however long one takes here: under a sanitizer on a busy
+  // machine not for all. The first two are not held against it.
+  EXPECT_GT(passes("100%"), 4 * passes("1%"));
   EXPECT_EQ(passes("0%"), 0);
 }
 
