@@ -11,8 +11,9 @@ def non_finite(of: dict) -> Alert:
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
         # A gradient scaler that tries too large a scale makes gradients infinite and leaves the step out: no incident,
-        # unless it does so all the time; where one decides on a device, nobody knows. A loss that is NaN now may have been so when the agent came; of what is
-        # finite nothing is left times 0, and of an attempt that ended the last loss stays.
+        # unless it does so all the time; where one decides on a device, nobody knows. A loss that is NaN now may
+        # have been so when the agent came; of what is finite nothing is left times 0, and of an attempt that ended
+        # the last loss stays.
         f"""
         sum by ({JOB}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])

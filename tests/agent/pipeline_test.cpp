@@ -86,7 +86,8 @@ TEST(Pipeline, AnAlarmThatHasEndedIsKeptWithItsSteps) {
     trainer.sample(n, n == 9 || n == 12 ? NAN : 1.0);
     pipeline.poll(*reader, &rank);
   }
-  EXPECT_TRUE(std::none_of(rank.alarms().begin(), rank.alarms().end(),
+  const std::vector<LayerAlarm> alarms = rank.alarms();
+  EXPECT_TRUE(std::none_of(alarms.begin(), alarms.end(),
                            [](const LayerAlarm& alarm) { return alarm.of == std::string("nonfinite"); }));
   const auto& past = rank.layers["003"].pass[0].past;
   ASSERT_EQ(past.count("nonfinite"), 1u);
