@@ -70,7 +70,10 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   const bool exists = access(path.c_str(), F_OK) == 0;
   const bool has_bad_name = !exists && errno != ENOENT;  // too long, a file as a folder, links in a circle
   std::error_code error;
-  if (has_bad_name || fs::is_directory(path, error) || access((exists ? path : folder).c_str(), W_OK) != 0) {
+  const bool is_directory = fs::is_directory(path, error);
+  const bool takes_directory = id == OptionId::kFileSd;  // a file in it for each run
+  if (has_bad_name || (is_directory && !takes_directory) ||
+      access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0) {
     return std::string(option(id).flag) + ": " + given +
            " cannot be written; name a file in a directory you may write";
   }
