@@ -1,6 +1,7 @@
 // foreshock doctor: goes the way of `run` step by step and tells at each what works, what is off, and why.
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@
 #include "cli/process.h"
 #include "cli/python_finder.h"
 #include "cli/summary_weights.h"
+#include "kernels/device_code.h"
+#include "libmonitor/device_code_file.h"
+#include "libmonitor/device_driver.h"
 #include "shadow/reference.h"
 
 namespace foreshock::cli {
@@ -108,6 +112,26 @@ Check check_adapter(const Adapter& adapter, const std::string& library) {
   return {true, torch, built};
 }
 
+// A training on the CPU is monitored without it, so this is never why it is not.
+Check check_device_code(const Installation& installation) {
+  const DeviceCodeSeal seal = device_code_seal();
+  const std::string path =
+      std::filesystem::path(installation.library).replace_filename(kDeviceCodeFile).string();
+  DeviceCodeFile file;
+  file.read(path.c_str(), seal);
+  const std::string without = "; attention there is counted, not sampled";
+  if (seal.bytes == 0) return {true, "CUDA devices", "this build has no kernels" + without};
+  if (!file.is_read()) {
+    const std::string why =
+        file.failure() == std::string("no_file") ? " is not there" : " is of another build, or damaged";
+    return {true, "CUDA devices", path + why + without + "; install foreshock anew"};
+  }
+  const int driver = cuda::oldest_driver_for(seal.toolkit) / 1000;
+  return {true, "CUDA devices",
+          "kernels for sm_80, sm_90, sm_100 and later; a driver of CUDA " + std::to_string(driver) +
+              " or later runs them"};
+}
+
 // Every instruction set gives the same bits; this one only says how fast.
 Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
@@ -192,6 +216,7 @@ int doctor(const Arguments& arguments) {
   const Installation installation = find_installation();
   const BaseDirectory base = choose_base_directory();
   std::vector<Check> checks = {check_installation(installation), check_base(base), check_reference()};
+  if (checks[0].ok) checks.push_back(check_device_code(installation));
   if (checks[0].ok) checks.push_back(check_preload(installation, arguments, base.path));
   const FoundLibtorch libtorch = find_libtorch(arguments.command());
   const FoundPython python = libtorch.program.empty() ? choose_python(arguments) : FoundPython();

@@ -5,9 +5,11 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from scraping import wait_until
@@ -327,6 +329,32 @@ def test_doctor_names_what_it_does_not_find(foreshock, environment, words):
     )
     assert told.returncode == 1
     assert f"{words[-1]} is not found" in told.stdout
+
+
+def test_doctor_tells_of_the_kernels_for_devices(foreshock, environment, tmp_path):
+    build, kernels = Path(foreshock).parents[1], tmp_path / "lib" / "libforeshock.fatbin"
+    for folder in ("share", "include"):
+        shutil.copytree(build / folder, tmp_path / folder)
+    for file in ("bin/foreshock", "lib/libforeshock.so"):
+        (tmp_path / file).parent.mkdir()
+        shutil.copy(build / file, tmp_path / file)
+
+    def told() -> str:
+        command = [tmp_path / "bin" / "foreshock", "doctor", "--", "/bin/true"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        [line] = [line for line in done.stdout.splitlines() if "CUDA devices   " in line]
+        return line
+
+    if not (build / "lib" / kernels.name).exists():
+        assert "this build has no kernels; attention there is counted, not sampled" in told()
+        return
+    assert f"{kernels} is not there; attention there is counted, not sampled" in told()
+    shutil.copy(build / "lib" / kernels.name, kernels)
+    assert re.search(r"kernels for sm_80, sm_90, sm_100 and later; a driver of CUDA \d\d or later", told())
+    damaged = bytearray(kernels.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    kernels.write_bytes(damaged)
+    assert f"{kernels} is of another build, or damaged" in told()
 
 
 def test_the_list_of_commands_keeps_its_columns_apart(foreshock):
