@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <sstream>
 #include <string>
 
 #include "aoti_shims.h"
@@ -25,6 +26,16 @@ extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0
 extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void _ZSt28__throw_bad_array_new_lengthv() {
   throw std::bad_array_new_length();
 }
+
+// What std::ostringstream::str() is since C++20, of the same runtime; headers of torch 2.10 and 2.11 call it.
+// The one of before is in every runtime.
+#if defined(__GLIBCXX__) && _GLIBCXX_USE_CXX11_ABI
+#define FORESHOCK_STRINGBUF "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
+std::string OldStringOf(const std::stringbuf& buffer) __asm__("_ZNK" FORESHOCK_STRINGBUF);
+__attribute__((visibility("hidden"), used)) std::string StringOf(const std::stringbuf& buffer) __asm__(
+    "_ZNKR" FORESHOCK_STRINGBUF);
+std::string StringOf(const std::stringbuf& buffer) { return OldStringOf(buffer); }
+#endif
 
 namespace foreshock::adapter {
 namespace {

@@ -59,6 +59,14 @@ def test_it_asks_for_nothing_that_the_oldest_system_lacks(build_adapter, fake_co
     assert elf.too_new(path) == []
 
 
+def test_it_brings_what_other_releases_want_of_a_newer_runtime(build_adapter, fake_core: Path, adapters: Path) -> None:
+    """Of 2.6 and of 2.10 and 2.11; the torch that is here wants neither, so the test above would not miss them."""
+    path = Path(build_adapter(adapters, fake_core)["path"])
+    own = {line.split()[-1] for line in subprocess.check_output(["nm", path], text=True).splitlines() if " t " in line}
+    assert "_ZSt28__throw_bad_array_new_lengthv" in own
+    assert "_ZNKRSt7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv" in own
+
+
 def test_a_changed_file_is_not_current(build_adapter, fake_core: Path, adapters: Path, tmp_path: Path) -> None:
     """The stamp holds the digest of what lies beside it; without a compiler the answer cannot be `built`."""
     name = Path(build_adapter(adapters, fake_core)["path"]).parent.name
