@@ -3,10 +3,8 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "cli/adapter.h"
@@ -17,6 +15,7 @@
 #include "cli/command_wait.h"
 #include "cli/commands.h"
 #include "cli/exit_exchange.h"
+#include "cli/given_places.h"
 #include "cli/installation.h"
 #include "cli/known_bad.h"
 #include "cli/libtorch_finder.h"
@@ -31,8 +30,6 @@
 
 namespace foreshock::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int kAgentStartTimeoutMs = 5000;
 
@@ -55,42 +52,6 @@ bool is_followed_by_service(const Arguments& arguments) {
   return arguments.text(OptionId::kAgent) == "service";
 }
 
-// "" where there is none: the working directory is gone.
-std::string absolute(const std::string& path) {
-  std::error_code error;
-  return path.empty() ? "" : fs::absolute(path, error).string();
-}
-
-// What would only fail at the end of a long run, or where nobody looks, is refused at its start.
-std::string output_problem(const Arguments& arguments, OptionId id) {
-  const std::string given = arguments.text(id);
-  if (given.empty()) return "";
-  const std::string path = absolute(given);
-  const std::string folder = fs::path(path).parent_path();
-  const bool exists = access(path.c_str(), F_OK) == 0;
-  const bool has_bad_name = !exists && errno != ENOENT;  // too long, a file as a folder, links in a circle
-  std::error_code error;
-  const bool is_directory = fs::is_directory(path, error);
-  const bool takes_directory = id == OptionId::kFileSd;  // a file in it for each run
-  if (has_bad_name || (is_directory && !takes_directory) ||
-      access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0) {
-    return std::string(option(id).flag) + ": " + given +
-           " cannot be written; name a file in a directory you may write";
-  }
-  return "";
-}
-
-// The directory is made now, so that its quota is a disk's that takes files. "" or what to do.
-std::string flagged_problem(const Arguments& arguments) {
-  const std::string path = absolute(arguments.text(OptionId::kSaveFlagged));
-  if (path.empty()) return "";
-  const bool is_there = mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
-  std::error_code error;
-  if (is_there && fs::is_directory(path, error) && access(path.c_str(), R_OK | W_OK | X_OK) == 0) return "";
-  return std::string(option(OptionId::kSaveFlagged).flag) + ": " + path +
-         " is no directory to write to; name one, or one to be made in a directory you may write";
-}
-
 // The kernel does not only refuse what is larger: it sends SIGXFSZ.
 std::string file_size_problem() {
   constexpr rlim_t kLeast = 4 << 20;  // a segment without slots and what the agent writes
@@ -108,14 +69,18 @@ std::string length_problem(const Monitored& monitored) {
          std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
-// Options that contradict each other; "" or what to do.
+// Options that contradict each other or name what cannot be; "" or what to do.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
                       OptionId::kSaveFlagged, OptionId::kGrafana})
     if (service && arguments.has_flag(id))
       return std::string(option(id).flag) + " is the agent's own: it cannot be had with --agent service";
-  return service ? "" : listening_problem(arguments);
+  if (const std::string problem = service ? "" : listening_problem(arguments); !problem.empty())
+    return problem;
+  if (const std::string problem = service ? "" : served_place_problem(arguments); !problem.empty())
+    return problem;
+  return written_files_problem(arguments);
 }
 
 // Prepares the adapter; "" when the trainer may find what it needs.
@@ -252,15 +217,10 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
 int run(const Arguments& arguments) {
   const std::vector<std::string>& command = arguments.command();
   if (command.empty()) return wrong_use("say what to run: foreshock run [options] -- COMMAND");
-  if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  for (OptionId id : {OptionId::kSummary, OptionId::kRecord, OptionId::kFileSd}) {
-    if (const std::string problem = output_problem(arguments, id); !problem.empty())
-      return wrong_use(problem);
-  }
-  if (const std::string problem = flagged_problem(arguments); !problem.empty()) return wrong_use(problem);
   bool enabled = true;
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
+  if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
 
   const Installation installation = find_installation();
   std::string problem = installation_problem(installation);

@@ -59,6 +59,54 @@ def test_an_impossible_output_is_one_line(foreshock, environment, option, path):
     assert result.stderr.count("\n") == 1
 
 
+def unfit_tokens(tmp_path):
+    short, open_to_all = tmp_path / "short", tmp_path / "open"
+    short.write_text("0123456789\n")
+    open_to_all.write_text("0123456789abcdef\n")
+    short.chmod(0o600)
+    open_to_all.chmod(0o644)
+    return {
+        tmp_path / "missing": "cannot be read",
+        tmp_path: "not a regular file",
+        short: "16 to 1024",
+        open_to_all: "chmod 600",
+    }
+
+
+def test_a_training_does_not_start_without_the_token_that_it_was_to_have(foreshock, environment, tmp_path):
+    """Its agent would refuse to serve, and the training would run for weeks with nobody watching."""
+    for path, why in unfit_tokens(tmp_path).items():
+        for options, variables in ((["--token-file", str(path)], {}), ([], {"FORESHOCK_TOKEN_FILE": str(path)})):
+            result = run(foreshock, environment | variables, "echo", "started", options=options)
+            assert (result.returncode, result.stdout) == (2, "")
+            assert re.fullmatch(
+                f"foreshock: --token-file: token file {re.escape(str(path))} .*{why}.*\n", result.stderr
+            )
+
+
+def test_a_training_does_not_start_where_its_agent_cannot_listen(foreshock, environment, tmp_path):
+    (tmp_path / "file").write_text("")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    token.chmod(0o600)
+    # 192.0.2.0/24 and 2001:db8::/32 are for documentation: no machine has them.
+    for place in (f"unix:{tmp_path}/none/agent.sock", f"unix:{tmp_path}/file", "192.0.2.7", "2001:db8::7"):
+        result = run(foreshock, environment, "echo", "started", options=["--bind", place, "--token-file", str(token)])
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"foreshock: --bind {place}: ")
+        assert result.stderr.count("\n") == 1
+    for place in (f"unix:{tmp_path}/agent.sock", "127.0.0.1", "0.0.0.0"):
+        result = run(foreshock, environment, "echo", "started", options=["--bind", place, "--token-file", str(token)])
+        assert (result.returncode, result.stdout) == (0, "started\n")
+        assert "page at" in result.stderr
+
+
+def test_switched_off_no_option_stands_in_the_way(foreshock, environment, tmp_path):
+    options = ["--token-file", str(tmp_path / "missing"), "--record", "/nonexistent/x", "--bind", "192.0.2.7"]
+    result = run(foreshock, environment | {"FORESHOCK": "0"}, "echo", "started", options=options)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "started\n", "")
+
+
 def test_a_working_directory_that_is_gone_is_one_line(foreshock, environment, tmp_path):
     script = f"mkdir gone; cd gone; rmdir ../gone; exec {foreshock} run --summary x.json -- true"
     result = subprocess.run(
