@@ -38,7 +38,15 @@ const char* DeviceDriver::find_all(const char* library, int oldest) {
 #define FORESHOCK_DRIVER_FIND(call, symbol, version, parameters) all &= find(#symbol, version, &call);
   FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_FIND)
 #undef FORESHOCK_DRIVER_FIND
+#define FORESHOCK_DRIVER_LOOK_FOR(call, symbol, version, parameters) find(#symbol, version, &call);
+  FORESHOCK_OPTIONAL_DRIVER_CALLS(FORESHOCK_DRIVER_LOOK_FOR)
+#undef FORESHOCK_DRIVER_LOOK_FOR
   return all ? nullptr : "old_driver";
+}
+
+bool DeviceDriver::find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const {
+  return module_get_function(kernel, module, name) == cuda::kSuccess &&
+         (func_load == nullptr || func_load(*kernel) == cuda::kSuccess);
 }
 
 bool DeviceDriver::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }

@@ -82,6 +82,9 @@ constexpr int oldest_driver_for(int toolkit) {
     (cuda::Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda::Stream,   \
      void**, void**))
 
+// The same of what a driver may lack that is new enough: null then.
+#define FORESHOCK_OPTIONAL_DRIVER_CALLS(X) X(func_load, cuFuncLoad, 12040, (cuda::Function))
+
 // Thread-safe. Never closed: the driver is the trainer's.
 class DeviceDriver {
  public:
@@ -96,8 +99,16 @@ class DeviceDriver {
   // Why open() will never succeed, in a word, or null.
   const char* failure() const;
 
+  // A kernel of a module, loaded. Drivers load lazily unless CUDA_MODULE_LOADING says otherwise: a function
+  // that was only found is loaded when it is launched first, and that waits for the work of the device while
+  // the context is locked. In the middle of a step such work may be a collective that waits for a rank which
+  // waits for this one. So every kernel that is launched there is found by this, at set-up. Before 12.4,
+  // which brought the call for it, to find one was to load it.
+  bool find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const;
+
 #define FORESHOCK_DRIVER_MEMBER(call, symbol, version, parameters) cuda::Result(*call) parameters = nullptr;
   FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_MEMBER)
+  FORESHOCK_OPTIONAL_DRIVER_CALLS(FORESHOCK_DRIVER_MEMBER)
 #undef FORESHOCK_DRIVER_MEMBER
 
  private:

@@ -113,8 +113,8 @@ int DeviceState::try_set_up() {
   cuda::Module module = nullptr;
   int least = 0, greatest = 0;
   if (!ok(driver.module_load_data(&module, setting_.code.data())) ||
-      !ok(driver.module_get_function(&gather_, module, name_of(DeviceKernel::kGather))) ||
-      !ok(driver.module_get_function(&packed_gather_, module, name_of(DeviceKernel::kPackedGather))) ||
+      !driver.find_kernel(module, name_of(DeviceKernel::kGather), &gather_) ||
+      !driver.find_kernel(module, name_of(DeviceKernel::kPackedGather), &packed_gather_) ||
       !ok(driver.ctx_get_stream_priority_range(&least, &greatest)) ||
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))

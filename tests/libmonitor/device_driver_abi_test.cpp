@@ -27,6 +27,7 @@ requires(sizeof...(Ours) == sizeof...(Theirs)) struct Compare<R (*)(Ours...), S 
 #define CHECK_ABI(call, symbol, version, parameters) \
   static_assert(Compare<decltype(DeviceDriver::call), PFN_##symbol##_v##version>::value, #symbol);
 FORESHOCK_DRIVER_CALLS(CHECK_ABI)
+FORESHOCK_OPTIONAL_DRIVER_CALLS(CHECK_ABI)
 #undef CHECK_ABI
 
 TEST(DeviceDriverAbi, NumbersAreThoseOfTheDriver) {

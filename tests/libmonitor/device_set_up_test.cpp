@@ -48,7 +48,9 @@ TEST_F(DeviceSetUp, IsMadeAtTheEndOfTheStepThatMetTheDevice) {
                                        "cuMemGetInfo",
                                        "cuModuleLoadData",
                                        "cuModuleGetFunction",
+                                       "cuFuncLoad",
                                        "cuModuleGetFunction",
+                                       "cuFuncLoad",
                                        "cuCtxGetStreamPriorityRange",
                                        "cuStreamCreateWithPriority",
                                        "cuEventCreate",
@@ -174,6 +176,17 @@ TEST_F(DeviceSetUp, AnEntryPointIsMissing) {
   expect_skipped(FORESHOCK_SKIP_DEVICE, kToSample, 0);
 }
 
+// Of 12.0 to 12.3, where kernels are loaded as soon as they are found.
+TEST_F(DeviceSetUp, ADriverThatCannotBeToldToLoad) {
+  train([](DeviceTrainer& trainer) {
+    fake_cuda::set_faults({.missing = "cuFuncLoad"});
+    trainer.train(kSteps);
+    EXPECT_EQ(count_of("cuFuncLoad"), 0);
+    EXPECT_EQ(count_of("cuLaunchKernel"), 4);
+  });
+  expect_skipped(FORESHOCK_SKIP_RING_FULL, kMeeting, 4);
+}
+
 TEST_F(DeviceSetUp, NoStreamOperations) {
   train_with({.stream_operations = 0});
   expect_skipped(FORESHOCK_SKIP_DEVICE, kToSample, 0);
@@ -213,7 +226,7 @@ TEST_F(DeviceSetUp, TheRingIsAnEighthOfWhatIsFreeAtMost) {
 
 TEST_F(DeviceSetUp, SetUpFailsAnywhere) {
   for (const char* name : {"cuThreadExchangeStreamCaptureMode", "cuCtxGetDevice", "cuDeviceGetAttribute",
-                           "cuMemGetInfo", "cuModuleLoadData", "cuModuleGetFunction",
+                           "cuMemGetInfo", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncLoad",
                            "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority", "cuEventCreate",
                            "cuMemHostRegister", "cuMemHostGetDevicePointer", "cuMemAlloc", "cuMemsetD8Async",
                            "cuStreamWriteValue64", "cuCtxGetCurrent", "cuCtxGetId", "cuStreamIsCapturing"}) {

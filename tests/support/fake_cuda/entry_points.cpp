@@ -47,6 +47,7 @@ FAKE_ENTRY cuGetProcAddress_v2(const char* symbol, void** address, int version, 
       ENTRY(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, 3020),
       ENTRY(cuModuleLoadData, cuModuleLoadData, 2000),
       ENTRY(cuModuleGetFunction, cuModuleGetFunction, 2000),
+      ENTRY(cuFuncLoad, cuFuncLoad, 12040),
       ENTRY(cuLaunchKernel, cuLaunchKernel, 4000),
   };
 #undef ENTRY

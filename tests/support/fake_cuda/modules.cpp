@@ -1,6 +1,7 @@
 // Modules and what is launched of them.
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "tests/support/fake_cuda/checks.h"
 #include "tests/support/fake_cuda/entry_points.h"
@@ -30,8 +31,19 @@ FAKE_ENTRY cuModuleGetFunction(void** function, void* module, const char* name) 
   Lock lock(world().mutex);
   if (const int error = enter("cuModuleGetFunction")) return error;
   if (!is_kernel(name)) return kNotFound;
-  world().functions.push_back(std::make_unique<Function>(Function{static_cast<Context*>(module), name}));
+  // Found, not loaded, as CUDA_MODULE_LOADING=LAZY has it where a driver can be told to load.
+  const bool is_loaded = world().faults.version < 12040 || world().faults.missing == "cuFuncLoad";
+  world().functions.push_back(
+      std::make_unique<Function>(Function{static_cast<Context*>(module), name, is_loaded}));
   *function = world().functions.back().get();
+  return kSuccess;
+}
+
+FAKE_ENTRY cuFuncLoad(void* handle) {
+  Lock lock(world().mutex);
+  if (const int error = enter("cuFuncLoad")) return error;
+  if (const int error = check_unsafe("cuFuncLoad")) return error;
+  static_cast<Function*>(handle)->is_loaded = true;
   return kSuccess;
 }
 
@@ -45,6 +57,8 @@ FAKE_ENTRY cuLaunchKernel(void* handle, unsigned blocks, unsigned blocks_y, unsi
   if (const int error = check_stream("cuLaunchKernel", stream_of(stream))) return error;
   if (blocks_y * blocks_z * threads_y * threads_z != 1 || extra != nullptr)
     violation("a launch that our kernels are not made for");
+  if (!std::exchange(function->is_loaded, true))
+    violation("a launch that has to load its kernel first: it waits for the device");
   push(stream_of(stream), {work_of(function->name, {blocks, threads, shared_bytes}, parameters[0]), nullptr});
   return kSuccess;
 }

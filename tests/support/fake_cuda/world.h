@@ -50,6 +50,7 @@ struct Event {
 struct Function {
   Context* context = nullptr;
   std::string name;
+  bool is_loaded = false;
 };
 
 // One lock for all of it; work of streams runs without it.
