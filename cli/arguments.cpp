@@ -54,44 +54,60 @@ std::string flag_with_value(const Option& row) {
   return text;
 }
 
-bool is_count_up_to(const std::string& text, uint64_t most) {
+std::string size_text(uint64_t bytes) {
+  return bytes % kMiB == 0 ? std::to_string(bytes / kMiB) + "MiB" : std::to_string(bytes / 1024) + "KiB";
+}
+
+// "from 1 to 64", "of 1MiB or more"; "" where every number will do.
+std::string bounds_text(const Option& row) {
+  if (row.most != UINT64_MAX) return "from " + std::to_string(row.least) + " to " + std::to_string(row.most);
+  return row.least > 0 ? "of " + size_text(row.least) + " or more" : "";
+}
+
+std::string number_wanted(OptionId id, const std::string& text, const std::string& what) {
   uint64_t number = 0;
-  return parse_count(text.c_str(), &number) && number <= most;
+  if (parse_number(id, text.c_str(), &number)) return "";
+  const std::string bounds = bounds_text(option(id));
+  return bounds.empty() ? what : what + " " + bounds;
+}
+
+// The row's help, with what its value is bounded by.
+std::string help_text(const Option& row) {
+  const std::string bounds = bounds_text(row);
+  return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
 }
 
 }  // namespace
 
 std::string value_wanted(OptionId id, const std::string& text) {
   double ratio = 0;
-  uint64_t number = 0;
   bool on = false;
   switch (id) {
     case OptionId::kEvery:
     case OptionId::kCountKernels:
     case OptionId::kSeed:
-      return parse_count(text.c_str(), &number) ? "" : "a whole number";
+      return number_wanted(id, text, "a whole number");
     case OptionId::kMaxSlowdown:
       return parse_ratio(text.c_str(), &ratio) && ratio > 0 ? "" : "a share above zero such as 1% or 0.01";
     case OptionId::kMemory:
     case OptionId::kRecordHistograms:
     case OptionId::kFlaggedQuota:
-      return parse_bytes(text.c_str(), &number) ? "" : "a size such as 64MiB";
+      return number_wanted(id, text, "a size");
     case OptionId::kSlices:
     case OptionId::kMathPath:
     case OptionId::kEnabled:
       return parse_switch(text.c_str(), &on) ? "" : "on or off";
     case OptionId::kWeights:
-      return text == "auto" || text == "off" || (is_count_up_to(text, 1u << 20) && text != "0")
-                 ? ""
-                 : "auto, off, or a number of steps up to 1048576";
+      return text == "auto" || text == "off" ? ""
+                                             : number_wanted(id, text, "auto, off, or a number of steps");
     case OptionId::kPort:
-      return is_count_up_to(text, 65535) ? "" : "a port number from 0 to 65535";
+      return number_wanted(id, text, "a port number");
     case OptionId::kBind:
       return is_place_to_listen(text) ? "" : "a numeric address such as 127.0.0.1, or unix:/PATH";
     case OptionId::kGrafana:
       return is_web_address(text) ? "" : "an address such as https://grafana.example.com";
     case OptionId::kForgetAfter:
-      return is_count_up_to(text, 7 * 24 * 3600) ? "" : "a number of seconds, a week at most";
+      return number_wanted(id, text, "a number of seconds");
     case OptionId::kAgent:
       return text == "own" || text == "service" ? "" : "own or service";
     case OptionId::kRunId:
@@ -175,7 +191,7 @@ std::string options_help(uint32_t reader) {
     std::string left =
         std::string("  ") + row.flag + (row.value != nullptr ? std::string(" ") + row.value : "");
     left.resize(std::max<size_t>(left.size() + 2, 26), ' ');
-    text += left + row.help;
+    text += left + help_text(row);
     if (*row.fallback != '\0') ((text += " [") += row.fallback) += "]";
     text += "\n";
   }
@@ -204,7 +220,7 @@ std::string options_markdown() {
       readers += name;
     }
     text += "| " + code(flag_with_value(row)) + " | " + code(or_empty(row.variable)) + " | " +
-            code(row.fallback) + " | " + row.help + " | " + readers + " |\n";
+            code(row.fallback) + " | " + help_text(row) + " | " + readers + " |\n";
   }
   return text;
 }

@@ -9,6 +9,7 @@
 
 #include "libmonitor/cupti.h"
 #include "libmonitor/graph_ledger.h"
+#include "libmonitor/options.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -25,7 +26,7 @@ class KernelCount {
   void end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage);
 
   static constexpr uint64_t kWarmUpSteps = 10;  // compilation, autotuning, first-time set-ups
-  static constexpr uint64_t kMostSteps = 64;
+  static constexpr uint64_t kMostSteps = kMostCountedSteps;
 
  private:
   void begin(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage);

@@ -105,6 +105,17 @@ bool parse_count(const char* text, uint64_t* result) {
   return true;
 }
 
+bool parse_number(OptionId id, const char* text, uint64_t* result) {
+  const Option& row = option(id);
+  const bool is_bytes = row.value != nullptr && std::strcmp(row.value, "BYTES") == 0;
+  uint64_t value = 0;
+  if (!(is_bytes ? parse_bytes(text, &value) : parse_count(text, &value))) return false;
+  const bool is_default_zero = value == 0 && std::strcmp(row.fallback, "0") == 0;
+  if (!is_default_zero && (value < row.least || value > row.most)) return false;
+  *result = value;
+  return true;
+}
+
 bool parse_switch(const char* text, bool* result) {
   static constexpr const char* kOn[4] = {"on", "1", "true", "yes"};
   static constexpr const char* kOff[4] = {"off", "0", "false", "no"};

@@ -69,9 +69,15 @@ struct Option {
   const char* value;     // what stands after the flag in the help; nullptr: a flag without a value
   const char* help;
   uint32_t readers;  // OptionReader bits
+  // Of a number; beside it 0 is always fit where it is the default (it then means never, or by itself).
+  uint64_t least = 0, most = UINT64_MAX;
 };
 
 inline constexpr size_t kOptionCount = static_cast<size_t>(OptionId::kCount);
+
+inline constexpr uint64_t kMiB = 1 << 20;
+inline constexpr uint64_t kMostSteps = 1 << 20;  // between two looks
+inline constexpr uint64_t kMostCountedSteps = 64;
 
 inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kEnabled, nullptr, "FORESHOCK", "1", "0|1",
@@ -86,14 +92,14 @@ inline constexpr Option kOptions[kOptionCount] = {
      "process id of the `foreshock run` that started the trainer; set by it", kReaderTrainer},
     {OptionId::kEvery, "--every", "FORESHOCK_EVERY", "0", "STEPS",
      "sample every STEPS-th step; 0: as often as --max-slowdown allows",
-     kReaderRun | kReaderAgent | kReaderTrainer},
+     kReaderRun | kReaderAgent | kReaderTrainer, 0, kMostSteps},
     {OptionId::kMaxSlowdown, "--max-slowdown", "FORESHOCK_MAX_SLOWDOWN", "1%", "RATIO",
      "the most the monitor may cost, as a share of the training time",
      kReaderRun | kReaderAgent | kReaderTrainer},
     {OptionId::kMemory, "--memory", "FORESHOCK_MEMORY", "64MiB", "BYTES",
      "the most shared memory one rank may take for its samples; to follow weights, as much again of its own, "
      "and 8 MiB",
-     kReaderRun | kReaderTrainer},
+     kReaderRun | kReaderTrainer, kMiB},
     {OptionId::kSlices, "--slices", "FORESHOCK_SLICES", "on", "on|off",
      "off: count calls and follow steps, but copy no activations", kReaderRun | kReaderTrainer},
     {OptionId::kMathPath, "--math-path", "FORESHOCK_MATH_PATH", "off", "on|off",
@@ -102,18 +108,18 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
      "look at each weight tensor once in STEPS steps; auto: 64, on a single rank more where a quarter of "
      "--max-slowdown asks for it; several ranks leave turns out instead",
-     kReaderRun | kReaderTrainer},
+     kReaderRun | kReaderTrainer, 1, kMostSteps},
     {OptionId::kCountKernels, "--count-kernels", "FORESHOCK_COUNT_KERNELS", "0", "STEPS",
-     "count launched attention kernels by CUPTI in so many steps (at most 64) after the first ten, to "
-     "compare "
-     "them with the calls seen; gives way to other profilers, not while torch.profiler runs. 0: never",
-     kReaderRun | kReaderTrainer},
+     "count launched attention kernels by CUPTI in so many steps after the first ten, to compare them with "
+     "the calls seen; gives way to other profilers, not while torch.profiler runs. 0: never",
+     kReaderRun | kReaderTrainer, 0, kMostCountedSteps},
     {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
      kReaderTrainer},
     {OptionId::kAdapters, nullptr, "FORESHOCK_ADAPTERS", "", "DIR",
      "where the built adapters lie; set by `run`", kReaderTrainer},
     {OptionId::kPort, "--port", "FORESHOCK_PORT", "9847", "PORT",
-     "port of the page and of /metrics; when it is taken, the next free one", kReaderRun | kReaderAgent},
+     "port of the page and of /metrics; when it is taken, the next free one", kReaderRun | kReaderAgent, 0,
+     65535},
     {OptionId::kBind, "--bind", "FORESHOCK_BIND", "127.0.0.1", "ADDRESS",
      "loopback address to listen on; unix:PATH; or any numeric address, with --token-file",
      kReaderRun | kReaderAgent},
@@ -123,7 +129,7 @@ inline constexpr Option kOptions[kOptionCount] = {
      "put up to BYTES of weight histograms into the record, for `foreshock merge` of several nodes; a "
      "snapshot of a "
      "tensor takes 10 to 30 KiB in bf16, 100 to 500 KiB in fp32",
-     kReaderRun | kReaderAgent},
+     kReaderRun | kReaderAgent, kMiB},
     {OptionId::kOnAlert, "--on-alert", "FORESHOCK_ON_ALERT", "", "COMMAND",
      "shell command to run when a detector warns or the loss goes wrong; FORESHOCK_ALERT_ variables tell it "
      "what "
@@ -134,7 +140,7 @@ inline constexpr Option kOptions[kOptionCount] = {
      "`foreshock judge` judges them again",
      kReaderRun | kReaderAgent},
     {OptionId::kFlaggedQuota, "--flagged-quota", "FORESHOCK_FLAGGED_QUOTA", "256MiB", "BYTES",
-     "the most that the flagged samples in DIR may take; also 1000 files", kReaderRun | kReaderAgent},
+     "the most that the flagged samples in DIR may take; also 1000 files", kReaderRun | kReaderAgent, 4096},
     {OptionId::kSummary, "--summary", "FORESHOCK_SUMMARY", "", "FILE.json",
      "write the end-of-run summary as JSON", kReaderRun},
     {OptionId::kCache, nullptr, "FORESHOCK_CACHE", "", "DIR",
@@ -146,7 +152,7 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kTree, "--tree", nullptr, "", "DIR",
      "serve every run below DIR, DIR/RUN or DIR/USER/RUN, until stopped", kReaderAgent},
     {OptionId::kForgetAfter, "--forget-after", nullptr, "600", "SECONDS",
-     "how long a run of the tree that has ended keeps its series", kReaderAgent},
+     "how long a run of the tree that has ended keeps its series", kReaderAgent, 0, 7 * 24 * 3600},
     {OptionId::kTokenFile, "--token-file", "FORESHOCK_TOKEN_FILE", "", "FILE",
      "file with the bearer token that clients must show, read again when it changes; status and doctor show "
      "it",
@@ -189,6 +195,9 @@ bool parse_bytes(const char* text, uint64_t* result);
 
 // Decimal digits that fit into 64 bits.
 bool parse_count(const char* text, uint64_t* result);
+
+// The number of `id`'s text, bytes or a count, when it is within the option's bounds.
+bool parse_number(OptionId id, const char* text, uint64_t* result);
 
 // "on", "1", "true", "yes"; "off", "0", "false", "no".
 bool parse_switch(const char* text, bool* result);

@@ -44,10 +44,47 @@ TEST(Arguments, FlagWinsOverVariableWinsOverDefault) {
 }
 
 TEST(Arguments, WrongValuesSayWhereTheyCameFrom) {
-  EXPECT_THAT(problem_of({"--every", "x", "--", "true"}), HasSubstr("--every wants a whole number, not 'x'"));
+  EXPECT_THAT(problem_of({"--every", "x", "--", "true"}),
+              HasSubstr("--every wants a whole number from 0 to 1048576, not 'x'"));
   setenv("FORESHOCK_MAX_SLOWDOWN", "much", 1);
   EXPECT_THAT(problem_of({"--", "true"}), HasSubstr("FORESHOCK_MAX_SLOWDOWN wants"));
   unsetenv("FORESHOCK_MAX_SLOWDOWN");
+}
+
+// What would be taken and then have no effect, or another than asked for.
+TEST(Arguments, NumbersHaveBounds) {
+  const auto is_fit = [](OptionId id, const std::string& text) { return value_wanted(id, text).empty(); };
+  struct {
+    OptionId id;
+    std::vector<std::string> good, bad;
+  } const kCases[] = {
+      {OptionId::kCountKernels, {"0", "1", "64"}, {"65", "100", "18446744073709551615"}},
+      {OptionId::kEvery, {"0", "1", "1048576"}, {"1048577", "18446744073709551615"}},
+      {OptionId::kWeights, {"auto", "off", "1", "1048576"}, {"0", "1048577", "on"}},
+      {OptionId::kMemory, {"1MiB", "1048576", "64MiB", "1000GiB"}, {"0", "1", "1MB", "1048575"}},
+      {OptionId::kRecordHistograms, {"0", "1MiB", "2GiB"}, {"1", "64KiB"}},
+      {OptionId::kFlaggedQuota, {"4KiB", "12KiB"}, {"0", "1", "4095"}},
+      {OptionId::kPort, {"0", "65535"}, {"65536"}},
+      {OptionId::kForgetAfter, {"0", "604800"}, {"604801"}},
+  };
+  for (const auto& [id, good, bad] : kCases) {
+    EXPECT_EQ(value_wanted(id, option(id).fallback), "") << option(id).flag;
+    for (const std::string& text : good) EXPECT_TRUE(is_fit(id, text)) << option(id).flag << " " << text;
+    for (const std::string& text : bad) EXPECT_FALSE(is_fit(id, text)) << option(id).flag << " " << text;
+  }
+  EXPECT_THAT(problem_of({"--count-kernels", "100", "--", "true"}),
+              HasSubstr("--count-kernels wants a whole number from 0 to 64, not '100'"));
+  EXPECT_THAT(problem_of({"--memory", "1", "--", "true"}),
+              HasSubstr("--memory wants a size of 1MiB or more, not '1'"));
+}
+
+// So that nobody has to try: what bounds a number stands where the option is explained.
+TEST(Arguments, HelpAndTableTellTheBounds) {
+  for (const std::string& text : {options_help(kReaderRun), options_markdown()}) {
+    EXPECT_THAT(text, HasSubstr("0: never (from 0 to 64)"));
+    EXPECT_THAT(text, HasSubstr("and 8 MiB (of 1MiB or more)"));
+  }
+  EXPECT_THAT(options_help(kReaderAgent), HasSubstr("may take; also 1000 files (of 4KiB or more)"));
 }
 
 TEST(Arguments, AGrafanaIsAnAddressOfTheWeb) {
