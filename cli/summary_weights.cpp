@@ -74,11 +74,24 @@ std::string unfollowed_fact(const Json& ranks) {
   return text.empty() ? "" : fact(most(ranks, "/weights/tensors") == 0 ? "weights" : "", text);
 }
 
+// Of a projection of queries or keys shown without the rows of its heads; reasons of a later agent stay as
+// they are.
+std::string why_without_heads(const std::string& reason) {
+  if (reason == "shape") return "of another shape than its name and the attention calls ask for";
+  if (reason == "sharded") return "of which this rank has a shard only";
+  if (reason == "ring_full") return "for which the ring of weights had no room left (--memory)";
+  if (reason == "too_large") return "too large for the ring of weights (--memory)";
+  return reason;
+}
+
 // Projections of queries and keys whose heads were never seen are why there is no spectrum.
 std::string spectra_fact(const Json& ranks) {
   if (most(ranks, "/update_spectra/layers") > 0) return "";
-  const std::map<std::string, double> counts = counts_at(ranks, "/update_spectra/skipped");
-  return counts.empty() ? "" : fact("  no spectra", "projections without heads: " + reasons(counts));
+  std::map<std::string, double> counts;
+  for (const auto& [reason, times] : counts_at(ranks, "/update_spectra/skipped"))
+    counts[why_without_heads(reason)] += times;
+  return counts.empty() ? ""
+                        : fact("  no spectra", "looks at a projection without heads: " + reasons(counts));
 }
 
 std::string left_out_fact(const Json& ranks) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "segment/tensor_record.h"
+
 namespace foreshock::cli {
 namespace {
 
@@ -78,9 +80,24 @@ TEST(SummaryWeights, SaysOfWhichPartTheChangeIs) {
 TEST(SummaryWeights, SaysWhyThereAreNoSpectra) {
   Json one = rank(0);
   one["update_spectra"] = {{"layers", 0}, {"skipped", {{"too_large", 5}, {"shape", 0}}}};
-  EXPECT_THAT(facts(Json::array({one})), HasSubstr("projections without heads: 5 too_large"));
+  EXPECT_THAT(
+      facts(Json::array({one})),
+      HasSubstr("looks at a projection without heads: 5 too large for the ring of weights (--memory)"));
   one["update_spectra"]["layers"] = 2;
   EXPECT_THAT(facts(Json::array({one})), Not(HasSubstr("too_large")));
+}
+
+// The names in the table are for machines: "33 shape" tells nobody what to look at.
+TEST(SummaryWeights, EveryReasonOfNoSpectraIsSaidInWords) {
+  Json one = rank(0);
+  for (const std::string name : segment::kTensorHeadSkipNames) {
+    one["update_spectra"] = {{"layers", 0}, {"skipped", {{name, 33}}}};
+    EXPECT_THAT(facts(Json::array({one})), HasSubstr("a projection without heads: 33 ")) << name;
+    EXPECT_THAT(facts(Json::array({one})), Not(HasSubstr("33 " + name))) << name;
+  }
+  one["update_spectra"]["skipped"] = {{"shape", 33}, {"of_tomorrow", 1}};
+  EXPECT_THAT(facts(Json::array({one})),
+              HasSubstr("33 of another shape than its name and the attention calls ask for, 1 of_tomorrow"));
 }
 
 TEST(SummaryWeights, SaysWhatWasLeftOut) {
