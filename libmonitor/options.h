@@ -86,7 +86,8 @@ inline constexpr Option kOptions[kOptionCount] = {
      "base directory of the runs, on tmpfs; by default /dev/shm/foreshock-UID, else under $XDG_RUNTIME_DIR",
      kReaderRun | kReaderStatus | kReaderSwitch | kReaderDoctor | kReaderTrainer},
     {OptionId::kRunId, "--run-id", "FORESHOCK_RUN_ID", "", "ID",
-     "name of the run over all its restarts; by default from W&B, Slurm or torchrun, else random",
+     "name of the run over all its restarts. Without it `run` takes that of W&B, Slurm or torchrun, else a "
+     "random one, `agent` its directory's; status, pause and resume mean every run",
      kReaderRun | kReaderAgent | kReaderStatus | kReaderSwitch | kReaderTrainer},
     {OptionId::kLauncher, nullptr, "FORESHOCK_LAUNCHER", "0", "PID",
      "process id of the `foreshock run` that started the trainer; set by it", kReaderTrainer},

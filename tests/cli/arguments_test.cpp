@@ -87,6 +87,13 @@ TEST(Arguments, HelpAndTableTellTheBounds) {
   EXPECT_THAT(options_help(kReaderAgent), HasSubstr("may take; also 1000 files (of 4KiB or more)"));
 }
 
+// One row, several readers: what one does without a value is no other's default.
+TEST(Arguments, HelpOfARunIdSaysWhatEachCommandDoesWithoutOne) {
+  for (const OptionReader reader : {kReaderRun, kReaderAgent, kReaderStatus, kReaderSwitch})
+    EXPECT_THAT(options_help(reader), testing::AllOf(HasSubstr("`run` takes that of W&B"),
+                                                     HasSubstr("status, pause and resume mean every run")));
+}
+
 TEST(Arguments, AGrafanaIsAnAddressOfTheWeb) {
   for (const char* good : {"http://localhost:3000", "https://grafana.example.com/sub/", "http://[::1]:3000"})
     EXPECT_EQ(value_wanted(OptionId::kGrafana, good), "") << good;
