@@ -1,6 +1,7 @@
 #include "agent/burst.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "segment/layout.h"
 
@@ -20,7 +21,8 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
     const int64_t pause = kBurstPause * (last->until_step - last->from_step);
     if (from_step >= last->from_step && from_step - last->until_step < pause) return std::nullopt;
   }
-  uint64_t interval = 1;
+  uint64_t interval =
+      std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(cost.stride, 1, kMostInterval)));
   while (interval < in_force && predicted_slowdown(cost, interval) > segment::kBurstSlowdown * max_slowdown)
     interval *= 2;
   if (interval > in_force / 2) return std::nullopt;

@@ -1,9 +1,11 @@
 #include "agent/cadence.h"
 
+#include <algorithm>
+
 namespace foreshock {
 
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
-  const double n = static_cast<double>(interval);
+  const double n = std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
   const double per_interval =
       cost.sampled_step_seconds + cost.agent_seconds + (n - 1) * cost.other_step_seconds;
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;

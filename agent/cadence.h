@@ -6,12 +6,14 @@
 
 namespace foreshock {
 
-// Measured costs, of the slowest rank: what a synchronous job pays.
+// Measured costs, of the slowest rank: what a synchronous job pays. Each is of a step as it is told: several
+// that are told as one are sampled together, and an interval counts their numbers.
 struct SamplingCost {
   double step_seconds = 0;          // of a step, our part taken off
   double sampled_step_seconds = 0;  // ours in a sampled step, in the trainer
   double other_step_seconds = 0;    // ours in every other step
   double agent_seconds = 0;         // CPU time of the agent per sampled step, over the cores it may use
+  int64_t stride = 1;               // numbers from one step that is told to the next
 };
 
 inline constexpr uint64_t kLeastInterval = 8;

@@ -212,6 +212,7 @@ void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatis
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
   rank->last_step = step;
+  rank->stride.tell(step.step);
   observe_cost(step, rank);
   if (given(step, segment::kGivenLoss)) {
     observe_loss(step, rank);

@@ -12,6 +12,7 @@
 #include "detect/watch.h"
 #include "detect/window.h"
 #include "segment/parser.h"
+#include "segment/step_stride.h"
 #include "segment/tensor_record.h"
 #include "shadow/bias.h"
 
@@ -204,9 +205,12 @@ struct RankStatistics {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
   Cost cost, recent_cost;
-  StepWindow step_seconds, other_step_cost;  // our part taken off; ours in steps that were not sampled
+  // Of records, each of which stands for as many steps as `stride` says. Our part taken off; ours in those
+  // that were not sampled.
+  StepWindow step_seconds, other_step_cost;
   Window<16> sampled_step_cost;
   uint64_t sampled_steps = 0;
+  StepStride stride;
   double agent_seconds = 0;  // CPU time spent on this rank
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   uint64_t refused_slots = 0, refused_tensors = 0;

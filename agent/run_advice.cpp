@@ -25,7 +25,8 @@ int64_t Run::step_to_act_from() const {
   double step_seconds = 0;
   for (const auto& followed : followed_)
     if (!followed->is_finished())
-      step_seconds = std::max(step_seconds, mean_of(followed->rank.step_seconds).value_or(0));
+      step_seconds = std::max(step_seconds, mean_of(followed->rank.step_seconds).value_or(0) /
+                                                static_cast<double>(followed->rank.stride.steps()));
   return std::min(soon, INT64_MAX - kMostAhead) + steps_ahead(step_seconds);
 }
 

@@ -10,7 +10,7 @@
 namespace foreshock {
 namespace {
 
-// Steps between a decision and its taking effect: every rank of the node must still be before it.
+// Ends of steps between a decision and its taking effect: every rank of the node must still be before it.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
@@ -24,11 +24,14 @@ double budget_of(double most, double told) {
 }  // namespace
 
 int64_t Run::effective_step() const {
-  int64_t newest = 0;
-  for (const auto& followed : followed_)
-    if (!followed->is_finished()) newest = std::max(newest, followed->rank.last_step.step);
+  int64_t newest = 0, ahead = kStepsAhead;
+  for (const auto& followed : followed_) {
+    if (followed->is_finished()) continue;
+    newest = std::max(newest, followed->rank.last_step.step);
+    ahead = std::max(ahead, kStepsAhead * std::min<int64_t>(followed->rank.stride.steps(), kMostInterval));
+  }
   // A trainer may call its step anything; the sum must not overflow.
-  return std::min(newest, INT64_MAX - kStepsAhead) + kStepsAhead;
+  return std::min(newest, INT64_MAX - ahead) + ahead;
 }
 
 // Absent: the interval is not ours to choose.
@@ -50,6 +53,7 @@ std::optional<Run::Measured> Run::measure() const {
     cost.sampled_step_seconds =
         std::max(cost.sampled_step_seconds, mean_of(rank.sampled_step_cost).value_or(0));
     cost.other_step_seconds = std::max(cost.other_step_seconds, mean_of(rank.other_step_cost).value_or(0));
+    cost.stride = std::max(cost.stride, rank.stride.steps());
     all.sampled_steps = std::max(all.sampled_steps, rank.sampled_steps);
     all.in_force = std::max(all.in_force, rank.last_step.interval);
     all.is_in_burst |= burst_ && is_ahead_or_on(*burst_, rank.last_step.step);

@@ -17,10 +17,10 @@
 #include "libmonitor/observed_heads.h"
 #include "libmonitor/ordinal.h"
 #include "libmonitor/scalars.h"
-#include "libmonitor/step_stride.h"
 #include "libmonitor/try_lock.h"
 #include "libmonitor/unseen.h"
 #include "libmonitor/weights.h"
+#include "segment/step_stride.h"
 
 namespace foreshock {
 

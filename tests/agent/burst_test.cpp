@@ -31,6 +31,17 @@ TEST(Burst, IsNoneThatIsNotTwiceAsDense) {
   EXPECT_FALSE(plan_burst(cost_of(1), 0.01, 8, 100, std::nullopt));
 }
 
+// Every step that is told, of a trainer that tells every tenth: so many samples are in it all the same.
+TEST(Burst, IsOfStepsAsTheyAreTold) {
+  SamplingCost cost = cost_of(0.0001);
+  cost.stride = 10;
+  const auto burst = plan_burst(cost, 0.01, 64, 100, std::nullopt);
+  ASSERT_TRUE(burst);
+  EXPECT_EQ(burst->interval, 16u);
+  EXPECT_EQ(burst->until_step - burst->from_step, kBurstSamples * 16);
+  EXPECT_FALSE(plan_burst(cost, 0.01, 16, 100, std::nullopt)) << "not twice as dense";
+}
+
 TEST(Burst, IsFollowedByAPause) {
   const auto first = plan_burst(cost_of(0.0001), 0.01, 64, 100, std::nullopt);
   ASSERT_TRUE(first);

@@ -41,6 +41,19 @@ TEST(Cadence, TheAgentsOwnTimeCounts) {
   EXPECT_EQ(choose_interval(cost, 0.01, 8), 16u);
 }
 
+// Of a trainer that tells every tenth step, what is measured is of ten: an interval of 64 steps has one
+// sampled of 6.4 that are told, not of 64.
+TEST(Cadence, StepsToldAsOneCountAsTheyAreTold) {
+  SamplingCost cost = cost_of(0.3);
+  cost.stride = 10;
+  EXPECT_DOUBLE_EQ(predicted_slowdown(cost, 64), 0.3 / (6.4 * 10));
+  EXPECT_DOUBLE_EQ(predicted_slowdown(cost, 8), 0.3 / 10) << "more often than told there is none";
+  EXPECT_EQ(choose_interval(cost, 0.01, 8), 32u);
+  EXPECT_EQ(choose_interval(cost_of(0.3), 0.01, 8), 8u);
+  cost.other_step_seconds = 1e-5;
+  EXPECT_DOUBLE_EQ(predicted_slowdown(cost, 64), (0.3e-3 + 5.4 * 1e-5) / (6.4 * 0.010));
+}
+
 TEST(Cadence, KnowsNothingBeforeTheFirstStep) { EXPECT_EQ(choose_interval({}, 0.01, 8), 8u); }
 
 }  // namespace

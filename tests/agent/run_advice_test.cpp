@@ -40,6 +40,20 @@ class RunAdvice : public testing::Test {
     run_->poll();
   }
 
+  // The same, told every tenth step; one that is sampled costs 10 ms.
+  void train_told_as_one(int64_t from, int64_t to) {
+    for (int64_t number = from; number <= to; number += 10) {
+      segment::StepRecord step = {};
+      step.step = number;
+      step.duration_ns = 100'000'000;
+      step.sampled = static_cast<uint64_t>(number) % kInterval < 10;
+      step.cost_ns = step.sampled ? 10'000'000 : 100'000;
+      step.interval = kInterval;
+      for (SegmentOfATrainer* trainer : {&first_, &second_}) trainer->writer.append_step(step);
+    }
+    run_->poll();
+  }
+
   // Two slices that err beyond what their precision explains: deviation_forward warns.
   void err(int64_t step) {
     for (int n = 0; n < 2; ++n) first_.sample(step, 1 + 0x1p-8);
@@ -119,6 +133,21 @@ TEST_F(RunAdvice, AWarningBeginsABurstOfAllRanksOnce) {
   for (size_t at = 0; (at = record.str().find("\"event\":\"burst\"", at)) != std::string::npos; ++at)
     ++bursts;
   EXPECT_EQ(bursts, 2u) << "one line of each rank";
+}
+
+// 10 ms in every second of 64 steps are beyond 1 %: the interval grows, from a step that no rank has told. Of
+// a sampled step in 64 that are told they would be a fifth of it, and it would shrink.
+TEST_F(RunAdvice, AnIntervalIsChosenByWhatStepsToldAsOneCost) {
+  open();
+  train_told_as_one(10, 640);
+  run_->choose_cadence(0);
+  for (const SegmentOfATrainer* trainer : {&first_, &second_}) {
+    EXPECT_EQ(trainer->writer.control()->interval, 2 * kInterval);
+    EXPECT_EQ(trainer->writer.control()->interval_from_step, 640 + 4 * 10);
+  }
+  err(640);
+  EXPECT_GE(advice_of(first_).from_step, 640 + 40 + 25);
+  EXPECT_LE(advice_of(first_).from_step, 640 + 40 + 29);
 }
 
 TEST_F(RunAdvice, NoBurstBeforeItsCostIsKnownNorWhereTheIntervalIsTheUsers) {

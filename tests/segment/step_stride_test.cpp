@@ -1,4 +1,4 @@
-#include "libmonitor/step_stride.h"
+#include "segment/step_stride.h"
 
 #include <gtest/gtest.h>
 
@@ -31,6 +31,11 @@ TEST(StepStride, BackwardsIsNone) {
   EXPECT_EQ(after({100, 110, 120, 50}), 1);
   EXPECT_EQ(after({100, 110, 120, 50, 60, 70}), 10);
   EXPECT_EQ(after({5, 5, 5}), 1);
+}
+
+TEST(StepStride, AnyNumberMayBeTold) {
+  EXPECT_EQ(after({INT64_MAX, INT64_MIN, INT64_MAX}), 1);
+  EXPECT_EQ(after({10, 20, 30, -1, 40}), 1);
 }
 
 }  // namespace

@@ -1,19 +1,20 @@
 // How far the number of the step goes on from one end of a step that is told to the next: a trainer may tell
 // every tenth only.
-#ifndef FORESHOCK_LIBMONITOR_STEP_STRIDE_H_
-#define FORESHOCK_LIBMONITOR_STEP_STRIDE_H_
+#ifndef FORESHOCK_SEGMENT_STEP_STRIDE_H_
+#define FORESHOCK_SEGMENT_STEP_STRIDE_H_
 
 #include <algorithm>
 #include <cstdint>
 
 namespace foreshock {
 
-// Follows from the numbers alone, so it is the same on all ranks that tell the same steps. One caller at a
-// time.
+// Follows from the numbers alone, so it is the same on all ranks that tell the same steps, and in the agent.
+// One caller at a time.
 class StepStride {
  public:
+  // Any number, since the agent hears of it from a trainer; a negative one is unknown.
   void tell(int64_t step) {
-    const int64_t went = last_ < 0 ? 1 : step - last_;
+    const int64_t went = last_ < 0 || step < 0 ? 1 : step - last_;
     stride_ = std::max<int64_t>(1, std::min(went, went_));
     went_ = went;
     last_ = step;
@@ -28,4 +29,4 @@ class StepStride {
 
 }  // namespace foreshock
 
-#endif  // FORESHOCK_LIBMONITOR_STEP_STRIDE_H_
+#endif  // FORESHOCK_SEGMENT_STEP_STRIDE_H_
