@@ -60,7 +60,7 @@ struct Call {
 };
 std::vector<Call> calls();
 void forget_calls();
-std::vector<std::string> violations();
+std::vector<std::string> violations();  // and on stderr at once, where FAKE_CUDA_TELLS is set
 std::vector<std::string> symbols_asked_for();
 std::vector<std::string> images();  // that modules were loaded from, byte by byte
 void* own_stream(int device);       // that the program under test has made last

@@ -1,6 +1,8 @@
 #include "tests/support/fake_cuda/world.h"
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 
 namespace fake_cuda {
 
@@ -19,7 +21,10 @@ int& capture_mode() {
   return mode;
 }
 
-void violation(const std::string& what) { world().violations.push_back(what); }
+void violation(const std::string& what) {
+  world().violations.push_back(what);
+  if (std::getenv("FAKE_CUDA_TELLS") != nullptr) std::fprintf(stderr, "fake_cuda: %s\n", what.c_str());
+}
 
 Stream* stream_of(void* handle) {
   if (handle != legacy_stream() && handle != thread_stream() && handle != nullptr)

@@ -1,0 +1,247 @@
+// The library on a real device: what arrives in the segment, what waits, what a capture suffers. Label gpu;
+// skipped, saying why, where there is no device. `live_device_rehearsal` runs the same on the fake driver, so
+// that what is wrong with the test itself is found where no device is.
+#include "tests/support/live_device.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <thread>
+#include <tuple>
+
+#include "tests/libmonitor/call_on_tensors.h"
+#include "tests/libmonitor/monitor_fixture.h"
+
+namespace foreshock {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr unsigned kLongest = 120;  // seconds of a case: what waits for ever is ended
+
+// What lies in a segment, by step, pass and payload.
+using Payloads = std::map<std::tuple<int64_t, uint32_t, uint32_t>, std::vector<std::byte>>;
+
+// A training of one call each way on tensors of the host, or of the device with the same bytes.
+struct LiveTrainer {
+  int32_t ops[2] = {foreshock_register_op("test::forward", FORESHOCK_FORWARD),
+                    foreshock_register_op("test::backward", FORESHOCK_BACKWARD)};
+  CallOnTensors tensors[2];
+  const LiveDevice* device;
+  void* stream = nullptr;
+  int64_t step = 0;
+
+  LiveTrainer(const LiveDevice* on, int64_t dim) : device(on) {
+    for (const int pass : {0, 1}) {
+      tensors[pass].dim = dim;
+      tensors[pass].queries = tensors[pass].keys = 300;
+      tensors[pass].build(pass == 1);
+      if (device != nullptr) move(&tensors[pass].call);
+    }
+  }
+
+  void move(foreshock_attention_call* call) const {
+    for (foreshock_tensor* tensor : {&call->query, &call->key, &call->value, &call->out, &call->log_sum_exp,
+                                     &call->grad_out, &call->grad_query}) {
+      if (tensor->data == nullptr) continue;
+      const int64_t count = tensor->shape[0] * tensor->shape[1] * tensor->shape[2] * tensor->shape[3];
+      tensor->data =
+          reinterpret_cast<void*>(device->copy_of(tensor->data, static_cast<size_t>(count) * sizeof(float)));
+      tensor->device_type = FORESHOCK_DEVICE_CUDA;
+    }
+  }
+
+  void attention(int pass) {
+    const uint32_t flags = pass == 0 ? FORESHOCK_NEEDS_GRADIENT : FORESHOCK_IN_BACKWARD;
+    if (foreshock_attention_enter(ops[pass], flags) == 0) return;
+    foreshock_attention_call call = tensors[pass].call;
+    call.op = ops[pass];
+    call.stream = stream;
+    foreshock_attention_leave(&call);
+  }
+
+  // Returns how long its end took.
+  Clock::duration train() {
+    attention(0);
+    attention(1);
+    std::this_thread::sleep_for(5ms);  // so that what is sampled is little of it
+    foreshock_step record = {};
+    record.size = sizeof record;
+    record.version = FORESHOCK_ABI_VERSION;
+    record.step = ++step;
+    record.step_source = FORESHOCK_STEP_REPORTED;
+    const Clock::time_point begin = Clock::now();
+    foreshock_step_end(&record);
+    return Clock::now() - begin;
+  }
+
+  // Nothing of the first step is sampled; the calls of the second one ask for the device.
+  void set_up() {
+    train();
+    train();
+    device->wait();
+  }
+};
+
+class LiveDeviceTest : public MonitorTest {
+ protected:
+  void SetUp() override {
+    MonitorTest::SetUp();
+    if (IsSkipped()) return;
+    const std::string missing = missing_device();
+    if (!missing.empty()) GTEST_SKIP() << "no device: " << missing;
+  }
+
+  void on_device(int64_t dim, const std::function<void(LiveDevice&, LiveTrainer&)>& body) {
+    in_child({}, [&] {
+      alarm(kLongest);
+      LiveDevice device;
+      LiveTrainer trainer(&device, dim);
+      body(device, trainer);
+    });
+  }
+
+  Payloads payloads() {
+    Payloads found;
+    auto reader = open();
+    SegmentReader::Ready ready;
+    while (reader != nullptr && reader->next_ready(&ready)) {
+      EXPECT_EQ(ready.why, nullptr) << ready.why;
+      const segment::Slot& header = ready.view.header;
+      for (uint32_t n = 0; n < segment::kPayloads; ++n)
+        found[{header.step, header.pass, n}].assign(ready.view.payload[n].begin(),
+                                                    ready.view.payload[n].end());
+      reader->consume_judged(ready.slot, ready.ticket, header.pass);
+    }
+    return found;
+  }
+
+  static uint64_t slices(const Payloads& found) { return found.size() / segment::kPayloads; }
+
+  // Of both passes; false after ten seconds.
+  bool arrives(uint64_t slices) {
+    for (int n = 0; n < 1000; ++n) {
+      Payloads found = payloads();
+      arrived_.merge(found);
+      if (LiveDeviceTest::slices(arrived_) >= slices) return true;
+      std::this_thread::sleep_for(10ms);
+    }
+    return false;
+  }
+
+  void clear() {
+    for (const auto& entry : fs::directory_iterator(base_ + "/r")) fs::remove(entry.path());
+  }
+
+  Payloads arrived_;
+};
+
+// From every kind of stream; rows of 24 bytes and of 256.
+TEST_F(LiveDeviceTest, BringsTheBytesThatTheHostCopies) {
+  constexpr int kSteps = 6;
+  for (const int64_t dim : {6, 64}) {
+    in_child({}, [dim] {
+      LiveTrainer trainer(nullptr, dim);
+      for (int n = 0; n < kSteps; ++n) trainer.train();
+    });
+    const Payloads expected = payloads();
+    ASSERT_EQ(slices(expected), 2u * (kSteps - 1));
+    clear();
+    for (const char* kind : {"legacy", "of the thread", "blocking", "non-blocking"}) {
+      SCOPED_TRACE(kind);
+      on_device(dim, [kind](LiveDevice& device, LiveTrainer& trainer) {
+        const std::string of = kind;
+        trainer.stream = of == "legacy"          ? reinterpret_cast<void*>(uintptr_t{1})
+                         : of == "of the thread" ? reinterpret_cast<void*>(uintptr_t{2})
+                                                 : device.new_stream(of == "blocking" ? 0 : 1);
+        trainer.set_up();
+        for (int n = 2; n < kSteps; ++n) {
+          trainer.train();
+          device.wait();
+        }
+      });
+      const Payloads found = payloads();
+      EXPECT_EQ(slices(found), 2u * (kSteps - 2)) << "all that come after the device was met";
+      for (const auto& [key, bytes] : found)
+        EXPECT_TRUE(expected.contains(key) && expected.at(key) == bytes)
+            << "step " << std::get<0>(key) << ", pass " << std::get<1>(key) << ", payload "
+            << std::get<2>(key);
+      clear();
+    }
+  }
+}
+
+// With the trainer's stream standing still before them: a call that waited would never return.
+TEST_F(LiveDeviceTest, NoCallAndNoStepWaitsForTheDevice) {
+  on_device(64, [this](LiveDevice& device, LiveTrainer& trainer) {
+    trainer.stream = device.new_stream(1);
+    Gate gate(device);
+    trainer.set_up();
+    gate.shut(trainer.stream);
+    for (int n = 0; n < 3; ++n) trainer.train();
+    EXPECT_EQ(slices(payloads()), 0u) << "what is behind the gate";
+    gate.open();
+    EXPECT_TRUE(arrives(2 * 3));
+  });
+}
+
+// What it does may wait for the device, and on a real one does: told here, since it is what a step with
+// collectives under way has to bear once.
+TEST_F(LiveDeviceTest, SetUpBehindABusyStream) {
+  on_device(64, [this](LiveDevice& device, LiveTrainer& trainer) {
+    trainer.stream = device.new_stream(1);
+    Gate gate(device);
+    trainer.train();
+    device.wait();
+    const size_t free = device.free_bytes();
+    gate.shut(trainer.stream);
+    std::thread other([&gate] {
+      std::this_thread::sleep_for(500ms);
+      gate.open();
+    });
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(trainer.train());
+    other.join();
+    device.wait();
+    std::printf(
+        "set-up behind a stream that stood still for 500 ms: %lld ms; memory of the device: %lld KiB\n",
+        static_cast<long long>(took.count()),
+        static_cast<long long>(free - std::min(free, device.free_bytes())) / 1024);
+    trainer.train();
+    EXPECT_TRUE(arrives(2));
+  });
+}
+
+// In the mode that forbids every thread what may disturb it, which is torch's.
+TEST_F(LiveDeviceTest, ACaptureIsNotSpoiltByWhatRunsBesideIt) {
+  constexpr int kGlobal = 0;
+  on_device(64, [this](LiveDevice& device, LiveTrainer& trainer) {
+    trainer.stream = device.new_stream(1);
+    void* captured = device.new_stream(1);
+    void* graph = nullptr;
+    device.must("cuStreamBeginCapture_v2", captured, kGlobal);
+    trainer.train();
+    trainer.train();  // sets up
+    // Nothing may be waited for meanwhile.
+    for (int n = 0; n < 200 && slices(arrived_) == 0; ++n) {
+      trainer.train();
+      Payloads found = payloads();
+      arrived_.merge(found);
+    }
+    EXPECT_GT(slices(arrived_), 0u);
+    trainer.stream = captured;
+    trainer.train();
+    EXPECT_EQ(device.call("cuStreamEndCapture", captured, &graph), 0);
+    EXPECT_NE(graph, nullptr);
+    const segment::Totals totals = open()->totals();
+    EXPECT_EQ(totals.skipped[0][FORESHOCK_SKIP_CAPTURE] + totals.skipped[1][FORESHOCK_SKIP_CAPTURE], 2u);
+    EXPECT_EQ(totals.skipped[0][FORESHOCK_SKIP_DEVICE] + totals.skipped[1][FORESHOCK_SKIP_DEVICE], 0u);
+  });
+}
+
+}  // namespace
+}  // namespace foreshock
