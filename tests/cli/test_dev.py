@@ -189,6 +189,58 @@ def test_tests_that_found_no_device_say_so(dev, monkeypatch, capsys, reports, st
     assert capsys.readouterr().out.splitlines() == told
 
 
+@pytest.fixture
+def only_kit(dev, monkeypatch, tmp_path):
+    """A machine that has build/gpu and cannot build: what is run there, with the build that tests are to take."""
+    ran = []
+
+    def run(command, *words, env=None, **_more):
+        ran.append((pathlib.Path(command), *map(str, words), (env or {}).get("FORESHOCK_BUILD")))
+        return 1 if pathlib.Path(command).name in failing else 0
+
+    def never(*_, **__):
+        raise AssertionError("nothing is installed or built here")
+
+    failing = set()
+    monkeypatch.setattr(dev, "KIT", tmp_path / "gpu")
+    monkeypatch.setattr(dev, "RELEASE", tmp_path / "release")
+    monkeypatch.setattr(dev, "run", run)
+    for name in ("ensure_system", "ensure_venv", "build"):
+        monkeypatch.setattr(dev, name, never)
+    (tmp_path / "gpu").mkdir()
+    return tmp_path / "gpu", ran, failing
+
+
+def test_what_needs_a_device_runs_from_a_kit_where_nothing_can_be_built(dev, monkeypatch, only_kit):
+    kit, ran, failing = only_kit
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "gpu-test"])
+    assert dev.main() == 0
+    assert [program.name for program, *_ in ran[:2]] == ["device_kernels_test", "live_device_test"]
+    assert {program.parent for program, *_ in ran[:2]} == {kit / "bin"}
+    assert ran[2][1:] == ("-m", "pytest", "tests/gpu", "-rs", str(kit))
+    failing.add("live_device_test")
+    assert dev.main() == 1
+    assert len(ran) == 6, "the others run all the same"
+    ran.clear()
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "gpu"])
+    assert dev.main() == 0
+    assert [program for program, *_ in ran] == [kit / "bin" / "bench_gpu"]
+
+
+def test_a_build_is_taken_before_a_kit(dev, only_kit, tmp_path):
+    assert dev.has_only_kit()
+    (tmp_path / "release").mkdir()
+    assert not dev.has_only_kit()
+
+
+def test_libraries_of_a_kit_are_those_that_not_every_machine_has(dev, monkeypatch):
+    names = ("libfmt.so.9", "libstdc++.so.6", "libm.so.6", "libmpfr.so.6")
+    told = "\tlinux-vdso.so.1 (0x1)\n" + "".join(f"\t{name} => /lib/{name} (0x2)\n" for name in names)
+    done = subprocess.CompletedProcess([], 0, stdout=told)
+    monkeypatch.setattr(dev.subprocess, "run", lambda *_, **__: done)
+    assert dev.shared_libraries("program") == {"libfmt.so.9": "/lib/libfmt.so.9", "libmpfr.so.6": "/lib/libmpfr.so.6"}
+
+
 def test_a_short_bench_is_one_that_can_be(dev, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(dev, "ensure_all", lambda: None)
