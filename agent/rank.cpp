@@ -33,11 +33,6 @@ std::optional<double> ratio_of(double train, double own, double agent, int cores
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
 }
 
-// Of a long healthy training some slices are beyond the limit by the luck of one row: about 1 in 64 where
-// that is frequent (a small model that knows its data by heart). By a Poisson law of mean 1 there are 8 in
-// one of 100,000 windows; a kernel that errs does so in nearly all.
-constexpr auto kPastSlicesBeyond = 8;
-
 auto slices_beyond(const SampleWindow& ratios, uint32_t pass) {
   return std::count_if(ratios.data(), ratios.data() + ratios.size(),
                        [&](double x) { return x > ratio_limit(pass); });
@@ -71,10 +66,7 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, L
     const std::string of = alarm.of;
     // The alarm stays for 64 slices; of these two each slice tells for itself whether it is so still.
     if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
-    if (of == "deviation_ratio" &&
-        (!(deviation.deviation_ratio.value_or(0) > ratio_limit(pass)) ||
-         slices_beyond(layer->pass[pass].deviation_ratio, pass) < kPastSlicesBeyond))
-      continue;
+    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(pass))) continue;
     PastAlarm& past =
         layer->pass[pass].past.try_emplace(of, PastAlarm{step, step, alarm.value}).first->second;
     past.first_step = std::min(past.first_step, step);

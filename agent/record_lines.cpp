@@ -56,6 +56,8 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.error_norm = deviation.kernel_error_norm;
   line.plain_error_norm = deviation.plain_error_norm;
   line.deviation_ratio = deviation.deviation_ratio;
+  line.effective_rows = deviation.effective_rows;
+  line.plain_effective_rows = deviation.plain_effective_rows;
   line.grad_out_drift = deviation.grad_out_drift;
   line.bias_error_sum = deviation.bias.numerator;
   line.bias_ulp_sum = deviation.bias.denominator;

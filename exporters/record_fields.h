@@ -117,7 +117,15 @@ inline constexpr Field<SampleLine> kSampleFields[] = {
      "Root of the sum of squared errors of the kernel over the slice."},
     {"plain_error_norm", &SampleLine::plain_error_norm, "1",
      "Noise floor: the same of unfused attention in the same precision."},
-    {"deviation_ratio", &SampleLine::deviation_ratio, "ratio", "Error of the kernel over the noise floor."},
+    {"deviation_ratio", &SampleLine::deviation_ratio, "ratio",
+     "Error of the kernel over the noise floor. Absent of a backward slice where too few rows decide it: "
+     "effective_rows below 3 and plain_effective_rows below 8."},
+    {"effective_rows", &SampleLine::effective_rows, "rows",
+     "Rows that the two errors are spread over: (sum of e)^2 over sum of e^2, e the squared errors of both "
+     "in a "
+     "row."},
+    {"plain_effective_rows", &SampleLine::plain_effective_rows, "rows",
+     "The same of the error of unfused attention alone."},
     {"bias_ulp", &SampleLine::bias_ulp, "ulp",
      "bias_error_sum over bias_ulp_sum: signed error towards larger magnitude. Of several samples, divide "
      "the sums."},

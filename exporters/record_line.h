@@ -61,6 +61,8 @@ struct SampleLine {
   std::optional<double> error_norm,
       plain_error_norm;                   // of the kernel, and of plain attention: the noise floor
   std::optional<double> deviation_ratio;  // the one over the other
+  // Rows that both errors together, and that of plain attention, are spread over.
+  std::optional<double> effective_rows, plain_effective_rows;
   // The bias over several samples is the quotient of the sums: add the sums up, do not average the quotients.
   std::optional<double> bias_ulp, bias_error_sum, bias_ulp_sum;
   std::optional<double> rounded_reference_bias_ulp, rounded_reference_bias_error_sum;

@@ -108,7 +108,8 @@ double squared_error(const Row& row, bool of_plain) {
 // Sums over the compared rows, until they become means and norms.
 struct Errors {
   double relative_sum = 0, relative_max = 0;
-  double kernel = 0, plain = 0;  // squares
+  double kernel = 0, plain = 0;                      // squares
+  double squares_of_both = 0, squares_of_plain = 0;  // fourth powers: of a row's kernel + plain, of its plain
   int rows_with_plain = 0;
 };
 
@@ -128,8 +129,22 @@ void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
     ++errors->rows_with_plain;
     errors->kernel += kernel;
     errors->plain += plain;
+    errors->squares_of_both += (kernel + plain) * (kernel + plain);
+    errors->squares_of_plain += plain * plain;
   }
   add_bias(row, d);
+}
+
+std::optional<double> effective_count(double sum, double sum_of_squares) {
+  const double count = sum / sum_of_squares * sum;
+  return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
+}
+
+// Whether the ratio is more than that of two single draws, see kLeastEffectiveRows. Forward each element of a
+// row is rounded for itself: there a row is a sample.
+bool is_decided(const SliceDeviation& d) {
+  return !d.backward || !d.effective_rows || *d.effective_rows >= kLeastEffectiveRows ||
+         d.plain_effective_rows.value_or(0) >= kEnoughPlainRows;
 }
 
 void summarise(const Errors& errors, SliceDeviation* d) {
@@ -139,7 +154,9 @@ void summarise(const Errors& errors, SliceDeviation* d) {
   }
   d->kernel_error_norm = std::sqrt(errors.kernel);
   d->plain_error_norm = std::sqrt(errors.plain);
-  if (errors.rows_with_plain > 0 && (errors.kernel > 0 || errors.plain > 0)) {
+  d->effective_rows = effective_count(errors.kernel + errors.plain, errors.squares_of_both);
+  d->plain_effective_rows = effective_count(errors.plain, errors.squares_of_plain);
+  if (errors.rows_with_plain > 0 && (errors.kernel > 0 || errors.plain > 0) && is_decided(*d)) {
     d->deviation_ratio = errors.plain > 0 ? d->kernel_error_norm / d->plain_error_norm : kInfinity;
   }
 }

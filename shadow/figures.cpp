@@ -22,6 +22,8 @@ std::vector<Figure> figures_of(const SliceDeviation& d) {
       {"error_norm", exact_text(d.kernel_error_norm)},
       {"plain_error_norm", exact_text(d.plain_error_norm)},
       {"deviation_ratio", text_of(d.deviation_ratio)},
+      {"effective_rows", text_of(d.effective_rows)},
+      {"plain_effective_rows", text_of(d.plain_effective_rows)},
       {"bias_error_sum", exact_text(d.bias.numerator)},
       {"bias_ulp_sum", exact_text(d.bias.denominator)},
       {"rounded_reference_bias_error_sum", exact_text(d.rounded_bias.numerator)},

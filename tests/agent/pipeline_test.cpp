@@ -56,7 +56,7 @@ TEST(Pipeline, ANaNOfTheKernelIsCountedAndMakesItsLayerTheWorst) {
   RankStatistics rank;
   trainer.sample(1, NAN);
   pipeline.poll(*reader, &rank);
-  EXPECT_EQ(rank.nonfinite_output, 8u);
+  EXPECT_EQ(rank.nonfinite_output, 16u);
   ASSERT_NE(rank.worst_layer(), nullptr);
   EXPECT_EQ(rank.worst_layer()->label, "003");
 }

@@ -52,10 +52,10 @@ class SegmentOfATrainer {
     return reader;
   }
 
-  // Four fp64 rows over four keys; `factor` is how wrong the kernel's output is. A backward one has gradients
-  // that belong to nothing.
+  // Eight fp64 rows over four keys; `factor` is how wrong the kernel's output is. A backward one has
+  // gradients that belong to nothing.
   void sample(int64_t step, double factor, int layer = 0, uint32_t pass = 0) {
-    constexpr int kRows = 4, kKeys = 4, kDim = 2;
+    constexpr int kRows = 8, kKeys = 4, kDim = 2;
     writer.threads()[0].claimed = 1;
     ++writer.threads()[0].calls[pass];
     ++writer.threads()[0].sampled[pass];
@@ -70,15 +70,20 @@ class SegmentOfATrainer {
     slot->keys = kKeys;
     slot->head_dim = slot->value_dim = kDim;
     slot->heads_in_slice = 1;
-    slot->query_length = slot->key_length = kKeys;
+    slot->query_length = kRows;
+    slot->key_length = kKeys;
     slot->scale = 1;
     slot->layer = layer;
     slot->layer_source = static_cast<uint32_t>(segment::LayerSource::kParameter);
-    double query[kRows * kDim], key[kKeys * kDim], value[kKeys * kDim], out[kRows * kDim];
+    double query[kRows * kDim], key[kKeys * kDim], value[kKeys * kDim], out[kRows * kDim],
+        grad_out[kRows * kDim];
     for (int n = 0; n < kKeys * kDim; ++n) {
-      query[n] = 0.1 * (n % 3);
       key[n] = 0.2 * (n % 5) + 0.01 * static_cast<double>(ticket);
       value[n] = 1 + n;
+    }
+    for (int n = 0; n < kRows * kDim; ++n) {
+      query[n] = 0.1 * (n % 3);
+      grad_out[n] = 1 + n;
     }
     for (int row = 0; row < kRows; ++row) {
       slot->key_limit[row] = kKeys;
@@ -92,16 +97,16 @@ class SegmentOfATrainer {
       for (int d = 0; d < kDim; ++d) out[row * kDim + d] = mean[d] / sum * factor;
     }
     uint64_t at = (sizeof(segment::Slot) + 63) / 64 * 64;
-    const auto put = [&](segment::PayloadId id, const double(&values)[8]) {
+    const auto put = [&](segment::PayloadId id, const auto& values) {
       slot->payload[id] = {at, sizeof values};
       std::memcpy(reinterpret_cast<char*>(slot) + at, values, sizeof values);
-      at += 64;
+      at += (sizeof values + 63) / 64 * 64;
     };
     put(segment::kQuery, query);
     put(segment::kKey, key);
     put(segment::kValue, value);
     put(segment::kOut, out);
-    if (pass == 1) put(segment::kGradOut, value);
+    if (pass == 1) put(segment::kGradOut, grad_out);
     if (pass == 1) put(segment::kGradQuery, query);
     writer.publish(slot, ticket);
   }

@@ -34,7 +34,11 @@ def test_long_contexts_are_judged():
             # the number of keys, 2.0 at 32768 and 3.8 at 131072, as the sum over blocks of keys does that is rounded
             # to 16 bits after each; the same in one slot (below). A part in the wrong place would be hundreds.
             most = 1.3 if which == "forward" else 6
-            assert all(0.3 < line["deviation_ratio"] < most for line in of_keys), of_keys
+            ratios = [line["deviation_ratio"] for line in of_keys]
+            if which == "backward":  # none where the error is that of a row or two
+                ratios = [ratio for ratio in ratios if ratio is not None]
+            assert ratios, of_keys
+            assert all(0.3 < ratio < most for ratio in ratios), of_keys
 
 
 def test_what_is_found_does_not_depend_on_the_split():

@@ -63,6 +63,16 @@ def pooled_bias(lines: list[dict], errors: str = "bias_error_sum") -> tuple[floa
     return bias, bias * size / math.sqrt(squares * len(sums) / (len(sums) - 1))
 
 
+def ratios_of(lines: list[dict]) -> list[float]:
+    """Deviation ratios, of those that have one: a backward slice whose error is that of a few rows has none."""
+    ratios = [line["deviation_ratio"] for line in lines if line["deviation_ratio"] is not None]
+    for line in lines:
+        few = line["pass"] == "backward" and line["effective_rows"] < 3 and line["plain_effective_rows"] < 8
+        assert (line["deviation_ratio"] is None) == few, line
+    assert len(ratios) > len(lines) / 4
+    return ratios
+
+
 CONTROL = "rounded_reference_bias_error_sum"
 
 
@@ -100,7 +110,7 @@ def test_cases_are_what_they_say(samples):
 @pytest.mark.parametrize("which", ["forward", "backward"])
 @pytest.mark.parametrize("case", RATIOS)
 def test_error_is_that_of_the_precision(run, samples, capsys, case, which):
-    ratio = statistics.fmean(line["deviation_ratio"] for line in samples[case, which])
+    ratio = statistics.fmean(ratios_of(samples[case, which]))
     say(capsys, run, f"{case}, {which}: deviation ratio {ratio:.2f}")
     low, high = RATIOS[case]
     assert low <= ratio <= high
@@ -128,14 +138,15 @@ def test_flat_scores_show_the_kernel_s_bias(run, samples, capsys):
 
 @pytest.mark.parametrize("which", ["forward", "backward"])
 def test_summary_pools_as_the_definition_says(run, which):
-    last = [line for line in run.of("sample") if line["pass"] == which][-POOL:]
+    lines = [line for line in run.of("sample") if line["pass"] == which]
+    last = lines[-POOL:]
     of = run.rank()["attention"][which]
     # Equal but for the order in which 64 numbers are added: 64 * 2^-53, doubled by what cancels.
     assert pooled_bias(last) == pytest.approx((of["bias_ulp"], of["bias_z"]), rel=1e-12)
     control = (of["rounded_reference_bias_ulp"], of["rounded_reference_bias_z"])
     assert pooled_bias(last, CONTROL) == pytest.approx(control, rel=1e-12)
-    # "mean" and "max" over the same pool.
-    ratios = [line["deviation_ratio"] for line in last]
+    # "mean" and "max" over the last ones that there are.
+    ratios = ratios_of(lines)[-POOL:]
     assert of["deviation_ratio"] == pytest.approx({"mean": statistics.fmean(ratios), "max": max(ratios)}, rel=1e-12)
 
 

@@ -86,6 +86,15 @@ os._exit(0)
 """
 
 
+def assert_ratios(samples: list[dict], which: str) -> None:
+    """The gradient of the query also has the error that the rounded output brings: no more than the alarm takes. A
+    slice backward whose error is that of a row or two has no ratio; most have one."""
+    ratios = [sample["deviation_ratio"] for sample in samples]
+    known = [ratio for ratio in ratios if ratio is not None]
+    assert len(known) > (len(ratios) / 4 if which == "backward" else len(ratios) - 1)
+    assert 0 < min(known) <= max(known) < (2 if which == "forward" else 3)
+
+
 def trained(host_cuda: str, backend: int, dropout: float, *words_of_it: str) -> Run:
     """The monitored run, after it gave the bits of a plain one."""
     words = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda")}
@@ -110,10 +119,9 @@ def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
         mine = [sample for sample in samples if sample["pass"] == which]
         assert {sample["op"] for sample in mine} == {"_scaled_dot_product_" + operation}
         assert {sample["layer_source"] for sample in mine} == {"parameter"}
+        assert_ratios(mine, which)
         for sample in mine:
             assert sample["nonfinite_values"] == 0
-            # The gradient of the query also has the error that the rounded output brings: no more than the alarm takes.
-            assert 0 < sample["deviation_ratio"] < (2 if which == "forward" else 3)
             if which == "forward":
                 assert 0 < sample["relative_error_max"] < OUTPUT
                 assert sample["lse_error_abs_max"] < SUMS
@@ -136,11 +144,10 @@ def test_packed_sequences_are_judged_on_a_device(host_cuda, backend: int, name: 
         assert {sample["layer_source"] for sample in mine} == {"parameter"}
         assert len({sample["query_length"] for sample in mine}) > 2
         assert {sample["batch"] for sample in mine} <= {0, 1, 2, 3}
+        assert_ratios(mine, which)
         for sample in mine:
             assert 2 <= sample["query_length"] == sample["key_length"] <= 22
             assert sample["nonfinite_values"] == 0
-            # The gradient of the query also has the error that the rounded output brings: no more than the alarm takes.
-            assert 0 < sample["deviation_ratio"] < (2 if which == "forward" else 3)
             if which == "forward":
                 assert 0 < sample["relative_error_max"] < OUTPUT
                 assert sample["lse_error_abs_max"] < SUMS

@@ -166,6 +166,49 @@ TEST(Deviation, FlatRowsOfAFusedKernelAreBiased) {
   expect_quiet(pooled.control);
 }
 
+// Grows one row of grad_out, so that nearly all of the gradient is that row's.
+void let_one_row_outweigh(SliceData* data, double factor) {
+  const size_t columns = data->shape.value_dim;
+  for (size_t c = 0; c < columns; ++c)
+    data->grad_out.set(5 * columns + c, factor * data->grad_out.get(5 * columns + c));
+}
+
+TEST(Deviation, OneRowThatOutweighsAllOthersDecidesNoRatioBackward) {
+  SliceData data({DType::kFp32, 16, 64, 16, 16, true});
+  fill_results(&data, unchanged);
+  SliceDeviation d = judged(data);
+  EXPECT_TRUE(d.deviation_ratio);
+  EXPECT_GT(*d.effective_rows, kLeastEffectiveRows);
+  EXPECT_GT(*d.plain_effective_rows, kLeastEffectiveRows);
+
+  let_one_row_outweigh(&data, 1000);
+  fill_results(&data, [](double x, double ulp) { return x + 64 * ulp; });
+  d = judged(data);
+  EXPECT_FALSE(d.deviation_ratio);
+  // The squares of the other rows' errors are about a millionth of this one's each.
+  EXPECT_NEAR(*d.effective_rows, 1, 1e-3);
+  EXPECT_NEAR(*d.plain_effective_rows, 1, 1e-3);
+  EXPECT_GT(d.kernel_error_norm / d.plain_error_norm, 3) << "what is known is told";
+
+  // Forward nothing of this is so.
+  SliceData forward({DType::kFp32, 16, 64, 16, 16, false});
+  for (size_t c = 0; c < 16; ++c) forward.query.set(c, 100 * forward.query.get(c));
+  fill_results(&forward, unchanged);
+  EXPECT_TRUE(judged(forward).deviation_ratio);
+}
+
+TEST(Deviation, ARowThatErrsAloneAmongEqualOnesIsJudged) {
+  SliceData data({DType::kBf16, 16, 64, 64, 64, true});  // what is stored in bf16 errs in each element
+  fill_results(&data, unchanged);
+  for (size_t c = 0; c < 64; ++c) data.grad_query.set(5 * 64 + c, 2 * data.grad_query.get(5 * 64 + c));
+  const SliceDeviation d = judged(data);
+  EXPECT_LT(*d.effective_rows, kLeastEffectiveRows);
+  EXPECT_GE(*d.plain_effective_rows, kEnoughPlainRows);
+  // That row errs by itself, plain by at most a rounding of 2^-9 to store each element and a few of what is
+  // stored between: below 2^-6 of 16 such rows.
+  EXPECT_GT(*d.deviation_ratio, 0x1p6 / 4);
+}
+
 TEST(Deviation, NonFiniteResultIsAResult) {
   for (const double planted : {kNaN, kInfinity}) {
     SliceData data({DType::kBf16, 16, 100, 64, 64, false});
