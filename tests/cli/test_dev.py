@@ -222,9 +222,9 @@ def test_what_needs_a_device_runs_from_a_kit_where_nothing_can_be_built(dev, mon
     assert dev.main() == 1
     assert len(ran) == 6, "the others run all the same"
     ran.clear()
-    monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "gpu"])
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", *dev.GPU_BENCHES])
     assert dev.main() == 0
-    assert [program for program, *_ in ran] == [kit / "bin" / "bench_gpu"]
+    assert [program for program, *_ in ran] == [kit / "bin" / f"bench_{name}" for name in dev.GPU_BENCHES]
 
 
 def test_a_build_is_taken_before_a_kit(dev, only_kit, tmp_path):

@@ -1,0 +1,187 @@
+// What a sampled call costs a training on a device: time of the host in the call, and how much later the
+// trainer's stream comes to rest. Work of the device and calls take turns, as layers do; windows with calls
+// that are sampled stand beside windows without calls, and the medians are compared. Once as CUDA has it and
+// once with one connection to the device for all streams, as Megatron-LM asks for: there our copies could
+// keep the trainer's kernels waiting.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "foreshock/hook.h"
+#include "segment/reader.h"
+#include "tests/support/live_device.h"
+
+namespace foreshock {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using Microseconds = std::chrono::duration<double, std::micro>;
+
+// A layer of attention in bf16: a slice is K and V of one head, 4 MB.
+constexpr int64_t kHeads = 32, kKvHeads = 8, kTokens = 8192, kDim = 128;
+constexpr int kLayers = 8, kWarmUp = 4;
+
+struct Size {
+  int windows = 60;
+  size_t work_bytes = size_t{1} << 30;  // set by the device between two calls: half a millisecond of an H100
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+class Training {
+ public:
+  Training(const LiveDevice& device, const Size& size) : device_(device), size_(size) {
+    device_.must("cuMemAlloc_v2", &work_, size_.work_bytes);
+    stream_ = device_.new_stream(1);
+    call_.size = sizeof call_;
+    call_.version = FORESHOCK_ABI_VERSION;
+    call_.op = foreshock_register_op("bench::forward", FORESHOCK_FORWARD);
+    call_.scale = 0.1;
+    call_.causal = FORESHOCK_CAUSAL_TOP_LEFT;
+    call_.stream = stream_;
+    call_.query = call_.out = tensor(kHeads);
+    call_.key = call_.value = tensor(kKvHeads);
+  }
+
+  // Microseconds from the first piece of work to the last one's end.
+  double window(bool with_calls) {
+    const Clock::time_point begin = Clock::now();
+    for (int layer = 0; layer < kLayers; ++layer) {
+      device_.must("cuMemsetD8Async", work_, static_cast<unsigned char>(layer), size_.work_bytes, stream_);
+      if (with_calls) attention();
+    }
+    device_.wait();
+    const double took = Microseconds(Clock::now() - begin).count();
+    foreshock_step record = {};
+    record.size = sizeof record;
+    record.version = FORESHOCK_ABI_VERSION;
+    record.step = ++step_;
+    record.step_source = FORESHOCK_STEP_REPORTED;
+    foreshock_step_end(&record);
+    device_.wait();
+    return took;
+  }
+
+  std::vector<double> calls;  // microseconds of the host
+
+ private:
+  // What lies in it is not looked at.
+  foreshock_tensor tensor(int64_t heads) {
+    uint64_t address = 0;
+    device_.must("cuMemAlloc_v2", &address, static_cast<size_t>(heads * kTokens * kDim * 2));
+    return {reinterpret_cast<void*>(address),
+            {1, heads, kTokens, kDim},
+            {heads * kTokens * kDim, kDim, heads * kDim, 1},
+            FORESHOCK_BF16,
+            4,
+            FORESHOCK_DEVICE_CUDA,
+            0};
+  }
+
+  void attention() {
+    const Clock::time_point begin = Clock::now();
+    if (foreshock_attention_enter(call_.op, FORESHOCK_NEEDS_GRADIENT) != 0) foreshock_attention_leave(&call_);
+    calls.push_back(Microseconds(Clock::now() - begin).count());
+  }
+
+  const LiveDevice& device_;
+  const Size size_;
+  uint64_t work_ = 0;
+  void* stream_ = nullptr;
+  foreshock_attention_call call_ = {};
+  int64_t step_ = 0;
+};
+
+// Gives the slots back, as an agent does.
+void consume(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".seg") continue;
+    std::string why;
+    auto reader = segment::SegmentReader::open(folder, entry.path().stem(), &why);
+    segment::SegmentReader::Ready ready;
+    while (reader != nullptr && reader->next_ready(&ready))
+      reader->consume_judged(ready.slot, ready.ticket, ready.view.header.pass);
+  }
+}
+
+uint64_t sampled(const fs::path& folder) {
+  uint64_t all = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".seg") continue;
+    std::string why;
+    if (auto reader = segment::SegmentReader::open(folder, entry.path().stem(), &why))
+      all += reader->totals().sampled[FORESHOCK_FORWARD];
+  }
+  return all;
+}
+
+int measure(const char* connections, const fs::path& base, const Size& size) {
+  if (*connections != '\0') setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
+  setenv("FORESHOCK_DIR", base.c_str(), 1);
+  for (const auto& [name, value] :
+       {std::pair("RUN_ID", "r"), {"EVERY", "1"}, {"MAX_SLOWDOWN", "100%"}, {"MEMORY", "256MiB"}})
+    setenv((std::string("FORESHOCK_") + name).c_str(), value, 1);
+  const fs::path folder = base / "r";
+  fs::create_directory(folder);
+  const LiveDevice device;
+  Training training(device, size);
+  for (int n = 0; n < kWarmUp; ++n) {
+    training.window(true);
+    consume(folder);
+  }
+  training.calls.clear();
+  const uint64_t before = sampled(folder);
+  std::vector<double> with, without;
+  for (int n = 0; n < size.windows; ++n) {
+    with.push_back(training.window(true));
+    consume(folder);
+    without.push_back(training.window(false));
+  }
+  const double of_window = static_cast<double>(sampled(folder) - before) / size.windows;
+  std::printf("%-22s %4.1f of %d calls sampled; %6.1f us of the host and %6.1f us of the stream a call\n",
+              *connections != '\0' ? "one connection:" : "connections of CUDA:", of_window, kLayers,
+              median(training.calls), of_window > 0 ? (median(with) - median(without)) / of_window : 0.0);
+  return of_window > 0 ? 0 : 1;
+}
+
+// Each setting in a process of its own: a driver reads it once.
+int run(const Size& size) {
+  if (const std::string missing = missing_device(); !missing.empty()) {
+    std::printf("nothing was measured: no device: %s\n", missing.c_str());
+    return 0;
+  }
+  int failed = 0;
+  for (const char* connections : {"", "1"}) {
+    std::string base = "/dev/shm/foreshock-bench-XXXXXX";
+    if (mkdtemp(base.data()) == nullptr) return 1;
+    std::fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) std::exit(measure(connections, base, size));
+    int status = -1;
+    waitpid(child, &status, 0);
+    failed += status != 0;
+    fs::remove_all(base);
+  }
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace foreshock
+
+// With a number: so many windows, of little work. Only shows that it runs.
+int main(int count, char** arguments) {
+  foreshock::Size size;
+  if (count > 1) size = {.windows = std::max(std::atoi(arguments[1]), 1), .work_bytes = size_t{1} << 20};
+  return foreshock::run(size);
+}
