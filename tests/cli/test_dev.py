@@ -63,8 +63,9 @@ def test_without_root_one_line_says_what_to_type(dev, dpkg, monkeypatch, capsys)
 
 
 def test_local_versions_count_as_the_pinned_one(dev, monkeypatch):
-    answer = '{"torch": "2.13.0+cpu", "numpy": "0.1"}'
-    monkeypatch.setattr(dev, "wanted_python_packages", lambda: {"torch": "2.13.0", "numpy": "2.4.6", "pytest": "9.2.0"})
+    answer = '{"torch": "2.13.0+cpu", "numpy": "0.1", "Py.Test_sdk": "1!9.2.0"}'
+    wanted = {"torch": "2.13.0", "numpy": "2.4.6", "pytest": "9.2.0", "py-test-sdk": "1!9.2.0"}
+    monkeypatch.setattr(dev, "wanted_python_packages", lambda: wanted)
     monkeypatch.setattr(dev, "PYTHON", ROOT / "dev")
     monkeypatch.setattr(
         dev.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=answer, stderr="")
