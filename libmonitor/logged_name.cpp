@@ -13,6 +13,7 @@ constexpr std::string_view kLosses[] = {
     "loss train",                    //
     "loss train total",              // Composer
     "lm loss",                       // Megatron-LM
+    "samples train loss",            // DeepSpeed
     "loss metrics global avg loss",  // torchtitan
 };
 constexpr std::string_view kNorms[] = {

@@ -171,6 +171,36 @@ def test_only_floats_are_touched(logs, modules):
     assert len(passed[0]) <= 256, "bounded between two steps"
 
 
+def test_of_a_tensor_it_is_read_what_tensorboard_writes(logs, modules):
+    """The writer fetches it from its device by itself."""
+    mine, passed = logs
+
+    class Value(types.SimpleNamespace):
+        def HasField(self, name):  # noqa: N802, protobuf's own
+            return name in vars(self)
+
+    class FileWriter:
+        def add_summary(self, summary, global_step=None, walltime=None):
+            return "written"
+
+    class Device:
+        def dim(self):
+            return 0
+
+    class SummaryWriter(Writer):
+        def add_scalar(self, tag, scalar_value, global_step=None):
+            fetched = Value(tag=tag, simple_value=0.25) if tag != "other" else Value(tag=tag, tensor=0.25)
+            return FileWriter().add_summary(types.SimpleNamespace(value=[fetched]), global_step)
+
+    modules("torch.utils.tensorboard.writer", SummaryWriter=SummaryWriter, FileWriter=FileWriter)
+    mine.tick()
+    writer = SummaryWriter()
+    for tag, value in (("lm loss", Device()), ("whole", 3), ("float", 1.5), ("other", Device())):
+        assert writer.add_scalar(tag, value, 7) == "written"
+    mine.tick()
+    assert passed == [[("lm loss", 0.25, 7), ("float", 1.5, 7)]]
+
+
 def test_a_reader_that_fails_is_not_seen(logs, modules, module, monkeypatch):
     def broken(args, kwargs):
         raise RuntimeError("ours")
@@ -232,7 +262,7 @@ def test_a_real_summary_writer_under_foreshock(tmp_path):
         assert steps[number]["logged_step"]["train/loss"] == number - 1
         assert steps[number]["logged_step"]["many/00"] == 100 * (number - 1)
         assert len(values) == 16
-        assert "tensor" not in values
+        assert values["tensor"] == values["train/loss"], "what the writer made of it"
 
     def written(folder: str) -> dict:
         events = event_accumulator.EventAccumulator(str(tmp_path / folder), size_guidance={"scalars": 0})

@@ -8,9 +8,9 @@ namespace foreshock {
 namespace {
 
 TEST(LoggedName, LossesOfTheTraining) {
-  for (const char* name :
-       {"loss", "Loss", "train/loss", "train_loss", "training-loss", "Train / Loss", "train_loss_step",
-        "lm loss", "loss/train", "loss/train/total", "loss_metrics/global_avg_loss", "/loss/"})
+  for (const char* name : {"loss", "Loss", "train/loss", "train_loss", "training-loss", "Train / Loss",
+                           "train_loss_step", "lm loss", "Train/Samples/train_loss", "loss/train",
+                           "loss/train/total", "loss_metrics/global_avg_loss", "/loss/"})
     EXPECT_EQ(logged_as(name), Logged::kLoss) << name;
 }
 

@@ -2,7 +2,8 @@
 
 Their functions are wrapped once their modules are there, which is looked for at steps: nothing is imported, and no
 import is watched. A wrapper returns, raises and looks as what it wraps. Only floats are read: a tensor may be on a
-device, and reading it would wait for that.
+device, and reading it would wait for that. TensorBoard's writers wait themselves, so of a tensor that they were given
+(Megatron-LM's loss) what they write is read.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ def read_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any
     return value, argument(args, kwargs, 3, "global_step")
 
 
+def read_summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    values = argument(args, kwargs, 1, "summary").value
+    scalars = {value.tag: value.simple_value for value in values if value.HasField("simple_value")}
+    return scalars, argument(args, kwargs, 2, "global_step")
+
+
 def read_trainer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     return argument(args, kwargs, 1, "logs"), getattr(getattr(args[0], "state", None), "global_step", None)
 
@@ -47,7 +54,9 @@ def read_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, An
 DOORS: list[tuple[str, str, str, Reader]] = [
     ("wandb.sdk.wandb_run", "Run", "log", read_wandb),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", read_scalar),
+    ("torch.utils.tensorboard.writer", "FileWriter", "add_summary", read_summary),
     ("tensorboardX.writer", "SummaryWriter", "add_scalar", read_scalar),
+    ("tensorboardX.writer", "FileWriter", "add_summary", read_summary),
     ("transformers.trainer", "Trainer", "log", read_trainer),
     ("lightning.fabric.loggers.logger", "Logger+", "log_metrics", read_metrics),
     ("lightning_fabric.loggers.logger", "Logger+", "log_metrics", read_metrics),
@@ -68,7 +77,7 @@ class Logs:
         self._pass_on = pass_on
         self._values: dict[str, tuple[float, int]] = {}
         self._modules = 0  # that were there at the last look
-        self._within = threading.local()  # a logger that calls another one logs once
+        self._within = threading.local()  # a logger that calls another one logs once, unless it was given a tensor
 
     def tick(self) -> None:
         if len(sys.modules) != self._modules:
@@ -114,14 +123,15 @@ class Logs:
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Notes what is logged. True for the outermost of nested loggers; never raises."""
+        outermost = not getattr(self._within, "logger", False)
         try:
-            if getattr(self._within, "logger", False):
-                return False
-            self._within.logger = True
-            self._note(*reader(args, kwargs))
-            return True
+            if outermost:
+                self._within.logger, self._within.has_tensor = True, False
+            if outermost or self._within.has_tensor:
+                self._note(*reader(args, kwargs))
         except Exception:
-            return True
+            return outermost
+        return outermost
 
     def _note(self, logged: Any, step: Any) -> None:
         if not isinstance(logged, Mapping):
@@ -130,5 +140,6 @@ class Logs:
         for name, value in logged.items():
             if len(self._values) >= MOST_VALUES and name not in self._values:
                 return
+            self._within.has_tensor |= hasattr(type(value), "dim")
             if isinstance(value, float) and isinstance(name, str):
                 self._values[name] = (float(value), number)
