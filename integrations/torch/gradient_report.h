@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "attention_hook.h"
@@ -25,7 +27,8 @@ class GradientReport {
     const bool untouched = found == GradientNorms::Found::kNone && Untouched(copies);
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
-      if (!Values(*tensors_[i], &gradients_[i].values)) return;
+      const bool is_of_pass = WasInGraph(*static_cast<const c10::TensorImpl*>(gradients_[i].identity));
+      if (!is_of_pass || !Values(*tensors_[i], &gradients_[i].values)) return;
     }
     Send();
   }
@@ -96,6 +99,26 @@ class GradientReport {
     const uint32_t fresh = passes - 1 + after;
     return sentinel_version_ == fresh ||
            (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + after);
+  }
+
+  // Whether any backward pass can have ended at this parameter. Else it is a copy in higher precision of what
+  // the model computes with (DeepSpeed, Megatron-LM, Apex), and somebody has put its gradient there, clipped
+  // or not.
+  static bool WasInGraph(const c10::TensorImpl& parameter) {
+    const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(parameter.autograd_meta());
+    const std::unique_lock<std::mutex> lock(meta->mutex_, std::try_to_lock);
+    return lock.owns_lock() && WasSet(meta->grad_accumulator_);
+  }
+
+  // A weak pointer that has pointed at something: the standard one, or c10's own in later versions of torch.
+  template <class T>
+  static bool WasSet(const std::weak_ptr<T>& pointer) {
+    const std::weak_ptr<T> never;
+    return pointer.owner_before(never) || never.owner_before(pointer);
+  }
+  template <class Pointer>
+  static auto WasSet(const Pointer& pointer) -> decltype(pointer.weak_use_count() != 0) {
+    return pointer.weak_use_count() != 0;
   }
 
   static bool Values(const c10::TensorImpl& gradient, foreshock_tensor* values) {

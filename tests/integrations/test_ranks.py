@@ -68,6 +68,37 @@ def test_two_ranks(trainer, tmp_path, how: str, clip: str, published: bool) -> N
         assert all(abs(a - b) <= 1e-5 * b for a, b in zip(norms, truth, strict=True))
 
 
+HALVES = """
+import os
+rank = 0 if os.fork() else 1
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=2)
+model = nn.Linear(8, 8) if os.environ["MODEL"] else None
+weight = model.weight if model else torch.ones(8, 8, requires_grad=True)
+half = nn.Parameter(weight.detach()[4 * rank:4 * rank + 4].clone())    # as a sharded optimizer holds it
+opt = torch.optim.SGD([half])
+for _ in range(5):
+    (torch.randn(2, 8) @ weight).square().mean().backward()
+    half.grad = weight.grad[4 * rank:4 * rank + 4].clone(); weight.grad = None
+    nn.utils.clip_grad_norm_([half], 0.01)
+    opt.step()
+rows = events()
+from tiny_gpt import leave_group
+leave_group()
+if rank: os._exit(0)
+os.wait()
+print(json.dumps([[r["step"] for r in rows if r["event"] == "step"], [r for r in rows if r["event"] == "gradients"]]))
+"""
+
+
+@pytest.mark.parametrize("model", ["", "yes"])
+def test_the_norm_of_a_shard_is_not_the_run_s(trainer, tmp_path, model: str) -> None:
+    steps, gradients = trainer(HALVES, MODEL=model, MEETING=str(tmp_path / "meeting"))
+    assert len(steps) == 5
+    assert not gradients
+
+
 FOUR_RANKS = """
 import os, types
 os.fork(); os.fork()

@@ -11,6 +11,8 @@ from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
 from .others import Others, parameters_of
+from .pace import Pace
+from .pieces import Pieces
 from .place import place, ranks
 from .replicas import Replicas
 from .signals import is_of_signal
@@ -41,6 +43,8 @@ class Monitor:
         self.reported = False  # the trainer tells its steps itself
         self._clock: Any = None  # weak reference to the optimizer that ticks
         self._others = Others()
+        self._pieces = Pieces()
+        self._naming, self._searching = Pace(free=16), Pace(free=1)
         self._calls: dict[int, int] = {}  # of the others since the last tick
         self._unseen_calls = 0
         self._seen_backward = False
@@ -68,14 +72,19 @@ class Monitor:
                 self._late(optimizer, self.weights.before)
             return
         begin = time.perf_counter_ns()
+        if self._goes_on(optimizer):
+            self._pieces.go_on(optimizer)
+            self._spent_ns += time.perf_counter_ns() - begin
+            return
         together = [optimizer, *self._others.companions(optimizer)]
         addresses = [p._cdata for o in together for p in parameters_of(o)]
+        self._pieces.begin(addresses)
         partners = self._others.partners(True)
         every = addresses + [p._cdata for o in partners for p in parameters_of(o)]
         self._name([*together, *partners], self._others.partners(False), every)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
-        publish = self._whole and scale is not None and not in_backward
+        publish = self._whole and scale is not None and not in_backward and not self._pieces.addresses
         in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies)
         self.weights.due()
         if not has_stepped:
@@ -102,6 +111,11 @@ class Monitor:
             self._told = step if step >= 0 else (self._told or 0) + 1
             self._tell(step, source)
         self.core.adapter.foreshock_adapter_step_ended()
+
+    def _goes_on(self, optimizer: Any) -> bool:
+        """Whether the optimizer that ticks is called again without another backward pass: it is the same step."""
+        is_clock = self._clock is not None and self._clock() is optimizer
+        return is_clock and self._seen_backward and self.core.adapter.foreshock_adapter_backwards() == 0
 
     def _tick(self) -> None:
         self._ticks += 1
@@ -147,25 +161,29 @@ class Monitor:
                 self._called = {}  # another training: an address may be another tensor's now
             self._clock, self._state_seen = weakref.ref(optimizer), None
             self._others = Others()
+            self._pieces.forget()
         return True
 
     def _state_step(self, optimizer: Any) -> tuple[int, int | None]:
         """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
         if (on_cpu(self._torch, getattr(optimizer, "found_inf", None)) or 0) > 0:
             return COUNTED, None
-        used = (parameter for parameter in parameters_of(optimizer) if parameter.grad is not None)
-        for parameter in itertools.islice(used, self.LOOK_AT):
-            step = self._step_of(optimizer, parameter)
+        used = ((g, p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
+        for group, parameter in itertools.islice(used, self.LOOK_AT):
+            step = self._step_of(optimizer, group, parameter)
             if step is not None:
                 now = (parameter._cdata, step)
                 stood_still, self._state_seen = now == self._state_seen, now
                 return OPTIMIZER_STATE, None if stood_still else step
         return COUNTED, -1
 
-    def _step_of(self, optimizer: Any, parameter: Any) -> int | None:
+    def _step_of(self, optimizer: Any, group: dict[str, Any], parameter: Any) -> int | None:
+        """As the state of the parameter has it, or its group: so do the fused optimizers of Apex and
+        TransformerEngine."""
         try:
             state = optimizer.state.get(parameter)
-            return step_number(self._torch, state.get("step")) if isinstance(state, dict) else None
+            own = step_number(self._torch, state.get("step")) if isinstance(state, dict) else None
+            return own if own is not None else step_number(self._torch, group.get("step"))
         except Exception as error:  # a state of the optimizer's own kind
             if is_of_signal(error):
                 raise
@@ -178,10 +196,23 @@ class Monitor:
 
     def _name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
         """`addresses` of what `optimizers` step; of those `unfollowed` it is only said that nobody follows them."""
-        search = self._missing_names and self._ticks >= self.SEARCH_AT
+        if self._pieces.addresses:
+            addresses = list(dict.fromkeys([*self._pieces.addresses, *addresses]))
+        search = self._missing_names and self._ticks >= self.SEARCH_AT and self._searching.allows()
         these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
-        if these == self._named_for and not search:
+        if (these == self._named_for and not search) or not self._naming.allows():
             return
+        begin = time.perf_counter_ns()
+        self._name_anew(optimizers, unfollowed, these, search)
+        spent = time.perf_counter_ns() - begin
+        self._naming.spend(spent)
+        if search:
+            self._searching.spend(spent)
+
+    def _name_anew(
+        self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]], search: bool
+    ) -> None:
+        addresses = these[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._described:
             self.core.describe(place(parameters, self.modules.alive()))
@@ -196,7 +227,7 @@ class Monitor:
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
         self.core.name_parameters(rows)
         replicas = Replicas(parameters, self.modules.alive())
-        is_told = self.weights.name(optimizers, unfollowed, named, labels, replicas)
+        is_told = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
         if not is_told or (not self.core.is_monitored() and self._ticks < self.SEARCH_AT):
             self._named_for = ([], [])  # to be told again at the next step
 
@@ -219,7 +250,7 @@ class Monitor:
             return False
         here = {parameter._cdata for parameter in parameters}
         missing = [p for address, (_, p) in named.items() if p.requires_grad and address not in here]
-        return ranks() == 1 or not missing
+        return ranks() == 1 or not (missing or here.isdisjoint(named))
 
     def _look_for_unseen(self) -> None:
         """Who taps takes care of the rest."""

@@ -52,14 +52,21 @@ class Modules:
                 self.note(thing)
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
-        """{address: (name, parameter)} of trees that hold any parameter in `wanted`, the fullest tree first."""
+        """{address: (name, parameter)} of trees that hold any parameter in `wanted`, the fullest tree first.
+
+        Where none does, of all that train: an optimizer of copies in higher precision (DeepSpeed, Megatron-LM, Apex)
+        holds none of the parameters that attention is computed from, and it is those that tell its layers.
+        """
         alive = self.alive()
         children = {id(child) for module in alive for child in module.children()}
-        trees = []
+        trees, others = [], []
         for root in (module for module in alive if id(module) not in children):
             rows = {p._cdata: (plain_name(name), p) for name, p in root.named_parameters()}
             if hits := len(rows.keys() & set(wanted)):
                 trees.append((hits, rows, root))
+            elif any(p.requires_grad for _, p in rows.values()):
+                others.append((len(rows), rows, root))
+        trees = trees or others
         named: dict[int, tuple[Named, Any]] = {}
         models = []
         for _, rows, root in sorted(trees, key=lambda tree: -tree[0]):

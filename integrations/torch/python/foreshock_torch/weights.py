@@ -95,16 +95,20 @@ class Weights:
         self,
         optimizers: list[Any],
         unfollowed: list[Any],
+        pieces: list[int],
         named: dict[int, tuple[Named, Any]],
         labels: dict[str, str],
         replicas: Replicas,
     ) -> bool:
-        """Each parameter once, however many optimizers hold it: that of the first one, which steps it. False when the
-        core has to be told again, at the next step."""
+        """Each parameter once, however many optimizers hold it: that of the first one, which steps it. `pieces`:
+        those that an optimizer has in its groups only for a moment. False when the core has to be told again, at the
+        next step."""
         import weakref
 
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Held]] = {}
+        for address in pieces:
+            rows[address] = self._unfollowed(1, f"parameters.{len(rows)}", FLAT), NOWHERE
         for optimizer in optimizers:
             reference = weakref.ref(optimizer)
             for group, parameters in enumerate(group["params"] for group in optimizer.param_groups):
@@ -117,7 +121,7 @@ class Weights:
                     weight = Weight(prefixed(prefix, name), labels.get(name, ""), *self._place_of(parameter))
                     rows[parameter._cdata] = weight, Held(reference, group, n, parameter._cdata)
         for parameter in (p for o in unfollowed for p in parameters_of(o) if p._cdata not in rows):
-            rows[parameter._cdata] = self._unfollowed(parameter, f"parameters.{len(rows)}", PACE), NOWHERE
+            rows[parameter._cdata] = self._unfollowed(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
         # As the model has them: which optimizer of a rank holds them does not change whose turn it is.
         there = sorted(rows, key=lambda address: order.get(address, len(order)))
         followed = self._core.name_weights([rows[address][0] for address in there])
@@ -133,12 +137,12 @@ class Weights:
             place = None if is_flat(parameter) else place_of(parameter)
         if place is not None:
             return *place, 0
-        return Weights._unfollowed(parameter, "", FLAT if is_flat(parameter) else PLACEMENT)[2:]
+        return Weights._unfollowed(parameter.numel(), "", FLAT if is_flat(parameter) else PLACEMENT)[2:]
 
     @staticmethod
-    def _unfollowed(parameter: Any, name: str, why: int) -> Weight:
+    def _unfollowed(elements: int, name: str, why: int) -> Weight:
         # Turns follow from the sizes before a tensor, which all ranks must know alike; that of a flat one is a rank's.
-        size = (1 if why == FLAT else parameter.numel(),)
+        size = (1 if why == FLAT else elements,)
         return Weight(name, "", size, (0,), size, why)
 
     def due(self) -> None:

@@ -1,0 +1,25 @@
+"""How often what is dear may be done again: names are told anew whenever an optimizer steps other parameters."""
+
+from __future__ import annotations
+
+import time
+
+
+class Pace:
+    """The first times are free; after them no more than a share of the time since it began."""
+
+    SHARE = 0.01  # what all of the monitor may take unless it is told otherwise
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._times = 0
+        self._spent_ns = 0
+        self._began_ns = time.perf_counter_ns()
+
+    def allows(self) -> bool:
+        elapsed = time.perf_counter_ns() - self._began_ns
+        return self._times < self._free or self._spent_ns <= self.SHARE * elapsed
+
+    def spend(self, nanoseconds: int) -> None:
+        self._times += 1
+        self._spent_ns += nanoseconds
