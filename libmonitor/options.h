@@ -112,7 +112,8 @@ inline constexpr Option kOptions[kOptionCount] = {
      kReaderRun | kReaderTrainer, 1, kMostSteps},
     {OptionId::kCountKernels, "--count-kernels", "FORESHOCK_COUNT_KERNELS", "0", "STEPS",
      "count launched attention kernels by CUPTI in so many steps after the first ten, to compare them with "
-     "the calls seen; gives way to other profilers, not while torch.profiler runs. 0: never",
+     "the calls seen; gives way to other profilers, not while torch.profiler runs (one that begins meanwhile "
+     "sees no device any more). 0: never",
      kReaderRun | kReaderTrainer, 0, kMostCountedSteps},
     {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
      kReaderTrainer},

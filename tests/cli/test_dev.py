@@ -225,7 +225,9 @@ def test_what_needs_a_device_runs_from_a_kit_where_nothing_can_be_built(dev, mon
     ran.clear()
     monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", *dev.GPU_BENCHES])
     assert dev.main() == 0
-    assert [program for program, *_ in ran] == [kit / "bin" / f"bench_{name}" for name in dev.GPU_BENCHES]
+    assert [program for program, *_ in ran[:2]] == [kit / "bin" / f"bench_{name}" for name in ("gpu", "gpu_calls")]
+    assert ran[2][1:] == (str(ROOT / "bench" / "gpu_training.py"), str(kit))
+    assert {build for *_, build in ran} == {str(kit)}
 
 
 def test_a_build_is_taken_before_a_kit(dev, only_kit, tmp_path):

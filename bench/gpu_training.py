@@ -1,0 +1,104 @@
+"""What the monitor costs a training on a CUDA device.
+
+    python bench/gpu_training.py [--windows 100] [--steps 32] [--device cuda]
+
+One training under `foreshock run` with default options. In every other window of so many steps `foreshock pause` holds
+the monitor off; the device is idle when a window begins and ends. Printed: the median over pairs of windows of time
+with / time without - 1 and its 95 % bounds (order statistics of the pairs), beside what the monitor says it costs and
+how much of the attention it judged. Goal (DESIGN): at most 1 %. `--device cpu` only shows that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from adapter_overhead import median_bounds
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
+RUN_ID, WARM_UP = "gpu-training", 64  # steps: until an interval has been found and the device set up
+
+
+def train(device: str, windows: int, steps: int) -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    import torch
+    from tiny_gpt import Batches, TinyGpt, loss_of
+
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")  # as trainings on such devices have it
+    on_device = device != "cpu"
+    model = TinyGpt(*((12, 1024, 16) if on_device else (2, 32, 4))).to(device)
+    batches = Batches(batch=8 if on_device else 2, length=1024 if on_device else 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def window(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            loss_of(model, batches().to(device)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if on_device:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    window(WARM_UP)
+    ratios = []
+    for _ in range(windows // 2):
+        times = {}
+        for word in ("pause", "resume"):
+            subprocess.run([BUILD / "bin" / "foreshock", word, "--run-id", RUN_ID], check=True, capture_output=True)
+            window(1)  # a switch is in force from the next step on
+            times[word] = window(steps)
+        ratios.append(times["resume"] / times["pause"] - 1)
+    median, low, high = median_bounds(ratios)
+    print(
+        f"with / without: {median:+.3%} [{low:+.3%}, {high:+.3%}] of {len(ratios)} pairs of {steps} steps", flush=True
+    )
+
+
+def missing_device() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "no torch"
+    return "" if torch.cuda.is_available() else "torch sees none"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--windows", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train:
+        train(options.device, options.windows, options.steps)
+        return 0
+    if options.device != "cpu" and (missing := missing_device()):
+        print(f"nothing was measured: no device: {missing}")
+        return 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as base, tempfile.TemporaryDirectory() as scratch:
+        summary = pathlib.Path(scratch) / "summary.json"
+        words = ["--windows", options.windows, "--steps", options.steps, "--device", options.device]
+        command = [BUILD / "bin" / "foreshock", "run", "--run-id", RUN_ID, "--port", 0, "--summary", summary, "--"]
+        command += [sys.executable, __file__, "--train", *words]
+        environment = os.environ | {"FORESHOCK_DIR": base}
+        status = subprocess.run([str(word) for word in command], env=environment, check=False).returncode
+        if status == 0:
+            (rank,) = json.loads(summary.read_text())["ranks"]
+            of = rank["attention"]["forward"]
+            print(
+                f"the monitor says {rank['slowdown_ratio']:.3%}; judged {of['judged']} of {of['calls']} forward calls"
+            )
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
