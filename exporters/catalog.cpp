@@ -31,8 +31,8 @@ constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
 constexpr Values kReferences[] = {"previous", "initial"};
 constexpr Values kScopes[] = {"node"};
 constexpr Values kPooledMax[] = {"pooled", "max"};
-constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device",
-                                   "format", "layout",    "unknown"};
+constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device",        "format",
+                                   "layout", "unknown",   "capture",   "device_memory", "device_full"};
 constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
 constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
 constexpr Values kComponents[] = {"trainer", "slices"};

@@ -49,15 +49,15 @@ bool get_place(std::span<const std::byte>* bytes, size_t end, uint64_t most, siz
 
 }  // namespace
 
-size_t pack_patterns(uint32_t* words, char* to, size_t room) {
+size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets) {
   Packer packer(to, room);
   for (size_t first = 0; first < kPatterns; first += kCounterRun) {
     bool used = false;
-    for (size_t set = 0; set < kPatternSets; ++set) used |= any_in_run(words + set * kPatterns + first);
+    for (size_t set = 0; set < sets; ++set) used |= any_in_run(words + set * kPatterns + first);
     if (!used) continue;
     for (size_t n = first; n < first + kCounterRun; ++n) {
       uint64_t count = 0;
-      for (size_t set = 0; set < kPatternSets; ++set) {
+      for (size_t set = 0; set < sets; ++set) {
         count += words[set * kPatterns + n];
         words[set * kPatterns + n] = 0;
       }

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/histogram.h"
+
 namespace foreshock {
 
 // Every number as a variable-length integer, seven bits a byte, lowest first. For each counter that is not
@@ -16,8 +18,8 @@ namespace foreshock {
 inline constexpr size_t kPackFailed = ~size_t{0};
 
 // Pack one set, its end included, and zero it. Returns the bytes written, or kPackFailed when `room` is too
-// small; the counters are zero then too.
-size_t pack_patterns(uint32_t* words, char* to, size_t room);
+// small; the counters are zero then too. Patterns may be in fewer sets of counters than histogram.h makes.
+size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatternSets);
 size_t pack_bins(uint64_t* words, char* to, size_t room);
 
 // Add one set to counters that are zero and move *bytes behind it. False for anything that cannot have been

@@ -36,7 +36,9 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;
 inline constexpr int kCanWriteFromStream = 122;  // an attribute: stream operations on 64-bit words
-inline constexpr uint64_t kLegacyStream = 1;     // of cuGetProcAddress: what a null stream means
+inline constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // others: kernels/device_jobs.h
+inline constexpr int kMostDynamicShared = 8;                    // an attribute of a function
+inline constexpr uint64_t kLegacyStream = 1;  // of cuGetProcAddress: what a null stream means
 
 // 1000 * major + 10 * minor, as cuDriverGetVersion tells it. The entry points below are those of 12.0;
 // machine code needs a driver of the major version of the toolkit that made it or a later one, whatever the
@@ -78,6 +80,7 @@ constexpr int oldest_driver_for(int toolkit) {
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync, 3020, (void*, cuda::Address, size_t, cuda::Stream))              \
   X(module_load_data, cuModuleLoadData, 2000, (cuda::Module*, const void*))                                \
   X(module_get_function, cuModuleGetFunction, 2000, (cuda::Function*, cuda::Module, const char*))          \
+  X(func_set_attribute, cuFuncSetAttribute, 9000, (cuda::Function, int, int))                              \
   X(launch_kernel, cuLaunchKernel, 4000,                                                                   \
     (cuda::Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda::Stream,   \
      void**, void**))

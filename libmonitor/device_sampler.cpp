@@ -1,7 +1,6 @@
 #include "libmonitor/device_sampler.h"
 
 #include "libmonitor/library_place.h"
-#include "libmonitor/try_lock.h"
 
 namespace foreshock {
 namespace {
@@ -12,7 +11,7 @@ bool is_default_stream(const void* stream) {
   return reinterpret_cast<uintptr_t>(stream) < cuda::kFirstStreamHandle;
 }
 
-cuda::Stream stream_of(const CheckedCall& call) { return static_cast<cuda::Stream>(call.stream); }
+cuda::Stream handle_of(const DeviceStream& stream) { return static_cast<cuda::Stream>(stream.handle); }
 
 }  // namespace
 
@@ -28,8 +27,9 @@ void DeviceSampler::attach(const segment::SegmentWriter* writer, const char* lib
   has_wanted_.store(false, std::memory_order_relaxed);
   for (Device& device : devices_) {
     device.state.forget();
+    device.weights.forget();
     device.index.store(-1, std::memory_order_relaxed);
-    device.wanted.store(kNothing, std::memory_order_relaxed);
+    for (auto& wanted : device.wanted) wanted.store(kNothing, std::memory_order_relaxed);
     device.busy.clear();
   }
 }
@@ -48,31 +48,43 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// The context that the call's stream belongs to, or null. A hook is called before the framework has switched
-// to the device of the tensors, so it need not be the current one.
-cuda::Context DeviceSampler::context_of(const CheckedCall& call, cuda::Context current) const {
+// The context that the stream belongs to, or null. A hook is called before the framework has switched to the
+// device of the tensors, so it need not be the current one.
+cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Context current) const {
   cuda::Context context = nullptr;
-  if (!is_default_stream(call.stream))
-    return ok(driver_.stream_get_ctx(stream_of(call), &context)) ? context : nullptr;
+  if (!is_default_stream(stream.handle))
+    return ok(driver_.stream_get_ctx(handle_of(stream), &context)) ? context : nullptr;
   cuda::Device device = -1;
-  if (current != nullptr && ok(driver_.ctx_get_device(&device)) && device == call.device_index)
+  if (current != nullptr && ok(driver_.ctx_get_device(&device)) && device == stream.device_index)
     return current;
-  return primary_context(call.device_index);
+  return primary_context(stream.device_index);
 }
 
-int DeviceSampler::begin(const CheckedCall& call, DeviceTurn* turn) {
-  if (call.stream == nullptr || call.device_index < 0 || driver_.failure() != nullptr)
+int DeviceSampler::enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn) {
+  if (stream.handle == nullptr || stream.device_index < 0 || driver_.failure() != nullptr)
     return FORESHOCK_SKIP_DEVICE;
-  if (!driver_.is_open()) return want(place_of(call.device_index), kAnyContext);
+  if (!driver_.is_open()) return want(place_of(stream.device_index), purpose, kAnyContext);
   cuda::Context current = nullptr;
   if (!ok(driver_.ctx_get_current(&current))) return FORESHOCK_SKIP_DEVICE;
-  const cuda::Context context = context_of(call, current);
+  const cuda::Context context = context_of(stream, current);
   if (context == nullptr) return FORESHOCK_SKIP_DEVICE;
   if (context != current) {
     if (!ok(driver_.ctx_push_current(context))) return FORESHOCK_SKIP_DEVICE;
     turn->driver_ = &driver_;
   }
-  return take(call, context, turn);
+  return take(stream, context, turn);
+}
+
+int DeviceSampler::begin(const CheckedCall& call, DeviceTurn* turn) {
+  const int why = enter({call.device_index, call.stream}, kCalls, turn);
+  return why >= 0 ? why : check(turn->state(), kCalls, *turn);
+}
+
+int DeviceSampler::begin_weights(const DeviceStream& stream, DeviceTurn* turn, int* place) {
+  const int why = enter(stream, kWeights, turn);
+  if (why >= 0) return why;
+  *place = turn->place_;
+  return check(turn->weights(), kWeights, *turn);
 }
 
 // Where what is had on a device stands, or -1: all places are taken by others.
@@ -87,22 +99,22 @@ int DeviceSampler::place_of(int32_t device) {
 }
 
 // For the end of the step. Until then nothing is there to be written into.
-int DeviceSampler::want(int place, uint64_t context_id) {
+int DeviceSampler::want(int place, Purpose purpose, uint64_t context_id) {
   if (place < 0) return FORESHOCK_SKIP_DEVICE;
-  devices_[place].wanted.store(context_id, std::memory_order_relaxed);
+  devices_[place].wanted[purpose].store(context_id, std::memory_order_relaxed);
   has_wanted_.store(true, std::memory_order_release);
   return FORESHOCK_SKIP_RING_FULL;
 }
 
-int DeviceSampler::take(const CheckedCall& call, cuda::Context context, DeviceTurn* turn) {
+int DeviceSampler::take(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn) {
   // Before anything else is asked: a stream that is being captured would take it down.
   int capturing = cuda::kNotCapturing;
-  const cuda::Result result = driver_.stream_is_capturing(stream_of(call), &capturing);
+  const cuda::Result result = driver_.stream_is_capturing(handle_of(stream), &capturing);
   if (result == cuda::kCaptureImplicit || (ok(result) && capturing != cuda::kNotCapturing))
     return FORESHOCK_SKIP_CAPTURE;
   cuda::Device device = -1;
   unsigned long long id = 0;
-  if (!ok(result) || !ok(driver_.ctx_get_device(&device)) || device != call.device_index ||
+  if (!ok(result) || !ok(driver_.ctx_get_device(&device)) || device != stream.device_index ||
       !ok(driver_.ctx_get_id(context, &id)))
     return FORESHOCK_SKIP_DEVICE;
 
@@ -111,10 +123,16 @@ int DeviceSampler::take(const CheckedCall& call, cuda::Context context, DeviceTu
   Device& mine = devices_[place];
   if (mine.busy.test_and_set(std::memory_order_acquire)) return FORESHOCK_SKIP_RING_FULL;
   turn->device_ = &mine;
-  DeviceState& state = mine.state;
-  // Another context than before: a device that was reset. What was had in the old one went with it, and its
-  // handles must not be touched.
-  if (!state.is_of(id)) return want(place, id);
+  turn->place_ = place;
+  turn->context_id_ = id;
+  return -1;
+}
+
+// Another context than before: a device that was reset. What was had in the old one went with it, and its
+// handles must not be touched.
+template <class State>
+int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) {
+  if (!state.is_of(turn.context_id_)) return want(turn.place_, purpose, turn.context_id_);
   if (state.failed() >= 0) return state.failed();
   return state.is_ready() ? -1 : FORESHOCK_SKIP_RING_FULL;
 }
@@ -139,19 +157,22 @@ cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, 
   return is_wanted(primary) ? primary : nullptr;
 }
 
-void DeviceSampler::set_up(int place, uint64_t wanted) {
-  DeviceState& state = devices_[place].state;
-  const cuda::Device device = devices_[place].index.load(std::memory_order_relaxed);
+void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
+  Device& device = devices_[place];
+  const cuda::Device index = device.index.load(std::memory_order_relaxed);
   cuda::Context current = nullptr, ours = nullptr;
   uint64_t id = 0;
   if (!ok(driver_.ctx_get_current(&current))) return;
-  const cuda::Context context = find_context(device, wanted, current, &id);
+  const cuda::Context context = find_context(index, wanted, current, &id);
   if (context == nullptr) {
-    if (wanted != kAnyContext) state.refuse(wanted);  // else the next call tells which it wants
-    return;
+    if (wanted == kAnyContext) return;  // the next one tells which it wants
+    return purpose == kCalls ? device.state.refuse(wanted) : device.weights.refuse(wanted);
   }
   if (context != current && !ok(driver_.ctx_push_current(context))) return;
-  state.set_up({&driver_, writer_, code_.code()}, place, id);
+  if (purpose == kCalls)
+    device.state.set_up({&driver_, writer_, code_.code()}, place, id);
+  else
+    device.weights.set_up(driver_, code_.code(), id);
   if (context != current) driver_.ctx_pop_current(&ours);
 }
 
@@ -162,13 +183,15 @@ void DeviceSampler::set_up_wanted() {
   char path[512];
   if (path_beside_library(kDeviceCodeFile, path, sizeof path)) code_.read(path, seal);
   for (int place = 0; place < kMostDevices; ++place) {
-    Device& device = devices_[place];
-    if (device.wanted.load(std::memory_order_relaxed) == kNothing) continue;
-    TryLock lock(device.busy);
-    if (!lock)
-      has_wanted_.store(true, std::memory_order_relaxed);  // at the next step
-    else
-      set_up(place, device.wanted.exchange(kNothing, std::memory_order_relaxed));
+    for (const Purpose purpose : {kCalls, kWeights}) {
+      std::atomic<uint64_t>& wanted = devices_[place].wanted[purpose];
+      if (wanted.load(std::memory_order_relaxed) == kNothing) continue;
+      TryLock lock(devices_[place].busy);
+      if (!lock)
+        has_wanted_.store(true, std::memory_order_relaxed);  // at the next step
+      else
+        set_up(place, purpose, wanted.exchange(kNothing, std::memory_order_relaxed));
+    }
   }
 }
 

@@ -1,12 +1,14 @@
-// Sampled calls on devices: which context a call belongs to, whether its stream is being captured, and whose
-// turn it is. A call waits for nothing and asks the device nothing; one that cannot be sampled at once is
-// skipped, with the reason. What may wait (opening the driver, reading the kernels, setting up a device) is
-// only noted by calls, and done at the end of their step.
+// Sampled calls and weights on devices: which context they belong to, whether their stream is being captured,
+// and whose turn it is. Nothing waits here, and no device is asked; what cannot be had at once is skipped,
+// with the reason. What may wait (opening the driver, reading the kernels, setting up a device) is only
+// noted, and done at the end of the step.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 
 #include "libmonitor/device_code_file.h"
 #include "libmonitor/device_state.h"
+#include "libmonitor/try_lock.h"
+#include "libmonitor/weight_staging.h"
 
 namespace foreshock {
 
@@ -15,6 +17,12 @@ namespace foreshock {
 inline constexpr int32_t kMostDevices = segment::kDeviceProgress;
 
 class DeviceTurn;
+
+// The stream that an operation on a device was given to; null: unknown.
+struct DeviceStream {
+  int32_t device_index;
+  void* handle;
+};
 
 // Thread-safe but for attach(), and one thread at a time in set_up_wanted().
 class DeviceSampler {
@@ -25,6 +33,16 @@ class DeviceSampler {
 
   // Makes *turn the turn of this call, or returns the FORESHOCK_SKIP_ reason.
   int begin(const CheckedCall& call, DeviceTurn* turn);
+  // The same for weights that an optimizer steps there; *place is that of the device.
+  int begin_weights(const DeviceStream& stream, DeviceTurn* turn, int* place);
+
+  // Calls visit(staging) of the device at a place, unless another thread is at it: then false.
+  template <class Visit>
+  bool visit_weights(int place, const Visit& visit) {
+    TryLock lock(devices_[place].busy);
+    if (lock) visit(devices_[place].weights);
+    return static_cast<bool>(lock);
+  }
 
   // Whether a call has met a device that is not set up.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
@@ -39,20 +57,27 @@ class DeviceSampler {
 
  private:
   friend class DeviceTurn;
+  // What is had on a device is set up for itself: a trainer without attention that is seen may have weights.
+  enum Purpose { kCalls, kWeights, kPurposes };
   struct Device {
-    std::atomic<int32_t> index{-1};          // of the driver; -1: of none yet
-    std::atomic<uint64_t> wanted{kNothing};  // the context that was met without being set up
+    std::atomic<int32_t> index{-1};  // of the driver; -1: of none yet
+    // The contexts that were met without being set up.
+    std::atomic<uint64_t> wanted[kPurposes] = {kNothing, kNothing};
     std::atomic_flag busy;
     DeviceState state;
+    WeightStaging weights;
   };
   static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};
 
-  cuda::Context context_of(const CheckedCall& call, cuda::Context current) const;
+  int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
+  cuda::Context context_of(const DeviceStream& stream, cuda::Context current) const;
   cuda::Context primary_context(cuda::Device device) const;
   cuda::Context find_context(cuda::Device device, uint64_t wanted, cuda::Context current, uint64_t* id) const;
-  int want(int place, uint64_t context_id);
-  int take(const CheckedCall& call, cuda::Context context, DeviceTurn* turn);
-  void set_up(int place, uint64_t wanted);
+  int want(int place, Purpose purpose, uint64_t context_id);
+  int take(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn);
+  template <class State>
+  int check(State& state, Purpose purpose, const DeviceTurn& turn);
+  void set_up(int place, Purpose purpose, uint64_t wanted);
   int place_of(int32_t device);
 
   const segment::SegmentWriter* writer_ = nullptr;
@@ -74,11 +99,14 @@ class DeviceTurn {
 
   explicit operator bool() const { return device_ != nullptr; }
   DeviceState& state() const { return device_->state; }
+  WeightStaging& weights() const { return device_->weights; }
 
  private:
   friend class DeviceSampler;
   const DeviceDriver* driver_ = nullptr;  // not null: our context is to be popped
   DeviceSampler::Device* device_ = nullptr;
+  int place_ = -1;  // of it
+  uint64_t context_id_ = 0;
 };
 
 }  // namespace foreshock

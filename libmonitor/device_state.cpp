@@ -5,6 +5,7 @@
 
 #include "kernels/device_code.h"
 #include "libmonitor/device_gather.h"
+#include "libmonitor/relaxed_capture.h"
 
 namespace foreshock {
 namespace {
@@ -33,27 +34,6 @@ uint64_t bytes_of_part(const segment::Slot& slot) {
 }
 
 bool ok(cuda::Result result) { return result == cuda::kSuccess; }
-
-// A capture in any thread forbids this one what set-up does, and would be spoilt by it, unless this thread
-// says that it has nothing to do with it.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(const DeviceDriver& driver) : driver_(driver) {
-    mode_ = cuda::kCaptureRelaxed;
-    exchanged_ = ok(driver_.thread_exchange_stream_capture_mode(&mode_));
-  }
-  ~RelaxedCapture() {
-    if (exchanged_) driver_.thread_exchange_stream_capture_mode(&mode_);
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-  explicit operator bool() const { return exchanged_; }
-
- private:
-  const DeviceDriver& driver_;
-  int mode_;
-  bool exchanged_;
-};
 
 }  // namespace
 

@@ -33,6 +33,12 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
   return packed;
 }
 
+size_t HistogramPacker::pack_counted(void* words, DType type, char* to, size_t room, HistogramForm* form) {
+  *form = type == DType::kFp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
+  return type == DType::kFp32 ? pack_bins(static_cast<uint64_t*>(words), to, room)
+                              : pack_patterns(static_cast<uint32_t*>(words), to, room, 1);
+}
+
 size_t HistogramPacker::count(const char* values, DType type, uint64_t elements, char* to, size_t room) {
   if (type == DType::kFp32) {
     auto* words = reinterpret_cast<uint64_t*>(counters_.data());

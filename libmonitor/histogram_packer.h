@@ -25,6 +25,10 @@ class HistogramPacker {
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
+  // The same of values that were counted elsewhere: one set of the words of kernels/histogram.h, which are
+  // all zero afterwards.
+  static size_t pack_counted(void* words, DType type, char* to, size_t room, segment::HistogramForm* form);
+
  private:
   size_t count(const char* values, DType type, uint64_t elements, char* to, size_t room);
 

@@ -132,7 +132,8 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
   if (states == nullptr || count == 0 || when > (FORESHOCK_AFTER_STEP | FORESHOCK_ENDED_STEP) ||
       !foreshock_enabled())
     return;
-  if (whole(states, sizeof(foreshock_weight_state))) g_monitor.observe_weights(states, count, when);
+  // All of its first version.
+  if (whole(states, offsetof(foreshock_weight_state, stream))) g_monitor.observe_weights(states, count, when);
 }
 
 void foreshock_describe(const foreshock_identity* given) {

@@ -248,7 +248,7 @@ void Monitor::reset() {
   segment::SegmentWriter& writer = g_guest.writer();
   const Settings& settings = g_guest.settings();
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
-                  settings.weights_every, settings.memory, !settings.weights);
+                  settings.weights_every, settings.memory, !settings.weights, &devices_);
   weights_ns_.store(0);
   set_up_ns_ = 0;
   unasked_.take([](int64_t) {});

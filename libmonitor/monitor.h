@@ -64,6 +64,7 @@ class Monitor {
   void begin_step();
   void read_switches();
   void charge_devices(const Counting& counting);
+  uint64_t collect_weights(const Counting& counting);
   void set_up_devices(const Counting& counting);
   uint64_t interval_at(int64_t step);
   uint64_t burst_at(int64_t step) const;

@@ -108,17 +108,19 @@ bool Monitor::step_is_sampled() {
 }
 
 void Monitor::end_step(const foreshock_step& step) {
-  const uint64_t begin = monotonic_ns();
+  uint64_t begin = monotonic_ns();
   wake(0);
   if ((g_guest.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
+  begin = std::max(begin, last_tick_ns_);  // the segment was made just now: time counts from then on
   if (step.step_source == FORESHOCK_STEP_REPORTED) clock_is_reported_ = true;
   if (clock_is_reported_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // one clock, the best
   g_guest.drain_local();
   g_guest.publish_late();
   const Counting counting = g_guest.counting();
   charge_devices(counting);
+  if (TryLock busy(weights_busy_); busy) collect_weights(counting);
 
   segment::StepRecord record = {};
   const int64_t expected = (g_guest.hot() & kHotTickPending) != 0 ? next_step_.load() : step_.load();
@@ -202,6 +204,15 @@ void Monitor::count_kernels() {
   PassCalls calls;
   g_guest.count_calls(calls.of);
   kernels_.end_step(calls, graphs_.calls_in_graphs(), g_guest.writer().coverage());
+}
+
+// Records of tensors that devices have brought; what it took of their streams is charged as a gather's is.
+// Returns what it took of the host now. Under weights_busy_.
+uint64_t Monitor::collect_weights(const Counting& counting) {
+  const WeightFollower::Spent spent = weights_.collect();
+  counting.add(counting.block->hook_ns, spent.device_ns);
+  weights_ns_.fetch_add(spent.host_ns + spent.before_ns + spent.device_ns, std::memory_order_relaxed);
+  return spent.host_ns;
 }
 
 // A gather keeps the trainer's stream as long as a kernel of the trainer would: that is time of the training,
@@ -309,6 +320,9 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
     unasked_.add(now);
     return 0;
   }
+  // What has come since makes room for those of this step.
+  const Counting counting = g_guest.counting();
+  counting.add(counting.block->step_ns, collect_weights(counting));
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   unasked_.take([&](int64_t step) { weights_.unasked(step, steps); });
   return weights_.due(now, steps, numbers, room);
@@ -326,7 +340,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
     weights_.after_step(states, count, step);
   }
   const uint64_t own = monotonic_ns() - begin;
-  weights_ns_.fetch_add(own, std::memory_order_relaxed);
+  weights_ns_.fetch_add(own - std::min(own, weights_.take_deferred()), std::memory_order_relaxed);
   const Counting counting = g_guest.counting();
   counting.add(counting.block->step_ns, own);
 }

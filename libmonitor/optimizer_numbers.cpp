@@ -15,21 +15,6 @@ bool is_readable(const foreshock_tensor& tensor) {
          is_floating(static_cast<DType>(tensor.dtype)) && tensor.dims <= FORESHOCK_TENSOR_DIMS;
 }
 
-// The dimensions that are there become the last ones: rows are walked along the last.
-TensorView view_of(const foreshock_tensor& tensor) {
-  TensorView view{.data = tensor.data, .dtype = static_cast<DType>(tensor.dtype)};
-  const uint32_t absent = FORESHOCK_TENSOR_DIMS - tensor.dims;
-  for (uint32_t d = 0; d < tensor.dims; ++d) {
-    view.shape[absent + d] = tensor.shape[d];
-    view.stride[absent + d] = tensor.stride[d];
-  }
-  return view;
-}
-
-bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b) {
-  return a.dims == b.dims && std::equal(a.shape, a.shape + a.dims, b.shape);
-}
-
 void tell_gradient(const GradientSums& sums, double* numbers) {
   numbers[segment::kGradientSumOfSquares] = sums.squares;
   numbers[segment::kGradientElements] = static_cast<double>(sums.finite);
@@ -47,26 +32,65 @@ void tell_moment(const AdamSums& sums, double* numbers) {
 
 }  // namespace
 
-void optimizer_numbers(const OptimizerState& state, double* numbers) {
+OptimizerState optimizer_of(const foreshock_weight_state& state) {
+  return {.gradient = state.gradient,
+          .second_moment = state.square_average,
+          .step = state.optimizer_step,
+          .learning_rate = state.learning_rate,
+          .beta1 = state.beta1,
+          .beta2 = state.beta2,
+          .epsilon = state.epsilon,
+          .weight_decay = state.weight_decay};
+}
+
+TensorView view_of(const foreshock_tensor& tensor) {
+  TensorView view{.data = tensor.data, .dtype = static_cast<DType>(tensor.dtype)};
+  const uint32_t absent = FORESHOCK_TENSOR_DIMS - tensor.dims;
+  for (uint32_t d = 0; d < tensor.dims; ++d) {
+    view.shape[absent + d] = tensor.shape[d];
+    view.stride[absent + d] = tensor.stride[d];
+  }
+  return view;
+}
+
+bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b) {
+  return a.dims == b.dims && std::equal(a.shape, a.shape + a.dims, b.shape);
+}
+
+bool adam_step_of(const OptimizerState& state, AdamStep* step) {
+  *step = {.beta2 = state.beta2, .eps = state.epsilon, .step = state.step};
+  return state.step >= 1 && state.beta2 >= 0 && state.beta2 < 1 && state.epsilon >= 0;
+}
+
+void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, const AdamSums* moment,
+                    double* numbers) {
   std::fill_n(numbers, segment::kOptimizerNumbers, std::numeric_limits<double>::quiet_NaN());
   numbers[segment::kSeenLearningRate] = state.learning_rate;
   numbers[segment::kSeenBeta1] = state.beta1;
   numbers[segment::kSeenBeta2] = state.beta2;
   numbers[segment::kSeenEpsilon] = state.epsilon;
   numbers[segment::kSeenWeightDecay] = state.weight_decay;
-  if (!is_readable(state.gradient)) return;
+  if (moment != nullptr) {
+    tell_moment(*moment, numbers);
+    tell_gradient({moment->gradient_squares, moment->counted, moment->nonfinite_gradient}, numbers);
+  } else if (gradient != nullptr) {
+    tell_gradient(*gradient, numbers);
+  }
+}
+
+void optimizer_numbers(const OptimizerState& state, double* numbers) {
+  if (!is_readable(state.gradient)) return tell_optimizer(state, nullptr, nullptr, numbers);
   const TensorView gradient = view_of(state.gradient);
   AdamSums sums;
-  if (is_readable(state.second_moment) && is_same_shape(state.gradient, state.second_moment))
-    add_adam_sums(gradient, view_of(state.second_moment),
-                  {.beta2 = state.beta2, .eps = state.epsilon, .step = state.step}, &sums);
-  if (sums.counted + sums.nonfinite_gradient + sums.unusable_state == 0) {  // no second moment
-    GradientSums of_gradient;
-    add_gradient_sums(gradient, &of_gradient);
-    return tell_gradient(of_gradient, numbers);
-  }
-  tell_moment(sums, numbers);
-  tell_gradient({sums.gradient_squares, sums.counted, sums.nonfinite_gradient}, numbers);
+  AdamStep step;
+  if (is_readable(state.second_moment) && is_same_shape(state.gradient, state.second_moment) &&
+      adam_step_of(state, &step))
+    add_adam_sums(gradient, view_of(state.second_moment), step, &sums);
+  if (sums.counted + sums.nonfinite_gradient + sums.unusable_state > 0)
+    return tell_optimizer(state, nullptr, &sums, numbers);
+  GradientSums of_gradient;
+  add_gradient_sums(gradient, &of_gradient);
+  tell_optimizer(state, &of_gradient, nullptr, numbers);
 }
 
 }  // namespace foreshock

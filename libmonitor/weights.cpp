@@ -41,17 +41,6 @@ uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   return elements;
 }
 
-OptimizerState optimizer_of(const foreshock_weight_state& state) {
-  return {.gradient = state.gradient,
-          .second_moment = state.square_average,
-          .step = state.optimizer_step,
-          .learning_rate = state.learning_rate,
-          .beta1 = state.beta1,
-          .beta2 = state.beta2,
-          .epsilon = state.epsilon,
-          .weight_decay = state.weight_decay};
-}
-
 // Whether the elements fill a block of memory, in any order, each once.
 bool is_dense(const foreshock_tensor& tensor) {
   bool used[FORESHOCK_TENSOR_DIMS] = {};
@@ -81,7 +70,8 @@ void copy_end(char (&to)[n], const char* from) {
 }  // namespace
 
 void WeightFollower::attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-                            double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off) {
+                            double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off,
+                            DeviceSampler* devices) {
   writer_.attach(ring, ring_bytes, control);
   cadence_.start(max_slowdown, fixed_interval);
   memory_ = memory;
@@ -90,12 +80,17 @@ void WeightFollower::attach(segment::TensorRing* ring, uint64_t ring_bytes, cons
   bytes_ = read_ = 0;
   copies_.forget();
   copy_step_ = -1;
+  devices_ = devices;
+  errands_.clear();
+  deferred_ns_ = round_ = host_records_ = 0;
+  host_step_ = -1;
 }
 
 int WeightFollower::name(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
   segment::TensorRing& ring = *writer_.ring();
-  if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up());
+  if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up() + errands_.forget());
+  writer_.tell_awaited(0);
   count_ = held_ = 0;
   bytes_ = 0;
   ring.tensors = ring.elements = 0;
@@ -181,9 +176,13 @@ bool WeightFollower::check(const foreshock_weight_state& state, segment::TensorS
     *why = reason;
     return false;
   };
-  if (values.device_type != FORESHOCK_DEVICE_CPU) return no(segment::kTensorDevice);
+  if (values.device_type != FORESHOCK_DEVICE_CPU && (devices_ == nullptr || !is_on_device(state)))
+    return no(segment::kTensorDevice);
   if (!is_counted(values.dtype)) return no(segment::kTensorFormat);
-  if (values.data == nullptr || product(values.shape) != weight(state.number)->elements || !is_dense(values))
+  const uint64_t misaligned =
+      reinterpret_cast<uintptr_t>(values.data) % size_of(static_cast<DType>(values.dtype));
+  if (values.data == nullptr || product(values.shape) != weight(state.number)->elements ||
+      !is_dense(values) || (misaligned != 0 && is_on_device(state)))
     return no(segment::kTensorLayout);
   return true;
 }
@@ -195,7 +194,8 @@ void WeightFollower::before_step(const foreshock_weight_state* states, size_t co
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = element(states, n);
     segment::TensorSkip why;
-    if (state.number >= count_ || !check(state, &why) || !cadence_.allows()) continue;
+    // What lies on a device is not kept: memory of its own there is not ours to take.
+    if (state.number >= count_ || is_on_device(state) || !check(state, &why) || !cadence_.allows()) continue;
     Weight& of = *weight(state.number);
     const auto type = static_cast<DType>(state.parameter.dtype);
     of.element_bytes = size_of(type);
@@ -207,20 +207,28 @@ void WeightFollower::before_step(const foreshock_weight_state* states, size_t co
   }
 }
 
+// Of those on devices it is another one's turn to be first in every interval: where there is not room for all
+// of them, it is not always the same ones that go without.
 void WeightFollower::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = element(states, n);
-    segment::TensorSkip why = segment::kTensorBudget;
     if (state.number >= count_) continue;
     if (turns_.end(state.number, step) > 0) writer_.count_due(1);
-    if (!check(state, &why) || !cadence_.allows())
-      writer_.count_skipped(why);
-    else if (is_resting(weight(state.number)))
-      writer_.count_skipped(segment::kTensorTooLarge);
-    else
-      take(state, step);
+    if (!is_on_device(state)) show(state, step);
   }
+  const uint64_t first = static_cast<uint64_t>(step) / cadence_.interval();
+  for (size_t n = 0; n < count; ++n) {
+    const foreshock_weight_state& state = element(states, (first + n) % count);
+    if (state.number < count_ && is_on_device(state)) show(state, step);
+  }
+}
+
+void WeightFollower::show(const foreshock_weight_state& state, int64_t step) {
+  segment::TensorSkip why = segment::kTensorBudget;
+  if (!check(state, &why) || !cadence_.allows()) return writer_.count_skipped(why);
+  if (is_resting(weight(state.number))) return writer_.count_skipped(segment::kTensorTooLarge);
+  is_on_device(state) ? send(state, step) : take(state, step);
 }
 
 void WeightFollower::describe(const Weight& of, uint32_t number, DType type, int64_t step,
@@ -265,7 +273,7 @@ void WeightFollower::reduce(const Weight& of, const foreshock_tensor& values, DT
 
 // The rows of some heads, where the tensor is a projection of queries or keys. Returns where the record ends.
 uint64_t WeightFollower::add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at,
-                                   uint64_t room, TensorRecord* record) {
+                                   const Draft& draft) {
   if (of.dims != 2 || projection_kind(of.name) == ProjectionKind::kNone) return at;
   const auto without = [&](segment::TensorHeadSkip reason) {
     writer_.count_heads_skipped(reason);
@@ -278,10 +286,11 @@ uint64_t WeightFollower::add_heads(const Weight& of, const foreshock_tensor& val
   const Projection projection = projection_of(of.name, of.shape, of.dims, heads_);
   const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
   if (bytes == 0) return without(segment::kHeadsShape);
-  if (at + bytes > room)
+  if (values.data == nullptr) return without(segment::kHeadsDevice);
+  if (at + bytes > draft.room)
     return without(at + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
-  copy_heads(projection, heads_, values, reinterpret_cast<char*>(record) + at);
-  record->payload[segment::kTensorHeadRows] = {at, bytes};
+  copy_heads(projection, heads_, values, reinterpret_cast<char*>(draft.record) + at);
+  draft.record->payload[segment::kTensorHeadRows] = {at, bytes};
   return at + bytes;
 }
 
@@ -300,41 +309,65 @@ void WeightFollower::rest(Weight* of, uint64_t room) {
   writer_.count_skipped(segment::kTensorTooLarge);
 }
 
+// False: there is no piece that a record would fit into.
+bool WeightFollower::open(const Weight& of, Draft* draft) {
+  const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
+  draft->record = writer_.begin(least, &draft->room);
+  if (draft->record == nullptr) {
+    writer_.count_skipped(segment::kTensorRingFull);
+    return false;
+  }
+  constexpr uint64_t kReductions = round_up(sizeof(TensorRecord), 8);
+  constexpr uint64_t kOptimizer = kReductions + segment::kTensorReductionCount * sizeof(double);
+  draft->histogram_at = kOptimizer + segment::kOptimizerNumbers * sizeof(double);
+  auto* at = reinterpret_cast<char*>(draft->record);
+  draft->reductions = reinterpret_cast<double*>(at + kReductions);
+  draft->optimizer = reinterpret_cast<double*>(at + kOptimizer);
+  draft->histogram = at + draft->histogram_at;
+  return true;
+}
+
+// Its histogram fits; the whole of it ends at `end`.
+void WeightFollower::close(Weight* of, const Draft& draft, uint64_t end) {
+  const auto place = [&](const double* first, uint64_t count) -> segment::Payload {
+    const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
+    return {static_cast<uint64_t>(offset), count * sizeof(double)};
+  };
+  draft.record->payload[segment::kTensorReductions] = place(draft.reductions, segment::kTensorReductionCount);
+  draft.record->payload[segment::kTensorOptimizer] = place(draft.optimizer, segment::kOptimizerNumbers);
+  draft.record->bytes = of->needs = round_up(end, segment::kTensorAlign);
+  of->next_rest = 0;
+  ++of->snapshots;
+  writer_.publish(draft.record);
+}
+
 void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   Weight& of = *weight(state.number);
   const foreshock_tensor& values = state.parameter;
   const auto type = static_cast<DType>(values.dtype);
   const uint64_t bytes = of.elements * size_of(type);
-  uint64_t room = 0;
-  const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
-  TensorRecord* record = writer_.begin(least, &room);
-  if (record == nullptr) return writer_.count_skipped(segment::kTensorRingFull);
+  Draft draft;
+  if (!open(of, &draft)) return;
+  TensorRecord* record = draft.record;
   describe(of, state.number, type, step, record);
   read_ += bytes;
-  auto* at = reinterpret_cast<char*>(record);
-  const uint64_t reductions = round_up(sizeof(TensorRecord), 8);
-  record->payload[segment::kTensorReductions] = {reductions, segment::kTensorReductionCount * sizeof(double)};
-  const uint64_t optimizer = reductions + record->payload[segment::kTensorReductions].bytes;
-  record->payload[segment::kTensorOptimizer] = {optimizer, segment::kOptimizerNumbers * sizeof(double)};
-  const uint64_t histogram = optimizer + record->payload[segment::kTensorOptimizer].bytes;
   // First what may fail.
-  const size_t packed =
-      packer_.pack(values.data, type, of.elements, at + histogram, room - histogram, &record->form);
-  if (packed == kPackFailed) return rest(&of, room);
-  record->payload[segment::kTensorHistogram] = {histogram, packed};
+  const size_t packed = packer_.pack(values.data, type, of.elements, draft.histogram,
+                                     draft.room - draft.histogram_at, &record->form);
+  if (packed == kPackFailed) return rest(&of, draft.room);
+  record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
   record->checksum = checksum(values.data, bytes);
-  reduce(of, values, type, step, reinterpret_cast<double*>(at + reductions));
-  optimizer_numbers(optimizer_of(state), reinterpret_cast<double*>(at + optimizer));
-  const uint64_t end = add_heads(of, values, round_up(histogram + packed, 8), room, record);
-  record->bytes = of.needs = round_up(end, segment::kTensorAlign);
-  of.next_rest = 0;
-  ++of.snapshots;
-  writer_.publish(record);
+  reduce(of, values, type, step, draft.reductions);
+  optimizer_numbers(optimizer_of(state), draft.optimizer);
+  close(&of, draft, add_heads(of, values, round_up(draft.histogram_at + packed, 8), draft));
+  ++host_records_;
+  host_step_ = step;
 }
 
 void WeightFollower::end_step(double step_seconds, double cost_seconds) {
   cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(read_));
   read_ = 0;
+  ++round_;
   if (count_ == 0) return;
   segment::TensorRing& ring = *writer_.ring();
   cadence_.begin_interval(static_cast<double>(bytes_));

@@ -1,12 +1,13 @@
 // The weights as the optimizer leaves them: each tensor's histogram, checksum and last change, once in every
-// `interval` steps, one record in the segment each. The tensors take turns (weight_turns.h), so the work is
-// spread evenly over the steps, and each tensor is seen whole at one step. An interval twice as long is a
-// subset of the same steps.
+// `interval` steps, one record in the segment each; of those on devices without the change, and some steps
+// later. The tensors take turns (weight_turns.h), so the work is spread evenly over the steps, and each
+// tensor is seen whole at one step. An interval twice as long is a subset of the same steps.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "foreshock/hook.h"
 #include "kernels/dtype.h"
@@ -14,10 +15,13 @@
 #include "libmonitor/histogram_packer.h"
 #include "libmonitor/private_memory.h"
 #include "libmonitor/update_copies.h"
+#include "libmonitor/weight_errands.h"
 #include "libmonitor/weight_turns.h"
 #include "segment/tensor_writer.h"
 
 namespace foreshock {
+
+class DeviceSampler;
 
 // The steps between two looks at a tensor that keep their cost below a share of the training time. Plain
 // arithmetic on measured times.
@@ -55,9 +59,10 @@ class WeightCadence {
 class WeightFollower {
  public:
   // Forgets the tensors. `ring` null: nothing is followed, nor said. Without room for records it is said why:
-  // because of `is_off`, or for want of it.
+  // because of `is_off`, or for want of it. `devices` null: none is asked.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-              double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false);
+              double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false,
+              DeviceSampler* devices = nullptr);
 
   // Other ranks look at the same tensors: the interval is not this rank's own to make longer, since what it
   // tells is compared with, and added to, what they tell of the same steps.
@@ -81,6 +86,17 @@ class WeightFollower {
   // Where the numbers of steps come from: ranks that count them apart are not compared.
   void set_step_source(uint32_t source) { step_source_ = source; }
 
+  // Writes the records of what devices have brought since.
+  struct Spent {
+    uint64_t host_ns = 0;    // now
+    uint64_t before_ns = 0;  // when it was sent: take_deferred() has told of it
+    uint64_t device_ns = 0;  // of the trainer's stream
+  };
+  Spent collect();
+  // What was spent since it was last asked on turns whose records are not there yet: it is held against the
+  // weights together with the rest.
+  uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
+
   // A step of this length has ended, and so much of it was spent here.
   void end_step(double step_seconds, double cost_seconds);
 
@@ -98,8 +114,14 @@ class WeightFollower {
     UpdateCopies::Copy copy;
   };
 
-  uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, uint64_t room,
-                     segment::TensorRecord* record);
+  // A record that is being built in a piece of the ring: its fixed parts first, then the histogram.
+  struct Draft {
+    segment::TensorRecord* record;
+    double *reductions, *optimizer;
+    char* histogram;
+    uint64_t histogram_at, room;  // from the start of the record
+  };
+  uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, const Draft& draft);
   HeadGeometry heads_;
   ProjectionOutputs outputs_;  // of whole tensors
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
@@ -107,9 +129,22 @@ class WeightFollower {
   void count(const WeightTurns::Count& turns);
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
+  void show(const foreshock_weight_state& state, int64_t step);
   void take(const foreshock_weight_state& state, int64_t step);
+
+  bool open(const Weight& of, Draft* draft);
+  void close(Weight* of, const Draft& draft, uint64_t end);
+
+  // weights_on_devices.cpp
+  void send(const foreshock_weight_state& state, int64_t step);
+  void write(const WeightErrand& errand, char* results);
+  size_t pack(const WeightErrand& errand, char* payload, const Draft& draft);
+  bool settle(WeightErrand* errand, Spent* spent);
   void describe(const Weight& weight, uint32_t number, DType type, int64_t step,
                 segment::TensorRecord* record) const;
+  static bool is_on_device(const foreshock_weight_state& state) {
+    return state.parameter.device_type == FORESHOCK_DEVICE_CUDA;
+  }
   void reduce(const Weight& weight, const foreshock_tensor& values, DType type, int64_t step,
               double* reductions) const;
   bool is_resting(Weight* weight);
@@ -130,6 +165,13 @@ class WeightFollower {
   int64_t copy_step_ = -1;
   uint32_t step_source_ = 0;
   uint64_t read_ = 0;  // bytes since the last end_step
+
+  DeviceSampler* devices_ = nullptr;
+  WeightErrands errands_;
+  uint64_t deferred_ns_ = 0;
+  uint64_t round_ = 0;         // ended steps
+  uint64_t host_records_ = 0;  // written without a device
+  int64_t host_step_ = -1;     // of the last of them
 };
 
 }  // namespace foreshock

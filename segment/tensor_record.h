@@ -12,16 +12,21 @@ namespace foreshock::segment {
 // Why a tensor whose turn it was is left out: a closed set, also the order of the counters.
 enum TensorSkip : uint32_t {
   kTensorBudget,
-  kTensorRingFull,  // the agent has not read what lies there
-  kTensorTooLarge,  // its record would not fit into the ring at all
-  kTensorDevice,    // its values lie on a device
-  kTensorFormat,    // none that is counted here: fp64, integers, packed formats
-  kTensorLayout,    // its values are no dense block of memory, or not what was named
-  kTensorUnknown,   // it was not shown: its optimizer left the step out, or is not as we know them
+  kTensorRingFull,      // the agent has not read what lies there
+  kTensorTooLarge,      // its record would not fit into the ring at all
+  kTensorDevice,        // its values lie on a device that cannot be asked, or that never answered
+  kTensorFormat,        // none that is counted here: fp64, integers, packed formats
+  kTensorLayout,        // its values are no dense block of memory, or not what was named
+  kTensorUnknown,       // it was not shown: its optimizer left the step out, or is not as we know them
+  kTensorCapture,       // the stream of its device was being captured into a graph
+  kTensorDeviceMemory,  // too little memory was free on its device
+  kTensorDeviceFull,    // nothing was free there now of what results wait in; or it was being set up
   kTensorSkips
 };
-inline constexpr const char* kTensorSkipNames[kTensorSkips] = {"budget", "ring_full", "too_large", "device",
-                                                               "format", "layout",    "unknown"};
+inline constexpr uint32_t kTensorFirstSkips = kTensorCapture;  // those that have always been counted
+inline constexpr const char* kTensorSkipNames[kTensorSkips] = {
+    "budget", "ring_full", "too_large", "device",        "format",
+    "layout", "unknown",   "capture",   "device_memory", "device_full"};
 
 // Why a tensor that an optimizer steps never has a turn.
 enum TensorUnfollowed : uint32_t {
@@ -42,10 +47,12 @@ enum TensorHeadSkip : uint32_t {
   kHeadsRingFull,  // there was no room for them in this piece of the ring
   kHeadsShape,     // its shape is not what its name and the sampled calls of attention ask for
   kHeadsTooLarge,  // they and the rest of the record would not fit into the ring at all
+  kHeadsDevice,    // the tensor lies on a device, and is too large for its values to be fetched
   kTensorHeadSkips
 };
+inline constexpr uint32_t kTensorFirstHeadSkips = kHeadsDevice;
 inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {"sharded", "ring_full", "shape",
-                                                                       "too_large"};
+                                                                       "too_large", "device"};
 
 inline constexpr uint32_t kTensorDims = 4;
 inline constexpr uint64_t kTensorAlign = 64;
@@ -56,11 +63,23 @@ struct TensorRing {
   uint64_t interval;  // steps between two snapshots of a tensor; 0: none are taken
   uint64_t tensors, elements;  // named, as far as this rank holds them
   uint64_t taken;              // records of tensors so far
-  uint64_t skipped[kTensorSkips];
-  uint64_t heads_skipped[kTensorHeadSkips];
-  uint64_t due;  // turns so far: taken + skipped, but for those of the step that is being taken
+  uint64_t skipped[kTensorFirstSkips];
+  uint64_t heads_skipped[kTensorFirstHeadSkips];
+  uint64_t due;  // turns so far: taken + skipped + awaited, but for those of the step that is being taken
   uint64_t unfollowed[kTensorUnfollowed];  // tensors of the table that was named last
-  uint64_t reserved[9];
+  // Behind here 0 of a trainer that does not know them.
+  uint64_t later_skipped[kTensorSkips - kTensorFirstSkips];
+  uint64_t later_heads_skipped[kTensorHeadSkips - kTensorFirstHeadSkips];
+  uint64_t awaited;  // turns whose results a device has not brought yet
+  uint64_t reserved[4];
+
+  const uint64_t& skips(uint32_t reason) const {
+    return reason < kTensorFirstSkips ? skipped[reason] : later_skipped[reason - kTensorFirstSkips];
+  }
+  const uint64_t& head_skips(uint32_t reason) const {
+    return reason < kTensorFirstHeadSkips ? heads_skipped[reason]
+                                          : later_heads_skipped[reason - kTensorFirstHeadSkips];
+  }
 };
 static_assert(sizeof(TensorRing) == 256);
 // A region of this size counts and holds no record.

@@ -55,11 +55,15 @@ void TensorWriter::publish(const TensorRecord* record) {
 void TensorWriter::count_due(uint64_t turns) { store(ring_->due, ring_->due + turns); }
 
 void TensorWriter::count_skipped(TensorSkip reason, uint64_t turns) {
-  store(ring_->skipped[reason], ring_->skipped[reason] + turns);
+  const uint64_t& count = ring_->skips(reason);
+  store(const_cast<uint64_t&>(count), count + turns);
 }
 
 void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
-  store(ring_->heads_skipped[reason], ring_->heads_skipped[reason] + 1);
+  const uint64_t& count = ring_->head_skips(reason);
+  store(const_cast<uint64_t&>(count), count + 1);
 }
+
+void TensorWriter::tell_awaited(uint64_t turns) { store(ring_->awaited, turns); }
 
 }  // namespace foreshock::segment

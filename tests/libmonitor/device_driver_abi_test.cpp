@@ -38,6 +38,9 @@ TEST(DeviceDriverAbi, NumbersAreThoseOfTheDriver) {
   EXPECT_EQ(cuda::kNotCapturing, CU_STREAM_CAPTURE_STATUS_NONE);
   EXPECT_EQ(cuda::kStreamNonBlocking, unsigned{CU_STREAM_NON_BLOCKING});
   EXPECT_EQ(cuda::kEventDisableTiming, unsigned{CU_EVENT_DISABLE_TIMING});
+  EXPECT_EQ(cuda::kProcessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  EXPECT_EQ(cuda::kSharedBytesOptIn, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  EXPECT_EQ(cuda::kMostDynamicShared, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
   EXPECT_EQ(cuda::kRegisterPortable, unsigned{CU_MEMHOSTREGISTER_PORTABLE});
   EXPECT_EQ(cuda::kRegisterDeviceMap, unsigned{CU_MEMHOSTREGISTER_DEVICEMAP});
   EXPECT_EQ(cuda::kCanWriteFromStream, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);

@@ -128,6 +128,20 @@ TEST_F(MonitorSteps, GradientsOfATrainingWithoutCallsAreWithinTheBudget) {
   EXPECT_EQ(passes("0%"), 0);
 }
 
+// Its end is what makes the segment, and time counts from that on: none has passed.
+TEST_F(MonitorSteps, AFirstStepThatNothingWasSeenOfTookNoTime) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.end(1);
+    usleep(1000);
+    trainer.end(2);
+  });
+  const auto records = open()->new_steps();
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].duration_ns, 0u);
+  EXPECT_GE(records[1].duration_ns, 1'000'000u);
+}
+
 TEST_F(MonitorSteps, StepsThatAreLeftOutUnseenAreSaidToBe) {
   in_child({}, [] {
     Trainer trainer;

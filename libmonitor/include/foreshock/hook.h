@@ -223,6 +223,9 @@ typedef struct foreshock_weight_state {
   foreshock_tensor square_average; /* of its square: exp_avg_sq of Adam */
   int64_t optimizer_step;          /* the optimizer's own count for this tensor; -1: unknown */
   double learning_rate, beta1, beta2, epsilon, weight_decay; /* of its group */
+  /* Of tensors on a device: the stream that the optimizer's work on them is given to, as in
+   * foreshock_attention_call; NULL: unknown, and they are left out. */
+  void* stream;
 } foreshock_weight_state;
 
 /* FORESHOCK_ENDED_STEP is added to either for an optimizer that steps after foreshock_step_end has told the

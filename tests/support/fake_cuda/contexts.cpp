@@ -46,7 +46,10 @@ FAKE_ENTRY cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 
 FAKE_ENTRY cuDeviceGetAttribute(int* value, int attribute, int) {
   Lock lock(world().mutex);
-  *value = attribute == 122 ? world().faults.stream_operations : 0;
+  *value = attribute == 122  ? world().faults.stream_operations
+           : attribute == 97 ? world().faults.shared_bytes
+           : attribute == 16 ? 4
+                             : 0;
   return enter("cuDeviceGetAttribute");
 }
 

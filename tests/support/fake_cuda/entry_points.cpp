@@ -48,6 +48,7 @@ FAKE_ENTRY cuGetProcAddress_v2(const char* symbol, void** address, int version, 
       ENTRY(cuModuleLoadData, cuModuleLoadData, 2000),
       ENTRY(cuModuleGetFunction, cuModuleGetFunction, 2000),
       ENTRY(cuFuncLoad, cuFuncLoad, 12040),
+      ENTRY(cuFuncSetAttribute, cuFuncSetAttribute, 9000),
       ENTRY(cuLaunchKernel, cuLaunchKernel, 4000),
   };
 #undef ENTRY

@@ -34,6 +34,7 @@ FAKE_ENTRY cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* han
 FAKE_ENTRY cuModuleLoadData(void** module, const void* image);
 FAKE_ENTRY cuModuleGetFunction(void** function, void* module, const char* name);
 FAKE_ENTRY cuFuncLoad(void* handle);
+FAKE_ENTRY cuFuncSetAttribute(void* function, int attribute, int value);
 FAKE_ENTRY cuLaunchKernel(void* handle, unsigned blocks, unsigned blocks_y, unsigned blocks_z,
                           unsigned threads, unsigned threads_y, unsigned threads_z, unsigned shared_bytes,
                           void* stream, void** parameters, void** extra);

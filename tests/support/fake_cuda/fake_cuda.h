@@ -27,11 +27,12 @@ struct Faults {
   int failing_after = 0;
   int error = 2;  // with this number
   size_t free_bytes = size_t{8} << 30;
-  int stream_operations = 1;   // the attribute
-  bool is_lost = false;        // every call that meets a context fails, and streams stand still
-  int copy_delay_us = 0;       // by threads
-  int load_delay_us = 0;       // of a module
-  uint64_t clock_step_ns = 1;  // from one look of a kernel at the device's clock to the next
+  int stream_operations = 1;     // the attribute
+  int shared_bytes = 227 << 10;  // that a block may ask for; of sm_90
+  bool is_lost = false;          // every call that meets a context fails, and streams stand still
+  int copy_delay_us = 0;         // by threads
+  int load_delay_us = 0;         // of a module
+  uint64_t clock_step_ns = 1;    // from one look of a kernel at the device's clock to the next
 };
 void set_faults(const Faults& faults);
 

@@ -40,17 +40,39 @@ std::function<void()> gather(DeviceKernel kernel, const foreshock::LaunchShape& 
   };
 }
 
+template <class Job>
+std::function<void()> other(const std::string& name, const foreshock::LaunchShape& shape,
+                            const void* parameter) {
+  auto job = std::make_shared<Job>();
+  std::memcpy(job.get(), parameter, sizeof(Job));
+  return [name, shape, job] {
+    if (foreshock::run_emulated(name, shape, job.get(), {.order = 1})) return;
+    Lock lock(world().mutex);
+    violation("a launch that no device makes");
+  };
+}
+
 }  // namespace
 
 bool is_kernel(const std::string& name) {
-  return name == name_of(DeviceKernel::kGather) || name == name_of(DeviceKernel::kPackedGather);
+  for (const char* known : foreshock::kDeviceKernelNames)
+    if (name == known) return true;
+  return false;
 }
 
 std::function<void()> work_of(const std::string& name, const foreshock::LaunchShape& shape,
                               const void* parameter) {
   if (name == name_of(DeviceKernel::kGather))
     return gather<GatherJob>(DeviceKernel::kGather, shape, parameter);
-  return gather<PackedGatherJob>(DeviceKernel::kPackedGather, shape, parameter);
+  if (name == name_of(DeviceKernel::kPackedGather))
+    return gather<PackedGatherJob>(DeviceKernel::kPackedGather, shape, parameter);
+  if (name == name_of(DeviceKernel::kGradientSums))
+    return other<foreshock::GradientSumsJob>(name, shape, parameter);
+  if (name == name_of(DeviceKernel::kAdamSums)) return other<foreshock::AdamSumsJob>(name, shape, parameter);
+  if (name == name_of(DeviceKernel::kChecksum)) return other<foreshock::ChecksumJob>(name, shape, parameter);
+  if (name == name_of(DeviceKernel::kConservation))
+    return other<foreshock::ConservationJob>(name, shape, parameter);
+  return other<foreshock::HistogramJob>(name, shape, parameter);
 }
 
 }  // namespace fake_cuda

@@ -47,6 +47,16 @@ FAKE_ENTRY cuFuncLoad(void* handle) {
   return kSuccess;
 }
 
+FAKE_ENTRY cuFuncSetAttribute(void* handle, int attribute, int value) {
+  Lock lock(world().mutex);
+  auto* function = static_cast<Function*>(handle);
+  if (const int error = enter("cuFuncSetAttribute")) return error;
+  if (const int error = check(function->context)) return error;
+  if (attribute != 8 || value > world().faults.shared_bytes) return kInvalidValue;
+  function->most_shared = value;
+  return kSuccess;
+}
+
 FAKE_ENTRY cuLaunchKernel(void* handle, unsigned blocks, unsigned blocks_y, unsigned blocks_z,
                           unsigned threads, unsigned threads_y, unsigned threads_z, unsigned shared_bytes,
                           void* stream, void** parameters, void** extra) {
@@ -57,6 +67,7 @@ FAKE_ENTRY cuLaunchKernel(void* handle, unsigned blocks, unsigned blocks_y, unsi
   if (const int error = check_stream("cuLaunchKernel", stream_of(stream))) return error;
   if (blocks_y * blocks_z * threads_y * threads_z != 1 || extra != nullptr)
     violation("a launch that our kernels are not made for");
+  if (shared_bytes > static_cast<unsigned>(function->most_shared)) return kInvalidValue;
   if (!std::exchange(function->is_loaded, true))
     violation("a launch that has to load its kernel first: it waits for the device");
   push(stream_of(stream), {work_of(function->name, {blocks, threads, shared_bytes}, parameters[0]), nullptr});

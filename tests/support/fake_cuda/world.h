@@ -51,6 +51,7 @@ struct Function {
   Context* context = nullptr;
   std::string name;
   bool is_loaded = false;
+  int most_shared = 48 << 10;  // that a launch may ask for
 };
 
 // One lock for all of it; work of streams runs without it.
