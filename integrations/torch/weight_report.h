@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention_call.h"
+#include "device_stream.h"
 
 extern "C" {
 
@@ -25,13 +26,16 @@ typedef struct foreshock_adapter_weight {
 
 namespace foreshock::adapter {
 
+inline at::Tensor TensorAt(const void* address) {
+  auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(address));
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+}
+
 // Dimensions beyond the room are multiplied into the last one where memory allows it; else the view is
 // absent, as it is for a tensor that torch refuses to look into.
 inline foreshock_tensor ViewOfWeight(const void* address) noexcept try {
   if (!address) return {};
-  auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(address));
-  const auto tensor =
-      at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+  const at::Tensor tensor = TensorAt(address);
   if (!HasData(tensor) || tensor.layout() != at::kStrided) return {};
   if (tensor.dim() <= FORESHOCK_TENSOR_DIMS || !tensor.is_contiguous()) return View(tensor);
   if (!IsInMemory(tensor)) return {};
@@ -53,6 +57,13 @@ inline foreshock_tensor ViewOfWeight(const void* address) noexcept try {
   return {};
 }
 
+// Of a parameter on a device: that of the optimizer, whose hooks run where it does.
+inline void* StreamOfWeight(const void* address) noexcept try {
+  return address ? StreamOf(TensorAt(address)) : nullptr;
+} catch (...) {
+  return nullptr;
+}
+
 // One caller at a time: the helper holds the interpreter lock. Returns the nanoseconds spent inside the core.
 inline uint64_t ObserveWeights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
   static auto* states = new std::vector<foreshock_weight_state>;
@@ -72,6 +83,7 @@ inline uint64_t ObserveWeights(const foreshock_adapter_weight* rows, size_t coun
     state.beta2 = rows[i].beta2;
     state.epsilon = rows[i].epsilon;
     state.weight_decay = rows[i].weight_decay;
+    state.stream = StreamOfWeight(rows[i].parameter);
     states->push_back(state);
   }
   const uint64_t begin = NowNs();
