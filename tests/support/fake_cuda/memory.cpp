@@ -31,7 +31,9 @@ FAKE_ENTRY cuMemHostRegister_v2(void* begin, size_t bytes, unsigned flags) {
   if (const int error = enter("cuMemHostRegister", nullptr, bytes)) return error;
   if (const int error = check_unsafe("cuMemHostRegister")) return error;
   const auto at = reinterpret_cast<uint64_t>(begin);
-  if (world().pinned.contains(at)) return kAlreadyRegistered;
+  if (bytes == 0) return kInvalidValue;
+  for (const auto& [other, length] : world().pinned)  // by bytes: what only shares a page is no overlap
+    if (at < other + length && other < at + bytes) return kAlreadyRegistered;
   if (flags != 3) violation("pinned for one context only, or not to be stored into");
   world().pinned[at] = bytes;
   return kSuccess;
@@ -39,8 +41,10 @@ FAKE_ENTRY cuMemHostRegister_v2(void* begin, size_t bytes, unsigned flags) {
 
 FAKE_ENTRY cuMemHostGetDevicePointer_v2(uint64_t* address, void* host, unsigned) {
   Lock lock(world().mutex);
+  if (const int error = enter("cuMemHostGetDevicePointer")) return error;
+  if (!is_inside(world().pinned, reinterpret_cast<uint64_t>(host), 1)) return kInvalidValue;
   *address = reinterpret_cast<uint64_t>(host) + kHostOffset;
-  return enter("cuMemHostGetDevicePointer");
+  return kSuccess;
 }
 
 FAKE_ENTRY cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void* handle) {
