@@ -88,18 +88,24 @@ print(json.dumps([events("gradients"), truth]))
         assert all(abs(a - b) <= 1e-5 * b for a, b in zip(norms, truth, strict=True))
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
 @pytest.mark.parametrize(("first", "told"), [("0", [1, 2, 3]), ("torch.tensor(41)", [42, 43, 44]), ("None", [-1] * 3)])
-def test_the_step_of_a_group(trainer, first: str, told: list[int]) -> None:
-    """As the fused Adam of Apex and TransformerEngine counts."""
+def test_the_step_of_a_group(trainer, first: str, told: list[int], elsewhere: bool) -> None:
+    """As the fused Adam of Apex and TransformerEngine counts; also where the gradients are no `.grad`."""
     rows = trainer(f"""{MODEL}
 class Fused(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         group = self.param_groups[0]
         if group["step"] is not None: group["step"] += 1
-        for p in group["params"]: self.state[p] = {{"exp_avg": p.grad}}; p.sub_(p.grad, alpha=1e-3)
+        for p in group["params"]: self.state[p] = {{"exp_avg": p.held}}; p.sub_(p.held, alpha=1e-3)
 optimizer = Fused(model.parameters(), {{"step": {first}}})
-for _ in range(3): backward(); optimizer.step(); optimizer.zero_grad()
+for _ in range(3):
+    backward()
+    for p in model.parameters():
+        p.held = p.grad
+        if {elsewhere}: p.grad = None
+    optimizer.step(); optimizer.zero_grad()
 print(json.dumps(events("step")))
 """)
     assert [row["step"] for row in rows] == told

@@ -168,11 +168,13 @@ class Monitor:
         """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
         if (on_cpu(self._torch, getattr(optimizer, "found_inf", None)) or 0) > 0:
             return COUNTED, None
-        used = ((g, p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
-        for group, parameter in itertools.islice(used, self.LOOK_AT):
+        every = ((g, p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
+        used = list(itertools.islice(every, self.LOOK_AT))
+        # Gradients may be held elsewhere (Megatron-LM's precision-aware optimizer).
+        for group, parameter in used or [(group, None) for group in optimizer.param_groups[:1]]:
             step = self._step_of(optimizer, group, parameter)
             if step is not None:
-                now = (parameter._cdata, step)
+                now = (parameter._cdata if used else 0, step)
                 stood_still, self._state_seen = now == self._state_seen, now
                 return OPTIMIZER_STATE, None if stood_still else step
         return COUNTED, -1
@@ -181,7 +183,7 @@ class Monitor:
         """As the state of the parameter has it, or its group: so do the fused optimizers of Apex and
         TransformerEngine."""
         try:
-            state = optimizer.state.get(parameter)
+            state = optimizer.state.get(parameter) if parameter is not None else None
             own = step_number(self._torch, state.get("step")) if isinstance(state, dict) else None
             return own if own is not None else step_number(self._torch, group.get("step"))
         except Exception as error:  # a state of the optimizer's own kind
