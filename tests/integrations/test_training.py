@@ -321,6 +321,27 @@ print(json.dumps([[first, events()], truth]))
     assert not [row for row in first + second if row["event"] == "off"]
 
 
+@pytest.mark.parametrize(
+    ("then", "told", "batches"),
+    [("report(step=step)", [1, 12, 2, 13, 3], [0, 2, 3]), ("None", [1, 11, 2, 12, 3], [0, 1, 2])],
+)
+def test_a_loss_told_alone_is_of_the_step_that_is_told_with_it(trainer, then: str, told: list, batches: list) -> None:
+    """The optimizer tells step 1 before anybody knows that the trainer tells its steps: what is told between the two is
+    of step 1, not of 2. Of a trainer that never tells a step it is of the next one."""
+    rows = trainer(f"""{TOY}
+import foreshock_torch
+report = foreshock_torch.report
+model = Toy(); opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in (1, 2, 3):
+    loss_of(model).backward(); opt.step(); opt.zero_grad()
+    report(loss=10.0 + step); report(batch_id=step); {then}
+print(json.dumps(events()))
+""")
+    rows = [row for row in rows if row["event"] == "step" or (row["event"] == "loss" and row["source"] == 1)]
+    assert [row["step"] if row["event"] == "step" else row["value"] for row in rows] == told
+    assert [row["batch_id"] for row in rows if row["event"] == "step"] == batches
+
+
 def test_numbers_no_number_can_be_made_of(trainer) -> None:
     """What a trainer passes in may be anything: what is unusable is left out, and the helper goes on."""
     rows = trainer(f"""{TOY}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from typing import Any
 
 from .core import COUNTED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
@@ -41,6 +42,9 @@ class Monitor:
         self._torch = torch
         self.batch_id: int | None = None
         self.reported = False  # the trainer tells its steps itself
+        # Losses told while nobody knows yet of which step: of the one that the optimizer has told, if the trainer tells
+        # that one too, else of the next. Bounded, for a trainer that tells losses and never steps.
+        self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer that ticks
         self._others = Others()
         self._pieces = Pieces()
@@ -124,11 +128,16 @@ class Monitor:
 
     def _tell(self, step: int, source: int) -> None:
         begin = time.perf_counter_ns()
+        self._pass_losses()
         self.core.logs.tick()
         spent = self._spent_ns + time.perf_counter_ns() - begin
         self.core.step_end(step, source, self._rate, self.batch_id, spent)
         self._rate = self.batch_id = None
         self._spent_ns = 0
+
+    def _pass_losses(self) -> None:
+        while self._losses:
+            self.core.core.foreshock_observe_loss(self._losses.popleft(), LOSS_REPORTED)
 
     def _late(self, optimizer: Any, look: Any) -> None:
         """An optimizer that steps after the clock: what it steps is still of the step that the clock has told."""
@@ -270,9 +279,13 @@ class Monitor:
         done = step_number(self._torch, step)
         if done is not None and done == self._told and not self.reported:
             self.reported = True
-            return  # told already; what is given with it would be counted into the step after it
+            self._losses.clear()  # told already: what is given with it would be counted into the step after it
+            self.batch_id = None
+            return
         if (value := on_cpu(self._torch, loss)) is not None:
-            self.core.core.foreshock_observe_loss(value, LOSS_REPORTED)
+            self._losses.append(value)
+            if self.reported:
+                self._pass_losses()
         if (number := word(batch_id)) is not None:
             self.batch_id = number
         if done is not None and self._clock is None:
