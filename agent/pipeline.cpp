@@ -44,15 +44,17 @@ void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
 bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   const double begin = thread_cpu_seconds();
   bool found = false;
-  for (const segment::StepRecord& step : segment.new_steps()) {
+  for (const segment::StepRecord& step : segment.unread_steps()) {
     found = true;
     // A name is there before the first record that carries its value.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
-    detect(step_line(*rank, step), rank);
+    if (const StepLine line = step_line(*rank, step); !told_.take(line)) detect(line, rank);
+    rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
   hand_over();
+  segment.consume_steps();
   rank->steps = segment.steps_taken();
   SegmentReader::Ready ready;
   // As many as there are slots: a trainer that fills them as fast as they are judged, or that only pretends
@@ -131,8 +133,11 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   const LayerOfCall layer = layer_of(segment, slot, *rank);
   observe_slice(slot, layer, deviation, rank);
   const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_grad_query;
-  if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite));
-  detect(sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin), rank);
+  const SampleLine line = sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin);
+  const bool is_new = !told_.take(line);
+  if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
+  if (is_new) detect(line, rank);
+  rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
   if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
     flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                        segment.name());
@@ -226,9 +231,9 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
 }
 
 void Pipeline::tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
-                    std::optional<double> value) {
+                    std::optional<double> value, bool is_new) {
   rank->note_event(event, step, layer, value);
-  if (record_ != nullptr) record_->write(event_line(*rank, event, step, layer, value));
+  if (record_ != nullptr && is_new) record_->write(event_line(*rank, event, step, layer, value));
 }
 
 }  // namespace foreshock

@@ -12,6 +12,7 @@
 #include "agent/head_spectra.h"
 #include "agent/histogram_quota.h"
 #include "agent/rank.h"
+#include "agent/told_lines.h"
 #include "agent/watches.h"
 #include "agent/weights.h"
 #include "exporters/record.h"
@@ -32,6 +33,8 @@ class Pipeline {
 
   // The detectors of all ranks. What they know may be restored before the first poll only.
   Watches& watches() { return watches_; }
+  // What the record has of an agent that was killed before it could say so to the trainer; likewise.
+  ToldLines& told() { return told_; }
   void set_followed_before() { weights_.set_followed_before(); }
 
   // Ranks of the run that live on this node: so many have a part of each tensor, or a replica.
@@ -65,8 +68,9 @@ class Pipeline {
  private:
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
+  // `is_new`: the record does not have it.
   void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
-            std::optional<double> value);
+            std::optional<double> value, bool is_new = true);
 
   void hand_over();
   void note_level(const EventLine& event);
@@ -81,6 +85,7 @@ class Pipeline {
   AlertCommand* alerts_;
   FlaggedSlices* flagged_ = nullptr;
   Watches watches_;
+  ToldLines told_;
   Adviser adviser_;
   Changes changes_;
   HistogramQuota histograms_;

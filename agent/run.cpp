@@ -73,7 +73,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   }
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
-                            &run->pipeline_->watches());
+                            &run->pipeline_->watches(), &run->pipeline_->told());
   for (const auto& [key, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(key.second, watch.states());
   // Its inode is taken now: the one that the launcher gives back at the end is the summary's.

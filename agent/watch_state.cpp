@@ -19,7 +19,7 @@ bool is_same(const EventLine& a, const EventLine& b) {
 }
 
 // Every event of the detectors stands behind the line that brought it about. Those that do not are returned.
-std::deque<EventLine> replay(RecordReader& reader, Watches* watches) {
+std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* told) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {
     if (const auto* event = std::get_if<EventLine>(&*line)) {
@@ -29,6 +29,7 @@ std::deque<EventLine> replay(RecordReader& reader, Watches* watches) {
     }
     std::visit(
         [&](const auto& each) {
+          told->note(each);
           for (const EventLine& event : watches->observe(each)) missing.push_back(event);
         },
         *line);
@@ -39,7 +40,7 @@ std::deque<EventLine> replay(RecordReader& reader, Watches* watches) {
 }  // namespace
 
 void WatchState::restore(const Directory& directory, const std::string& run, const std::string& path,
-                         RecordWriter* record, Watches* watches) {
+                         RecordWriter* record, Watches* watches, ToldLines* told) {
   const auto status = directory.status_of(kFile);
   const auto size = status ? static_cast<size_t>(std::max<off_t>(status->st_size, 0)) : 0;
   const std::optional<std::string> bytes =
@@ -59,7 +60,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   std::string error;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error);
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
-  for (EventLine& event : replay(*reader, watches)) {
+  for (EventLine& event : replay(*reader, watches, told)) {
     event.time = seconds_since_1970();
     record->write(event);
   }

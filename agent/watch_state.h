@@ -6,6 +6,7 @@
 #include <string>
 
 #include "agent/directory.h"
+#include "agent/told_lines.h"
 #include "agent/watches.h"
 #include "exporters/record.h"
 
@@ -20,9 +21,10 @@ class WatchState {
   // To be called before anything is observed. Restores what an agent before this one has saved, and what its
   // record says beyond that: an agent that is killed has written lines after its last save. Events that are
   // missing there are added. Where there is no state but a record, the record is told that the detectors
-  // begin anew. `record` may be null; `path` is its file.
+  // begin anew. `record` may be null; `path` is its file. What the record says beyond the state is noted in
+  // `told`.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
-               RecordWriter* record, Watches* watches);
+               RecordWriter* record, Watches* watches, ToldLines* told);
 
   // Replaces the file, if there is anything new; the first time always. What is in the record's buffer must
   // have been written before. False when it cannot be written: the run goes on without.

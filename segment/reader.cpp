@@ -149,7 +149,7 @@ Totals SegmentReader::totals() const {
   return parse_threads(region_, header_.regions[kThreads]);
 }
 
-std::vector<StepRecord> SegmentReader::new_steps() {
+std::vector<StepRecord> SegmentReader::unread_steps() {
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
   // Most polls find nothing new: look at the one record that would come next before reading the ring.
@@ -169,12 +169,24 @@ std::vector<StepRecord> SegmentReader::new_steps() {
       records.push_back(record);
   }
   if (records.empty()) return records;
-  const uint64_t newest = records.back().sequence / 2;
-  control_.steps_lost +=
-      newest - control_.step_cursor - std::min<uint64_t>(records.size(), newest - control_.step_cursor);
-  control_.step_cursor = newest;
+  unread_.newest = records.back().sequence / 2;
+  unread_.count = records.size();
+  return records;
+}
+
+void SegmentReader::consume_steps() {
+  if (unread_.count == 0) return;
+  const uint64_t passed = unread_.newest - control_.step_cursor;
+  control_.steps_lost += passed - std::min(unread_.count, passed);
+  control_.step_cursor = unread_.newest;
+  unread_ = {};
   write_field(control_file_, control_.step_cursor, offsetof(Control, step_cursor));
   write_field(control_file_, control_.steps_lost, offsetof(Control, steps_lost));
+}
+
+std::vector<StepRecord> SegmentReader::new_steps() {
+  std::vector<StepRecord> records = unread_steps();
+  consume_steps();
   return records;
 }
 

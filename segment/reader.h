@@ -40,8 +40,12 @@ class SegmentReader {
   Coverage coverage() const;
   Totals totals() const;
 
-  // Step records since the last call; those overwritten before are added to steps_lost(). After a restart of
-  // the agent it goes on where the control file says.
+  // Step records that nobody has consumed; after a restart of the agent they begin where the control file
+  // says.
+  std::vector<StepRecord> unread_steps();
+  // What unread_steps() gave last was dealt with; those overwritten before it are added to steps_lost().
+  void consume_steps();
+  // Both at once.
   std::vector<StepRecord> new_steps();
   uint64_t steps_lost() const { return control_.steps_lost; }
   // Taken over the life of the segment, by all agents it has had.
@@ -124,6 +128,9 @@ class SegmentReader {
   Header header_ = {};
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
+  struct {
+    uint64_t newest = 0, count = 0;  // of the step records that are not consumed yet
+  } unread_;
   uint32_t next_slot_ = 0;
   Progress progress_ = {};  // when all slots were last found consumed
   bool look_again_ = true;

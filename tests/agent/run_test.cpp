@@ -1,12 +1,17 @@
 #include "agent/run.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 
+#include "exporters/record_reader.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {
@@ -60,6 +65,50 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   ASSERT_EQ(ranks.size(), 2u);
   EXPECT_EQ(ranks[0]["attention"]["forward"]["judged"], 1) << "judged before it was removed";
   for (const nlohmann::json& rank : ranks) EXPECT_EQ(rank["state"], "finished");
+}
+
+// Agents that are killed at any moment, each followed by one that goes on: every step and every slice has one
+// line, whether the killed one had written it or not.
+TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
+  SegmentOfATrainer trainer;
+  RunOptions options;
+  options.run_id = options.label = "job";
+  options.record = trainer.directory + "/record.jsonl";
+  const auto follow = [&](bool until_killed) {
+    std::string error;
+    Registry registry;
+    const auto run = Run::open(options, Directory::open(trainer.directory, &error), &error);
+    if (run == nullptr) _exit(1);
+    run->discover(&registry);
+    do {
+      run->poll();
+    } while (until_killed);
+  };
+  constexpr int kAgents = 40, kSteps = 400, kSlices = 4;
+  int64_t steps = 0, slices = 0;
+  for (int n = 0; n < kAgents; ++n) {
+    for (int slice = 0; slice < kSlices; ++slice) trainer.sample(++slices, 1.0);
+    for (int step = 0; step < kSteps; ++step) trainer.step(++steps, 2.0);
+    const pid_t agent = fork();
+    ASSERT_GE(agent, 0);
+    if (agent == 0) follow(true);
+    usleep(static_cast<useconds_t>(n * 500));  // from before its first line to after its last one
+    kill(agent, SIGKILL);
+    waitpid(agent, nullptr, 0);
+    follow(false);
+  }
+  std::map<int64_t, int> steps_told, slices_told;
+  std::string error;
+  const auto reader = RecordReader::open(options.record, &error);
+  ASSERT_NE(reader, nullptr) << error;
+  while (const auto line = reader->next()) {
+    if (const auto* step = std::get_if<StepLine>(&*line)) ++steps_told[*step->step];
+    if (const auto* sample = std::get_if<SampleLine>(&*line)) ++slices_told[*sample->step];
+  }
+  EXPECT_EQ(steps_told.size(), static_cast<size_t>(steps));
+  EXPECT_EQ(slices_told.size(), static_cast<size_t>(slices));
+  for (const auto* told : {&steps_told, &slices_told})
+    for (const auto& [number, times] : *told) EXPECT_EQ(times, 1) << number;
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ class WatchStateTest : public testing::Test {
     ASSERT_NE(record_, nullptr) << error;
     watches_ = Watches();
     state_ = WatchState();
-    state_.restore(*directory_, "run", path_, record_.get(), &watches_);
+    told_ = ToldLines();
+    state_.restore(*directory_, "run", path_, record_.get(), &watches_, &told_);
   }
   void save() {
     record_->flush();
@@ -89,6 +90,7 @@ class WatchStateTest : public testing::Test {
   std::unique_ptr<RecordWriter> record_;
   Watches watches_;
   WatchState state_;
+  ToldLines told_;
   std::string folder_, path_;
 
  private:
