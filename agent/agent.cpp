@@ -99,6 +99,7 @@ int Agent::run() {
     spdlog::info("serving {} at {}", options_.tree, server_.place());
   else if (!say_address(*runs_[0].run))
     return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
+  if (!options_.file_sd.empty()) target_file_.remove_abandoned();
   be_nice();
   loop();
   alerts_.leave(Clock::now());

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -27,6 +28,19 @@ std::string place_of(const Target& target) {
   return host + ":" + std::to_string(target.port);
 }
 
+// Of a file in a directory that several hosts may share.
+std::string end_of_name() { return std::string(".").append(host_name()).append(".json"); }
+
+std::string lock_name(const std::string& name) { return std::string(".").append(name).append(".lock"); }
+
+// A list of targets as targets_json() writes them.
+bool is_of_an_agent(const std::string& text) {
+  const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
+  return list.is_array() && std::all_of(list.begin(), list.end(), [](const nlohmann::json& each) {
+           return each.is_object() && each.size() == 2 && each.contains("targets") && each.contains("labels");
+         });
+}
+
 }  // namespace
 
 std::string targets_json(const std::vector<Target>& targets) {
@@ -42,8 +56,8 @@ std::string targets_json(const std::vector<Target>& targets) {
 
 TargetFile::TargetFile(const std::string& path, const std::string& run) : path_(path) {
   std::error_code error;
-  if (std::filesystem::is_directory(path, error))
-    path_ = (std::filesystem::path(path) / (run + "." + host_name() + ".json")).string();
+  is_in_directory_ = std::filesystem::is_directory(path, error);
+  if (is_in_directory_) path_ = (std::filesystem::path(path) / (run + end_of_name())).string();
 }
 
 TargetFile::~TargetFile() {
@@ -56,7 +70,7 @@ bool TargetFile::is_ours() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');
   const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
-  const std::string name = path_.substr(0, name_at).append(".").append(path_, name_at).append(".lock");
+  const std::string name = path_.substr(0, name_at) + lock_name(path_.substr(name_at));
   int lock = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
   if (lock < 0) lock = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // another user's
   if (lock < 0) return true;
@@ -89,6 +103,26 @@ std::string TargetFile::write(const std::string& text) {
 
 void TargetFile::remove() {
   if (is_ours()) unlink(path_.c_str());
+}
+
+// A lock ends with its agent, however that ends, and with the machine. Its file stays: who removed it could
+// take it from an agent that has just opened it.
+void TargetFile::remove_abandoned() const {
+  if (!is_in_directory_) return;
+  const std::filesystem::path own = path_;
+  std::string why;
+  std::error_code error;
+  const auto directory = Directory::open(std::filesystem::canonical(own.parent_path(), error), &why);
+  if (directory == nullptr) return;
+  for (const std::string& name : directory->names("", end_of_name())) {
+    if (name == own.filename() || !directory->has(lock_name(name))) continue;
+    const std::optional<std::string> text = directory->read(name, kMostBytes);
+    if (!text || !is_of_an_agent(*text)) continue;
+    const int lock = directory->open_file(lock_name(name), O_RDONLY);
+    if (lock < 0) continue;
+    if (flock(lock, LOCK_EX | LOCK_NB) == 0) directory->remove(name);
+    close(lock);
+  }
 }
 
 }  // namespace foreshock

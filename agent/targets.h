@@ -30,11 +30,15 @@ class TargetFile {
   std::string write(const std::string& text);
   // Unless another agent keeps it.
   void remove();
+  // In a directory, the files of agents of this host that were killed: nobody holds their lock any more. What
+  // is not of an agent's making stays.
+  void remove_abandoned() const;
 
  private:
   bool is_ours();
 
   std::string path_;
+  bool is_in_directory_ = false;
   int lock_ = -1;
 };
 

@@ -91,5 +91,37 @@ TEST_F(TargetFileTest, InADirectoryEachRunHasItsOwn) {
   EXPECT_TRUE(fs::exists(folder_ + "/second." + host + ".json"));
 }
 
+// What an agent that was killed leaves names a port that may be another program's by now.
+TEST_F(TargetFileTest, InADirectoryThoseOfKilledAgentsAreRemoved) {
+  char host[256] = {};
+  ASSERT_EQ(gethostname(host, sizeof host - 1), 0);
+  const auto path_of = [&](const std::string& run) { return folder_ + "/" + run + "." + host + ".json"; };
+  const std::string text = targets_json({{"127.0.0.1", 9847, "killed"}});
+  const auto leave = [&](const std::string& path, const std::string& what) { std::ofstream(path) << what; };
+  {
+    TargetFile killed(folder_, "killed");
+    EXPECT_EQ(killed.write(text), "");
+  }
+  TargetFile alive(folder_, "alive"), own(folder_, "own");
+  EXPECT_EQ(alive.write(text), "");
+  EXPECT_EQ(own.write(text), "");
+  leave(path_of("foreign"), text);  // no agent has ever locked it
+  leave(path_of("node_exporter"), R"([{"targets": ["h:9100"], "labels": {}, "by": "hand"}])");
+  leave(folder_ + "/." + ("node_exporter." + std::string(host)) + ".json.lock", "");
+  leave(folder_ + "/killed.elsewhere.json", text);
+  leave(folder_ + "/.killed.elsewhere.json.lock", "");
+
+  own.remove_abandoned();
+  EXPECT_FALSE(fs::exists(path_of("killed")));
+  for (const char* kept : {"alive", "own", "foreign", "node_exporter"})
+    EXPECT_TRUE(fs::exists(path_of(kept))) << kept;
+  EXPECT_TRUE(fs::exists(folder_ + "/killed.elsewhere.json")) << "of another host: its lock is not seen here";
+
+  TargetFile file(folder_ + "/one.json", "one");
+  leave(path_of("killed"), text);
+  file.remove_abandoned();
+  EXPECT_TRUE(fs::exists(path_of("killed"))) << "only in a directory that was given";
+}
+
 }  // namespace
 }  // namespace foreshock
