@@ -21,6 +21,31 @@ double cpu_seconds(clockid_t clock) {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+double cores_of_cgroup(const std::string& directory) {
+  double quota = 0, period = 0;  // "max" is no number
+  std::ifstream limit(directory + "/cpu.max");
+  return limit >> quota >> period && period > 0 ? quota / period : kUnlimited;
+}
+
+// Version 1: a quota of -1 is none.
+double cores_of_old_cgroup(const std::string& directory) {
+  double quota = 0, period = 0;
+  std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;
+  std::ifstream(directory + "/cpu.cfs_period_us") >> period;
+  return quota > 0 && period > 0 ? quota / period : kUnlimited;
+}
+
+// Of root + path and those above it up to the root; where the path is not mounted here, of what is.
+double tightest(const std::string& root, const std::string& path, double (*cores_of)(const std::string&)) {
+  std::string directory = root + path;
+  for (double cores = kUnlimited;; directory.resize(directory.rfind('/'))) {
+    cores = std::min(cores, cores_of(directory));
+    if (directory.size() <= root.size()) return cores;
+  }
+}
+
 }  // namespace
 
 int cores_of_node() {
@@ -32,19 +57,18 @@ int cores_of_node() {
 }
 
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
+  double cores = tightest(root, "", cores_of_cgroup);
   std::ifstream file(cgroups);
-  std::string line;
-  while (std::getline(file, line) && !line.starts_with("0::")) {
+  for (std::string line; std::getline(file, line);) {  // number:controllers:path
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos || line[second + 1] != '/') continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1),
+                      path = line.substr(second + 1);
+    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_cgroup));
+    if (std::string(",").append(controllers).append(",").find(",cpu,") != std::string::npos)
+      cores = std::min(cores, tightest(root + "/" + controllers, path, cores_of_old_cgroup));
   }
-  std::string directory = root + (line.starts_with("0::/") ? line.substr(3) : "");
-  double cores = std::numeric_limits<double>::infinity();
-  for (;;) {
-    double quota = 0, period = 0;  // "max" is no number
-    std::ifstream limit(directory + "/cpu.max");
-    if (limit >> quota >> period && period > 0) cores = std::min(cores, quota / period);
-    if (directory.size() <= root.size()) return cores;
-    directory.resize(directory.rfind('/'));
-  }
+  return cores;
 }
 
 double process_cpu_seconds() { return cpu_seconds(CLOCK_PROCESS_CPUTIME_ID); }

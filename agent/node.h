@@ -11,8 +11,8 @@ namespace foreshock {
 // Cores that the ranks of this node and the agent share: affinity, bounded by the cgroup's quota. At least 1.
 int cores_of_node();
 
-// The tightest quota of our cgroup (version 2) and of those above it; infinite without one. `cgroups` is the
-// file that names ours: outside a cgroup namespace (Slurm, systemd) the limit is not at the root.
+// The tightest quota of our cgroups (both versions) and of those above them; infinite without one. `cgroups`
+// is the file that names ours: outside a cgroup namespace (Slurm, systemd) the limit is not at the root.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
 // CPU time of this process, all threads, in seconds.

@@ -54,6 +54,11 @@ uint64_t field(const char* text, const char* name) {
   return 0;
 }
 
+uint64_t field(const char* text, const char* name, const char* name_of_all_below) {
+  const uint64_t of_all = field(text, name_of_all_below);
+  return of_all != 0 ? of_all : field(text, name);
+}
+
 // Of what a cgroup is charged with, what the kernel gives up before it refuses anything: cached pages of
 // files that need not be written first. tmpfs is not among them, nor are locked pages. Slabs are left out:
 // what of them can be reclaimed is pinned by what uses it.
@@ -61,30 +66,59 @@ uint64_t reclaimable(const char* directory) {
   char path[1300], text[8192];
   std::snprintf(path, sizeof path, "%s/memory.stat", directory);
   if (read_small(path, text, sizeof text) == 0) return 0;
-  const uint64_t cached = field(text, "inactive_file") + field(text, "active_file");
-  const uint64_t unwritten = field(text, "file_dirty") + field(text, "file_writeback");
+  // The second names are those of version 1, for a cgroup and all below it, which is what its usage counts.
+  const uint64_t cached =
+      field(text, "inactive_file", "total_inactive_file") + field(text, "active_file", "total_active_file");
+  const uint64_t unwritten =
+      field(text, "file_dirty", "total_dirty") + field(text, "file_writeback", "total_writeback");
   return cached - std::min(cached, unwritten);
 }
 
-// What the tightest cgroup (version 2) above us still allows; UINT64_MAX without a limit.
-uint64_t cgroup_headroom(const CgroupFiles& files) {
-  char text[1024];
-  if (read_small(files.self, text, sizeof text) == 0) return UINT64_MAX;
-  char* line = std::strstr(text, "0::");
-  if (line == nullptr) return UINT64_MAX;
-  line += 3;
-  if (char* end = std::strchr(line, '\n')) *end = '\0';
+// What one version of cgroups calls its files; `tree` follows on the root, and `line` on the number of the
+// line that names ours.
+struct CgroupNames {
+  const char *line, *tree, *limit, *usage;
+};
+constexpr CgroupNames kCgroupVersions[] = {
+    {"::", "", "memory.max", "memory.current"},
+    {":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"}};
+
+// The path of ours, up to the end of its line; null where the process has none of this version.
+const char* own_path(const char* text, const char* name) {
+  for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
+    line += *line == '\n';
+    const char* after = line + std::strspn(line, "0123456789");
+    if (std::strncmp(after, name, std::strlen(name)) == 0) return after + std::strlen(name);
+  }
+  return nullptr;
+}
+
+// What the tightest cgroup of this version above us still allows; UINT64_MAX without a limit.
+uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
+  const char* path = own_path(text, names.line);
+  if (path == nullptr) return UINT64_MAX;
   char directory[1200];
-  std::snprintf(directory, sizeof directory, "%s%s", files.root, line);
+  const size_t of_root = std::strlen(root) + std::strlen(names.tree);
+  std::snprintf(directory, sizeof directory, "%s%s%.*s", root, names.tree,
+                static_cast<int>(std::strcspn(path, "\n")), path);
   uint64_t headroom = UINT64_MAX;
-  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= std::strlen(files.root);) {
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= of_root;) {
     uint64_t most = 0, current = 0;
-    if (read_number(directory, "memory.max", &most) && read_number(directory, "memory.current", &current))
+    if (read_number(directory, names.limit, &most) && read_number(directory, names.usage, &current))
       headroom =
           std::min(headroom, most - std::min(most, current - std::min(current, reclaimable(directory))));
     cut = std::strrchr(directory, '/');
     if (cut != nullptr) *cut = '\0';
   }
+  return headroom;
+}
+
+uint64_t cgroup_headroom(const CgroupFiles& files) {
+  char text[4096];
+  if (read_small(files.self, text, sizeof text) == 0) return UINT64_MAX;
+  uint64_t headroom = UINT64_MAX;
+  for (const CgroupNames& names : kCgroupVersions)
+    headroom = std::min(headroom, headroom_of(names, files.root, text));
   return headroom;
 }
 

@@ -48,8 +48,30 @@ TEST_F(Cgroup, InANamespaceOursIsTheRoot) {
   limit("/slurm/job_7", "100000 100000");
   EXPECT_EQ(cores_in("0::/\n"), 2);
   EXPECT_EQ(cores_in("0::/../of/the/host\n"), 2) << "a path that is not mounted here";
-  EXPECT_EQ(cores_in("4:cpu:/slurm/job_7\n"), 2) << "version 1 names none";
+  EXPECT_EQ(cores_in("4:memory:/slurm/job_7\n"), 2) << "of another controller";
   EXPECT_EQ(cores_in(""), 2);
+}
+
+// As Docker and Slurm of older machines have it: a tree of its own for the controllers that stand together.
+TEST_F(Cgroup, OfVersion1Too) {
+  const std::string ours = "5:memory:/elsewhere\n4:cpu,cpuacct:/slurm/job_7\n0::/\n";
+  fs::create_directories(root_ + "/cpu,cpuacct/slurm/job_7");
+  const auto limit_of = [&](const std::string& cgroup, const char* quota) {
+    std::ofstream(root_ + "/cpu,cpuacct" + cgroup + "/cpu.cfs_quota_us") << quota << "\n";
+    std::ofstream(root_ + "/cpu,cpuacct" + cgroup + "/cpu.cfs_period_us") << "100000\n";
+  };
+  limit_of("", "-1");
+  EXPECT_TRUE(std::isinf(cores_in(ours)));
+  limit_of("/slurm", "300000");
+  limit_of("/slurm/job_7", "-1");
+  EXPECT_EQ(cores_in(ours), 3);
+  limit_of("/slurm/job_7", "150000");
+  EXPECT_EQ(cores_in(ours), 1.5);
+  EXPECT_TRUE(std::isinf(cores_in("4:cpuset,cpuacct:/slurm/job_7\n"))) << "not the controller of quotas";
+  limit_of("", "200000");
+  EXPECT_EQ(cores_in("4:cpu,cpuacct:/docker/0123\n"), 2) << "a container sees its own as the root";
+  limit("", "100000 100000");
+  EXPECT_EQ(cores_in(ours), 1) << "the tighter of both";
 }
 
 }  // namespace

@@ -89,6 +89,37 @@ TEST_F(Cgroup, TheTightestOneBounds) {
   EXPECT_TRUE(free().is_cgroups);
 }
 
+// As the kernel shows version 1: a tree for each controller, and no limit is a number beyond all memory.
+TEST_F(Cgroup, OfVersion1Too) {
+  std::filesystem::create_directories(root_ + "/memory/job/task");
+  const auto limit_of = [this](const std::string& group, uint64_t most, uint64_t used,
+                               const std::string& stat = "") {
+    write("/memory" + group + "/memory.limit_in_bytes", std::to_string(most) + "\n");
+    write("/memory" + group + "/memory.usage_in_bytes", std::to_string(used) + "\n");
+    write("/memory" + group + "/memory.stat", stat);
+  };
+  constexpr uint64_t kNone = 9223372036854771712u;
+  write("/self", "12:memory:/job/task\n11:cpu,cpuacct:/elsewhere\n1:name=systemd:/job\n0::/job\n");
+  limit_of("", kNone, 100 * kMiB);
+  limit_of("/job/task", kNone, kMiB);
+  EXPECT_FALSE(free().is_cgroups);
+  limit_of("/job", 20 * kMiB, 19 * kMiB);
+  EXPECT_EQ(free().bytes, kMiB);
+  EXPECT_TRUE(free().is_cgroups);
+  limit_of("/job/task", 10 * kMiB, 10 * kMiB - 4096);
+  EXPECT_EQ(free().bytes, 4096u);
+  // Its own pages, and those of all below it, which its usage counts.
+  limit_of("/job/task", 10 * kMiB, 10 * kMiB,
+           "cache 1\ndirty 0\ninactive_file 4096\nactive_file 0\ntotal_cache 1\ntotal_dirty 4096\n"
+           "total_writeback 0\ntotal_inactive_file 131072\ntotal_active_file 65536\n");
+  EXPECT_EQ(free().bytes, uint64_t{131072 + 65536 - 4096});
+  limit("/job", std::to_string(10 * kMiB), 10 * kMiB - 64);
+  EXPECT_EQ(free().bytes, 64u) << "the tighter of both versions";
+  write("/self", "12:memory:/docker/0123\n");
+  limit_of("", 8 * kMiB, 7 * kMiB);
+  EXPECT_EQ(free().bytes, kMiB) << "a container sees its own as the root";
+}
+
 // A training that has read a data set: its cgroup is full, of pages that the kernel drops for whoever asks.
 TEST_F(Cgroup, CachedFilesAreNotInTheWay) {
   const auto stat = [](uint64_t dirty) {
