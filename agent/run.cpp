@@ -33,6 +33,9 @@ constexpr uint64_t kMostRefusalsTold = 20;
 constexpr size_t kMostExitsAtOnce = 64;
 constexpr auto kFlaggedAtMost = 2s;      // that a summary waits for the files of the last flagged slices
 constexpr size_t kMostRanksShown = 128;  // on the page
+// There while lines wait that could not be written, and for good once some are lost: with an agent that is
+// killed goes what waited in it.
+constexpr const char* kRecordIncomplete = "record.incomplete";
 
 bool is_better(RunState a, RunState b) {
   constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
@@ -76,6 +79,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
                             &run->pipeline_->watches(), &run->pipeline_->told());
   for (const auto& [key, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(key.second, watch.states());
+  run->record_was_incomplete_ = run->is_told_incomplete_ = run->directory_->has(kRecordIncomplete);
   // Its inode is taken now: the one that the launcher gives back at the end is the summary's.
   run->save_watches();
   return run;
@@ -98,8 +102,19 @@ Run::~Run() {
 // The record first: the state says how far it goes.
 void Run::save_watches() {
   if (pipeline_ == nullptr) return;
-  if (record_ != nullptr) record_->flush();
+  flush_record();
   watch_state_.save(*directory_, record_.get(), pipeline_->watches());
+}
+
+void Run::flush_record() {
+  if (record_ == nullptr) return;
+  const bool is_incomplete = !record_->flush() || record_->lines_lost() > 0 || record_was_incomplete_;
+  if (is_incomplete == is_told_incomplete_) return;
+  is_told_incomplete_ = is_incomplete;
+  if (is_incomplete)
+    directory_->write(kRecordIncomplete, "");
+  else
+    directory_->remove(kRecordIncomplete);
 }
 
 bool Run::poll() {
@@ -252,7 +267,8 @@ void Run::answer(const LauncherExit& exit) {
     flagged_->writer().wait(kFlaggedAtMost);
     summary["flagged"] = flagged_json(flagged_->writer());
   }
-  if (record_ != nullptr) summary["record_complete"] = record_->flush() && record_->lines_lost() == 0;
+  if (record_ != nullptr)
+    summary["record_complete"] = record_->flush() && record_->lines_lost() == 0 && !record_was_incomplete_;
   if (directory_->write(summary_name(exit.launcher_pid), text_of(summary, 2) + "\n"))
     exits_seen_.erase(exit.launcher_pid);
   else

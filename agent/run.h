@@ -111,6 +111,7 @@ class Run {
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
   void save_watches();
+  void flush_record();
   int cores_per_rank() const;
   size_t ranks_that_live() const;
 
@@ -123,6 +124,7 @@ class Run {
   std::unique_ptr<FlaggedSlices> flagged_;
   std::unique_ptr<Pipeline> pipeline_;
   WatchState watch_state_;
+  bool record_was_incomplete_ = false, is_told_incomplete_ = false;  // by an agent before; in the directory
   std::vector<std::unique_ptr<Followed>> followed_;
   RunState state_ = RunState::kRunning;
   RunState worst_ = RunState::kRunning;  // of the ends so far

@@ -67,6 +67,36 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   for (const nlohmann::json& rank : ranks) EXPECT_EQ(rank["state"], "finished");
 }
 
+// Lines that wait for room on a full disk go with the agent that is killed; the next one writes the rest, and
+// says that it is not all.
+TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
+  for (const bool was_full : {false, true}) {
+    SegmentOfATrainer trainer;
+    trainer.writer.identity()->launcher_pid = kLauncher;
+    RunOptions options;
+    options.run_id = options.label = "job";
+    std::string error;
+    Registry registry;
+    for (const char* record : {was_full ? "/dev/full" : "", "record.jsonl"}) {
+      options.record = *record == 'r' ? trainer.directory + "/" + record : record;
+      auto run = Run::open(options, Directory::open(trainer.directory, &error), &error);
+      ASSERT_NE(run, nullptr) << error;
+      run->discover(&registry);
+      trainer.step(1, 2.0);
+      run->poll();
+      run->publish(&registry);
+      if (*record != 'r') continue;
+      std::ofstream(trainer.directory + "/exit." + std::to_string(kLauncher) + ".json")
+          << R"({"status": 0, "signal": 0, "state": "finished"})";
+      const auto ended = run->ended_launchers(Run::Clock::now() + 60s, &registry);
+      ASSERT_EQ(ended.size(), 1u);
+      run->answer(ended[0]);
+      std::ifstream file(trainer.directory + "/summary." + std::to_string(kLauncher) + ".json");
+      EXPECT_EQ(nlohmann::json::parse(file)["record_complete"], !was_full);
+    }
+  }
+}
+
 // Agents that are killed at any moment, each followed by one that goes on: every step and every slice has one
 // line, whether the killed one had written it or not.
 TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
