@@ -49,7 +49,7 @@ void publish_identity(const RankStatistics& rank, RankWriter& to) {
   to.clear(Metric::kRankInfo);
   to.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
          coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
-         coordinate(id.expert_parallel), "unknown", name_of(ownership_of(id)),
+         coordinate(id.expert_parallel), name_of(ownership_of(id)),
          late ? segment::text_of(id.framework) : "unknown");
   to.clear(Metric::kSourceInfo);
   to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),

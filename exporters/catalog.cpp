@@ -61,9 +61,8 @@ constexpr Values kDetectorNames[] = {"bias",
 // Label lists. `run` and `rank` come first, so that a reader of a query finds them in one place.
 constexpr LabelInfo kRun[] = {{"run"}};
 constexpr LabelInfo kRank[] = {{"run"}, {"rank"}};
-constexpr LabelInfo kRankInfoLabels[] = {{"run"},     {"rank"},     {"node"},  {"local_rank"},
-                                         {"attempt"}, {"dp"},       {"tp"},    {"pp"},
-                                         {"ep"},      {"gpu_uuid"}, {"owner"}, {"framework"}};
+constexpr LabelInfo kRankInfoLabels[] = {{"run"}, {"rank"}, {"node"}, {"local_rank"}, {"attempt"},  {"dp"},
+                                         {"tp"},  {"pp"},   {"ep"},   {"owner"},      {"framework"}};
 constexpr LabelInfo kRunInfoLabels[] = {{"run"}, {"user"}};
 constexpr LabelInfo kRunStateLabels[] = {{"run"}, {"state", kRunStates}};
 constexpr LabelInfo kSourceLabels[] = {

@@ -24,7 +24,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 void fill_rank(foreshock::Registry* registry, std::string_view run, std::string_view rank, double tick) {
   registry->set(
       Metric::kRankInfo,
-      {run, rank, "node\n\"1\"\\", "0", "0", "-1", "-1", "-1", "-1", "", "a user", "torch \xff\xfe 2.13"}, 1);
+      {run, rank, "node\n\"1\"\\", "0", "0", "-1", "-1", "-1", "-1", "a user", "torch \xff\xfe 2.13"}, 1);
   registry->set(Metric::kStep, {run, rank}, tick);
   registry->set(Metric::kStepsTotal, {run, rank}, tick);
   registry->set(Metric::kLoss, {run, rank}, std::nan(""));
