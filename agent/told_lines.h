@@ -1,5 +1,5 @@
-// What the end of a record says already of steps and slices that the trainer was not told to be taken: an agent
-// that is killed in between has written lines, and the next one finds the same steps and slices again.
+// What the end of a record says already of steps and slices that the trainer was not told to be taken: an
+// agent that is killed in between has written lines, and the next one finds the same steps and slices again.
 #ifndef FORESHOCK_AGENT_TOLD_LINES_H_
 #define FORESHOCK_AGENT_TOLD_LINES_H_
 

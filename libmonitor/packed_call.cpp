@@ -5,19 +5,12 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/host_memory.h"
+
 namespace foreshock {
 namespace {
 
 constexpr int64_t kMostPositions = std::numeric_limits<int32_t>::max();  // that offsets can tell
-
-struct HostMemory {
-  template <class T>
-  T load(uint64_t address) const {
-    T value;
-    std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
-    return value;
-  }
-};
 
 bool is_aligned(const int32_t* offsets) {
   return offsets != nullptr && reinterpret_cast<uint64_t>(offsets) % alignof(int32_t) == 0;

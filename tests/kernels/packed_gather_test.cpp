@@ -11,19 +11,11 @@
 
 #include "kernels/gather.h"
 #include "kernels/gather_body.h"
+#include "kernels/host_memory.h"
 #include "tests/support/emulated_launches.h"
 
 namespace foreshock {
 namespace {
-
-struct HostMemory {
-  template <class T>
-  T load(uint64_t address) const {
-    T value;
-    std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
-    return value;
-  }
-};
 
 // Memory of exactly these bytes, for a sanitizer.
 template <class T>
