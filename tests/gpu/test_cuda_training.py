@@ -18,8 +18,9 @@ OPERATION = {"cpu": "flash_attention_for_cpu"}  # others: their own name
 # Scores of 64 products in bf16, which are exact in fp32, and their sum, of a few units: 64 * 2^-24 * 8 is 2^-15; the
 # exponential and the logarithm of devices err by 2^-22. A wrong base, scale or mask moves a sum by far more.
 SUMS = 2**-12
-# Beside the ring of 64 MiB: what a context takes for code and two streams comes in blocks of 2 MiB.
-BESIDE = (64 + 32) << 20
+# Beside the ring of 64 MiB and the 16 MiB that results of weights wait in: what a context takes for code and some
+# streams comes in blocks of 2 MiB.
+BESIDE = (64 + 16 + 32) << 20
 
 
 @functools.cache
@@ -83,6 +84,22 @@ def test_its_attention_is_judged(backend: str) -> None:
         assert {sample["nonfinite_values"] for sample in mine} == {0}
     forward = [sample for sample in samples if sample["pass"] == "forward"]
     assert max(sample["lse_error_abs_max"] for sample in forward) < SUMS
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_its_weights_are_followed(backend: str) -> None:
+    """The same bits, and every tensor is shown, wherever it lies."""
+    run = watched(backend, "eager", "--weights", "4")
+    assert told(run)["digest"] == plain(backend, "eager")["digest"]
+    weights, lines = run.rank()["weights"], run.of("tensor")
+    assert len(lines) == weights["snapshots"]
+    assert len({line["tensor"] for line in lines}) == weights["tensors"]
+    assert weights["due"] == weights["snapshots"] + weights["awaited"] + sum(weights["skipped"].values())
+    assert {reason for reason, count in weights["skipped"].items() if count} <= {"device_full", "ring_full", "unknown"}
+    assert {line["nonfinite_values"] for line in lines} == {0}
+    known = [line["rms_staleness"] for line in run.of("optimizer")]
+    assert known
+    assert all(staleness > 0 for staleness in known)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
