@@ -10,11 +10,13 @@ constexpr const char* kNoBackward = "No backward slice of an attention call was 
 constexpr const char* kNoNorm =
     "No gradient norm was seen: nobody computes it (as clipping does), or gradients are sharded.";
 constexpr const char* kNoOptimizer =
-    "No state of an Adam-like optimizer was seen: weights on a device, another optimizer, or --weights off.";
+    "No state of an Adam-like optimizer was seen: another optimizer, one on a device that keeps its step "
+    "count "
+    "there (fused, capturable), or --weights off.";
 constexpr const char* kNoSpectrum =
-    "No whole query and key projections were seen: sharded, on a device, or --weights off.";
+    "No whole query and key projections were seen: sharded, large ones on a device, or --weights off.";
 constexpr const char* kNoWeights =
-    "No weights were followed: on a device, --weights off, or too short a run.";
+    "No weights were followed: --weights off, a device that could not be asked, or too short a run.";
 
 struct DetectorText {
   DetectorId id;

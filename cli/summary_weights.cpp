@@ -81,6 +81,7 @@ std::string why_without_heads(const std::string& reason) {
   if (reason == "sharded") return "of which this rank has a shard only";
   if (reason == "ring_full") return "for which the ring of weights had no room left (--memory)";
   if (reason == "too_large") return "too large for the ring of weights (--memory)";
+  if (reason == "device") return "on a device, too large to be fetched";
   return reason;
 }
 
