@@ -194,6 +194,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   segment.look_again();
+  segment.wait_no_more();
   for (uint32_t polls = 0; polls < kMostPollsAtEnd && poll(segment, rank); ++polls) {
   }
   for (const SegmentReader::Ready& torn : segment.torn())

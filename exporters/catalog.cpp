@@ -122,7 +122,8 @@ constexpr MetricInfo kTable[] = {
     {kSourceInfo, "foreshock_source_info", kGauge, "1",
      "Always 1; the labels say where step numbers, layer names and the loss come from.", kSourceLabels},
     {kSkippedStepsTotal, "foreshock_skipped_steps_total", kCounter, "steps",
-     "Optimizer steps left out by the trainer; absent where a scaler decides so on a device.",
+     "Optimizer steps left out by the trainer; absent where a scaler's answer was not to be had from a "
+     "device.",
      kRankSkippedSteps},
     {kLastStepTimestampSeconds, "foreshock_last_step_timestamp_seconds", kGauge, "seconds",
      "When the last optimizer step ended, in seconds since 1970.", kRank},

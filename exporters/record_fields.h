@@ -69,7 +69,7 @@ inline constexpr Field<StepLine> kStepFields[] = {
     {"sampled", &StepLine::sampled, "", "Whether slices were taken in this step."},
     {"attention_calls", &StepLine::attention_calls, "calls", "Attention calls in this step."},
     {"skipped_steps", &StepLine::skipped_steps, "steps",
-     "Steps the trainer has left out so far; none: a scaler decides so on a device."},
+     "Steps the trainer has left out so far; none: a scaler's answer was not to be had from a device."},
     {"sample_interval_steps", &StepLine::sample_interval_steps, "steps",
      "Every how many steps one is sampled."},
     {"overhead_seconds", &StepLine::overhead_seconds, "s",

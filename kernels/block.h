@@ -10,6 +10,7 @@
 //   PerThread<T>                    a T of each thread, [thread], that lasts over several each()
 //   shared<T>(bytes)                the shared memory from `bytes` on, uninitialised; bytes divides by alignof(T)
 //   load<T>(address), store(address, T)   device memory, aligned to T
+//   publish(address, uint64_t)      to memory of the host: whoever reads it there finds what this thread stored before
 //   fresh(const T*)                 what another block of this launch has written, after last() said so
 //   add(T*, T), max(T*, T)          atomic, on shared or device memory, relaxed; T 32 or 64 bits, unsigned
 //   last(uint32_t*, uint32_t of)    by one thread: true in the last of `of` calls on this counter, which is zero again

@@ -50,6 +50,12 @@ class DeviceBlock {
     *reinterpret_cast<T*>(address) = value;
   }
 
+  // The fence is of the whole system; the store is one that the compiler neither splits nor leaves out.
+  __device__ void publish(uint64_t address, uint64_t value) {
+    __threadfence_system();
+    *reinterpret_cast<volatile unsigned long long*>(address) = value;
+  }
+
   // Past the first cache, which may hold what was there before.
   template <class T>
   __device__ T fresh(const T* at) const {

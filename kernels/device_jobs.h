@@ -111,6 +111,34 @@ constexpr LaunchShape launch_of(const GatherJob& job) {
 
 constexpr LaunchShape launch_of(const PackedGatherJob& job) { return launch_of(job.gather); }
 
+// -- scalars: numbers of the trainer's, each for a cell of the host's memory --
+
+// Read by the host while a kernel may still write it: the number is stored after the value.
+struct ScalarCell {
+  double value;
+  uint64_t number;  // of the fetch that the value is of
+};
+static_assert(sizeof(ScalarCell) == 16);
+
+inline constexpr uint32_t kScalarCells = 16384;  // a power of two
+inline constexpr uint32_t kMostScalars = 256;    // of one launch
+
+constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(number % kScalarCells); }
+
+struct ScalarsJob {
+  uint64_t cells;  // ScalarCell[kScalarCells], of the host, as the device sees them
+  uint64_t first;  // the number of the first one; the others follow
+  uint32_t count;
+  uint32_t dtype;               // a DType that is floating, of all of them
+  uint64_t from[kMostScalars];  // aligned to the size of a value
+};
+static_assert(sizeof(ScalarsJob) == 24 + 8 * kMostScalars);
+static_assert(sizeof(ScalarsJob) <= kMostJobBytes);
+
+constexpr LaunchShape launch_of(const ScalarsJob& job) {
+  return {.blocks = 1, .threads = job.count == 1 ? 1u : 128u, .shared_bytes = 0};
+}
+
 // -- histogram: a packed tensor, as kernels/histogram.h counts it --
 
 // kCountPatterns: values of 16 bits into kPatterns words of uint32_t, one set, at most kMostPatterns values

@@ -7,6 +7,7 @@
 #include "kernels/gather_body.h"
 #include "kernels/gradient_sums_body.h"
 #include "kernels/histogram_body.h"
+#include "kernels/scalars_body.h"
 
 extern "C" {
 
@@ -55,6 +56,11 @@ __global__ void __launch_bounds__(foreshock::kColumnLanes)
     foreshock_conservation(const __grid_constant__ foreshock::ConservationJob job) {
   foreshock::DeviceBlock block;
   foreshock::conservation_body(job, block);
+}
+
+__global__ void __launch_bounds__(128) foreshock_scalars(const __grid_constant__ foreshock::ScalarsJob job) {
+  foreshock::DeviceBlock block;
+  foreshock::scalars_body(job, block);
 }
 
 }  // extern "C"

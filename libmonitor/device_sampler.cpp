@@ -137,6 +137,24 @@ int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) 
   return state.is_ready() ? -1 : FORESHOCK_SKIP_RING_FULL;
 }
 
+bool DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tensor* values, size_t count,
+                                 uint64_t* numbers) {
+  DeviceTurn turn;
+  if (enter(stream, kCalls, &turn) >= 0) return false;
+  if (!turn.state().is_of(turn.context_id_)) {
+    want(turn.place_, kCalls, turn.context_id_);
+    return false;
+  }
+  const uint64_t first = turn.state().scalars().send(values, count, handle_of(stream));
+  for (size_t n = 0; n < count; ++n) numbers[n] = (first + n) * kPlaces + static_cast<uint64_t>(turn.place_);
+  return first != 0;
+}
+
+bool DeviceSampler::find_scalar(uint64_t number, double* value) const {
+  const uint64_t place = number % kPlaces;
+  return place < kMostDevices && devices_[place].state.scalars().find(number / kPlaces, value);
+}
+
 // -- between two steps --
 
 // A context of the device whose handle is good now: the one that is current in this thread, or the primary

@@ -44,6 +44,11 @@ class DeviceSampler {
     return static_cast<bool>(lock);
   }
 
+  // Puts a kernel for numbers that lie on a device on the trainer's stream (device_scalars.h). Fills in what
+  // find_scalar() knows them by. False: they will not come, and why is counted by nobody but the caller.
+  bool send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
+  bool find_scalar(uint64_t number, double* value) const;
+
   // Whether a call has met a device that is not set up.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
 
@@ -67,6 +72,9 @@ class DeviceSampler {
     DeviceState state;
     WeightStaging weights;
   };
+  // A number of scalars tells its device in its last bits.
+  static constexpr uint64_t kPlaces = 8;
+  static_assert(kMostDevices < kPlaces);
   static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};
 
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);

@@ -44,6 +44,7 @@ void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t c
   is_settled_ = true;
   ready_ = false;
   failed_ = FORESHOCK_SKIP_DEVICE;
+  scalars_.lose();
   if (set_ups_ == kMostSetUps) return;
   ++set_ups_;
   failed_ = try_set_up();
@@ -54,6 +55,7 @@ void DeviceState::refuse(uint64_t context_id) {
   is_settled_ = true;
   ready_ = false;
   failed_ = FORESHOCK_SKIP_DEVICE;
+  scalars_.lose();
 }
 
 cuda::Address DeviceState::progress_on_device() const {
@@ -82,6 +84,10 @@ int DeviceState::try_set_up() {
       !ok(driver.device_get_attribute(&can_write, cuda::kCanWriteFromStream, device)) || can_write != 1)
     return FORESHOCK_SKIP_DEVICE;
 
+  cuda::Module module = nullptr;
+  if (!ok(driver.module_load_data(&module, setting_.code.data()))) return FORESHOCK_SKIP_DEVICE;
+  scalars_.set_up(driver, module);
+
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
   const uint64_t wanted = setting_.writer->slots() * round_up(kTimes + setting_.writer->slot_bytes());
@@ -90,10 +96,8 @@ int DeviceState::try_set_up() {
   if (room < kClocks + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
   const uint64_t bytes = std::min(wanted, room - kClocks);
 
-  cuda::Module module = nullptr;
   int least = 0, greatest = 0;
-  if (!ok(driver.module_load_data(&module, setting_.code.data())) ||
-      !driver.find_kernel(module, name_of(DeviceKernel::kGather), &gather_) ||
+  if (!driver.find_kernel(module, name_of(DeviceKernel::kGather), &gather_) ||
       !driver.find_kernel(module, name_of(DeviceKernel::kPackedGather), &packed_gather_) ||
       !ok(driver.ctx_get_stream_priority_range(&least, &greatest)) ||
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||

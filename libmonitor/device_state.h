@@ -9,6 +9,7 @@
 #include "libmonitor/checked_call.h"
 #include "libmonitor/device_driver.h"
 #include "libmonitor/device_ring.h"
+#include "libmonitor/device_scalars.h"
 #include "libmonitor/gather_times.h"
 #include "segment/writer.h"
 
@@ -64,6 +65,10 @@ class DeviceState {
   // comes; failed() says so from then on.
   int send(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
+  // Single numbers: had even where the memory for slices is not.
+  DeviceScalars& scalars() { return scalars_; }
+  const DeviceScalars& scalars() const { return scalars_; }
+
   // What the trainer's stream has spent on gathers that ended since it was last asked. In any context.
   GatherTimes::Spent take_spent() { return times_.take(); }
 
@@ -92,6 +97,7 @@ class DeviceState {
   DeviceRing ring_;
   DeviceRing::Place place_;
   GatherTimes times_;
+  DeviceScalars scalars_;
 };
 
 }  // namespace foreshock

@@ -95,10 +95,25 @@ void foreshock_step_end(const foreshock_step* step) {
 }
 
 void foreshock_step_skipped(void) { g_monitor.skip_step(); }
+void foreshock_step_skipped_if(uint64_t number) { g_monitor.skip_step_if(number); }
 void foreshock_skips_unseen(void) { g_monitor.lose_skips(); }
 
 void foreshock_observe_loss(double value, uint32_t source) {
   if (!g_guest.is_off()) g_monitor.observe_loss(value, source);
+}
+
+int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
+                    uint64_t* numbers) {
+  if (values == nullptr || numbers == nullptr || count == 0 || !foreshock_enabled()) return 0;
+  return g_monitor.fetch(values, count, stream, what, numbers) ? 1 : 0;
+}
+
+void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
+  if (number != 0 && !g_guest.is_off()) g_monitor.observe_fetched_loss(number, scale, source);
+}
+
+void foreshock_fetched(uint64_t number, double value) {
+  if (number != 0 && !g_guest.is_off()) g_monitor.fetched(number, value);
 }
 
 int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
@@ -116,7 +131,8 @@ int foreshock_name_parameters(const foreshock_parameter* parameters, size_t coun
 
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
   if (gradients == nullptr || count == 0 || g_guest.is_off()) return;
-  if (whole(gradients, sizeof(foreshock_gradient))) g_monitor.observe_gradients(gradients, count);
+  if (whole(gradients, offsetof(foreshock_gradient, norm_fetched)))
+    g_monitor.observe_gradients(gradients, count);
 }
 
 int foreshock_name_weights(const foreshock_weight* weights, size_t count) {

@@ -94,28 +94,42 @@ int LayerTable::find(const void* identity) const {
   }
 }
 
-void LayerTable::begin_gradients() { std::memset(seen_, 0, sizeof seen_); }
+void LayerTable::begin_gradients() { std::memset(gradients_.seen, 0, sizeof gradients_.seen); }
+
+void LayerTable::Sums::add(int layer, double square) {
+  const uint32_t at = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);
+  of_squares[at] = (seen[at] ? of_squares[at] : 0) + square;
+  seen[at] = true;
+}
 
 void LayerTable::add_gradient(const void* identity, double sum_of_squares) {
-  const int layer = find(identity);
-  const uint32_t at = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);
-  sum_of_squares_[at] = (seen_[at] ? sum_of_squares_[at] : 0) + sum_of_squares;
-  seen_[at] = true;
+  gradients_.add(find(identity), sum_of_squares);
 }
 
 bool LayerTable::publish_gradients(int64_t step, double* total_norm) {
+  const bool any = publish(gradients_, step, total_norm);
+  begin_gradients();
+  return any;
+}
+
+bool LayerTable::publish_late(const LateGradient* norms, uint32_t count, int64_t step, double* total_norm) {
+  Sums sums = {};
+  for (uint32_t n = 0; n < count; ++n) sums.add(norms[n].layer, norms[n].norm.value * norms[n].norm.value);
+  return publish(sums, step, total_norm);
+}
+
+bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
   double total = 0;
   bool any = false;
   for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {
-    if (!seen_[n]) continue;
-    seen_[n] = false;
+    if (!sums.seen[n]) continue;
     any = true;
-    total += sum_of_squares_[n];
+    total += sums.of_squares[n];
     if (n == segment::kMaxLayers) continue;
     segment::Layer& layer = records_[n];
-    store(layer.gradient_norm, std::sqrt(sum_of_squares_[n]));
+    store(layer.gradient_norm, std::sqrt(sums.of_squares[n]));
     store(layer.gradient_step, static_cast<uint64_t>(step));
-    if (!std::isfinite(sum_of_squares_[n])) {
+    if (!std::isfinite(sums.of_squares[n])) {
       bump(layer.nonfinite_steps);
       store(layer.last_nonfinite_step, static_cast<uint64_t>(step));
     }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "foreshock/hook.h"
+#include "libmonitor/late_steps.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -36,11 +37,21 @@ class LayerTable {
   // Gradients of one step, as sums of squares: those of another one are forgotten where it begins.
   void begin_gradients();
   void add_gradient(const void* identity, double sum_of_squares);
+  void add_gradient_of(int layer, double sum_of_squares) { gradients_.add(layer, sum_of_squares); }
 
   // Stores what was added as of `step`, and forgets it. False when nothing was added.
   bool publish_gradients(int64_t step, double* total_norm);
 
+  // The same for a step that has ended: `norms` of it are all there; what is added for another one stays.
+  bool publish_late(const LateGradient* norms, uint32_t count, int64_t step, double* total_norm);
+
  private:
+  struct Sums {
+    double of_squares[segment::kMaxLayers + 1];  // the last: parameters of no layer
+    bool seen[segment::kMaxLayers + 1];
+    void add(int layer, double square);
+  };
+  bool publish(const Sums& sums, int64_t step, double* total_norm);
   void forget();
   static void shorten(segment::Layer* record, const char* name);
 
@@ -54,8 +65,7 @@ class LayerTable {
   segment::Layer* records_ = nullptr;
   uint32_t layers_ = 0;
   std::atomic<uint32_t> named_{0};
-  double sum_of_squares_[segment::kMaxLayers + 1] = {};  // the last: parameters of no layer
-  bool seen_[segment::kMaxLayers + 1] = {};
+  Sums gradients_ = {};
 };
 
 }  // namespace foreshock

@@ -52,13 +52,19 @@ void LossFollower::observe(double value, uint32_t source) {
   ++mean_[source].count;
 }
 
+bool LossFollower::is_reported() const { return settled_ == FORESHOCK_LOSS_REPORTED; }
+
+void LossFollower::forget_step() {
+  for (Mean& each : mean_) each = {};
+  nll_since_root_ = 0;
+}
+
 bool LossFollower::take(double* loss, uint32_t* source) {
   // Without a root (autograd.grad instead of backward) a cross-entropy that needed gradients is the loss.
   if (settled_ == 0 && mean_[FORESHOCK_LOSS_NLL].count > 0) settled_ = FORESHOCK_LOSS_NLL;
   const uint32_t seen = settled_ != 0 ? settled_ : uint32_t{FORESHOCK_LOSS_LOGGED};
   const Mean mean = mean_[seen];
-  for (Mean& each : mean_) each = {};
-  nll_since_root_ = 0;
+  forget_step();
   if (mean.count == 0) return false;
   *loss = mean.sum / static_cast<double>(mean.count);
   *source = seen;

@@ -19,6 +19,12 @@ class LossFollower {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
 
+  // Whether the trainer tells it, so that no other is wanted.
+  bool is_reported() const;
+
+  // What was observed since the last take() belongs to no step.
+  void forget_step();
+
   // The mean over the micro-batches since the last call of this, or false when the step had none.
   bool take(double* loss, uint32_t* source);
 

@@ -215,6 +215,7 @@ void Monitor::reset() {
   // nobody.
   if (std::exchange(has_woken_, true)) {
     loss_ = {};
+    loss_is_told_.store(false);
     logged_norm_.reset();
     norm_is_seen_ = false;
     skipped_steps_.store(0);
@@ -241,6 +242,9 @@ void Monitor::reset() {
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
   devices_.attach(&g_guest.writer());
+  late_.forget();
+  fetched_ = {};
+  numbers_asked_.store(0);
   scalars_.attach(g_guest.writer().scalar_names());
   unseen_.attach(g_guest.writer().unseen_names());
   graphs_.store(g_guest.writer().coverage());

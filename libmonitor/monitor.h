@@ -11,6 +11,7 @@
 #include "libmonitor/graph_ledger.h"
 #include "libmonitor/guest.h"
 #include "libmonitor/kernel_count.h"
+#include "libmonitor/late_steps.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/loss.h"
 #include "libmonitor/missed_steps.h"
@@ -43,6 +44,11 @@ class Monitor {
   void skip_step();
   void lose_skips() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
+  bool fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what, uint64_t* numbers);
+  void observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source);
+  void fetched(uint64_t number, double value);
+  void skip_step_if(uint64_t number);
+  void look_for_late();
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled();
@@ -75,6 +81,11 @@ class Monitor {
   Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
                     uint32_t pass);
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
+  bool find_late(uint64_t number, double* value) const;
+  void count_late(const LateStep& step, bool with_losses);
+  void complete(LateStep* step);
+  void settle_late(bool is_step_end);
+  bool settle_open();
   int64_t ending_step() const;
   bool falls_due(int64_t step) const;
   uint32_t plan_slices();
@@ -118,7 +129,12 @@ class Monitor {
   StepStride stride_;
   Budget budget_;
   CostModel cost_;
-  LossFollower loss_;
+  LossFollower loss_;  // under loss_busy_, as are
+  LateSteps late_;     // but for the gradients of its open step, under clock_busy_; it moves on under both
+  FetchedByTraining fetched_;  // under both
+  std::atomic<bool> loss_is_told_{false};
+  std::atomic<uint64_t> numbers_asked_{0};  // since the last step record
+  std::atomic<uint64_t> host_numbers_{0};
   Scalars scalars_;
   std::optional<double> logged_norm_;  // of the gradient, since the last step; under scalars_busy_
   bool norm_is_seen_ = false;          // by ourselves: what is logged counts no more

@@ -1,5 +1,6 @@
 // The clock of steps, losses, names and gradients of Monitor; the calls themselves are in monitor.cpp.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -30,6 +31,13 @@ constexpr int64_t kTooManySteps = int64_t{1} << 62;
 template <class T>
 const T& element(const T* first, size_t n) {
   return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + n * first->size);
+}
+
+bool gives_fetched_norms(const foreshock_gradient* gradients, size_t count) {
+  if (gradients->size < sizeof(foreshock_gradient)) return false;
+  for (size_t n = 0; n < count; ++n)
+    if (element(gradients, n).norm_fetched != 0) return true;
+  return false;
 }
 
 }  // namespace
@@ -134,7 +142,10 @@ void Monitor::end_step(const foreshock_step& step) {
   record.batch_id = step.batch_id;
   record.step_source = step.step_source;
   if ((step.given & FORESHOCK_GIVEN_LOSS) != 0) observe_loss(step.loss, FORESHOCK_LOSS_REPORTED);
-  if (TryLock busy(loss_busy_); busy && loss_.take(&record.loss, &record.loss_source))
+  TryLock losses(loss_busy_);
+  if (losses) settle_late(true);
+  const bool is_late = losses && !settle_open();
+  if (losses && !is_late && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
   std::optional<double> logged_norm;
   if (TryLock busy(scalars_busy_); busy) {
@@ -146,7 +157,7 @@ void Monitor::end_step(const foreshock_step& step) {
     record.gradient_norm = norm;
     record.given |= FORESHOCK_GIVEN_GRADIENT_NORM;
   }
-  if ((record.given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0) {
+  if ((record.given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0 || (is_late && late_.open().gradients > 0)) {
     norm_is_seen_ = true;
   } else if (logged_norm && !norm_is_seen_) {
     record.gradient_norm = *logged_norm;
@@ -165,7 +176,10 @@ void Monitor::end_step(const foreshock_step& step) {
   const uint64_t own = monotonic_ns() - begin + prepare_ns + record.calls * kUnsampledCallNs;
   counting.add(counting.block->step_ns, own);
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
-  g_guest.writer().append_step(record);
+  if (is_late) record.given |= segment::kNumbersPending;
+  const uint64_t number = g_guest.writer().append_step(record);
+  if (is_late) late_.end_step(number, record);
+  numbers_asked_.store(0, std::memory_order_relaxed);
 
   // Setting up devices is shown in the cost; it is not held against sampling, and not taken for the
   // trainer's.
@@ -234,17 +248,6 @@ void Monitor::set_up_devices(const Counting& counting) {
   counting.add(counting.block->step_ns, set_up_ns_);
 }
 
-void Monitor::skip_step() {
-  skipped_steps_.fetch_add(1, std::memory_order_relaxed);
-  // Its gradients are those of no step.
-  if (TryLock lock(clock_busy_); lock) layers_.begin_gradients();
-}
-
-void Monitor::observe_loss(double value, uint32_t source) {
-  TryLock lock(loss_busy_);
-  if (lock) loss_.observe(value, source);
-}
-
 void Monitor::note_unseen(const char* name, uint32_t evidence) {
   unseen_.note(name, evidence, (g_guest.hot() & kHotArmed) != 0);
 }
@@ -285,8 +288,15 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if (!lock) return;
   // Afresh: a trainer may take several steps before it tells one, or leave one out and try it again.
   layers_.begin_gradients();
+  late_.open().begin_gradients();
+  const bool is_late = gives_fetched_norms(gradients, count);
   for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& gradient = element(gradients, n);
+    if (is_late) {
+      const LateNumber norm = {std::sqrt(gradient.sum_of_squares), gradient.norm_fetched};
+      late_.open().add(LateGradient{layers_.find(gradient.identity), norm});
+      continue;
+    }
     double squares = gradient.sum_of_squares;
     if (gradient.values.data != nullptr) {
       if (gradient.values.dims != 1 || gradient.values.stride[0] != 1 ||

@@ -123,6 +123,13 @@ static_assert(sizeof(ThreadBlock) == 1088);
 // In StepRecord::given: a scaler leaves steps out on a device, so skipped_steps is not known.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
+// Of it as well: numbers of this step are still on their way from a device. What else is known is there; the
+// loss, the norm of the gradient and the steps left out are stored when they have come, and this bit is
+// cleared last. It is too where they never come.
+inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
+// A record that so many others have followed is waited for no longer.
+inline constexpr uint64_t kMostPendingSteps = 4;
+
 // A record that is overwritten in place: odd while it is written, read header-data-header.
 struct StepRecord {
   uint64_t sequence;     // 2n when it holds the n-th record of the run (n from 1), 2n - 1 while being written
@@ -131,7 +138,7 @@ struct StepRecord {
   uint64_t duration_ns;  // since the end of the step before
   double loss, learning_rate, gradient_norm;
   uint64_t batch_id;
-  uint32_t given;               // FORESHOCK_GIVEN_..., kSkipsUnseen
+  uint32_t given;               // FORESHOCK_GIVEN_..., kSkipsUnseen, kNumbersPending
   uint32_t loss_source;         // FORESHOCK_LOSS_...
   uint32_t step_source;         // FORESHOCK_STEP_...
   uint32_t sampled;             // 1: this step was a sampled one
@@ -176,7 +183,10 @@ struct Coverage {
   uint64_t kernels[kPasses];             // launched in them
   uint64_t kernel_count_calls[kPasses];  // that hooks have seen in them
   uint64_t kernel_count_in_graphs;       // calls that ran in graphs in them
-  uint64_t reserved[5];
+  // Losses, norms and the like that lie on devices (libmonitor/device_scalars.h).
+  uint64_t numbers_fetched;
+  uint64_t numbers_missed;  // asked for, or even sent, and not come in time
+  uint64_t reserved[3];
 };
 static_assert(sizeof(Coverage) == 208);
 

@@ -15,6 +15,8 @@ enum : uint32_t { kGivenLoss = 1, kGivenLearningRate = 2, kGivenGradientNorm = 4
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
 
+constexpr bool is_pending(const StepRecord& step) { return (step.given & kNumbersPending) != 0; }
+
 constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given & what) != 0; }
 
 constexpr const char* name_of(LayerSource source) {

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
+#include "segment/names.h"
 #include "segment/pread.h"
 
 namespace foreshock::segment {
@@ -149,7 +151,32 @@ Totals SegmentReader::totals() const {
   return parse_threads(region_, header_.regions[kThreads]);
 }
 
-std::vector<StepRecord> SegmentReader::unread_steps() {
+uint64_t SegmentReader::now_ns() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+}
+
+// A trainer that hangs completes nothing more; that is to be seen as well.
+bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
+  constexpr uint64_t kAtLeastNs = 1'000'000'000;
+  if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;
+  const uint64_t age = now_ns > record.time_ns ? now_ns - record.time_ns : 0;
+  return age < kAtLeastNs || age / kMostPendingSteps < record.duration_ns;
+}
+
+// Header, data, header: false where it was overwritten meanwhile. Read once more, since `seen` may have been
+// read while it was completed; it was complete when that was given, so now all of it is.
+bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
+  const Region& region = header_.regions[kSteps];
+  const uint64_t at = region.offset + region.record_size * (seen.sequence / 2 % region.count);
+  uint64_t again = 0;
+  if (!read_record(region.record_size, at, whole) || whole->sequence != seen.sequence ||
+      !read_exactly(segment_, &again, sizeof again, at) || again != seen.sequence)
+    return false;
+  return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
+}
+
+std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
   // Most polls find nothing new: look at the one record that would come next before reading the ring.
@@ -161,12 +188,11 @@ std::vector<StepRecord> SegmentReader::unread_steps() {
     return records;
   if (!read_region(kSteps, &region_)) return records;
   uint64_t lost = 0;
-  for (const StepRecord& record : parse_steps(region_, region, control_.step_cursor, &lost)) {
-    // Header, data, header: a record overwritten while it was read is left to the next call, or counted lost.
-    uint64_t again = 0;
-    const uint64_t at = region.offset + region.record_size * (record.sequence / 2 % region.count);
-    if (read_exactly(segment_, &again, sizeof again, at) && again == record.sequence)
-      records.push_back(record);
+  const std::vector<StepRecord> found = parse_steps(region_, region, control_.step_cursor, &lost);
+  for (const StepRecord& record : found) {
+    if (is_waited_for(record, found.back().sequence / 2, now_ns)) break;
+    // One that was overwritten while it was read is left to the next call, or counted lost.
+    if (StepRecord whole; read_step(record, &whole)) records.push_back(whole);
   }
   if (records.empty()) return records;
   unread_.newest = records.back().sequence / 2;
@@ -184,8 +210,8 @@ void SegmentReader::consume_steps() {
   write_field(control_file_, control_.steps_lost, offsetof(Control, steps_lost));
 }
 
-std::vector<StepRecord> SegmentReader::new_steps() {
-  std::vector<StepRecord> records = unread_steps();
+std::vector<StepRecord> SegmentReader::new_steps(uint64_t now_ns) {
+  std::vector<StepRecord> records = unread_steps(now_ns);
   consume_steps();
   return records;
 }

@@ -41,12 +41,17 @@ class SegmentReader {
   Totals totals() const;
 
   // Step records that nobody has consumed; after a restart of the agent they begin where the control file
-  // says.
-  std::vector<StepRecord> unread_steps();
+  // says. They end before one whose numbers are on their way from a device, which is waited for: for
+  // kMostPendingSteps others, or so many times as long as it took, as the clock of records tells.
+  std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
+  std::vector<StepRecord> unread_steps(uint64_t now_ns);
   // What unread_steps() gave last was dealt with; those overwritten before it are added to steps_lost().
   void consume_steps();
   // Both at once.
-  std::vector<StepRecord> new_steps();
+  std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
+  std::vector<StepRecord> new_steps(uint64_t now_ns);
+  // The trainer is gone: what is pending stays so.
+  void wait_no_more() { waits_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
   // Taken over the life of the segment, by all agents it has had.
   uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
@@ -105,6 +110,9 @@ class SegmentReader {
 
  private:
   SegmentReader() = default;
+  static uint64_t now_ns();
+  bool is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const;
+  bool read_step(const StepRecord& seen, StepRecord* whole) const;
   bool read_region(RegionId id, std::vector<std::byte>* into) const;
   template <class T>
   bool read_record(uint64_t record_size, uint64_t offset, T* into) const;
@@ -134,6 +142,7 @@ class SegmentReader {
   uint32_t next_slot_ = 0;
   Progress progress_ = {};  // when all slots were last found consumed
   bool look_again_ = true;
+  bool waits_ = true;
   mutable std::vector<std::byte> region_;
   std::vector<std::byte> buffer_;
   JoinedSlice joined_;

@@ -287,16 +287,32 @@ uint64_t SegmentWriter::steps_ahead() const {
   return written - std::min(taken, written);
 }
 
-void SegmentWriter::append_step(const StepRecord& record) {
+StepRecord* SegmentWriter::step(uint64_t number) const {
   const Region& region = header()->regions[kSteps];
+  return reinterpret_cast<StepRecord*>(base_ + region.offset + region.record_size * (number % region.count));
+}
+
+uint64_t SegmentWriter::append_step(const StepRecord& record) {
   const uint64_t number = steps_written_.load(std::memory_order_relaxed) + 1;
-  auto* to =
-      reinterpret_cast<StepRecord*>(base_ + region.offset + region.record_size * (number % region.count));
+  StepRecord* to = step(number);
   word(to->sequence).store(2 * number - 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the record
   std::memcpy(&to->step, &record.step, sizeof(StepRecord) - offsetof(StepRecord, step));
   word(to->sequence).store(2 * number, std::memory_order_release);
   steps_written_.store(number, std::memory_order_relaxed);
+  return number;
+}
+
+// The sequence stays: a record that nobody completes, since its trainer died, is one all the same. Who finds
+// it given as complete finds all of it complete when he reads it again.
+void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
+  StepRecord* to = step(number);
+  if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
+  word(to->loss).store(record.loss, std::memory_order_relaxed);
+  word(to->gradient_norm).store(record.gradient_norm, std::memory_order_relaxed);
+  word(to->loss_source).store(record.loss_source, std::memory_order_relaxed);
+  word(to->skipped_steps).store(record.skipped_steps, std::memory_order_relaxed);
+  word(to->given).store(record.given & ~kNumbersPending, std::memory_order_release);
 }
 
 }  // namespace foreshock::segment

@@ -76,8 +76,12 @@ class SegmentWriter {
   // Step records that the agent has not taken. Any thread.
   uint64_t steps_ahead() const;
 
-  // Appends to the ring of steps; `record.sequence` is set here. One caller at a time.
-  void append_step(const StepRecord& record);
+  // Appends to the ring of steps; `record.sequence` is set here. Returns its number. One caller at a time.
+  uint64_t append_step(const StepRecord& record);
+
+  // Completes record `number`, which was appended as pending: loss, norm, steps left out and what is given.
+  // One of the last kMostPendingSteps + 1. By who appends.
+  void complete_step(uint64_t number, const StepRecord& record);
 
  private:
   const Header* header() const { return reinterpret_cast<const Header*>(base_); }
@@ -85,6 +89,7 @@ class SegmentWriter {
   T* at(RegionId region) const {
     return reinterpret_cast<T*>(base_ + header()->regions[region].offset);
   }
+  StepRecord* step(uint64_t number) const;
   Slot* slot(uint32_t index) const;
   void release(uint64_t ticket) const;
   uint64_t consumed(uint32_t index) const;

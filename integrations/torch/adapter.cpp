@@ -83,6 +83,7 @@ int HookAll() {
   Hook<RootHook>(aten, "ones_like", "");
   Hook<ScalerHook>(aten, "_amp_update_scale_", "");
   Hook<UnscaleHook>(aten, "_amp_foreach_non_finite_check_and_unscale_", "");
+  aten.impl("_local_scalar_dense", torch::CppFunction(TORCH_FN(LocalScalar)));
   Hook<NormHook>(aten, "_foreach_norm", "Scalar");
   Hook<NormHook>(aten, "linalg_vector_norm", "");
   UnknownOps::Listen();

@@ -38,7 +38,8 @@ class GradientNorms {
 
   // Notes one norm. Within one backward pass the first of a tensor counts: a later one may follow the
   // clipping.
-  void Note(const at::Tensor& tensor, const std::optional<double>& value) noexcept {
+  // `number`: of a norm on a device, what the core knows it by; 0: it does not.
+  void Note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept {
     if (!Lock()) return;
     if (epoch_ != Clock().epoch()) Clear();
     if (norms_.capacity() == 0) norms_.reserve(kRoom);
@@ -46,26 +47,31 @@ class GradientNorms {
     if (norms_.size() < kRoom) {
       const auto index = static_cast<uint32_t>(norms_.size());
       const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-      norms_.push_back({TensorMark(*impl), impl, index, value.has_value(), value.value_or(0)});
+      norms_.push_back(
+          {TensorMark(*impl), impl, index, value.has_value() || number != 0, value.value_or(0), number});
       sorted_ = false;
     }
     Unlock();
   }
 
-  // The scaler divides these gradients after their norms were taken.
-  void Unscale(const c10::List<at::Tensor>& tensors, double inverse_scale) noexcept {
+  // The scaler divides these gradients after their norms were taken. By what, on a device, is not asked.
+  void Unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     if (!Lock()) return;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (Norm* norm = Find(tensors.get(i).unsafeGetTensorImpl())) norm->value *= inverse_scale;
+      Norm* norm = Find(tensors.get(i).unsafeGetTensorImpl());
+      if (!norm) continue;
+      norm->known &= inverse_scale && norm->number == 0;
+      norm->value *= inverse_scale.value_or(0);
     }
     Unlock();
   }
 
   enum class Found { kNone, kSome, kAll };
 
-  // Fills `squares[i]` for tensor i from the norms noted in this backward pass, times inverse_scale.
+  // Fills `squares[i]` for tensor i from the norms noted in this backward pass, times inverse_scale; or
+  // numbers[i], where the core has the norm.
   Found Match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
-              std::vector<double>* squares) noexcept {
+              std::vector<double>* squares, std::vector<uint64_t>* numbers) noexcept {
     if (!Lock()) return Found::kSome;
     if (epoch_ != Clock().epoch()) Clear();
     size_t found = 0, unusable = full_ ? 1 : 0;
@@ -73,7 +79,8 @@ class GradientNorms {
       const Norm* norm = Find(tensors[i]);
       if (!norm) continue;
       found += 1;
-      unusable += !norm->known;
+      unusable += !norm->known || (norm->number != 0 && inverse_scale != 1);
+      (*numbers)[i] = norm->number;
       const double value = norm->value * inverse_scale;
       (*squares)[i] = value * value;
     }
@@ -95,6 +102,7 @@ class GradientNorms {
     uint32_t index;
     bool known;  // false: a norm was taken that we could not read
     double value;
+    uint64_t number;
   };
 
   // The first norm of a tensor that is alive.
@@ -149,28 +157,45 @@ class NormHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (!GoesToDevice(below) || InBackward() || !Peek(*stack, arguments_, dimension_).isNone()) {
+    if (!GoesToDevice(below) || InBackward() || in_list || !Peek(*stack, arguments_, dimension_).isNone()) {
       return op.redispatchBoxed(below, stack);
     }
     const c10::IValue self = Peek(*stack, arguments_, self_);
     const c10::IValue& order = Peek(*stack, arguments_, order_);
     const bool euclidean =
         (order.isInt() && order.toInt() == 2) || (order.isDouble() && order.toDouble() == 2);
-    op.redispatchBoxed(below, stack);
+    {
+      const InList inside(self.isTensorList());
+      op.redispatchBoxed(below, stack);
+    }
     Look(self, stack->back(), euclidean);
   }
 
  private:
-  static void Look(const c10::IValue& self, const c10::IValue& result, bool euclidean) noexcept {
+  // Where a list has no kernel of its own, torch takes the norms one by one: they are noted with the list.
+  static inline thread_local bool in_list = false;
+  struct InList {
+    explicit InList(bool is_list) { in_list = is_list; }
+    ~InList() { in_list = false; }
+  };
+
+  static void Look(const c10::IValue& self, const c10::IValue& result, bool euclidean) {
     if (self.isTensor()) return LookAt(self.toTensor(), result.toTensor(), euclidean);
     if (!self.isTensorList() || !result.isTensorList()) return;
     const auto tensors = self.toTensorList(), norms = result.toTensorList();
-    for (size_t i = 0; i < tensors.size() && i < norms.size(); ++i) LookAt(tensors[i], norms[i], euclidean);
+    // All at once; one by one, as where they are clipped without foreach, a kernel for each would cost too
+    // much.
+    std::vector<uint64_t> numbers(norms.size());
+    if (euclidean && norms.size() > 0 && norms.get(0).is_cuda())
+      numbers = FetchNumbers(norms, FORESHOCK_FETCH_NORM);
+    for (size_t i = 0; i < tensors.size() && i < norms.size(); ++i)
+      LookAt(tensors[i], norms[i], euclidean, numbers[i]);
   }
 
-  static void LookAt(const at::Tensor& tensor, const at::Tensor& norm, bool euclidean) noexcept {
+  static void LookAt(const at::Tensor& tensor, const at::Tensor& norm, bool euclidean,
+                     uint64_t number = 0) noexcept {
     if (!HasData(tensor) || tensor.requires_grad()) return;
-    Norms().Note(tensor, euclidean ? ScalarOnCpu(norm) : std::nullopt);
+    Norms().Note(tensor, euclidean ? ScalarOnCpu(norm) : std::nullopt, number);
   }
 
   const int arguments_, self_, order_, dimension_;
@@ -182,22 +207,26 @@ class UnscaleHook final : public c10::OperatorKernel {
   explicit UnscaleHook(const c10::FunctionSchema& schema)
       : arguments_(static_cast<int>(schema.arguments().size())),
         self_(ArgumentIndex(schema, "self")),
+        found_(ArgumentIndex(schema, "found_inf")),
         inverse_(ArgumentIndex(schema, "inv_scale")) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (GoesToDevice(below)) Look(Peek(*stack, arguments_, self_), Peek(*stack, arguments_, inverse_));
+    if (GoesToDevice(below))
+      Look(Peek(*stack, arguments_, self_), TensorOrUndefined(Peek(*stack, arguments_, found_)),
+           TensorOrUndefined(Peek(*stack, arguments_, inverse_)));
     op.redispatchBoxed(below, stack);
   }
 
  private:
-  static void Look(const c10::IValue& tensors, const c10::IValue& inverse) noexcept {
+  static void Look(const c10::IValue& tensors, const at::Tensor& found, const at::Tensor& inverse) noexcept {
     Clock().SawUnscale();
-    const auto scale = ScalarOnCpu(TensorOrUndefined(inverse));
-    if (tensors.isTensorList() && scale) Norms().Unscale(tensors.toTensorList(), *scale);
+    if (IsNumberOnDevice(found)) Watching().Watch(found, WatchedNumbers::Kind::kFound, 0);
+    if (IsNumberOnDevice(inverse)) Clock().SawScale(inverse);
+    if (tensors.isTensorList()) Norms().Unscale(tensors.toTensorList(), ScalarOnCpu(inverse));
   }
 
-  const int arguments_, self_, inverse_;
+  const int arguments_, self_, found_, inverse_;
 };
 
 }  // namespace foreshock::adapter

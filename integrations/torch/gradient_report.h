@@ -21,8 +21,11 @@ class GradientReport {
   void Publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies) {
     const Turn turn(busy_);
     if (!turn.is_mine || !Collect(parameters, count) || gradients_.empty()) return;
-    const auto found = Norms().Match(tensors_, inverse_scale, &squares_);
-    for (size_t i = 0; i < gradients_.size(); ++i) gradients_[i].sum_of_squares = squares_[i];
+    const auto found = Norms().Match(tensors_, inverse_scale, &squares_, &numbers_);
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      gradients_[i].sum_of_squares = squares_[i];
+      gradients_[i].norm_fetched = numbers_[i];
+    }
     if (found == GradientNorms::Found::kAll) return Send();
     const bool untouched = found == GradientNorms::Found::kNone && Untouched(copies);
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
@@ -86,6 +89,7 @@ class GradientReport {
       }
     }
     squares_.assign(tensors_.size(), 0);
+    numbers_.assign(tensors_.size(), 0);
     return true;
   }
 
@@ -143,6 +147,7 @@ class GradientReport {
   std::vector<foreshock_gradient> gradients_;
   std::vector<const c10::TensorImpl*> tensors_;  // gradients of gradients_[i]
   std::vector<double> squares_;
+  std::vector<uint64_t> numbers_;  // of norms on a device
   std::atomic_flag busy_;
   std::atomic<uint64_t> core_ns_{0};
   const c10::TensorImpl* sentinel_ = nullptr;

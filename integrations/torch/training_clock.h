@@ -8,13 +8,16 @@
 #include <atomic>
 #include <cstring>
 #include <typeinfo>
+#include <utility>
 
+#include "device_numbers.h"
 #include "dispatch.h"
 
 namespace foreshock::adapter {
 
 // The loss of a forward pass is published when its backward pass begins: an evaluation never has one.
 inline thread_local std::optional<double> pending_loss;
+inline thread_local uint64_t pending_number = 0;  // of foreshock_fetch, for one on a device
 
 class TrainingClock {
  public:
@@ -27,6 +30,37 @@ class TrainingClock {
     const bool maybe_scaled = is_product && !beside_loss && !stepped_.load(std::memory_order_relaxed);
     if (maybe_scaled || scaler_.load(std::memory_order_relaxed)) return;
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+
+  // The same for one on a device. Of a gradient scaler's multiple it is told once the scaler divides by its
+  // scale; with a cross-entropy beside it that one is the loss.
+  void SawRootOnDevice(const at::Tensor& loss, bool is_product) noexcept {
+    roots_.fetch_add(1, std::memory_order_relaxed);
+    uint64_t number = Watching().NumberOf(loss);
+    const bool beside_loss = BackwardBegins();
+    const bool is_known = number != 0;
+    if (beside_loss && scaler_.load(std::memory_order_relaxed)) return;
+    if (!is_known) number = FetchNumber(loss, FORESHOCK_FETCH_LOSS);
+    if (number == 0) return;
+    const bool is_scaled = scaler_.load(std::memory_order_relaxed) ||
+                           (is_product && !beside_loss && !stepped_.load(std::memory_order_relaxed));
+    if (is_scaled) {
+      const uint32_t n = scaled_.load(std::memory_order_relaxed);
+      if (n < kMostScaled) scaled_root_[n] = number;
+      scaled_.store(n + 1, std::memory_order_relaxed);
+      return;
+    }
+    if (!is_known) Watching().Watch(loss, WatchedNumbers::Kind::kLoss, number);
+    foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+
+  // The scaler divides by its scale: by so much the roots of this step are to be divided, too.
+  void SawScale(const at::Tensor& inverse) noexcept {
+    const uint32_t count = scaled_.exchange(0, std::memory_order_relaxed);
+    if (count == 0 || count > kMostScaled) return;
+    const uint64_t scale = FetchNumber(inverse, FORESHOCK_FETCH_OTHER);
+    for (uint32_t n = 0; n < count && scale != 0; ++n)
+      foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // For trainers that pass the gradient in themselves: another graph task is another backward pass.
@@ -58,6 +92,7 @@ class TrainingClock {
     stepped_.store(true, std::memory_order_relaxed);
     roots_.store(0, std::memory_order_relaxed);
     unscales_.store(0, std::memory_order_relaxed);
+    scaled_.store(0, std::memory_order_relaxed);
     backwards_.store(0, std::memory_order_relaxed);
   }
 
@@ -71,6 +106,10 @@ class TrainingClock {
   bool BackwardBegins() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     backwards_.fetch_add(1, std::memory_order_relaxed);
+    if (const uint64_t number = std::exchange(pending_number, 0)) {
+      foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_NLL);
+      return true;
+    }
     if (!pending_loss) return false;
     foreshock_observe_loss(*pending_loss, FORESHOCK_LOSS_NLL);
     pending_loss.reset();
@@ -83,6 +122,9 @@ class TrainingClock {
       0};  // since the last step; exact where the trainer calls backward() on a scalar
   std::atomic<uint32_t> unscales_{0};  // since the last step
   std::atomic<int> task_{-1};
+  static constexpr uint32_t kMostScaled = 256;
+  uint64_t scaled_root_[kMostScaled] = {};  // by the thread that calls backward()
+  std::atomic<uint32_t> scaled_{0};
   std::atomic<bool> scaler_{false};
   std::atomic<bool> stepped_{false};
 };
@@ -108,7 +150,13 @@ class LossHook final : public c10::OperatorKernel {
                          reduction.toInt() == kMean;
     op.redispatchBoxed(below, stack);
     if (!is_loss) return;
-    if (const auto loss = ScalarOnCpu(TensorOrUndefined(Peek(*stack, returns_, 0)))) pending_loss = loss;
+    const at::Tensor& result = TensorOrUndefined(Peek(*stack, returns_, 0));
+    if (const auto loss = ScalarOnCpu(result)) {
+      pending_loss = loss;
+    } else if (const uint64_t number = FetchNumber(result, FORESHOCK_FETCH_LOSS)) {
+      pending_number = number;
+      Watching().Watch(result, WatchedNumbers::Kind::kLoss, number);
+    }
   }
 
  private:
@@ -134,7 +182,8 @@ class RootHook final : public c10::OperatorKernel {
     const auto* meta = torch::autograd::impl::get_autograd_meta(self);
     if (!meta || !meta->grad_fn_ || InBackward()) return;
     const bool is_product = std::strstr(typeid(*meta->grad_fn_).name(), "MulBackward") != nullptr;
-    if (const auto loss = ScalarOnCpu(self)) Clock().SawRoot(*loss, is_product);
+    if (const auto loss = ScalarOnCpu(self)) return Clock().SawRoot(*loss, is_product);
+    if (IsNumberOnDevice(self)) Clock().SawRootOnDevice(self, is_product);
   }
 
   const int arguments_;
@@ -155,9 +204,15 @@ class ScalerHook final : public c10::OperatorKernel {
  private:
   static void Look(const at::Tensor& found) noexcept {
     Clock().SawScaler();
-    const auto value = ScalarOnCpu(found);
-    if (!value) foreshock_skips_unseen();
-    if (value && *value > 0) foreshock_step_skipped();
+    auto value = ScalarOnCpu(found);
+    if (!value) value = Watching().ValueOf(found);  // GradScaler.step waits for it
+    if (value) {
+      if (*value > 0) foreshock_step_skipped();
+    } else if (const uint64_t number = FetchNumber(found, FORESHOCK_FETCH_OTHER)) {
+      foreshock_step_skipped_if(number);
+    } else {
+      foreshock_skips_unseen();
+    }
   }
 
   const int arguments_, found_;

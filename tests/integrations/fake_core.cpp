@@ -23,6 +23,7 @@ std::string g_events;
 std::vector<std::pair<std::string, uint32_t>> g_ops;
 std::atomic<int> g_sample{1}, g_record{1};
 uint32_t g_weights = 0;
+bool g_fetch_fails = false;
 int g_names_busy = 0;  // times that the table of weights is in another thread's hands
 
 __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
@@ -94,6 +95,7 @@ FORESHOCK_EXPORT const char* fake_events(void) {
 }
 FORESHOCK_EXPORT void fake_sample(int on) { g_sample = on; }
 FORESHOCK_EXPORT void fake_record(int on) { g_record = on; }
+FORESHOCK_EXPORT void fake_fetch_fails(int fails) { g_fetch_fails = fails != 0; }
 FORESHOCK_EXPORT void fake_names_busy(int times) { g_names_busy = times; }
 
 // -- hook.h --
@@ -175,6 +177,32 @@ void foreshock_observe_loss(double value, uint32_t source) {
   Record(Format("{\"event\": \"loss\", \"source\": %u, \"value\": %s}", source, Number(value).c_str()));
 }
 
+// Numbers are there at once: the device is memory of the host.
+int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
+                    uint64_t* numbers) {
+  static uint64_t last = 0;
+  if (g_fetch_fails) return 0;
+  for (size_t i = 0; i < count; ++i) {
+    numbers[i] = ++last;
+    Record(Format("{\"event\": \"fetch\", \"what\": %u, \"number\": %" PRIu64 ", \"stream\": %" PRIuPTR
+                  ", \"tensor\": %s}",
+                  what, last, Address(stream), Describe(values[i]).c_str()));
+  }
+  return 1;
+}
+void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
+  Record(Format("{\"event\": \"fetched_loss\", \"number\": %" PRIu64 ", \"scale\": %" PRIu64
+                ", \"source\": %u}",
+                number, scale, source));
+}
+void foreshock_fetched(uint64_t number, double value) {
+  Record(Format("{\"event\": \"fetched\", \"number\": %" PRIu64 ", \"value\": %s}", number,
+                Number(value).c_str()));
+}
+void foreshock_step_skipped_if(uint64_t number) {
+  Record(Format("{\"event\": \"step_skipped_if\", \"number\": %" PRIu64 "}", number));
+}
+
 int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     Record(Format("{\"event\": \"scalar\", \"name\": \"%s\", \"value\": %s, \"step\": %" PRId64 "}",
@@ -243,6 +271,13 @@ void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t cou
       for (int64_t e = 0; e < values.shape[0]; ++e) squares += Element(values, e) * Element(values, e);
     }
     line += Format("%s\"%" PRIuPTR "\": ", i ? ", " : "", Address(gradients[i].identity)) + Number(squares);
+  }
+  line += "}, \"fetched\": {";
+  const char* between = "";
+  for (size_t i = 0; i < count; ++i) {
+    if (gradients[i].norm_fetched == 0) continue;
+    line += Format("%s\"%" PRIuPTR "\": %" PRIu64, std::exchange(between, ", "),
+                   Address(gradients[i].identity), gradients[i].norm_fetched);
   }
   Record(line + Format("}, \"from_values\": %s}", count && gradients[0].values.data ? "true" : "false"));
 }

@@ -76,7 +76,7 @@ def test_machine_code_and_ptx_of_each_architecture(fatbin):
 
 def test_every_kernel_is_in_each(fatbin):
     names = kernel_names()
-    assert len(names) == 8
+    assert len(names) == 9
     for image in images(fatbin):
         assert image.data.startswith(b"\x7fELF") == (image.kind == ELF)
         marks = [f".text.{name}\0" if image.kind == ELF else f".entry {name}(" for name in names]

@@ -77,6 +77,10 @@ class EmulatedBlock {
     check<T>(address);
     std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
   }
+  void publish(uint64_t address, uint64_t value) {
+    check<uint64_t>(address);
+    std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).store(value, std::memory_order_release);
+  }
   template <class T>
   T fresh(const T* at) const {
     return *at;

@@ -9,6 +9,7 @@
 #include "kernels/gather_body.h"
 #include "kernels/gradient_sums_body.h"
 #include "kernels/histogram_body.h"
+#include "kernels/scalars_body.h"
 #include "tests/support/emulated_block.h"
 
 namespace foreshock {
@@ -64,6 +65,8 @@ bool run_emulated(std::string_view symbol, const LaunchShape& shape, const void*
   if (symbol == name_of(DeviceKernel::kConservation))
     return launch<ConservationJob>(shape, job, how,
                                    [](const auto& of, auto& block) { conservation_body(of, block); });
+  if (symbol == name_of(DeviceKernel::kScalars))
+    return launch<ScalarsJob>(shape, job, how, [](const auto& of, auto& block) { scalars_body(of, block); });
   return false;
 }
 

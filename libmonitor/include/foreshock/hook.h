@@ -175,6 +175,7 @@ typedef struct foreshock_gradient {
   const void* identity;    /* of the parameter */
   double sum_of_squares;   /* used when values.data is NULL */
   foreshock_tensor values; /* dense; dims 1, shape[0] = elements */
+  uint64_t norm_fetched;   /* of foreshock_fetch: the norm, instead of both above; 0: none */
 } foreshock_gradient;
 
 /* A number that the training itself logs, and already holds on the host. */
@@ -317,11 +318,30 @@ FORESHOCK_EXPORT void foreshock_step_end(const foreshock_step* step);
 /* An optimizer step that was left out because gradients were not finite (gradient scaler). */
 FORESHOCK_EXPORT void foreshock_step_skipped(void);
 
-/* From now on it is not known how many steps are left out: a gradient scaler decides it on a device. */
+/* The same where a number of foreshock_fetch tells it: one was left out if that is not 0. */
+FORESHOCK_EXPORT void foreshock_step_skipped_if(uint64_t number);
+
+/* From now on it is not known how many steps are left out: a gradient scaler's answer cannot be had. */
 FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 
 /* A loss value of one micro-batch. Best source wins and is kept: reported > nll > backward root. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
+
+/* Numbers that lie on a CUDA device, one element each of a floating type, all on the same device: a small
+ * kernel on `stream` (as in foreshock_attention_call; the one that what makes them was given to) copies them
+ * for the host, and nobody waits. Returns nonzero and fills in what each is known by, to be told what it is
+ * in one of the calls that take such a number; the record of its step is completed when it has come. Zero:
+ * they are not to be had, because the device is not set up (the first step), the stream is being captured, or
+ * something has failed. A loss is given a number even then: foreshock_fetched may still tell it. */
+enum { FORESHOCK_FETCH_LOSS = 1, FORESHOCK_FETCH_NORM = 2, FORESHOCK_FETCH_OTHER = 3 };
+FORESHOCK_EXPORT int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream,
+                                     uint32_t what, uint64_t* numbers);
+
+/* As foreshock_observe_loss: of such a number, times another one (`scale` 0: none). */
+FORESHOCK_EXPORT void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source);
+
+/* The training itself has waited for the value of this number, and holds it on the host. */
+FORESHOCK_EXPORT void foreshock_fetched(uint64_t number, double value);
 
 /* Nonzero when the step that ends now is a sampled one (then gradients are worth a pass). */
 FORESHOCK_EXPORT int foreshock_step_is_sampled(void);

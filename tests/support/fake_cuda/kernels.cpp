@@ -3,7 +3,7 @@
 
 #include "kernels/device_code.h"
 #include "tests/support/emulated_device.h"
-#include "tests/support/fake_cuda/world.h"
+#include "tests/support/fake_cuda/checks.h"
 
 namespace fake_cuda {
 namespace {
@@ -52,6 +52,18 @@ std::function<void()> other(const std::string& name, const foreshock::LaunchShap
   };
 }
 
+// It stores into memory of the host, which has another address on the device.
+std::function<void()> scalars(const foreshock::LaunchShape& shape, const void* parameter) {
+  foreshock::ScalarsJob job;
+  std::memcpy(&job, parameter, sizeof job);
+  job.cells -= kHostOffset;
+  if (!is_inside(world().pinned, job.cells, foreshock::kScalarCells * sizeof(foreshock::ScalarCell))) {
+    violation("numbers for memory that is not pinned");
+    return [] {};
+  }
+  return other<foreshock::ScalarsJob>(name_of(DeviceKernel::kScalars), shape, &job);
+}
+
 }  // namespace
 
 bool is_kernel(const std::string& name) {
@@ -66,6 +78,7 @@ std::function<void()> work_of(const std::string& name, const foreshock::LaunchSh
     return gather<GatherJob>(DeviceKernel::kGather, shape, parameter);
   if (name == name_of(DeviceKernel::kPackedGather))
     return gather<PackedGatherJob>(DeviceKernel::kPackedGather, shape, parameter);
+  if (name == name_of(DeviceKernel::kScalars)) return scalars(shape, parameter);
   if (name == name_of(DeviceKernel::kGradientSums))
     return other<foreshock::GradientSumsJob>(name, shape, parameter);
   if (name == name_of(DeviceKernel::kAdamSums)) return other<foreshock::AdamSumsJob>(name, shape, parameter);

@@ -1,0 +1,123 @@
+"""Loss, norm of the gradient and steps that a scaler leaves out, of a training on a CUDA device: torch, the adapter,
+the core's kernel, the agent's record. The device is memory of the host (tests/support/host_cuda.cpp), the driver
+tests/support/fake_cuda, which is behind the host until the next operation."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from monitored import BUILD, EVERYTHING, PYTHON, Run, run_monitored, run_plain
+
+SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
+STEPS = 12
+
+TRAINING = f"""
+import ctypes, os, sys
+host_cuda = ctypes.CDLL(os.environ["HOST_CUDA"])
+driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+start, run_all = (getattr(driver, "_ZN9fake_cuda" + name) for name in ("5startENS_3RunEi", "7run_allEv"))
+start(0, 1)
+host_cuda.host_cuda_catch_up(ctypes.cast(run_all, ctypes.c_void_p))
+sys.path.insert(0, {SUPPORT!r})
+import torch
+import torch.nn.functional as F
+from torch import nn
+from device_attention import get, put
+from tiny_gpt import fingerprint, set_up, tell
+words = set(sys.argv[1:])
+set_up()
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__(); self.qkv, self.o = nn.Linear(32, 96), nn.Linear(32, 32)
+    def forward(self, x):
+        q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2) for t in self.qkv(x).split(32, 2)]
+        return x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 24, 32))
+model = nn.Sequential(Block(), Block())
+for module in model.modules():
+    for name, given in list(module.named_parameters(recurse=False)): setattr(module, name, nn.Parameter(put(given)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled="scaler" in words, growth_interval=3)
+passes = 3 if "accumulate" in words else 1
+losses, norms, kept, skipped = [], [], [], 0
+def loss_of(x):
+    y = model(x)
+    if "cross_entropy" in words: return F.cross_entropy(y.flatten(0, 1), put(torch.randint(32, (48,))))
+    return y.square().mean()
+for step in range({STEPS}):
+    parts = []
+    for n in range(passes):
+        loss = loss_of(put(torch.randn(2, 24, 32)))
+        root = loss if "cross_entropy" in words else loss / passes if passes > 1 else loss
+        scaler.scale(root / passes if "cross_entropy" in words and passes > 1 else root).backward()
+        if "item" in words: parts.append(root.detach().item())
+        else: parts.append(root.detach())
+    if "scaler" in words and step in (4, 7):
+        next(model.parameters()).grad.fill_(float("inf"))
+    scaler.unscale_(optimizer)
+    if "clip" in words: norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    scale = scaler.get_scale() if "scaler" in words else 1
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+    if "scaler" in words and step in (4, 7): skipped += 1
+    else: kept.append(parts)
+run_all()
+losses = [[float(get(part) if isinstance(part, torch.Tensor) else part) for part in parts] for parts in kept]
+means = [sum(parts) / len(parts) for parts in losses]
+norms = [float(get(norm)) for norm in norms]
+if "item" not in words: loss.item()  # a training looks at its last loss
+total = torch.nn.ParameterList(get(parameter) for parameter in model.parameters())
+tell(digest=fingerprint(means, total), losses=means, norms=norms, skipped=skipped, waits=host_cuda.host_cuda_waits())
+os._exit(0)
+"""
+
+
+def trained(host_cuda: str, *words: str, **more: str) -> Run:
+    """The monitored run, after it gave the bits of a plain one."""
+    environment = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda"), **more}
+    command = [PYTHON, "-c", TRAINING, *words]
+    plain, run = run_plain(command, **environment), run_monitored(command, *EVERYTHING, **environment)
+    assert plain.told() == run.told()
+    assert run.told()[0]["waits"] == 0
+    return run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("item",), ("accumulate",), ("cross_entropy",), ("cross_entropy", "accumulate"), ("scaler",)]
+    + [("scaler", "cross_entropy", "accumulate", "item")],
+    ids=" ".join,
+)
+def test_the_loss_of_each_step_is_that_of_the_training(host_cuda, words) -> None:
+    run = trained(host_cuda, *words)
+    told, steps = run.told()[0], run.of("step")
+    assert [step["step"] for step in steps] == list(range(1, len(told["losses"]) + 1))
+    seen = {step["step"]: step["loss"] for step in steps if step["loss"] is not None}
+    # In the first step the device was not set up: of that one it is known if the training waits for it itself, and
+    # not through a scaler, whose multiple it then is.
+    first = {"item"} <= set(words) and "scaler" not in words
+    wanted = dict(enumerate(told["losses"], 1))
+    assert seen == {step: loss for step, loss in wanted.items() if step > 1 or first}
+    source = "nll" if "cross_entropy" in words else "backward_root"
+    assert {step["loss_source"] for step in steps if step["step"] in seen} == {source}
+    assert run.rank()["loss"]["source"] == source
+
+
+def test_the_norm_of_the_gradient_before_clipping(host_cuda) -> None:
+    run = trained(host_cuda, "clip")
+    norms, steps = run.told()[0]["norms"], run.of("step")
+    seen = {step["step"]: step["gradient_norm"] for step in steps}
+    assert seen.pop(1) is None
+    for step, norm in seen.items():
+        # The same norms of 8 tensors; torch adds their squares in fp32, where each sum rounds by 2^-24 of itself, takes
+        # the root of it (half as much) and rounds again.
+        assert norm == pytest.approx(norms[step - 1], rel=(8 / 2 + 1) * 2**-24)
+
+
+@pytest.mark.parametrize("words", [("scaler", "clip"), ("scaler", "cross_entropy")], ids=" ".join)
+def test_steps_that_a_scaler_leaves_out_are_known(host_cuda, words) -> None:
+    run = trained(host_cuda, *words)
+    skipped = [step["skipped_steps"] for step in run.of("step")]
+    assert skipped == [0] * 4 + [1] * 2 + [2] * 4
+    assert run.told()[0]["skipped"] == run.rank()["skipped_steps"] == 2
+    assert all(step["gradient_norm"] is None or math.isfinite(step["gradient_norm"]) for step in run.of("step"))
