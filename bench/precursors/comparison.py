@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Iterable
 
@@ -175,8 +176,10 @@ def results(found: list[dict], steps: int | None) -> dict:
 
 def about_making(found: list[dict]) -> dict:
     made = [one["made"] for one in found]
+    judges = [one["made"].get("judges", "") for one in found if one["lines"]["sample"]]
     return {
         "trainings": len(found), "stale": sum(map(provenance.is_stale, found)),
+        "judges": dict(collections.Counter(judges)),
         "torch": sorted({each["torch"] for each in made}), "foreshock": sorted({each["foreshock"] for each in made}),
         "live_events": sum(each["live_events"] for each in made), "replays": sum(each["replays"] for each in made),
     }  # fmt: skip

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "bench" / "precursors"
 DEMO = ROOT / "integrations" / "torch" / "demo"
 FOLDER = HERE / "trainings"  # what is kept of each training, a file for each recipe
+JUDGES = ("bias", "deviation", "plain", "reference")  # of shadow/
 # How the trainings are watched.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
 
@@ -32,6 +33,12 @@ def without_comments(source: str) -> str:
 def of_detectors() -> str:
     """Of everything between a record and its events."""
     files = sorted([*(ROOT / "detect").glob("*.h"), *(ROOT / "detect").glob("*.cpp"), ROOT / "agent" / "watches.cpp"])
+    return digest([f"{file.name} {without_comments(file.read_text())}" for file in files])
+
+
+def of_judges() -> str:
+    """Of everything that makes the figures of a slice of attention in a record."""
+    files = sorted(path for name in JUDGES for path in (ROOT / "shadow").glob(f"{name}*.*"))
     return digest([f"{file.name} {without_comments(file.read_text())}" for file in files])
 
 

@@ -81,7 +81,8 @@ def made_by(what: recipes.Recipe, path: pathlib.Path) -> dict:
     live = [tuple(line[key] for key in EVENT_FIELDS) for line in lines_of(path) if is_found_by_detectors(line)]
     replayed = [tuple(event[key] for key in EVENT_FIELDS) for event in detected(path)]
     return {
-        "training": provenance.of_training(what), "foreshock": version, "torch": importlib.metadata.version("torch"),
+        "training": provenance.of_training(what), "judges": provenance.of_judges(), "foreshock": version,
+        "torch": importlib.metadata.version("torch"),
         "live_events": len(live), "replays": live == replayed,
     }  # fmt: skip
 

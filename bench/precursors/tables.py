@@ -159,6 +159,13 @@ def made(results: dict, current: str) -> str:
         if stale
         else ("All were judged by the detectors as they are.")
     )
+    otherwise = sum(count for judges, count in of["judges"].items() if judges != provenance.of_judges())
+    if otherwise:
+        text += (
+            f" In {otherwise} of them the figures of slices of attention are those of an earlier shadow/: "
+            "what `deviation_forward`, `deviation_backward`, `bias` and `output_error_drift` are said to find is what "
+            "they found by those."
+        )
     return textwrap.fill(text, 120)
 
 

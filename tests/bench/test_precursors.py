@@ -57,6 +57,7 @@ def test_one_pair_through_the_whole_of_it(done):
     # What the agent found live is what is found in the record: at least the loss event.
     assert results["made"]["live_events"] >= 1
     assert (results["made"]["replays"], results["made"]["stale"]) == (2, 0)
+    assert results["made"]["judges"] == {provenance.of_judges(): 2}
     # Until the fault begins the two are one training.
     before = (recipes.recipe("corrupt-batches").begin(seed) - 1) // scoring.BLOCK
     assert fault["losses"][:before] == control["losses"][:before]
@@ -165,6 +166,10 @@ def test_what_other_detectors_judged_is_told(monkeypatch):
     assert not provenance.is_stale(one)
     assert provenance.is_stale({"made": {"detectors": "0123456789abcdef"}})
     assert not provenance.is_made_alike(one)
+    results["made"]["judges"] = {provenance.of_judges(): 3, "": 4, "0123456789abcdef": 3}
+    assert "In 7 of them the figures of slices" in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
+    results["made"]["judges"] = {provenance.of_judges(): 3}
+    assert "the figures of slices" not in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
 
 
 def test_neither_comments_nor_breaks_of_lines_make_other_detectors():
@@ -382,7 +387,7 @@ def made_up(seed: int, recipe: str, alarm_at: dict[str, list[int]]) -> dict:
     return {
         "recipe": recipe, "seed": seed, "last_step": 1000, "steps_seen": 1000, "layers": [], "places": {}, "losses": [],
         "onsets": onsets, "masked": [(onset, onset + 100) for onset in onsets], "missed": False,
-        "alarms": {"d": alarm_at}, "made": MADE,
+        "alarms": {"d": alarm_at}, "made": MADE, "lines": {"sample": 0},
     }  # fmt: skip
 
 
