@@ -190,9 +190,16 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   uint64_t lost = 0;
   const std::vector<StepRecord> found = parse_steps(region_, region, control_.step_cursor, &lost);
   for (const StepRecord& record : found) {
-    if (is_waited_for(record, found.back().sequence / 2, now_ns)) break;
-    // One that was overwritten while it was read is left to the next call, or counted lost.
-    if (StepRecord whole; read_step(record, &whole)) records.push_back(whole);
+    const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
+    // One is missing that is not overwritten: it was stored while the ring was read, and so were those behind
+    // it. They, and one that was overwritten meanwhile, are left to the next call.
+    const uint64_t before = records.empty() ? control_.step_cursor : records.back().sequence / 2;
+    const bool is_overwritten = records.empty() && newest - before > region.count - 1;
+    StepRecord whole;
+    if ((number != before + 1 && !is_overwritten) || is_waited_for(record, newest, now_ns) ||
+        !read_step(record, &whole))
+      break;
+    records.push_back(whole);
   }
   if (records.empty()) return records;
   unread_.newest = records.back().sequence / 2;
