@@ -351,5 +351,25 @@ TEST_F(Device, ChecksConservation) {
   EXPECT_GT(result<Conservation>(results, 3).key_noise, 0);
 }
 
+// Cells in memory of the device, as another kernel sees them; tests/libmonitor/live_device_test.cpp has those
+// of the host.
+TEST_F(Device, Scalars) {
+  constexpr uint32_t kCount = 200;
+  Buffers buffers;
+  const size_t from = buffers.add(values<float>(kCount, false));
+  const size_t cells = buffers.zeros(kScalarCells * sizeof(ScalarCell));
+  const auto job_at = [&](const Addresses& at) {
+    ScalarsJob job = {};
+    job.cells = at[cells], job.first = 3 * kScalarCells - 7, job.count = kCount;
+    job.dtype = static_cast<uint32_t>(DType::kFp32);
+    for (uint32_t n = 0; n < kCount; ++n) job.from[n] = at[from] + 4 * (kCount - 1 - n);
+    return job;
+  };
+  ScalarsJob shape = {};
+  shape.count = kCount;
+  expect_same<ScalarsJob>(DeviceKernel::kScalars, launch_of(shape), buffers, job_at);
+  EXPECT_EQ(result<ScalarCell>(cells, 0).number, 3u * kScalarCells);
+}
+
 }  // namespace
 }  // namespace foreshock

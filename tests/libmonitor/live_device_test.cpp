@@ -13,6 +13,7 @@
 #include <thread>
 #include <tuple>
 
+#include "segment/names.h"
 #include "tests/libmonitor/call_on_tensors.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
@@ -214,6 +215,43 @@ TEST_F(LiveDeviceTest, SetUpBehindABusyStream) {
     trainer.train();
     EXPECT_TRUE(arrives(2));
   });
+}
+
+// Losses behind a stream that stands still: the ends of steps do not wait for them, and each is in the record
+// of its own step once it has come.
+TEST_F(LiveDeviceTest, ALossIsInTheRecordOfItsStep) {
+  on_device(64, [](LiveDevice& device, LiveTrainer& trainer) {
+    trainer.stream = device.new_stream(1);
+    Gate gate(device);
+    trainer.set_up();
+    gate.shut(trainer.stream);
+    for (const float loss : {0.1f, 0.7f, 1e-40f}) {
+      foreshock_tensor tensor = {};
+      tensor.data = reinterpret_cast<void*>(device.copy_of(&loss, sizeof loss));
+      std::fill(tensor.shape, tensor.shape + FORESHOCK_TENSOR_DIMS, 1);
+      tensor.dtype = FORESHOCK_FP32;
+      tensor.device_type = FORESHOCK_DEVICE_CUDA;
+      uint64_t number = 0;
+      EXPECT_EQ(foreshock_fetch(&tensor, 1, trainer.stream, FORESHOCK_FETCH_LOSS, &number), 1);
+      foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
+      trainer.train();
+    }
+    gate.open();
+    device.wait();
+    trainer.train();
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  reader->wait_no_more();
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), 6u);
+  const double expected[] = {0.1f, 0.7f, 1e-40f};
+  for (size_t n = 0; n < 3; ++n) {
+    EXPECT_FALSE(segment::is_pending(steps[2 + n]));
+    EXPECT_TRUE(segment::given(steps[2 + n], segment::kGivenLoss)) << n;
+    EXPECT_EQ(steps[2 + n].loss, expected[n]);
+  }
+  EXPECT_EQ(reader->coverage().numbers_missed, 0u);
 }
 
 // In the mode that forbids every thread what may disturb it, which is torch's.
