@@ -11,7 +11,7 @@ void LateStep::clear() {
 
 void LateStep::add(const LateEvent& added) {
   is_late |= added.value.number != 0 || added.scale.number != 0;
-  if (events == kMostEvents)
+  if (events == kMostEvents || event == nullptr)
     has_events = false;
   else
     event[events++] = added;
@@ -19,7 +19,7 @@ void LateStep::add(const LateEvent& added) {
 
 void LateStep::add(const LateGradient& added) {
   is_late |= added.norm.number != 0;
-  if (gradients == kMostGradients)
+  if (gradients == kMostGradients || gradient == nullptr)
     has_gradients = false;
   else
     gradient[gradients++] = added;
@@ -46,6 +46,19 @@ bool LateStep::knows_skips() const {
   for (uint32_t n = 0; n < events; ++n)
     all &= event[n].source != LateEvent::kSkip || event[n].value.number == 0;
   return all;
+}
+
+void LateSteps::reserve() {
+  constexpr size_t kEvents = sizeof(LateEvent) * LateStep::kMostEvents;
+  constexpr size_t kGradients = sizeof(LateGradient) * LateStep::kMostGradients;
+  static_assert(alignof(LateGradient) <= alignof(LateEvent) && kEvents % alignof(LateGradient) == 0);
+  if (open().event != nullptr || !room_.reserve((kMost + 1) * (kEvents + kGradients))) return;
+  char* at = room_.data();
+  for (LateStep& step : steps_) {
+    step.event = reinterpret_cast<LateEvent*>(at);
+    step.gradient = reinterpret_cast<LateGradient*>(at + kEvents);
+    at += kEvents + kGradients;
+  }
 }
 
 void LateSteps::end_step(uint64_t number, const segment::StepRecord& so_far) {

@@ -1,11 +1,13 @@
 // What belongs to a step and is still on a device when the step ends: losses, norms of gradients, whether a
 // gradient scaler leaves a step out. Kept in the order in which it was told, until every number has come or
-// is given up; then it counts as it would have at once. Fixed room, no heap.
+// is given up; then it counts as it would have at once. The room is fixed, and taken from the kernel when the
+// first number is awaited: a training without a device needs none of it.
 #ifndef FORESHOCK_LIBMONITOR_LATE_STEPS_H_
 #define FORESHOCK_LIBMONITOR_LATE_STEPS_H_
 
 #include <cstdint>
 
+#include "libmonitor/private_memory.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -40,8 +42,8 @@ struct LateStep {
   uint32_t events, gradients;      // how many there are
   bool has_events, has_gradients;  // all of them: there was room
   bool is_late;                    // a number was to come when it was told
-  LateEvent event[kMostEvents];
-  LateGradient gradient[kMostGradients];
+  LateEvent* event;                // room for kMostEvents, or null
+  LateGradient* gradient;          // for kMostGradients, or null
 
   void clear();
   void begin_gradients() { gradients = 0, has_gradients = true; }
@@ -84,6 +86,11 @@ class LateSteps {
   static constexpr uint32_t kMost = segment::kMostPendingSteps;
 
   LateStep& open() { return at(count_); }
+  // The same with room in it, if there is any to be had.
+  LateStep& open_with_room() {
+    reserve();
+    return open();
+  }
   bool has_ended() const { return count_ > 0; }
   bool is_full() const { return count_ == kMost; }
   LateStep& oldest() { return at(0); }
@@ -94,10 +101,12 @@ class LateSteps {
   void forget();
 
  private:
+  void reserve();
   LateStep& at(uint32_t n) { return steps_[(first_ + n) % (kMost + 1)]; }
 
   uint32_t first_ = 0, count_ = 0;
   LateStep steps_[kMost + 1] = {};
+  PrivateMemory room_;
 };
 
 // Numbers that the training itself has waited for, by what they would be found by. Thread-compatible.

@@ -62,7 +62,7 @@ void Monitor::observe_loss(double value, uint32_t source) {
 void Monitor::observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   TryLock lock(loss_busy_);
-  if (lock) late_.open().add(LateEvent{source, {0, number}, {1, scale}, scale != 0});
+  if (lock) late_.open_with_room().add(LateEvent{source, {0, number}, {1, scale}, scale != 0});
 }
 
 void Monitor::skip_step() {
@@ -85,7 +85,7 @@ void Monitor::skip_step() {
 void Monitor::skip_step_if(uint64_t number) {
   TryLock lock(loss_busy_);
   if (number == 0 || !lock) return lose_skips();
-  late_.open().add(LateEvent{LateEvent::kSkip, {0, number}, {1, 0}, false});
+  late_.open_with_room().add(LateEvent{LateEvent::kSkip, {0, number}, {1, 0}, false});
 }
 
 // -- when it has come --
@@ -143,7 +143,7 @@ void Monitor::settle_late(bool is_step_end) {
 bool Monitor::settle_open() {
   LateStep& open = late_.open();
   if (late_.has_ended()) return false;
-  if (open.events == 0 && open.gradients == 0) return true;
+  if (open.events == 0 && open.gradients == 0 && open.has_events && open.has_gradients) return true;
   if (!open.look([this](uint64_t number, double* value) { return find_late(number, value); })) return false;
   const bool knows = open.knows_losses();
   if (!open.has_events) lose_skips();

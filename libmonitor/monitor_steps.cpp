@@ -294,7 +294,7 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
     const foreshock_gradient& gradient = element(gradients, n);
     if (is_late) {
       const LateNumber norm = {std::sqrt(gradient.sum_of_squares), gradient.norm_fetched};
-      late_.open().add(LateGradient{layers_.find(gradient.identity), norm});
+      late_.open_with_room().add(LateGradient{layers_.find(gradient.identity), norm});
       continue;
     }
     double squares = gradient.sum_of_squares;

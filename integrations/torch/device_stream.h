@@ -24,6 +24,8 @@
 #pragma weak dlsym
 __asm__(".symver dlopen, dlopen@" FORESHOCK_OLD_LOADER);
 __asm__(".symver dlsym, dlsym@" FORESHOCK_OLD_LOADER);
+// So did it with this function of libpthread, which torch itself needs.
+__asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FORESHOCK_OLD_LOADER);
 #define FORESHOCK_HAS_LOADER (dlopen != nullptr && dlsym != nullptr)
 #else
 #define FORESHOCK_HAS_LOADER true

@@ -31,7 +31,7 @@ def check(scene, told, fault: str, says: str | None, before: tuple[str, ...] = (
     ("limit", "says"),
     [
         ("-v 40000", None),
-        ("-v 4000", "(no_mapping)"),
+        ("-v 4200", "(no_mapping)"),
         ("-n 5", "(no_descriptor)"),
         ("-f 0", "(file_limit)"),
         ("-f 4000", None),

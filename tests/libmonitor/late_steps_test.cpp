@@ -15,7 +15,10 @@ LateEvent skip(uint64_t number) { return {LateEvent::kSkip, {0, number}, {1, 0},
 
 class LateStepsTest : public testing::Test {
  protected:
-  LateStepsTest() { steps_.forget(); }
+  LateStepsTest() {
+    steps_.forget();
+    steps_.open_with_room();
+  }
   // What has come is the number itself, in halves.
   bool look(LateStep& step, uint64_t until) {
     return step.look([until](uint64_t number, double* value) {
@@ -68,6 +71,16 @@ TEST_F(LateStepsTest, WhatHasNoRoomIsNotKnown) {
   step.add(loss(1));
   EXPECT_TRUE(look(step, 1));
   EXPECT_FALSE(step.knows_losses() || step.knows_skips());
+}
+
+TEST_F(LateStepsTest, WithoutMemoryNothingIsKnown) {
+  LateSteps& none = *std::make_unique<LateSteps>().release();
+  none.forget();
+  EXPECT_TRUE(none.open().knows_losses() && none.open().knows_gradients() && none.open().knows_skips());
+  none.open().add(loss(1));
+  none.open().add(LateGradient{0, {0, 1}});
+  EXPECT_TRUE(look(none.open(), 0));
+  EXPECT_FALSE(none.open().knows_losses() || none.open().knows_gradients() || none.open().knows_skips());
 }
 
 TEST_F(LateStepsTest, StepsComeOutInTheirOrderManyTimesRound) {
