@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
-
 #include "foreshock/hook.h"
 
 namespace foreshock {
@@ -26,7 +24,7 @@ class LateStepsTest : public testing::Test {
       return number <= until;
     });
   }
-  LateSteps& steps_ = *std::make_unique<LateSteps>().release();
+  LateSteps steps_;
 };
 
 TEST_F(LateStepsTest, EachKindIsKnownByItself) {
@@ -74,7 +72,7 @@ TEST_F(LateStepsTest, WhatHasNoRoomIsNotKnown) {
 }
 
 TEST_F(LateStepsTest, WithoutMemoryNothingIsKnown) {
-  LateSteps& none = *std::make_unique<LateSteps>().release();
+  LateSteps none;
   none.forget();
   EXPECT_TRUE(none.open().knows_losses() && none.open().knows_gradients() && none.open().knows_skips());
   none.open().add(loss(1));
