@@ -7,8 +7,9 @@ everything else that runs. Records are kept in OUT/records and never made twice;
 scored by the protocol of bench/precursors/scoring.py. Written: OUT/report.html and OUT/results.json. With --keep, what
 scoring needs of each training goes to bench/precursors/trainings, and results.json, of which `./dev docs` makes
 docs/precursors.md, is that of all trainings kept there, of whatever day and machine; those are not made again either,
-unless the recipe or the detectors have changed since. After --minutes nothing further is trained, and what is
-unfinished is thrown away; the next time goes on from there. --tuning trains seeds that no result may contain.
+unless the recipe, the detectors or the figures of a slice have changed since. After --minutes nothing further is
+trained, and what is unfinished is thrown away; the next time goes on from there. --tuning trains seeds that no result
+may contain.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Trainer:
         """None: not there, and no time for it."""
         what, seed = wanted
         path, kept = self.path(what, seed), self.kept.get((what.name, seed))
-        if not path.exists() and (kept is None or provenance.is_stale(kept)) and not self.options.score:
+        if not path.exists() and (kept is None or provenance.is_outdated(kept)) and not self.options.score:
             self.train(what, seed, path)
         return judged(what, seed, path) if path.exists() else kept
 

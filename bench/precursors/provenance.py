@@ -75,6 +75,11 @@ def is_made_alike(one: dict) -> bool:
     return one["made"]["training"] == of_training(recipes.recipe(one["recipe"]))
 
 
+def is_outdated(one: dict) -> bool:
+    """To be made again: stale, or with other figures of its slices of attention than those of this tree."""
+    return is_stale(one) or (one["lines"]["sample"] > 0 and one["made"].get("judges") != of_judges())
+
+
 def is_stale(one: dict) -> bool:
     """Judged by other detectors than those of this tree."""
     return one["made"]["detectors"] != of_detectors()

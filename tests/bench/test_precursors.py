@@ -166,6 +166,11 @@ def test_what_other_detectors_judged_is_told(monkeypatch):
     assert not provenance.is_stale(one)
     assert provenance.is_stale({"made": {"detectors": "0123456789abcdef"}})
     assert not provenance.is_made_alike(one)
+    one = {"lines": {"sample": 1}, "made": {"detectors": provenance.of_detectors(), "judges": provenance.of_judges()}}
+    assert not provenance.is_outdated(one)
+    one["made"]["judges"] = "0123456789abcdef"
+    assert provenance.is_outdated(one)
+    assert not provenance.is_outdated(one | {"lines": {"sample": 0}})
     results["made"]["judges"] = {provenance.of_judges(): 3, "": 4, "0123456789abcdef": 3}
     assert "In 7 of them the figures of slices" in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
     results["made"]["judges"] = {provenance.of_judges(): 3}
