@@ -17,6 +17,7 @@
 #include "foreshock/hook.h"
 #include "segment/reader.h"
 #include "tests/support/live_device.h"
+#include "tests/support/reported_step.h"
 
 namespace foreshock {
 namespace {
@@ -63,12 +64,7 @@ class Training {
     }
     device_.wait();
     const double took = Microseconds(Clock::now() - begin).count();
-    foreshock_step record = {};
-    record.size = sizeof record;
-    record.version = FORESHOCK_ABI_VERSION;
-    record.step = ++step_;
-    record.step_source = FORESHOCK_STEP_REPORTED;
-    foreshock_step_end(&record);
+    end_reported_step(++step_);
     device_.wait();
     return took;
   }

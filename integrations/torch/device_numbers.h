@@ -10,6 +10,7 @@
 
 #include "attention_call.h"
 #include "dispatch.h"
+#include "turn.h"
 
 namespace foreshock::adapter {
 
@@ -107,15 +108,6 @@ class WatchedNumbers {
     Kind kind = Kind::kLoss;
     uint64_t number = 0;
     std::optional<double> value;
-  };
-  struct Turn {
-    explicit Turn(std::atomic_flag& flag)
-        : busy(flag), is_mine(!flag.test_and_set(std::memory_order_acquire)) {}
-    ~Turn() {
-      if (is_mine) busy.clear(std::memory_order_release);
-    }
-    std::atomic_flag& busy;
-    const bool is_mine;
   };
 
   static int64_t Version(const at::Tensor& tensor) noexcept {

@@ -12,6 +12,7 @@
 
 #include "dispatch.h"
 #include "training_clock.h"
+#include "turn.h"
 
 namespace foreshock::adapter {
 
@@ -39,8 +40,9 @@ class GradientNorms {
   // Notes one norm. Within one backward pass the first of a tensor counts: a later one may follow the
   // clipping.
   // `number`: of a norm on a device, what the core knows it by; 0: it does not.
-  void Note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept {
-    if (!Lock()) return;
+  void Note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept try {
+    const Turn turn(busy_);
+    if (!Has(turn)) return;
     if (epoch_ != Clock().epoch()) Clear();
     if (norms_.capacity() == 0) norms_.reserve(kRoom);
     if (norms_.size() == kRoom) full_ = true;
@@ -51,19 +53,20 @@ class GradientNorms {
           {TensorMark(*impl), impl, index, value.has_value() || number != 0, value.value_or(0), number});
       sorted_ = false;
     }
-    Unlock();
+  } catch (...) {
+    full_ = true;  // no memory for them
   }
 
   // The scaler divides these gradients after their norms were taken. By what, on a device, is not asked.
   void Unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
-    if (!Lock()) return;
+    const Turn turn(busy_);
+    if (!Has(turn)) return;
     for (size_t i = 0; i < tensors.size(); ++i) {
       Norm* norm = Find(tensors.get(i).unsafeGetTensorImpl());
       if (!norm) continue;
       norm->known &= inverse_scale && norm->number == 0;
       norm->value *= inverse_scale.value_or(0);
     }
-    Unlock();
   }
 
   enum class Found { kNone, kSome, kAll };
@@ -72,7 +75,8 @@ class GradientNorms {
   // numbers[i], where the core has the norm.
   Found Match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
               std::vector<double>* squares, std::vector<uint64_t>* numbers) noexcept {
-    if (!Lock()) return Found::kSome;
+    const Turn turn(busy_);
+    if (!Has(turn)) return Found::kSome;
     if (epoch_ != Clock().epoch()) Clear();
     size_t found = 0, unusable = full_ ? 1 : 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -84,15 +88,13 @@ class GradientNorms {
       const double value = norm->value * inverse_scale;
       (*squares)[i] = value * value;
     }
-    Unlock();
     if (found == 0 && unusable == 0) return Found::kNone;
     return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
   }
 
   void Forget() noexcept {
-    if (!Lock()) return;
-    Clear();
-    Unlock();
+    const Turn turn(busy_);
+    if (Has(turn)) Clear();
   }
 
  private:
@@ -126,13 +128,11 @@ class GradientNorms {
     epoch_ = Clock().epoch();
   }
 
-  // Never waits: whoever finds it taken drops its norms, and an incomplete list is not published.
-  bool Lock() noexcept {
-    if (!busy_.test_and_set(std::memory_order_acquire)) return true;
-    full_ = true;
-    return false;
+  // Whoever finds it taken drops its norms, and an incomplete list is not published.
+  bool Has(const Turn& turn) noexcept {
+    if (!turn.is_mine) full_ = true;
+    return turn.is_mine;
   }
-  void Unlock() noexcept { busy_.clear(std::memory_order_release); }
 
   std::vector<Norm> norms_;
   bool sorted_ = true;

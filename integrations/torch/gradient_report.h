@@ -10,6 +10,7 @@
 
 #include "attention_hook.h"
 #include "gradient_norms.h"
+#include "turn.h"
 
 namespace foreshock::adapter {
 
@@ -49,16 +50,6 @@ class GradientReport {
   }
 
  private:
-  struct Turn {
-    explicit Turn(std::atomic_flag& flag)
-        : busy(flag), is_mine(!flag.test_and_set(std::memory_order_acquire)) {}
-    ~Turn() {
-      if (is_mine) busy.clear(std::memory_order_release);
-    }
-    std::atomic_flag& busy;
-    const bool is_mine;
-  };
-
   void Send() noexcept {
     const uint64_t begin = NowNs();
     foreshock_observe_gradients(gradients_.data(), gradients_.size());

@@ -5,22 +5,13 @@ tests/support/fake_cuda, which is behind the host until the next operation."""
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
-from monitored import BUILD, EVERYTHING, PYTHON, Run, run_monitored, run_plain
+from device_training import trained
 
-SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 STEPS = 12
 
 TRAINING = f"""
-import ctypes, os, sys
-host_cuda = ctypes.CDLL(os.environ["HOST_CUDA"])
-driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-start, run_all = (getattr(driver, "_ZN9fake_cuda" + name) for name in ("5startENS_3RunEi", "7run_allEv"))
-start(0, 1)
-host_cuda.host_cuda_catch_up(ctypes.cast(run_all, ctypes.c_void_p))
-sys.path.insert(0, {SUPPORT!r})
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -72,16 +63,6 @@ os._exit(0)
 """
 
 
-def trained(host_cuda: str, *words: str, **more: str) -> Run:
-    """The monitored run, after it gave the bits of a plain one."""
-    environment = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda"), **more}
-    command = [PYTHON, "-c", TRAINING, *words]
-    plain, run = run_plain(command, **environment), run_monitored(command, *EVERYTHING, **environment)
-    assert plain.told() == run.told()
-    assert run.told()[0]["waits"] == 0
-    return run
-
-
 @pytest.mark.parametrize(
     "words",
     [(), ("item",), ("accumulate",), ("cross_entropy",), ("cross_entropy", "accumulate"), ("scaler",)]
@@ -89,7 +70,7 @@ def trained(host_cuda: str, *words: str, **more: str) -> Run:
     ids=" ".join,
 )
 def test_the_loss_of_each_step_is_that_of_the_training(host_cuda, words) -> None:
-    run = trained(host_cuda, *words)
+    run = trained(host_cuda, TRAINING, *words)
     told, steps = run.told()[0], run.of("step")
     assert [step["step"] for step in steps] == list(range(1, len(told["losses"]) + 1))
     seen = {step["step"]: step["loss"] for step in steps if step["loss"] is not None}
@@ -104,7 +85,7 @@ def test_the_loss_of_each_step_is_that_of_the_training(host_cuda, words) -> None
 
 
 def test_the_norm_of_the_gradient_before_clipping(host_cuda) -> None:
-    run = trained(host_cuda, "clip")
+    run = trained(host_cuda, TRAINING, "clip")
     norms, steps = run.told()[0]["norms"], run.of("step")
     seen = {step["step"]: step["gradient_norm"] for step in steps}
     assert seen.pop(1) is None
@@ -116,7 +97,7 @@ def test_the_norm_of_the_gradient_before_clipping(host_cuda) -> None:
 
 @pytest.mark.parametrize("words", [("scaler", "clip"), ("scaler", "cross_entropy")], ids=" ".join)
 def test_steps_that_a_scaler_leaves_out_are_known(host_cuda, words) -> None:
-    run = trained(host_cuda, *words)
+    run = trained(host_cuda, TRAINING, *words)
     skipped = [step["skipped_steps"] for step in run.of("step")]
     assert skipped == [0] * 4 + [1] * 2 + [2] * 4
     assert run.told()[0]["skipped"] == run.rank()["skipped_steps"] == 2

@@ -4,12 +4,10 @@ tests/support/fake_cuda."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from monitored import BUILD, EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, run_plain
+from device_training import trained
+from monitored import Run, assert_conserved
 
-SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 STEPS, LAYERS = 12, 2
 
 # The stand-ins of attention round once from fp64: in bf16 no value errs more than 2^-8 of itself (and no row),
@@ -17,13 +15,7 @@ STEPS, LAYERS = 12, 2
 OUTPUT, SUMS = 2**-8, 2**-21
 
 TRAINING = f"""
-import ctypes, os, sys, types
-host_cuda = ctypes.CDLL(os.environ["HOST_CUDA"])
-driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-start, run_all = (getattr(driver, "_ZN9fake_cuda" + name) for name in ("5startENS_3RunEi", "7run_allEv"))
-start(0, 1)
-host_cuda.host_cuda_catch_up(ctypes.cast(run_all, ctypes.c_void_p))
-sys.path.insert(0, {SUPPORT!r})
+import types
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -95,20 +87,15 @@ def assert_ratios(samples: list[dict], which: str) -> None:
     assert 0 < min(known) <= max(known) < (2 if which == "forward" else 3)
 
 
-def trained(host_cuda: str, backend: int, dropout: float, *words_of_it: str) -> Run:
-    """The monitored run, after it gave the bits of a plain one."""
-    words = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda")}
-    command = [PYTHON, "-c", TRAINING, str(backend), str(dropout), *words_of_it]
-    plain, run = run_plain(command, **words), run_monitored(command, *EVERYTHING, **words)
-    assert plain.told() == run.told()
-    assert run.told()[0]["waits"] == 0
+def attended(host_cuda: str, backend: int, dropout: float, *words: str) -> Run:
+    run = trained(host_cuda, TRAINING, str(backend), str(dropout), *words)
     assert_conserved(run.rank())
     return run
 
 
 @pytest.mark.parametrize(("backend", "name"), [(1, "flash"), (2, "efficient"), (3, "cudnn")])
 def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
-    run = trained(host_cuda, backend, 0)
+    run = attended(host_cuda, backend, 0)
     samples = run.of("sample")
     for which, operation in (("forward", name + "_attention"), ("backward", name + "_attention_backward")):
         of = run.rank()["attention"][which]
@@ -131,7 +118,7 @@ def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
 def test_packed_sequences_are_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
     """Other lengths at every step, known to the device alone: what comes out is a sequence with a key for each query,
     as healthy as it is."""
-    run = trained(host_cuda, backend, 0, "packed")
+    run = attended(host_cuda, backend, 0, "packed")
     samples = run.of("sample")
     for which, operation in (("forward", "_forward"), ("backward", "_backward")):
         of = run.rank()["attention"][which]
@@ -154,7 +141,7 @@ def test_packed_sequences_are_judged_on_a_device(host_cuda, backend: int, name: 
 
 
 def test_with_dropout_scores_are_judged(host_cuda) -> None:
-    run = trained(host_cuda, 1, 0.2)
+    run = attended(host_cuda, 1, 0.2)
     samples = run.of("sample")
     assert len(samples) > STEPS * LAYERS / 2
     assert {sample["pass"] for sample in samples} == {"forward"}
@@ -172,7 +159,7 @@ def test_with_dropout_scores_are_judged(host_cuda) -> None:
 
 
 def test_what_the_training_logs_is_not_its_loss_where_that_is_had_from_the_device(host_cuda) -> None:
-    run = trained(host_cuda, 1, 0)
+    run = attended(host_cuda, 1, 0)
     losses, steps = run.told()[0]["losses"], run.of("step")
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     # From when the device is set up, at the end of the first step.

@@ -6,20 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from monitored import BUILD, EVERYTHING, PYTHON, Run, run_monitored, run_plain
+from device_training import trained
+from monitored import EVERYTHING_AND_WEIGHTS
 from weight_checks import values_of, w1, weights_after
 
-SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 STEPS = 16
 
 TRAINING = f"""
-import ctypes, os, sys
-host_cuda = ctypes.CDLL(os.environ["HOST_CUDA"])
-driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-start, run_all = (getattr(driver, "_ZN9fake_cuda" + name) for name in ("5startENS_3RunEi", "7run_allEv"))
-start(0, 1)
-host_cuda.host_cuda_catch_up(ctypes.cast(run_all, ctypes.c_void_p))
-sys.path.insert(0, {SUPPORT!r})
 import numpy, torch
 from torch import nn
 import device_attention
@@ -52,17 +45,6 @@ os._exit(0)
 """
 
 
-def trained(host_cuda: str, folder: Path, kind: str, precision: str) -> Run:
-    """The monitored run, after it gave the bits of a plain one."""
-    words = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda")}
-    folder.mkdir()
-    command = [PYTHON, "-c", TRAINING, kind, precision, str(folder)]
-    plain, run = run_plain(command, **words), run_monitored(command, *EVERYTHING, "--weights", "1", **words)
-    assert plain.told() == run.told()
-    assert run.told()[0]["waits"] == 0
-    return run
-
-
 def by_turn(lines: list[dict]) -> dict[tuple[str, int], dict]:
     return {(line["tensor"], line["step"]): line for line in lines}
 
@@ -70,7 +52,12 @@ def by_turn(lines: list[dict]) -> dict[tuple[str, int], dict]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_same_as_on_the_host(host_cuda, tmp_path: Path, precision: str) -> None:
     folders = {kind: tmp_path / kind for kind in ("cpu", "cuda")}
-    runs = {kind: trained(host_cuda, folder, kind, precision) for kind, folder in folders.items()}
+    for folder in folders.values():
+        folder.mkdir()
+    runs = {
+        kind: trained(host_cuda, TRAINING, kind, precision, str(folder), options=EVERYTHING_AND_WEIGHTS)
+        for kind, folder in folders.items()
+    }
     assert runs["cpu"].told() == runs["cuda"].told(), "one training"
     after = {step: weights_after(folders["cpu"], step) for step in range(1, STEPS + 1)}
     theirs, ours = (by_turn(runs[kind].of("tensor")) for kind in ("cpu", "cuda"))

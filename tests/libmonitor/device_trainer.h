@@ -4,6 +4,7 @@
 
 #include "tests/libmonitor/call_on_tensors.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/reported_step.h"
 
 namespace foreshock {
 
@@ -43,14 +44,7 @@ struct DeviceTrainer {
     return true;
   }
 
-  void end_step() {
-    foreshock_step record = {};
-    record.size = sizeof record;
-    record.version = FORESHOCK_ABI_VERSION;
-    record.step = ++step;
-    record.step_source = FORESHOCK_STEP_REPORTED;
-    foreshock_step_end(&record);
-  }
+  void end_step() { end_reported_step(++step); }
 
   // One call each way, as often as this. Every call of the second step and later ones is sampled.
   void train(int steps, bool run = true) {

@@ -1,8 +1,6 @@
 // The library on a real device: what arrives in the segment, what waits, what a capture suffers. Label gpu;
 // skipped, saying why, where there is no device. `live_device_rehearsal` runs the same on the fake driver, so
 // that what is wrong with the test itself is found where no device is.
-#include "tests/support/live_device.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,15 +13,14 @@
 
 #include "segment/names.h"
 #include "tests/libmonitor/call_on_tensors.h"
-#include "tests/libmonitor/monitor_fixture.h"
+#include "tests/libmonitor/live_device_fixture.h"
+#include "tests/support/reported_step.h"
 
 namespace foreshock {
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-
-constexpr unsigned kLongest = 120;  // seconds of a case: what waits for ever is ended
 
 // What lies in a segment, by step, pass and payload.
 using Payloads = std::map<std::tuple<int64_t, uint32_t, uint32_t>, std::vector<std::byte>>;
@@ -71,13 +68,8 @@ struct LiveTrainer {
     attention(0);
     attention(1);
     std::this_thread::sleep_for(5ms);  // so that what is sampled is little of it
-    foreshock_step record = {};
-    record.size = sizeof record;
-    record.version = FORESHOCK_ABI_VERSION;
-    record.step = ++step;
-    record.step_source = FORESHOCK_STEP_REPORTED;
     const Clock::time_point begin = Clock::now();
-    foreshock_step_end(&record);
+    end_reported_step(++step);
     return Clock::now() - begin;
   }
 
@@ -89,19 +81,10 @@ struct LiveTrainer {
   }
 };
 
-class LiveDeviceTest : public MonitorTest {
+class LiveDeviceTest : public LiveDeviceFixture {
  protected:
-  void SetUp() override {
-    MonitorTest::SetUp();
-    if (IsSkipped()) return;
-    const std::string missing = missing_device();
-    if (!missing.empty()) GTEST_SKIP() << "no device: " << missing;
-  }
-
   void on_device(int64_t dim, const std::function<void(LiveDevice&, LiveTrainer&)>& body) {
-    in_child({}, [&] {
-      alarm(kLongest);
-      LiveDevice device;
+    LiveDeviceFixture::on_device({}, [&](LiveDevice& device) {
       LiveTrainer trainer(&device, dim);
       body(device, trainer);
     });
@@ -135,10 +118,6 @@ class LiveDeviceTest : public MonitorTest {
     return false;
   }
 
-  void clear() {
-    for (const auto& entry : fs::directory_iterator(base_ + "/r")) fs::remove(entry.path());
-  }
-
   Payloads arrived_;
 };
 
@@ -153,13 +132,10 @@ TEST_F(LiveDeviceTest, BringsTheBytesThatTheHostCopies) {
     const Payloads expected = payloads();
     ASSERT_EQ(slices(expected), 2u * (kSteps - 1));
     clear();
-    for (const char* kind : {"legacy", "of the thread", "blocking", "non-blocking"}) {
-      SCOPED_TRACE(kind);
-      on_device(dim, [kind](LiveDevice& device, LiveTrainer& trainer) {
-        const std::string of = kind;
-        trainer.stream = of == "legacy"          ? reinterpret_cast<void*>(uintptr_t{1})
-                         : of == "of the thread" ? reinterpret_cast<void*>(uintptr_t{2})
-                                                 : device.new_stream(of == "blocking" ? 0 : 1);
+    for (const auto& [kind, name] : kStreamKinds) {
+      SCOPED_TRACE(name);
+      on_device(dim, [kind = kind](LiveDevice& device, LiveTrainer& trainer) {
+        trainer.stream = stream_of(device, kind);
         trainer.set_up();
         for (int n = 2; n < kSteps; ++n) {
           trainer.train();

@@ -7,16 +7,14 @@
 #include <thread>
 
 #include "segment/tensor_optimizer.h"
-#include "tests/libmonitor/monitor_fixture.h"
+#include "tests/libmonitor/live_device_fixture.h"
 #include "tests/libmonitor/stored_tensors.h"
-#include "tests/support/live_device.h"
+#include "tests/support/reported_step.h"
 
 namespace foreshock {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr unsigned kLongest = 120;  // seconds of a case: what waits for ever is ended
 
 // Tensors of the host, or of the device with the same bytes; told as values, fetched as values, and counted.
 struct LiveWeights {
@@ -47,14 +45,7 @@ struct LiveWeights {
     end_step();
     EXPECT_EQ(foreshock_name_weights(rows.data(), rows.size()), static_cast<int>(rows.size()));
   }
-  void end_step() {
-    foreshock_step record = {};
-    record.size = sizeof record;
-    record.version = FORESHOCK_ABI_VERSION;
-    record.step = ++step;
-    record.step_source = FORESHOCK_STEP_REPORTED;
-    foreshock_step_end(&record);
-  }
+  void end_step() { end_reported_step(++step); }
   void train() {
     uint32_t due[8] = {};
     std::vector<foreshock_weight_state> states(foreshock_weights_due(due, 8));
@@ -72,24 +63,13 @@ struct LiveWeights {
   }
 };
 
-class LiveDeviceWeightsTest : public MonitorTest {
+class LiveDeviceWeightsTest : public LiveDeviceFixture {
  protected:
-  void SetUp() override {
-    MonitorTest::SetUp();
-    if (IsSkipped()) return;
-    const std::string missing = missing_device();
-    if (!missing.empty()) GTEST_SKIP() << "no device: " << missing;
-  }
   void on_device(const std::function<void(LiveDevice&, LiveWeights&)>& body) {
-    in_child({{"FORESHOCK_WEIGHTS", "1"}}, [&] {
-      alarm(kLongest);
-      LiveDevice device;
+    LiveDeviceFixture::on_device({{"FORESHOCK_WEIGHTS", "1"}}, [&](LiveDevice& device) {
       LiveWeights weights(&device);
       body(device, weights);
     });
-  }
-  void clear() {
-    for (const auto& entry : fs::directory_iterator(base_ + "/r")) fs::remove(entry.path());
   }
 };
 
@@ -103,13 +83,10 @@ TEST_F(LiveDeviceWeightsTest, AreToldAsTheHostTellsThem) {
   const StoredRecords expected = read_records(open().get());
   ASSERT_EQ(expected.size(), 5u * kSteps);
   clear();
-  for (const char* kind : {"legacy", "of the thread", "blocking", "non-blocking"}) {
-    SCOPED_TRACE(kind);
-    on_device([kind](LiveDevice& device, LiveWeights& weights) {
-      const std::string of = kind;
-      weights.stream = of == "legacy"          ? reinterpret_cast<void*>(uintptr_t{1})
-                       : of == "of the thread" ? reinterpret_cast<void*>(uintptr_t{2})
-                                               : device.new_stream(of == "blocking" ? 0 : 1);
+  for (const auto& [kind, name] : kStreamKinds) {
+    SCOPED_TRACE(name);
+    on_device([kind = kind](LiveDevice& device, LiveWeights& weights) {
+      weights.stream = stream_of(device, kind);
       weights.name();
       for (int n = 0; n < kSteps; ++n) {
         weights.train();

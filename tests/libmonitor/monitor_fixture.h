@@ -13,6 +13,7 @@
 
 #include "foreshock/hook.h"
 #include "segment/reader.h"
+#include "tests/support/reported_step.h"
 
 namespace foreshock {
 
@@ -98,10 +99,7 @@ struct Trainer {
     end(number);
   }
   void end(int64_t number, uint32_t source = FORESHOCK_STEP_REPORTED) {
-    foreshock_step record = {};
-    record.size = sizeof record;
-    record.version = FORESHOCK_ABI_VERSION;
-    record.step = number;
+    foreshock_step record = reported_step(number);
     record.step_source = source;
     record.loss = 1.0 / static_cast<double>(number);
     record.given = FORESHOCK_GIVEN_LOSS;
