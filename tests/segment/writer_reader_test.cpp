@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -143,128 +142,6 @@ TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
   EXPECT_EQ(second->judged(0) + second->lost(1, Lost::kRefused), 3u);
 }
 
-TEST_F(SegmentFiles, OverwrittenStepsAreCounted) {
-  SegmentWriter writer;
-  ASSERT_EQ(create(&writer), nullptr);
-  auto reader = open();
-  for (int n = 1; n <= static_cast<int>(kStepRecords) + 10; ++n) {
-    StepRecord step = {};
-    step.step = n;
-    writer.append_step(step);
-  }
-  const auto steps = reader->new_steps();
-  EXPECT_EQ(steps.size(), kStepRecords);
-  EXPECT_EQ(reader->steps_lost(), 10u);
-  EXPECT_EQ(steps.back().step, static_cast<int>(kStepRecords) + 10);
-}
-
-// Of a step that took a second, at a time that the tests call their first.
-StepRecord pending_step(int64_t number) {
-  StepRecord step = {};
-  step.step = number;
-  step.time_ns = 1'000'000'000'000;
-  step.duration_ns = 1'000'000'000;
-  step.given = kNumbersPending | kGivenLearningRate;
-  return step;
-}
-
-std::vector<int64_t> numbers_of(const std::vector<StepRecord>& steps) {
-  std::vector<int64_t> numbers;
-  for (const StepRecord& step : steps) numbers.push_back(step.step);
-  return numbers;
-}
-
-TEST_F(SegmentFiles, AStepWhoseNumbersAreOnTheirWayIsWaitedFor) {
-  SegmentWriter writer;
-  ASSERT_EQ(create(&writer), nullptr);
-  auto reader = open();
-  StepRecord whole = pending_step(1);
-  whole.given = 0;
-  writer.append_step(whole);
-  StepRecord step = pending_step(2);
-  const uint64_t number = writer.append_step(step);
-  whole.step = 3;
-  writer.append_step(whole);
-  const uint64_t now = step.time_ns;
-  EXPECT_EQ(numbers_of(reader->new_steps(now)), std::vector<int64_t>({1}));
-  EXPECT_TRUE(reader->new_steps(now).empty());
-  EXPECT_EQ(reader->steps_lost(), 0u);
-
-  step.loss = 2.5;
-  step.loss_source = 3;
-  step.gradient_norm = 4;
-  step.skipped_steps = 7;
-  step.given |= kGivenLoss | kGivenGradientNorm;
-  writer.complete_step(number, step);
-  const auto steps = reader->new_steps(now);
-  ASSERT_EQ(numbers_of(steps), std::vector<int64_t>({2, 3}));
-  EXPECT_EQ(steps[0].given, kGivenLoss | kGivenGradientNorm | kGivenLearningRate);
-  EXPECT_EQ(steps[0].loss, 2.5);
-  EXPECT_EQ(steps[0].loss_source, 3u);
-  EXPECT_EQ(steps[0].gradient_norm, 4);
-  EXPECT_EQ(steps[0].skipped_steps, 7u);
-  EXPECT_EQ(reader->steps_lost(), 0u);
-}
-
-TEST_F(SegmentFiles, AStepIsNotWaitedForWithoutEnd) {
-  SegmentWriter writer;
-  ASSERT_EQ(create(&writer), nullptr);
-  const uint64_t first = pending_step(1).time_ns, second = pending_step(1).duration_ns;
-  for (const char* end : {"others", "time", "trainer"}) {
-    SCOPED_TRACE(end);
-    auto reader = open();
-    const auto before = static_cast<int64_t>(reader->steps_taken());
-    writer.append_step(pending_step(before + 1));
-    EXPECT_TRUE(reader->new_steps(first + 4 * second - 1).empty());
-    if (*end == 't' && end[1] == 'i') {
-      EXPECT_EQ(reader->new_steps(first + 4 * second).size(), 1u);
-    } else if (*end == 't') {
-      reader->wait_no_more();
-      EXPECT_EQ(reader->new_steps(first).size(), 1u);
-    } else {
-      for (uint64_t n = 0; n < kMostPendingSteps; ++n) {
-        EXPECT_TRUE(reader->new_steps(first).empty());
-        writer.append_step(pending_step(before + 2));
-      }
-      EXPECT_TRUE(reader->new_steps(first).empty());
-      writer.append_step(pending_step(before + 3));
-      EXPECT_EQ(numbers_of(reader->new_steps(first)), std::vector<int64_t>({before + 1}));
-      reader->wait_no_more();
-      EXPECT_EQ(reader->new_steps(first).size(), kMostPendingSteps + 1);
-    }
-  }
-}
-
-// An agent that reads while a step is completed finds either what is pending or all of it.
-TEST_F(SegmentFiles, AStepThatIsCompletedWhileItIsReadIsWhole) {
-  SegmentWriter writer;
-  ASSERT_EQ(create(&writer), nullptr);
-  auto reader = open();
-  constexpr int64_t kSteps = 2000;
-  std::atomic<int64_t> taken{0};
-  std::jthread trainer([&] {
-    for (int64_t n = 1; n <= kSteps; ++n) {
-      while (taken < n - 8) std::this_thread::yield();
-      StepRecord step = pending_step(n);
-      const uint64_t number = writer.append_step(step);
-      step.loss = static_cast<double>(n);
-      step.gradient_norm = -step.loss;
-      step.given = kGivenLoss | kGivenGradientNorm;
-      writer.complete_step(number, step);
-    }
-  });
-  const uint64_t now = pending_step(1).time_ns;
-  while (taken < kSteps) {
-    for (const StepRecord& step : reader->new_steps(now)) {
-      EXPECT_EQ(step.step, ++taken);
-      if (is_pending(step)) continue;
-      EXPECT_EQ(step.loss, static_cast<double>(step.step));
-      EXPECT_EQ(step.gradient_norm, -step.loss);
-    }
-  }
-  EXPECT_EQ(reader->steps_lost(), 0u);
-}
-
 TEST_F(SegmentFiles, AWriterThatDiedInMidSlotLeavesATornSlice) {
   const pid_t child = fork();
   if (child == 0) {
@@ -313,67 +190,6 @@ void with_live_segment(const std::string& directory, int rank, uint64_t nonce, B
   waitpid(child, nullptr, 0);
   close(ready[0]);
   close(ready[1]);
-}
-
-TEST_F(SegmentFiles, LivenessIsAKernelLock) {
-  std::unique_ptr<SegmentReader> reader;
-  with_live_segment(directory_, 0, 0x10, [&] {
-    reader = open();
-    EXPECT_TRUE(reader->is_locked());
-  });
-  EXPECT_FALSE(reader->is_locked());
-}
-
-TEST_F(SegmentFiles, TheSecondOfOneRankIsRefusedWhileTheFirstLives) {
-  with_live_segment(directory_, 3, 0x10, [&] {
-    SegmentWriter second, other_rank;
-    EXPECT_STREQ(create(&second, 3, 0x20), "rank_taken");
-    EXPECT_FALSE(fs::exists(directory_ + "/3-0000000000000020.seg"));
-    EXPECT_FALSE(fs::exists(directory_ + "/3-0000000000000020.ctl"));
-    EXPECT_EQ(create(&other_rank, 4, 0x30), nullptr);
-  });
-  SegmentWriter after;
-  EXPECT_EQ(create(&after, 3, 0x40), nullptr);
-}
-
-// The first one has far more to reserve, so the second one is done while nothing of the first has its name
-// yet.
-TEST_F(SegmentFiles, OfTwoOfOneRankThatStartTogetherOneStays) {
-  for (int round = 0; round < 10; ++round) {
-    int done[2], end[2];
-    ASSERT_EQ(pipe(done), 0);
-    ASSERT_EQ(pipe(end), 0);
-    pid_t children[2];
-    for (uint32_t n = 0; n < 2; ++n) {
-      children[n] = fork();
-      if (children[n] != 0) continue;
-      close(end[1]);
-      SegmentWriter writer;
-      const char* why = writer.create({directory_.c_str(), 3, 100 + n, n == 0 ? 16u : 2u, 1 << 20});
-      const char byte = why == nullptr ? 'y' : std::string(why) == "rank_taken" ? 't' : 'n';
-      if (write(done[1], &byte, 1) != 1) _exit(1);
-      char none;
-      _exit(read(end[0], &none, 1) == 0 ? 0 : 1);  // both live until both have tried
-    }
-    std::string answers(2, ' ');
-    for (char& answer : answers) ASSERT_EQ(read(done[0], &answer, 1), 1);
-    std::sort(answers.begin(), answers.end());
-    EXPECT_EQ(answers, "ty");
-    for (const int fd : {end[1], end[0], done[0], done[1]}) close(fd);
-    for (const pid_t child : children) waitpid(child, nullptr, 0);
-    for (const auto& entry : fs::directory_iterator(directory_)) fs::remove(entry.path());
-  }
-}
-
-TEST_F(SegmentFiles, WhoCannotHaveASegmentLeavesItsRankToTheNext) {
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit small = {64 << 10, before.rlim_max};
-  SegmentWriter writer;
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  EXPECT_STREQ(create(&writer, 3, 0x10), "file_limit");
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  with_live_segment(directory_, 3, 0x20, [this] { EXPECT_FALSE(fs::exists(directory_ + "/3.rank")); });
 }
 
 TEST_F(SegmentFiles, HostileFilesAreRefusedWithAReason) {

@@ -1,0 +1,136 @@
+// Steps from the writer to the reader: what is overwritten, and what is completed later.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "segment/names.h"
+#include "tests/segment/segment_files.h"
+
+namespace foreshock::segment {
+namespace {
+
+TEST_F(SegmentFiles, OverwrittenStepsAreCounted) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  for (int n = 1; n <= static_cast<int>(kStepRecords) + 10; ++n) {
+    StepRecord step = {};
+    step.step = n;
+    writer.append_step(step);
+  }
+  const auto steps = reader->new_steps();
+  EXPECT_EQ(steps.size(), kStepRecords);
+  EXPECT_EQ(reader->steps_lost(), 10u);
+  EXPECT_EQ(steps.back().step, static_cast<int>(kStepRecords) + 10);
+}
+
+// Of a step that took a second, at a time that the tests call their first.
+StepRecord pending_step(int64_t number) {
+  StepRecord step = {};
+  step.step = number;
+  step.time_ns = 1'000'000'000'000;
+  step.duration_ns = 1'000'000'000;
+  step.given = kNumbersPending | kGivenLearningRate;
+  return step;
+}
+
+std::vector<int64_t> numbers_of(const std::vector<StepRecord>& steps) {
+  std::vector<int64_t> numbers;
+  for (const StepRecord& step : steps) numbers.push_back(step.step);
+  return numbers;
+}
+
+TEST_F(SegmentFiles, AStepWhoseNumbersAreOnTheirWayIsWaitedFor) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  StepRecord whole = pending_step(1);
+  whole.given = 0;
+  writer.append_step(whole);
+  StepRecord step = pending_step(2);
+  const uint64_t number = writer.append_step(step);
+  whole.step = 3;
+  writer.append_step(whole);
+  const uint64_t now = step.time_ns;
+  EXPECT_EQ(numbers_of(reader->new_steps(now)), std::vector<int64_t>({1}));
+  EXPECT_TRUE(reader->new_steps(now).empty());
+  EXPECT_EQ(reader->steps_lost(), 0u);
+
+  step.loss = 2.5;
+  step.loss_source = 3;
+  step.gradient_norm = 4;
+  step.skipped_steps = 7;
+  step.given |= kGivenLoss | kGivenGradientNorm;
+  writer.complete_step(number, step);
+  const auto steps = reader->new_steps(now);
+  ASSERT_EQ(numbers_of(steps), std::vector<int64_t>({2, 3}));
+  EXPECT_EQ(steps[0].given, kGivenLoss | kGivenGradientNorm | kGivenLearningRate);
+  EXPECT_EQ(steps[0].loss, 2.5);
+  EXPECT_EQ(steps[0].loss_source, 3u);
+  EXPECT_EQ(steps[0].gradient_norm, 4);
+  EXPECT_EQ(steps[0].skipped_steps, 7u);
+  EXPECT_EQ(reader->steps_lost(), 0u);
+}
+
+TEST_F(SegmentFiles, AStepIsNotWaitedForWithoutEnd) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  const uint64_t first = pending_step(1).time_ns, second = pending_step(1).duration_ns;
+  for (const char* end : {"others", "time", "trainer"}) {
+    SCOPED_TRACE(end);
+    auto reader = open();
+    const auto before = static_cast<int64_t>(reader->steps_taken());
+    writer.append_step(pending_step(before + 1));
+    EXPECT_TRUE(reader->new_steps(first + 4 * second - 1).empty());
+    if (*end == 't' && end[1] == 'i') {
+      EXPECT_EQ(reader->new_steps(first + 4 * second).size(), 1u);
+    } else if (*end == 't') {
+      reader->wait_no_more();
+      EXPECT_EQ(reader->new_steps(first).size(), 1u);
+    } else {
+      for (uint64_t n = 0; n < kMostPendingSteps; ++n) {
+        EXPECT_TRUE(reader->new_steps(first).empty());
+        writer.append_step(pending_step(before + 2));
+      }
+      EXPECT_TRUE(reader->new_steps(first).empty());
+      writer.append_step(pending_step(before + 3));
+      EXPECT_EQ(numbers_of(reader->new_steps(first)), std::vector<int64_t>({before + 1}));
+      reader->wait_no_more();
+      EXPECT_EQ(reader->new_steps(first).size(), kMostPendingSteps + 1);
+    }
+  }
+}
+
+// An agent that reads while a step is completed finds either what is pending or all of it.
+TEST_F(SegmentFiles, AStepThatIsCompletedWhileItIsReadIsWhole) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  constexpr int64_t kSteps = 2000;
+  std::atomic<int64_t> taken{0};
+  std::jthread trainer([&] {
+    for (int64_t n = 1; n <= kSteps; ++n) {
+      while (taken < n - 8) std::this_thread::yield();
+      StepRecord step = pending_step(n);
+      const uint64_t number = writer.append_step(step);
+      step.loss = static_cast<double>(n);
+      step.gradient_norm = -step.loss;
+      step.given = kGivenLoss | kGivenGradientNorm;
+      writer.complete_step(number, step);
+    }
+  });
+  const uint64_t now = pending_step(1).time_ns;
+  while (taken < kSteps) {
+    for (const StepRecord& step : reader->new_steps(now)) {
+      EXPECT_EQ(step.step, ++taken);
+      if (is_pending(step)) continue;
+      EXPECT_EQ(step.loss, static_cast<double>(step.step));
+      EXPECT_EQ(step.gradient_norm, -step.loss);
+    }
+  }
+  EXPECT_EQ(reader->steps_lost(), 0u);
+}
+
+}  // namespace
+}  // namespace foreshock::segment
