@@ -4,7 +4,7 @@ namespace foreshock {
 
 Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run,
                    Pipeline* pipeline)
-    : segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
+    : name(segment->name()), segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
   rank.run = run;
   pipeline_->refresh(*segment_, &rank);
   pipeline_->take_up(*segment_, &rank);

@@ -34,6 +34,7 @@ class Followed {
   // Not after finish().
   segment::SegmentReader& segment() { return *segment_; }
 
+  const std::string name;  // of its segment
   RankStatistics rank;
   bool announced = false;              // in the record
   std::set<std::string> shown_layers;  // that have had series

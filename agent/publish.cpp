@@ -4,6 +4,7 @@
 
 #include "agent/json_values.h"
 #include "agent/publish_coverage.h"
+#include "agent/rank_facts.h"
 #include "detect/thresholds.h"
 #include "segment/names.h"
 
@@ -210,35 +211,6 @@ json alarms_json(const RankStatistics& rank) {
                       {"of", alarm.of},
                       {"value", number_or_null(alarm.value)}});
   return alarms;
-}
-
-json past_alarms_json(const RankStatistics& rank) {
-  json alarms = json::array();
-  const auto add = [&](const LayerStatistics& layer) {
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-      for (const auto& [of, past] : layer.pass[pass].past)
-        alarms.push_back({{"layer", text_or_null(layer.label)},
-                          {"pass", segment::kPassNames[pass]},
-                          {"of", of},
-                          {"first_step", past.first_step},
-                          {"last_step", past.last_step},
-                          {"most", number_or_null(past.most)}});
-  };
-  add(rank.unnamed);
-  for (const auto& [label, layer] : rank.layers) add(layer);
-  return alarms;
-}
-
-json events_json(const RankStatistics& rank) {
-  json events = json::array();
-  for (const RankEvent& event : rank.events)
-    events.push_back({{"event", event.what},
-                      {"layer", event.layer.empty() ? json(nullptr) : json(event.layer)},
-                      {"first_step", event.first_step},
-                      {"last_step", event.last_step},
-                      {"count", event.count},
-                      {"value", number_or_null(event.value)}});
-  return events;
 }
 
 // Layers beyond a limit of thresholds.h, by pass and by what is beyond it: every combination, so that a rule

@@ -60,6 +60,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches(), &run->pipeline_->told());
+  run->facts_.restore(*run->directory_);
   for (const auto& [key, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(key.second, watch.states());
   run->record_was_incomplete_ = run->is_told_incomplete_ = run->directory_->has(kRecordIncomplete);
@@ -87,6 +88,8 @@ void Run::save_watches() {
   if (pipeline_ == nullptr) return;
   flush_record();
   watch_state_.save(*directory_, record_.get(), pipeline_->watches());
+  for (const auto& followed : followed_) facts_.note(followed->name, followed->rank);
+  facts_.save(*directory_);
 }
 
 void Run::flush_record() {
@@ -138,8 +141,8 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   segment->set_agent_pid(static_cast<uint64_t>(getpid()));
   auto followed = std::make_unique<Followed>(std::move(segment), options_.label, pipeline_.get());
   const RankStatistics& rank = followed->rank;
-  spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank,
-               label_text(followed->segment().name()));
+  facts_.take_up(followed->name, &followed->rank);
+  spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
   for (auto& other : followed_)
     if (other->rank.identity.rank == rank.identity.rank) other->rank.current = false;
   registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
@@ -174,11 +177,10 @@ void Run::announce(Followed& followed) {
 // A command that trains again and again would fill the memory of the node with what its processes leave. How
 // one of them ended is told with its launcher's end.
 void Run::retire(Followed& followed) {
-  const std::string name = followed.segment().name();
   followed.finish(RunState::kRunning);
   announce(followed);
   record_run(followed.rank, "ended");
-  for (const char* end : {".seg", ".ctl"}) directory_->remove(name + end);
+  for (const char* end : {".seg", ".ctl"}) directory_->remove(followed.name + end);
 }
 
 RunState Run::end_of(const Followed& followed, RunState of_launcher) const {

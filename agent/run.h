@@ -15,6 +15,7 @@
 #include "agent/flagged.h"
 #include "agent/followed.h"
 #include "agent/launcher_files.h"
+#include "agent/rank_facts.h"
 #include "agent/watch_state.h"
 #include "exporters/record.h"
 #include "exporters/registry.h"
@@ -124,6 +125,7 @@ class Run {
   std::unique_ptr<FlaggedSlices> flagged_;
   std::unique_ptr<Pipeline> pipeline_;
   WatchState watch_state_;
+  RankFacts facts_;
   bool record_was_incomplete_ = false, is_told_incomplete_ = false;  // by an agent before; in the directory
   std::vector<std::unique_ptr<Followed>> followed_;
   RunState state_ = RunState::kRunning;

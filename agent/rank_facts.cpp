@@ -1,0 +1,144 @@
+#include "agent/rank_facts.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "agent/json_values.h"
+#include "agent/publish.h"
+#include "segment/names.h"
+
+namespace foreshock {
+namespace {
+
+using nlohmann::json;
+
+// The file lies in the trainer's directory: what it says is checked, and what is not as we write it is left
+// out.
+constexpr size_t kLongestName = 64;
+
+std::optional<std::string> text_in(const json& from, const char* name) {
+  const auto found = from.find(name);
+  if (found == from.end() || found->is_null()) return "";
+  if (!found->is_string() || found->get_ref<const std::string&>().size() >= kLongestName) return std::nullopt;
+  return found->get<std::string>();
+}
+
+std::optional<int64_t> whole_in(const json& from, const char* name) {
+  const auto found = from.find(name);
+  if (found == from.end() || !found->is_number_integer()) return std::nullopt;
+  return found->get<int64_t>();
+}
+
+std::optional<double> number_in(const json& from, const char* name) {
+  const auto found = from.find(name);
+  if (found == from.end() || !found->is_number()) return std::nullopt;
+  return found->get<double>();
+}
+
+std::optional<uint32_t> pass_in(const json& from) {
+  const std::optional<std::string> name = text_in(from, "pass");
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+    if (name == segment::kPassNames[pass]) return pass;
+  return std::nullopt;
+}
+
+const json& list_in(const json& from, const char* name) {
+  static const json kEmpty = json::array();
+  const auto found = from.find(name);
+  return found != from.end() && found->is_array() ? *found : kEmpty;
+}
+
+void take_up_alarm(const json& alarm, RankStatistics* rank) {
+  if (!alarm.is_object()) return;
+  const auto label = text_in(alarm, "layer"), of = text_in(alarm, "of");
+  const std::optional<uint32_t> pass = pass_in(alarm);
+  const auto first = whole_in(alarm, "first_step"), last = whole_in(alarm, "last_step");
+  if (!label || !of || of->empty() || !pass || !first || !last) return;
+  LayerStatistics* layer = label->empty() ? &rank->unnamed : rank->layer_of(*label);
+  if (layer == nullptr) return;
+  layer->label = *label;
+  layer->pass[*pass].past[*of] = {*first, *last, number_in(alarm, "most")};
+}
+
+void take_up_event(const json& event, RankStatistics* rank) {
+  if (!event.is_object() || rank->events.size() >= kMostEvents) return;
+  const auto what = text_in(event, "event"), layer = text_in(event, "layer");
+  const auto first = whole_in(event, "first_step"), last = whole_in(event, "last_step"),
+             count = whole_in(event, "count");
+  if (!what || what->empty() || !layer || !first || !last || !count || *count < 1) return;
+  rank->events.push_back(
+      {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
+}
+
+// A healthy training has none, and its directory no such file.
+bool is_any(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
+
+json facts_of(const RankStatistics& rank) {
+  json facts = {{"past_alarms", past_alarms_json(rank)}, {"events", events_json(rank)}};
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+    facts["nonfinite_slices"].push_back(rank.pass[pass].nonfinite);
+  return facts;
+}
+
+}  // namespace
+
+json past_alarms_json(const RankStatistics& rank) {
+  json alarms = json::array();
+  const auto add = [&](const LayerStatistics& layer) {
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+      for (const auto& [of, past] : layer.pass[pass].past)
+        alarms.push_back({{"layer", text_or_null(layer.label)},
+                          {"pass", segment::kPassNames[pass]},
+                          {"of", of},
+                          {"first_step", past.first_step},
+                          {"last_step", past.last_step},
+                          {"most", number_or_null(past.most)}});
+  };
+  add(rank.unnamed);
+  for (const auto& [label, layer] : rank.layers) add(layer);
+  return alarms;
+}
+
+json events_json(const RankStatistics& rank) {
+  json events = json::array();
+  for (const RankEvent& event : rank.events)
+    events.push_back({{"event", event.what},
+                      {"layer", text_or_null(event.layer)},
+                      {"first_step", event.first_step},
+                      {"last_step", event.last_step},
+                      {"count", event.count},
+                      {"value", number_or_null(event.value)}});
+  return events;
+}
+
+void RankFacts::restore(const Directory& directory) {
+  const std::optional<std::string> text = directory.read(kFile, kMostBytes);
+  json found = json::parse(text.value_or(""), nullptr, false);
+  if (found.is_object()) known_ = std::move(found);
+}
+
+void RankFacts::take_up(const std::string& segment, RankStatistics* rank) const {
+  const auto found = known_.find(segment);
+  if (found == known_.end() || !found->is_object()) return;
+  for (const json& alarm : list_in(*found, "past_alarms")) take_up_alarm(alarm, rank);
+  for (const json& event : list_in(*found, "events")) take_up_event(event, rank);
+  const json& slices = list_in(*found, "nonfinite_slices");
+  for (size_t pass = 0; pass < std::min<size_t>(slices.size(), segment::kPasses); ++pass)
+    if (slices[pass].is_number_unsigned()) rank->pass[pass].nonfinite = slices[pass];
+}
+
+void RankFacts::note(const std::string& segment, const RankStatistics& rank) {
+  json facts = facts_of(rank);
+  const auto known = known_.find(segment);
+  if (known == known_.end() ? !is_any(facts) : *known == facts) return;
+  known_[segment] = std::move(facts);
+  is_new_ = true;
+}
+
+bool RankFacts::save(const Directory& directory) {
+  if (!is_new_) return true;
+  is_new_ = !directory.write(kFile, text_of(known_, -1));
+  return !is_new_;
+}
+
+}  // namespace foreshock
