@@ -97,6 +97,32 @@ TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
   }
 }
 
+// What a training was found to do before its agent was killed counts in its summary, although the next agent
+// has seen nothing of it.
+TEST(Run, WhatAKilledAgentHasFoundIsInTheSummary) {
+  SegmentOfATrainer trainer;
+  trainer.writer.identity()->launcher_pid = kLauncher;
+  RunOptions options;
+  options.run_id = options.label = "job";
+  std::string error;
+  Registry registry;
+  for (const bool is_first : {true, false}) {
+    const auto run = Run::open(options, Directory::open(trainer.directory, &error), &error);
+    ASSERT_NE(run, nullptr) << error;
+    run->discover(&registry);
+    trainer.step(is_first ? 1 : 2, 2.0);
+    trainer.sample(is_first ? 1 : 2, is_first ? NAN : 1.0);
+    run->poll();
+    run->publish(&registry);
+    const nlohmann::json rank = run->document(kLauncher, false)["ranks"][0];
+    ASSERT_EQ(rank["past_alarms"].size(), 1u) << rank["past_alarms"];
+    EXPECT_EQ(rank["past_alarms"][0]["layer"], "003");
+    EXPECT_EQ(rank["past_alarms"][0]["of"], "nonfinite");
+    EXPECT_EQ(rank["past_alarms"][0]["last_step"], 1);
+    EXPECT_EQ(rank["alarms"].size(), is_first ? 1u : 0u) << "of the last slices";
+  }
+}
+
 // Agents that are killed at any moment, each followed by one that goes on: every step and every slice has one
 // line, whether the killed one had written it or not.
 TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
