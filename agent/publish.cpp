@@ -294,6 +294,8 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
         {"divergence_steps", rank.divergence_steps},
         {"source", segment::loss_source_name(rank.loss_source)}}},
       {"gradient", {{"norm", number_or_null(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
+      {"device_numbers",
+       {{"fetched", rank.coverage.numbers_fetched}, {"missed", rank.coverage.numbers_missed}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
       {"slowdown_ratio", number_or_null(rank.slowdown(cores_per_rank))}};
 }

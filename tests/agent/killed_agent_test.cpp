@@ -24,6 +24,8 @@ class KilledAgentTest : public testing::Test {
   }
 
   void start_agent() {
+    pipeline_.reset();
+    record_.reset();
     std::string error;
     record_ = RecordWriter::open(path_, &error);
     ASSERT_NE(record_, nullptr) << error;

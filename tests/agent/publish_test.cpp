@@ -98,6 +98,8 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   RankStatistics statistics = some_rank();
   statistics.identity.slots_given = 12;
   statistics.identity.slots_wanted = 256;
+  statistics.coverage.numbers_fetched = 40;
+  statistics.coverage.numbers_missed = 3;
   const nlohmann::json rank = summary_of(statistics, 2);
   for (const char* key : {"rank", "steps", "step_source", "attention", "slots", "worst_layer", "layer_source",
                           "loss", "slowdown_ratio"})
@@ -110,6 +112,7 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   }
   EXPECT_EQ(rank["worst_layer"], "003");
   EXPECT_EQ(rank["slots"], (nlohmann::json{{"given", 12}, {"wanted", 256}}));
+  EXPECT_EQ(rank["device_numbers"], (nlohmann::json{{"fetched", 40}, {"missed", 3}}));
   // Nothing was judged in the backward pass: unknown is null, never 0.
   EXPECT_TRUE(rank["attention"]["backward"]["deviation_ratio"]["mean"].is_null());
   EXPECT_TRUE(rank["attention"]["backward"]["bias_ulp"].is_null());

@@ -37,7 +37,7 @@ class RankFactsTest : public testing::Test {
 
   bool is_saved() const { return directory_->has(RankFacts::kFile); }
   // What the next agent makes of a file with this text.
-  RankStatistics taken_up(const std::string& text) {
+  RankStatistics taken_from(const std::string& text) {
     EXPECT_TRUE(directory_->write(RankFacts::kFile, text));
     return taken_up();
   }
@@ -106,7 +106,7 @@ TEST_F(RankFactsTest, WhatWasKnownOfOthersStays) {
 TEST_F(RankFactsTest, WhatIsNotOurFileIsNothing) {
   const std::string alarm = R"({"layer":"003","pass":"forward","of":"bias","first_step":1,"last_step":2})";
   const auto with = [](const std::string& one) { return R"({"s":{"past_alarms":[)" + one + "]}}"; };
-  EXPECT_EQ(past_alarms_json(taken_up(with(alarm))).size(), 1u);
+  EXPECT_EQ(past_alarms_json(taken_from(with(alarm))).size(), 1u);
   const auto changed = [&](const std::string& from, const std::string& to) {
     std::string other = alarm;
     return with(other.replace(other.find(from), from.size(), to));
@@ -117,7 +117,7 @@ TEST_F(RankFactsTest, WhatIsNotOurFileIsNothing) {
         changed("\"003\"", "\"" + std::string(64, 'x') + "\""), changed("\"003\"", "[]"),
         changed("forward", "sideways"), changed("1", "1.5"), changed("\"bias\"", "null"),
         changed("\"bias\"", "\"\"")}) {
-    const RankStatistics rank = taken_up(text);
+    const RankStatistics rank = taken_from(text);
     EXPECT_TRUE(past_alarms_json(rank).empty()) << text;
     EXPECT_TRUE(events_json(rank).empty()) << text;
     EXPECT_EQ(rank.pass[0].nonfinite + rank.pass[1].nonfinite, 0u) << text;
@@ -127,8 +127,11 @@ TEST_F(RankFactsTest, WhatIsNotOurFileIsNothing) {
 TEST_F(RankFactsTest, OfEventsNoMoreAreTakenThanAreKept) {
   json events = json::array();
   for (size_t n = 0; n < 2 * kMostEvents; ++n)
-    events.push_back({{"event", "e" + std::to_string(n)}, {"first_step", 1}, {"last_step", 2}, {"count", 1}});
-  EXPECT_EQ(taken_up(json{{"s", {{"events", events}}}}.dump()).events.size(), kMostEvents);
+    events.push_back({{"event", std::string("e").append(std::to_string(n))},
+                      {"first_step", 1},
+                      {"last_step", 2},
+                      {"count", 1}});
+  EXPECT_EQ(taken_from(json{{"s", {{"events", events}}}}.dump()).events.size(), kMostEvents);
 }
 
 TEST_F(RankFactsTest, AFullDirectoryIsTriedAgain) {

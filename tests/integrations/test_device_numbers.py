@@ -82,6 +82,8 @@ def test_the_loss_of_each_step_is_that_of_the_training(host_cuda, words) -> None
     source = "nll" if "cross_entropy" in words else "backward_root"
     assert {step["loss_source"] for step in steps if step["step"] in seen} == {source}
     assert run.rank()["loss"]["source"] == source
+    numbers = run.rank()["device_numbers"]
+    assert numbers["fetched"] >= numbers["missed"] + len(seen)
 
 
 def test_the_norm_of_the_gradient_before_clipping(host_cuda) -> None:

@@ -1,5 +1,6 @@
 // Who lives, and which of several processes has a rank: locks of the kernel's.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,30 @@
 
 namespace foreshock::segment {
 namespace {
+
+// Runs `body` in a child that owns a segment and ends when told.
+template <class Body>
+void with_live_segment(const std::string& directory, int rank, uint64_t nonce, Body body) {
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    SegmentWriter writer;
+    const char* why = writer.create({directory.c_str(), rank, nonce, 2, 4096});
+    const char byte = why == nullptr ? 'y' : 'n';
+    if (write(ready[1], &byte, 1) != 1) _exit(1);
+    pause();
+    _exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 'y');
+  body();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ready[0]);
+  close(ready[1]);
+}
 
 TEST_F(SegmentFiles, LivenessIsAKernelLock) {
   std::unique_ptr<SegmentReader> reader;

@@ -11,7 +11,6 @@
 #include <fstream>
 #include <thread>
 
-#include "segment/names.h"
 #include "tests/segment/segment_files.h"
 
 namespace foreshock::segment {
@@ -166,30 +165,6 @@ TEST_F(SegmentFiles, AWriterThatDiedInMidSlotLeavesATornSlice) {
   EXPECT_EQ(reader->torn()[0].ticket, 1u);
   reader->consume_lost(reader->torn()[0].slot, 1, 0, Lost::kTorn);
   EXPECT_TRUE(reader->torn().empty());
-}
-
-// Runs `body` in a child that owns a segment and ends when told.
-template <class Body>
-void with_live_segment(const std::string& directory, int rank, uint64_t nonce, Body body) {
-  int ready[2];
-  ASSERT_EQ(pipe(ready), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    SegmentWriter writer;
-    const char* why = writer.create({directory.c_str(), rank, nonce, 2, 4096});
-    const char byte = why == nullptr ? 'y' : 'n';
-    if (write(ready[1], &byte, 1) != 1) _exit(1);
-    pause();
-    _exit(0);
-  }
-  char byte = 0;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
-  EXPECT_EQ(byte, 'y');
-  body();
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  close(ready[0]);
-  close(ready[1]);
 }
 
 TEST_F(SegmentFiles, HostileFilesAreRefusedWithAReason) {
