@@ -46,6 +46,15 @@ TEST_F(LateStepsTest, EachKindIsKnownByItself) {
   EXPECT_EQ(step.gradient[0].norm.value, 1.5);
 }
 
+TEST_F(LateStepsTest, WhatIsToldTwiceIsMissingOnce) {
+  LateStep& step = steps_.open();
+  for (const uint64_t number : {1, 1, 2}) step.add(loss(number, 3));
+  for (const uint64_t number : {4, 5}) step.add(LateGradient{0, {0, number}});
+  EXPECT_EQ(step.missing([](uint64_t) { return true; }), 5u);
+  EXPECT_FALSE(look(step, 2));
+  EXPECT_EQ(step.missing([](uint64_t) { return true; }), 3u);
+}
+
 TEST_F(LateStepsTest, AScaleOfOneTellsNothing) {
   for (const uint64_t scale : {uint64_t{2}, uint64_t{4}}) {
     steps_.open().clear();
