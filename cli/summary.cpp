@@ -114,7 +114,7 @@ std::string taken_up_fact(const Json& ranks) {
       step = std::max(step.value_or(*at), *at);
   if (!step) return "";
   return fact("", "the agent was started again at step " + count(step) +
-                      ": deviations and verdict are of later steps");
+                      ": deviations are of later steps, the verdict knows what was found before");
 }
 
 std::string loss_fact(const Json& rank) {

@@ -150,7 +150,7 @@ TEST(Summary, WhatAKilledAgentTookWithItIsUnknown) {
   taken_up["loss"]["first"] = taken_up["loss"]["spikes"] = nullptr;
   const std::string text = text_of(Json::array({taken_up}));
   EXPECT_THAT(text, HasSubstr("unknown -> 2.31 (nll), spikes unknown"));
-  EXPECT_THAT(text, HasSubstr("started again at step 812"));
+  EXPECT_THAT(text, HasSubstr("started again at step 812: deviations are of later steps"));
 }
 
 TEST(Summary, OneLayerIsNotHiddenByTheOthers) {
