@@ -48,7 +48,8 @@ class Monitor {
   void observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source);
   void fetched(uint64_t number, double value);
   void skip_step_if(uint64_t number);
-  void look_for_late();
+  // What has come since the last step. No device is asked.
+  void look_at_the_end();
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled();

@@ -155,10 +155,13 @@ bool Monitor::settle_open() {
   return true;
 }
 
-void Monitor::look_for_late() {
-  TryLock clock(clock_busy_);
-  TryLock busy(loss_busy_);
-  if (clock && busy) settle_late(false);
+void Monitor::look_at_the_end() {
+  {
+    TryLock clock(clock_busy_);
+    TryLock busy(loss_busy_);
+    if (clock && busy) settle_late(false);
+  }
+  if (TryLock busy(weights_busy_); busy) collect_weights(g_guest.counting());
 }
 
 void Monitor::fetched(uint64_t number, double value) {
@@ -176,5 +179,5 @@ void Monitor::fetched(uint64_t number, double value) {
 // The last step of a training: what has come since. Its own memory alone is looked at.
 __attribute__((destructor)) static void look_at_the_end() {
   using namespace foreshock;
-  if ((g_guest.hot() & kHotArmed) != 0) g_monitor.look_for_late();
+  if ((g_guest.hot() & kHotArmed) != 0) g_monitor.look_at_the_end();
 }

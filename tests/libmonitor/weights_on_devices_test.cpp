@@ -6,6 +6,7 @@
 
 #include "kernels/checksum.h"
 #include "kernels/device_code.h"
+#include "libmonitor/monitor.h"
 #include "libmonitor/weight_staging.h"
 #include "segment/tensor_optimizer.h"
 #include "tests/libmonitor/device_weights.h"
@@ -79,6 +80,27 @@ TEST_F(WeightsOnDevices, TellWhatTheHostTellsOfTheSameValues) {
     for (uint32_t n = 0; n < segment::kTensorReductionCount; ++n)
       EXPECT_EQ(std::isnan(ours.number(segment::kTensorReductions, n)), n != segment::kSumOfSquares) << n;
   }
+}
+
+TEST_F(WeightsOnDevices, OfTheLastStepAreWrittenAtTheEndOfTheProcess) {
+  StoredRecords of[2];
+  for (const bool at_end : {false, true}) {
+    follow([at_end](WeightTrainer& weights) {
+      add_all(&weights);
+      weights.set_up();
+      for (int n = 0; n < 2; ++n) weights.step();
+      weights.step(false);
+      fake_cuda::run_all();
+      const size_t calls = fake_cuda::calls().size();
+      if (at_end) g_monitor.look_at_the_end();
+      EXPECT_EQ(fake_cuda::calls().size(), calls) << "no device is asked";
+    });
+    of[at_end] = records();
+    clear();
+  }
+  EXPECT_EQ(only_of_step(of[0], 5).size(), 0u);
+  EXPECT_EQ(only_of_step(of[1], 5).size(), 6u);
+  EXPECT_EQ(of[1].size(), of[0].size() + 6);
 }
 
 // Bit for bit what the kernel gives, launched otherwise.
