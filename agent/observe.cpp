@@ -196,9 +196,20 @@ void observe_event(const EventLine& line, RankStatistics* rank) {
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);
 }
 
+namespace {
+
+void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
+  if (!given(step, segment::kGivenUpTensors) || rank->tensors_given_up_step >= 0) return;
+  rank->tensors_given_up_step = step.step;
+  rank->note_event("tensors_given_up", step.step, "", std::nullopt);
+}
+
+}  // namespace
+
 void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
   rank->taken_up_step = last.step;
   rank->loss_events_known = watch != nullptr;
+  observe_giving_up(last, rank);
   if (watch != nullptr)
     for (const LossEventSeen& event : watch->loss_events())
       note_loss_event(event.kind, event.onset_step, rank);
@@ -214,6 +225,7 @@ void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
   rank->last_step = step;
   rank->stride.tell(step.step);
   observe_cost(step, rank);
+  observe_giving_up(step, rank);
   if (given(step, segment::kGivenLoss)) {
     observe_loss(step, rank);
     rank->history.add(step.step, kColumnLoss, step.loss);

@@ -252,6 +252,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
+  to.set(Metric::kMonitorEnabled, uint64_t{rank.tensors_given_up_step < 0}, "tensors");
   publish_alarms(rank, to);
   for (const auto& [name, scalar] : rank.logged)
     to.set(Metric::kLoggedValue, std::optional<double>(scalar.value), name);
@@ -275,6 +276,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"step_source", segment::step_source_name(rank.last_step.step_source)},
       {"skipped_steps",
        segment::knows_skips(rank.last_step) ? json(rank.last_step.skipped_steps) : json(nullptr)},
+      {"tensors_given_up_step", count_or_null(rank.tensors_given_up_step)},
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
       {"slots", {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}}},
       {"no_attention_seen", rank.no_attention_seen()},

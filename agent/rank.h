@@ -189,6 +189,8 @@ struct RankStatistics {
 
   uint64_t steps = 0, steps_lost = 0;
   segment::StepRecord last_step = {};
+  // The first one since which nobody names tensors, or tells of them, since that has cost too much; -1: none.
+  int64_t tensors_given_up_step = -1;
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;

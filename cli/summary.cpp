@@ -178,6 +178,14 @@ std::string paused_fact(const Json& ranks) {
   return paused.empty() ? "" : fact("paused", "rank" + paused + "; `foreshock resume` goes on");
 }
 
+// The helper in the trainer was too dear.
+std::string given_up_fact(const Json& ranks) {
+  const std::string since = given_up_text(ranks);
+  if (since.empty()) return "";
+  return fact("given up", "names, gradient norms and weights, " + since + ": to tell of") +
+         fact("", "them cost several times --max-slowdown; steps and attention are followed");
+}
+
 // Attention that is counted by one of its operations, forward only, and copied only if asked for.
 std::string math_path_fact(const Json& ranks) {
   double calls = 0;
@@ -320,7 +328,8 @@ std::string summary_text(const std::string& json, bool colour) {
       out += fact("ended early", early);
   }
   out += precursors_facts(ranks) + weights_facts(ranks, paint);
-  return out + fact("slowdown", slowdown_fact(passes, ranks)) + paused_fact(ranks) + "\n";
+  return out + fact("slowdown", slowdown_fact(passes, ranks)) + given_up_fact(ranks) + paused_fact(ranks) +
+         "\n";
 }
 
 std::string brief_text(const std::string& json, bool colour) {

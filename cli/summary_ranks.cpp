@@ -57,4 +57,20 @@ std::string ended_early_text(const Json& ranks) {
   return text.empty() ? "" : text + ", of " + std::to_string(furthest);
 }
 
+std::string given_up_text(const Json& ranks) {
+  std::set<int64_t> steps;
+  size_t many = 0;
+  for (const Json& rank : ranks) {
+    const int64_t step = whole(rank, "tensors_given_up_step", -1);
+    if (step < 0) continue;
+    steps.insert(step);
+    ++many;
+  }
+  if (many == 0) return "";
+  const std::string since = "from step " + std::to_string(*steps.begin()) + " on";
+  return many == ranks.size()
+             ? since
+             : since + " in " + std::to_string(many) + " of " + counted(ranks.size(), "rank", "ranks");
+}
+
 }  // namespace foreshock::cli

@@ -17,6 +17,10 @@ std::string ranks_text(const nlohmann::json& ranks);
 // far.
 std::string ended_early_text(const nlohmann::json& ranks);
 
+// Where names, norms and weights were given up: "from step 96 on", "from step 96 on in 2 of 8 ranks"; ""
+// where they were not.
+std::string given_up_text(const nlohmann::json& ranks);
+
 }  // namespace foreshock::cli
 
 #endif  // FORESHOCK_CLI_SUMMARY_RANKS_H_

@@ -63,6 +63,11 @@ def degraded(of: dict) -> Alert:
                 f'count by ({JOB}) (foreshock_monitor_enabled{{component="trainer"}} == 0'
                 f" and on ({RANK}) foreshock_rank_up == 1)",
             ),
+            (
+                "names, norms and weights given up",
+                f'count by ({JOB}) (foreshock_monitor_enabled{{component="tensors"}} == 0'
+                f" and on ({RANK}) foreshock_rank_up == 1)",
+            ),
         ),
         "foreshock itself is not well",
         "Run {{ $labels.run }}: {{ $labels.why }}. The training is not affected; its figures may be incomplete.",

@@ -35,7 +35,7 @@ constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device",
                                    "layout", "unknown",   "capture",   "device_memory", "device_full"};
 constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
 constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
-constexpr Values kComponents[] = {"trainer", "slices"};
+constexpr Values kComponents[] = {"trainer", "slices", "tensors"};
 constexpr Values kErrorComponents[] = {"segment", "record"};
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
@@ -325,7 +325,9 @@ constexpr MetricInfo kTable[] = {
     {kSampleIntervalSteps, "foreshock_sample_interval_steps", kGauge, "steps",
      "Every how many steps one is sampled.", kRank},
     {kMonitorEnabled, "foreshock_monitor_enabled", kGauge, "bool",
-     "1 while this part of the monitor is at work.", kRankComponent},
+     "1 while this part of the monitor is at work; tensors (their names, gradient norms and values, told by "
+     "the helper in the trainer) is 0 once these were given up: they have cost several times --max-slowdown.",
+     kRankComponent},
     {kMonitorErrorsTotal, "foreshock_monitor_errors_total", kCounter, "errors",
      "Failures of the monitor itself; training is not affected.", kRunErrors},
     {kFlaggedSlicesTotal, "foreshock_flagged_slices_total", kCounter, "slices",

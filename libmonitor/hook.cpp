@@ -124,9 +124,10 @@ int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
 int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
-  if (parameters == nullptr || count == 0 || g_guest.is_off()) return 0;
-  if (!whole(parameters, sizeof(foreshock_parameter))) return 0;
-  return g_monitor.name_parameters(parameters, count);
+  if (g_guest.is_off()) return 0;
+  const bool is_told =
+      count == 0 || (parameters != nullptr && whole(parameters, sizeof(foreshock_parameter)));
+  return is_told ? g_monitor.name_parameters(parameters, count) : 0;
 }
 
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {

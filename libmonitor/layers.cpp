@@ -20,13 +20,17 @@ void store(T& word, T value) {
 
 }  // namespace
 
-void LayerTable::forget() {
+void LayerTable::forget_names() {
   for (Entry& entry : entries_) {
     entry.identity.store(nullptr, std::memory_order_relaxed);
     entry.layer.store(-1, std::memory_order_relaxed);
   }
-  layers_ = 0;
   named_ = 0;
+}
+
+void LayerTable::forget() {
+  forget_names();
+  layers_ = 0;
   begin_gradients();
 }
 

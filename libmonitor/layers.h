@@ -28,6 +28,9 @@ class LayerTable {
   // Returns false when there is no room. A later entry of the same identity wins.
   bool name(const foreshock_parameter& parameter);
 
+  // Nobody is known by an identity any more; the layers stay, and may be named again.
+  void forget_names();
+
   // -1: not known.
   int find(const void* identity) const;
 

@@ -275,6 +275,7 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   if (!lock) return 0;
   // Who has a model need not train it: names wake nobody.
   if ((g_guest.hot() & kHotArmed) == 0) layers_.name_ahead();
+  if (count == 0) layers_.forget_names();
   int kept = 0;
   for (size_t n = 0; n < count; ++n) kept += layers_.name(element(parameters, n));
   return kept;

@@ -11,7 +11,13 @@ namespace foreshock::segment {
 inline constexpr const char* kPassNames[kPasses] = {"forward", "backward"};
 
 // Bits of StepRecord::given and numbers of its sources: those of hook.h.
-enum : uint32_t { kGivenLoss = 1, kGivenLearningRate = 2, kGivenGradientNorm = 4, kGivenBatchId = 8 };
+enum : uint32_t {
+  kGivenLoss = 1,
+  kGivenLearningRate = 2,
+  kGivenGradientNorm = 4,
+  kGivenBatchId = 8,
+  kGivenUpTensors = 16
+};
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
 

@@ -80,10 +80,16 @@ function countRow(ranks, pass) {
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
 
+// Names, norms and weights are given up where telling of them has cost too much.
+function monitorText(rank) {
+  const now = rank.on === false ? "paused" : rank.alive === false ? "ended" : "on";
+  return (rank.tensors_given_up_step ?? null) === null ? now : `${now}; names, norms and weights given up at step ${count(rank.tensors_given_up_step)}`;
+}
+
 function healthRows(ranks) {
   return ranks.map((rank) => {
     const spent = rank.overhead_seconds || {}, slots = rank.slots || {};
-    return [String(rank.rank), { text: rank.on === false ? "paused" : rank.alive === false ? "ended" : "on", alarm: false }, rank.step_source, rank.layer_source,
+    return [String(rank.rank), { text: monitorText(rank), alarm: (rank.tensors_given_up_step ?? null) !== null }, rank.step_source, rank.layer_source,
       rank.loss?.source, count(rank.sample_interval_steps), percent(rank.slowdown_ratio), percent(rank.max_slowdown, 1), fixed(spent.attention, 2), fixed(spent.step, 2),
       fixed(spent.agent, 2), slots.given === 0 ? { text: "none: statistics only", alarm: true } : count(slots.given),
       { text: count(rank.steps_lost), alarm: rank.steps_lost > 0 }, { text: count(rank.slots_refused), alarm: rank.slots_refused > 0 }, count(rank.skipped_steps)];
@@ -120,7 +126,8 @@ function detectorRows(ranks) {
 
 const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss lost", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",
   nonfinite_gradient_norm: "NaN or Inf in the gradient norm", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",
-  weight_mismatch: "weights differ from their replicas'", weight_initial_unknown: "first weights of the run not known" };
+  weight_mismatch: "weights differ from their replicas'", weight_initial_unknown: "first weights of the run not known",
+  tensors_given_up: "names, norms and weights given up: too dear" };
 
 // "warn_bias" as it is said.
 const levelName = (name) => name.replace(/^warn_(.+)/, "$1 warns").replace(/^watch_(.+)/, "$1 watches");

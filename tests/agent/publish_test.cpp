@@ -5,8 +5,10 @@
 #include <cmath>
 #include <set>
 
+#include "agent/observe.h"
 #include "agent/pipeline.h"
 #include "agent/record_lines.h"
+#include "segment/names.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {
@@ -82,6 +84,29 @@ TEST(Publish, StepsThatAScalerLeavesOutUnseenAreNotZero) {
   EXPECT_EQ(exposition(*registry.snapshot()).find("foreshock_skipped_steps_total{"), std::string::npos);
   EXPECT_TRUE(summary_of(rank, 2)["skipped_steps"].is_null());
   EXPECT_EQ(step_line(rank, rank.last_step).skipped_steps, std::nullopt);
+}
+
+TEST(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
+  Registry registry;
+  RankStatistics rank = some_rank();
+  const std::string series = "foreshock_monitor_enabled{run=\"run\",rank=\"0\",component=\"tensors\"} ";
+  publish_rank(rank, 2, &registry);
+  EXPECT_NE(exposition(*registry.snapshot()).find(series + "1"), std::string::npos);
+  EXPECT_TRUE(summary_of(rank, 2)["tensors_given_up_step"].is_null());
+  segment::StepRecord step = rank.last_step;
+  step.given |= segment::kGivenUpTensors;
+  for (step.step = 7; step.step < 9; ++step.step) observe_step(step, &rank);
+  publish_rank(rank, 2, &registry);
+  EXPECT_NE(exposition(*registry.snapshot()).find(series + "0"), std::string::npos);
+  EXPECT_EQ(summary_of(rank, 2)["tensors_given_up_step"], 7);
+  const nlohmann::json events = state_of(rank, 2)["events"];
+  ASSERT_EQ(events.size(), 2u) << events;  // after the one that its slices made
+  EXPECT_EQ(events[1]["event"], "tensors_given_up");
+  EXPECT_EQ(events[1]["first_step"], 7);
+  EXPECT_EQ(events[1]["count"], 1) << "once";
+  RankStatistics next;  // of the agent that comes after one that was killed
+  take_up(step, nullptr, &next);
+  EXPECT_EQ(summary_of(next, 2)["tensors_given_up_step"], 9) << "since then at least";
 }
 
 TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {

@@ -36,5 +36,18 @@ TEST(SummaryRanks, AnEarlierAttemptHasNotEndedEarly) {
   EXPECT_EQ(ended_early_text({process(0, 0, 7), process(1, 0, 6), process(0, 1, 40), process(1, 1, 40)}), "");
 }
 
+TEST(SummaryRanks, TellsSinceWhenAndWhereNamesNormsAndWeightsWereGivenUp) {
+  const auto given_up = [](int rank, Json step) {
+    Json one = process(rank, 0, 900);
+    one["tensors_given_up_step"] = step;
+    return one;
+  };
+  EXPECT_EQ(given_up_text(Json::array({process(0, 0, 900)})), "") << "an agent of another version";
+  EXPECT_EQ(given_up_text({given_up(0, nullptr), given_up(1, nullptr)}), "");
+  EXPECT_EQ(given_up_text(Json::array({given_up(0, 96)})), "from step 96 on");
+  EXPECT_EQ(given_up_text({given_up(0, nullptr), given_up(1, 120), given_up(2, 96)}),
+            "from step 96 on in 2 of 3 ranks");
+}
+
 }  // namespace
 }  // namespace foreshock::cli

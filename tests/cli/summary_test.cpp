@@ -54,6 +54,16 @@ TEST(Summary, TellsTheStoryOfOneRank) {
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
 
+TEST(Summary, WhatWasGivenUpIsToldWithTheReason) {
+  Json dear = rank(0, 0.71);
+  EXPECT_THAT(text_of(Json::array({dear})), Not(HasSubstr("given up")));
+  dear["tensors_given_up_step"] = 96;
+  const std::string text = text_of(Json::array({dear}));
+  EXPECT_THAT(text, HasSubstr("given up"));
+  EXPECT_THAT(text, HasSubstr("names, gradient norms and weights, from step 96 on"));
+  EXPECT_THAT(text, HasSubstr("several times --max-slowdown"));
+}
+
 TEST(Summary, UnknownIsNotZero) {
   Json lonely = {{"rank", 0}, {"steps", 3}};
   const std::string text = text_of(Json::array({lonely}));

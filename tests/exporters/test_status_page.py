@@ -37,6 +37,16 @@ def test_a_healthy_run_is_said_to_be_so(page):
     assert tab.value("byId('legend').hidden")
 
 
+def test_what_the_trainer_has_given_up_is_marked(page):
+    state = sample_state(2, 4)
+    state["ranks"][0]["tensors_given_up_step"] = None
+    state["ranks"][1]["tensors_given_up_step"] = 1096
+    tab = page(2, 4, state)
+    told = "on; names, norms and weights given up at step 1,096"
+    assert [row[1] for row in rows(tab, "The monitor itself")] == ["on", told]
+    assert told in tab.texts("#tables .alarm")
+
+
 def test_what_was_not_compared_is_not_praised(page):
     state = sample_state(1, 4)
     for of in state["ranks"][0]["attention"].values():

@@ -252,6 +252,7 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
 }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
+  if (count == 0) Record("{\"event\": \"names_forgotten\"}");
   for (size_t i = 0; i < count; ++i) {
     Record(Format("{\"event\": \"name\", \"identity\": %" PRIuPTR
                   ", \"name\": \"%s\", \"layer\": \"%s\", \"elements\": %" PRIu64 "}",

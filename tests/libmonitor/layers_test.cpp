@@ -41,6 +41,15 @@ TEST_F(Layers, ALaterNameWins) {
   EXPECT_STREQ(records_[table_->find(&places_[16])].label, "005");
 }
 
+TEST_F(Layers, ForgottenNamesLeaveTheirLayerBehind) {
+  table_->name(parameter(&places_[16], "a.0.q.weight", "000"));
+  table_->forget_names();
+  EXPECT_EQ(table_->find(&places_[16]), -1);
+  EXPECT_FALSE(table_->has_names());
+  table_->name(parameter(&places_[32], "a.0.q.weight", "000"));
+  EXPECT_EQ(table_->find(&places_[32]), 0) << "the same layer, not a second one of this label";
+}
+
 TEST_F(Layers, WhatWasNamedAheadIsInTheNextSegmentAndOnlyThere) {
   table_->name(parameter(&places_[16], "a.0.q.weight", "000"));
   table_->name_ahead();  // as in a forked child

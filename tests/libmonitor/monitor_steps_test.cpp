@@ -142,6 +142,26 @@ TEST_F(MonitorSteps, AFirstStepThatNothingWasSeenOfTookNoTime) {
   EXPECT_GE(records[1].duration_ns, 1'000'000u);
 }
 
+TEST_F(MonitorSteps, WhatTheCallerHasGivenUpIsInItsRecord) {
+  static_assert(uint32_t{FORESHOCK_GIVEN_UP_TENSORS} == segment::kGivenUpTensors);
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.step(1, 1);
+    foreshock_step record = {};
+    record.size = sizeof record;
+    record.version = FORESHOCK_ABI_VERSION;
+    record.step = 2;
+    record.step_source = FORESHOCK_STEP_REPORTED;
+    record.given = FORESHOCK_GIVEN_UP_TENSORS;
+    foreshock_step_end(&record);
+  });
+  auto reader = open();
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_FALSE(given(steps[0], segment::kGivenUpTensors));
+  EXPECT_TRUE(given(steps[1], segment::kGivenUpTensors));
+}
+
 TEST_F(MonitorSteps, StepsThatAreLeftOutUnseenAreSaidToBe) {
   in_child({}, [] {
     Trainer trainer;

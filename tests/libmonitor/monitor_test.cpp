@@ -252,6 +252,38 @@ TEST_F(Monitor, NamesAloneMakeNoSegmentAndAreInTheOneThatComes) {
   EXPECT_STREQ(layers[0].label, "007");
 }
 
+// The address of a weight may be another one's by now: who says so by naming none is believed.
+TEST_F(Monitor, NamesOfOtherWeightsThanAreThereNowAreForgotten) {
+  in_child({}, [] {
+    Trainer trainer;
+    const int weight = 0;
+    const foreshock_parameter query = {sizeof query, 1, &weight, "blocks.7.query.weight", "007", 1};
+    foreshock_name_parameters(&query, 1);
+    for (int64_t step = 1; step <= 3; ++step) {
+      if (foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT) != 0) {
+        foreshock_attention_call call = trainer.call(trainer.forward_op, false);
+        call.layer_identity = &weight;
+        foreshock_attention_leave(&call);
+      }
+      trainer.end(step);
+      if (step == 2) {
+        EXPECT_EQ(foreshock_name_parameters(nullptr, 0), 0);
+      }
+    }
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  std::vector<uint32_t> sources;
+  SegmentReader::Ready ready;
+  while (reader->next_ready(&ready)) {
+    sources.push_back(ready.view.header.layer_source);
+    reader->consume_judged(ready.slot, ready.ticket, 0);
+  }
+  ASSERT_EQ(sources.size(), 2u);
+  EXPECT_EQ(sources[0], static_cast<uint32_t>(segment::LayerSource::kParameter));
+  EXPECT_NE(sources[1], static_cast<uint32_t>(segment::LayerSource::kParameter));
+}
+
 // A C++ trainer shows which weight a query came from, but nobody may have said what that weight is called.
 TEST_F(Monitor, WeightsWithoutAnyNameLeaveTheOrderOfCalls) {
   const auto train = [](bool named) {

@@ -148,7 +148,10 @@ enum {
   FORESHOCK_GIVEN_LOSS = 1,
   FORESHOCK_GIVEN_LEARNING_RATE = 2,
   FORESHOCK_GIVEN_GRADIENT_NORM = 4,
-  FORESHOCK_GIVEN_BATCH_ID = 8
+  FORESHOCK_GIVEN_BATCH_ID = 8,
+  /* No number: the caller has given up naming tensors and telling of their gradients and values, for good,
+     since that has cost several times what may be spent. */
+  FORESHOCK_GIVEN_UP_TENSORS = 16
 };
 
 enum {
@@ -353,7 +356,8 @@ FORESHOCK_EXPORT int foreshock_observe_scalars(const foreshock_scalar* scalars, 
 /* -- parameters -- */
 
 /* Names, once per run and again after resharding; later entries win. May be told before the process is
- * monitored. Returns how many were kept. */
+ * monitored. Returns how many were kept. None at all: what was named is of other tensors now, and forgotten.
+ */
 FORESHOCK_EXPORT int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count);
 
 /* Gradients of the step that ends next, before clipping; call once per step with all of them. */

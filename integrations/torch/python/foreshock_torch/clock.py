@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import deque
 from typing import Any
 
 from .core import COUNTED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
+from .fuse import Fuse, limit_of
 from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
@@ -48,38 +50,52 @@ class Monitor:
         self._clock: Any = None  # weak reference to the optimizer that ticks
         self._others = Others()
         self._pieces = Pieces()
-        self._naming, self._searching = Pace(free=16), Pace(free=1)
+        limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
+        share = min(limit, Pace.SHARE)
+        self._naming, self._searching = Pace(16, share), Pace(1, share)
+        self._fuse = Fuse(limit)
+        self._has_given_up = False  # to name tensors and to tell of their gradients and values
         self._calls: dict[int, int] = {}  # of the others since the last tick
         self._unseen_calls = 0
         self._seen_backward = False
         self._state_seen: tuple[int, int] | None = None
         self._named_for: tuple[list[int], list[int]] = ([], [])  # optimizers, addresses of their parameters
         self._called: dict[int, tuple[Named, str]] = {}  # name and layer's label by address, as the core has them
-        self._missing_names = self._described = self._placed = False
+        self._missing_names = self._described = self._placed = self._has_forgotten = False
         self._whole = True
         self._ticks = 0
         self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it
         self._rate: float | None = None  # learning rate of the step that is told next
         self._spent_ns = 0  # our own time since a step was told
+        self._own_ns = 0  # all of it
 
     def note_module(self, module: Any) -> None:
         """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
         of an attention; with it there is a segment, and two of rank 0 cannot be."""
+        begin = time.perf_counter_ns()
         self.modules.note(module)
         if not self._placed and ranks() > 1:
             self._placed = True
             self.core.describe(place())
+        self._spend(begin)
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
+        begin = time.perf_counter_ns()
+        in_core = 0
         if self._clock is not None and self._clock() not in (None, optimizer):
             if not has_stepped:
-                self._late(optimizer, self.weights.before)
-            return
-        begin = time.perf_counter_ns()
-        if self._goes_on(optimizer):
-            self._pieces.go_on(optimizer)
-            self._spent_ns += time.perf_counter_ns() - begin
-            return
+                in_core = self._late(optimizer, self.weights.before)
+        elif self._goes_on(optimizer):
+            if not self._has_given_up:
+                self._pieces.go_on(optimizer)
+        elif self._has_given_up:
+            in_core = self._begin_bare(optimizer)
+        else:
+            in_core = self._begin(optimizer, has_stepped)
+        self._spend(begin, in_core)
+
+    def _begin(self, optimizer: Any, has_stepped: bool) -> int:
+        """Nanoseconds spent in the core, which accounts for them itself; as of the others here."""
         together = [optimizer, *self._others.companions(optimizer)]
         addresses = [p._cdata for o in together for p in parameters_of(o)]
         self._pieces.begin(addresses)
@@ -93,13 +109,25 @@ class Monitor:
         self.weights.due()
         if not has_stepped:
             in_core += self.weights.before(optimizer)
-        self._spent_ns += time.perf_counter_ns() - begin - in_core
+        return in_core
+
+    def _begin_bare(self, optimizer: Any) -> int:
+        """The core still asks whose turn it is, so that the turns that nobody takes are counted."""
+        self.weights.due()
+        self.weights.forget_due()
+        if not self._has_forgotten:
+            every = (p._cdata for group in optimizer.param_groups for p in group["params"])
+            first = list(itertools.islice(every, self.LOOK_AT))
+            if first != self._named_for[1][: len(first)]:  # the addresses that have names are other tensors' now
+                self._has_forgotten = True
+                self.core.name_parameters([])
+        return self.core.step_begins([], 1.0, 0)
 
     def after_step(self, optimizer: Any) -> None:
         begin = time.perf_counter_ns()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
-            self._late(optimizer, self.weights.after)
+            self._spend(begin, self._late(optimizer, self.weights.after))
             return
         self._calls.clear()
         self._others.ticked()
@@ -110,11 +138,25 @@ class Monitor:
         if step is not None:
             self._rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
             self._tick()
-        self._spent_ns += time.perf_counter_ns() - begin - in_core
+        self._spend(begin, in_core)
+        if step is not None:
+            self._watch_cost()
         if step is not None and not self.reported:
             self._told = step if step >= 0 else (self._told or 0) + 1
             self._tell(step, source)
+        begin = time.perf_counter_ns()
         self.core.adapter.foreshock_adapter_step_ended()
+        self._spend(begin)
+
+    def _spend(self, begin: int, in_core: int = 0) -> None:
+        own = time.perf_counter_ns() - begin - in_core
+        self._spent_ns += own
+        self._own_ns += own
+
+    def _watch_cost(self) -> None:
+        if self._fuse.blows(self._own_ns, time.perf_counter_ns()):
+            self._has_given_up = True
+            self.weights.forget_due()
 
     def _goes_on(self, optimizer: Any) -> bool:
         """Whether the optimizer that ticks is called again without another backward pass: it is the same step."""
@@ -130,8 +172,8 @@ class Monitor:
         begin = time.perf_counter_ns()
         self._pass_losses()
         self.core.logs.tick()
-        spent = self._spent_ns + time.perf_counter_ns() - begin
-        self.core.step_end(step, source, self._rate, self.batch_id, spent)
+        self._spend(begin, -self.core.logs.take_spent())
+        self.core.step_end(step, source, self._rate, self.batch_id, self._spent_ns, self._has_given_up)
         self._rate = self.batch_id = None
         self._spent_ns = 0
 
@@ -139,17 +181,14 @@ class Monitor:
         while self._losses:
             self.core.core.foreshock_observe_loss(self._losses.popleft(), LOSS_REPORTED)
 
-    def _late(self, optimizer: Any, look: Any) -> None:
+    def _late(self, optimizer: Any, look: Any) -> int:
         """An optimizer that steps after the clock: what it steps is still of the step that the clock has told."""
         if not self.weights.is_any_due:
-            return
-        begin = time.perf_counter_ns()
-        in_core = 0
+            return 0
         if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._others.is_partner(optimizer):
             self.weights.forget_due()  # another step has begun
-        else:
-            in_core = look(optimizer, 0 if self.reported else ENDED)
-        self._spent_ns += time.perf_counter_ns() - begin - in_core
+            return 0
+        return look(optimizer, 0 if self.reported else ENDED)
 
     def _is_clock(self, optimizer: Any, backwards: int) -> bool:
         import weakref
@@ -157,7 +196,8 @@ class Monitor:
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
         if clock is not None and clock is not optimizer:
-            self._others.stepped(optimizer, clock, backwards > 0)
+            if not self._has_given_up:
+                self._others.stepped(optimizer, clock, backwards > 0)
             calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
                 return False
@@ -281,6 +321,7 @@ class Monitor:
             self.reported = True
             self._losses.clear()  # told already: what is given with it would be counted into the step after it
             self.batch_id = None
+            self._spend(begin)
             return
         if (value := on_cpu(self._torch, loss)) is not None:
             self._losses.append(value)
@@ -290,7 +331,9 @@ class Monitor:
             self.batch_id = number
         if done is not None and self._clock is None:
             self._tick()
-        self._spent_ns += time.perf_counter_ns() - begin
+        self._spend(begin)
+        if done is not None and self._clock is None:
+            self._watch_cost()
         if done is not None:
             self.reported = True
             self._tell(done, REPORTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from .logs import Logs
@@ -10,7 +11,7 @@ from .weights import DIMS, Numbers, Weight
 
 ABI = 1
 REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3
-GIVEN_LEARNING_RATE, GIVEN_BATCH_ID = 2, 8
+GIVEN_LEARNING_RATE, GIVEN_BATCH_ID, GIVEN_UP = 2, 8, 16
 LOSS_REPORTED = 1
 
 
@@ -118,14 +119,18 @@ class Core:
         self.hooked = self.adapter.foreshock_adapter_start()
         self.adapter.foreshock_adapter_steps_are_told()
 
-    def step_end(self, step: int, source: int, rate: float | None, batch_id: int | None, prepare_ns: int = 0) -> None:
+    def step_end(
+        self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, has_given_up: bool
+    ) -> None:
+        begin = time.perf_counter_ns()
         record = self.Step.from_buffer_copy(self._blank_step)
-        record.step, record.step_source, record.prepare_ns, given = step, source, prepare_ns, 0
+        record.step, record.step_source, given = step, source, GIVEN_UP if has_given_up else 0
         if rate is not None:
-            record.learning_rate, given = rate, GIVEN_LEARNING_RATE
+            record.learning_rate, given = rate, given | GIVEN_LEARNING_RATE
         if batch_id is not None:
             record.batch_id, given = batch_id, given | GIVEN_BATCH_ID
         record.given = given
+        record.prepare_ns = spent_ns + time.perf_counter_ns() - begin
         self.core.foreshock_step_end(self._byref(record))
 
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -77,6 +78,7 @@ class Logs:
         self._pass_on = pass_on
         self._values: dict[str, tuple[float, int]] = {}
         self._modules = 0  # that were there at the last look
+        self._spent_ns = 0
         self._within = threading.local()  # a logger that calls another one logs once, unless it was given a tensor
 
     def tick(self) -> None:
@@ -87,6 +89,11 @@ class Logs:
             values, self._values = self._values, {}
             # A copy: a thread that logs may hold the old ones still.
             self._pass_on([(name, value, step) for name, (value, step) in list(values.items())])
+
+    def take_spent(self) -> int:
+        """Nanoseconds since it was last asked that reading along has taken."""
+        spent, self._spent_ns = self._spent_ns, 0
+        return spent
 
     def _look(self) -> None:
         for module_name, class_name, method, reader in DOORS:
@@ -123,6 +130,7 @@ class Logs:
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Notes what is logged. True for the outermost of nested loggers; never raises."""
+        begin = time.perf_counter_ns()
         outermost = not getattr(self._within, "logger", False)
         try:
             if outermost:
@@ -131,6 +139,8 @@ class Logs:
                 self._note(*reader(args, kwargs))
         except Exception:
             return outermost
+        finally:
+            self._spent_ns += time.perf_counter_ns() - begin
         return outermost
 
     def _note(self, logged: Any, step: Any) -> None:

@@ -10,15 +10,16 @@ class Pace:
 
     SHARE = 0.01  # what all of the monitor may take unless it is told otherwise
 
-    def __init__(self, free: int) -> None:
+    def __init__(self, free: int, share: float = SHARE) -> None:
         self._free = free
+        self._share = share
         self._times = 0
         self._spent_ns = 0
         self._began_ns = time.perf_counter_ns()
 
     def allows(self) -> bool:
         elapsed = time.perf_counter_ns() - self._began_ns
-        return self._times < self._free or self._spent_ns <= self.SHARE * elapsed
+        return self._times < self._free or self._spent_ns <= self._share * elapsed
 
     def spend(self, nanoseconds: int) -> None:
         self._times += 1
