@@ -125,11 +125,15 @@ inline constexpr uint32_t kMostScalars = 256;    // of one launch
 
 constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(number % kScalarCells); }
 
+// Instead of a DType: each is a GradientSums, of which the number is its squares, or NaN where an element was
+// not finite.
+inline constexpr uint32_t kSquaresOfSums = 0;
+
 struct ScalarsJob {
   uint64_t cells;  // ScalarCell[kScalarCells], of the host, as the device sees them
   uint64_t first;  // the number of the first one; the others follow
   uint32_t count;
-  uint32_t dtype;               // a DType that is floating, of all of them
+  uint32_t dtype;               // a DType that is floating, of all of them, or kSquaresOfSums
   uint64_t from[kMostScalars];  // aligned to the size of a value
 };
 static_assert(sizeof(ScalarsJob) == 24 + 8 * kMostScalars);

@@ -28,6 +28,7 @@ void DeviceSampler::attach(const segment::SegmentWriter* writer, const char* lib
   for (Device& device : devices_) {
     device.state.forget();
     device.weights.forget();
+    device.gradients.forget();
     device.index.store(-1, std::memory_order_relaxed);
     for (auto& wanted : device.wanted) wanted.store(kNothing, std::memory_order_relaxed);
     device.busy.clear();
@@ -102,6 +103,9 @@ int DeviceSampler::place_of(int32_t device) {
 int DeviceSampler::want(int place, Purpose purpose, uint64_t context_id) {
   if (place < 0) return FORESHOCK_SKIP_DEVICE;
   devices_[place].wanted[purpose].store(context_id, std::memory_order_relaxed);
+  // Sums of gradients are brought as any number is.
+  if (purpose == kGradients && context_id == kAnyContext)
+    devices_[place].wanted[kCalls].store(context_id, std::memory_order_relaxed);
   has_wanted_.store(true, std::memory_order_release);
   return FORESHOCK_SKIP_RING_FULL;
 }
@@ -155,6 +159,24 @@ bool DeviceSampler::find_scalar(uint64_t number, double* value) const {
   return place < kMostDevices && devices_[place].state.scalars().find(number / kPlaces, value);
 }
 
+bool DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients,
+                                   size_t count, SentGradients* sent) {
+  DeviceTurn turn;
+  if (enter(stream, kGradients, &turn) >= 0) return false;
+  const bool is_there = check(turn.gradients(), kGradients, turn) < 0;
+  if (!turn.state().is_of(turn.context_id_)) {
+    want(turn.place_, kCalls, turn.context_id_);
+    return false;
+  }
+  if (!is_there ||
+      turn.gradients().send(gradients, count, handle_of(stream), &turn.state().scalars(), sent) >= 0)
+    return false;
+  for (uint64_t* number : {&sent->begin, &sent->end, &sent->first})
+    *number = *number * kPlaces + static_cast<uint64_t>(turn.place_);
+  sent->stride = kPlaces;
+  return true;
+}
+
 // -- between two steps --
 
 // A context of the device whose handle is good now: the one that is current in this thread, or the primary
@@ -184,13 +206,16 @@ void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
   const cuda::Context context = find_context(index, wanted, current, &id);
   if (context == nullptr) {
     if (wanted == kAnyContext) return;  // the next one tells which it wants
-    return purpose == kCalls ? device.state.refuse(wanted) : device.weights.refuse(wanted);
+    if (purpose == kCalls) return device.state.refuse(wanted);
+    return purpose == kWeights ? device.weights.refuse(wanted) : device.gradients.refuse(wanted);
   }
   if (context != current && !ok(driver_.ctx_push_current(context))) return;
   if (purpose == kCalls)
     device.state.set_up({&driver_, writer_, code_.code()}, place, id);
-  else
+  else if (purpose == kWeights)
     device.weights.set_up(driver_, code_.code(), id);
+  else
+    device.gradients.set_up(driver_, code_.code(), id);
   if (context != current) driver_.ctx_pop_current(&ours);
 }
 
@@ -201,7 +226,7 @@ void DeviceSampler::set_up_wanted() {
   char path[512];
   if (path_beside_library(kDeviceCodeFile, path, sizeof path)) code_.read(path, seal);
   for (int place = 0; place < kMostDevices; ++place) {
-    for (const Purpose purpose : {kCalls, kWeights}) {
+    for (const Purpose purpose : {kCalls, kWeights, kGradients}) {
       std::atomic<uint64_t>& wanted = devices_[place].wanted[purpose];
       if (wanted.load(std::memory_order_relaxed) == kNothing) continue;
       TryLock lock(devices_[place].busy);

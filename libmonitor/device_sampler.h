@@ -1,11 +1,12 @@
-// Sampled calls and weights on devices: which context they belong to, whether their stream is being captured,
-// and whose turn it is. Nothing waits here, and no device is asked; what cannot be had at once is skipped,
-// with the reason. What may wait (opening the driver, reading the kernels, setting up a device) is only
-// noted, and done at the end of the step.
+// Sampled calls, weights and gradients on devices: which context they belong to, whether their stream is
+// being captured, and whose turn it is. Nothing waits here, and no device is asked; what cannot be had at
+// once is skipped, with the reason. What may wait (opening the driver, reading the kernels, setting up a
+// device) is only noted, and done at the end of the step.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 
 #include "libmonitor/device_code_file.h"
+#include "libmonitor/device_gradients.h"
 #include "libmonitor/device_state.h"
 #include "libmonitor/try_lock.h"
 #include "libmonitor/weight_staging.h"
@@ -48,6 +49,9 @@ class DeviceSampler {
   // find_scalar() knows them by. False: they will not come, and why is counted by nobody but the caller.
   bool send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
   bool find_scalar(uint64_t number, double* value) const;
+  // The same for the squares of gradients, which kernels on that stream sum first (device_gradients.h).
+  bool send_gradients(const DeviceStream& at, const foreshock_gradient* gradients, size_t count,
+                      SentGradients* sent);
 
   // Whether a call has met a device that is not set up.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
@@ -63,14 +67,15 @@ class DeviceSampler {
  private:
   friend class DeviceTurn;
   // What is had on a device is set up for itself: a trainer without attention that is seen may have weights.
-  enum Purpose { kCalls, kWeights, kPurposes };
+  enum Purpose { kCalls, kWeights, kGradients, kPurposes };
   struct Device {
     std::atomic<int32_t> index{-1};  // of the driver; -1: of none yet
     // The contexts that were met without being set up.
-    std::atomic<uint64_t> wanted[kPurposes] = {kNothing, kNothing};
+    std::atomic<uint64_t> wanted[kPurposes] = {kNothing, kNothing, kNothing};
     std::atomic_flag busy;
     DeviceState state;
     WeightStaging weights;
+    DeviceGradients gradients;
   };
   // A number of scalars tells its device in its last bits.
   static constexpr uint64_t kPlaces = 8;
@@ -108,6 +113,7 @@ class DeviceTurn {
   explicit operator bool() const { return device_ != nullptr; }
   DeviceState& state() const { return device_->state; }
   WeightStaging& weights() const { return device_->weights; }
+  DeviceGradients& gradients() const { return device_->gradients; }
 
  private:
   friend class DeviceSampler;

@@ -60,24 +60,48 @@ bool DeviceScalars::launch(ScalarsJob* job, cuda::Stream stream) {
                                    stream, parameters, nullptr));
 }
 
-uint64_t DeviceScalars::send(const foreshock_tensor* values, size_t count, cuda::Stream stream) {
-  if (!is_usable_ || count == 0 || count > kScalarCells) return 0;
-  const uint64_t first = next_;
+bool DeviceScalars::has_room(size_t count) const {
+  if (!is_usable_ || count > kScalarCells) return false;
   for (size_t n = 0; n < count; ++n)
-    if (!is_free(first + n)) return 0;
+    if (!is_free(next_ + n)) return false;
+  return true;
+}
+
+template <class Sources>
+uint64_t DeviceScalars::send_all(size_t count, cuda::Stream stream, const Sources& source) {
+  if (count == 0 || !has_room(count)) return 0;
+  const uint64_t first = next_;
   next_ += count;
   for (size_t begin = 0; begin < count;) {
     ScalarsJob job = {};
     job.cells = address_;
     job.first = first + begin;
-    job.dtype = values[begin].dtype;
-    for (; begin < count && job.count < kMostScalars && values[begin].dtype == job.dtype; ++begin)
-      job.from[job.count++] = reinterpret_cast<uint64_t>(values[begin].data);
+    job.dtype = source(begin).dtype;
+    for (; begin < count && job.count < kMostScalars && source(begin).dtype == job.dtype; ++begin)
+      job.from[job.count++] = source(begin).from;
     if (launch(&job, stream)) continue;
     lose();  // who refuses once has lost the context, or will refuse again
     return 0;
   }
   return first;
+}
+
+uint64_t DeviceScalars::send(const foreshock_tensor* values, size_t count, cuda::Stream stream) {
+  return send_all(count, stream, [values](size_t n) {
+    return Source{reinterpret_cast<uint64_t>(values[n].data), values[n].dtype};
+  });
+}
+
+uint64_t DeviceScalars::send(std::span<const ScalarRow> rows, cuda::Stream stream) {
+  size_t count = 0;
+  for (const ScalarRow& row : rows) count += row.count;
+  return send_all(count, stream, [rows](size_t n) {
+    size_t of = 0;
+    for (; n >= rows[of].count; ++of) n -= rows[of].count;
+    const bool is_sum = rows[of].dtype == kSquaresOfSums;
+    const size_t bytes = is_sum ? sizeof(GradientSums) : size_of(static_cast<DType>(rows[of].dtype));
+    return Source{rows[of].at + n * bytes, rows[of].dtype};
+  });
 }
 
 bool DeviceScalars::find(uint64_t number, double* value) const {

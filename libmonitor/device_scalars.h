@@ -4,6 +4,8 @@
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 
+#include <span>
+
 #include "foreshock/hook.h"
 #include "kernels/device_jobs.h"
 #include "libmonitor/device_driver.h"
@@ -12,6 +14,13 @@ namespace foreshock {
 
 // Whether it is one number, of a floating type, that lies on a CUDA device.
 bool is_scalar_on_device(const foreshock_tensor& tensor);
+
+// Numbers on a device that lie one behind the other.
+struct ScalarRow {
+  cuda::Address at;
+  uint32_t dtype;  // as in ScalarsJob
+  size_t count;
+};
 
 // Thread-compatible but for find().
 class DeviceScalars {
@@ -25,11 +34,21 @@ class DeviceScalars {
   // Gives the stream a kernel for them, which must not be capturing; all on the device of the context that is
   // current. Returns the number of the first one (the others follow), or 0: none of them will come.
   uint64_t send(const foreshock_tensor* values, size_t count, cuda::Stream stream);
+  uint64_t send(std::span<const ScalarRow> rows, cuda::Stream stream);
+
+  // Whether so many more would be sent now.
+  bool has_room(size_t count) const;
 
   // Whether it has come. Any thread. Not after so many others that its cell was given to one of them.
   bool find(uint64_t number, double* value) const;
 
  private:
+  struct Source {
+    uint64_t from;
+    uint32_t dtype;
+  };
+  template <class Sources>
+  uint64_t send_all(size_t count, cuda::Stream stream, const Sources& source);
   bool is_free(uint64_t number) const;
   bool launch(ScalarsJob* job, cuda::Stream stream);
 

@@ -31,7 +31,10 @@ struct LateEvent {
 
 struct LateGradient {
   int32_t layer;
+  bool is_squared;  // a sum of squares, not the root of it
   LateNumber norm;
+
+  double square() const { return is_squared ? norm.value : norm.value * norm.value; }
 };
 
 struct LateStep {

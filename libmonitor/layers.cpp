@@ -118,7 +118,7 @@ bool LayerTable::publish_gradients(int64_t step, double* total_norm) {
 
 bool LayerTable::publish_late(const LateGradient* norms, uint32_t count, int64_t step, double* total_norm) {
   Sums sums = {};
-  for (uint32_t n = 0; n < count; ++n) sums.add(norms[n].layer, norms[n].norm.value * norms[n].norm.value);
+  for (uint32_t n = 0; n < count; ++n) sums.add(norms[n].layer, norms[n].square());
   return publish(sums, step, total_norm);
 }
 

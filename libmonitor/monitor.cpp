@@ -233,6 +233,8 @@ void Monitor::reset() {
   step_was_sampled_ = clock_is_reported_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
+  gradient_cost_ = {};
+  gradients_ns_ = 0;
   stride_ = {};
   period_steps_.store(1);
   budget_ = {};

@@ -8,6 +8,7 @@
 #include "libmonitor/budget.h"
 #include "libmonitor/cost_model.h"
 #include "libmonitor/device_sampler.h"
+#include "libmonitor/gradient_cost.h"
 #include "libmonitor/graph_ledger.h"
 #include "libmonitor/guest.h"
 #include "libmonitor/kernel_count.h"
@@ -81,6 +82,9 @@ class Monitor {
   };
   Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
                     uint32_t pass);
+  void add_gradient(const foreshock_gradient& gradient);
+  uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
+  void sample_gradients();
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   bool find_late(uint64_t number, double* value) const;
   void count_late(const LateStep& step, bool with_losses);
@@ -99,6 +103,10 @@ class Monitor {
         free_slots_.load(std::memory_order_relaxed) / slots_per_slice_.load(std::memory_order_relaxed),
         paid_slices_.load(std::memory_order_relaxed));
   }
+
+  // Of the numbers of a step. Cells are for all steps that wait, the one that goes on, and one whose numbers
+  // were given up and may still come.
+  static constexpr uint64_t kMostInAStep = kScalarCells / (LateSteps::kMost + 2);
 
   std::atomic_flag clock_busy_;  // step state below
   std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
@@ -130,8 +138,10 @@ class Monitor {
   StepStride stride_;
   Budget budget_;
   CostModel cost_;
-  LossFollower loss_;  // under loss_busy_, as are
-  LateSteps late_;     // but for the gradients of its open step, under clock_busy_; it moves on under both
+  GradientCost gradient_cost_;  // of those on devices
+  uint64_t gradients_ns_ = 0;   // charged for them in this step
+  LossFollower loss_;           // under loss_busy_, as are
+  LateSteps late_;  // but for the gradients of its open step, under clock_busy_; it moves on under both
   FetchedByTraining fetched_;  // under both
   std::atomic<bool> loss_is_told_{false};
   std::atomic<uint64_t> numbers_asked_{0};  // since the last step record

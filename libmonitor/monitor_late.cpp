@@ -11,10 +11,6 @@ constexpr uint64_t kHostPlace = 7;  // in the last bits, where those of devices 
 bool is_of_host(uint64_t number) { return number % 8 == kHostPlace; }
 static_assert(kMostDevices <= kHostPlace);
 
-// Cells are for all steps that wait, the one that goes on, and one whose numbers were given up and may still
-// come.
-constexpr uint64_t kMostInAStep = kScalarCells / (LateSteps::kMost + 2);
-
 // What one kernel keeps the trainer's stream. Nobody reads its times: that would take more than it does. An
 // empty kernel takes 2 to 3 us from launch to launch, and two loads and stores over the bus one more.
 constexpr uint64_t kScalarKernelNs = 4000;
@@ -149,8 +145,7 @@ bool Monitor::settle_open() {
   if (!open.has_events) lose_skips();
   count_late(open, knows);
   for (uint32_t n = 0; n < open.gradients && open.has_gradients; ++n)
-    layers_.add_gradient_of(open.gradient[n].layer,
-                            open.gradient[n].norm.value * open.gradient[n].norm.value);
+    layers_.add_gradient_of(open.gradient[n].layer, open.gradient[n].square());
   open.clear();
   return true;
 }

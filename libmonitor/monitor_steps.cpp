@@ -1,12 +1,13 @@
-// The clock of steps, losses, names and gradients of Monitor; the calls themselves are in monitor.cpp.
+// The clock of steps, and the names and weights that Monitor is told; the calls themselves are in
+// monitor.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <optional>
 #include <utility>
 
-#include "kernels/sum_of_squares.h"
 #include "libmonitor/clocks.h"
+#include "libmonitor/element.h"
 #include "libmonitor/logged_name.h"
 #include "libmonitor/monitor.h"
 #include "libmonitor/sampler.h"
@@ -26,19 +27,6 @@ constexpr double kLeastMargin = 1.5;
 // A number of steps that no training reaches; from here on it is taken for unknown, so that counting on from
 // it cannot overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
-
-// Element n of an array whose element size is the caller's, not ours: structs grow at their end.
-template <class T>
-const T& element(const T* first, size_t n) {
-  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + n * first->size);
-}
-
-bool gives_fetched_norms(const foreshock_gradient* gradients, size_t count) {
-  if (gradients->size < sizeof(foreshock_gradient)) return false;
-  for (size_t n = 0; n < count; ++n)
-    if (element(gradients, n).norm_fetched != 0) return true;
-  return false;
-}
 
 }  // namespace
 
@@ -70,7 +58,7 @@ uint32_t Monitor::plan_slices() {
   TryLock lock(cost_busy_);
   if (!lock) return paid_slices_.load(std::memory_order_relaxed);
   if (!budget_.allows()) return 0;
-  return cost_.slices_within(budget_.balance_seconds(), is_cold());
+  return cost_.slices_within(budget_.balance_seconds() - gradient_cost_.seconds(), is_cold());
 }
 
 void Monitor::begin_step() {
@@ -187,10 +175,13 @@ void Monitor::end_step(const foreshock_step& step) {
   const double cost_seconds = static_cast<double>(record.cost_ns) * 1e-9 - set_up_seconds;
   const double step_seconds = static_cast<double>(record.duration_ns) * 1e-9 - set_up_seconds;
   double least_seconds = 0;
-  const double on_slices = static_cast<double>(slices_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
+  // What is foretold by itself.
+  const uint64_t apart_ns =
+      slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
+  const double apart = static_cast<double>(apart_ns) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
-    cost_.observe_step(step_was_sampled_, std::max(cost_seconds - on_slices, 0.0));
-    least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold());
+    cost_.observe_step(step_was_sampled_, std::max(cost_seconds - apart, 0.0));
+    least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) + gradient_cost_.seconds();
   }
   // The lasting interval: a burst neither takes what was saved up nor forgives what is owed.
   budget_.end_step(step_seconds, cost_seconds, lasting_interval_, kLeastMargin * least_seconds);
@@ -232,6 +223,10 @@ uint64_t Monitor::collect_weights(const Counting& counting) {
 // A gather keeps the trainer's stream as long as a kernel of the trainer would: that is time of the training,
 // charged as that of the host is, in the step whose end finds it written down.
 void Monitor::charge_devices(const Counting& counting) {
+  gradient_cost_.look([this](uint64_t number, double* value) { return find_late(number, value); });
+  const uint64_t owed_ns = gradient_cost_.take_owed();
+  gradients_ns_ += owed_ns;
+  counting.add(counting.block->step_ns, owed_ns);
   const GatherTimes::Spent spent = devices_.take_spent();
   if (spent.slices == 0) return;
   counting.add(counting.block->hook_ns, spent.ns);
@@ -279,39 +274,6 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   int kept = 0;
   for (size_t n = 0; n < count; ++n) kept += layers_.name(element(parameters, n));
   return kept;
-}
-
-void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t count) {
-  const uint64_t begin = monotonic_ns();
-  wake(0);
-  if ((g_guest.hot() & kHotArmed) == 0) return;
-  TryLock lock(clock_busy_);
-  if (!lock) return;
-  // Afresh: a trainer may take several steps before it tells one, or leave one out and try it again.
-  layers_.begin_gradients();
-  late_.open().begin_gradients();
-  const bool is_late = gives_fetched_norms(gradients, count);
-  for (size_t n = 0; n < count; ++n) {
-    const foreshock_gradient& gradient = element(gradients, n);
-    if (is_late) {
-      const LateNumber norm = {std::sqrt(gradient.sum_of_squares), gradient.norm_fetched};
-      late_.open_with_room().add(LateGradient{layers_.find(gradient.identity), norm});
-      continue;
-    }
-    double squares = gradient.sum_of_squares;
-    if (gradient.values.data != nullptr) {
-      if (gradient.values.dims != 1 || gradient.values.stride[0] != 1 ||
-          gradient.values.device_type != FORESHOCK_DEVICE_CPU)
-        continue;
-      squares = sum_of_squares(gradient.values.data, static_cast<DType>(gradient.values.dtype),
-                               static_cast<size_t>(gradient.values.shape[0]));
-      // A pass over the gradients is what a step without attention calls is sampled for.
-      step_was_sampled_ |= (g_guest.hot() & kHotTickPending) != 0 && falls_due(ending_step());
-    }
-    layers_.add_gradient(gradient.identity, squares);
-  }
-  const Counting counting = g_guest.counting();
-  counting.add(counting.block->step_ns, monotonic_ns() - begin);
 }
 
 // -- weights --

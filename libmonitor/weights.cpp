@@ -11,6 +11,7 @@
 #include "kernels/sum_of_squares.h"
 #include "kernels/update.h"
 #include "libmonitor/clocks.h"
+#include "libmonitor/element.h"
 #include "libmonitor/head_copy.h"
 #include "libmonitor/optimizer_numbers.h"
 
@@ -24,12 +25,6 @@ constexpr uint64_t kLeastPiece = 8 << 10;  // of the ring, below which packing i
 constexpr uint32_t kMostRest = 32;         // turns for which a record that is too large is not tried again
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Element n of an array whose element size is the caller's, not ours: structs grow at their end.
-template <class T>
-const T& element(const T* first, size_t n) {
-  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + n * first->size);
-}
 
 // The number of elements; 0 for what cannot be one.
 uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {

@@ -32,7 +32,7 @@ class GradientReport {
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const bool is_of_pass = WasInGraph(*static_cast<const c10::TensorImpl*>(gradients_[i].identity));
-      if (!is_of_pass || !Values(*tensors_[i], &gradients_[i].values)) return;
+      if (!is_of_pass || !Values(*tensors_[i], &gradients_[i])) return;
     }
     Send();
   }
@@ -116,19 +116,23 @@ class GradientReport {
     return pointer.weak_use_count() != 0;
   }
 
-  static bool Values(const c10::TensorImpl& gradient, foreshock_tensor* values) {
+  // On a device too: the core has them read behind what has written them, on the stream that is current here.
+  static bool Values(const c10::TensorImpl& gradient, foreshock_gradient* entry) {
     const auto tensor =
         at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
             const_cast<c10::TensorImpl*>(&gradient)));
     const uint32_t dtype = DtypeOf(tensor);  // what the core cannot square (complex numbers) is not nothing
-    if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense() || dtype == FORESHOCK_DTYPE_NONE ||
-        !IsInMemory(tensor))
+    entry->stream = StreamOf(tensor);
+    if ((!tensor.is_cpu() && !entry->stream) || !tensor.is_non_overlapping_and_dense() ||
+        dtype == FORESHOCK_DTYPE_NONE || !IsInMemory(tensor))
       return false;
+    foreshock_tensor* values = &entry->values;
     *values = {};
     values->data = tensor.const_data_ptr();
     values->dims = 1;
     values->dtype = dtype;
-    values->device_type = FORESHOCK_DEVICE_CPU;
+    values->device_type = DeviceOf(tensor);
+    values->device_index = tensor.get_device();
     std::fill(values->shape, values->shape + FORESHOCK_TENSOR_DIMS, 1);
     values->shape[0] = tensor.numel();
     values->stride[0] = 1;

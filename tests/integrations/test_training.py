@@ -100,6 +100,22 @@ print(json.dumps(events()))
     assert not [row for row in rows if row["event"] == "gradients"]
 
 
+@pytest.mark.parametrize("clips", [False, True])
+def test_where_kernels_may_write_untold_only_norms_are_known(trainer, clips: bool) -> None:
+    """Apex scales gradients in place by kernels that move no version."""
+    rows = trainer(f"""{TOY}
+import types; sys.modules["amp_C"] = types.ModuleType("amp_C")
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(3):
+    opt.zero_grad(); loss_of(model).backward()
+    if {clips}: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    opt.step()
+print(json.dumps(events()))
+""")
+    assert [row["event"] for row in rows].count("step") == 3
+    assert [row["from_values"] for row in rows if row["event"] == "gradients"] == ([False] * 3 if clips else [])
+
+
 def test_planted_nan_is_in_its_parameter(trainer) -> None:
     rows, planted = trainer(f"""{TOY}
 model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -68,6 +68,24 @@ TEST_P(ScalarsBody, TouchesNoOtherCell) {
   }
 }
 
+TEST_P(ScalarsBody, SquaresOfSumsAreNoNumberWhereAnElementIsNone) {
+  const GradientSums sums[] = {
+      {0.1, 7, 0}, {0.1, 7, 1}, {0, 0, 0}, {INFINITY, 1, 0}, {0.3, 0, uint64_t{1} << 40}};
+  ScalarsJob job = {};
+  job.first = 5;
+  job.count = 5;
+  job.dtype = kSquaresOfSums;
+  for (uint32_t n = 0; n < 5; ++n) job.from[n] = address(sums + n);
+  run(job);
+  for (uint32_t n = 0; n < 5; ++n) {
+    EXPECT_EQ(cells_[5 + n].number, 5 + n);
+    if (sums[n].nonfinite == 0)
+      EXPECT_EQ(cells_[5 + n].value, sums[n].squares) << n;
+    else
+      EXPECT_TRUE(std::isnan(cells_[5 + n].value)) << n;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Launches, ScalarsBody, testing::ValuesIn(kEmulatedLaunches),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -31,7 +31,7 @@ TEST_F(LateStepsTest, EachKindIsKnownByItself) {
   LateStep& step = steps_.open();
   step.add(loss(1));
   step.add(skip(2));
-  step.add(LateGradient{0, {0, 3}});
+  step.add(LateGradient{0, false, {0, 3}});
   EXPECT_TRUE(step.is_late);
   EXPECT_FALSE(look(step, 0));
   EXPECT_FALSE(step.knows_losses() || step.knows_skips() || step.knows_gradients());
@@ -49,7 +49,7 @@ TEST_F(LateStepsTest, EachKindIsKnownByItself) {
 TEST_F(LateStepsTest, WhatIsToldTwiceIsMissingOnce) {
   LateStep& step = steps_.open();
   for (const uint64_t number : {1, 1, 2}) step.add(loss(number, 3));
-  for (const uint64_t number : {4, 5}) step.add(LateGradient{0, {0, number}});
+  for (const uint64_t number : {4, 5}) step.add(LateGradient{0, false, {0, number}});
   EXPECT_EQ(step.missing([](uint64_t) { return true; }), 5u);
   EXPECT_FALSE(look(step, 2));
   EXPECT_EQ(step.missing([](uint64_t) { return true; }), 3u);
@@ -67,10 +67,10 @@ TEST_F(LateStepsTest, AScaleOfOneTellsNothing) {
 TEST_F(LateStepsTest, WhatHasNoRoomIsNotKnown) {
   LateStep& step = steps_.open();
   for (uint32_t n = 0; n < LateStep::kMostEvents; ++n) step.add(loss(1));
-  for (uint32_t n = 0; n < LateStep::kMostGradients; ++n) step.add(LateGradient{0, {0, 1}});
+  for (uint32_t n = 0; n < LateStep::kMostGradients; ++n) step.add(LateGradient{0, false, {0, 1}});
   EXPECT_TRUE(look(step, 1));
   EXPECT_TRUE(step.knows_losses() && step.knows_gradients());
-  step.add(LateGradient{0, {1, 0}});
+  step.add(LateGradient{0, false, {1, 0}});
   EXPECT_TRUE(step.knows_losses());
   EXPECT_FALSE(step.knows_gradients());
   step.begin_gradients();
@@ -85,7 +85,7 @@ TEST_F(LateStepsTest, WithoutMemoryNothingIsKnown) {
   none.forget();
   EXPECT_TRUE(none.open().knows_losses() && none.open().knows_gradients() && none.open().knows_skips());
   none.open().add(loss(1));
-  none.open().add(LateGradient{0, {0, 1}});
+  none.open().add(LateGradient{0, false, {0, 1}});
   EXPECT_TRUE(look(none.open(), 0));
   EXPECT_FALSE(none.open().knows_losses() || none.open().knows_gradients() || none.open().knows_skips());
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -228,6 +229,53 @@ TEST_F(LiveDeviceTest, ALossIsInTheRecordOfItsStep) {
     EXPECT_EQ(steps[2 + n].loss, expected[n]);
   }
   EXPECT_EQ(reader->coverage().numbers_missed, 0u);
+}
+
+// Gradients behind a stream that stands still: the same of their squares. Every sum of these is exact.
+TEST_F(LiveDeviceTest, ANormOfGradientsIsInTheRecordOfItsStep) {
+  on_device(64, [](LiveDevice& device, LiveTrainer& trainer) {
+    trainer.stream = device.new_stream(1);
+    Gate gate(device);
+    trainer.set_up();
+    const std::vector<float> halves(150'000, 0.5f);
+    const std::vector<uint16_t> twos(100, 0x4000);  // of bf16
+    std::vector<foreshock_gradient> gradients;
+    const auto add = [&](const void* values, size_t count, uint32_t dtype, size_t bytes) {
+      foreshock_gradient gradient = {};
+      gradient.size = sizeof gradient;
+      gradient.version = FORESHOCK_ABI_VERSION;
+      gradient.values = {reinterpret_cast<void*>(device.copy_of(values, count * bytes)),
+                         {static_cast<int64_t>(count), 1, 1, 1},
+                         {1, 0, 0, 0},
+                         dtype,
+                         1,
+                         FORESHOCK_DEVICE_CUDA,
+                         0};
+      gradient.stream = trainer.stream;
+      gradients.push_back(gradient);
+    };
+    for (int n = 0; n < 60; ++n) {
+      add(halves.data(), halves.size(), FORESHOCK_FP32, sizeof(float));
+      add(twos.data(), twos.size(), FORESHOCK_BF16, sizeof(uint16_t));
+    }
+    for (const bool is_there : {false, true}) {
+      if (is_there) gate.shut(trainer.stream);
+      foreshock_observe_gradients(gradients.data(), gradients.size());
+      trainer.train();
+    }
+    gate.open();
+    device.wait();
+    trainer.train();
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  reader->wait_no_more();
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), 5u);
+  EXPECT_FALSE(segment::given(steps[2], segment::kGivenGradientNorm)) << "the device was met";
+  EXPECT_FALSE(segment::is_pending(steps[3]));
+  EXPECT_TRUE(segment::given(steps[3], segment::kGivenGradientNorm));
+  EXPECT_EQ(steps[3].gradient_norm, std::sqrt(60 * (150'000 * 0.25 + 100 * 4.0)));
 }
 
 // In the mode that forbids every thread what may disturb it, which is torch's.

@@ -179,6 +179,10 @@ typedef struct foreshock_gradient {
   double sum_of_squares;   /* used when values.data is NULL */
   foreshock_tensor values; /* dense; dims 1, shape[0] = elements */
   uint64_t norm_fetched;   /* of foreshock_fetch: the norm, instead of both above; 0: none */
+  /* Of values on a CUDA device, where then all of the step's are: the stream that the optimizer's work is
+   * given to, as in foreshock_attention_call. Kernels on it sum the squares, and the record of the step is
+   * completed when those have come. NULL: unknown, and they are left out. */
+  void* stream;
 } foreshock_gradient;
 
 /* A number that the training itself logs, and already holds on the host. */

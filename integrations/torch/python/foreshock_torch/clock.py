@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections import deque
 from typing import Any
@@ -21,6 +22,10 @@ from .replicas import Replicas
 from .signals import is_of_signal
 from .unseen import LOOK_AT, attention_unseen
 from .weights import ENDED, Weights
+
+# In-place writes into gradients of which torch knows nothing: Apex's kernels may have clipped them, and no version of
+# a tensor tells. As many as no gradient shows, so that the values of none are taken for those of the backward pass.
+UNTOLD_WRITES = 2**31
 
 
 def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
@@ -105,7 +110,8 @@ class Monitor:
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward and not self._pieces.addresses
-        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies)
+        copies = UNTOLD_WRITES if "amp_C" in sys.modules else self.modules.copies
+        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), copies)
         self.weights.due()
         if not has_stepped:
             in_core += self.weights.before(optimizer)
