@@ -102,6 +102,10 @@ void foreshock_observe_loss(double value, uint32_t source) {
   if (!g_guest.is_off()) g_monitor.observe_loss(value, source);
 }
 
+void foreshock_observe_loss_sum(double sum, double weight) {
+  if (!g_guest.is_off()) g_monitor.observe_loss_sum(sum, weight);
+}
+
 int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
                     uint64_t* numbers) {
   if (values == nullptr || numbers == nullptr || count == 0 || !foreshock_enabled()) return 0;
@@ -110,6 +114,10 @@ int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, 
 
 void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (number != 0 && !g_guest.is_off()) g_monitor.observe_fetched_loss(number, scale, source);
+}
+
+void foreshock_observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
+  if (sum != 0 && weight != 0 && !g_guest.is_off()) g_monitor.observe_fetched_loss_sum(sum, weight);
 }
 
 void foreshock_fetched(uint64_t number, double value) {

@@ -18,12 +18,12 @@ struct LateNumber {
   uint64_t number;  // 0: it is there
 };
 
-// A loss, or that a step was left out (kSkip; then `value` is not 0).
+// A loss, a summed cross-entropy (kSum), or that a step was left out (kSkip; then `value` is not 0).
 struct LateEvent {
-  static constexpr uint32_t kSkip = 0;
-  uint32_t source;  // FORESHOCK_LOSS_..., kSkip
+  static constexpr uint32_t kSkip = 0, kSum = ~0u;
+  uint32_t source;  // FORESHOCK_LOSS_..., kSkip, kSum
   LateNumber value;
-  LateNumber scale;  // the loss is value times this
+  LateNumber scale;  // the loss is value times this; of a sum the weight of its targets
   // By a number of its own. 1 then tells nothing: a gradient scaler gives it out for what an optimizer shall
   // divide by the scale itself.
   bool is_scaled;

@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "foreshock/hook.h"
-
 namespace foreshock {
 namespace {
 
@@ -36,6 +34,16 @@ void LossFollower::settle(double root) {
   settled_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
+// Shares add up to that mean, those that are whole to k times as much; what else there may be in a loss makes
+// less of a difference than the middle between both, a factor of sqrt(k).
+void LossFollower::settle_roots() {
+  const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
+  if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
+  const double together = roots.sum / (summed.sum / summed.weight);
+  if (!(together > 0) || std::isinf(together)) return;
+  roots_ = together < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
+}
+
 void LossFollower::observe(double value, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   if (source == FORESHOCK_LOSS_REPORTED) settled_ = source;
@@ -48,8 +56,11 @@ void LossFollower::observe(double value, uint32_t source) {
     if (settled_ == 0 && std::isfinite(value)) settle(value);
     nll_since_root_ = 0;
   }
-  mean_[source].sum += value;
-  ++mean_[source].count;
+  mean_[source].add(value, 1);
+}
+
+void LossFollower::observe_sum(double sum, double weight) {
+  if (weight >= 0 && std::isfinite(weight)) mean_[kSummed].add(sum, weight);
 }
 
 bool LossFollower::is_reported() const { return settled_ == FORESHOCK_LOSS_REPORTED; }
@@ -61,13 +72,17 @@ void LossFollower::forget_step() {
 
 bool LossFollower::take(double* loss, uint32_t* source) {
   // Without a root (autograd.grad instead of backward) a cross-entropy that needed gradients is the loss.
-  if (settled_ == 0 && mean_[FORESHOCK_LOSS_NLL].count > 0) settled_ = FORESHOCK_LOSS_NLL;
+  const bool has_root = mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
+  if (settled_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) settled_ = FORESHOCK_LOSS_NLL;
+  if (settled_ == 0 && mean_[kSummed].weight > 0 && !has_root) settled_ = kSummed;
+  settle_roots();
   const uint32_t seen = settled_ != 0 ? settled_ : uint32_t{FORESHOCK_LOSS_LOGGED};
-  const Mean mean = mean_[seen];
+  Mean mean = mean_[seen];
+  if (seen == FORESHOCK_LOSS_BACKWARD_ROOT && roots_ == Roots::kShares && has_root) mean.weight = 1;
   forget_step();
-  if (mean.count == 0) return false;
-  *loss = mean.sum / static_cast<double>(mean.count);
-  *source = seen;
+  if (mean.weight == 0) return false;
+  *loss = mean.sum / mean.weight;
+  *source = seen == kSummed ? uint32_t{FORESHOCK_LOSS_NLL} : seen;
   return true;
 }
 

@@ -45,8 +45,10 @@ class Monitor {
   void skip_step();
   void lose_skips() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
+  void observe_loss_sum(double sum, double weight);
   bool fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what, uint64_t* numbers);
   void observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source);
+  void observe_fetched_loss_sum(uint64_t sum, uint64_t weight);
   void fetched(uint64_t number, double value);
   void skip_step_if(uint64_t number);
   // What has come since the last step. No device is asked.

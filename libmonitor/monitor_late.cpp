@@ -35,7 +35,8 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count_of, void* strea
   const bool is_sent =
       has_room && devices_.send_scalars({values[0].device_index, stream}, values, count_of, numbers);
   if (is_sent) numbers_asked_.fetch_add(count_of, std::memory_order_relaxed);
-  if (!is_sent && is_loss) numbers[0] = (host_numbers_.fetch_add(1) + 1) * 8 + kHostPlace;
+  for (size_t n = 0; n < count_of && !is_sent && is_loss; ++n)
+    numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kHostPlace;
   if (!is_sent && !is_loss) count(coverage.numbers_missed, count_of);
   counting.add(counting.block->step_ns, monotonic_ns() - begin + (is_sent ? kScalarKernelNs : 0));
   return is_sent || is_loss;
@@ -55,10 +56,22 @@ void Monitor::observe_loss(double value, uint32_t source) {
   late_.open().add(LateEvent{source, {value, 0}, {1, 0}, false});
 }
 
+void Monitor::observe_loss_sum(double sum, double weight) {
+  TryLock lock(loss_busy_);
+  if (!lock) return;
+  if (!late_.has_ended() && late_.open().events == 0) return loss_.observe_sum(sum, weight);
+  late_.open().add(LateEvent{LateEvent::kSum, {sum, 0}, {weight, 0}, false});
+}
+
 void Monitor::observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   TryLock lock(loss_busy_);
   if (lock) late_.open_with_room().add(LateEvent{source, {0, number}, {1, scale}, scale != 0});
+}
+
+void Monitor::observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
+  TryLock lock(loss_busy_);
+  if (lock) late_.open_with_room().add(LateEvent{LateEvent::kSum, {0, sum}, {0, weight}, false});
 }
 
 void Monitor::skip_step() {
@@ -96,6 +109,10 @@ void Monitor::count_late(const LateStep& step, bool with_losses) {
       if (!is_there || event.value.value == 0) continue;
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
       loss_.forget_step();  // it is that of no step
+      continue;
+    }
+    if (event.source == LateEvent::kSum) {
+      if (with_losses) loss_.observe_sum(event.value.value, event.scale.value);
       continue;
     }
     const bool is_certain = event.source == FORESHOCK_LOSS_REPORTED || event.source == FORESHOCK_LOSS_LOGGED;

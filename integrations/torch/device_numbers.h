@@ -18,15 +18,26 @@ inline bool IsNumberOnDevice(const at::Tensor& tensor) noexcept {
   return HasData(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
 }
 
-// What it is known by from now on; 0: not to be had.
-inline uint64_t FetchNumber(const at::Tensor& tensor, uint32_t what) noexcept try {
-  if (!IsNumberOnDevice(tensor) || tensor.dim() > FORESHOCK_TENSOR_DIMS) return 0;
-  const foreshock_tensor value = View(tensor);
-  void* stream = StreamOf(tensor);
-  uint64_t number = 0;
-  return stream && value.data && foreshock_fetch(&value, 1, stream, what, &number) ? number : 0;
+// What they are known by from now on; false: not to be had. They lie on one device, and were made on one
+// stream.
+template <size_t N>
+bool Fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
+  foreshock_tensor values[N];
+  for (size_t n = 0; n < N; ++n) {
+    if (!IsNumberOnDevice(*tensors[n]) || tensors[n]->dim() > FORESHOCK_TENSOR_DIMS) return false;
+    values[n] = View(*tensors[n]);
+    if (!values[n].data) return false;
+  }
+  void* stream = StreamOf(*tensors[0]);
+  return stream && foreshock_fetch(values, N, stream, what, numbers);
 } catch (...) {
-  return 0;
+  return false;
+}
+
+// The same of one; 0: not to be had.
+inline uint64_t FetchNumber(const at::Tensor& tensor, uint32_t what) noexcept {
+  uint64_t numbers[1] = {};
+  return Fetch({&tensor}, what, numbers) ? numbers[0] : 0;
 }
 
 // Of a list that lies on one device; zeros where they are not to be had.

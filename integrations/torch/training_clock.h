@@ -12,6 +12,7 @@
 
 #include "device_numbers.h"
 #include "dispatch.h"
+#include "summed_loss.h"
 
 namespace foreshock::adapter {
 
@@ -23,12 +24,13 @@ class TrainingClock {
  public:
   // The root of backward(): a gradient of one was made for `loss`. With a gradient scaler it is not the loss
   // but a multiple; until the first step has shown whether there is one, a product needs a cross-entropy
-  // beside it.
+  // beside it. A summed one will not do, since a root may be any part of it: both are left out.
   void SawRoot(double loss, bool is_product) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
+    const bool maybe_scaled = MaybeScaled(is_product);
+    if (maybe_scaled) pending_sums.Forget();
     const bool beside_loss = BackwardBegins();
-    const bool maybe_scaled = is_product && !beside_loss && !stepped_.load(std::memory_order_relaxed);
-    if (maybe_scaled || scaler_.load(std::memory_order_relaxed)) return;
+    if ((maybe_scaled && !beside_loss) || scaler_.load(std::memory_order_relaxed)) return;
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
@@ -37,14 +39,14 @@ class TrainingClock {
   void SawRootOnDevice(const at::Tensor& loss, bool is_product) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = Watching().NumberOf(loss);
+    const bool maybe_scaled = MaybeScaled(is_product);
+    const bool is_left_out = maybe_scaled && pending_sums.Forget();
     const bool beside_loss = BackwardBegins();
     const bool is_known = number != 0;
-    if (beside_loss && scaler_.load(std::memory_order_relaxed)) return;
+    if (beside_loss ? scaler_.load(std::memory_order_relaxed) : is_left_out) return;
     if (!is_known) number = FetchNumber(loss, FORESHOCK_FETCH_LOSS);
     if (number == 0) return;
-    const bool is_scaled = scaler_.load(std::memory_order_relaxed) ||
-                           (is_product && !beside_loss && !stepped_.load(std::memory_order_relaxed));
-    if (is_scaled) {
+    if (scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !beside_loss)) {
       const uint32_t n = scaled_.load(std::memory_order_relaxed);
       if (n < kMostScaled) scaled_root_[n] = number;
       scaled_.store(n + 1, std::memory_order_relaxed);
@@ -102,15 +104,22 @@ class TrainingClock {
   uint32_t unscales() const noexcept { return unscales_.load(std::memory_order_relaxed); }
 
  private:
+  // Whether a root is the multiple of a gradient scaler that nobody has seen yet.
+  bool MaybeScaled(bool is_product) const noexcept {
+    return is_product && !stepped_.load(std::memory_order_relaxed) &&
+           !scaler_.load(std::memory_order_relaxed);
+  }
+
   // True when a cross-entropy belongs to this backward pass.
   bool BackwardBegins() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     backwards_.fetch_add(1, std::memory_order_relaxed);
+    const bool has_sums = pending_sums.Tell();
     if (const uint64_t number = std::exchange(pending_number, 0)) {
       foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_NLL);
       return true;
     }
-    if (!pending_loss) return false;
+    if (!pending_loss) return has_sums;
     foreshock_observe_loss(*pending_loss, FORESHOCK_LOSS_NLL);
     pending_loss.reset();
     return true;
@@ -132,7 +141,8 @@ class TrainingClock {
 inline constinit TrainingClock training_clock;
 inline TrainingClock& Clock() { return training_clock; }
 
-// nll_loss_forward and its 2-D twin. The input needs gradients; the output, below autograd, never does.
+// nll_loss_forward and its 2-D twin. The input needs gradients; the output, below autograd, never does. Their
+// second output is what the targets weigh that are not ignored.
 class LossHook final : public c10::OperatorKernel {
  public:
   explicit LossHook(const c10::FunctionSchema& schema)
@@ -145,12 +155,14 @@ class LossHook final : public c10::OperatorKernel {
     const c10::DispatchKeySet below = keys & kBelow;
     const at::Tensor& self = TensorOrUndefined(Peek(*stack, arguments_, self_));
     const c10::IValue& reduction = Peek(*stack, arguments_, reduction_);
+    const int64_t reduced = reduction.isInt() ? reduction.toInt() : 0;
     const bool is_loss = GoesToDevice(below) && HasData(self) && self.requires_grad() &&
-                         c10::GradMode::is_enabled() && !InBackward() && reduction.isInt() &&
-                         reduction.toInt() == kMean;
+                         c10::GradMode::is_enabled() && !InBackward() &&
+                         (reduced == kMean || reduced == kSum);
     op.redispatchBoxed(below, stack);
     if (!is_loss) return;
     const at::Tensor& result = TensorOrUndefined(Peek(*stack, returns_, 0));
+    if (reduced == kSum) return pending_sums.Add(result, TensorOrUndefined(Peek(*stack, returns_, 1)));
     if (const auto loss = ScalarOnCpu(result)) {
       pending_loss = loss;
     } else if (const uint64_t number = FetchNumber(result, FORESHOCK_FETCH_LOSS)) {
@@ -160,7 +172,7 @@ class LossHook final : public c10::OperatorKernel {
   }
 
  private:
-  static constexpr int64_t kMean = 1;  // at::Reduction::Mean
+  static constexpr int64_t kMean = 1, kSum = 2;  // of at::Reduction
   const int arguments_, returns_, self_, reduction_;
 };
 

@@ -177,6 +177,11 @@ void foreshock_observe_loss(double value, uint32_t source) {
   Record(Format("{\"event\": \"loss\", \"source\": %u, \"value\": %s}", source, Number(value).c_str()));
 }
 
+void foreshock_observe_loss_sum(double sum, double weight) {
+  Record(Format("{\"event\": \"loss_sum\", \"sum\": %s, \"weight\": %s}", Number(sum).c_str(),
+                Number(weight).c_str()));
+}
+
 // Numbers are there at once: the device is memory of the host.
 int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
                     uint64_t* numbers) {
@@ -194,6 +199,10 @@ void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t so
   Record(Format("{\"event\": \"fetched_loss\", \"number\": %" PRIu64 ", \"scale\": %" PRIu64
                 ", \"source\": %u}",
                 number, scale, source));
+}
+void foreshock_observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
+  Record(Format("{\"event\": \"fetched_loss_sum\", \"sum\": %" PRIu64 ", \"weight\": %" PRIu64 "}", sum,
+                weight));
 }
 void foreshock_fetched(uint64_t number, double value) {
   Record(Format("{\"event\": \"fetched\", \"number\": %" PRIu64 ", \"value\": %s}", number,

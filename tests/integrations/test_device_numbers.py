@@ -35,12 +35,14 @@ losses, norms, kept, skipped = [], [], [], 0
 def loss_of(x):
     y = model(x)
     if "cross_entropy" in words: return F.cross_entropy(y.flatten(0, 1), put(torch.randint(32, (48,))))
+    if "sum" in words: return F.cross_entropy(y.flatten(0, 1), put(torch.randint(32, (48,))), reduction="sum")
     return y.square().mean()
 for step in range({STEPS}):
     parts = []
     for n in range(passes):
         loss = loss_of(put(torch.randn(2, 24, 32)))
         root = loss if "cross_entropy" in words else loss / passes if passes > 1 else loss
+        if "sum" in words: root = loss / (48 * passes)  # the targets of the step
         scaler.scale(root / passes if "cross_entropy" in words and passes > 1 else root).backward()
         if "item" in words: parts.append(root.detach().item())
         else: parts.append(root.detach())
@@ -54,7 +56,7 @@ for step in range({STEPS}):
     else: kept.append(parts)
 run_all()
 losses = [[float(get(part) if isinstance(part, torch.Tensor) else part) for part in parts] for parts in kept]
-means = [sum(parts) / len(parts) for parts in losses]
+means = [sum(parts) / (1 if "sum" in words else len(parts)) for parts in losses]
 norms = [float(get(norm)) for norm in norms]
 if "item" not in words: loss.item()  # a training looks at its last loss
 total = torch.nn.ParameterList(get(parameter) for parameter in model.parameters())
@@ -66,7 +68,8 @@ os._exit(0)
 @pytest.mark.parametrize(
     "words",
     [(), ("item",), ("accumulate",), ("cross_entropy",), ("cross_entropy", "accumulate"), ("scaler",)]
-    + [("scaler", "cross_entropy", "accumulate", "item")],
+    + [("scaler", "cross_entropy", "accumulate", "item")]
+    + [("sum",), ("sum", "accumulate"), ("sum", "accumulate", "item")],
     ids=" ".join,
 )
 def test_the_loss_of_each_step_is_that_of_the_training(host_cuda, words) -> None:
@@ -75,8 +78,8 @@ def test_the_loss_of_each_step_is_that_of_the_training(host_cuda, words) -> None
     assert [step["step"] for step in steps] == list(range(1, len(told["losses"]) + 1))
     seen = {step["step"]: step["loss"] for step in steps if step["loss"] is not None}
     # In the first step the device was not set up: of that one it is known if the training waits for it itself, and
-    # not through a scaler, whose multiple it then is.
-    first = {"item"} <= set(words) and "scaler" not in words
+    # not through a scaler, whose multiple it then is; for a sum and its weight no training waits.
+    first = {"item"} <= set(words) and not {"scaler", "sum"} & set(words)
     wanted = dict(enumerate(told["losses"], 1))
     assert seen == {step: loss for step, loss in wanted.items() if step > 1 or first}
     source = "nll" if "cross_entropy" in words else "backward_root"

@@ -385,10 +385,10 @@ print(json.dumps(events()))
     assert str(reported) == str([float("nan"), 2.5])
 
 
-def test_soft_targets_and_sums_are_not_the_loss(trainer) -> None:
+def test_soft_targets_are_not_the_loss(trainer) -> None:
     rows = trainer("""
         x = torch.randn(4, 5, requires_grad=True); y = torch.randint(5, (4,))
-        F.cross_entropy(x, y, reduction="sum").backward()
+        F.cross_entropy(x, y, reduction="none").sum().backward()
         F.cross_entropy(x, torch.softmax(torch.randn(4, 5), 1)).backward()
         F.cross_entropy(x.detach(), y)
         torch.ones_like(torch.tensor(3.0)); torch.ones_like(x); torch.zeros_like(x)
@@ -399,3 +399,50 @@ def test_soft_targets_and_sums_are_not_the_loss(trainer) -> None:
     by_source = {source: [row["value"] for row in rows[0] if row["source"] == source] for source in (2, 3)}
     assert by_source[2] == [rows[1]]
     assert len(by_source[3]) == 3  # the roots of backward(), whatever they are
+
+
+def test_a_sum_is_told_with_the_weight_of_its_targets(trainer) -> None:
+    """Of those that are not ignored, by class where classes weigh; the pieces of a pass together."""
+    rows, truth = trainer("""
+        x, image = torch.randn(6, 5, requires_grad=True), torch.randn(2, 5, 3, 4, requires_grad=True)
+        y, classes = torch.tensor([0, 3, -100, 4, -100, 1]), torch.rand(5)
+        pixels = torch.randint(5, (2, 3, 4)); pixels[0, 1] = -100
+        truth = []
+        def ce(*args, **more): return F.cross_entropy(*args, reduction="sum", **more)
+        def passes(weight, *losses):
+            truth.append([sum(each.item() for each in losses), float(weight)]); sum(losses).backward()
+        passes(4, ce(x, y))
+        passes(classes[y[y >= 0]].sum(), ce(x, y, weight=classes))
+        passes(20, ce(image, pixels))
+        passes(classes[pixels[pixels >= 0]].sum(), ce(image, pixels, weight=classes))
+        passes(1, ce(x[0], y[0]))
+        passes(0, ce(x, torch.full((6,), -100)))
+        passes(4 + 20, ce(x, y), ce(image, pixels))
+        with torch.no_grad(): ce(x, y)
+        ce(x.detach(), y)
+        passes(3, ce(x[:2], y[:2]), ce(x[5:], y[5:]))
+        print(json.dumps([events(), truth]))
+    """)
+    sums = [row for row in rows if row["event"] == "loss_sum"]
+    assert [row["sum"] for row in sums] == [total for total, _ in truth]
+    # At most 20 weights in [0, 1), added in another order in fp32: each addition rounds by 2^-24 of the sum so far.
+    assert [row["weight"] for row in sums] == pytest.approx([weight for _, weight in truth], rel=20 * 2**-24)
+    roots = [row["event"] for row in rows if row["event"] != "loss" or row["source"] == 3]
+    assert [kind for kind in roots if kind.startswith("loss")] == ["loss_sum", "loss"] * len(truth)
+    assert not [row for row in rows if row["event"] == "loss" and row["source"] == 2]
+
+
+def test_a_sum_tells_nothing_beside_what_may_be_a_multiple(trainer) -> None:
+    """Before the first step a root that is a product may be a gradient scaler's."""
+    rows = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    x, y = batch()
+    (F.cross_entropy(model(x).flatten(0, 1), y, reduction="sum") * 0.5).backward()
+    x, y = batch()
+    (F.cross_entropy(model(x).flatten(0, 1), y, reduction="sum") / 32).backward()
+    opt.step(); opt.zero_grad()
+print(json.dumps(events()))
+""")
+    kinds = [row["event"] for row in rows if row["event"] in ("loss", "loss_sum", "step")]
+    assert kinds == ["loss_sum", "loss", "step", *["loss_sum", "loss"] * 2, "step"]

@@ -43,6 +43,13 @@ struct Numbers {
     foreshock_observe_fetched_loss(number, 0, source);
     return number;
   }
+  uint64_t loss_sum(float sum, float weight) {
+    const foreshock_tensor both[] = {tensor(sum), tensor(weight)};
+    uint64_t numbers[2] = {};
+    if (foreshock_fetch(both, 2, trainer.stream, FORESHOCK_FETCH_LOSS, numbers) == 0) return 0;
+    foreshock_observe_fetched_loss_sum(numbers[0], numbers[1]);
+    return numbers[0];
+  }
 };
 
 class DeviceScalarsTest : public DeviceTest {
@@ -143,6 +150,66 @@ TEST_F(DeviceScalarsTest, PassesOfAStepAreAveragedAsOnTheHost) {
   const auto steps = this->steps();
   EXPECT_EQ(losses_of(steps), std::vector<double>({-1, -1, 3.5, 5.5, 7.5, -1}));
   EXPECT_EQ(steps[2].loss_source, kNll);
+}
+
+// And sums tell that the roots are shares.
+TEST_F(DeviceScalarsTest, SharesOfAStepAreAddedAsOnTheHost) {
+  train([](DeviceTrainer& trainer) {
+    Numbers numbers{trainer};
+    trainer.set_up();
+    for (const float mean : {3.f, 5.f}) {
+      fake_cuda::forget_calls();
+      numbers.loss_sum(mean * 10, 10);
+      EXPECT_EQ(count_of("cuLaunchKernel"), 1) << "both at once";
+      numbers.loss(mean * 10 / 40);
+      foreshock_observe_loss_sum((mean + 1) * 30, 30);  // one that lies on the host keeps its place
+      numbers.loss((mean + 1) * 30 / 40);
+      trainer.end_step();
+    }
+    fake_cuda::run_all();
+    trainer.end_step();
+  });
+  const auto steps = this->steps();
+  EXPECT_EQ(losses_of(steps), std::vector<double>({-1, -1, 3.75, 5.75, -1}));
+  EXPECT_EQ(steps[2].loss_source, kRoot);
+}
+
+TEST_F(DeviceScalarsTest, OfSumsWithoutRootsTheMeanOverTheTargets) {
+  train([](DeviceTrainer& trainer) {
+    Numbers numbers{trainer};
+    trainer.set_up();
+    numbers.loss_sum(30, 10);
+    numbers.loss_sum(120, 30);
+    trainer.end_step();
+    fake_cuda::run_all();
+    trainer.end_step();
+    foreshock_observe_loss_sum(14, 2);
+    trainer.end_step();
+  });
+  const auto steps = this->steps();
+  EXPECT_EQ(losses_of(steps), std::vector<double>({-1, -1, 3.75, -1, 7}));
+  for (const size_t n : {2u, 4u}) EXPECT_EQ(steps[n].loss_source, kNll);
+}
+
+// That the roots alone are known, which the training has waited for, tells no loss.
+TEST_F(DeviceScalarsTest, ASumThatDoesNotComeLeavesItsStepUnknown) {
+  train([](DeviceTrainer& trainer) {
+    Numbers numbers{trainer};
+    trainer.end_step();
+    for (int pass = 0; pass < 2; ++pass) {
+      EXPECT_NE(numbers.loss_sum(30, 10), 0u) << "the device is not set up yet";
+      foreshock_fetched(numbers.loss(1.5), 1.5);
+    }
+    trainer.end_step();
+    for (int pass = 0; pass < 2; ++pass) {
+      numbers.loss_sum(40, 10);
+      numbers.loss(2);
+    }
+    fake_cuda::run_all();
+    trainer.end_step();
+  });
+  EXPECT_EQ(losses_of(steps()), std::vector<double>({-1, -1, 4}));
+  EXPECT_EQ(missed_, 4u);
 }
 
 TEST_F(DeviceScalarsTest, ThatOneOfThemNeverComesIsNotHidden) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "foreshock/hook.h"
 
 namespace foreshock {
@@ -61,6 +63,21 @@ TEST_F(LateStepsTest, AScaleOfOneTellsNothing) {
     steps_.open().add(loss(1, scale));  // 1 or 2 by what look() finds
     EXPECT_TRUE(look(steps_.open(), scale));
     EXPECT_EQ(steps_.open().knows_losses(), scale == 4);
+  }
+}
+
+TEST_F(LateStepsTest, OfASumBothNumbersAreNeeded) {
+  for (const uint64_t weight : {uint64_t{2}, uint64_t{4}}) {
+    LateStep& step = steps_.open();
+    step.clear();
+    step.add(LateEvent{LateEvent::kSum, {0, 3}, {0, weight}, false});
+    EXPECT_EQ(step.missing([](uint64_t) { return true; }), 2u);
+    EXPECT_FALSE(look(step, std::min(weight, uint64_t{3})));
+    EXPECT_FALSE(step.knows_losses());
+    EXPECT_TRUE(look(step, 4));
+    EXPECT_TRUE(step.knows_losses()) << "a weight may be 1";
+    EXPECT_EQ(step.event[0].value.value, 1.5);
+    EXPECT_EQ(step.event[0].scale.value, static_cast<double>(weight) / 2);
   }
 }
 

@@ -107,12 +107,132 @@ TEST(Loss, WithoutBackwardRootsTheCrossEntropyIsTaken) {
   EXPECT_EQ(take(follower).source, uint32_t{FORESHOCK_LOSS_NLL});
 }
 
+// The same with the sum over `targets`, and that over `divisor` as the root.
+void summed_micro_batch(LossFollower& follower, double mean, double targets, double divisor) {
+  follower.observe_sum(mean * targets, targets);
+  follower.observe(mean * targets / divisor, FORESHOCK_LOSS_BACKWARD_ROOT);
+}
+
+TEST(Loss, SharesOfAStepAreAdded) {
+  LossFollower follower;
+  for (int step = 0; step < 2; ++step) {
+    summed_micro_batch(follower, 4, 100, 400);
+    summed_micro_batch(follower, 2, 300, 400);
+    const Taken taken = take(follower);
+    EXPECT_EQ(taken.loss, 2.5);
+    EXPECT_EQ(taken.source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
+    EXPECT_FALSE(take(follower).given);
+  }
+  follower.observe(0.75, FORESHOCK_LOSS_BACKWARD_ROOT);
+  follower.observe(1.5, FORESHOCK_LOSS_BACKWARD_ROOT);
+  EXPECT_EQ(take(follower).loss, 2.25) << "also without their sums";
+}
+
+// Two passes with means of 5 over 64 targets; what is added to each root; what the loss of the step is.
+TEST(Loss, RootsAreSharesOrEachTheWholeLoss) {
+  struct Case {
+    double divisor, added, loss;
+  };
+  const Case cases[] = {
+      {128, 0, 5},             // the targets of the step
+      {132, 0, 640. / 132},    // and some that are none (one too many of each sequence)
+      {110, 0, 640. / 110},    // of two ranks this one has more of them
+      {128, 0.25, 5.5},        // an auxiliary loss that nobody divides by the passes
+      {64, 0, 5},              // each pass by itself
+      {64, 0.25, 5.25},        //
+      {64, -0.5, 4.5},         // label smoothing
+      {1, 0, 320},             // the sums themselves
+      {32, 0, 10},             // by sequences
+      {128. / 1024, 0, 2560},  // scaled
+  };
+  for (const Case& each : cases) {
+    LossFollower follower;
+    for (int pass = 0; pass < 2; ++pass) {
+      follower.observe_sum(320, 64);
+      follower.observe(320 / each.divisor + each.added, FORESHOCK_LOSS_BACKWARD_ROOT);
+    }
+    const Taken taken = take(follower);
+    EXPECT_DOUBLE_EQ(taken.loss, each.loss) << each.divisor;
+    EXPECT_EQ(taken.source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
+  }
+}
+
+TEST(Loss, WhatRootsAreIsSettledOnceByAStepThatTells) {
+  LossFollower follower;
+  summed_micro_batch(follower, 3, 400, 400);
+  EXPECT_EQ(take(follower).loss, 3) << "one micro-batch tells nothing";
+  summed_micro_batch(follower, NAN, 100, 400);
+  summed_micro_batch(follower, 2, 300, 400);
+  EXPECT_TRUE(std::isnan(take(follower).loss));
+  summed_micro_batch(follower, 0, 0, 400);  // no target counts
+  summed_micro_batch(follower, 0, 0, 400);
+  EXPECT_EQ(take(follower).loss, 0);
+  summed_micro_batch(follower, 0, 0, 400);
+  summed_micro_batch(follower, 3, 400, 400);
+  EXPECT_EQ(take(follower).loss, 3);
+  summed_micro_batch(follower, 3, 200, 200);  // would look whole now
+  summed_micro_batch(follower, 3, 200, 200);
+  EXPECT_EQ(take(follower).loss, 6);
+}
+
+TEST(Loss, PiecesOfASumAreAdded) {
+  LossFollower follower;
+  for (int pass = 0; pass < 2; ++pass) {
+    follower.observe_sum(60, 10);
+    follower.observe_sum(20, 30);
+    follower.observe(1, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+  EXPECT_EQ(take(follower).loss, 2) << "beside 2 in the mean over all, 2/3 over the last ones";
+}
+
+TEST(Loss, WeightsThatAreNoneAreLeftOut) {
+  LossFollower follower;
+  for (const double weight : {-1., double{NAN}, double{INFINITY}}) follower.observe_sum(7, weight);
+  follower.observe_sum(6, 2);
+  EXPECT_EQ(take(follower).loss, 3);
+}
+
+// What a training computes beside its loss is not its loss.
+TEST(Loss, ASumBesideAMeanChangesNothing) {
+  for (const double root : {4.0, 2.0, 3.7, 1.3}) {
+    LossFollower with, without;
+    for (LossFollower* follower : {&with, &without}) {
+      for (int pass = 0; pass < 2; ++pass) {
+        if (follower == &with) follower->observe_sum(60, 10);
+        micro_batch(*follower, 4, root);
+      }
+    }
+    const Taken taken = take(with), expected = take(without);
+    EXPECT_EQ(taken.loss, expected.loss);
+    EXPECT_EQ(taken.source, expected.source);
+  }
+}
+
+TEST(Loss, WithoutBackwardRootsTheMeanOverTheTargetsIsTaken) {
+  LossFollower follower;
+  follower.observe_sum(60, 10);
+  follower.forget_step();
+  EXPECT_FALSE(take(follower).given);
+  follower.observe_sum(0, 0);
+  EXPECT_FALSE(take(follower).given) << "of no target";
+  follower.observe_sum(60, 10);
+  follower.observe_sum(40, 30);
+  const Taken taken = take(follower);
+  EXPECT_EQ(taken.loss, 2.5);
+  EXPECT_EQ(taken.source, uint32_t{FORESHOCK_LOSS_NLL});
+}
+
 TEST(Loss, NonFiniteValuesPassThroughAndDecideNothing) {
   LossFollower follower;
   micro_batch(follower, NAN, NAN);
   const Taken first = take(follower);
   EXPECT_TRUE(first.given);
   EXPECT_TRUE(std::isnan(first.loss));
+  follower = {};
+  summed_micro_batch(follower, NAN, 64, 64);
+  EXPECT_FALSE(take(follower).given);
+  summed_micro_batch(follower, 2, 64, 64);
+  EXPECT_EQ(take(follower).source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
 }
 
 }  // namespace

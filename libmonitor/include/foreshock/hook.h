@@ -334,18 +334,27 @@ FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 /* A loss value of one micro-batch. Best source wins and is kept: reported > nll > backward root. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
+/* A cross-entropy of one micro-batch, or of a piece of one, that is summed over its targets: with the weights
+ * of those that count (without weights how many there are). It tells whether the backward roots of a step's
+ * micro-batches are shares of its loss, to be added, or the loss of each. Where none are told, the sum of the
+ * sums over that of the weights is the loss; source: nll. */
+FORESHOCK_EXPORT void foreshock_observe_loss_sum(double sum, double weight);
+
 /* Numbers that lie on a CUDA device, one element each of a floating type, all on the same device: a small
  * kernel on `stream` (as in foreshock_attention_call; the one that what makes them was given to) copies them
  * for the host, and nobody waits. Returns nonzero and fills in what each is known by, to be told what it is
  * in one of the calls that take such a number; the record of its step is completed when it has come. Zero:
  * they are not to be had, because the device is not set up (the first step), the stream is being captured, or
- * something has failed. A loss is given a number even then: foreshock_fetched may still tell it. */
+ * something has failed. What is of a loss is given numbers even then: foreshock_fetched may still tell it. */
 enum { FORESHOCK_FETCH_LOSS = 1, FORESHOCK_FETCH_NORM = 2, FORESHOCK_FETCH_OTHER = 3 };
 FORESHOCK_EXPORT int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream,
                                      uint32_t what, uint64_t* numbers);
 
 /* As foreshock_observe_loss: of such a number, times another one (`scale` 0: none). */
 FORESHOCK_EXPORT void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source);
+
+/* As foreshock_observe_loss_sum: of two such numbers. */
+FORESHOCK_EXPORT void foreshock_observe_fetched_loss_sum(uint64_t sum, uint64_t weight);
 
 /* The training itself has waited for the value of this number, and holds it on the host. */
 FORESHOCK_EXPORT void foreshock_fetched(uint64_t number, double value);
