@@ -21,15 +21,28 @@ using namespace std::chrono_literals;
 
 constexpr uint64_t kLauncher = 4711;
 
+RunOptions job_options(const std::string& record = "") {
+  RunOptions options;
+  options.run_id = options.label = "job";
+  options.record = record;
+  return options;
+}
+
+// As an agent begins with the directory of the trainer; it ends where the run is destroyed.
+std::unique_ptr<Run> open_run(const RunOptions& options, const SegmentOfATrainer& trainer) {
+  std::string error;
+  auto run = Run::open(options, Directory::open(trainer.directory, &error), &error);
+  EXPECT_NE(run, nullptr) << error;
+  return run;
+}
+
 // A command that trains rank 0 again and again. In one process its locks are not seen, so that every trainer
 // here looks gone once it is quiet.
 TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   SegmentOfATrainer first;
   std::string error;
-  RunOptions options;
-  options.run_id = options.label = "job";
-  const auto run = Run::open(options, Directory::open(first.directory, &error), &error);
-  ASSERT_NE(run, nullptr) << error;
+  const auto run = open_run(job_options(), first);
+  ASSERT_NE(run, nullptr);
   const auto launcher = Directory::open(first.directory, &error);
   ASSERT_GE(launcher->lock("run.lock", LOCK_SH), 0);
   const auto files = [&] {
@@ -73,14 +86,10 @@ TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
   for (const bool was_full : {false, true}) {
     SegmentOfATrainer trainer;
     trainer.writer.identity()->launcher_pid = kLauncher;
-    RunOptions options;
-    options.run_id = options.label = "job";
-    std::string error;
     Registry registry;
     for (const char* record : {was_full ? "/dev/full" : "", "record.jsonl"}) {
-      options.record = *record == 'r' ? trainer.directory + "/" + record : record;
-      auto run = Run::open(options, Directory::open(trainer.directory, &error), &error);
-      ASSERT_NE(run, nullptr) << error;
+      auto run = open_run(job_options(*record == 'r' ? trainer.directory + "/" + record : record), trainer);
+      ASSERT_NE(run, nullptr);
       run->discover(&registry);
       trainer.step(1, 2.0);
       run->poll();
@@ -102,13 +111,10 @@ TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
 TEST(Run, WhatAKilledAgentHasFoundIsInTheSummary) {
   SegmentOfATrainer trainer;
   trainer.writer.identity()->launcher_pid = kLauncher;
-  RunOptions options;
-  options.run_id = options.label = "job";
-  std::string error;
   Registry registry;
   for (const bool is_first : {true, false}) {
-    const auto run = Run::open(options, Directory::open(trainer.directory, &error), &error);
-    ASSERT_NE(run, nullptr) << error;
+    const auto run = open_run(job_options(), trainer);
+    ASSERT_NE(run, nullptr);
     run->discover(&registry);
     trainer.step(is_first ? 1 : 2, 2.0);
     trainer.sample(is_first ? 1 : 2, is_first ? NAN : 1.0);
@@ -127,9 +133,7 @@ TEST(Run, WhatAKilledAgentHasFoundIsInTheSummary) {
 // line, whether the killed one had written it or not.
 TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
   SegmentOfATrainer trainer;
-  RunOptions options;
-  options.run_id = options.label = "job";
-  options.record = trainer.directory + "/record.jsonl";
+  const RunOptions options = job_options(trainer.directory + "/record.jsonl");
   const auto follow = [&](bool until_killed) {
     std::string error;
     Registry registry;
