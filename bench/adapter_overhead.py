@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
+NAMES = ("attention op", "scaled_dot_product_attention", "ones_like", ".item() on the CPU", "add (not hooked)")
 TARGET_US = 0.6
 TURN_SECONDS = 0.004
 
@@ -39,6 +40,7 @@ def workloads() -> dict:
         "attention op": lambda: op(q, k, v),
         "scaled_dot_product_attention": lambda: sdpa(q, k, v),
         "ones_like": lambda: torch.ones_like(scalar),
+        ".item() on the CPU": scalar.item,
         "add (not hooked)": lambda: torch.add(x, x),
     }
 
@@ -113,7 +115,7 @@ def main() -> None:
         sys.exit(f"no adapter: {answer['reason']}")
     children = [Child("", ""), Child(answer["path"], os.path.abspath(arguments.library))]
     worst = 0.0
-    for name in ("attention op", "scaled_dot_product_attention", "ones_like", "add (not hooked)"):
+    for name in NAMES:
         for child in children * 3:
             child.turn(name)
         rounds = [[child.turn(name) for child in children] for _ in range(arguments.rounds)]

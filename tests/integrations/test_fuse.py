@@ -100,24 +100,28 @@ from foreshock_torch.modules import Modules
 named = Modules.named; times = []
 def slow(*given): times.append(1); time.sleep(0.1); return named(*given)
 Modules.named = slow
+note = Modules.note; notes = []
+def noted(*given): notes.append(1); note(*given)
+Modules.note = noted
 _fake.fake_sample(1)
 """
 
 
-def train(trainer, changing: bool, limit: str) -> tuple[list[dict], int, object]:
-    """Events, how often was named, and what the training tells of itself, which is no other without us."""
+def train(trainer, changing: bool, limit: str) -> tuple[list[dict], int, int]:
+    """Events, how often was named, and how often a module was noted. The training is no other without us."""
     code = TRAINING.format(changing=changing)
-    rows, times, told = trainer(
-        f"{SLOW}{code}\nprint(json.dumps([events(), len(times), told]))", FORESHOCK_MAX_SLOWDOWN=limit
+    rows, times, notes, told = trainer(
+        f"{SLOW}{code}\nprint(json.dumps([events(), len(times), len(notes), told]))", FORESHOCK_MAX_SLOWDOWN=limit
     )
     seed = "import torch; torch.manual_seed(0); torch.set_num_threads(1)"
     assert told == trainer(f"{seed}{code}\nprint(json.dumps(told))", monitored=False), "not a bit is changed"
     assert not [row for row in rows if row["event"] == "off"]
-    return rows, times, told
+    assert [row["value"] for row in rows if row["event"] == "loss"] == told[0]
+    return rows, times, notes
 
 
 def test_parameters_that_are_other_ones_at_every_step(trainer) -> None:
-    rows, times, (losses, _) = train(trainer, True, "1%")
+    rows, times, notes = train(trainer, True, "1%")
     steps = [n for n, row in enumerate(rows) if row["event"] == "step"]
     given_up = [bool(rows[n]["given"] & GIVEN_UP) for n in steps]
     assert len(steps) == 40, "the clock goes on"
@@ -129,7 +133,7 @@ def test_parameters_that_are_other_ones_at_every_step(trainer) -> None:
     assert {"name", "weight_name", "weight", "gradients"} <= {row["event"] for row in before}
     assert {row["event"] for row in after} == {"step", "loss", "names_forgotten"}
     assert sum(row["event"] == "names_forgotten" for row in after) == 1, "they are other tensors' by now"
-    assert [row["value"] for row in rows if row["event"] == "loss"] == losses
+    assert notes <= 15 + 13 * 10, "fifteen when the model is made, and ten at each step so far"
     assert all(rows[n]["learning_rate"] == 1e-3 for n in steps)
     # Nobody has slept in what is left of it.
     assert sum(rows[n]["prepare_ns"] for n in steps[given_up.index(True) + 1 :]) < 100 * MS
@@ -137,11 +141,12 @@ def test_parameters_that_are_other_ones_at_every_step(trainer) -> None:
 
 @pytest.mark.parametrize(("changing", "limit"), [(False, "1%"), (True, "100%")])
 def test_a_sound_training_and_one_without_limit_give_nothing_up(trainer, changing: bool, limit: str) -> None:
-    rows, times, _ = train(trainer, changing, limit)
+    rows, times, notes = train(trainer, changing, limit)
     steps = [row for row in rows if row["event"] == "step"]
     assert len(steps) == 40
     assert not [row for row in steps if row["given"] & GIVEN_UP]
     assert times >= 16 if changing else times <= 3
+    assert notes == 15 + (40 * 10 if changing else 0)
     assert sum(row["event"] == "gradients" for row in rows) >= 39
     assert sum(row["event"] == "names_forgotten" for row in rows) == 0
 

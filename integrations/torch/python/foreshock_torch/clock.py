@@ -77,6 +77,8 @@ class Monitor:
     def note_module(self, module: Any) -> None:
         """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
         of an attention; with it there is a segment, and two of rank 0 cannot be."""
+        if self._has_given_up:
+            return
         begin = time.perf_counter_ns()
         self.modules.note(module)
         if not self._placed and ranks() > 1:
