@@ -220,7 +220,7 @@ class UnscaleHook final : public c10::OperatorKernel {
 
  private:
   static void Look(const c10::IValue& tensors, const at::Tensor& found, const at::Tensor& inverse) noexcept {
-    Clock().SawUnscale();
+    Clock().SawScaler();
     if (IsNumberOnDevice(found)) Watching().Watch(found, WatchedNumbers::Kind::kFound, 0);
     if (IsNumberOnDevice(inverse)) Clock().SawScale(inverse);
     if (tensors.isTensorList()) Norms().Unscale(tensors.toTensorList(), ScalarOnCpu(inverse));

@@ -85,15 +85,16 @@ class GradientReport {
   }
 
   // Has nobody changed the gradients since the backward passes wrote them? Every in-place write moves a
-  // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more, unscaling 1 more.
+  // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more. A gradient
+  // scaler's operation returns nothing and is no _foreach_ one: for such torch's code generator moves none
+  // (gen_inplace_or_view_type.py).
   // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see.
   bool Untouched(uint32_t copies) const noexcept {
     const uint32_t passes = Clock().roots();
     if (passes == 0) return false;
-    const uint32_t after = Clock().unscales() + copies;
-    const uint32_t fresh = passes - 1 + after;
+    const uint32_t fresh = passes - 1 + copies;
     return sentinel_version_ == fresh ||
-           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + after);
+           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + copies);
   }
 
   // Whether any backward pass can have ended at this parameter. Else it is a copy in higher precision of what

@@ -74,10 +74,6 @@ class TrainingClock {
   }
 
   void SawScaler() noexcept { scaler_.store(true, std::memory_order_relaxed); }
-  void SawUnscale() noexcept {
-    SawScaler();
-    unscales_.fetch_add(1, std::memory_order_relaxed);
-  }
 
   // An optimizer step that nobody has told: its number is unknown.
   void StepSeen() noexcept {
@@ -93,7 +89,6 @@ class TrainingClock {
   void StepEnded() noexcept {
     stepped_.store(true, std::memory_order_relaxed);
     roots_.store(0, std::memory_order_relaxed);
-    unscales_.store(0, std::memory_order_relaxed);
     scaled_.store(0, std::memory_order_relaxed);
     backwards_.store(0, std::memory_order_relaxed);
   }
@@ -101,7 +96,6 @@ class TrainingClock {
   uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
   uint64_t backwards() const noexcept { return backwards_.load(std::memory_order_relaxed); }
   uint32_t roots() const noexcept { return roots_.load(std::memory_order_relaxed); }
-  uint32_t unscales() const noexcept { return unscales_.load(std::memory_order_relaxed); }
 
  private:
   // Whether a root is the multiple of a gradient scaler that nobody has seen yet.
@@ -129,7 +123,6 @@ class TrainingClock {
   std::atomic<uint64_t> backwards_{0};  // since the last step; may count one pass twice
   std::atomic<uint32_t> roots_{
       0};  // since the last step; exact where the trainer calls backward() on a scalar
-  std::atomic<uint32_t> unscales_{0};  // since the last step
   std::atomic<int> task_{-1};
   static constexpr uint32_t kMostScaled = 256;
   uint64_t scaled_root_[kMostScaled] = {};  // by the thread that calls backward()

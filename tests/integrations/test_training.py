@@ -153,6 +153,25 @@ print(json.dumps([events(), truth]))
     assert all(r["value"] < 1024 for r in kind("loss"))  # never a scaled one
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_unscaled_gradients_that_nobody_clips(trainer, passes: int, set_to_none: bool) -> None:
+    """In the last step somebody does, in a way of his own."""
+    rows, truth = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3); truth = []
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for i in range(4):
+    opt.zero_grad(set_to_none={set_to_none})
+    for _ in range({passes}): scaler.scale(loss_of(model)).backward()
+    scaler.unscale_(opt); truth.append(squares(model))
+    if i == 3: [p.grad.mul_(0.5) for p in model.parameters()]
+    scaler.step(opt); scaler.update()
+print(json.dumps([events("gradients"), truth]))
+""")
+    assert [row["from_values"] for row in rows] == [True] * 3
+    assert all(close(row["squares"], expected, 1e-12) for row, expected in zip(rows, truth[:3], strict=True))
+
+
 def test_clock_counts_a_step_once(trainer) -> None:
     seen = trainer(f"""{TOY}
 import foreshock_torch
