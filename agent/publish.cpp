@@ -252,7 +252,9 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
-  to.set(Metric::kMonitorEnabled, uint64_t{rank.tensors_given_up_step < 0}, "tensors");
+  // Of a healthy rank none: the budget of a rank's series has no room for what is nearly always 1.
+  const bool has_given_up = rank.tensors_given_up_step >= 0;
+  to.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
   publish_alarms(rank, to);
   for (const auto& [name, scalar] : rank.logged)
     to.set(Metric::kLoggedValue, std::optional<double>(scalar.value), name);

@@ -56,7 +56,6 @@ def series_of_rank(rank: int, noise: random.Random) -> dict[str, list[float]]:
         f"foreshock_no_attention_seen{{{of}}}": [0] * SAMPLES,
         f'foreshock_attention_coverage_ratio{{{of},source="none"}}': [math.nan] * SAMPLES,
         f'foreshock_monitor_enabled{{{of},component="trainer"}}': [1] * SAMPLES,
-        f'foreshock_monitor_enabled{{{of},component="tensors"}}': [1] * SAMPLES,
         # A gradient scaler that tries a larger scale now and then, and the step that it leaves out.
         f'foreshock_skipped_steps_total{{{of},reason="overflow"}}': [sample // 70 for sample in range(SAMPLES)],
         f'foreshock_nonfinite_values_total{{{of},site="gradient"}}': [sample // 70 for sample in range(SAMPLES)],
