@@ -129,6 +129,12 @@ void observe_scalars(const segment::StepRecord& step, RankStatistics* rank) {
   }
 }
 
+void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
+  if (!given(step, segment::kGivenUpTensors) || rank->tensors_given_up_step >= 0) return;
+  rank->tensors_given_up_step = step.step;
+  rank->note_event("tensors_given_up", step.step, "", std::nullopt);
+}
+
 }  // namespace
 
 void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank) {
@@ -195,16 +201,6 @@ void observe_event(const EventLine& line, RankStatistics* rank) {
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);
 }
-
-namespace {
-
-void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
-  if (!given(step, segment::kGivenUpTensors) || rank->tensors_given_up_step >= 0) return;
-  rank->tensors_given_up_step = step.step;
-  rank->note_event("tensors_given_up", step.step, "", std::nullopt);
-}
-
-}  // namespace
 
 void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
   rank->taken_up_step = last.step;

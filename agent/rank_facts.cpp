@@ -1,7 +1,6 @@
 #include "agent/rank_facts.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "agent/json_values.h"
 #include "agent/publish.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <vector>
 
 namespace foreshock::cli {
 namespace {
@@ -58,19 +59,14 @@ std::string ended_early_text(const Json& ranks) {
 }
 
 std::string given_up_text(const Json& ranks) {
-  std::set<int64_t> steps;
-  size_t many = 0;
-  for (const Json& rank : ranks) {
-    const int64_t step = whole(rank, "tensors_given_up_step", -1);
-    if (step < 0) continue;
-    steps.insert(step);
-    ++many;
-  }
-  if (many == 0) return "";
-  const std::string since = "from step " + std::to_string(*steps.begin()) + " on";
-  return many == ranks.size()
-             ? since
-             : since + " in " + std::to_string(many) + " of " + counted(ranks.size(), "rank", "ranks");
+  std::vector<int64_t> steps;
+  for (const Json& rank : ranks)
+    if (const int64_t step = whole(rank, "tensors_given_up_step", -1); step >= 0) steps.push_back(step);
+  if (steps.empty()) return "";
+  const int64_t first = *std::min_element(steps.begin(), steps.end());
+  const std::string since = "from step " + std::to_string(first) + " on";
+  if (steps.size() == ranks.size()) return since;
+  return since + " in " + std::to_string(steps.size()) + " of " + counted(ranks.size(), "rank", "ranks");
 }
 
 }  // namespace foreshock::cli

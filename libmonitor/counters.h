@@ -16,16 +16,18 @@ inline void bump(uint64_t& counter, uint64_t by = 1) {
   word.store(word.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
 }
 
+// The same to a word with other writers.
+inline void bump_shared(uint64_t& counter, uint64_t by = 1) {
+  std::atomic_ref<uint64_t>(counter).fetch_add(by, std::memory_order_relaxed);
+}
+
 // Where a thread counts: a block of its own, or one shared with others.
 struct Counting {
   segment::ThreadBlock* block = nullptr;
   bool shared = true;
 
   void add(uint64_t& counter, uint64_t by = 1) const {
-    if (shared)
-      std::atomic_ref<uint64_t>(counter).fetch_add(by, std::memory_order_relaxed);
-    else
-      bump(counter, by);
+    shared ? bump_shared(counter, by) : bump(counter, by);
   }
   // Undoes an add of this thread.
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }

@@ -52,6 +52,8 @@ constexpr int oldest_driver_for(int toolkit) {
 
 }  // namespace cuda
 
+inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
+
 // call, symbol, version of its signature, parameters
 #define FORESHOCK_DRIVER_CALLS(X)                                                                          \
   X(ctx_get_current, cuCtxGetCurrent, 4000, (cuda::Context*))                                              \

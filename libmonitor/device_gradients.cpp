@@ -24,8 +24,6 @@ constexpr uint64_t kResults = kHeadBytes;
 constexpr uint64_t kPartials = kResults + DeviceGradients::kMostTensors * sizeof(GradientSums);
 constexpr uint64_t kBytes = kPartials + DeviceGradients::kMostChunks * sizeof(GradientSums);
 
-bool ok(cuda::Result result) { return result == cuda::kSuccess; }
-
 uint64_t elements_of(const foreshock_gradient& gradient) {
   return static_cast<uint64_t>(gradient.values.shape[0]);
 }

@@ -5,8 +5,6 @@
 namespace foreshock {
 namespace {
 
-bool ok(cuda::Result result) { return result == cuda::kSuccess; }
-
 bool is_default_stream(const void* stream) {
   return reinterpret_cast<uintptr_t>(stream) < cuda::kFirstStreamHandle;
 }

@@ -12,8 +12,6 @@ namespace {
 
 constexpr size_t kBytes = kScalarCells * sizeof(ScalarCell);
 
-bool ok(cuda::Result result) { return result == cuda::kSuccess; }
-
 // Shared, so that a fork leaves these pages to us: a page that is copied at the next store is another one
 // than that which the device stores into.
 void* shared_memory(size_t bytes) {

@@ -33,8 +33,6 @@ uint64_t bytes_of_part(const segment::Slot& slot) {
   return round_up(before_payloads(slot) + range.end - range.begin);
 }
 
-bool ok(cuda::Result result) { return result == cuda::kSuccess; }
-
 }  // namespace
 
 void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id) {

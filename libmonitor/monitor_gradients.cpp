@@ -50,10 +50,6 @@ struct Wanted {
   uint64_t kernels() const { return 4 + (tensors + kMostScalars - 1) / kMostScalars; }
 };
 
-void count(uint64_t& word, uint64_t by) {
-  std::atomic_ref<uint64_t>(word).fetch_add(by, std::memory_order_relaxed);
-}
-
 }  // namespace
 
 void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t count_of) {
@@ -106,12 +102,12 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   const double needed = static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.kernels())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
   segment::Coverage& coverage = *g_guest.writer().coverage();
-  count(coverage.numbers_fetched, wanted.tensors);
+  bump_shared(coverage.numbers_fetched, wanted.tensors);
   const size_t numbers = wanted.tensors + DeviceGradients::kTimes;
   SentGradients sent;
   if (!wanted.is_whole || numbers_asked_.load(std::memory_order_relaxed) + numbers > kMostInAStep ||
       !devices_.send_gradients(wanted.at, gradients, count_of, &sent)) {
-    count(coverage.numbers_missed, wanted.tensors);
+    bump_shared(coverage.numbers_missed, wanted.tensors);
     return 0;
   }
   numbers_asked_.fetch_add(numbers, std::memory_order_relaxed);

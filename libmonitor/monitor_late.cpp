@@ -15,10 +15,6 @@ static_assert(kMostDevices <= kHostPlace);
 // empty kernel takes 2 to 3 us from launch to launch, and two loads and stores over the bus one more.
 constexpr uint64_t kScalarKernelNs = 4000;
 
-void count(uint64_t& word, uint64_t by) {
-  std::atomic_ref<uint64_t>(word).fetch_add(by, std::memory_order_relaxed);
-}
-
 }  // namespace
 
 bool Monitor::fetch(const foreshock_tensor* values, size_t count_of, void* stream, uint32_t what,
@@ -30,14 +26,14 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count_of, void* strea
   const uint64_t begin = monotonic_ns();
   const Counting counting = g_guest.counting();
   segment::Coverage& coverage = *g_guest.writer().coverage();
-  count(coverage.numbers_fetched, count_of);
+  bump_shared(coverage.numbers_fetched, count_of);
   const bool has_room = numbers_asked_.load(std::memory_order_relaxed) + count_of <= kMostInAStep;
   const bool is_sent =
       has_room && devices_.send_scalars({values[0].device_index, stream}, values, count_of, numbers);
   if (is_sent) numbers_asked_.fetch_add(count_of, std::memory_order_relaxed);
   for (size_t n = 0; n < count_of && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kHostPlace;
-  if (!is_sent && !is_loss) count(coverage.numbers_missed, count_of);
+  if (!is_sent && !is_loss) bump_shared(coverage.numbers_missed, count_of);
   counting.add(counting.block->step_ns, monotonic_ns() - begin + (is_sent ? kScalarKernelNs : 0));
   return is_sent || is_loss;
 }
@@ -134,7 +130,7 @@ void Monitor::complete(LateStep* step) {
   }
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
-  count(g_guest.writer().coverage()->numbers_missed, step->missing([](uint64_t) { return true; }));
+  bump_shared(g_guest.writer().coverage()->numbers_missed, step->missing([](uint64_t) { return true; }));
   g_guest.writer().complete_step(step->record, record);
 }
 

@@ -21,8 +21,6 @@ constexpr DeviceKernel kUsed[] = {DeviceKernel::kGather,    DeviceKernel::kCount
                                   DeviceKernel::kCountBins, DeviceKernel::kGradientSums,
                                   DeviceKernel::kAdamSums,  DeviceKernel::kChecksum};
 
-bool ok(cuda::Result result) { return result == cuda::kSuccess; }
-
 }  // namespace
 
 void WeightStaging::set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id) {

@@ -68,6 +68,13 @@ struct GradientTrainer {
     observe();
   }
   void observe() { foreshock_observe_gradients(gradients.data(), gradients.size()); }
+  // One step with them, and the next one, by whose end their sums have come.
+  void take_step() {
+    tell();
+    trainer.end_step();
+    fake_cuda::run_all();
+    trainer.end_step();
+  }
   // The device is met in a first step, and is there in the next one.
   void set_up() {
     trainer.end_step();
@@ -143,10 +150,7 @@ TEST_F(DeviceGradientsTest, AreWhatTheHostSumsOfTheSameValues) {
       add_all(&gradients);
       gradients.name();
       gradients.set_up();
-      gradients.tell();
-      trainer.end_step();
-      fake_cuda::run_all();
-      trainer.end_step();
+      gradients.take_step();
     });
     of[on_device] = steps();
     layers[on_device] = layers_;
@@ -208,10 +212,7 @@ TEST_F(DeviceGradientsTest, WhatIsNotFiniteIsToldOfItsLayer) {
       gradients.add(100, DType::kBf16, "001", [value](size_t n) { return n == 70 ? value : 1.0; });
       gradients.name();
       gradients.set_up();
-      gradients.tell();
-      trainer.end_step();
-      fake_cuda::run_all();
-      trainer.end_step();
+      gradients.take_step();
     });
     const Steps all = steps();
     ASSERT_EQ(all.size(), 4u);
