@@ -176,6 +176,20 @@ bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
 }
 
+// The few records from `next` on, and in `shape` how many; in most trainings nothing else is new. False, and
+// `shape` as it was: there are more, or they begin anew at the ring's start.
+bool SegmentReader::read_few_steps(uint64_t next, Region* shape) const {
+  constexpr uint64_t kFew = 16;
+  const uint64_t first = next % shape->count, count = std::min(kFew, shape->count - first);
+  region_.resize(shape->record_size * count);
+  const uint64_t at = shape->offset + shape->record_size * first;
+  if (!read_exactly(segment_, region_.data(), region_.size(), at)) return false;
+  const auto last = record_at<StepRecord>(region_, shape->record_size, count - 1);
+  if (last.sequence >= 2 * (next + count - 1)) return false;
+  shape->count = count;
+  return true;
+}
+
 std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
@@ -186,9 +200,11 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
                     region.offset + region.record_size * (next % region.count)) ||
       sequence < 2 * next)
     return records;
-  if (!read_region(kSteps, &region_)) return records;
+  Region read = region;
+  if (!(sequence == 2 * next && read_few_steps(next, &read)) && !read_region(kSteps, &region_))
+    return records;
   uint64_t lost = 0;
-  const std::vector<StepRecord> found = parse_steps(region_, region, control_.step_cursor, &lost);
+  const std::vector<StepRecord> found = parse_steps(region_, read, control_.step_cursor, &lost);
   for (const StepRecord& record : found) {
     const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
     // One is missing that is not overwritten: it was stored while the ring was read, and so were those behind

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "segment/names.h"
@@ -39,6 +41,41 @@ std::vector<int64_t> numbers_of(const std::vector<StepRecord>& steps) {
   std::vector<int64_t> numbers;
   for (const StepRecord& step : steps) numbers.push_back(step.step);
   return numbers;
+}
+
+// What this process has had read for it so far, in bytes.
+uint64_t bytes_read() {
+  std::ifstream file("/proc/self/io");
+  std::string key;
+  uint64_t value = 0;
+  file >> key >> value;
+  return key == "rchar:" ? value : 0;
+}
+
+TEST_F(SegmentFiles, AFewNewStepsAreReadWithoutTheRing) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  const uint64_t ring = kStepRecords * sizeof(StepRecord);
+  uint64_t dear = 0;
+  int64_t told = 0;
+  for (uint64_t few = 1; told < 3 * static_cast<int64_t>(kStepRecords); few = few % 14 + 1) {
+    std::vector<int64_t> written;
+    for (uint64_t n = 0; n < few; ++n) {
+      StepRecord step = {};
+      step.step = ++told;
+      writer.append_step(step);
+      written.push_back(told);
+    }
+    const uint64_t before = bytes_read();
+    EXPECT_EQ(numbers_of(reader->new_steps()), written);
+    dear += bytes_read() - before >= ring;
+  }
+  EXPECT_EQ(reader->steps_lost(), 0u);
+  EXPECT_GE(dear, 1u) << "the end of the ring was never met, or nothing is counted";
+  EXPECT_LE(dear, 3u) << "once for each end of the ring";
+  for (uint64_t n = 0; n < kStepRecords / 2; ++n) writer.append_step({});
+  EXPECT_EQ(reader->new_steps().size(), kStepRecords / 2) << "many at once";
 }
 
 TEST_F(SegmentFiles, AStepWhoseNumbersAreOnTheirWayIsWaitedFor) {
