@@ -40,18 +40,14 @@ bool is_gradient_on_device(const foreshock_gradient& gradient) {
 
 void DeviceGradients::set_up(const DeviceDriver& driver, std::span<const std::byte> code,
                              uint64_t context_id) {
-  refuse(context_id);
   driver_ = &driver;
-  if (set_ups_ == kMostSetUps) return;
-  ++set_ups_;
-  failed_ = try_set_up(code);
+  last_ = 0;
+  set_up_in(context_id, [&] { return try_set_up(code); });
 }
 
 void DeviceGradients::refuse(uint64_t context_id) {
-  context_id_ = context_id;
-  is_settled_ = true;
+  ContextSetting::refuse(context_id);
   last_ = 0;
-  failed_ = FORESHOCK_SKIP_DEVICE;
 }
 
 int DeviceGradients::try_set_up(std::span<const std::byte> code) {
@@ -129,13 +125,13 @@ int DeviceGradients::send(const foreshock_gradient* gradients, size_t count, cud
   if (!ok(driver_->memset_d8_async(memory_, 0, kHeadBytes, stream)) ||
       !look_at_clock(memory_ + offsetof(Head, first), stream) || !sum_all(gradients, count, stream) ||
       !look_at_clock(memory_ + offsetof(Head, last), stream))
-    return failed_ = FORESHOCK_SKIP_DEVICE;
+    return fail();
   constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);
   const ScalarRow rows[] = {{memory_ + offsetof(Head, first), kWord, 1},
                             {memory_ + offsetof(Head, last) + sizeof(uint64_t), kWord, 1},
                             {memory_ + kResults, kSquaresOfSums, tensors}};
   const uint64_t first = scalars->send(rows, stream);
-  if (first == 0) return failed_ = FORESHOCK_SKIP_DEVICE;
+  if (first == 0) return fail();
   *sent = {first, first + 1, first + kTimes, 1};
   last_stream_ = stream;
   last_ = first + tensors + kTimes - 1;

@@ -9,6 +9,7 @@
 
 #include "foreshock/hook.h"
 #include "kernels/device_jobs.h"
+#include "libmonitor/context_setting.h"
 #include "libmonitor/device_driver.h"
 #include "libmonitor/device_scalars.h"
 
@@ -25,20 +26,15 @@ struct SentGradients {
 bool is_gradient_on_device(const foreshock_gradient& gradient);
 
 // Thread-compatible. set_up() and send() are called in the context that they are about.
-class DeviceGradients {
+class DeviceGradients : public ContextSetting {
  public:
   static constexpr uint64_t kMostTensors = 4096;
   static constexpr uint64_t kMostChunks = 32768;  // of one tensor: 2^31 elements
   static constexpr uint64_t kShareOfFree = 32;    // of the free memory it takes so little at most
-  static constexpr int kMostSetUps = 4;           // of so many contexts in turn, as DeviceState
   // Before the sums of gradients their own number: when it began and when it ended.
   static constexpr size_t kTimes = 2;
 
-  bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
   void forget() { *this = {}; }
-
-  // Why nothing can be given to it, FORESHOCK_SKIP_..., or -1.
-  int failed() const { return failed_; }
   void set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id);
   void refuse(uint64_t context_id);
   static bool is_ready() { return true; }
@@ -55,10 +51,6 @@ class DeviceGradients {
   bool launch(cuda::Function kernel, const LaunchShape& shape, void* job, cuda::Stream stream);
 
   const DeviceDriver* driver_ = nullptr;
-  int failed_ = -1;
-  bool is_settled_ = false;  // failed_ is about context_id_
-  int set_ups_ = 0;
-  uint64_t context_id_ = 0;
   DeviceLimits limits_ = {};
   cuda::Function sums_ = nullptr, clock_ = nullptr;
   cuda::Address memory_ = 0;

@@ -38,21 +38,12 @@ uint64_t bytes_of_part(const segment::Slot& slot) {
 void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id) {
   setting_ = setting;
   index_ = index;
-  context_id_ = context_id;
-  is_settled_ = true;
-  ready_ = false;
-  failed_ = FORESHOCK_SKIP_DEVICE;
   scalars_.lose();
-  if (set_ups_ == kMostSetUps) return;
-  ++set_ups_;
-  failed_ = try_set_up();
+  set_up_in(context_id, [this] { return try_set_up(); });
 }
 
 void DeviceState::refuse(uint64_t context_id) {
-  context_id_ = context_id;
-  is_settled_ = true;
-  ready_ = false;
-  failed_ = FORESHOCK_SKIP_DEVICE;
+  ContextSetting::refuse(context_id);
   scalars_.lose();
 }
 
@@ -111,13 +102,7 @@ int DeviceState::try_set_up() {
   return -1;
 }
 
-bool DeviceState::is_ready() {
-  if (!ready_) {
-    uint64_t& word = setting_.writer->progress()->by_device[index_];
-    ready_ = segment::word(word).load(std::memory_order_acquire) == marker();
-  }
-  return ready_;
-}
+bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
 uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - DeviceRing::kAlign);
@@ -192,8 +177,8 @@ int DeviceState::send(const CheckedCall& call, const Slice& slice, const Claimed
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
   if (!ring_.find(bytes, &place_)) return FORESHOCK_SKIP_RING_FULL;
-  if (!gather(call, slice, claimed, stream)) return failed_ = FORESHOCK_SKIP_DEVICE;
-  if (!copy_and_publish(claimed)) failed_ = FORESHOCK_SKIP_DEVICE;
+  if (!gather(call, slice, claimed, stream)) return fail();
+  if (!copy_and_publish(claimed)) fail();
   times_.expect(claimed.slots, claimed.ticket, claimed.parts);
   ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);
   return -1;

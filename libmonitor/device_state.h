@@ -7,6 +7,7 @@
 #include <span>
 
 #include "libmonitor/checked_call.h"
+#include "libmonitor/context_setting.h"
 #include "libmonitor/device_driver.h"
 #include "libmonitor/device_ring.h"
 #include "libmonitor/device_scalars.h"
@@ -29,29 +30,18 @@ struct ClaimedSlice {
   uint32_t parts;
 };
 
-// Thread-compatible. All calls but the first three are made in the context that it was set up in.
-class DeviceState {
+// Thread-compatible. set_up() and what follows it are called in the context that they are about.
+class DeviceState : public ContextSetting {
  public:
   static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
   static constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
   static constexpr uint64_t kShareOfFree = 8;  // the ring takes an eighth of the free memory at most
 
-  // Of so many contexts in turn: a trainer that resets its device does so once or twice. One that goes to and
-  // fro between two would lose another ring each time.
-  static constexpr int kMostSetUps = 4;
-
-  bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
   void forget() { *this = {}; }
-
-  // Why every call is to be skipped, FORESHOCK_SKIP_..., or -1.
-  int failed() const { return failed_; }
-
-  // In the context that is current; failed() tells what became of it. `index`: which word of the segment's
-  // progress is its own.
-  void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
-
-  // Nothing will be had in this context: nobody knows a handle of it that is good outside of a call.
   void refuse(uint64_t context_id);
+
+  // `index`: which word of the segment's progress is its own.
+  void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
 
   // Whether the stream has done what set_up() gave it. Nothing is sampled before.
   bool is_ready();
@@ -79,16 +69,10 @@ class DeviceState {
   template <class Job>
   bool launch(cuda::Function kernel, Job* job, cuda::Stream stream);
   bool copy_and_publish(const ClaimedSlice& claimed);
-  uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
   cuda::Address progress_on_device() const;
 
   DeviceSetting setting_ = {};
-  int failed_ = -1;
-  bool is_settled_ = false;  // failed_ is about context_id_
-  bool ready_ = false;
-  int set_ups_ = 0;
   int32_t index_ = 0;
-  uint64_t context_id_ = 0;
   cuda::Function gather_ = nullptr, packed_gather_ = nullptr;
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;

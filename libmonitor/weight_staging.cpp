@@ -24,18 +24,8 @@ constexpr DeviceKernel kUsed[] = {DeviceKernel::kGather,    DeviceKernel::kCount
 }  // namespace
 
 void WeightStaging::set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id) {
-  refuse(context_id);
   driver_ = &driver;
-  if (set_ups_ == kMostSetUps) return;
-  ++set_ups_;
-  failed_ = try_set_up(code);
-}
-
-void WeightStaging::refuse(uint64_t context_id) {
-  context_id_ = context_id;
-  is_settled_ = true;
-  ready_ = false;
-  failed_ = FORESHOCK_SKIP_DEVICE;
+  set_up_in(context_id, [&] { return try_set_up(code); });
 }
 
 // Where a block may not have the shared memory that counts patterns fastest, it counts without.
@@ -96,11 +86,7 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
   return -1;
 }
 
-bool WeightStaging::is_ready() {
-  if (!ready_)
-    ready_ = std::atomic_ref<uint64_t>(*word(kReadyWord)).load(std::memory_order_acquire) == marker();
-  return ready_;
-}
+bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
 
 // The room is left as it was found, all zero, so that the trainer's stream need not see to it.
 bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
@@ -116,7 +102,7 @@ bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
 int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* sent) {
   DeviceRing::Place place;
   if (!ring_.find(work.bytes, &place)) return FORESHOCK_SKIP_RING_FULL;
-  *sent = {context_id_, ticket_ + 1, place.offset, place.number};
+  *sent = {context_id(), ticket_ + 1, place.offset, place.number};
   const auto launch = [&](DeviceKernel kernel, const LaunchShape& shape, void* job) {
     void* parameters[] = {job};
     return ok(driver_->launch_kernel(function_[static_cast<int>(kernel)], shape.blocks, 1, 1, shape.threads,
@@ -124,7 +110,7 @@ int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* s
   };
   if (!launch_all(work, memory_ + place.offset, limits_, launch) ||
       !ok(driver_->event_record(event_, stream)) || !copy(work, *sent))
-    return failed_ = FORESHOCK_SKIP_DEVICE;
+    return fail();
   ++ticket_;
   ring_.commit(&released_[place.number], sent->ticket);
   return -1;

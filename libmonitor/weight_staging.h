@@ -6,6 +6,7 @@
 
 #include <span>
 
+#include "libmonitor/context_setting.h"
 #include "libmonitor/device_driver.h"
 #include "libmonitor/device_ring.h"
 #include "libmonitor/private_memory.h"
@@ -21,21 +22,15 @@ struct SentWork {
 };
 
 // Thread-compatible. set_up() and send() are called in the context that they are about.
-class WeightStaging {
+class WeightStaging : public ContextSetting {
  public:
   // One histogram of fp32, and a good many small tensors beside it.
   static constexpr uint64_t kMostBytes = uint64_t{16} << 20;
   static constexpr uint64_t kLeastBytes = uint64_t{1} << 20;
   static constexpr uint64_t kShareOfFree = 32;  // of the free memory it takes so little at most
-  static constexpr int kMostSetUps = 4;         // of so many contexts in turn, as DeviceState
 
-  bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
   void forget() { *this = {}; }
-
-  // Why nothing can be given to it, FORESHOCK_SKIP_..., or -1.
-  int failed() const { return failed_; }
   void set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id);
-  void refuse(uint64_t context_id);
   bool is_ready();
   bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
 
@@ -46,7 +41,7 @@ class WeightStaging {
   // Null: not yet. Memory of the host is looked at, and nothing is asked.
   char* results(const SentWork& sent) const;
   // Whether what was sent then may still come.
-  bool is_awaited(const SentWork& sent) const { return sent.context_id == context_id_; }
+  bool is_awaited(const SentWork& sent) const { return sent.context_id == context_id(); }
   // They are not looked at any more: the room is free for other work.
   void release(const SentWork& sent);
 
@@ -56,14 +51,8 @@ class WeightStaging {
   bool copy(const WeightWork& work, const SentWork& sent);
   uint64_t* word(uint32_t n) const { return reinterpret_cast<uint64_t*>(host_.data()) + n; }
   cuda::Address word_on_device(uint32_t n) const { return words_ + n * sizeof(uint64_t); }
-  uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
 
   const DeviceDriver* driver_ = nullptr;
-  int failed_ = -1;
-  bool is_settled_ = false;  // failed_ is about context_id_
-  bool ready_ = false;
-  int set_ups_ = 0;
-  uint64_t context_id_ = 0;
   DeviceLimits limits_ = {};
   cuda::Function function_[kDeviceKernels] = {};
   cuda::Stream stream_ = nullptr;

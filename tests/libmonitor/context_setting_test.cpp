@@ -1,0 +1,85 @@
+#include "libmonitor/context_setting.h"
+
+#include <gtest/gtest.h>
+
+namespace foreshock {
+namespace {
+
+struct Setting : ContextSetting {
+  using ContextSetting::fail, ContextSetting::has_written_marker, ContextSetting::marker;
+
+  // Returns how often it was tried.
+  int set_up(uint64_t context_id, int result = -1) {
+    int tries = 0;
+    set_up_in(context_id, [&] {
+      EXPECT_EQ(failed(), FORESHOCK_SKIP_DEVICE) << "until it is done";
+      ++tries;
+      return result;
+    });
+    return tries;
+  }
+};
+
+TEST(ContextSetting, IsOfNoContextUntilItIsSetUp) {
+  Setting setting;
+  EXPECT_FALSE(setting.is_of(0));
+  EXPECT_EQ(setting.failed(), -1);
+  EXPECT_EQ(setting.set_up(0), 1);
+  EXPECT_TRUE(setting.is_of(0));
+  EXPECT_FALSE(setting.is_of(1));
+  EXPECT_EQ(setting.failed(), -1);
+}
+
+TEST(ContextSetting, WhatSetUpReturnedIsWhyItFailed) {
+  Setting setting;
+  EXPECT_EQ(setting.set_up(7, FORESHOCK_SKIP_DEVICE_MEMORY), 1);
+  EXPECT_TRUE(setting.is_of(7)) << "it is known of this context that nothing can be had";
+  EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE_MEMORY);
+}
+
+TEST(ContextSetting, IsLeftAloneAfterSoManyContexts) {
+  Setting setting;
+  for (int n = 0; n < Setting::kMostSetUps; ++n) {
+    const auto context_id = static_cast<uint64_t>(n);
+    EXPECT_EQ(setting.set_up(context_id, n == 1 ? FORESHOCK_SKIP_DEVICE_MEMORY : -1), 1);
+    setting.refuse(100 + context_id);  // costs nothing and so is not counted
+  }
+  for (const uint64_t context_id : {200, 0}) {
+    EXPECT_EQ(setting.set_up(context_id), 0);
+    EXPECT_TRUE(setting.is_of(context_id));
+    EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE);
+  }
+}
+
+TEST(ContextSetting, WhatFailedOrWasRefusedIsNewInAnotherContext) {
+  Setting setting;
+  setting.refuse(3);
+  EXPECT_TRUE(setting.is_of(3));
+  EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE);
+  setting.set_up(4);
+  EXPECT_EQ(setting.failed(), -1);
+  EXPECT_EQ(setting.fail(), FORESHOCK_SKIP_DEVICE);
+  EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE);
+  setting.set_up(5);
+  EXPECT_EQ(setting.failed(), -1);
+}
+
+TEST(ContextSetting, IsReadyWhenTheWordBearsItsMarker) {
+  Setting setting;
+  setting.set_up(1);
+  uint64_t word = 1;
+  EXPECT_FALSE(setting.has_written_marker(word)) << "no number of another kind is taken for it";
+  word = setting.marker();
+  EXPECT_TRUE(setting.has_written_marker(word));
+  word = 5;  // what the word is for, from then on
+  EXPECT_TRUE(setting.has_written_marker(word));
+  word = setting.marker();
+  setting.set_up(2);
+  EXPECT_FALSE(setting.has_written_marker(word)) << "that of another context";
+  setting.refuse(2);
+  word = setting.marker();
+  EXPECT_TRUE(setting.has_written_marker(word));
+}
+
+}  // namespace
+}  // namespace foreshock
