@@ -6,86 +6,14 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <memory>
 
-#include "kernels/dtype.h"
-#include "segment/names.h"
-#include "tests/libmonitor/device_fixture.h"
+#include "tests/libmonitor/device_gradients.h"
 
 namespace foreshock {
 namespace {
 
 using Names = std::vector<std::string>;
-using Steps = std::vector<segment::StepRecord>;
-
-// A training whose gradients are told as values.
-struct GradientTrainer {
-  DeviceTrainer& trainer;
-  bool on_device = true;
-  std::vector<std::vector<char>> memory = {};
-  std::vector<foreshock_gradient> gradients = {};
-  std::vector<foreshock_parameter> named = {};
-
-  explicit GradientTrainer(DeviceTrainer& of) : trainer(of) {}
-
-  // `value(n)` of element n. The first byte of the values is `off` elements from where memory begins.
-  template <class Value>
-  void add(size_t elements, DType type, const char* layer, const Value& value, size_t off = 0) {
-    memory.emplace_back((elements + off) * size_of(type));
-    for (size_t n = 0; n < elements; ++n) {
-      const double exact = value(n);
-      char* at = memory.back().data() + (n + off) * size_of(type);
-      const auto single = static_cast<float>(exact);
-      const auto half = static_cast<uint16_t>(std::bit_cast<uint32_t>(single) >> 16);
-      if (type == DType::kFp64) std::memcpy(at, &exact, 8);
-      if (type == DType::kFp32) std::memcpy(at, &single, 4);
-      if (type == DType::kBf16 || type == DType::kFp16) std::memcpy(at, &half, 2);  // any finite pattern
-    }
-    foreshock_gradient gradient = {};
-    gradient.size = sizeof gradient;
-    gradient.version = FORESHOCK_ABI_VERSION;
-    gradient.values.data = memory.back().data() + off * size_of(type);
-    gradient.values.dims = 1;
-    gradient.values.dtype = static_cast<uint32_t>(type);
-    std::fill(gradient.values.shape, gradient.values.shape + FORESHOCK_TENSOR_DIMS, 1);
-    gradient.values.shape[0] = static_cast<int64_t>(elements);
-    gradient.values.stride[0] = 1;
-    static const char identities[8192] = {};
-    gradient.identity = identities + 16 * (gradients.size() % 512);
-    gradients.push_back(gradient);
-    named.push_back(
-        {sizeof(foreshock_parameter), FORESHOCK_ABI_VERSION, gradient.identity, "a", layer, elements});
-  }
-  void name() { foreshock_name_parameters(named.data(), named.size()); }
-  void tell() {
-    for (foreshock_gradient& gradient : gradients) {
-      gradient.values.device_type = on_device ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_CPU;
-      gradient.values.device_index = trainer.device;
-      gradient.stream = on_device ? trainer.stream : nullptr;
-    }
-    observe();
-  }
-  void observe() { foreshock_observe_gradients(gradients.data(), gradients.size()); }
-  // One step with them, and the next one, by whose end their sums have come.
-  void take_step() {
-    tell();
-    trainer.end_step();
-    fake_cuda::run_all();
-    trainer.end_step();
-  }
-  // The device is met in a first step, and is there in the next one.
-  void set_up() {
-    trainer.end_step();
-    tell();
-    trainer.end_step();
-    fake_cuda::run_all();
-    fake_cuda::forget_calls();
-  }
-};
-
-double some(size_t n) { return (static_cast<double>(n * 7919 % 1009) - 500) / 1024; }
 
 // Of one chunk and of several, of more tensors than a launch takes.
 constexpr size_t kTensors = 200;
@@ -100,45 +28,8 @@ constexpr size_t all_elements() {
 void add_all(GradientTrainer* of) {
   constexpr DType kTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64};
   for (size_t n = 0; n < kTensors; ++n)
-    of->add(elements_of(n), kTypes[n % 4], n < 80 ? "000" : "001", some, n % 3);
+    of->add(elements_of(n), kTypes[n % 4], n < 80 ? "000" : "001", some_gradient, n % 3);
 }
-
-class DeviceGradientsTest : public DeviceTest {
- protected:
-  Steps steps() {
-    auto reader = open();
-    if (reader == nullptr) return {};
-    reader->wait_no_more();
-    fetched_ = reader->coverage().numbers_fetched;
-    missed_ = reader->coverage().numbers_missed;
-    layers_ = reader->layers();
-    return reader->new_steps();
-  }
-  static std::vector<double> norms_of(const Steps& steps) {
-    std::vector<double> norms;
-    for (const segment::StepRecord& step : steps)
-      norms.push_back(segment::given(step, segment::kGivenGradientNorm) ? step.gradient_norm : -1);
-    return norms;
-  }
-  // One tensor of norm 4, told in a third step; what comes of it.
-  template <class Body>
-  Steps told_in_third_step(Body body, std::vector<std::pair<const char*, const char*>> variables = {}) {
-    train(
-        [&body](DeviceTrainer& trainer) {
-          GradientTrainer of(trainer);
-          of.add(16, DType::kFp32, "000", [](size_t) { return 1.0; });
-          of.set_up();
-          body(of);
-          trainer.end_step();
-          fake_cuda::run_all();
-          for (int n = 0; n < 2; ++n) trainer.end_step();
-        },
-        std::move(variables));
-    return steps();
-  }
-  uint64_t fetched_ = 0, missed_ = 0;
-  std::vector<segment::Layer> layers_;
-};
 
 TEST_F(DeviceGradientsTest, AreWhatTheHostSumsOfTheSameValues) {
   Steps of[2];
@@ -208,7 +99,7 @@ TEST_F(DeviceGradientsTest, WhatIsNotFiniteIsToldOfItsLayer) {
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     train([value](DeviceTrainer& trainer) {
       GradientTrainer gradients(trainer);
-      gradients.add(100, DType::kFp32, "000", some);
+      gradients.add(100, DType::kFp32, "000", some_gradient);
       gradients.add(100, DType::kBf16, "001", [value](size_t n) { return n == 70 ? value : 1.0; });
       gradients.name();
       gradients.set_up();
@@ -252,78 +143,6 @@ TEST_F(DeviceGradientsTest, AStepMayEndBeforeThemAndBeSampledForThem) {
   EXPECT_EQ(all[3].sampled, 0u);
 }
 
-// Each of these is counted, and gives the stream nothing.
-TEST_F(DeviceGradientsTest, WhatCannotBeHadIsLeftOut) {
-  struct Case {
-    const char* name;
-    uint64_t missed;
-    void (*tell)(GradientTrainer&);
-  };
-  const Case cases[] = {
-      {"no stream", 1,
-       [](GradientTrainer& of) {
-         of.tell();  // as far as it may go: this one is sent
-         fake_cuda::run_all();
-         fake_cuda::forget_calls();
-         of.gradients[0].stream = nullptr;
-         of.observe();
-       }},
-      {"of before it was asked for", 1,
-       [](GradientTrainer& of) {
-         of.gradients[0].values.device_type = FORESHOCK_DEVICE_CUDA;
-         of.gradients[0].stream = of.trainer.stream;
-         of.gradients[0].size = offsetof(foreshock_gradient, stream);
-         of.observe();
-       }},
-      {"captured", 1,
-       [](GradientTrainer& of) {
-         of.trainer.stream = fake_cuda::new_stream(0);
-         fake_cuda::begin_capture(of.trainer.stream);
-         of.tell();
-         fake_cuda::end_capture(of.trainer.stream);
-       }},
-      {"on the host as well", 2,
-       [](GradientTrainer& of) {
-         of.add(1, DType::kFp32, "000", some);
-         of.gradients[0].values.device_type = FORESHOCK_DEVICE_CUDA;
-         of.gradients[0].stream = of.trainer.stream;
-         of.observe();
-       }},
-      {"too large", 1,
-       [](GradientTrainer& of) {
-         of.gradients[0].values.shape[0] = (int64_t{1} << 31) + 1;
-         of.tell();
-       }},
-      {"not in one block", 1,
-       [](GradientTrainer& of) {
-         of.gradients[0].values.stride[0] = 2;
-         of.tell();
-       }},
-      {"not aligned", 1,
-       [](GradientTrainer& of) {
-         of.gradients[0].values.shape[0] = 1;
-         of.gradients[0].values.data = of.memory[0].data() + 1;
-         of.tell();
-       }},
-      {"more of them than a step has room for", 2730,
-       [](GradientTrainer& of) {
-         while (of.gradients.size() < 2730) of.add(1, DType::kFp32, "000", some);
-         of.tell();
-       }},
-  };
-  for (const Case& one : cases) {
-    SCOPED_TRACE(one.name);
-    const Steps all = told_in_third_step([&one](GradientTrainer& of) {
-      one.tell(of);
-      EXPECT_EQ(count_of("cuLaunchKernel"), 0);
-      EXPECT_EQ(count_of("cuMemsetD8Async"), 0);
-    });
-    EXPECT_EQ(norms_of(all), std::vector<double>({-1, -1, -1, -1, -1}));
-    EXPECT_EQ(missed_, 1 + one.missed) << "with that which met the device";
-    clear();
-  }
-}
-
 TEST_F(DeviceGradientsTest, AsManyAsAStepHasRoomFor) {
   train([](DeviceTrainer& trainer) {
     GradientTrainer of(trainer);
@@ -341,106 +160,12 @@ TEST_F(DeviceGradientsTest, AsManyAsAStepHasRoomFor) {
 TEST_F(DeviceGradientsTest, AJobHasPlacesForItsChunks) {
   train([](DeviceTrainer& trainer) {
     GradientTrainer of(trainer);
-    for (int n = 0; n < 3; ++n) of.add(1, DType::kBf16, "000", some);
+    for (int n = 0; n < 3; ++n) of.add(1, DType::kBf16, "000", some_gradient);
     of.set_up();
     for (foreshock_gradient& gradient : of.gradients) gradient.values.shape[0] = int64_t{1} << 30;
     of.tell();
     EXPECT_EQ(count_of("cuLaunchKernel"), 2 + 2 + 2) << "two of three together";
   });
-}
-
-TEST_F(DeviceGradientsTest, WithoutMemoryForThemOtherNumbersStillCome) {
-  train([](DeviceTrainer& trainer) {
-    fake_cuda::set_faults({.free_bytes = size_t{16} << 20});
-    GradientTrainer of(trainer);
-    of.add(16, DType::kFp32, "000", [](size_t) { return 1.0; });
-    trainer.end_step();
-    of.tell();
-    trainer.end_step();
-    EXPECT_EQ(count_of("cuMemAlloc"), 1) << "of slices alone";
-    fake_cuda::run_all();
-    fake_cuda::forget_calls();
-    of.tell();
-    EXPECT_EQ(count_of("cuLaunchKernel"), 0);
-    float loss = 0.5f;
-    foreshock_tensor number = of.gradients[0].values;
-    number.data = &loss;
-    number.shape[0] = 1;
-    uint64_t known_as = 0;
-    foreshock_fetch(&number, 1, trainer.stream, FORESHOCK_FETCH_LOSS, &known_as);
-    foreshock_observe_fetched_loss(known_as, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
-    fake_cuda::run_all();
-    trainer.end_step();
-    trainer.end_step();
-  });
-  const Steps all = steps();
-  EXPECT_EQ(norms_of(all), std::vector<double>({-1, -1, -1, -1}));
-  EXPECT_EQ(all[2].loss, 0.5);
-  EXPECT_EQ(missed_, 2u);
-}
-
-TEST_F(DeviceGradientsTest, WhatTheDriverRefusesIsNotTriedAgain) {
-  const std::pair<const char*, int> refused[] = {{"cuMemsetD8Async", 0}, {"cuLaunchKernel", 0},
-                                                 {"cuLaunchKernel", 1},  {"cuLaunchKernel", 2},
-                                                 {"cuLaunchKernel", 3},  {"cuLaunchKernel", 4}};
-  for (const auto& [name, after] : refused) {
-    SCOPED_TRACE(std::string(name) + std::to_string(after));
-    const Steps all = told_in_third_step([&, name = name, after = after](GradientTrainer& of) {
-      fake_cuda::set_faults({.failing = name, .failing_after = after});
-      of.tell();
-      EXPECT_EQ(count_of(name), after + 1);
-      fake_cuda::set_faults({});
-      of.trainer.end_step();
-      fake_cuda::run_all();
-      of.tell();
-      EXPECT_EQ(count_of(name), after + 1);
-    });
-    EXPECT_EQ(norms_of(all), std::vector<double>({-1, -1, -1, -1, -1, -1}));
-    EXPECT_EQ(missed_, 3u);
-    clear();
-  }
-}
-
-// Two streams would sum into the same memory.
-TEST_F(DeviceGradientsTest, OnAnotherStreamOnlyWhenThoseOfTheFirstHaveCome) {
-  const Steps all = told_in_third_step([](GradientTrainer& of) {
-    DeviceTrainer& trainer = of.trainer;
-    void* const streams[] = {fake_cuda::new_stream(0), fake_cuda::new_stream(0)};
-    trainer.stream = streams[0];
-    for (int n = 0; n < 2; ++n) {  // steps 3 and 4: the second one behind the first
-      of.tell();
-      trainer.end_step();
-    }
-    trainer.stream = streams[1];
-    of.tell();  // step 5
-    EXPECT_EQ(names_of_calls(streams[1]), Names({"cuStreamGetCtx", "cuStreamIsCapturing"}));
-    trainer.end_step();
-    fake_cuda::run_all();
-    of.tell();  // step 6
-  });
-  EXPECT_EQ(norms_of(all), std::vector<double>({-1, -1, 4, 4, -1, 4, -1, -1}));
-  EXPECT_EQ(missed_, 2u);
-}
-
-TEST_F(DeviceGradientsTest, ADeviceThatWasReset) {
-  const Steps all = told_in_third_step([](GradientTrainer& of) {
-    of.tell();
-    of.trainer.end_step();
-    fake_cuda::reset_device(0);
-    of.tell();  // is met
-    of.trainer.end_step();
-    of.tell();
-  });
-  EXPECT_EQ(norms_of(all), std::vector<double>({-1, -1, -1, -1, 4, -1, -1}));
-}
-
-// Of a step that a scaler leaves out they are those of no step.
-TEST_F(DeviceGradientsTest, OfAStepThatIsLeftOutNothingIsTold) {
-  const Steps all = told_in_third_step([](GradientTrainer& of) {
-    of.tell();
-    foreshock_step_skipped();
-  });
-  EXPECT_EQ(norms_of(all), std::vector<double>({-1, -1, -1, -1, -1}));
 }
 
 // What the device's clock tells is charged, and steps are left out for it: 1 ms of the trainer, and a look at
@@ -456,7 +181,7 @@ TEST_F(DeviceGradientsTest, WhatTheyTakeIsWithinTheBudget) {
         [](DeviceTrainer& trainer) {
           fake_cuda::set_faults({.clock_step_ns = kLookNs});
           GradientTrainer of(trainer);
-          of.add(1000, DType::kFp32, "000", some);
+          of.add(1000, DType::kFp32, "000", some_gradient);
           for (int n = 0; n < kSteps; ++n) {
             usleep(1000);
             if (foreshock_step_is_sampled() != 0) of.tell();

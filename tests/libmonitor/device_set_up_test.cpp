@@ -5,9 +5,13 @@
 #include <filesystem>
 #include <thread>
 
+#include "libmonitor/device_gradients.h"
 #include "libmonitor/device_state.h"
+#include "libmonitor/weight_staging.h"
 #include "tests/libmonitor/device_code_of_tests.h"
 #include "tests/libmonitor/device_fixture.h"
+#include "tests/libmonitor/device_gradients.h"
+#include "tests/libmonitor/device_weights.h"
 
 namespace foreshock {
 namespace {
@@ -308,6 +312,37 @@ TEST_F(DeviceSetUp, ADeviceThatChangesItsContextAgainAndAgainIsLeftAlone) {
   });
   expect_skipped(FORESHOCK_SKIP_DEVICE, 2 * (kTurns - DeviceState::kMostSetUps),
                  2 * DeviceState::kMostSetUps);
+}
+
+// What gradients and weights have on it is counted each for itself.
+TEST_F(DeviceSetUp, SoAreGradientsAndWeightsOfSuchADevice) {
+  constexpr int kTurns = 3 * DeviceGradients::kMostSetUps;
+  train([](DeviceTrainer& trainer) {
+    GradientTrainer gradients(trainer);
+    gradients.add(16, DType::kFp32, "000", some_gradient);
+    trainer.end_step();
+    for (int n = 0; n < kTurns; ++n) {
+      gradients.tell();
+      trainer.end_step();
+      fake_cuda::reset_device(0);
+    }
+    EXPECT_EQ(count_of("cuMemAlloc"), DeviceGradients::kMostSetUps + DeviceState::kMostSetUps)
+        << "theirs, and what brings any number";
+  });
+  train(
+      [](DeviceTrainer& trainer) {
+        trainer.on_device = false;
+        WeightTrainer weights(trainer);
+        weights.add("some", 300, 211);
+        trainer.end_step();
+        weights.name();
+        for (int n = 0; n < kTurns; ++n) {
+          weights.step();
+          fake_cuda::reset_device(0);
+        }
+        EXPECT_EQ(count_of("cuMemAlloc"), WeightStaging::kMostSetUps);
+      },
+      {{"FORESHOCK_WEIGHTS", "1"}});
 }
 
 }  // namespace
