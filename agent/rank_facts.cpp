@@ -134,6 +134,10 @@ void RankFacts::note(const std::string& segment, const RankStatistics& rank) {
   is_new_ = true;
 }
 
+void RankFacts::forget(const std::string& segment) {
+  if (known_.erase(segment) > 0) is_new_ = true;
+}
+
 bool RankFacts::save(const Directory& directory) {
   if (!is_new_) return true;
   is_new_ = !directory.write(kFile, text_of(known_, -1));

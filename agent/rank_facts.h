@@ -29,6 +29,8 @@ class RankFacts {
 
   // For the next save().
   void note(const std::string& segment, const RankStatistics& rank);
+  // Its segment is removed: nobody will ask for it again.
+  void forget(const std::string& segment);
   // Replaces the file if anything is new. False when it cannot be written: the run goes on without.
   bool save(const Directory& directory);
 

@@ -88,7 +88,8 @@ void Run::save_watches() {
   if (pipeline_ == nullptr) return;
   flush_record();
   watch_state_.save(*directory_, record_.get(), pipeline_->watches());
-  for (const auto& followed : followed_) facts_.note(followed->name, followed->rank);
+  for (const auto& followed : followed_)
+    if (!followed->is_finished()) facts_.note(followed->name, followed->rank);
   facts_.save(*directory_);
 }
 
@@ -181,6 +182,7 @@ void Run::retire(Followed& followed) {
   announce(followed);
   record_run(followed.rank, "ended");
   for (const char* end : {".seg", ".ctl"}) directory_->remove(followed.name + end);
+  facts_.forget(followed.name);
 }
 
 RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
@@ -190,6 +192,7 @@ RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
 
 void Run::finish(Followed& followed, RunState state) {
   followed.finish(end_of(followed, state));
+  facts_.note(followed.name, followed.rank);  // the last that is learned of it
   announce(followed);
   record_run(followed.rank, "ended");
   note_end(state);

@@ -103,6 +103,21 @@ TEST_F(RankFactsTest, WhatWasKnownOfOthersStays) {
   for (const char* segment : {"first", "second"}) EXPECT_EQ(events_json(taken_up(segment)).size(), 2u);
 }
 
+TEST_F(RankFactsTest, WhatIsForgottenIsNotInTheFile) {
+  RankFacts facts;
+  facts.note("first", guilty_rank());
+  facts.note("second", guilty_rank());
+  ASSERT_TRUE(facts.save(*directory_));
+  facts.forget("first");
+  ASSERT_TRUE(facts.save(*directory_));
+  EXPECT_TRUE(events_json(taken_up("first")).empty());
+  EXPECT_EQ(events_json(taken_up("second")).size(), 2u);
+  directory_->remove(RankFacts::kFile);
+  facts.forget("of which nothing was known");
+  EXPECT_TRUE(facts.save(*directory_));
+  EXPECT_FALSE(is_saved());
+}
+
 TEST_F(RankFactsTest, WhatIsNotOurFileIsNothing) {
   const std::string alarm = R"({"layer":"003","pass":"forward","of":"bias","first_step":1,"last_step":2})";
   const auto with = [](const std::string& one) { return R"({"s":{"past_alarms":[)" + one + "]}}"; };

@@ -129,6 +129,50 @@ TEST(Run, WhatAKilledAgentHasFoundIsInTheSummary) {
   }
 }
 
+// What is kept for the next agent is of segments that it can find: of those that ended, with all that was in
+// them, and not of those that were removed.
+TEST(Run, FactsAreKeptOfTheSegmentsThatAreThere) {
+  SegmentOfATrainer first;
+  std::string error;
+  auto run = open_run(job_options(), first);
+  ASSERT_NE(run, nullptr);
+  const auto launcher = Directory::open(first.directory, &error);
+  const int lock = launcher->lock("run.lock", LOCK_SH);
+  ASSERT_GE(lock, 0);
+  const auto kept = [&] {
+    std::vector<std::string> segments;
+    std::ifstream file(first.directory + "/" + RankFacts::kFile);
+    const auto facts = nlohmann::json::parse(file, nullptr, false);
+    if (facts.is_object())
+      for (const auto& [segment, of_it] : facts.items()) segments.push_back(segment);
+    return segments;
+  };
+  using Segments = std::vector<std::string>;
+
+  Registry registry;
+  auto now = Run::Clock::now();
+  // A first look finds that something has moved, the second one that nothing has since.
+  const auto let_it_be_gone = [&] {
+    for (int look = 0; look < 2; ++look) run->look_for_life(now += 11s);
+  };
+  first.sample(1, NAN);
+  run->discover(&registry);
+  run->poll();
+  run->publish(&registry);
+  EXPECT_EQ(kept(), Segments({"0-0000000000000010"}));
+  SegmentOfATrainer second(first.directory, 0, 0x11);
+  run->discover(&registry);
+  let_it_be_gone();
+  run->publish(&registry);
+  EXPECT_EQ(kept(), Segments());
+
+  close(lock);
+  second.sample(1, NAN);  // is taken when it is known to have ended
+  let_it_be_gone();
+  run->publish(&registry);
+  EXPECT_EQ(kept(), Segments({"0-0000000000000011"}));
+}
+
 // Agents that are killed at any moment, each followed by one that goes on: every step and every slice has one
 // line, whether the killed one had written it or not.
 TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
