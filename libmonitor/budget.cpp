@@ -12,6 +12,8 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
     return;
   }
   const double earnings = max_slowdown_ * static_cast<double>(interval) * step_seconds_;
+  const auto patient = static_cast<double>(std::min(interval, kPatientInterval));
+  patience_seconds_ = kPatience * max_slowdown_ * patient * step_seconds_;
   balance_seconds_ += max_slowdown_ * theirs - cost_seconds;
   balance_seconds_ = std::clamp(balance_seconds_, -kMostOwed * earnings, earnings + least_seconds);
 }

@@ -188,7 +188,8 @@ void Monitor::end_step(const foreshock_step& step) {
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(step.step_source);
     weights_.end_step(step_seconds,
-                      static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9);
+                      static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9,
+                      budget_.is_overdrawn());
   }
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
   last_totals_ = {totals.calls, totals.cost_ns + own};

@@ -25,7 +25,7 @@ void WeightCadence::begin_interval(double bytes) {
 }
 
 bool WeightCadence::allows() const {
-  return is_unlimited_ || (share_ > 0 && step_seconds_ > 0 && balance_ >= -earnings());
+  return is_unlimited_ || (!waits_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -earnings());
 }
 
 }  // namespace foreshock

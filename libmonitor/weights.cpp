@@ -150,6 +150,11 @@ size_t WeightFollower::due(int64_t step, int64_t steps, uint32_t* numbers, size_
   WeightTurns::Count turns;
   const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
+  if (!cadence_.allows()) {
+    for (size_t n = 0; n < found; ++n) turns_.end(numbers[n], step);
+    if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
+    return 0;
+  }
   share_copies(numbers, found);
   return found;
 }
@@ -359,8 +364,9 @@ void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   host_step_ = step;
 }
 
-void WeightFollower::end_step(double step_seconds, double cost_seconds) {
+void WeightFollower::end_step(double step_seconds, double cost_seconds, bool is_overdrawn) {
   cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(read_));
+  cadence_.wait(is_overdrawn);
   read_ = 0;
   ++round_;
   if (count_ == 0) return;

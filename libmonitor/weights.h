@@ -38,6 +38,8 @@ class WeightCadence {
 
   // A step has ended: its length, and what of it went into tensors of `bytes`. Seconds.
   void end_step(double step_seconds, double cost_seconds, double bytes);
+  // The budget of all that the monitor does is overdrawn, or is not any more: a share of it is nobody's own.
+  void wait(bool is_overdrawn) { waits_ = is_overdrawn; }
   // All tensors together have so many bytes. Called where an interval begins: there it may become longer.
   void begin_interval(double bytes);
   // Whether another tensor may be read: what is owed is less than an interval's share.
@@ -51,7 +53,7 @@ class WeightCadence {
 
   double share_ = 0;
   uint64_t interval_ = kFirstInterval;
-  bool is_fixed_ = false, is_unlimited_ = false;
+  bool is_fixed_ = false, is_unlimited_ = false, waits_ = false;
   double step_seconds_ = 0, seconds_per_byte_ = kFirstCost, balance_ = 0;
 };
 
@@ -76,6 +78,7 @@ class WeightFollower {
 
   // Whose turn it is in `step`, and the further ones of `steps` that are told as one: a trainer that tells
   // its steps more rarely than it takes them shows each tensor at the first one of a number, on every rank.
+  // What cannot be paid for is left out here: to show it costs the trainer too.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Nobody could ask in `step`.
   void unasked(int64_t step, int64_t steps);
@@ -97,8 +100,8 @@ class WeightFollower {
   // weights together with the rest.
   uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
 
-  // A step of this length has ended, and so much of it was spent here.
-  void end_step(double step_seconds, double cost_seconds);
+  // A step of this length has ended, and so much of it was spent here; `is_overdrawn`: the budget of all is.
+  void end_step(double step_seconds, double cost_seconds, bool is_overdrawn = false);
 
  private:
   struct Weight {

@@ -41,6 +41,41 @@ TEST(Budget, WhatEveryStepCostsIsPaidFirst) {
   EXPECT_NEAR(share_of(0.002, 0.01, 8, 8000, 0.0002), 0.02, 1e-3);
 }
 
+// Steps of 10 ms in which `base` is always ours, and at each eighth `dear` where `is_allowed` says so.
+double share_with_own_purse(double base, double dear, int steps) {
+  Budget budget;
+  budget.set_limit(0.01);
+  double ours = 0;
+  for (int step = 1; step <= steps; ++step) {
+    const double own = base + (step % 8 == 0 && !budget.is_overdrawn() ? dear : 0);
+    budget.end_step(0.010 + own, own, 8);
+    ours += own;
+  }
+  return ours / (0.010 * steps);
+}
+
+TEST(Budget, AShareOfOnesOwnIsSpentWithinTheLimitOfAll) {
+  // 0.25 % on top of what cannot be refused: all of it while that leaves room for it, then what is left, then
+  // nothing but the patience of 256 steps' earnings, 1.3e-4 of 20000 steps, and one more of 0.2 ms.
+  constexpr double kPatience = 256 * 0.01 / 20000 + 1e-6;
+  EXPECT_NEAR(share_with_own_purse(0.00005, 0.0002, 20000), 0.0075, 1e-6);
+  EXPECT_NEAR(share_with_own_purse(0.00009, 0.0002, 20000), 0.01, kPatience);
+  EXPECT_NEAR(share_with_own_purse(0.0002, 0.0002, 20000), 0.02, kPatience);
+}
+
+TEST(Budget, IsNotOverdrawnByASampleDearerThanExpected) {
+  Budget budget;
+  budget.set_limit(0.01);
+  for (int step = 0; step < 20; ++step) budget.end_step(0.010, 0, 8);
+  budget.end_step(0.010 + 0.008, 0.008, 8);  // ten times what an interval earns
+  EXPECT_FALSE(budget.allows());
+  EXPECT_FALSE(budget.is_overdrawn());
+  budget.end_step(10, 9.99, 8);
+  EXPECT_TRUE(budget.is_overdrawn());
+  budget.set_limit(1);
+  EXPECT_FALSE(budget.is_overdrawn());
+}
+
 TEST(Budget, ABurstMayCostMoreAndWhatFollowsNot) {
   Budget budget;
   const auto train = [&](int steps, uint64_t every) {

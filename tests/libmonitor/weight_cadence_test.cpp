@@ -26,6 +26,18 @@ TEST(WeightCadence, AFixedOneStaysAndSkipsInstead) {
   EXPECT_FALSE(cadence.allows());
 }
 
+TEST(WeightCadence, WaitsWhileTheBudgetOfAllIsOverdrawn) {
+  for (const double limit : {0.01, 1.0}) {
+    WeightCadence cadence;
+    cadence.start(limit, 0);
+    cadence.end_step(0.1, 0, 0);
+    cadence.wait(true);
+    EXPECT_EQ(cadence.allows(), limit >= 1) << "without a limit nothing waits";
+    cadence.wait(false);
+    EXPECT_TRUE(cadence.allows());
+  }
+}
+
 TEST(WeightCadence, ALimitOfZeroAllowsNothing) {
   for (const uint64_t fixed : {0, 4}) {
     WeightCadence cadence;

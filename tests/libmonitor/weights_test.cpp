@@ -1,6 +1,8 @@
 // Weights from the ABI to the segment.
 #include "libmonitor/weights.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -8,6 +10,7 @@
 #include <string>
 
 #include "kernels/checksum.h"
+#include "libmonitor/clocks.h"
 #include "segment/tensor_heads.h"
 #include "tests/libmonitor/described_weights.h"
 #include "tests/libmonitor/monitor_fixture.h"
@@ -245,17 +248,56 @@ TEST_F(WeightsTest, AmongSeveralRanksTheIntervalStaysAndTurnsAreLeftOut) {
                identity.world_size = 2;
                if (is_told_late) foreshock_describe(&identity);
                ASSERT_EQ(model.name(), 2);
-               size_t due = 0;
-               for (int64_t step = 2; step < 2 + 64 * 8; ++step) due += model.step(step, 1e-4f);
+               size_t shown = 0;
+               for (int64_t step = 2; step < 2 + 64 * 8; ++step) shown += model.step(step, 1e-4f);
                const segment::TensorRing ring = open()->tensor_ring();
                EXPECT_EQ(ring.interval, 64u);
-               EXPECT_EQ(due, 2u * 8);
+               EXPECT_EQ(ring.due, 2u * 8);
+               EXPECT_EQ(ring.taken, shown) << "what cannot be paid for is not asked for";
                EXPECT_GT(ring.skipped[segment::kTensorBudget], 0u);
-               EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget], due);
+               EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget], ring.due);
              });
     fs::remove_all(base_ + "/r");
     fs::create_directory(base_ + "/r");
   }
+}
+
+// What the helper takes at every step cannot be refused; what may be, waits. A share of each step's time, so
+// that a machine which stands still for a while changes nothing.
+TEST_F(WeightsTest, WaitWhileTheRestTakesMoreThanTheLimit) {
+  in_child({{"FORESHOCK_MAX_SLOWDOWN", "50%"}, {"FORESHOCK_WEIGHTS", "4"}}, [this] {
+    Model model;
+    int64_t step = 1;
+    model.trainer.step(step, 1);
+    ASSERT_EQ(model.name(), 2);
+    // Returns how many tensors are shown in one step of which `share` was ours.
+    const auto train = [&](double share) {
+      const uint64_t begin = monotonic_ns();
+      usleep(1000);
+      uint32_t due[2] = {};
+      const size_t count = foreshock_weights_due(due, 2);
+      foreshock_weight_state states[2] = {};
+      for (size_t n = 0; n < count; ++n)
+        states[n] =
+            due[n] == 0 ? state_of(0, model.small.data(), 2, 3) : state_of(1, model.large.data(), 100, 100);
+      foreshock_observe_weights(states, count, FORESHOCK_AFTER_STEP);
+      foreshock_step record = reported_step(++step);
+      record.prepare_ns = static_cast<uint64_t>(share * static_cast<double>(monotonic_ns() - begin));
+      foreshock_step_end(&record);
+      return count;
+    };
+    const auto quiet_steps = [&](double share) {
+      int quiet = 0;
+      for (int n = 0; n < 500 && quiet < 40; ++n) quiet = train(share) == 0 ? quiet + 1 : 0;
+      return quiet;
+    };
+    EXPECT_LT(quiet_steps(0.1), 40) << "within the limit each tensor has its turn in 4 steps";
+    EXPECT_EQ(quiet_steps(0.9), 40);
+    const segment::TensorRing ring = open()->tensor_ring();
+    EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget] + ring.skipped[segment::kTensorRingFull],
+              ring.due);
+    EXPECT_EQ(ring.skipped[segment::kTensorUnknown], 0u);
+  });
 }
 
 TEST_F(WeightsTest, AFullRingIsCountedAndDoesNoHarm) {
