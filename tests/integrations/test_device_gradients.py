@@ -4,39 +4,17 @@ as torch has them and as the same training on the CPU has them. The device is th
 from __future__ import annotations
 
 import pytest
-from device_training import BEGIN
-from monitored import BUILD, EVERYTHING, PYTHON, Run, run_monitored, run_plain
+from device_training import MODEL, trained
+from monitored import Run
 
 STEPS = 8
 ELEMENTS = 2 * (32 * 96 + 96 + 32 * 32 + 32)
 
-TRAINING = f"""{BEGIN}
-import torch
-import torch.nn.functional as F
-from torch import nn
-import device_attention
+TRAINING = f"""{MODEL}
 from agent_view import agent_state
-from tiny_gpt import fingerprint, set_up, tell
-words = set(sys.argv[1:])
-put, get = (lambda x: x, lambda x: x) if "host" in words else (device_attention.put, device_attention.get)
-set_up()
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__(); self.qkv, self.o = nn.Linear(32, 96), nn.Linear(32, 32)
-    def forward(self, x):
-        q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2) for t in self.qkv(x).split(32, 2)]
-        # The stand-in has other kernels for it than the CPU; of what it is made of it has the same.
-        if "by_hand" in words: y = (q @ k.transpose(2, 3)).softmax(3) @ v
-        else: y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.o(y.transpose(1, 2).reshape(2, 24, 32))
 def norm(module):
     return sum(get(p.grad).double().square().sum() for p in module.parameters()).sqrt().item()
-model = nn.Sequential(Block(), Block())
-if "bfloat16" in words: model = model.bfloat16()
 precision = next(model.parameters()).dtype
-for module in model.modules():
-    for name, given in list(module.named_parameters(recurse=False)): setattr(module, name, nn.Parameter(put(given)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 norms = []
 for step in range(1, {STEPS} + 1):
     for n in range(3 if "accumulate" in words else 1):
@@ -57,15 +35,8 @@ os._exit(0)
 """
 
 
-def trained(host_cuda: str, *words: str) -> Run:
-    """The monitored run, after it gave the bits of a plain one, and never waited."""
-    environment = {"HOST_CUDA": host_cuda, "LD_LIBRARY_PATH": str(BUILD / "lib" / "fake_cuda")}
-    command = [PYTHON, "-c", TRAINING, *words]
-    plain, run = run_plain(command, **environment), run_monitored(command, *EVERYTHING, **environment)
-    for key in ("digest", "waits"):
-        assert run.told()[0][key] == plain.told()[0][key]
-    assert run.told()[0]["waits"] == 0
-    return run
+def gradients_of(host_cuda: str, *words: str) -> Run:
+    return trained(host_cuda, TRAINING, *words, of_agent="layers")
 
 
 def norms(run: Run) -> dict[int, float | None]:
@@ -84,7 +55,7 @@ def the_same(norm: float):
 
 @pytest.mark.parametrize("words", [(), ("accumulate",), ("accumulate", "zeroed"), ("bfloat16",)], ids=" ".join)
 def test_norms_are_those_of_the_gradients(host_cuda, words) -> None:
-    run = trained(host_cuda, *words)
+    run = gradients_of(host_cuda, *words)
     told, seen = run.told()[0], norms(run)
     assert sorted(seen) == list(range(1, STEPS + 1))
     # The first step, whose number is unknown, is not sampled; in the second one the device is met.
@@ -96,7 +67,7 @@ def test_norms_are_those_of_the_gradients(host_cuda, words) -> None:
 
 
 def test_the_same_training_on_the_cpu_has_the_same(host_cuda) -> None:
-    host, device = trained(host_cuda, "by_hand", "host"), trained(host_cuda, "by_hand")
+    host, device = gradients_of(host_cuda, "by_hand", "host"), gradients_of(host_cuda, "by_hand")
     assert host.told()[0]["digest"] == device.told()[0]["digest"]
     expected, seen = norms(host), norms(device)
     assert [step for step, norm in expected.items() if norm is None] == [1]
@@ -107,7 +78,7 @@ def test_the_same_training_on_the_cpu_has_the_same(host_cuda) -> None:
 
 
 def test_what_is_not_finite_names_its_layer(host_cuda) -> None:
-    run = trained(host_cuda, "infinite")
+    run = gradients_of(host_cuda, "infinite")
     assert layers(run, "nonfinite_steps") == {"000": 0, "001": 1}
     assert run.rank()["gradient"]["nonfinite_layers"] == ["001"]
     events = [line for line in run.of("event") if line["event"] == "nonfinite_gradient"]
@@ -115,4 +86,4 @@ def test_what_is_not_finite_names_its_layer(host_cuda) -> None:
 
 
 def test_values_after_clipping_are_not_told(host_cuda) -> None:
-    assert set(norms(trained(host_cuda, "clip")).values()) == {None}
+    assert set(norms(gradients_of(host_cuda, "clip")).values()) == {None}

@@ -7,28 +7,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from device_training import trained
+from device_training import MODEL, trained
 
 STEPS = 12
 
-TRAINING = f"""
-import torch
-import torch.nn.functional as F
-from torch import nn
-from device_attention import get, put
-from tiny_gpt import fingerprint, set_up, tell
-words = set(sys.argv[1:])
-set_up()
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__(); self.qkv, self.o = nn.Linear(32, 96), nn.Linear(32, 32)
-    def forward(self, x):
-        q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2) for t in self.qkv(x).split(32, 2)]
-        return x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 24, 32))
-model = nn.Sequential(Block(), Block())
-for module in model.modules():
-    for name, given in list(module.named_parameters(recurse=False)): setattr(module, name, nn.Parameter(put(given)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+TRAINING = f"""{MODEL}
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled="scaler" in words, growth_interval=3)
 passes = 3 if "accumulate" in words else 1
 losses, norms, kept, skipped = [], [], [], 0
