@@ -140,16 +140,17 @@ class Monitor:
         self._calls.clear()
         self._others.ticked()
         source, step = self._state_step(optimizer)
-        in_core = self.weights.after(optimizer) if step is not None else 0
         if step is None:
             self.weights.forget_due()
-        if step is not None:
-            self._rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
-            self._tick()
+            self.core.adapter.foreshock_adapter_step_ended()
+            self._spend(begin)
+            return
+        in_core = self.weights.after(optimizer)
+        self._rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
+        self._tick()
         self._spend(begin, in_core)
-        if step is not None:
-            self._watch_cost()
-        if step is not None and not self.reported:
+        self._watch_cost()
+        if not self.reported:
             self._told = step if step >= 0 else (self._told or 0) + 1
             self._tell(step, source)
         begin = time.perf_counter_ns()
