@@ -145,11 +145,12 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
 // everything that steps now; none: publish no gradients. See GradientReport::Publish for the rest. Returns
 // the nanoseconds spent inside the core, which accounts for them.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
-                                                        double inverse_scale, uint32_t copies) {
+                                                        double inverse_scale, uint32_t copies,
+                                                        uint32_t may_be_written_untold) {
   auto& gradients = foreshock::adapter::Gradients();
   const uint64_t before = gradients.core_ns();
   try {
-    gradients.Publish(parameters, count, inverse_scale, copies);
+    gradients.Publish(parameters, count, inverse_scale, copies, may_be_written_untold != 0);
   } catch (...) {
     foreshock_off("adapter_gradients");
   }

@@ -18,8 +18,10 @@ namespace foreshock::adapter {
 class GradientReport {
  public:
   // `parameters`: TensorImpl addresses, alive. `inverse_scale`: what the optimizer itself multiplies
-  // gradients by.
-  void Publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies) {
+  // gradients by. `copies`: in-place writes per step of those who average them over ranks.
+  // `may_be_written_untold`: by kernels that move no version, so that nothing tells whether somebody clipped.
+  void Publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies,
+               bool may_be_written_untold) {
     const Turn turn(busy_);
     if (!turn.is_mine || !Collect(parameters, count) || gradients_.empty()) return;
     const auto found = Norms().Match(tensors_, inverse_scale, &squares_, &numbers_);
@@ -28,7 +30,8 @@ class GradientReport {
       gradients_[i].norm_fetched = numbers_[i];
     }
     if (found == GradientNorms::Found::kAll) return Send();
-    const bool untouched = found == GradientNorms::Found::kNone && Untouched(copies);
+    const bool untouched =
+        found == GradientNorms::Found::kNone && !may_be_written_untold && Untouched(copies);
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const bool is_of_pass = WasInGraph(*static_cast<const c10::TensorImpl*>(gradients_[i].identity));

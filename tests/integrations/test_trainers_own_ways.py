@@ -147,7 +147,8 @@ def test_two_threads_step_at_once(trainer) -> None:
 import os, threading
 version = f"torch-{torch.__version__}-{torch.version.git_version[:12]}"
 adapter = ctypes.CDLL(os.path.join(os.environ["FORESHOCK_ADAPTERS"], version, "adapter.so"))
-adapter.foreshock_adapter_step_begins.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_uint32]
+begins = adapter.foreshock_adapter_step_begins
+begins.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_uint32, ctypes.c_uint32]
 tables, truth = [], []
 for number, count in enumerate((1, 20, 300, 900)):
     parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(count)]
@@ -158,7 +159,7 @@ torch.nn.utils.get_total_norm([parameter.grad for parameters, _ in tables for pa
 start = threading.Barrier(len(tables))
 def work(table):
     start.wait()
-    for _ in range(100): adapter.foreshock_adapter_step_begins(table, len(table), 1.0, 0)
+    for _ in range(100): begins(table, len(table), 1.0, 0, 0)
 threads = [threading.Thread(target=work, args=(table,)) for _, table in tables]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

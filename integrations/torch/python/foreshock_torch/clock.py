@@ -23,10 +23,6 @@ from .signals import is_of_signal
 from .unseen import LOOK_AT, attention_unseen
 from .weights import ENDED, Weights
 
-# In-place writes into gradients of which torch knows nothing: Apex's kernels may have clipped them, and no version of
-# a tensor tells. As many as no gradient shows, so that the values of none are taken for those of the backward pass.
-UNTOLD_WRITES = 2**31
-
 
 def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
     """{parameter's name: its layer's label}: by the framework's own number where there is one, else by path."""
@@ -112,8 +108,8 @@ class Monitor:
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward and not self._pieces.addresses
-        copies = UNTOLD_WRITES if "amp_C" in sys.modules else self.modules.copies
-        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), copies)
+        untold = "amp_C" in sys.modules  # Apex's kernels may have clipped gradients, and no version of a tensor tells
+        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies, untold)
         self.weights.due()
         if not has_stepped:
             in_core += self.weights.before(optimizer)
@@ -129,7 +125,7 @@ class Monitor:
             if first != self._named_for[1][: len(first)]:  # the addresses that have names are other tensors' now
                 self._has_forgotten = True
                 self.core.name_parameters([])
-        return self.core.step_begins([], 1.0, 0)
+        return self.core.step_begins([], 1.0, 0, False)
 
     def after_step(self, optimizer: Any) -> None:
         begin = time.perf_counter_ns()

@@ -109,6 +109,7 @@ class Core:
             c.c_size_t,
             c.c_double,
             c.c_uint32,
+            c.c_uint32,
         ]
         self.core.foreshock_name_weights.argtypes = [c.c_void_p, c.c_size_t]
         self.core.foreshock_weights_due.argtypes = [c.c_void_p, c.c_size_t]
@@ -133,14 +134,14 @@ class Core:
         record.prepare_ns = spent_ns + time.perf_counter_ns() - begin
         self.core.foreshock_step_end(self._byref(record))
 
-    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int) -> int:
+    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, untold: bool) -> int:
         known, array = self._given  # together: another thread may step too
         if addresses != known:
             import ctypes as c
 
             array = (c.c_void_p * len(addresses))(*addresses)
             self._given = (addresses, array)
-        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies)
+        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies, untold)
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
         import ctypes as c
