@@ -11,6 +11,8 @@
 #include <iterator>
 #include <thread>
 
+#include "tests/support/temporary_directory.h"
+
 namespace foreshock {
 namespace {
 
@@ -42,13 +44,7 @@ EventLine spike() {
 
 class AlertCommandTest : public ::testing::Test {
  protected:
-  AlertCommandTest() {
-    char folder[] = "/tmp/alert_command_test.XXXXXX";
-    folder_ = mkdtemp(folder);
-  }
-  ~AlertCommandTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string path(const char* name) const { return folder_ + "/" + name; }
+  std::string path(const char* name) const { return folder_.path() + "/" + name; }
   std::string read(const char* name) const {
     std::ifstream file(path(name));
     return {std::istreambuf_iterator<char>(file), {}};
@@ -61,7 +57,7 @@ class AlertCommandTest : public ::testing::Test {
     }
   }
 
-  std::string folder_;
+  const TemporaryDirectory folder_;
   const AlertCommand::Clock::time_point now_ = AlertCommand::Clock::now();
 };
 

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temporary_directory.h"
+
 namespace foreshock {
 namespace {
 
@@ -16,23 +18,19 @@ namespace fs = std::filesystem;
 class DirectoryTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "directory-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    outside_ = pattern;
-    path_ = outside_ / "inside";
     fs::create_directory(path_);
     std::ofstream(outside_ / "secret") << "secret";
     std::string why;
     directory_ = Directory::open(path_, &why);
     ASSERT_NE(directory_, nullptr) << why;
   }
-  void TearDown() override { fs::remove_all(outside_); }
   std::string secret() const {
     std::ifstream file(outside_ / "secret");
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  fs::path outside_, path_;
+  const TemporaryDirectory temporary_;
+  const fs::path outside_ = temporary_.path(), path_ = outside_ / "inside";
   std::unique_ptr<Directory> directory_;
 };
 

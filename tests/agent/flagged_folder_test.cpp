@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/cli/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock {
 namespace {
@@ -35,7 +35,7 @@ class FlaggedFolderTest : public ::testing::Test {
     return folder.write(name + kEnd, std::string(bytes, 'x'), &error_);
   }
 
-  cli::TemporaryDirectory base_;
+  TemporaryDirectory base_;
   FlaggedFolder folder_{base_.path() + "/slices", 1000};
   std::string error_;
 };

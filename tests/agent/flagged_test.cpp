@@ -12,7 +12,7 @@
 #include "exporters/catalog.h"
 #include "lab/safetensors.h"
 #include "tests/agent/segment_of_a_trainer.h"
-#include "tests/cli/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock {
 namespace {
@@ -53,7 +53,7 @@ class FlaggedTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  cli::TemporaryDirectory base_;
+  TemporaryDirectory base_;
   const std::string folder_ = base_.path() + "/slices";
   SegmentOfATrainer trainer_;
   std::unique_ptr<segment::SegmentReader> reader_ = trainer_.open();

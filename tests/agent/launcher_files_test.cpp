@@ -5,22 +5,15 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
+
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock {
 namespace {
 
-namespace fs = std::filesystem;
-
 class LauncherFiles : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "launcher-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
   void write(const std::string& name, const std::string& text) {
     std::ofstream(directory_ + "/" + name) << text;
   }
@@ -30,7 +23,9 @@ class LauncherFiles : public testing::Test {
     EXPECT_NE(directory, nullptr) << why;
     return directory;
   }
-  std::string directory_;
+
+  const TemporaryDirectory temporary_;
+  const std::string directory_ = temporary_.path();
 };
 
 TEST_F(LauncherFiles, ExitsAreAnsweredOnce) {

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temporary_directory.h"
+
 namespace foreshock {
 namespace {
 
@@ -13,11 +15,7 @@ namespace fs = std::filesystem;
 
 class Cgroup : public testing::Test {
  protected:
-  void SetUp() override {
-    ASSERT_NE(mkdtemp(root_.data()), nullptr);
-    fs::create_directories(root_ + "/slurm/job_7/step_0");
-  }
-  void TearDown() override { fs::remove_all(root_); }
+  void SetUp() override { fs::create_directories(root_ + "/slurm/job_7/step_0"); }
 
   void limit(const std::string& cgroup, const std::string& text) {
     std::ofstream(root_ + cgroup + "/cpu.max") << text << "\n";
@@ -27,7 +25,8 @@ class Cgroup : public testing::Test {
     return cgroup_cores(root_ + "/self", root_);
   }
 
-  std::string root_ = testing::TempDir() + "cgroup-XXXXXX";
+  const TemporaryDirectory temporary_;
+  const std::string root_ = temporary_.path();
 };
 
 TEST_F(Cgroup, TheTightestOfOursAndThoseAboveCounts) {

@@ -3,8 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
+
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock {
 namespace {
@@ -27,13 +28,10 @@ RankStatistics guilty_rank() {
 class RankFactsTest : public testing::Test {
  protected:
   void SetUp() override {
-    char name[] = "/tmp/foreshock-rank-facts-XXXXXX";
-    folder_ = mkdtemp(name);
     std::string why;
     directory_ = Directory::open(folder_, &why);
     ASSERT_NE(directory_, nullptr) << why;
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   bool is_saved() const { return directory_->has(RankFacts::kFile); }
   // What the next agent makes of a file with this text.
@@ -49,7 +47,8 @@ class RankFactsTest : public testing::Test {
     return rank;
   }
 
-  std::string folder_;
+  const TemporaryDirectory temporary_;
+  const std::string folder_ = temporary_.path();
   std::unique_ptr<Directory> directory_;
 };
 

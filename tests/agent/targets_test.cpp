@@ -8,6 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/temporary_directory.h"
+
 namespace foreshock {
 namespace {
 
@@ -33,15 +35,13 @@ TEST(Targets, EveryAddressIsToldByTheNameOfTheHost) {
 
 class TargetFileTest : public testing::Test {
  protected:
-  void SetUp() override { ASSERT_NE(mkdtemp(folder_.data()), nullptr); }
-  void TearDown() override { fs::remove_all(folder_); }
-
   static std::string text_of(const std::string& path) {
     std::ifstream file(path);
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  std::string folder_ = testing::TempDir() + "targets-XXXXXX";
+  const TemporaryDirectory temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(TargetFileTest, IsReplacedWholeAndOnlyWhenItChanges) {

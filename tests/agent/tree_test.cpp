@@ -1,10 +1,11 @@
 #include "agent/tree.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock {
 namespace {
@@ -13,13 +14,7 @@ namespace fs = std::filesystem;
 
 class TreeTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "tree-XXXXXX", why;
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
-    tree_ = std::make_unique<Tree>(Directory::open(root_, &why));
-  }
-  void TearDown() override { fs::remove_all(root_); }
+  void SetUp() override { tree_ = std::make_unique<Tree>(Directory::open(root_, &why_)); }
   void make_run(const std::string& label) {
     fs::create_directories(root_ / label);
     std::ofstream(root_ / label / "run.lock") << "";
@@ -32,7 +27,8 @@ class TreeTest : public testing::Test {
   }
   using Labels = std::vector<std::string>;
 
-  fs::path root_;
+  const TemporaryDirectory temporary_;
+  const fs::path root_ = temporary_.path();
   std::unique_ptr<Tree> tree_;
   std::vector<FoundRun> found_;
   std::string why_;

@@ -3,12 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "exporters/record_reader.h"
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock {
 namespace {
@@ -17,17 +16,10 @@ namespace {
 class WatchStateTest : public testing::Test {
  protected:
   void SetUp() override {
-    char name[] = "/tmp/foreshock-watch-state-XXXXXX";
-    folder_ = mkdtemp(name);
     std::string why;
     directory_ = Directory::open(folder_, &why);
     ASSERT_NE(directory_, nullptr) << why;
-    path_ = folder_ + "/record.jsonl";
     start_agent();
-  }
-  void TearDown() override {
-    record_.reset();
-    std::filesystem::remove_all(folder_);
   }
 
   void start_agent() {
@@ -85,13 +77,14 @@ class WatchStateTest : public testing::Test {
     return found;
   }
 
+  const TemporaryDirectory temporary_;
+  const std::string folder_ = temporary_.path(), path_ = folder_ + "/record.jsonl";
   bool takes_events_along_ = false;  // killed between a line and its events
   std::unique_ptr<Directory> directory_;
   std::unique_ptr<RecordWriter> record_;
   Watches watches_;
   WatchState state_;
   ToldLines told_;
-  std::string folder_, path_;
 
  private:
   int64_t step_ = 0;

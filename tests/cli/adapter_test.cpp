@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-#include "tests/cli/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/cli/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/cli/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {
 namespace {

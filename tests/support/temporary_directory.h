@@ -1,6 +1,6 @@
 // A directory for one test, removed with it.
-#ifndef FORESHOCK_TESTS_CLI_TEMPORARY_DIRECTORY_H_
-#define FORESHOCK_TESTS_CLI_TEMPORARY_DIRECTORY_H_
+#ifndef FORESHOCK_TESTS_SUPPORT_TEMPORARY_DIRECTORY_H_
+#define FORESHOCK_TESTS_SUPPORT_TEMPORARY_DIRECTORY_H_
 
 #include <sys/stat.h>
 
@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-namespace foreshock::cli {
+namespace foreshock {
 
 class TemporaryDirectory {
  public:
@@ -34,6 +34,6 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-}  // namespace foreshock::cli
+}  // namespace foreshock
 
-#endif  // FORESHOCK_TESTS_CLI_TEMPORARY_DIRECTORY_H_
+#endif  // FORESHOCK_TESTS_SUPPORT_TEMPORARY_DIRECTORY_H_
