@@ -80,6 +80,21 @@ print(json.dumps([events("gradients"), truth]))
     assert all(close(row["squares"], expected, 1e-12) for row, expected in zip(rows, truth, strict=True))
 
 
+def test_behind_a_step_that_is_left_out_the_next_one_begins_afresh(trainer) -> None:
+    """A scaler tells a fused optimizer to leave it out; what was seen for it is not the next one's."""
+    rows, truth = trainer(f"""{TOY}
+model = Toy(); opt = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True); truth = []
+for n in range(4):
+    opt.zero_grad(); loss_of(model).backward(); truth.append(squares(model))
+    opt.found_inf = torch.tensor(float(n == 1)); opt.step()
+print(json.dumps([events(), truth]))
+""")
+    assert [row["event"] for row in rows].count("step") == 3
+    gradients = [row for row in rows if row["event"] == "gradients"]
+    assert [row["from_values"] for row in gradients] == [True] * 4
+    assert all(close(row["squares"], expected, 1e-12) for row, expected in zip(gradients, truth, strict=True))
+
+
 @pytest.mark.parametrize(
     "clip",
     [
