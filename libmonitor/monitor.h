@@ -161,6 +161,7 @@ class Monitor {
   WeightFollower weights_;
   ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
+  uint64_t untold_ns_ = 0;               // of the end of a step, since its record was made
   uint64_t set_up_ns_ = 0;               // of devices, since the last step record
   MissedSteps unasked_;                  // somebody else was at the weights
 };

@@ -161,7 +161,9 @@ void Monitor::end_step(const foreshock_step& step) {
   // A step's time counts from the creation of the segment on, so what went before it (that creation) cannot
   // be in its cost.
   const uint64_t prepare_ns = has_prepare ? std::min(step.prepare_ns, record.duration_ns) : 0;
-  const uint64_t own = monotonic_ns() - begin + prepare_ns + record.calls * kUnsampledCallNs;
+  const uint64_t told = monotonic_ns();
+  const uint64_t own =
+      told - begin + std::exchange(untold_ns_, 0) + prepare_ns + record.calls * kUnsampledCallNs;
   counting.add(counting.block->step_ns, own);
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
   if (is_late) record.given |= segment::kNumbersPending;
@@ -202,6 +204,7 @@ void Monitor::end_step(const foreshock_step& step) {
   count_kernels();
   read_switches();  // here too: without attention calls no step ever begins
   g_guest.set_bits(kHotTickPending);
+  untold_ns_ = monotonic_ns() - told;
   if (devices_.has_wanted()) set_up_devices(counting);
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 from typing import Any
 
 from . import tap
@@ -25,9 +26,13 @@ def guarded(name: str, *arguments: Any) -> None:
     mine = monitor
     if mine is None:
         return
+    begin = time.perf_counter_ns()
     try:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            at_work = time.perf_counter_ns()
             getattr(mine, name)(*arguments)
+            at_work -= time.perf_counter_ns()
+        mine.spend_around(time.perf_counter_ns() - begin + at_work)
     except Exception as error:
         if name != "compiled_step" and is_of_signal(error):  # that one runs where nothing can be raised
             raise
