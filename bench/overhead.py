@@ -46,6 +46,7 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 GOALS = {"unsampled": 0.003, "default": 0.01}
 NEVER = str(1 << 40)
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
+RECORDED = {"recorded": ()}  # default options, and a record
 # One part of the work at every step: its cost stands out of the noise.
 OFTEN = {
     "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
@@ -98,12 +99,30 @@ def one_parameter() -> Callable[[], None]:
     return step
 
 
+def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], None]:
+    """One step of the GPT of the tests."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    import tiny_gpt as tests
+    import torch
+
+    model = tests.TinyGpt(layers, width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = tests.Batches(batch=batch, length=length)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        tests.loss_of(model, batches()).backward()
+        optimizer.step()
+
+    return step
+
+
 def serve(what: str) -> None:
     """Answers every line on stdin, a number of steps, with the seconds they took by each clock, as JSON."""
     import torch
 
     torch.set_num_threads(1)
-    step = {"gpt": gpt, "step": one_parameter}[what]()
+    step = {"gpt": gpt, "step": one_parameter}.get(what, lambda: tiny_gpt(*map(int, what.split(","))))()
     for line in sys.stdin:
         begin = {name: clock() for name, clock in CLOCKS.items()}
         for _ in range(int(line)):
@@ -128,7 +147,9 @@ class Trainer:
         self.summary = self.base / "summary.json"
         line = [sys.executable, __file__, "--serve", what]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | {"OMP_NUM_THREADS": "1"}
-        options = (KINDS | OFTEN)[kind]
+        options = (KINDS | OFTEN | RECORDED)[kind]
+        if kind in RECORDED:
+            options = ("--record", str(self.base / "record"))
         if options is not None:
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
             line = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *line]
@@ -349,7 +370,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="turns of each process")
     parser.add_argument("--wall", action="store_true", help="wall-clock time: on an idle machine")
     parser.add_argument("--only", choices=["parts", "processes"])
-    parser.add_argument("--serve", choices=["gpt", "step"], help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.serve)
