@@ -152,7 +152,8 @@ void Agent::loop() {
       search(now);
       next_search = now + kSearchEvery;
     }
-    if (now >= next_discover) {
+    const bool discovers = now >= next_discover;
+    if (discovers) {
       discover(now);
       next_discover = now + kDiscoverEvery;
     }
@@ -163,8 +164,9 @@ void Agent::loop() {
       for (ServedRun& each : runs_) each.run->look_for_life(now);
       publish();
       next_publish = now + kPublishEvery;
-      if (!is_needed()) return;
     }
+    // A launcher that has its answer waits for this.
+    if (discovers && !is_needed()) return;
     if (now >= next_cadence) {
       choose_cadences();
       next_cadence = now + kCadenceEvery;
