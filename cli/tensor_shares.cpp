@@ -57,7 +57,7 @@ std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
         !are_places(share.offsets) || !are_places(share.shapes))
       return index.path(record) + ": the parts of " + tensor->name + " cannot be read";
     const bool is_new = std::none_of(different.begin(), different.end(),
-                                     [&](const auto& each) { return *each.second == share; });
+                                     [&share = share](const auto& each) { return *each.second == share; });
     if (!is_new) continue;
     for (const auto& [other, theirs] : different)
       if (overlap(*theirs, share))

@@ -82,8 +82,10 @@ void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<S
 }
 
 void RecordScalars::give(const Key& key, const Gathered& of, std::vector<Scalar>* out) {
+  // Clang before 16 captures no structured binding by itself.
   const auto& [run, rank, pass, layer] = key;
-  const auto put = [&](const std::string& name, double value, bool known) {
+  const auto put = [&, &run = run, &rank = rank, &pass = pass, &layer = layer](const std::string& name,
+                                                                               double value, bool known) {
     const std::string tag =
         layer.empty() ? "attention_" + pass + "/" + name : "layer_" + name + "_" + pass + "/" + layer;
     if (known) out->push_back({run, rank, of.time, of.step, tag, value});

@@ -286,7 +286,7 @@ TEST_F(Storytelling, StepsThatMayBeAnythingDoNoHarm) {
     take(step_line(step, NAN));
     take(level_line("bias", "warn", step, "\xff<b>"));
     take(event_line("loss_spike", step));
-    take(event_line("divergence", -step / 2));
+    take(event_line("divergence", -(step / 2)));
   }
   EXPECT_THAT(teller_.finish().events, Not(IsEmpty()));
 }

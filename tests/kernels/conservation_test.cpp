@@ -139,7 +139,8 @@ TEST_P(ConservationBody, HasTheBitsOfTheHost) {
   const auto& [of, launch] = GetParam();
   const auto element = static_cast<int64_t>(size_of(of.type));
   std::mt19937_64 random(of.queries);
-  const auto tensor = [&](int64_t heads, int64_t rows, int64_t columns, std::vector<uint64_t>* storage) {
+  const auto tensor = [&, &of = of](int64_t heads, int64_t rows, int64_t columns,
+                                    std::vector<uint64_t>* storage) {
     storage->resize(static_cast<size_t>(of.batches * heads * rows * columns * element / 8 + 8));
     for (uint64_t& word : *storage) word = random();
     return TensorView{.data = reinterpret_cast<const char*>(storage->data()) + element,

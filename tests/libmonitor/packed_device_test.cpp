@@ -230,7 +230,7 @@ TEST_F(PackedDevice, WhatCannotBeJudgedIsCountedAsLost) {
   const std::pair<std::vector<int32_t>, std::vector<int32_t>> batches[] = {{{0, 2, 41}, {0, 20, 40}},
                                                                            {{0, 20, 40}, {0, 9, 18}}};
   for (const auto& [queries, keys] : batches) {
-    train([&, this](DeviceTrainer& trainer) {
+    train([&, &queries = queries, &keys = keys](DeviceTrainer& trainer) {
       PackedTrainer packed(trainer, {20, 20}, {20, 20}, FORESHOCK_CAUSAL_BOTTOM_RIGHT);
       for (PackedTensors& tensors : packed.tensors) {
         tensors.call.query_offsets = queries.data();

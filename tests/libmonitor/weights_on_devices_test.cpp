@@ -63,7 +63,7 @@ TEST_F(WeightsOnDevices, TellWhatTheHostTellsOfTheSameValues) {
     EXPECT_EQ(ours.payload[segment::kTensorHistogram], theirs.payload[segment::kTensorHistogram]);
     // Sums of n positive numbers in two orders: n * 2^-53 of each apart at most.
     const double apart = 2 * static_cast<double>(ours.record.elements) * 0x1p-53;
-    const auto expect_near = [&](segment::TensorPayloadId id, uint32_t n) {
+    const auto expect_near = [&, &theirs = theirs](segment::TensorPayloadId id, uint32_t n) {
       const double expected = theirs.number(id, n);
       EXPECT_NEAR(ours.number(id, n), expected, apart * std::fabs(expected)) << n;
       EXPECT_GT(expected, 0) << n;
@@ -261,7 +261,9 @@ TEST_F(WeightsOnDevices, WhatIsNotThereIsAbsent) {
   const auto found = records();
   ASSERT_EQ(found.size(), 3u);
   for (const auto& [key, record] : found) {
-    const auto number = [&record](uint32_t n) { return record.number(segment::kTensorOptimizer, n); };
+    const auto number = [&record = record](uint32_t n) {
+      return record.number(segment::kTensorOptimizer, n);
+    };
     EXPECT_EQ(std::isnan(number(segment::kGradientSumOfSquares)), key.first == "gradient") << key.first;
     EXPECT_TRUE(std::isnan(number(segment::kStalenessSum))) << key.first;
     EXPECT_EQ(number(segment::kSeenBeta2), 0.95);

@@ -193,7 +193,7 @@ TEST_F(WeightsTest, ATurnThatNobodyShowsIsCountedAsUnknown) {
 }
 
 TEST_F(WeightsTest, ATensorHasOneTurnInAStep) {
-  in_child({{"FORESHOCK_WEIGHTS", "1"}}, [this] {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}}, [] {
     Model model;
     model.trainer.step(1, 1);
     ASSERT_EQ(model.name(), 2);
