@@ -11,11 +11,15 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
     ++steps_;
     return;
   }
-  const double earnings = max_slowdown_ * static_cast<double>(interval) * step_seconds_;
-  const auto patient = static_cast<double>(std::min(interval, kPatientInterval));
-  patience_seconds_ = kPatience * max_slowdown_ * patient * step_seconds_;
-  balance_seconds_ += max_slowdown_ * theirs - cost_seconds;
-  balance_seconds_ = std::clamp(balance_seconds_, -kMostOwed * earnings, earnings + least_seconds);
+  const auto earnings = [&](uint64_t steps) {
+    return max_slowdown_ * static_cast<double>(steps) * step_seconds_;
+  };
+  const double change = max_slowdown_ * theirs - cost_seconds;
+  const double most_saved = earnings(interval) + least_seconds;
+  balance_seconds_ = std::clamp(balance_seconds_ + change, -kMostOwed * earnings(interval), most_saved);
+  const double most_owed = kMostOwed * earnings(std::min(interval, kPatientInterval));
+  patient_balance_ = std::clamp(patient_balance_ + change, -most_owed, most_saved);
+  is_overdrawn_ = patient_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
 }
 
 }  // namespace foreshock

@@ -29,9 +29,10 @@ class Budget {
   bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
-  // More is owed than a sample that was dearer than expected explains: what nobody can refuse takes the limit
-  // already, and whoever has a share of his own waits.
-  bool is_overdrawn() const { return !is_unlimited() && balance_seconds_ < -patience_seconds_; }
+  // More is owed than 256 steps earn, or was and has not been paid yet: what nobody can refuse takes most of
+  // the limit, and whoever has a share of his own waits. A stall is paid for by 512 steps at most, whatever
+  // the interval.
+  bool is_overdrawn() const { return !is_unlimited() && is_overdrawn_; }
 
   // What has been saved up; negative: owed.
   double balance_seconds() const { return balance_seconds_; }
@@ -40,8 +41,8 @@ class Budget {
   static constexpr double kMostLimited = 0.99;
   static constexpr double kWeight = 0.1;   // of a new step in the running mean of the step time
   static constexpr double kMostOwed = 64;  // earnings of an interval
-  // Earnings of so many intervals, of kPatientInterval steps at most, may be owed for a while.
-  static constexpr double kPatience = kMostOwed / 2;
+  // Of those who wait: as much again, but of intervals of so many steps at most; half of it may be owed for a
+  // while.
   static constexpr uint64_t kPatientInterval = 8;
   static constexpr int kFirstSteps =
       2;  // set-up falls into them: shown in the cost, not held against sampling
@@ -49,7 +50,8 @@ class Budget {
   double max_slowdown_ = 0.01;
   double step_seconds_ = 0;  // running mean, our part taken off
   double balance_seconds_ = 0;
-  double patience_seconds_ = 0;
+  double patient_balance_ = 0;  // the same, of those who wait
+  bool is_overdrawn_ = false;
   int steps_ = 0;
 };
 

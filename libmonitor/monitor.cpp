@@ -256,7 +256,7 @@ void Monitor::reset() {
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
                   settings.weights_every, settings.memory, !settings.weights, &devices_);
   weights_ns_.store(0);
-  set_up_ns_ = 0;
+  set_up_ns_ = untold_ns_ = 0;
   unasked_.take([](int64_t) {});
   observed_heads_.reset();
   for (std::atomic_flag* flag :

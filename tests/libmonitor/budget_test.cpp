@@ -63,6 +63,31 @@ TEST(Budget, AShareOfOnesOwnIsSpentWithinTheLimitOfAll) {
   EXPECT_NEAR(share_with_own_purse(0.0002, 0.0002, 20000), 0.02, kPatience);
 }
 
+// What cannot be refused takes 0.9 %. A sample may be taken where nothing is owed, now and then.
+TEST(Budget, AShareOfOnesOwnLeavesSomethingForSamples) {
+  Budget budget;
+  budget.set_limit(0.01);
+  int allowed = 0;
+  for (int step = 1; step <= 20000; ++step) {
+    const double own = 0.00009 + (step % 8 == 0 && !budget.is_overdrawn() ? 0.0002 : 0);
+    budget.end_step(0.010 + own, own, 8);
+    if (step > 5000 && budget.allows()) ++allowed;
+  }
+  EXPECT_GT(allowed, 0);
+}
+
+TEST(Budget, AStallOverdrawsFor512StepsAtMostWhateverTheInterval) {
+  for (const uint64_t interval : {uint64_t{8}, uint64_t{64}, uint64_t{65536}}) {
+    Budget budget;
+    budget.set_limit(0.01);
+    for (int step = 0; step < 20; ++step) budget.end_step(0.010, 0, interval);
+    budget.end_step(100, 99.99, interval);
+    int waited = 0;
+    for (; budget.is_overdrawn() && waited < 100000; ++waited) budget.end_step(0.010, 0, interval);
+    EXPECT_NEAR(waited, 512, 1) << interval;  // rounding of the sum
+  }
+}
+
 TEST(Budget, IsNotOverdrawnByASampleDearerThanExpected) {
   Budget budget;
   budget.set_limit(0.01);

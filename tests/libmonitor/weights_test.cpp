@@ -293,6 +293,9 @@ TEST_F(WeightsTest, WaitWhileTheRestTakesMoreThanTheLimit) {
     };
     EXPECT_LT(quiet_steps(0.1), 40) << "within the limit each tensor has its turn in 4 steps";
     EXPECT_EQ(quiet_steps(0.9), 40);
+    int waited = 0;
+    while (waited < 5000 && train(0.1) == 0) ++waited;
+    EXPECT_LT(waited, 5000) << "what was owed is paid, 0.4 of each step's time at a step";
     const segment::TensorRing ring = open()->tensor_ring();
     EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget] + ring.skipped[segment::kTensorRingFull],
               ring.due);
