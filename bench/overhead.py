@@ -44,7 +44,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 GOALS = {"unsampled": 0.003, "default": 0.01}
-NEVER = str(1 << 40)
+NEVER = str(1 << 20)  # the most that --every takes, and more steps than any turn here
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
 RECORDED = {"recorded": ()}  # default options, and a record
 # One part of the work at every step: its cost stands out of the noise.

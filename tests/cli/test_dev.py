@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -104,6 +105,17 @@ def test_failing_stage_fails_the_whole(dev, monkeypatch, capsys, reports):
     assert "release  FAILED" in said
     assert "no test was run" in said
     assert "pytest   passed" in said
+
+
+def test_a_bench_that_does_not_run_fails_the_whole(dev, monkeypatch, capsys, reports):
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "test"])
+    monkeypatch.setattr(dev, "python_tests_and_builds", lambda: 0)
+    monkeypatch.setattr(dev, "run", lambda *words, **_: int("bench/overhead.py" in words))
+    assert dev.main() == 1
+    said = capsys.readouterr().out
+    assert re.findall(r"dev: (\w+) +(?:passed|FAILED)", said) == ["release", "pytest", "asan", "tsan", "bench"]
+    assert re.findall(r"dev: (\w+) +FAILED", said) == ["bench"]
+    assert "it did not run to its end" in said
 
 
 def test_builds_go_on_while_the_tests_wait_and_end_with_them(dev, monkeypatch, tmp_path):
