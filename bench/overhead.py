@@ -46,7 +46,7 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 GOALS = {"unsampled": 0.003, "default": 0.01}
 NEVER = str(1 << 20)  # the most that --every takes, and more steps than any turn here
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
-RECORDED = {"recorded": ()}  # default options, and a record
+RECORDED = {"recorded": ("--record", "{base}/record")}  # otherwise the defaults
 # One part of the work at every step: its cost stands out of the noise.
 OFTEN = {
     "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
@@ -148,9 +148,8 @@ class Trainer:
         line = [sys.executable, __file__, "--serve", what]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | {"OMP_NUM_THREADS": "1"}
         options = (KINDS | OFTEN | RECORDED)[kind]
-        if kind in RECORDED:
-            options = ("--record", str(self.base / "record"))
         if options is not None:
+            options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
             line = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *line]
             environment |= {"FORESHOCK_DIR": str(self.base), "FORESHOCK_CACHE": CACHE}

@@ -108,9 +108,8 @@ inline constexpr Option kOptions[kOptionCount] = {
      kReaderRun | kReaderTrainer},
     {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
      "look at each weight tensor once in STEPS steps; auto: 64, on a single rank more where a quarter of "
-     "--max-slowdown asks for it; several ranks leave turns out instead, and each rank all of them while "
-     "what "
-     "it owes of --max-slowdown is more than 256 steps earn",
+     "--max-slowdown asks for it; several ranks leave turns out instead, and each rank all of them "
+     "while what it owes of --max-slowdown is more than 256 steps earn",
      kReaderRun | kReaderTrainer, 1, kMostSteps},
     {OptionId::kCountKernels, "--count-kernels", "FORESHOCK_COUNT_KERNELS", "0", "STEPS",
      "count launched attention kernels by CUPTI in so many steps after the first ten, to compare them with "
