@@ -1,7 +1,5 @@
 """The dev script decides rightly what is missing, and never installs what it must not."""
 
-import functools
-import http.server
 import importlib.machinery
 import importlib.util
 import os
@@ -9,7 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -320,48 +317,14 @@ def test_a_warning_on_the_page_is_said_once(dev, monkeypatch, capsys):
     ]
 
 
-@pytest.fixture
-def pip(dev, monkeypatch, tmp_path):
-    """pip(device, index, missing): the options that pip is given beside the file."""
-
-    def options(device, index, missing=("torch",)):
-        calls = []
-        monkeypatch.setattr(dev, "NVIDIA_DEVICE", pathlib.Path("/dev/null" if device else tmp_path / "none"))
-        monkeypatch.setattr(dev, "TORCH_CPU_INDEX", index)
-        monkeypatch.setattr(dev, "missing_python_packages", lambda: list(missing))
-        monkeypatch.setattr(dev, "run", lambda *command: calls.append(command))
-        dev.ensure_venv()
-        words = list(map(str, calls[-1]))
-        assert words[-2:] == ["-r", "requirements.txt"]
-        return words[words.index("--disable-pip-version-check") + 1 : -2]
-
-    return options
-
-
-@pytest.fixture
-def index(tmp_path):
-    """A server that has torch/, as PyTorch's index does."""
-    (tmp_path / "torch").mkdir()
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def test_torch_for_the_cpu_where_there_is_no_gpu_and_its_index_answers(pip, index, monkeypatch, capsys):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert pip(device=False, index=index) == ["--extra-index-url", index]
-    assert pip(device=True, index=index) == []
-    assert pip(device=False, index=index, missing=["numpy"]) == []
-    assert "GB" not in capsys.readouterr().out
-    assert pip(device=False, index=index + "/nothing") == []
-    assert "5 GB" in capsys.readouterr().out, "the size is said first"
-
-
-def test_an_index_that_is_silent_is_not_waited_for(pip, dev, monkeypatch):
-    monkeypatch.setattr(dev.urllib.request, "urlopen", lambda *_, **__: time.sleep(3600))
-    monkeypatch.setattr(
-        dev, "can_be_reached", functools.partial(lambda ask, where, seconds: ask(where, 0.1), dev.can_be_reached)
-    )
-    assert pip(device=False, index="http://silent.invalid") == []
+@pytest.mark.parametrize(
+    ("device", "missing", "told"), [(False, "torch", True), (True, "torch", False), (False, "numpy", False)]
+)
+def test_without_a_gpu_it_says_how_to_leave_cuda_out(dev, monkeypatch, tmp_path, capsys, device, missing, told):
+    calls = []
+    monkeypatch.setattr(dev, "NVIDIA_DEVICE", pathlib.Path("/dev/null" if device else tmp_path / "none"))
+    monkeypatch.setattr(dev, "missing_python_packages", lambda: [missing])
+    monkeypatch.setattr(dev, "run", lambda *command: calls.append(command))
+    dev.ensure_venv()
+    assert calls[-1][-2:] == ("-r", "requirements.txt")
+    assert ("PIP_EXTRA_INDEX_URL" in capsys.readouterr().out) == told, "before it fetches 5 GB"
