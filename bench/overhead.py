@@ -26,213 +26,25 @@ sets, then rounds within them. Goals (DESIGN): at most 0.3 % and 1 %. A report, 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
-import pathlib
 import random
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
+from turns.trainers import KINDS, OFTEN, Rounds, interval, one_of_each, slices_of
+
 GOALS = {"unsampled": 0.003, "default": 0.01}
-NEVER = str(1 << 20)  # the most that --every takes, and more steps than any turn here
-KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
-RECORDED = {"recorded": ("--record", "{base}/record")}  # otherwise the defaults
-# One part of the work at every step: its cost stands out of the noise.
-OFTEN = {
-    "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
-    "weights": ("--every", NEVER, "--weights", "1", "--max-slowdown", "100%"),
-}
 DEFAULT_STEPS = 1024  # of a default training that is counted: several intervals between two snapshots of a tensor
 SHORT_DEFAULT_STEPS = 64
 LEAST_ROUNDS = 20  # of a set; with fewer an interval says nothing
 SHORT_SECONDS = 45  # after which --short begins no further round
-CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
-
-
-# -- in the trainer --
-
-
-def gpt() -> Callable[[], None]:
-    """One step of the GPT of the demo."""
-    sys.path.insert(0, str(ROOT / "integrations" / "torch" / "demo"))
-    import torch
-    import train
-
-    text, autocast, size = train.Text(1), train.native_bf16(), train.SIZES[1]
-    model = train.Gpt(size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = [text.batch(size) for _ in range(8)]
-    numbers = iter(range(1 << 40))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        train.loss_of(model, batches[next(numbers) % len(batches)], autocast).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return step
-
-
-def one_parameter() -> Callable[[], None]:
-    """One step of as little as a training can be."""
-    import torch
-
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = torch.optim.SGD([weight], lr=1e-3)
-    query = torch.randn(1, 1, 2, 2)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.scaled_dot_product_attention(query @ weight, query, query).sum().backward()
-        optimizer.step()
-
-    return step
-
-
-def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], None]:
-    """One step of the GPT of the tests."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    import tiny_gpt as tests
-    import torch
-
-    model = tests.TinyGpt(layers, width)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = tests.Batches(batch=batch, length=length)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        tests.loss_of(model, batches()).backward()
-        optimizer.step()
-
-    return step
-
-
-def serve(what: str) -> None:
-    """Answers every line on stdin, a number of steps, with the seconds they took by each clock, as JSON."""
-    import torch
-
-    torch.set_num_threads(1)
-    step = {"gpt": gpt, "step": one_parameter}.get(what, lambda: tiny_gpt(*map(int, what.split(","))))()
-    for line in sys.stdin:
-        begin = {name: clock() for name, clock in CLOCKS.items()}
-        for _ in range(int(line)):
-            step()
-        print(json.dumps({name: clock() - begin[name] for name, clock in CLOCKS.items()}), flush=True)
-
-
-# -- here --
-
-
-def cpu_seconds_of(pid: int) -> float:
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-class Trainer:
-    """A training of one kind, on one core, that stands still between turns."""
-
-    def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int]) -> None:
-        self.base = base / f"{kind}-{what}"
-        self.base.mkdir()
-        self.summary = self.base / "summary.json"
-        line = [sys.executable, __file__, "--serve", what]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | {"OMP_NUM_THREADS": "1"}
-        options = (KINDS | OFTEN | RECORDED)[kind]
-        if options is not None:
-            options = [option.format(base=self.base) for option in options]
-            run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
-            line = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *line]
-            environment |= {"FORESHOCK_DIR": str(self.base), "FORESHOCK_CACHE": CACHE}
-        else:
-            line = ["taskset", "-c", str(cores[0]), *line]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self.process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL, **pipes)
-
-    def turn(self, steps: int) -> dict[str, float]:
-        self.process.stdin.write(f"{steps}\n")
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"overhead: {self.base.name} ended with status {self.process.wait()}")
-        return json.loads(answer)
-
-    def agent_cpu_seconds(self) -> float:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return cpu_seconds_of(json.loads((self.base / "bench" / "agent.json").read_text())["pid"])
-        return 0
-
-    def switch(self, command: str) -> None:
-        """`pause` or `resume`; in force from the next step on."""
-        line = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
-        subprocess.run(line, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
-        self.turn(1)
-
-    def finish(self) -> dict:
-        """Its rank in the summary; {} of a plain one."""
-        self.process.stdin.close()
-        self.process.wait()
-        return json.loads(self.summary.read_text())["ranks"][0] if self.summary.exists() else {}
-
-
-def slices_of(rank: dict) -> int:
-    """Of both passes, as its summary has them."""
-    return sum(of["sampled"] for of in rank["attention"].values())
-
-
-@contextlib.contextmanager
-def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
-    base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
-    trainers: dict[str, Trainer] = {}
-    try:
-        for kind in kinds:
-            trainers[kind] = Trainer(kind, what, base, cores)
-        yield trainers
-    finally:
-        for trainer in trainers.values():
-            trainer.process.kill()
-        shutil.rmtree(base, ignore_errors=True)
-
-
-def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, float]:
-    """Median of the medians of the sets, and the 2.5 % and 97.5 % points of its bootstrap."""
-    chance = random.Random(1)
-
-    def estimate(chosen: list[list[float]]) -> float:
-        return statistics.median(statistics.median(rounds) for rounds in chosen)
-
-    def draw(values: list) -> list:
-        return chance.choices(values, k=len(values))
-
-    drawn = sorted(estimate([draw(rounds) for rounds in draw(sets)]) for _ in range(draws))
-    return estimate(sets), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
 
 
 def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
     if sets < 2 or rounds < LEAST_ROUNDS:
         return "too few rounds to tell"
     return "met" if high <= goal else "not shown" if low <= goal else "missed"
-
-
-class Rounds:
-    """As many rounds as asked for, fewer when the time is up, but never fewer than two."""
-
-    def __init__(self, rounds: int, deadline: float) -> None:
-        self.rounds, self.deadline = rounds, deadline
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(self.rounds):
-            if number >= 2 and time.monotonic() > self.deadline:
-                return
-            yield number
 
 
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
@@ -369,11 +181,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="turns of each process")
     parser.add_argument("--wall", action="store_true", help="wall-clock time: on an idle machine")
     parser.add_argument("--only", choices=["parts", "processes"])
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.serve)
-        return
     cores = sorted(os.sched_getaffinity(0))
     sets = 1 if arguments.short else arguments.sets
     deadline = time.monotonic() + (SHORT_SECONDS if arguments.short else float("inf"))

@@ -4,7 +4,7 @@
 
 What the helper does at every step cannot be refused, so the shorter the step, the larger its share; samples and
 snapshots of weights then wait (DESIGN: budget). For each length of step a plain training and one under `foreshock run`
-with default options take turns on one core (see overhead.py); the agent has the other ones.
+with default options take turns on one core (turns/trainers.py); the agent has the other ones.
 
 Printed for each: the length of a plain step; `added`, the CPU time of the trainer with the monitor over that without
 it - 1, and its 95 % interval; `metered`, what the monitor itself says that it took of the trainer, and of the agent's
@@ -21,7 +21,7 @@ import random
 import statistics
 from typing import Any, NamedTuple
 
-import overhead
+from turns.trainers import interval, one_of_each
 
 MODELS = {  # by about how many ms a step takes: layers, width, batch, length
     "1": (1, 16, 1, 8),
@@ -66,7 +66,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     what, ratios, told, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
     steps = max(8, 8 * round(TURN_MS / float(model) / 8))
     for number in range(sets):
-        with overhead.one_of_each(what, ("plain", "recorded"), cores) as trainers:
+        with one_of_each(what, ("plain", "recorded"), cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(steps)
             chance, kept = random.Random(number), []
@@ -79,7 +79,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
             ratios.append(kept)
             rank = trainers["recorded"].finish()
             told.append(metered((trainers["recorded"].base / "record").read_text(), rank, steps))
-    middle, low, high = overhead.interval(ratios)
+    middle, low, high = interval(ratios)
     of = Metered(*(statistics.median(column) for column in zip(*told, strict=True)))
     print(
         f"{statistics.median(plain_ms):5.1f} ms  added {middle:+.2%} [{low:+.2%}, {high:+.2%}]  "

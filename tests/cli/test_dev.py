@@ -263,7 +263,7 @@ def test_a_short_bench_is_one_that_can_be(dev, monkeypatch, capsys):
     assert ran == [[str(ROOT / "bench" / f"{name}.py"), "--short"] for name in dev.SHORT_BENCHES]
     monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "--short", "yardsticks"])
     assert dev.main() == 2
-    assert capsys.readouterr().out == "dev: --short is for overhead and precursors\n"
+    assert capsys.readouterr().out == "dev: --short is for overhead, precursors, short_steps\n"
 
 
 def demo_words(dev, *words):

@@ -1,0 +1,124 @@
+"""Trainings with and without the monitor that take turns of a few steps on one core, and what their times say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
+CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
+NEVER = str(1 << 20)  # the most that --every takes, and more steps than any turn here
+KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
+RECORDED = {"recorded": ("--record", "{base}/record")}  # otherwise the defaults
+# One part of the work at every step: its cost stands out of the noise.
+OFTEN = {
+    "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
+    "weights": ("--every", NEVER, "--weights", "1", "--max-slowdown", "100%"),
+}
+
+
+def cpu_seconds_of(pid: int) -> float:
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Trainer:
+    """A training of one kind, on one core, that stands still between turns."""
+
+    def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int]) -> None:
+        self.base = base / f"{kind}-{what}"
+        self.base.mkdir()
+        self.summary = self.base / "summary.json"
+        line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), what]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | {"OMP_NUM_THREADS": "1"}
+        options = (KINDS | OFTEN | RECORDED)[kind]
+        if options is not None:
+            options = [option.format(base=self.base) for option in options]
+            run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
+            line = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *line]
+            environment |= {"FORESHOCK_DIR": str(self.base), "FORESHOCK_CACHE": CACHE}
+        else:
+            line = ["taskset", "-c", str(cores[0]), *line]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self.process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL, **pipes)
+
+    def turn(self, steps: int) -> dict[str, float]:
+        self.process.stdin.write(f"{steps}\n")
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self.base.name} ended with status {self.process.wait()}")
+        return json.loads(answer)
+
+    def agent_cpu_seconds(self) -> float:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return cpu_seconds_of(json.loads((self.base / "bench" / "agent.json").read_text())["pid"])
+        return 0
+
+    def switch(self, command: str) -> None:
+        """`pause` or `resume`; in force from the next step on."""
+        line = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
+        subprocess.run(line, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
+        self.turn(1)
+
+    def finish(self) -> dict:
+        """Its rank in the summary; {} of a plain one."""
+        self.process.stdin.close()
+        self.process.wait()
+        return json.loads(self.summary.read_text())["ranks"][0] if self.summary.exists() else {}
+
+
+def slices_of(rank: dict) -> int:
+    """Of both passes, as its summary has them."""
+    return sum(of["sampled"] for of in rank["attention"].values())
+
+
+@contextlib.contextmanager
+def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
+    base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
+    trainers: dict[str, Trainer] = {}
+    try:
+        for kind in kinds:
+            trainers[kind] = Trainer(kind, what, base, cores)
+        yield trainers
+    finally:
+        for trainer in trainers.values():
+            trainer.process.kill()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, float]:
+    """Median of the medians of the sets, and the 2.5 % and 97.5 % points of its bootstrap."""
+    chance = random.Random(1)
+
+    def estimate(chosen: list[list[float]]) -> float:
+        return statistics.median(statistics.median(rounds) for rounds in chosen)
+
+    def draw(values: list) -> list:
+        return chance.choices(values, k=len(values))
+
+    drawn = sorted(estimate([draw(rounds) for rounds in draw(sets)]) for _ in range(draws))
+    return estimate(sets), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
+
+
+class Rounds:
+    """As many rounds as asked for, fewer when the time is up, but never fewer than two."""
+
+    def __init__(self, rounds: int, deadline: float) -> None:
+        self.rounds, self.deadline = rounds, deadline
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.rounds):
+            if number >= 2 and time.monotonic() > self.deadline:
+                return
+            yield number
