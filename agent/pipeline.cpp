@@ -122,13 +122,11 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   const segment::Slot& slot = ready.view.header;
   if (ready.why != nullptr) {
     ++rank->refused_slots;
-    return segment.consume_lost(ready.slot, ready.ticket, slot.pass % segment::kPasses,
-                                segment::Lost::kRefused);
+    return segment.consume_lost(ready, segment::Lost::kRefused);
   }
   const double begin = thread_cpu_seconds();
   const AttentionSlice slice = slice_of(ready.view);
-  if (!is_valid(slice))
-    return segment.consume_lost(ready.slot, ready.ticket, slot.pass, segment::Lost::kUnsupported);
+  if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
 
   const SliceDeviation deviation = judge(slice, &workspace_);
@@ -144,7 +142,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                        segment.name());
   hand_over();
-  segment.consume_judged(ready.slot, ready.ticket, slot.pass);
+  segment.consume_judged(ready);
 }
 
 // What is taken from a segment is never seen again: the lines first.
@@ -199,8 +197,7 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   segment.wait_no_more();
   for (uint32_t polls = 0; polls < kMostPollsAtEnd && poll(segment, rank); ++polls) {
   }
-  for (const SegmentReader::Ready& torn : segment.torn())
-    segment.consume_lost(torn.slot, torn.ticket, torn.view.header.pass, segment::Lost::kTorn);
+  for (const SegmentReader::Ready& torn : segment.torn()) segment.consume_lost(torn, segment::Lost::kTorn);
   refresh(segment, rank);
 }
 

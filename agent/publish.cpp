@@ -143,11 +143,16 @@ json operations_json(const RankStatistics& rank, uint32_t pass) {
   return calls;
 }
 
+json skipped_json(const uint64_t (&skipped)[segment::kSkipReasons]) {
+  json by_reason = json::object();
+  for (uint32_t reason = 0; reason < segment::kSkipReasons; ++reason)
+    by_reason[segment::kSkipReasonNames[reason]] = skipped[reason];
+  return by_reason;
+}
+
 json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const PassStatistics& statistics = rank.pass[pass];
-  json skipped = json::object(), lost = json::object();
-  for (uint32_t reason = 0; reason < segment::kSkipReasons; ++reason)
-    skipped[segment::kSkipReasonNames[reason]] = rank.totals.skipped[pass][reason];
+  json lost = json::object();
   for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
     lost[segment::kLostReasonNames[reason]] = rank.lost[pass][reason];
   const std::optional<Bias> bias = statistics.bias.bias();
@@ -161,7 +166,7 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"judged", rank.judged[pass]},
           {"nonfinite", statistics.nonfinite},
           {"in_flight", rank.in_flight(pass)},
-          {"skipped", skipped},
+          {"skipped", skipped_json(rank.totals.skipped[pass])},
           {"lost", lost},
           {"relative_error",
            {{"mean", number_or_null(mean_of(statistics.relative_error_mean))},
@@ -299,7 +304,9 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
         {"source", segment::loss_source_name(rank.loss_source)}}},
       {"gradient", {{"norm", number_or_null(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
       {"device_numbers",
-       {{"fetched", rank.coverage.numbers_fetched}, {"missed", rank.coverage.numbers_missed}}},
+       {{"fetched", rank.coverage.numbers_fetched},
+        {"skipped", skipped_json(rank.coverage.numbers_skipped)},
+        {"late", rank.coverage.numbers_late}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
       {"slowdown_ratio", number_or_null(rank.slowdown(cores_per_rank))}};
 }

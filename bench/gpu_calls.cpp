@@ -106,8 +106,7 @@ void consume(const fs::path& folder) {
     std::string why;
     auto reader = segment::SegmentReader::open(folder, entry.path().stem(), &why);
     segment::SegmentReader::Ready ready;
-    while (reader != nullptr && reader->next_ready(&ready))
-      reader->consume_judged(ready.slot, ready.ticket, ready.view.header.pass);
+    while (reader != nullptr && reader->next_ready(&ready)) reader->consume_judged(ready);
   }
 }
 

@@ -12,14 +12,6 @@ void add(std::optional<double>* total, std::optional<double> value) {
   if (value) *total = total->value_or(0) + *value;
 }
 
-void add_reasons(std::map<std::string, double>* total, const Json& json, const std::string& pointer) {
-  const Json::json_pointer path(pointer);
-  if (!json.contains(path) || !json[path].is_object()) return;
-  for (const auto& [reason, value] : json[path].items()) {
-    if (value.is_number() && value.get<double>() > 0) (*total)[reason] += value.get<double>();
-  }
-}
-
 // Both, as the alarm of a layer.
 bool is_beyond(std::optional<double> ulp, std::optional<double> z) {
   return std::fabs(ulp.value_or(0)) > kBiasUlp && std::fabs(z.value_or(0)) > kBiasZ;
@@ -54,6 +46,14 @@ std::string text(const Json& json, const std::string& pointer) {
   std::replace_if(
       found.begin(), found.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return found;
+}
+
+void add_reasons(std::map<std::string, double>* total, const Json& json, const std::string& pointer) {
+  const Json::json_pointer path(pointer);
+  if (!json.contains(path) || !json[path].is_object()) return;
+  for (const auto& [reason, value] : json[path].items()) {
+    if (value.is_number() && value.get<double>() > 0) (*total)[reason] += value.get<double>();
+  }
 }
 
 PassTotals totals_of(const Json& ranks, const std::string& pass) {

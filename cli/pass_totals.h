@@ -19,6 +19,9 @@ std::optional<double> number(const Json& json, const std::string& pointer);
 // of them reaches a terminal.
 std::string text(const Json& json, const std::string& pointer);
 
+// Adds the counts of the object there, each under its name, to *total; those of 0 are left out.
+void add_reasons(std::map<std::string, double>* total, const Json& json, const std::string& pointer);
+
 // One pass over all ranks: counts add up, means weigh by what was judged, extremes stay extremes.
 struct PassTotals {
   std::optional<double> calls, unsampled, sampled, judged, in_flight, nonfinite;

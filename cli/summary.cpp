@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/pass_totals.h"
+#include "cli/summary_coverage.h"
 #include "cli/summary_precursors.h"
 #include "cli/summary_ranks.h"
 #include "cli/summary_weights.h"
@@ -186,71 +187,6 @@ std::string given_up_fact(const Json& ranks) {
          fact("", "them cost several times --max-slowdown; steps and attention are followed");
 }
 
-// Attention that is counted by one of its operations, forward only, and copied only if asked for.
-std::string math_path_fact(const Json& ranks) {
-  double calls = 0;
-  for (const Json& rank : ranks)
-    calls += number(rank, "/attention/forward/operations/_scaled_dot_product_attention_math").value_or(0);
-  if (calls == 0) return "";
-  return fact("math path",
-              count(calls) + " of the forward calls (dropout > 0, some masks); their backward is") +
-         fact("", "not counted; `--math-path on` samples those (with dropout: scores only)");
-}
-
-// "flex_attention (used)", each once over all ranks.
-std::string unseen_fact(const Json& ranks) {
-  const Json::json_pointer unseen("/attention_unseen");
-  std::map<std::string, std::string> names;
-  for (const Json& rank : ranks) {
-    if (!rank.contains(unseen) || !rank[unseen].is_array()) continue;
-    for (const Json& one : rank[unseen]) names[text(one, "/op")] = text(one, "/evidence");
-  }
-  std::string line;
-  for (const auto& [name, evidence] : names)
-    line += (line.empty() ? "" : ", ") + name + in_brackets(evidence);
-  return line.empty() ? "" : fact("not seen", line) + fact("", "`foreshock.tap` makes it seen");
-}
-
-// What ran in launched CUDA graphs, and was seen by nobody then.
-std::string graphs_fact(const Json& ranks) {
-  double calls = 0, launches = 0, unknown = 0;
-  for (const Json& rank : ranks) {
-    for (const char* pass : {"forward", "backward"})
-      calls += number(rank, std::string("/attention_coverage/graphs/calls/") + pass).value_or(0);
-    launches += number(rank, "/attention_coverage/graphs/launches").value_or(0);
-    unknown += number(rank, "/attention_coverage/graphs/unknown_launches").value_or(0);
-  }
-  if (calls + unknown == 0) return "";
-  std::string line =
-      count(calls) + " calls ran in " + count(launches) + " launches of CUDA graphs, unsampled";
-  if (unknown > 0) line += "; of " + count(unknown) + " more launches nothing is known";
-  return fact("in graphs", line);
-}
-
-// What --count-kernels came to, of the first rank that tells.
-std::string kernels_fact(const Json& ranks) {
-  for (const Json& rank : ranks) {
-    const std::string state = text(rank, "/attention_coverage/kernels/state");
-    if (state.empty()) continue;
-    const auto of = [&](const char* what) {
-      const std::string path = std::string("/attention_coverage/kernels/") + what;
-      return number(rank, path + "/forward").value_or(0) + number(rank, path + "/backward").value_or(0);
-    };
-    if (state == "done" || state == "counting")
-      return fact("kernels", count(of("launched")) + " of attention launched in " +
-                                 count(number(rank, "/attention_coverage/kernels/steps").value_or(0)) +
-                                 " steps, " + count(of("calls")) + " calls seen");
-    const std::string holder = text(rank, "/attention_coverage/kernels/holder");
-    const char* why = state == "taken"        ? "not counted: another tool has CUPTI's place"
-                      : state == "profiler"   ? "not counted: torch.profiler runs"
-                      : state == "no_library" ? "not counted: the process has no CUPTI"
-                      : state == "refused"    ? "not counted: CUPTI refused"
-                                              : "not counted: the run has ended before";
-    return fact("kernels", why + in_brackets(holder));
-  }
-  return "";
-}
-
 bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[0].calls == 0 && passes[1].calls == 0 && number(ranks[0], "/steps").value_or(0) >= 10;
 }
@@ -317,7 +253,7 @@ std::string summary_text(const std::string& json, bool colour) {
     out += fact("", "a sample costs more than --max-slowdown allows of steps this short, or of so few:");
     out += fact("", "train longer, or allow more, as in --max-slowdown 10%");
   }
-  out += math_path_fact(ranks) + graphs_fact(ranks) + kernels_fact(ranks) + unseen_fact(ranks);
+  out += coverage_facts(ranks);
   if (ranks.size() == 1) {
     out += fact("worst layer", layer_fact(ranks[0]));
     out += fact("loss", loss_fact(ranks[0]));

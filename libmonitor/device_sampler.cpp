@@ -139,17 +139,16 @@ int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) 
   return state.is_ready() ? -1 : FORESHOCK_SKIP_RING_FULL;
 }
 
-bool DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tensor* values, size_t count,
-                                 uint64_t* numbers) {
+int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tensor* values, size_t count,
+                                uint64_t* numbers) {
   DeviceTurn turn;
-  if (enter(stream, kCalls, &turn) >= 0) return false;
-  if (!turn.state().is_of(turn.context_id_)) {
-    want(turn.place_, kCalls, turn.context_id_);
-    return false;
-  }
-  const uint64_t first = turn.state().scalars().send(values, count, handle_of(stream));
+  if (const int why = enter(stream, kCalls, &turn); why >= 0) return why;
+  if (!turn.state().is_of(turn.context_id_)) return want(turn.place_, kCalls, turn.context_id_);
+  DeviceScalars& scalars = turn.state().scalars();
+  const uint64_t first = scalars.send(values, count, handle_of(stream));
+  if (first == 0) return scalars.is_usable() ? FORESHOCK_SKIP_RING_FULL : FORESHOCK_SKIP_DEVICE;
   for (size_t n = 0; n < count; ++n) numbers[n] = (first + n) * kPlaces + static_cast<uint64_t>(turn.place_);
-  return first != 0;
+  return -1;
 }
 
 bool DeviceSampler::find_scalar(uint64_t number, double* value) const {
@@ -157,22 +156,21 @@ bool DeviceSampler::find_scalar(uint64_t number, double* value) const {
   return place < kMostDevices && devices_[place].state.scalars().find(number / kPlaces, value);
 }
 
-bool DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients,
-                                   size_t count, SentGradients* sent) {
+int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients,
+                                  size_t count, SentGradients* sent) {
   DeviceTurn turn;
-  if (enter(stream, kGradients, &turn) >= 0) return false;
-  const bool is_there = check(turn.gradients(), kGradients, turn) < 0;
-  if (!turn.state().is_of(turn.context_id_)) {
-    want(turn.place_, kCalls, turn.context_id_);
-    return false;
-  }
-  if (!is_there ||
-      turn.gradients().send(gradients, count, handle_of(stream), &turn.state().scalars(), sent) >= 0)
-    return false;
+  if (const int why = enter(stream, kGradients, &turn); why >= 0) return why;
+  // Both are wanted at once: sums are brought as any number is.
+  const int not_there = check(turn.gradients(), kGradients, turn);
+  if (!turn.state().is_of(turn.context_id_)) return want(turn.place_, kCalls, turn.context_id_);
+  if (not_there >= 0) return not_there;
+  DeviceScalars& scalars = turn.state().scalars();
+  const int why = turn.gradients().send(gradients, count, handle_of(stream), &scalars, sent);
+  if (why >= 0) return why;
   for (uint64_t* number : {&sent->begin, &sent->end, &sent->first})
     *number = *number * kPlaces + static_cast<uint64_t>(turn.place_);
   sent->stride = kPlaces;
-  return true;
+  return -1;
 }
 
 // -- between two steps --

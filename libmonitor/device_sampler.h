@@ -46,12 +46,12 @@ class DeviceSampler {
   }
 
   // Puts a kernel for numbers that lie on a device on the trainer's stream (device_scalars.h). Fills in what
-  // find_scalar() knows them by. False: they will not come, and why is counted by nobody but the caller.
-  bool send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
+  // find_scalar() knows them by and returns -1, or the FORESHOCK_SKIP_ reason for which they will not come.
+  int send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
   bool find_scalar(uint64_t number, double* value) const;
   // The same for the squares of gradients, which kernels on that stream sum first (device_gradients.h).
-  bool send_gradients(const DeviceStream& at, const foreshock_gradient* gradients, size_t count,
-                      SentGradients* sent);
+  int send_gradients(const DeviceStream& at, const foreshock_gradient* gradients, size_t count,
+                     SentGradients* sent);
 
   // Whether a call has met a device that is not set up.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }

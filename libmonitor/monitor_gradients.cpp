@@ -105,9 +105,15 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   bump_shared(coverage.numbers_fetched, wanted.tensors);
   const size_t numbers = wanted.tensors + DeviceGradients::kTimes;
   SentGradients sent;
-  if (!wanted.is_whole || numbers_asked_.load(std::memory_order_relaxed) + numbers > kMostInAStep ||
-      !devices_.send_gradients(wanted.at, gradients, count_of, &sent)) {
-    bump_shared(coverage.numbers_missed, wanted.tensors);
+  int why = -1;
+  if (!wanted.is_whole)
+    why = FORESHOCK_SKIP_LAYOUT;
+  else if (numbers_asked_.load(std::memory_order_relaxed) + numbers > kMostInAStep)
+    why = FORESHOCK_SKIP_TOO_LARGE;
+  else
+    why = devices_.send_gradients(wanted.at, gradients, count_of, &sent);
+  if (why >= 0) {
+    bump_shared(coverage.numbers_skipped[why], wanted.tensors);
     return 0;
   }
   numbers_asked_.fetch_add(numbers, std::memory_order_relaxed);

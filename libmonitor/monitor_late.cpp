@@ -28,12 +28,14 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count_of, void* strea
   segment::Coverage& coverage = *g_guest.writer().coverage();
   bump_shared(coverage.numbers_fetched, count_of);
   const bool has_room = numbers_asked_.load(std::memory_order_relaxed) + count_of <= kMostInAStep;
-  const bool is_sent =
-      has_room && devices_.send_scalars({values[0].device_index, stream}, values, count_of, numbers);
+  const int why = has_room
+                      ? devices_.send_scalars({values[0].device_index, stream}, values, count_of, numbers)
+                      : FORESHOCK_SKIP_TOO_LARGE;
+  const bool is_sent = why < 0;
   if (is_sent) numbers_asked_.fetch_add(count_of, std::memory_order_relaxed);
   for (size_t n = 0; n < count_of && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kHostPlace;
-  if (!is_sent && !is_loss) bump_shared(coverage.numbers_missed, count_of);
+  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[why], count_of);
   counting.add(counting.block->step_ns, monotonic_ns() - begin + (is_sent ? kScalarKernelNs : 0));
   return is_sent || is_loss;
 }
@@ -130,7 +132,7 @@ void Monitor::complete(LateStep* step) {
   }
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
-  bump_shared(g_guest.writer().coverage()->numbers_missed, step->missing([](uint64_t) { return true; }));
+  bump_shared(g_guest.writer().coverage()->numbers_late, step->missing([](uint64_t) { return true; }));
   g_guest.writer().complete_step(step->record, record);
 }
 

@@ -184,11 +184,13 @@ struct Coverage {
   uint64_t kernel_count_calls[kPasses];  // that hooks have seen in them
   uint64_t kernel_count_in_graphs;       // calls that ran in graphs in them
   // Losses, norms and the like that lie on devices (libmonitor/device_scalars.h).
-  uint64_t numbers_fetched;
-  uint64_t numbers_missed;  // asked for, or even sent, and not come in time
+  uint64_t numbers_fetched;  // asked for
+  uint64_t numbers_late;     // of these, not there in time
   uint64_t reserved[3];
+  uint64_t numbers_skipped[kSkipReasons];  // of these, not sent for
 };
-static_assert(sizeof(Coverage) == 208);
+static_assert(sizeof(Coverage) == 312);
+inline constexpr uint64_t kCoverageOfVersion5 = offsetof(Coverage, numbers_skipped);  // the least
 
 enum class KernelCountState : uint32_t {
   kNotAsked,

@@ -26,7 +26,7 @@ constexpr Expected kExpected[] = {
     {kScalarNames, sizeof(ScalarName), 0, kMaxScalars},
     {kUnseenNames, sizeof(UnseenName), 0, kMaxUnseen},
     {kTensors, kTensorHeadOnly, 0, 1},
-    {kCoverage, sizeof(Coverage), 0, 1},
+    {kCoverage, kCoverageOfVersion5, 0, 1},
 };
 // What a hostile file can make the agent read at once: 4 MiB of steps at most. And no product below may
 // overflow.

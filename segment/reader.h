@@ -64,6 +64,7 @@ class SegmentReader {
   // consume it as lost.
   struct Ready {
     uint32_t slot = 0;
+    uint32_t parts = 1;  // slots that it takes
     uint64_t ticket = 0;
     const char* why = nullptr;
     SlotView view;
@@ -78,8 +79,8 @@ class SegmentReader {
   std::vector<Ready> torn();
 
   // A slice counts once, however many slots it took.
-  void consume_judged(uint32_t slot, uint64_t ticket, uint32_t pass);
-  void consume_lost(uint32_t slot, uint64_t ticket, uint32_t pass, Lost reason);
+  void consume_judged(const Ready& ready);
+  void consume_lost(const Ready& ready, Lost reason);
 
   // Sums of what the control file says, over all agents this segment has had.
   uint64_t judged(uint32_t pass) const;
@@ -126,8 +127,9 @@ class SegmentReader {
   bool read_parts(Ready* ready);
   bool is_orphan(const Slot& tail) const;
   bool is_tail_of_another(uint64_t ticket) const;
-  void consume_tails(uint32_t slot, uint64_t ticket);
-  void consume(uint32_t slot);
+  uint32_t parts_of(const Slot& head, uint64_t ticket) const;
+  void consume(const Ready& ready);
+  void store_consumption(uint32_t slot);
   void move_tensor_cursor(uint64_t to);
 
   std::string name_;

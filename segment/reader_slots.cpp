@@ -77,11 +77,17 @@ bool SegmentReader::read_parts(Ready* ready) {
   return sequence_of(ready->slot) == 2 * ready->ticket;
 }
 
+// Slots that a slice takes whose first one has this header.
+uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
+  return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
+}
+
 bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   *ready = {};
   ready->slot = slot;
   ready->ticket = sequence / 2;
   if (!read_slot(slot, sequence, &ready->view, &ready->why)) return false;
+  ready->parts = parts_of(ready->view.header, ready->ticket);
   if (ready->why == nullptr && ready->view.header.parts > 1 && !read_parts(ready)) return false;
   if (ready->why == nullptr) ready->why = settle_packed(&ready->view);
   return true;
@@ -109,7 +115,7 @@ bool SegmentReader::next_ready(Ready* ready) {
       if (read_slice(slot, sequence, ready)) return true;
     } else if (is_orphan(head)) {
       consumption_[slot].consumed = sequence / 2;
-      consume(slot);
+      store_consumption(slot);
     }
   }
   progress_ = progress;
@@ -142,41 +148,38 @@ std::vector<SegmentReader::Ready> SegmentReader::torn() {
     ready.ticket = ticket;
     ready.why = "its writer died in the middle";
     ready.view.header = header_of(slot);
+    ready.parts = parts_of(ready.view.header, ticket);
     if (ready.view.header.pass >= kPasses) ready.view.header.pass = 0;
     result.push_back(ready);
   }
   return result;
 }
 
-void SegmentReader::consume(uint32_t slot) {
+void SegmentReader::store_consumption(uint32_t slot) {
   write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
 }
 
-// The further parts, after the first and without counting: what an agent leaves that dies in between is an
-// orphan.
-void SegmentReader::consume_tails(uint32_t slot, uint64_t ticket) {
-  const Slot head = header_of(slot);
-  if (head.ticket != ticket || head.part != 0) return;
-  for (uint32_t part = 1; part < std::min(head.parts, slots()); ++part) {
-    const uint32_t tail = (slot + part) % slots();
-    if ((sequence_of(tail) + 1) / 2 != ticket + part) continue;
-    consumption_[tail].consumed = ticket + part;
-    consume(tail);
+// The further parts last, and without counting: what an agent leaves that dies in between is an orphan. The
+// slot of the first one may be another slice's by then.
+void SegmentReader::consume(const Ready& ready) {
+  consumption_[ready.slot].consumed = ready.ticket;
+  store_consumption(ready.slot);
+  for (uint32_t part = 1; part < ready.parts; ++part) {
+    const uint32_t tail = (ready.slot + part) % slots();
+    if ((sequence_of(tail) + 1) / 2 != ready.ticket + part) continue;
+    consumption_[tail].consumed = ready.ticket + part;
+    store_consumption(tail);
   }
 }
 
-void SegmentReader::consume_judged(uint32_t slot, uint64_t ticket, uint32_t pass) {
-  consumption_[slot].consumed = ticket;
-  ++consumption_[slot].judged[pass % kPasses];
-  consume(slot);
-  consume_tails(slot, ticket);
+void SegmentReader::consume_judged(const Ready& ready) {
+  ++consumption_[ready.slot].judged[ready.view.header.pass % kPasses];
+  consume(ready);
 }
 
-void SegmentReader::consume_lost(uint32_t slot, uint64_t ticket, uint32_t pass, Lost reason) {
-  consumption_[slot].consumed = ticket;
-  ++consumption_[slot].lost[pass % kPasses][static_cast<uint32_t>(reason)];
-  consume(slot);
-  consume_tails(slot, ticket);
+void SegmentReader::consume_lost(const Ready& ready, Lost reason) {
+  ++consumption_[ready.slot].lost[ready.view.header.pass % kPasses][static_cast<uint32_t>(reason)];
+  consume(ready);
 }
 
 }  // namespace foreshock::segment

@@ -8,6 +8,7 @@
 #include "agent/observe.h"
 #include "agent/pipeline.h"
 #include "agent/record_lines.h"
+#include "foreshock/hook.h"
 #include "segment/names.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
@@ -124,7 +125,8 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   statistics.identity.slots_given = 12;
   statistics.identity.slots_wanted = 256;
   statistics.coverage.numbers_fetched = 40;
-  statistics.coverage.numbers_missed = 3;
+  statistics.coverage.numbers_late = 3;
+  statistics.coverage.numbers_skipped[FORESHOCK_SKIP_CAPTURE] = 7;
   const nlohmann::json rank = summary_of(statistics, 2);
   for (const char* key : {"rank", "steps", "step_source", "attention", "slots", "worst_layer", "layer_source",
                           "loss", "slowdown_ratio"})
@@ -137,7 +139,11 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   }
   EXPECT_EQ(rank["worst_layer"], "003");
   EXPECT_EQ(rank["slots"], (nlohmann::json{{"given", 12}, {"wanted", 256}}));
-  EXPECT_EQ(rank["device_numbers"], (nlohmann::json{{"fetched", 40}, {"missed", 3}}));
+  const nlohmann::json& numbers = rank["device_numbers"];
+  EXPECT_EQ(numbers["fetched"], 40);
+  EXPECT_EQ(numbers["skipped"].size(), segment::kSkipReasons);
+  EXPECT_EQ(numbers["skipped"]["capture"], 7);
+  EXPECT_EQ(numbers["late"], 3);
   // Nothing was judged in the backward pass: unknown is null, never 0.
   EXPECT_TRUE(rank["attention"]["backward"]["deviation_ratio"]["mean"].is_null());
   EXPECT_TRUE(rank["attention"]["backward"]["bias_ulp"].is_null());

@@ -79,7 +79,7 @@ class DeviceTest : public MonitorTest {
       sample.header = ready.view.header;
       for (uint32_t n = 0; n < segment::kPayloads; ++n)
         sample.payload[n].assign(ready.view.payload[n].begin(), ready.view.payload[n].end());
-      reader->consume_judged(ready.slot, ready.ticket, ready.view.header.pass);
+      reader->consume_judged(ready);
     }
     return found;
   }

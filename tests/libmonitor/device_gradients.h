@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/dtype.h"
 #include "segment/names.h"
 #include "tests/libmonitor/device_fixture.h"
+#include "tests/libmonitor/missed_numbers.h"
 
 namespace foreshock {
 
@@ -90,7 +92,7 @@ class DeviceGradientsTest : public DeviceTest {
     if (reader == nullptr) return {};
     reader->wait_no_more();
     fetched_ = reader->coverage().numbers_fetched;
-    missed_ = reader->coverage().numbers_missed;
+    missed_ = missed_numbers(reader->coverage());
     layers_ = reader->layers();
     return reader->new_steps();
   }
@@ -116,7 +118,8 @@ class DeviceGradientsTest : public DeviceTest {
         std::move(variables));
     return steps();
   }
-  uint64_t fetched_ = 0, missed_ = 0;
+  uint64_t fetched_ = 0;
+  std::string missed_;
   std::vector<segment::Layer> layers_;
 };
 

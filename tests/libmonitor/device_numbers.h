@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "kernels/dtype.h"
 #include "tests/libmonitor/device_fixture.h"
+#include "tests/libmonitor/missed_numbers.h"
 
 namespace foreshock {
 
@@ -56,7 +58,7 @@ class DeviceNumbersTest : public DeviceTest {
     auto reader = open();
     if (reader == nullptr) return {};
     reader->wait_no_more();
-    missed_ = reader->coverage().numbers_missed;
+    missed_ = missed_numbers(reader->coverage());
     return reader->new_steps();
   }
   static std::vector<double> losses_of(const std::vector<segment::StepRecord>& steps) {
@@ -68,7 +70,7 @@ class DeviceNumbersTest : public DeviceTest {
   static bool is_any_pending(const std::vector<segment::StepRecord>& steps) {
     return std::any_of(steps.begin(), steps.end(), segment::is_pending);
   }
-  uint64_t missed_ = 0;
+  std::string missed_;
 };
 
 }  // namespace foreshock

@@ -246,7 +246,7 @@ TEST_F(DeviceTest, ManyThreadsAndStreamsAtOnce) {
           const segment::Slot& slot = ready.view.header;
           EXPECT_EQ(key[0],
                     trainer.tensors[0].at(trainer.tensors[0].key, 2, 12, slot.batch, slot.kv_head, 0, 0));
-          reader->consume_judged(ready.slot, ready.ticket, slot.pass);
+          reader->consume_judged(ready);
         }
         const segment::Totals totals = reader->totals();
         EXPECT_EQ(totals.sampled[0] + totals.sampled[1], reader->judged(0) + reader->judged(1));

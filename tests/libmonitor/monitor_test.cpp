@@ -43,7 +43,7 @@ TEST_F(Monitor, CountsEveryCallAndSamplesAfterTheFirstStep) {
     ASSERT_EQ(ready.why, nullptr) << ready.why;
     EXPECT_GE(ready.view.header.step, 2);
     EXPECT_LE(ready.view.header.step, 5);
-    reader->consume_judged(ready.slot, ready.ticket, ready.view.header.pass);
+    reader->consume_judged(ready);
     ++judged;
   }
   EXPECT_EQ(judged, 24);
@@ -190,7 +190,7 @@ TEST_F(Monitor, OnlyMultiplesOfTheIntervalAreSampled) {
   std::vector<int64_t> steps;
   while (reader->next_ready(&ready)) {
     steps.push_back(ready.view.header.step);
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
   }
   EXPECT_EQ(steps, std::vector<int64_t>({1004, 1004, 1008, 1008, 1012, 1012}));
 }
@@ -277,7 +277,7 @@ TEST_F(Monitor, NamesOfOtherWeightsThanAreThereNowAreForgotten) {
   SegmentReader::Ready ready;
   while (reader->next_ready(&ready)) {
     sources.push_back(ready.view.header.layer_source);
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
   }
   ASSERT_EQ(sources.size(), 2u);
   EXPECT_EQ(sources[0], static_cast<uint32_t>(segment::LayerSource::kParameter));
@@ -312,7 +312,7 @@ TEST_F(Monitor, WeightsWithoutAnyNameLeaveTheOrderOfCalls) {
     while (reader->next_ready(&ready)) {
       const segment::Slot& slot = ready.view.header;
       if (slot.step == 4 && slot.op == 0) sources.push_back(slot.layer_source);
-      reader->consume_judged(ready.slot, ready.ticket, 0);
+      reader->consume_judged(ready);
     }
     const auto wanted = named ? segment::LayerSource::kUnknown : segment::LayerSource::kOrdinal;
     EXPECT_EQ(sources, std::vector<uint32_t>(2, static_cast<uint32_t>(wanted)));
@@ -335,7 +335,7 @@ TEST_F(Monitor, ATickDuringBackwardTakesEffectAtTheNextForward) {
   std::vector<int> per_step(8);
   while (reader->next_ready(&ready)) {
     ++per_step[ready.view.header.step];
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
   }
   EXPECT_EQ(per_step, std::vector<int>({0, 0, 3, 3, 3, 0, 0, 0}));
 }

@@ -72,7 +72,7 @@ void judge_until(const std::atomic<bool>& done, SegmentReader* reader, const Che
     while (reader->next_ready(&ready)) {
       any = true;
       check(ready);
-      reader->consume_judged(ready.slot, ready.ticket, 0);
+      reader->consume_judged(ready);
     }
   }
 }

@@ -56,9 +56,9 @@ class SlotStress : public SegmentFiles {
     }
   }
   void acknowledge(SegmentReader& reader, const SegmentReader::Ready& ready) {
-    if (ready.why != nullptr) return reader.consume_lost(ready.slot, ready.ticket, 0, Lost::kRefused);
+    if (ready.why != nullptr) return reader.consume_lost(ready, Lost::kRefused);
     ASSERT_EQ(query_of(ready), static_cast<double>(ready.ticket)) << "a torn slice";
-    reader.consume_judged(ready.slot, ready.ticket, 0);
+    reader.consume_judged(ready);
   }
   // One life of the agent: some slices, then it dies with one of them read and not acknowledged.
   void read_for_a_life(int slices) {
@@ -119,8 +119,7 @@ TEST_F(SlotStress, SlotsOfDeadWritersAreLostOnce) {
     const auto reader = open();
     SegmentReader::Ready ready;
     EXPECT_FALSE(reader->next_ready(&ready));
-    for (const SegmentReader::Ready& each : reader->torn())
-      reader->consume_lost(each.slot, each.ticket, each.view.header.pass, Lost::kTorn);
+    for (const SegmentReader::Ready& each : reader->torn()) reader->consume_lost(each, Lost::kTorn);
     EXPECT_EQ(reader->lost(0, Lost::kTorn), torn.load());
   }
 }

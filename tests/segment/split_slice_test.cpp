@@ -75,7 +75,7 @@ TEST_F(SplitSlices, CrossWholeAndCountOnce) {
     ASSERT_TRUE(reader->next_ready(&ready));
     EXPECT_EQ(ready.ticket, ticket);
     expect_slice(ready, parts);
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
     EXPECT_EQ(reader->judged(0), ++slices);
     EXPECT_EQ(writer.free_slots(), 8u);
     EXPECT_FALSE(reader->next_ready(&ready));
@@ -98,7 +98,7 @@ TEST_F(SplitSlices, AreTakenWholeOrNotAtAll) {
   SegmentReader::Ready ready;
   uint64_t judged = 0;
   while (reader->next_ready(&ready)) {
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
     ++judged;
   }
   EXPECT_EQ(judged, 3u);
@@ -114,7 +114,7 @@ TEST_F(SplitSlices, AnAgentThatDiedInTheMiddleOfConsumingCountsNothingTwice) {
   {
     auto first = open();
     ASSERT_TRUE(first->next_ready(&ready));
-    first->consume_judged(ready.slot, ready.ticket, 0);
+    first->consume_judged(ready);
   }
   // As if it had died after the first of its stores: the tails are still there.
   const std::string control = directory_ + "/0-0000000000000010.ctl";
@@ -175,12 +175,12 @@ TEST_F(SplitSlices, AWriterThatDiesInTheMiddleLeavesOneTornSlice) {
     ASSERT_TRUE(reader->next_ready(&ready));
     EXPECT_EQ(ready.ticket, 13u);
     expect_slice(ready, 2);
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
     EXPECT_FALSE(reader->next_ready(&ready));
     const auto torn = reader->torn();
     ASSERT_EQ(torn.size(), 1u);
     EXPECT_EQ(torn[0].ticket, 1u);
-    reader->consume_lost(torn[0].slot, torn[0].ticket, 0, Lost::kTorn);
+    reader->consume_lost(torn[0], Lost::kTorn);
     EXPECT_TRUE(reader->torn().empty());
     reader->look_again();
     EXPECT_FALSE(reader->next_ready(&ready));
@@ -214,12 +214,36 @@ TEST_F(SplitSlices, PartsThatDoNotBelongTogetherAreRefusedAsOneSlice) {
       SegmentReader::Ready ready;
       while (reader->next_ready(&ready)) {
         EXPECT_NE(ready.why, nullptr) << which << " " << part;
-        reader->consume_lost(ready.slot, ready.ticket, 0, Lost::kRefused);
+        reader->consume_lost(ready, Lost::kRefused);
       }
       EXPECT_LE(reader->lost(0, Lost::kRefused), 1u) << which << " " << part;
       EXPECT_EQ(reader->judged(0), 0u);
     }
   }
+}
+
+// Once the first part is consumed a trainer may claim its slot, and its header is that of a slice of more
+// parts, for one.
+TEST_F(SplitSlices, WhatIsInTheSlotByThenIsNotAskedHowManyPartsThereWere) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
+  Slot* slots[kMaxSlots];
+  ASSERT_TRUE(writer.claim(1, 2, slots));
+  for (uint32_t part = 0; part < 2; ++part) fill_part(slots[part], 1, part, 2);
+  writer.publish(slots, 1, 2);
+  ASSERT_TRUE(write_slice(writer, 3, 2));
+  auto reader = open();
+  SegmentReader::Ready ready;
+  ASSERT_TRUE(reader->next_ready(&ready));
+  EXPECT_EQ(ready.ticket, 1u);
+  slots[0]->parts = 4;
+  reader->consume_judged(ready);
+  ASSERT_TRUE(reader->next_ready(&ready)) << "the slice behind it";
+  EXPECT_EQ(ready.ticket, 3u);
+  expect_slice(ready, 2);
+  reader->consume_judged(ready);
+  EXPECT_FALSE(reader->next_ready(&ready));
+  EXPECT_EQ(writer.free_slots(), 8u);
 }
 
 TEST_F(SplitSlices, ManyThreadsAndAReaderLoseNothing) {

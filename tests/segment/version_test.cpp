@@ -100,11 +100,11 @@ TEST_F(Versions, ASegmentOfVersion1IsReadWhole) {
   ASSERT_EQ(ready.view.payload[kQuery].size(), sizeof query);
   std::memcpy(query, ready.view.payload[kQuery].data(), sizeof query);
   EXPECT_EQ(query[1], 1.5);
-  reader->consume_judged(ready.slot, ready.ticket, 0);
+  reader->consume_judged(ready);
   EXPECT_FALSE(reader->next_ready(&ready));
   const auto torn = reader->torn();
   ASSERT_EQ(torn.size(), 1u);
-  reader->consume_lost(torn[0].slot, torn[0].ticket, torn[0].view.header.pass, Lost::kTorn);
+  reader->consume_lost(torn[0], Lost::kTorn);
 
   auto next = open(&why);
   ASSERT_NE(next, nullptr) << why;
@@ -150,7 +150,7 @@ TEST_F(Versions, ASegmentOfVersion2IsReadWhole) {
   ASSERT_EQ(ready.view.payload[kKey].size(), sizeof keys);
   std::memcpy(keys, ready.view.payload[kKey].data(), sizeof keys);
   EXPECT_THAT(keys, testing::ElementsAre(2, 2.5, 2.75));
-  reader->consume_judged(ready.slot, ready.ticket, 0);
+  reader->consume_judged(ready);
   EXPECT_FALSE(reader->next_ready(&ready));
   ASSERT_EQ(reader->torn().size(), 1u);
   EXPECT_EQ(reader->torn()[0].ticket, 3u);
@@ -189,7 +189,7 @@ TEST_F(Versions, ASegmentOfVersion3IsReadWhole) {
   double query = 0;
   std::memcpy(&query, ready.view.payload[kQuery].data(), sizeof query);
   EXPECT_EQ(query, 1.5);
-  reader->consume_judged(ready.slot, ready.ticket, 0);
+  reader->consume_judged(ready);
   EXPECT_FALSE(reader->next_ready(&ready));
 }
 
@@ -232,7 +232,7 @@ TEST_F(Versions, ASegmentOfVersion4IsReadWhole) {
     ASSERT_EQ(ready.view.payload[kLogSumExp].size(), sizeof sum);
     std::memcpy(&sum, ready.view.payload[kLogSumExp].data(), sizeof sum);
     EXPECT_EQ(sum, 0.75);
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
   }
   EXPECT_FALSE(reader->next_ready(&ready));
 }

@@ -62,7 +62,7 @@ TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
     ASSERT_EQ(ready.why, nullptr) << ready.why;
     EXPECT_EQ(query_of(ready), static_cast<double>(ready.ticket));
     sum += query_of(ready);
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
   }
   EXPECT_EQ(sum, 10);
   EXPECT_EQ(reader->judged(0), 4u);
@@ -87,7 +87,7 @@ TEST_F(SegmentFiles, ASliceOfADeviceWakesTheReaderByTheDevicesWord) {
     word(writer.progress()->by_device[device]).store(ticket);
     ASSERT_TRUE(reader->next_ready(&ready));
     EXPECT_EQ(ready.ticket, ticket);
-    reader->consume_judged(ready.slot, ready.ticket, 0);
+    reader->consume_judged(ready);
     EXPECT_FALSE(reader->next_ready(&ready));
   }
 }
@@ -112,6 +112,7 @@ TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
   for (uint64_t ticket = 1; ticket <= 3; ++ticket) {
     Slot* slot = writer.claim(ticket);
     fill(slot, ticket);
+    slot->pass = ticket == 2;
     writer.publish(slot, ticket);
     StepRecord step = {};
     step.step = static_cast<int64_t>(ticket);
@@ -122,9 +123,9 @@ TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
     auto first = open();
     EXPECT_EQ(first->new_steps().size(), 3u);
     ASSERT_TRUE(first->next_ready(&ready));
-    first->consume_judged(ready.slot, ready.ticket, 0);
+    first->consume_judged(ready);
     ASSERT_TRUE(first->next_ready(&ready));
-    first->consume_lost(ready.slot, ready.ticket, 1, Lost::kRefused);
+    first->consume_lost(ready, Lost::kRefused);
     ASSERT_TRUE(first->next_ready(&ready));  // judged, but the agent dies before it says so
   }
   auto second = open();
@@ -136,7 +137,7 @@ TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
   const uint64_t again = ready.ticket;
   ASSERT_TRUE(second->next_ready(&ready));
   EXPECT_EQ(ready.ticket, again);
-  second->consume_judged(ready.slot, ready.ticket, 0);
+  second->consume_judged(ready);
   EXPECT_FALSE(second->next_ready(&ready));
   EXPECT_EQ(second->judged(0) + second->lost(1, Lost::kRefused), 3u);
 }
@@ -160,10 +161,10 @@ TEST_F(SegmentFiles, AWriterThatDiedInMidSlotLeavesATornSlice) {
   SegmentReader::Ready ready;
   ASSERT_TRUE(reader->next_ready(&ready));
   EXPECT_EQ(ready.ticket, 2u);
-  reader->consume_judged(ready.slot, ready.ticket, 0);
+  reader->consume_judged(ready);
   ASSERT_EQ(reader->torn().size(), 1u);
   EXPECT_EQ(reader->torn()[0].ticket, 1u);
-  reader->consume_lost(reader->torn()[0].slot, 1, 0, Lost::kTorn);
+  reader->consume_lost(reader->torn()[0], Lost::kTorn);
   EXPECT_TRUE(reader->torn().empty());
 }
 
