@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .names import Named, number_of, plain_name
+from .place import is_replica
 
 WRAPPERS = ("_orig_mod", "module")
 
@@ -70,7 +71,7 @@ class Modules:
         named: dict[int, tuple[Named, Any]] = {}
         models = []
         for _, rows, root in sorted(trees, key=lambda tree: -tree[0]):
-            if type(root).__name__ == "DistributedDataParallel" and not root.gradient_as_bucket_view:
+            if is_replica(root) and not getattr(root, "gradient_as_bucket_view", False):
                 self.copies = 1
             numbers = layer_numbers(root)
             every = {**rows, **self._gathered(root, rows)}

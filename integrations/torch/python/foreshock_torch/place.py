@@ -54,6 +54,12 @@ def ranks() -> int:
     return 1 if distributed is None else distributed.get_world_size()
 
 
+def is_replica(module: Any) -> bool:
+    """Whether it is torch's DistributedDataParallel. Megatron-LM and Apex have others of that name."""
+    ours = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    return isinstance(ours, type) and issubclass(type(module), ours)
+
+
 def _number(*names: str) -> int:
     """Of the first of these variables that holds one."""
     found = (os.environ.get(name, "") for name in names)
@@ -99,7 +105,7 @@ def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
 def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
     """From DistributedDataParallel: its group is the data-parallel dimension, and the only one if it is the world."""
     for module in modules:
-        if type(module).__name__ == "DistributedDataParallel":
+        if is_replica(module):
             whole = distributed.get_world_size(module.process_group) == distributed.get_world_size()
             rest = 0 if whole else -1
             return Coordinates(distributed.get_rank(module.process_group), rest, rest, rest)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from .place import group, of_megatron, root_of
+from .place import group, is_replica, of_megatron, root_of
 
 NAME_BYTES = 159  # as the segment keeps it; of a longer one the end
 
@@ -67,8 +67,8 @@ class Replicas:
             meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
             self._told_by = next((root_of(mesh) for mesh in meshes if mesh is not None), None)
         for module in modules:
-            if type(module).__name__ == "DistributedDataParallel":
-                with contextlib.suppress(Exception):  # Megatron has one of that name
+            if is_replica(module):
+                with contextlib.suppress(Exception):
                     self._prefixes.update(_of_module(module, self._group))
 
     def prefix(self, parameter: Any, is_named: bool) -> str:
