@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from torch_version import TORCH
+
 BLOCKS = """
 from torch import nn
 class Block(nn.Module):
@@ -31,3 +34,36 @@ class DistributedDataParallel(nn.Module):
     def forward(self, x): return self.module(x)
 train(DistributedDataParallel(model)); print(json.dumps(told()))
 """) == [[], [1, 2, 3], LAYERS]
+
+
+ONE_RANK = """
+import torch.distributed as dist
+from torch.distributed.tensor import Shard
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=0, world_size=1)
+from torch.distributed.fsdp import fully_shard
+"""
+
+
+def test_a_module_whose_parameters_are_sharded_over_several_meshes(trainer, tmp_path) -> None:
+    """As those of experts are, which other ranks share than the rest of the layer."""
+    if TORCH < (2, 13):
+        pytest.skip("all parameters of a module are of one mesh before torch 2.13")
+    assert trainer(
+        f"""{BLOCKS}{ONE_RANK}
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+mesh = lambda name: dist.DeviceMesh.from_group(dist.new_group([0]), "cpu", mesh=[0], mesh_dim_names=(name,))
+whole, experts = mesh("dp"), mesh("experts")
+every, few = [FSDPMeshInfo(mesh=each, shard_mesh_dim=0) for each in (whole, experts)]
+for block in model:
+    mine = set(map(id, block.o.parameters()))
+    place = lambda p: ShardPlacementResult(Shard(0), few if id(p) in mine else every)
+    fully_shard(block, mesh=whole, shard_placement_fn=place)
+fully_shard(model, mesh=whole)
+assert len(model[0]._get_fsdp_state()._fsdp_param_groups) == 2
+train(model); answer = told()
+del model
+from tiny_gpt import leave_group
+leave_group(); print(json.dumps(answer))
+""",
+        MEETING=str(tmp_path / "meeting"),
+    ) == [[], [1, 2, 3], LAYERS]

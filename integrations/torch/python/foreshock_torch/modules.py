@@ -26,6 +26,13 @@ def layer_numbers(root: Any) -> dict[str, int]:
     return found
 
 
+def groups_of(state: Any) -> list[Any]:
+    """Of what fully_shard keeps of a module: one for each mesh of its parameters. torch before 2.13 has one at most,
+    and later ones refuse to tell of one where there are several."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    return [getattr(state, "_fsdp_param_group", None)] if several is None else list(several)
+
+
 class Modules:
     """Modules as they register their parameters, by weak reference."""
 
@@ -104,8 +111,7 @@ class Modules:
         found = {}
         for module in root.modules():
             state = getattr(module, "_get_fsdp_state", lambda: None)()
-            group = getattr(state, "_fsdp_param_group", None)
-            for shard in getattr(group, "fsdp_params", ()):
+            for shard in (shard for group in groups_of(state) for shard in getattr(group, "fsdp_params", ())):
                 gathered = getattr(shard, "_unsharded_param", None)
                 row = rows.get(shard.sharded_param._cdata)
                 if gathered is not None and row is not None:
