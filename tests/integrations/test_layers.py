@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch.names import Named, layer_labels, number_of, numbered_labels, plain_name
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "integrations" / "torch" / "python"))
+from foreshock_torch.names import (  # noqa: E402
+    QUERY_WORDS,
+    Named,
+    layer_labels,
+    number_of,
+    numbered_labels,
+    plain_name,
+)
 
 MODEL = """
 from torch import nn
@@ -140,6 +149,43 @@ def test_labels() -> None:
     assert layer_labels(["0.q.weight"], ["0.q.weight"]) == {"0.q.weight": "000"}
     long = ["m" * 40 + ".weight"]
     assert layer_labels(long, long) == {long[0]: "m" * 31}
+
+
+def test_blocks_within_stages_have_labels_of_their_own() -> None:
+    swin = [f"layers.{stage}.blocks.{block}.{leaf}.weight" for stage, block in ((0, 0), (0, 1), (1, 5))
+            for leaf in ("attn.qkv", "mlp.fc1")]  # fmt: skip
+    swin += ["layers.0.downsample.reduction.weight"]
+    assert layer_labels(swin, [*swin, "layers.0.blocks.1.norm1.bias"]) == {
+        **{name: f"{int(name[7]):03d}.{int(name[16]):03d}" for name in swin[:-1]},
+        "layers.0.downsample.reduction.weight": "000",
+        "layers.0.blocks.1.norm1.bias": "000.001",
+    }
+    paths = ["down_blocks.1.attentions.0", "mid_block.attentions.0", "up_blocks.2.attentions.1"]
+    unet = [f"{path}.transformer_blocks.0.{leaf}.weight" for path in paths for leaf in ("attn1.to_q", "ff.net.0.proj")]
+    labels = {"down_blocks.001.000.000", "attentions.000.000", "up_blocks.002.001.000"}
+    assert set(layer_labels(unet, unet).values()) == labels
+    nested = ["1.0.attn.in_proj_weight", "1.0.mlp.weight", "1.1.attn.in_proj_weight", "1.1.mlp.weight", "2.weight"]
+    assert list(layer_labels(nested, nested).values()) == ["001.000", "001.000", "001.001", "001.001", "002"]
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        ["attn.heads.0.query", "attn.heads.1.query", "attn.heads.0.key", "mlp.fc"],  # a list of heads
+        ["attn.q_proj", "mlp.experts.0.up.proj", "mlp.experts.1.up.proj", "mlp.experts.1.down"],
+        ["0.fn.to_q", "0.fn.to_out.0", "1.fn.net.0"],  # attention and what follows it as two numbered modules
+        ["attn.q", "attn.adapters.0.q.down", "attn.adapters.0.q.up", "mlp.fc"],
+    ],
+)
+def test_numbers_within_a_layer_are_no_layers(leaves: list[str]) -> None:
+    names = [f"blocks.{n}.{leaf}.weight" for n in (2, 10) for leaf in leaves]
+    assert set(layer_labels(names, names).values()) == {"002", "010"}
+
+
+def test_projections_are_called_as_the_core_knows_them() -> None:
+    text = (ROOT / "libmonitor" / "head_rows.cpp").read_text()
+    words = re.findall(r'{"(\w+)", ProjectionKind::k(?!Key)', text)
+    assert set(words) == QUERY_WORDS
 
 
 def test_numbers_of_the_framework_win_over_paths() -> None:

@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 LABEL_BYTES = 31  # of a layer, as the segment keeps it
 
+# What projections with queries in them are called (libmonitor/head_rows.cpp).
+QUERY_WORDS = {
+    "q_proj", "wq", "to_q", "q_lin", "q", "query", "query_proj", "linear_q", "qkv", "qkv_proj", "wqkv", "to_qkv",
+    "in_proj", "in_proj_weight", "c_attn", "att_proj", "linear_qkv", "query_key_value",
+}  # fmt: skip
+
 
 class Named(NamedTuple):
     """A parameter's name, and the number that its framework gave to the layer around it."""
@@ -54,9 +60,38 @@ def _tower(prefix: str, prefixes: set[str]) -> str:
     return prefix
 
 
+def _blocks_in_stages(matrices: list[str]) -> set[str]:
+    """Paths of blocks that have a number of their own within a numbered module, as layers.0.blocks.3 of Swin: innermost
+    ones around a projection that hold a matrix beside its attention. A list of heads, or of experts, has none."""
+    children: dict[str, set[str]] = {}  # of each numbered module: those that hold matrices
+    for name in matrices:
+        parts = name.split(".")
+        for at, part in enumerate(parts[:-1]):
+            if part.isdigit():
+                children.setdefault(".".join(parts[: at + 1]), set()).add(parts[at + 1])
+    blocks = set()
+    for name in matrices:
+        parts = name.removesuffix(".weight").split(".")
+        numbered = [at for at, part in enumerate(parts[:-2]) if part.isdigit()]
+        if len(numbered) < 2 or parts[-1].lower() not in QUERY_WORDS:
+            continue
+        within = (at for at in reversed(numbered) if len(children[".".join(parts[: at + 1])]) > 1)
+        innermost = next(within, numbered[0])
+        if innermost != numbered[0]:
+            blocks.add(".".join(parts[: innermost + 1]))
+    return blocks
+
+
+def _block_of(name: str, blocks: set[str]) -> str:
+    """The innermost of `blocks` that it lies in, else ""."""
+    paths = (name[:at] for at in range(len(name) - 1, 0, -1) if name[at] == ".")
+    return next((path for path in paths if path in blocks), "")
+
+
 def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
     """Label of the layer each of `names` belongs to, at most 31 characters; `matrices` are the 2-D parameters."""
     prefixes = {split[0] for name in matrices if (split := _split(name))}
+    blocks = _blocks_in_stages(matrices)
     labels = {}
     for name in names:
         split = _split(name)
@@ -64,7 +99,8 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
             labels[name] = (name.rpartition(".")[0] or name)[-LABEL_BYTES:]
             continue
         tower = _tower(split[0], prefixes) if split[0] in prefixes else split[0]
-        labels[name] = f"{tower}.{split[1]:03d}".lstrip(".")[-LABEL_BYTES:]
+        numbers = [int(part) for part in _block_of(name, blocks).split(".") if part.isdigit()] or [split[1]]
+        labels[name] = ".".join([tower, *(f"{number:03d}" for number in numbers)]).lstrip(".")[-LABEL_BYTES:]
     return labels
 
 
