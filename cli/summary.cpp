@@ -152,9 +152,10 @@ std::string slowdown_fact(const PassTotals (&passes)[2], const Json& ranks) {
   if (most) *most *= 100;
   if (!most) return "unknown";
   const std::optional<double> interval = number(ranks[0], "/sample_interval_steps");
-  const bool sampled = passes[0].sampled.value_or(0) + passes[1].sampled.value_or(0) > 0;
-  return formatted("%.2f %%", most) + (ranks.size() > 1 ? " (slowest rank)" : "") +
-         (interval && sampled ? ", one step in " + count(interval) + " was sampled" : "");
+  std::string often;
+  if (interval && passes[0].sampled.value_or(0) + passes[1].sampled.value_or(0) > 0)
+    often = *interval == 1 ? ", every step was sampled" : ", one step in " + count(interval) + " was sampled";
+  return formatted("%.2f %%", most) + (ranks.size() > 1 ? " (slowest rank)" : "") + often;
 }
 
 std::string rank_lines(const Json& ranks) {

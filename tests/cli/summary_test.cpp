@@ -54,6 +54,14 @@ TEST(Summary, TellsTheStoryOfOneRank) {
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
 
+TEST(Summary, TellsHowOftenStepsWereSampled) {
+  Json often = rank(0, 0.71);
+  often["sample_interval_steps"] = 8;
+  EXPECT_THAT(text_of(Json::array({often})), HasSubstr("0.61 %, one step in 8 was sampled\n"));
+  often["sample_interval_steps"] = 1;
+  EXPECT_THAT(text_of(Json::array({often})), HasSubstr("0.61 %, every step was sampled\n"));
+}
+
 TEST(Summary, WhatWasGivenUpIsToldWithTheReason) {
   Json dear = rank(0, 0.71);
   EXPECT_THAT(text_of(Json::array({dear})), Not(HasSubstr("given up")));
