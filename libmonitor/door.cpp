@@ -1,8 +1,8 @@
-// How the monitor gets into a PyTorch process that only preloads it. Python: torch/_C calls `initModule` of
-// libtorch_python through its PLT, once, in `import torch`. Ours runs first, calls the real one, then loads
-// the adapter that was built for exactly this torch. C++: when the trainer is linked with LibTorch, that is
-// mapped before our constructor runs. dlopen and dlsym themselves are never interposed: glibc takes the
-// RUNPATH of the caller of dlopen, and cuDNN's sub-libraries were not found any more (bloomberg/memray#212).
+// How the monitor gets into a PyTorch process that only preloads it, where it loads the adapter that was
+// built for exactly this torch. Python: a function that `import torch` calls (door_python.cpp). C++: when the
+// trainer is linked with LibTorch, that is mapped before our constructor runs. dlopen and dlsym themselves
+// are never interposed: glibc takes the RUNPATH of the caller of dlopen, and cuDNN's sub-libraries were not
+// found any more (bloomberg/memray#212).
 #include "libmonitor/door.h"
 
 #include <dlfcn.h>
@@ -156,36 +156,46 @@ void load_adapter_of(const char* torch, const char* adapters) {
   attach_nvte(adapter);
 }
 
-using InitModule = void* (*)();
-
-// The return address is no help in finding it, since PyInit__C tail-calls initModule.
-InitModule real_init_module() {
-  if (dlopen == nullptr || dlsym == nullptr) return nullptr;  // old_glibc.h
-  return reinterpret_cast<InitModule>(find_behind("libtorch_python.so", "initModule", nullptr, nullptr));
-}
-
 // In nearly every process that inherits us there is no torch yet: one look at the list of libraries.
 __attribute__((constructor)) void enter_by_linked_torch() { load_adapter(); }
 
 }  // namespace
 
-void* find_in_mapped(const char* library, const char* function, const char* version, const void* ours) {
-  Search search = {};
+void* find_at(const char* path, const char* function, const char* version, const void* ours) {
   if (!can_find()) return nullptr;
-  for (int skip = 0; find_mapped(library, &search, skip); ++skip) {
-    void* handle = dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD);
-    void* found = handle != nullptr ? find_in(handle, function, version) : nullptr;
-    if (found != nullptr && found != ours) return found;  // the handle keeps it mapped
-    if (handle != nullptr) dlclose(handle);
-  }
+  void* handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+  void* found = handle != nullptr ? find_in(handle, function, version) : nullptr;
+  if (found != nullptr && found != ours) return found;  // the handle keeps it mapped
+  if (handle != nullptr) dlclose(handle);
   return nullptr;
 }
 
+void* find_in_mapped(const char* library, const char* function, const char* version, const void* ours) {
+  Search search = {};
+  void* found = nullptr;
+  for (int skip = 0; found == nullptr && find_mapped(library, &search, skip); ++skip)
+    found = find_at(search.path, function, version, ours);
+  return found;
+}
+
+void* find_last_mapped(const char* function, const void* ours) {
+  Search search = {};
+  void* last = nullptr;
+  for (int skip = 0; find_mapped("", &search, skip); ++skip) {
+    void* found = find_at(search.path, function, nullptr, ours);
+    if (found != nullptr) last = found;
+  }
+  return last;
+}
+
+void* find_next(const char* function, const char* version, const void* ours) {
+  void* found = can_find() ? find_in(RTLD_NEXT, function, version) : nullptr;
+  return found != ours ? found : nullptr;
+}
+
 void* find_behind(const char* library, const char* function, const char* version, const void* ours) {
-  if (!can_find()) return nullptr;
-  void* found = find_in(RTLD_NEXT, function, version);
-  if (found != nullptr && found != ours) return found;
-  found = find_in_mapped(library, function, version, ours);
+  void* found = find_next(function, version, ours);
+  if (found == nullptr) found = find_in_mapped(library, function, version, ours);
   return found != nullptr ? found : find_in_mapped("", function, version, ours);
 }
 
@@ -215,12 +225,3 @@ void load_adapter() {
 }
 
 }  // namespace foreshock
-
-// Not part of hook.h: only the dynamic linker calls it.
-extern "C" FORESHOCK_EXPORT void* initModule(void) {
-  const foreshock::InitModule real = foreshock::real_init_module();
-  if (real == nullptr || real == initModule) return nullptr;
-  void* module = real();
-  if (module != nullptr) foreshock::load_adapter();
-  return module;
-}

@@ -4,16 +4,26 @@
 
 namespace foreshock {
 
-// A function of the libraries that are mapped already, or null. `library` is a file name, after which a
-// version may stand ("libtorch_cpu.so"), or how several begin ("libtorch"; "": all). dlsym(RTLD_NEXT) does
-// not see what was loaded locally, as Python loads torch. With a version only what has exactly that; never
-// `ours`.
+// Of these, `function` is a name, with a version only what has exactly that, and null where nobody has it.
+// Never `ours`. What is found stays mapped.
+
+// As a library that is mapped already sees it from within: its own, or that of one it is linked with.
+void* find_at(const char* path, const char* function, const char* version, const void* ours);
+
+// Of the libraries that are mapped already. `library` is a file name, after which a version may stand
+// ("libtorch_cpu.so"), or how several begin ("libtorch"; "": all). dlsym(RTLD_NEXT) does not see what was
+// loaded locally, as Python loads torch.
 void* find_in_mapped(const char* library, const char* function, const char* version = nullptr,
                      const void* ours = nullptr);
 
-// What a caller of our `ours` would have met without us: what comes next in the order of the dynamic linker,
-// which may be another tool's. Else, where it was loaded locally, that of `library`, or of whatever defines
-// it. Null where nobody does.
+// Of all of them, the one that was mapped last.
+void* find_last_mapped(const char* function, const void* ours);
+
+// What comes next in the order of the dynamic linker: visible to all, and maybe another tool's.
+void* find_next(const char* function, const char* version, const void* ours);
+
+// What a caller of our `ours` would have met without us: what comes next. Else, where it was loaded locally,
+// that of `library`, or of whatever defines it.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
 // The path of such a library that is mapped; false when there is none, or when it is too long.
