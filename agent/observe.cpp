@@ -132,6 +132,7 @@ void observe_scalars(const segment::StepRecord& step, RankStatistics* rank) {
 void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
   if (!given(step, segment::kGivenUpTensors) || rank->tensors_given_up_step >= 0) return;
   rank->tensors_given_up_step = step.step;
+  rank->tensors_given_up_failed = given(step, segment::kGivenUpFailed);
   rank->note_event("tensors_given_up", step.step, "", std::nullopt);
 }
 

@@ -267,6 +267,11 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
     if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, to);
 }
 
+json given_up_reason(const RankStatistics& rank) {
+  if (rank.tensors_given_up_step < 0) return nullptr;
+  return rank.tensors_given_up_failed ? "failure" : "cost";
+}
+
 json summary_of(const RankStatistics& rank, int cores_per_rank) {
   const LayerStatistics* worst = rank.worst_layer();
   json nonfinite = json::array();
@@ -284,6 +289,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"skipped_steps",
        segment::knows_skips(rank.last_step) ? json(rank.last_step.skipped_steps) : json(nullptr)},
       {"tensors_given_up_step", count_or_null(rank.tensors_given_up_step)},
+      {"tensors_given_up_reason", given_up_reason(rank)},
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
       {"slots", {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}}},
       {"no_attention_seen", rank.no_attention_seen()},

@@ -189,8 +189,10 @@ struct RankStatistics {
 
   uint64_t steps = 0, steps_lost = 0;
   segment::StepRecord last_step = {};
-  // The first one since which nobody names tensors, or tells of them, since that has cost too much; -1: none.
+  // The first one since which nobody names tensors, or tells of them, since that has cost too much or, where
+  // it failed, since they could not be named; -1: none.
   int64_t tensors_given_up_step = -1;
+  bool tensors_given_up_failed = false;
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;

@@ -180,10 +180,17 @@ std::string paused_fact(const Json& ranks) {
   return paused.empty() ? "" : fact("paused", "rank" + paused + "; `foreshock resume` goes on");
 }
 
-// The helper in the trainer was too dear.
+// The helper in the trainer was too dear, or could not name a model.
 std::string given_up_fact(const Json& ranks) {
   const std::string since = given_up_text(ranks);
   if (since.empty()) return "";
+  const Json::json_pointer reason("/tensors_given_up_reason");
+  const bool has_failed = std::any_of(ranks.begin(), ranks.end(), [&](const Json& rank) {
+    return rank.contains(reason) && rank[reason] == "failure";
+  });
+  if (has_failed)
+    return fact("given up", "names, gradient norms and weights, " + since + ": a model's") +
+           fact("", "tensors could not be named; steps and attention are followed");
   return fact("given up", "names, gradient norms and weights, " + since + ": to tell of") +
          fact("", "them cost several times --max-slowdown; steps and attention are followed");
 }

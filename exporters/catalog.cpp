@@ -327,7 +327,7 @@ constexpr MetricInfo kTable[] = {
     {kMonitorEnabled, "foreshock_monitor_enabled", kGauge, "bool",
      "1 while this part of the monitor is at work; tensors (their names, gradient norms and values, told by "
      "the helper in the trainer) is there, as 0, once these were given up: they have cost several times "
-     "--max-slowdown.",
+     "--max-slowdown, or could not be named.",
      kRankComponent},
     {kMonitorErrorsTotal, "foreshock_monitor_errors_total", kCounter, "errors",
      "Failures of the monitor itself; training is not affected.", kRunErrors},

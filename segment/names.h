@@ -16,7 +16,8 @@ enum : uint32_t {
   kGivenLearningRate = 2,
   kGivenGradientNorm = 4,
   kGivenBatchId = 8,
-  kGivenUpTensors = 16
+  kGivenUpTensors = 16,
+  kGivenUpFailed = 32
 };
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }

@@ -80,10 +80,12 @@ function countRow(ranks, pass) {
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
 
-// Names, norms and weights are given up where telling of them has cost too much.
+// Names, norms and weights are given up where telling of them has cost too much, or naming them failed.
 function monitorText(rank) {
   const now = rank.on === false ? "paused" : rank.alive === false ? "ended" : "on";
-  return (rank.tensors_given_up_step ?? null) === null ? now : `${now}; names, norms and weights given up at step ${count(rank.tensors_given_up_step)}`;
+  if ((rank.tensors_given_up_step ?? null) === null) return now;
+  const why = rank.tensors_given_up_reason === "failure" ? ": could not be named" : "";
+  return `${now}; names, norms and weights given up at step ${count(rank.tensors_given_up_step)}${why}`;
 }
 
 function healthRows(ranks) {
@@ -127,7 +129,7 @@ function detectorRows(ranks) {
 const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss lost", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",
   nonfinite_gradient_norm: "NaN or Inf in the gradient norm", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",
   weight_mismatch: "weights differ from their replicas'", weight_initial_unknown: "first weights of the run not known",
-  tensors_given_up: "names, norms and weights given up: too dear" };
+  tensors_given_up: "names, norms and weights given up" };
 
 // "warn_bias" as it is said.
 const levelName = (name) => name.replace(/^warn_(.+)/, "$1 warns").replace(/^watch_(.+)/, "$1 watches");

@@ -94,12 +94,14 @@ TEST(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
   publish_rank(rank, 2, &registry);
   EXPECT_EQ(exposition(*registry.snapshot()).find(series), std::string::npos);
   EXPECT_TRUE(summary_of(rank, 2)["tensors_given_up_step"].is_null());
+  EXPECT_TRUE(summary_of(rank, 2)["tensors_given_up_reason"].is_null());
   segment::StepRecord step = rank.last_step;
   step.given |= segment::kGivenUpTensors;
   for (step.step = 7; step.step < 9; ++step.step) observe_step(step, &rank);
   publish_rank(rank, 2, &registry);
   EXPECT_NE(exposition(*registry.snapshot()).find(series + "0"), std::string::npos);
   EXPECT_EQ(summary_of(rank, 2)["tensors_given_up_step"], 7);
+  EXPECT_EQ(summary_of(rank, 2)["tensors_given_up_reason"], "cost");
   const nlohmann::json events = state_of(rank, 2)["events"];
   ASSERT_EQ(events.size(), 2u) << events;  // after the one that its slices made
   EXPECT_EQ(events[1]["event"], "tensors_given_up");
@@ -108,6 +110,10 @@ TEST(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
   RankStatistics next;  // of the agent that comes after one that was killed
   take_up(step, nullptr, &next);
   EXPECT_EQ(summary_of(next, 2)["tensors_given_up_step"], 9) << "since then at least";
+  step.given |= segment::kGivenUpFailed;
+  RankStatistics failed;
+  take_up(step, nullptr, &failed);
+  EXPECT_EQ(summary_of(failed, 2)["tensors_given_up_reason"], "failure");
 }
 
 TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {

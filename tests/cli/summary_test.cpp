@@ -70,6 +70,11 @@ TEST(Summary, WhatWasGivenUpIsToldWithTheReason) {
   EXPECT_THAT(text, HasSubstr("given up"));
   EXPECT_THAT(text, HasSubstr("names, gradient norms and weights, from step 96 on"));
   EXPECT_THAT(text, HasSubstr("several times --max-slowdown"));
+  dear["tensors_given_up_reason"] = "failure";
+  const std::string failed = text_of(Json::array({dear}));
+  EXPECT_THAT(failed, HasSubstr("names, gradient norms and weights, from step 96 on"));
+  EXPECT_THAT(failed, HasSubstr("could not be named"));
+  EXPECT_THAT(failed, Not(HasSubstr("--max-slowdown")));
 }
 
 TEST(Summary, UnknownIsNotZero) {

@@ -67,3 +67,40 @@ leave_group(); print(json.dumps(answer))
 """,
         MEETING=str(tmp_path / "meeting"),
     ) == [[], [1, 2, 3], LAYERS]
+
+
+FAILED = 32  # FORESHOCK_GIVEN_UP_FAILED
+GIVEN_UP = 16  # FORESHOCK_GIVEN_UP_TENSORS
+
+
+@pytest.mark.parametrize(
+    ("fail", "sound_steps", "times"),
+    [((1, 2, 3), 2, 3), ((2, 3, 4), 5, 4), ((2,), 6, 3)],  # `times` it is asked for names in all
+)
+def test_models_that_cannot_be_named(trainer, fail: tuple[int, ...], sound_steps: int, times: int) -> None:
+    """Names are given up for good after three times, and said to be; no tensor keeps one that was given before, and
+    all else goes on."""
+    rows, asked = trainer(f"""{BLOCKS}
+from foreshock_torch import modules
+real, times = modules.layer_numbers, []
+def failing(root):
+    times.append(1)
+    if len(times) in {fail}: raise AttributeError("of a release that we do not know")
+    return real(root)
+modules.layer_numbers = failing
+train(model); train(nn.Sequential(Block(), Block()))
+print(json.dumps([events(), len(times)]))
+""")
+    kinds = [row["event"] for row in rows]
+    assert "off" not in kinds
+    assert asked == times
+    told = [row["given"] & (GIVEN_UP | FAILED) for row in rows if row["event"] == "step"]
+    assert told == [0] * sound_steps + [GIVEN_UP | FAILED] * (6 - sound_steps)
+    assert kinds.count("loss") >= 6
+    known: set[int] = set()
+    for row in rows:
+        if row["event"] == "name":
+            known.add(row["identity"])
+        elif row["event"] == "names_forgotten":
+            known.clear()
+    assert bool(known) == (sound_steps == 6)

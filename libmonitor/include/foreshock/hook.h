@@ -150,8 +150,9 @@ enum {
   FORESHOCK_GIVEN_GRADIENT_NORM = 4,
   FORESHOCK_GIVEN_BATCH_ID = 8,
   /* No number: the caller has given up naming tensors and telling of their gradients and values, for good,
-     since that has cost several times what may be spent. */
-  FORESHOCK_GIVEN_UP_TENSORS = 16
+     since that has cost several times what may be spent, or with the next one since it failed. */
+  FORESHOCK_GIVEN_UP_TENSORS = 16,
+  FORESHOCK_GIVEN_UP_FAILED = 32
 };
 
 enum {

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Any
 
-from .core import COUNTED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
+from .core import COUNTED, GIVEN_UP, GIVEN_UP_FAILED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
 from .fuse import Fuse, limit_of
 from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
@@ -36,6 +36,7 @@ class Monitor:
 
     UNSEEN_CALLS = 3  # calls without any backward pass seen, after which every call counts
     LOOK_AT = 4  # parameters whose optimizer state is looked at for the step
+    MOST_FAILURES = 3  # to name models
     SEARCH_AT = 3  # tick at which modules are searched for, if names are still missing
 
     def __init__(self, torch: Any, core: Core) -> None:
@@ -55,7 +56,8 @@ class Monitor:
         share = min(limit, Pace.SHARE)
         self._naming, self._searching = Pace(16, share), Pace(1, share)
         self._fuse = Fuse(limit)
-        self._has_given_up = False  # to name tensors and to tell of their gradients and values
+        self._given_up = 0  # to name tensors and to tell of their gradients and values: the bits of a step's record
+        self._failures = 0
         self._calls: dict[int, int] = {}  # of the others since the last tick
         self._unseen_calls = 0
         self._seen_backward = False
@@ -73,7 +75,7 @@ class Monitor:
     def note_module(self, module: Any) -> None:
         """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
         of an attention; with it there is a segment, and two of rank 0 cannot be."""
-        if self._has_given_up:
+        if self._given_up:
             return
         begin = time.perf_counter_ns()
         self.modules.note(module)
@@ -89,9 +91,9 @@ class Monitor:
             if not has_stepped:
                 in_core = self._late(optimizer, self.weights.before)
         elif self._goes_on(optimizer):
-            if not self._has_given_up:
+            if not self._given_up:
                 self._pieces.go_on(optimizer)
-        elif self._has_given_up:
+        elif self._given_up:
             in_core = self._begin_bare(optimizer)
         else:
             in_core = self._begin(optimizer, has_stepped)
@@ -104,7 +106,8 @@ class Monitor:
         self._pieces.begin(addresses)
         partners = self._others.partners(True)
         every = addresses + [p._cdata for o in partners for p in parameters_of(o)]
-        self._name([*together, *partners], self._others.partners(False), every)
+        if not self._names([*together, *partners], self._others.partners(False), every):
+            return self._begin_bare(optimizer)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
         publish = self._whole and scale is not None and not in_backward and not self._pieces.addresses
@@ -123,8 +126,7 @@ class Monitor:
             every = (p._cdata for group in optimizer.param_groups for p in group["params"])
             first = list(itertools.islice(every, self.LOOK_AT))
             if first != self._named_for[1][: len(first)]:  # the addresses that have names are other tensors' now
-                self._has_forgotten = True
-                self.core.name_parameters([])
+                self._forget_names()
         return self.core.step_begins([], 1.0, 0, False)
 
     def after_step(self, optimizer: Any) -> None:
@@ -167,7 +169,7 @@ class Monitor:
 
     def _watch_cost(self) -> None:
         if self._fuse.blows(self._own_ns, time.perf_counter_ns()):
-            self._has_given_up = True
+            self._given_up = GIVEN_UP
             self.weights.forget_due()
 
     def _goes_on(self, optimizer: Any) -> bool:
@@ -185,7 +187,7 @@ class Monitor:
         self._pass_losses()
         self.core.logs.tick()
         self._spend(begin, -self.core.logs.take_spent())
-        self.core.step_end(step, source, self._rate, self.batch_id, self._spent_ns, self._has_given_up)
+        self.core.step_end(step, source, self._rate, self.batch_id, self._spent_ns, self._given_up)
         self._rate = self.batch_id = None
         self._spent_ns = 0
 
@@ -208,7 +210,7 @@ class Monitor:
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
         if clock is not None and clock is not optimizer:
-            if not self._has_given_up:
+            if not self._given_up:
                 self._others.stepped(optimizer, clock, backwards > 0)
             calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
@@ -257,6 +259,25 @@ class Monitor:
         scale = getattr(optimizer, "grad_scale", None)
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
+    def _names(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> bool:
+        """Asks models, wrappers and optimizers of whatever release. False where one of them cannot be told: all else
+        goes on, and no tensor keeps a name. Another thread may be at work on a model, so it is tried again."""
+        try:
+            self._name(optimizers, unfollowed, addresses)
+        except Exception as error:
+            if is_of_signal(error):
+                raise
+            self._failures += 1
+            self._given_up = GIVEN_UP | GIVEN_UP_FAILED if self._failures == self.MOST_FAILURES else 0
+            self._named_for, self._called = ([], []), {}
+            self._forget_names()
+            return False
+        return True
+
+    def _forget_names(self) -> None:
+        self._has_forgotten = True
+        self.core.name_parameters([])
+
     def _name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
         """`addresses` of what `optimizers` step; of those `unfollowed` it is only said that nobody follows them."""
         if self._pieces.addresses:
@@ -289,6 +310,7 @@ class Monitor:
         self._whole = self._is_whole(parameters, named)
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
         self.core.name_parameters(rows)
+        self._has_forgotten = False
         replicas = Replicas(parameters, self.modules.alive())
         is_told = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
         if not is_told or (not self.core.is_monitored() and self._ticks < self.SEARCH_AT):

@@ -11,7 +11,7 @@ from .weights import DIMS, Numbers, Weight
 
 ABI = 1
 REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3
-GIVEN_LEARNING_RATE, GIVEN_BATCH_ID, GIVEN_UP = 2, 8, 16
+GIVEN_LEARNING_RATE, GIVEN_BATCH_ID, GIVEN_UP, GIVEN_UP_FAILED = 2, 8, 16, 32
 LOSS_REPORTED = 1
 
 
@@ -121,11 +121,11 @@ class Core:
         self.adapter.foreshock_adapter_steps_are_told()
 
     def step_end(
-        self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, has_given_up: bool
+        self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, given_up: int
     ) -> None:
         begin = time.perf_counter_ns()
         record = self.Step.from_buffer_copy(self._blank_step)
-        record.step, record.step_source, given = step, source, GIVEN_UP if has_given_up else 0
+        record.step, record.step_source, given = step, source, given_up
         if rate is not None:
             record.learning_rate, given = rate, given | GIVEN_LEARNING_RATE
         if batch_id is not None:
