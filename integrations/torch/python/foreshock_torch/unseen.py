@@ -17,7 +17,7 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
     # An operator of higher order fills this cache when it is first called, be it by the compiler.
     if getattr(flex, "_dispatch_cache", None):
         found.append(("flex_attention", USED))
-    if any(name == "flash_attn.cute" or name.startswith("flash_attn.cute.") for name in modules):
+    if any(name == "flash_attn.cute" or name.startswith("flash_attn.cute.") for name in list(modules)):
         found.append(("flash_attn.cute (flash-attn 4)", IMPORTED))
     # Of later versions the library stands before the functions themselves (libmonitor/door_nvte.cpp).
     engine = modules.get("transformer_engine")
