@@ -41,8 +41,8 @@ def test_what_the_trainer_has_given_up_is_marked(page):
     state = sample_state(2, 4)
     state["ranks"][0]["tensors_given_up_step"] = None
     state["ranks"][1]["tensors_given_up_step"] = 1096
-    tab = page(2, 4, state)
     state["ranks"][1]["tensors_given_up_reason"] = "failure"
+    tab = page(2, 4, state)
     told = "on; names, norms and weights given up at step 1,096: could not be named"
     assert [row[1] for row in rows(tab, "The monitor itself")] == ["on", told]
     assert told in tab.texts("#tables .alarm")
