@@ -73,8 +73,8 @@ std::string kernels_fact(const Json& ranks) {
   return "";
 }
 
-// Of the numbers that lay on devices (losses, norms). Before a device is set up the first ones never come, which is no
-// news: one in a hundred is.
+// Of the numbers that lay on devices (losses, norms). Before a device is set up the first ones never come,
+// which is no news: one in a hundred is.
 std::string numbers_fact(const Json& ranks) {
   double fetched = 0, missed = 0;
   std::map<std::string, double> why;

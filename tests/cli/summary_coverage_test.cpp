@@ -31,7 +31,8 @@ TEST(SummaryCoverage, NumbersOfADeviceThatDidNotComeAreToldOfAboveOneInAHundred)
 }
 
 TEST(SummaryCoverage, WhatRanInGraphsIsTold) {
-  const Json graphs = {{"launches", 10}, {"unknown_launches", 0}, {"calls", {{"forward", 30}, {"backward", 10}}}};
+  const Json graphs = {
+      {"launches", 10}, {"unknown_launches", 0}, {"calls", {{"forward", 30}, {"backward", 10}}}};
   Json rank = {{"attention_coverage", {{"graphs", graphs}}}};
   EXPECT_THAT(coverage_facts(Json::array({rank, rank})),
               HasSubstr("80 calls ran in 20 launches of CUDA graphs, unsampled\n"));
