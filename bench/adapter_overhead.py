@@ -23,7 +23,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
-NAMES = ("attention op", "scaled_dot_product_attention", "ones_like", ".item() on the CPU", "add (not hooked)")
+NAMES = (
+    "attention op",
+    "scaled_dot_product_attention",
+    "ones_like",
+    ".item() on the CPU",
+    "detach",
+    "clamp_",
+    "add (not hooked)",
+)
 TARGET_US = 0.6
 TURN_SECONDS = 0.004
 
@@ -41,6 +49,8 @@ def workloads() -> dict:
         "scaled_dot_product_attention": lambda: sdpa(q, k, v),
         "ones_like": lambda: torch.ones_like(scalar),
         ".item() on the CPU": scalar.item,
+        "detach": x.detach,
+        "clamp_": lambda: x.clamp_(max=1.0),
         "add (not hooked)": lambda: torch.add(x, x),
     }
 

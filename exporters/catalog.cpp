@@ -218,15 +218,15 @@ constexpr MetricInfo kTable[] = {
      "Loss spikes by the fixed rule: more than 6 standard deviations above the mean of 128 steps, for 3 "
      "steps.",
      kRank},
-    {kGradientNorm, "foreshock_gradient_norm", kGauge, "1", "L2 norm of the gradient before clipping.",
-     kRank},
+    {kGradientNorm, "foreshock_gradient_norm", kGauge, "1",
+     "L2 norm of the gradient before clipping, where that leaves a trace.", kRank},
     {kGradientNormWindowMax, "foreshock_gradient_norm_window_max", kGauge, "1",
      "Largest gradient norm of the last 64 steps.", kRank},
     {kGradientNormZscore, "foreshock_gradient_norm_zscore", kGauge, "standard deviations",
      "Distance of the gradient norm from the mean of the last 128 steps, in their standard deviations.",
      kRank},
     {kLayerGradientNorm, "foreshock_layer_gradient_norm", kGauge, "1",
-     "L2 norm of the gradient of one layer before clipping.", kRankLayer},
+     "L2 norm of the gradient of one layer before clipping, where that leaves a trace.", kRankLayer},
     {kLearningRate, "foreshock_learning_rate", kGauge, "1", "Learning rate of the last step.", kRank},
     {kOptimizerRmsStaleness, "foreshock_optimizer_rms_staleness", kGauge, "1",
      "sqrt(mean(g^2 / max(v, eps^2))), g being the gradient as the optimizer gets it (after clipping) and v "

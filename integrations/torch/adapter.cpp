@@ -11,6 +11,8 @@
 
 #include "aoti_shims.h"
 #include "attention_hook.h"
+#include "clip_hook.h"
+#include "engine_gradients.h"
 #include "gradient_report.h"
 #include "math_path.h"
 #include "unknown_ops.h"
@@ -86,6 +88,8 @@ int HookAll() {
   aten.impl("_local_scalar_dense", torch::CppFunction(TORCH_FN(LocalScalar)));
   Hook<NormHook>(aten, "_foreach_norm", "Scalar");
   Hook<NormHook>(aten, "linalg_vector_norm", "");
+  HookClipping(aten);
+  aten.impl("detach", torch::CppFunction(TORCH_FN(Detach)));
   UnknownOps::Listen();
   return hooked;
 }
@@ -174,6 +178,7 @@ FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) {
   foreshock::adapter::Clock().StepEnded();
   foreshock::adapter::Gradients().StepEnded();
   foreshock::adapter::Norms().Forget();
+  foreshock::adapter::OfEngine().Forget();
   foreshock::adapter::MathWindow::Follow();
 }
 

@@ -1,37 +1,22 @@
 // The norms of gradients before clipping. Trainers that clip compute every gradient's norm themselves,
 // through _foreach_norm or linalg_vector_norm; the results are a few scalars, noted here with the tensor they
 // belong to. When the optimizer steps, those that belong to its parameters' gradients are published. Values
-// after clipping never are.
+// after clipping never are: what was clipped by value is noted, too, as a tensor whose norm is not known.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_NORMS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENT_NORMS_H_
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <numeric>
+#include <tuple>
 #include <vector>
 
 #include "dispatch.h"
+#include "memory_mark.h"
 #include "training_clock.h"
 #include "turn.h"
 
 namespace foreshock::adapter {
-
-// Tells whether a tensor is still the one that had this address. Every tensor has a version counter that
-// others share only if they share its values; held on to, its address is given to nobody else. Not a weak
-// reference to the tensor: with one, torch.utils.swap_tensors (Module.to, load_state_dict) refuses it.
-class TensorMark {
- public:
-  explicit TensorMark(const c10::TensorImpl& tensor) : counter_(tensor.version_counter()) {}
-
-  bool is_of(const c10::TensorImpl& tensor) const noexcept {
-    const c10::VariableVersion& its = tensor.version_counter();  // has no comparison of its own
-    static_assert(sizeof counter_ == sizeof(void*));             // one pointer to what is counted
-    return counter_.enabled() && !std::memcmp(&counter_, &its, sizeof counter_);
-  }
-
- private:
-  c10::VariableVersion counter_;
-};
 
 class GradientNorms {
  public:
@@ -40,32 +25,24 @@ class GradientNorms {
   // Notes one norm. Within one backward pass the first of a tensor counts: a later one may follow the
   // clipping.
   // `number`: of a norm on a device, what the core knows it by; 0: it does not.
-  void Note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept try {
-    const Turn turn(busy_);
-    if (!Has(turn)) return;
-    if (epoch_ != Clock().epoch()) Clear();
-    if (norms_.capacity() == 0) norms_.reserve(kRoom);
-    if (norms_.size() == kRoom) full_ = true;
-    if (norms_.size() < kRoom) {
-      const auto index = static_cast<uint32_t>(norms_.size());
-      const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-      norms_.push_back(
-          {TensorMark(*impl), impl, index, value.has_value() || number != 0, value.value_or(0), number});
-      sorted_ = false;
-    }
-  } catch (...) {
-    full_ = true;  // no memory for them
+  void Note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept {
+    const bool is_known = value.has_value() || number != 0;
+    Add(tensor, {.is_known = is_known, .value = value.value_or(0), .number = number});
   }
+
+  // Norms of this one that are taken from now on do not count.
+  void NoteClipped(const at::Tensor& tensor) noexcept { Add(tensor, {.is_norm = false}); }
 
   // The scaler divides these gradients after their norms were taken. By what, on a device, is not asked.
   void Unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const Turn turn(busy_);
     if (!Has(turn)) return;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      Norm* norm = Find(tensors.get(i).unsafeGetTensorImpl());
-      if (!norm) continue;
-      norm->known &= inverse_scale && norm->number == 0;
-      norm->value *= inverse_scale.value_or(0);
+      const at::Tensor& tensor = tensors.get(i);
+      Row* row = HasData(tensor) ? Find(*tensor.unsafeGetTensorImpl()) : nullptr;
+      if (!row) continue;
+      row->seen.is_known &= inverse_scale && row->seen.number == 0;
+      row->seen.value *= inverse_scale.value_or(0);
     }
   }
 
@@ -80,16 +57,34 @@ class GradientNorms {
     if (epoch_ != Clock().epoch()) Clear();
     size_t found = 0, unusable = full_ ? 1 : 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const Norm* norm = Find(tensors[i]);
-      if (!norm) continue;
+      const Row* row = Find(*tensors[i]);
+      if (!row) continue;
       found += 1;
-      unusable += !norm->known || (norm->number != 0 && inverse_scale != 1);
-      (*numbers)[i] = norm->number;
-      const double value = norm->value * inverse_scale;
+      unusable += !row->seen.is_known || (row->seen.number != 0 && inverse_scale != 1);
+      (*numbers)[i] = row->seen.number;
+      const double value = row->seen.value * inverse_scale;
       (*squares)[i] = value * value;
     }
     if (found == 0 && unusable == 0) return Found::kNone;
     return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
+  }
+
+  // Whether, in this backward pass, norms were taken of tensors as large as one of the gradients or as all of
+  // them together, which are neither they nor the parameters (sorted). They may be copies, made by who clips.
+  bool MayBeOfCopies(const std::vector<const c10::TensorImpl*>& gradients,
+                     const std::vector<MemoryPlace>& parameters) {
+    const Turn turn(busy_);
+    if (!Has(turn)) return true;
+    if (epoch_ != Clock().epoch() || rows_.empty()) return false;
+    std::vector<int64_t> sizes(1);
+    for (const c10::TensorImpl* gradient : gradients) sizes.push_back(gradient->numel());
+    sizes[0] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    std::ranges::sort(sizes);
+    return std::ranges::any_of(rows_, [&](const Row& row) {
+      const MemoryPlace& place = row.mark.place();
+      return row.seen.is_norm && std::ranges::binary_search(sizes, place.elements) &&
+             !std::ranges::binary_search(parameters, place);
+    });
   }
 
   void Forget() noexcept {
@@ -98,31 +93,48 @@ class GradientNorms {
   }
 
  private:
-  struct Norm {
-    TensorMark mark;
-    const c10::TensorImpl* tensor;
+  struct Seen {
+    bool is_norm = true;    // false: the tensor was clipped
+    bool is_known = false;  // false: a norm was taken that we could not read
+    double value = 0;
+    uint64_t number = 0;
+  };
+  struct Row {
+    MemoryMark mark;
     uint32_t index;
-    bool known;  // false: a norm was taken that we could not read
-    double value;
-    uint64_t number;
+    Seen seen;
   };
 
-  // The first norm of a tensor that is alive.
-  Norm* Find(const c10::TensorImpl* tensor) noexcept {
-    const auto before = [](const Norm& a, const Norm& b) {
-      return a.tensor != b.tensor ? a.tensor < b.tensor : a.index < b.index;
+  void Add(const at::Tensor& tensor, const Seen& seen) noexcept try {
+    const Turn turn(busy_);
+    if (!Has(turn)) return;
+    if (epoch_ != Clock().epoch()) Clear();
+    if (rows_.capacity() == 0) rows_.reserve(kRoom);
+    if (rows_.size() == kRoom) full_ = true;
+    if (rows_.size() < kRoom) {
+      const auto index = static_cast<uint32_t>(rows_.size());
+      rows_.push_back({MemoryMark(*tensor.unsafeGetTensorImpl()), index, seen});
+      sorted_ = false;
+    }
+  } catch (...) {
+    full_ = true;  // no memory for them
+  }
+
+  // What was seen first of this tensor.
+  Row* Find(const c10::TensorImpl& tensor) noexcept {
+    const auto before = [](const Row& a, const Row& b) {
+      return std::tie(a.mark.place(), a.index) < std::tie(b.mark.place(), b.index);
     };
-    if (!sorted_) std::sort(norms_.begin(), norms_.end(), before);
+    if (!sorted_) std::ranges::sort(rows_, before);
     sorted_ = true;
-    auto at = std::lower_bound(norms_.begin(), norms_.end(), tensor,
-                               [](const Norm& norm, const c10::TensorImpl* t) { return norm.tensor < t; });
-    for (; at != norms_.end() && at->tensor == tensor; ++at)
-      if (at->mark.is_of(*tensor)) return &*at;
-    return nullptr;
+    const MemoryPlace place = PlaceOf(tensor);
+    const auto at =
+        std::ranges::lower_bound(rows_, place, {}, [](const Row& row) { return row.mark.place(); });
+    return at != rows_.end() && at->mark.place() == place ? &*at : nullptr;
   }
 
   void Clear() noexcept {
-    norms_.clear();
+    rows_.clear();
     sorted_ = true;
     full_ = false;
     epoch_ = Clock().epoch();
@@ -134,7 +146,7 @@ class GradientNorms {
     return turn.is_mine;
   }
 
-  std::vector<Norm> norms_;
+  std::vector<Row> rows_;
   bool sorted_ = true;
   uint64_t epoch_ = 0;
   std::atomic<bool> full_{false};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention_hook.h"
+#include "engine_gradients.h"
 #include "gradient_norms.h"
 #include "turn.h"
 
@@ -30,8 +31,8 @@ class GradientReport {
       gradients_[i].norm_fetched = numbers_[i];
     }
     if (found == GradientNorms::Found::kAll) return Send();
-    const bool untouched =
-        found == GradientNorms::Found::kNone && !may_be_written_untold && Untouched(copies);
+    const bool untouched = found == GradientNorms::Found::kNone && !may_be_written_untold &&
+                           Untouched(copies) && !Norms().MayBeOfCopies(tensors_, Parameters());
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const bool is_of_pass = WasInGraph(*static_cast<const c10::TensorImpl*>(gradients_[i].identity));
@@ -91,13 +92,29 @@ class GradientReport {
   // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more. A gradient
   // scaler's operation returns nothing and is no _foreach_ one: for such torch's code generator moves none
   // (gen_inplace_or_view_type.py).
-  // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see.
+  // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see; so
+  // does a gradient as new as theirs that they have not left. (Not seen: a write through `.data` or NumPy
+  // that is none of ClipHook's.)
   bool Untouched(uint32_t copies) const noexcept {
     const uint32_t passes = Clock().roots();
     if (passes == 0) return false;
     const uint32_t fresh = passes - 1 + copies;
-    return sentinel_version_ == fresh ||
-           (sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + copies);
+    if (sentinel_version_ != fresh)
+      return sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + copies;
+    return std::ranges::all_of(tensors_, [&](const c10::TensorImpl* gradient) {
+      return gradient->version_counter().current_version() != fresh || OfEngine().Has(*gradient);
+    });
+  }
+
+  // Sorted.
+  std::vector<MemoryPlace> Parameters() const {
+    std::vector<MemoryPlace> places;
+    for (const foreshock_gradient& row : gradients_) {
+      const auto& parameter = *static_cast<const c10::TensorImpl*>(row.identity);
+      if (parameter.has_storage()) places.push_back(PlaceOf(parameter));
+    }
+    std::ranges::sort(places);
+    return places;
   }
 
   // Whether any backward pass can have ended at this parameter. Else it is a copy in higher precision of what
