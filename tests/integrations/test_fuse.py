@@ -175,7 +175,7 @@ def test_a_sound_training_and_one_without_limit_give_nothing_up(trainer, changin
     assert times >= 16 if changing else times <= 3
     assert notes == 15 + (40 * 10 if changing else 0)
     assert sum(row["event"] == "gradients" for row in rows) >= 39
-    assert sum(row["event"] == "names_forgotten" for row in rows) == 0
+    assert any(row["event"] == "names_forgotten" for row in rows) == changing, "other tensors may lie where they were"
 
 
 def test_all_that_is_ours_at_steps_is_told(trainer) -> None:

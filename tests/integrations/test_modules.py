@@ -88,7 +88,7 @@ def failing(root):
     if len(times) in {fail}: raise AttributeError("of a release that we do not know")
     return real(root)
 modules.layer_numbers = failing
-train(model); train(nn.Sequential(Block(), Block()))
+other = nn.Sequential(Block(), Block()); train(model); train(other)
 print(json.dumps([events(), len(times)]))
 """)
     kinds = [row["event"] for row in rows]
@@ -104,3 +104,23 @@ print(json.dumps([events(), len(times)]))
         elif row["event"] == "names_forgotten":
             known.clear()
     assert bool(known) == (sound_steps == 6)
+
+
+@pytest.mark.parametrize("gone", ["del model, opt", "model[1] = Block()"])
+def test_names_go_with_the_modules_that_had_them(trainer, gone: str) -> None:
+    """Before a tensor can come to lie where theirs were; those of others are told again at the next step."""
+    before, after, again = trainer(f"""{BLOCKS}
+from foreshock_torch import door
+def train():
+    opt.zero_grad(); model(torch.randn(2, 8, 32)).square().mean().backward(); opt.step()
+wrapper = nn.Sequential(model[0])
+opt = torch.optim.AdamW(model.parameters()); train(); train(); events()
+del wrapper; train(); before = events()   # what was in it is still in the model
+{gone}; after = events()
+model = nn.Sequential(Block(), Block()); opt = torch.optim.AdamW(model.parameters()); train(); again = events()
+print(json.dumps([before, after, [again, [p._cdata for p in model.parameters()]]]))
+""")
+    assert "names_forgotten" not in [row["event"] for row in before]
+    assert [row["event"] for row in after] == ["names_forgotten"]
+    rows, addresses = again
+    assert {row["identity"] for row in rows if row["event"] == "name"} == set(addresses)

@@ -15,6 +15,7 @@ from .modules import Modules, is_part
 from .names import Named, layer_labels, numbered_labels
 from .numbers import on_cpu, step_number, word
 from .others import Others, parameters_of
+from .owners import Owners
 from .pace import Pace
 from .pieces import Pieces
 from .place import place, ranks
@@ -51,6 +52,7 @@ class Monitor:
         self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer that ticks
         self._others = Others()
+        self._owners = Owners(torch, self._forget_names)
         self._pieces = Pieces()
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         share = min(limit, Pace.SHARE)
@@ -269,13 +271,13 @@ class Monitor:
                 raise
             self._failures += 1
             self._given_up = GIVEN_UP | GIVEN_UP_FAILED if self._failures == self.MOST_FAILURES else 0
-            self._named_for, self._called = ([], []), {}
             self._forget_names()
             return False
         return True
 
     def _forget_names(self) -> None:
-        self._has_forgotten = True
+        """Tensors that had names are gone, or may be: what lies at their addresses now is not called as they were."""
+        self._named_for, self._called, self._has_forgotten = ([], []), {}, True
         self.core.name_parameters([])
 
     def _name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
@@ -284,7 +286,12 @@ class Monitor:
             addresses = list(dict.fromkeys([*self._pieces.addresses, *addresses]))
         search = self._missing_names and self._ticks >= self.SEARCH_AT and self._searching.allows()
         these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
-        if (these == self._named_for and not search) or not self._naming.allows():
+        if these == self._named_for and not search:
+            return
+        if self._owners.has_lost or not set(self._named_for[1]) <= set(addresses):
+            self._owners.has_lost = False
+            self._forget_names()
+        if not self._naming.allows():
             return
         begin = time.perf_counter_ns()
         self._name_anew(optimizers, unfollowed, these, search)
@@ -306,11 +313,14 @@ class Monitor:
         goes_on = not search and set(self._named_for[1]) <= set(addresses)
         self._named_for = these
         named, labels = self._call(self.modules.named(addresses), goes_on)
+        self._owners.watch(self.modules.owners(named))
         self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
         self.core.name_parameters(rows)
         self._has_forgotten = False
+        if self._owners.has_lost:  # meanwhile
+            self._forget_names()
         replicas = Replicas(parameters, self.modules.alive())
         is_told = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
         if not is_told or (not self.core.is_monitored() and self._ticks < self.SEARCH_AT):

@@ -25,6 +25,15 @@ box = Box()
 box.optimizer, box.token = None, Token()
 
 
+def keep_out(frames: Any, function: Any) -> None:
+    """Tells Dynamo to leave the function and what it calls alone: it may run inside a compiled region."""
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    else:
+        frames.skip_code(function.__code__)
+
+
 class Watch:
     """Calls `stepped(optimizer)` after every compiled step, until it is switched off."""
 
@@ -32,22 +41,13 @@ class Watch:
         self._frames = torch._C._dynamo.eval_frame
         self._stepped = stepped
         self.on = True
-        self._keep_out(Watch._died)
+        keep_out(self._frames, Watch._died)
         self._again()
 
     def _again(self) -> None:
         import weakref
 
         self._reference = weakref.ref(box.token, self._died)
-
-    def _keep_out(self, function: Any) -> None:
-        """Tells Dynamo to leave the function and what it calls alone: it may run inside a compiled region."""
-        frames = self._frames
-        if hasattr(frames, "set_code_exec_strategy"):
-            skip = frames._FrameAction.SKIP
-            frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-        else:
-            frames.skip_code(function.__code__)
 
     def _died(self, _: Any) -> None:
         try:

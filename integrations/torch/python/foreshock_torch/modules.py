@@ -33,6 +33,15 @@ def groups_of(state: Any) -> list[Any]:
     return [getattr(state, "_fsdp_param_group", None)] if several is None else list(several)
 
 
+def shards_of(module: Any) -> list[Any]:
+    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    return [shard for group in groups_of(state) for shard in getattr(group, "fsdp_params", ())]
+
+
+def is_gathered(shard: Any) -> bool:
+    return getattr(shard, "_unsharded_param", None) is not None
+
+
 class Modules:
     """Modules as they register their parameters, by weak reference."""
 
@@ -105,15 +114,26 @@ class Modules:
             told.update({a: (row._replace(name=f"{model}.{row.name}", model=model), p) for a, (row, p) in rows.items()})
         return told
 
+    def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
+        """(module, addresses) of those that have parameters in `named` themselves, and not only below them."""
+        alive = self.alive()
+        every = {id(module): module for module in alive}
+        for root in set(map(id, alive)) - {id(child) for module in alive for child in module.children()}:
+            every.update((id(module), module) for module in every[root].modules())
+        found = []
+        for module in every.values():
+            own = [p._cdata for p in module.parameters(recurse=False)]
+            gathered = [shard._unsharded_param._cdata for shard in shards_of(module) if is_gathered(shard)]
+            found.append((module, [address for address in dict.fromkeys(own + gathered) if address in named]))
+        return found
+
     @staticmethod
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
         """Under fully_shard the attention sees the gathered parameter, another tensor than the optimizer's."""
         found = {}
         for module in root.modules():
-            state = getattr(module, "_get_fsdp_state", lambda: None)()
-            for shard in (shard for group in groups_of(state) for shard in getattr(group, "fsdp_params", ())):
-                gathered = getattr(shard, "_unsharded_param", None)
+            for shard in shards_of(module):
                 row = rows.get(shard.sharded_param._cdata)
-                if gathered is not None and row is not None:
-                    found[gathered._cdata] = (row[0], gathered)
+                if is_gathered(shard) and row is not None:
+                    found[shard._unsharded_param._cdata] = (row[0], shard._unsharded_param)
         return found

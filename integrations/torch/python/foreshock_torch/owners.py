@@ -1,0 +1,49 @@
+"""The modules whose parameters have names. Once one is gone, what comes to lie at its parameters' addresses is another
+tensor, of another name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .compiled import keep_out
+
+
+class Owners:
+    """By weak references to the modules: torch.utils.swap_tensors refuses a tensor that has one. `lost` is called once
+    when the last module is gone that a tensor with a name was in: before its address can be another's, on whatever
+    thread drops the module."""
+
+    def __init__(self, torch: Any, lost: Callable[[], None]) -> None:
+        self._frames = torch._C._dynamo.eval_frame
+        self._lost = lost
+        keep_out(self._frames, Owners._gone)
+        self._references: list[Any] = []
+        self.has_lost = False
+
+    def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
+        """(module, addresses of its own that have names). Those of before are not watched any more."""
+        import weakref
+
+        self._references, left, self.has_lost = [], {}, False
+        for module, addresses in owners:
+            for address in addresses:
+                left[address] = left.get(address, 0) + 1
+            if addresses:
+                self._references.append(weakref.ref(module, functools.partial(self._gone, addresses, left)))
+
+    def _gone(self, addresses: list[int], left: dict[int, int], _: Any) -> None:
+        try:
+            for address in addresses:
+                left[address] -= 1
+            if self.has_lost or all(left[address] > 0 for address in addresses):
+                return
+            self.has_lost = True
+            before = self._frames.set_eval_frame(None)
+            try:
+                self._lost()
+            finally:
+                self._frames.set_eval_frame(before)
+        except Exception:  # at the end of the process even the names of modules are gone
+            self.has_lost = True
