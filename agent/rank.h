@@ -215,8 +215,7 @@ struct RankStatistics {
   Window<16> sampled_step_cost;
   uint64_t sampled_steps = 0;
   StepStride stride;
-  double agent_seconds = 0;    // CPU time spent on this rank
-  double judging_seconds = 0;  // of these, on its samples
+  double agent_seconds = 0;  // CPU time spent on this rank
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   uint64_t refused_slots = 0, refused_tensors = 0;
   int64_t model_drawn = -1;          // step of the last snapshot of the model in the history

@@ -250,7 +250,7 @@ bool Run::is_needed() const {
                      [](const auto& each) { return !each->is_finished(); });
 }
 
-double Run::rank_seconds() const {
+double Run::judging_seconds() const {
   double sum = 0;
   for (const auto& followed : followed_) sum += followed->rank.agent_seconds;
   return sum;
