@@ -3,6 +3,19 @@
 #include <algorithm>
 
 namespace foreshock {
+namespace {
+
+// Of the budget. What other steps cost is spent whatever the interval: once samples take so little beside it,
+// fewer of them would spare nothing, and none would come that could tell when the others cost less.
+constexpr double kLeastShare = 0.125;
+
+double share_of_samples(const SamplingCost& cost, uint64_t interval) {
+  const double n = std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
+  const double per_sample = cost.sampled_step_seconds + cost.agent_seconds - cost.other_step_seconds;
+  return std::max(per_sample, 0.0) / (n * cost.step_seconds);
+}
+
+}  // namespace
 
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
   const double n = std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
@@ -14,7 +27,9 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force) {
   if (cost.step_seconds <= 0) return in_force;
   uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
-  while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown) interval *= 2;
+  while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown &&
+         share_of_samples(cost, interval) > kLeastShare * max_slowdown)
+    interval *= 2;
   if (interval != in_force) return interval;
   while (interval > kLeastInterval && predicted_slowdown(cost, interval / 2) <= 0.8 * max_slowdown)
     interval /= 2;

@@ -24,6 +24,7 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
 // The interval to use from now on, given the one in force. It grows as soon as the budget is broken and
 // shrinks only when the smaller one would leave a fifth of the budget unused, so that it does not swing.
+// Where other steps alone break it, samples get an eighth of it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
 }  // namespace foreshock

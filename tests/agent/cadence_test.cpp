@@ -41,6 +41,16 @@ TEST(Cadence, TheAgentsOwnTimeCounts) {
   EXPECT_EQ(choose_interval(cost, 0.01, 8), 16u);
 }
 
+// Other steps cost twice the budget. It was 65536, at once and for good: only samples lead to another look.
+TEST(Cadence, WhatOtherStepsCostKeepsNoneFromBeingSampled) {
+  SamplingCost cost = cost_of(1.0);
+  cost.other_step_seconds = 0.0002;
+  EXPECT_EQ(choose_interval(cost, 0.01, 8), 64u) << "0.8 ms in 64 steps of 10 ms are 0.125 %";
+  EXPECT_EQ(choose_interval(cost, 0.01, 64), 64u);
+  cost.other_step_seconds = 0.00001;
+  EXPECT_EQ(choose_interval(cost, 0.01, 64), 16u) << "the budget is kept again";
+}
+
 // Of a trainer that tells every tenth step, what is measured is of ten: an interval of 64 steps has one
 // sampled of 6.4 that are told, not of 64.
 TEST(Cadence, StepsToldAsOneCountAsTheyAreTold) {
