@@ -9,16 +9,20 @@ namespace {
 // fewer of them would spare nothing, and none would come that could tell when the others cost less.
 constexpr double kLeastShare = 0.125;
 
+// From one sampled step to the next.
+double steps_told(const SamplingCost& cost, uint64_t interval) {
+  return std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
+}
+
 double share_of_samples(const SamplingCost& cost, uint64_t interval) {
-  const double n = std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
   const double per_sample = cost.sampled_step_seconds + cost.agent_seconds - cost.other_step_seconds;
-  return std::max(per_sample, 0.0) / (n * cost.step_seconds);
+  return std::max(per_sample, 0.0) / (steps_told(cost, interval) * cost.step_seconds);
 }
 
 }  // namespace
 
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
-  const double n = std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
+  const double n = steps_told(cost, interval);
   const double per_interval =
       cost.sampled_step_seconds + cost.agent_seconds + (n - 1) * cost.other_step_seconds;
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;

@@ -143,18 +143,15 @@ json operations_json(const RankStatistics& rank, uint32_t pass) {
   return calls;
 }
 
-json skipped_json(const uint64_t (&skipped)[segment::kSkipReasons]) {
-  json by_reason = json::object();
-  for (uint32_t reason = 0; reason < segment::kSkipReasons; ++reason)
-    by_reason[segment::kSkipReasonNames[reason]] = skipped[reason];
-  return by_reason;
+template <size_t kCount>
+json by_reason(const char* const (&names)[kCount], const uint64_t (&counts)[kCount]) {
+  json counted = json::object();
+  for (size_t reason = 0; reason < kCount; ++reason) counted[names[reason]] = counts[reason];
+  return counted;
 }
 
 json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const PassStatistics& statistics = rank.pass[pass];
-  json lost = json::object();
-  for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
-    lost[segment::kLostReasonNames[reason]] = rank.lost[pass][reason];
   const std::optional<Bias> bias = statistics.bias.bias();
   const std::optional<Bias> control = statistics.rounded_bias.bias();
   const auto ulp = [](const std::optional<Bias>& of) { return of ? json(of->ulp) : json(nullptr); };
@@ -166,8 +163,8 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"judged", rank.judged[pass]},
           {"nonfinite", statistics.nonfinite},
           {"in_flight", rank.in_flight(pass)},
-          {"skipped", skipped_json(rank.totals.skipped[pass])},
-          {"lost", lost},
+          {"skipped", by_reason(segment::kSkipReasonNames, rank.totals.skipped[pass])},
+          {"lost", by_reason(segment::kLostReasonNames, rank.lost[pass])},
           {"relative_error",
            {{"mean", number_or_null(mean_of(statistics.relative_error_mean))},
             {"max", number_or_null(max_of(statistics.relative_error_max))}}},
@@ -311,7 +308,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"gradient", {{"norm", number_or_null(rank.gradient_norm)}, {"nonfinite_layers", nonfinite}}},
       {"device_numbers",
        {{"fetched", rank.coverage.numbers_fetched},
-        {"skipped", skipped_json(rank.coverage.numbers_skipped)},
+        {"skipped", by_reason(segment::kSkipReasonNames, rank.coverage.numbers_skipped)},
         {"late", rank.coverage.numbers_late}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
       {"slowdown_ratio", number_or_null(rank.slowdown(cores_per_rank))}};

@@ -76,15 +76,15 @@ std::string kernels_fact(const Json& ranks) {
 // Of the numbers that lay on devices (losses, norms). Before a device is set up the first ones never come,
 // which is no news: one in a hundred is.
 std::string numbers_fact(const Json& ranks) {
-  double fetched = 0, missed = 0;
+  double fetched = 0, late = 0, missed = 0;
   std::map<std::string, double> why;
   for (const Json& rank : ranks) {
     fetched += number(rank, "/device_numbers/fetched").value_or(0);
     add_reasons(&why, rank, "/device_numbers/skipped");
-    why["late"] += number(rank, "/device_numbers/late").value_or(0);
+    late += number(rank, "/device_numbers/late").value_or(0);
   }
+  if (late > 0) why["late"] = late;
   for (const auto& [reason, times] : why) missed += times;
-  if (why["late"] == 0) why.erase("late");
   if (missed * 100 <= fetched) return "";
   return fact("on a device", "of " + count(fetched) + " losses and norms there " + count(missed) +
                                  " did not come: " + reasons(why));

@@ -288,7 +288,7 @@ class Monitor:
         these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
         if these == self._named_for and not search:
             return
-        if self._owners.has_lost or not set(self._named_for[1]) <= set(addresses):
+        if self._owners.has_lost or (self._named_for[1] and not set(self._named_for[1]) <= set(addresses)):
             self._owners.has_lost = False
             self._forget_names()
         if not self._naming.allows():
@@ -310,9 +310,8 @@ class Monitor:
             self._described = True
         if search:
             self.modules.search()
-        goes_on = not search and set(self._named_for[1]) <= set(addresses)
         self._named_for = these
-        named, labels = self._call(self.modules.named(addresses), goes_on)
+        named, labels = self._call(self.modules.named(addresses), goes_on=not search)
         self._owners.watch(self.modules.owners(named))
         self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)

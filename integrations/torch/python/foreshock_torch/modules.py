@@ -60,6 +60,12 @@ class Modules:
     def alive(self) -> list[Any]:
         return [module for ref in list(self._seen.values()) if (module := ref()) is not None]
 
+    def _roots(self) -> list[Any]:
+        """Those that no other one holds."""
+        alive = self.alive()
+        children = {id(child) for module in alive for child in module.children()}
+        return [module for module in alive if id(module) not in children]
+
     def search(self) -> None:
         """Finds modules that never registered anything here (unpickled, copied). Slow: once, and late."""
         import gc
@@ -74,10 +80,8 @@ class Modules:
         Where none does, of all that train: an optimizer of copies in higher precision (DeepSpeed, Megatron-LM, Apex)
         holds none of the parameters that attention is computed from, and it is those that tell its layers.
         """
-        alive = self.alive()
-        children = {id(child) for module in alive for child in module.children()}
         trees, others = [], []
-        for root in (module for module in alive if id(module) not in children):
+        for root in self._roots():
             rows = {p._cdata: (plain_name(name), p) for name, p in root.named_parameters()}
             if hits := len(rows.keys() & set(wanted)):
                 trees.append((hits, rows, root))
@@ -116,10 +120,9 @@ class Modules:
 
     def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
         """(module, addresses) of those that have parameters in `named` themselves, and not only below them."""
-        alive = self.alive()
-        every = {id(module): module for module in alive}
-        for root in set(map(id, alive)) - {id(child) for module in alive for child in module.children()}:
-            every.update((id(module), module) for module in every[root].modules())
+        every = {id(module): module for module in self.alive()}
+        for root in self._roots():
+            every.update((id(module), module) for module in root.modules())
         found = []
         for module in every.values():
             own = [p._cdata for p in module.parameters(recurse=False)]
