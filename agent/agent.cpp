@@ -85,6 +85,7 @@ int Agent::run() {
   std::string error;
   for (int signal : {SIGTERM, SIGINT}) std::signal(signal, ask_to_stop);
   std::signal(SIGHUP, SIG_IGN);
+  raise_descriptor_limit();
   if (is_service()) {
     std::unique_ptr<Directory> root = Directory::open(options_.tree, &error);
     if (root == nullptr) return fail(options_.tree + ": " + error);
@@ -250,16 +251,15 @@ void Agent::discover(Clock::time_point now) {
 // Each run bears what was spent on it, and of the rest in proportion.
 void Agent::choose_cadences() {
   const double cpu = process_cpu_seconds();
-  double judging = 0;
-  for (ServedRun& each : runs_) judging += each.new_judging_seconds();
+  double sum = 0;
+  for (ServedRun& each : runs_) sum += each.new_rank_seconds();
   for (ServedRun& each : runs_) {
-    const double share =
-        judging > 0 ? each.new_judging_seconds() / judging : 1 / static_cast<double>(runs_.size());
+    const double share = sum > 0 ? each.new_rank_seconds() / sum : 1 / static_cast<double>(runs_.size());
     each.cpu_seconds += share * (cpu - cpu_at_cadence_);
   }
   cpu_at_cadence_ = cpu;
   for (ServedRun& each : runs_) {
-    each.judging_seconds += each.new_judging_seconds();
+    each.rank_seconds += each.new_rank_seconds();
     each.run->choose_cadence(each.cpu_seconds);
   }
 }

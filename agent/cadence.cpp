@@ -15,16 +15,29 @@ double steps_told(const SamplingCost& cost, uint64_t interval) {
 }
 
 double share_of_samples(const SamplingCost& cost, uint64_t interval) {
-  const double per_sample = cost.sampled_step_seconds + cost.agent_seconds - cost.other_step_seconds;
+  const double per_sample =
+      cost.sampled_step_seconds + cost.agent.sampled_step_seconds - cost.other_step_seconds;
   return std::max(per_sample, 0.0) / (steps_told(cost, interval) * cost.step_seconds);
 }
 
 }  // namespace
 
+std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores) {
+  const bool is_anew = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
+  const uint64_t sampled = now.sampled_steps - (is_anew ? 0 : before.sampled_steps);
+  const uint64_t steps = std::max(now.steps - (is_anew ? 0 : before.steps), sampled);
+  if (sampled < 2) return std::nullopt;
+  const double spent = std::max(now.cpu_seconds - before.cpu_seconds, 0.0);
+  // Ranks that are forgotten take their share of the judging with them.
+  const double judging = std::clamp(now.judging_seconds - (is_anew ? 0 : before.judging_seconds), 0.0, spent);
+  const double rest = spent - judging;
+  return AgentCost{judging / static_cast<double>(sampled) / cores, rest / static_cast<double>(steps) / cores};
+}
+
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
   const double n = steps_told(cost, interval);
-  const double per_interval =
-      cost.sampled_step_seconds + cost.agent_seconds + (n - 1) * cost.other_step_seconds;
+  const double per_interval = cost.sampled_step_seconds + cost.agent.sampled_step_seconds +
+                              (n - 1) * cost.other_step_seconds + n * cost.agent.step_seconds;
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
 }
 

@@ -3,8 +3,15 @@
 #define FORESHOCK_AGENT_CADENCE_H_
 
 #include <cstdint>
+#include <optional>
 
 namespace foreshock {
+
+// CPU time of the agent, in seconds over the cores it may use.
+struct AgentCost {
+  double sampled_step_seconds = 0;  // of judging what a sampled step has brought
+  double step_seconds = 0;          // of the rest, for each step whether sampled or not
+};
 
 // Measured costs, of the slowest rank: what a synchronous job pays. Each is of a step as it is told: several
 // that are told as one are sampled together, and an interval counts their numbers.
@@ -12,12 +19,23 @@ struct SamplingCost {
   double step_seconds = 0;          // of a step, our part taken off
   double sampled_step_seconds = 0;  // ours in a sampled step, in the trainer
   double other_step_seconds = 0;    // ours in every other step
-  double agent_seconds = 0;         // CPU time of the agent per sampled step, over the cores it may use
-  int64_t stride = 1;               // numbers from one step that is told to the next
+  AgentCost agent;
+  int64_t stride = 1;  // numbers from one step that is told to the next
 };
 
 inline constexpr uint64_t kLeastInterval = 8;
 inline constexpr uint64_t kMostInterval = 1u << 16;
+
+// What the agent has spent on a run so far, and the steps that its ranks have told.
+struct AgentWork {
+  double cpu_seconds = 0;
+  double judging_seconds = 0;  // of these
+  uint64_t steps = 0;
+  uint64_t sampled_steps = 0;  // of these
+};
+
+// By what has come since `before`; absent until that is two samples. Ranks started anew count from zero.
+std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
 // The share of the training's time that sampling every `interval` steps takes.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);

@@ -24,6 +24,10 @@ double thread_cpu_seconds();
 // The name of a user, fit for a label; the number where it has none.
 std::string user_name(uid_t user);
 
+// Raises the limit of descriptors as far as the node allows, and we have use for: two for each rank that
+// lives, three for each run.
+void raise_descriptor_limit();
+
 // Makes the calling thread give way to everything else on the node.
 void be_nice();
 

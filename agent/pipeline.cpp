@@ -56,6 +56,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   hand_over();
   segment.consume_steps();
   rank->steps = segment.steps_taken();
+  const double steps_taken = thread_cpu_seconds();
   SegmentReader::Ready ready;
   // As many as there are slots: a trainer that fills them as fast as they are judged, or that only pretends
   // to, does not keep the agent from the others.
@@ -64,6 +65,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     judge_slot(segment, ready, rank);
     if (thread_cpu_seconds() - begin > kMostSecondsAtOnce) break;
   }
+  rank->judging_seconds += thread_cpu_seconds() - steps_taken;
   found |= take_tensors(segment, rank);
   rank->agent_seconds += thread_cpu_seconds() - begin;
   return found;

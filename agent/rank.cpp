@@ -139,6 +139,19 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   return worst;
 }
 
+void RankStatistics::keep_what_is_told() {
+  history = History(kRankColumns, kRankPoints);
+  const LayerStatistics* worst = worst_layer();
+  std::erase_if(layers, [&](const auto& each) {
+    const LayerStatistics& layer = each.second;
+    bool is_told = &layer == worst || layer.nonfinite_steps > 0;
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+      is_told |= !layer.pass[pass].past.empty() || !alarms_of(layer, pass).empty();
+    return !is_told;
+  });
+  for (auto& each : layers) each.second.history = History(kLayerColumns, kLayerPoints);
+}
+
 std::vector<LayerAlarm> RankStatistics::alarms() const {
   std::vector<LayerAlarm> found;
   const auto add = [&](const LayerStatistics& layer) {

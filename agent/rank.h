@@ -215,7 +215,8 @@ struct RankStatistics {
   Window<16> sampled_step_cost;
   uint64_t sampled_steps = 0;
   StepStride stride;
-  double agent_seconds = 0;  // CPU time spent on this rank
+  double agent_seconds = 0;    // CPU time spent on this rank
+  double judging_seconds = 0;  // of these, on its samples
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   uint64_t refused_slots = 0, refused_tensors = 0;
   int64_t model_drawn = -1;          // step of the last snapshot of the model in the history
@@ -235,6 +236,8 @@ struct RankStatistics {
   // of all steps seen, and of the last minutes.
   std::optional<double> slowdown(int cores_per_rank) const;
   std::optional<double> recent_slowdown(int cores_per_rank) const;
+  // Forgets what only a page draws and layers of which no summary has anything to say: 20 KiB of each layer.
+  void keep_what_is_told();
   // The layer nearest to, or furthest beyond, an alarm; null when no layer has been judged.
   const LayerStatistics* worst_layer() const;
   // In the order of the labels, what has none first. A mean over the whole model would hide what one layer,

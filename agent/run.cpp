@@ -120,9 +120,11 @@ void Run::discover(Registry* registry) {
   std::vector<Discovery::Refusal> refused;
   for (auto& segment : discovery_.look(kMostSegments - followed_.size(), &refused))
     follow(std::move(segment), registry);
-  for (const Discovery::Refusal& refusal : refused)
+  for (const Discovery::Refusal& refusal : refused) {
+    refusal_ = refusal.why;
     if (++refused_segments_ <= kMostRefusalsTold)
       spdlog::warn("{}: {} refused: {}", options_.label, refusal.name, refusal.why);
+  }
 }
 
 // The oldest of those that a later process of the same rank has followed, when there are too many.
@@ -183,6 +185,7 @@ void Run::retire(Followed& followed) {
   record_run(followed.rank, "ended");
   for (const char* end : {".seg", ".ctl"}) directory_->remove(followed.name + end);
   facts_.forget(followed.name);
+  followed.rank.keep_what_is_told();
 }
 
 RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
@@ -250,7 +253,7 @@ bool Run::is_needed() const {
                      [](const auto& each) { return !each->is_finished(); });
 }
 
-double Run::judging_seconds() const {
+double Run::rank_seconds() const {
   double sum = 0;
   for (const auto& followed : followed_) sum += followed->rank.agent_seconds;
   return sum;

@@ -80,8 +80,8 @@ class Run {
   const std::string& run_id() const { return options_.run_id; }
   const std::string& label() const { return options_.label; }
   const Directory& directory() const { return *directory_; }
-  // CPU time spent on judging its slices so far, in seconds.
-  double judging_seconds() const;
+  // CPU time spent on its ranks so far, in seconds.
+  double rank_seconds() const;
   size_t ranks() const;  // that live or have lived, each once
 
   uint64_t refused_segments() const { return refused_segments_; }
@@ -99,7 +99,8 @@ class Run {
   bool is_replaced(const Followed& followed) const;
   struct Measured {
     SamplingCost cost;  // but for the agent's own
-    uint64_t sampled_steps = 0, in_force = 0;
+    AgentWork work;     // but for what it spends beside judging
+    uint64_t in_force = 0;
     double budget = 0;
     bool is_in_burst = false;
   };
@@ -131,11 +132,11 @@ class Run {
   RunState state_ = RunState::kRunning;
   RunState worst_ = RunState::kRunning;  // of the ends so far
   uint64_t refused_segments_ = 0;
+  std::string refusal_;  // why the last of them was
   bool told_of_limit_ = false;
-  uint64_t interval_ = 0;  // what the ranks were told; 0: nothing yet
-  double cpu_at_cadence_ = 0;
-  uint64_t sampled_at_cadence_ = 0;
-  std::optional<double> agent_seconds_;               // of its CPU time, for a sampled step
+  uint64_t interval_ = 0;                             // what the ranks were told; 0: nothing yet
+  AgentWork at_cadence_;                              // when the interval was last thought over
+  std::optional<AgentCost> agent_cost_;               // then
   std::optional<Burst> burst_;                        // the last one
   Signal told_;                                       // to all ranks
   segment::Advice advice_ = {};                       // the same

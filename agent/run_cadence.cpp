@@ -54,7 +54,9 @@ std::optional<Run::Measured> Run::measure() const {
         std::max(cost.sampled_step_seconds, mean_of(rank.sampled_step_cost).value_or(0));
     cost.other_step_seconds = std::max(cost.other_step_seconds, mean_of(rank.other_step_cost).value_or(0));
     cost.stride = std::max(cost.stride, rank.stride.steps());
-    all.sampled_steps = std::max(all.sampled_steps, rank.sampled_steps);
+    all.work.steps = std::max(all.work.steps, rank.steps);
+    all.work.sampled_steps = std::max(all.work.sampled_steps, rank.sampled_steps);
+    all.work.judging_seconds += rank.judging_seconds;
     all.in_force = std::max(all.in_force, rank.last_step.interval);
     all.is_in_burst |= burst_ && is_ahead_or_on(*burst_, rank.last_step.step);
   }
@@ -64,14 +66,13 @@ std::optional<Run::Measured> Run::measure() const {
 void Run::choose_cadence(double agent_cpu_seconds) {
   std::optional<Measured> measured = measure();
   if (!measured) return;
-  const uint64_t new_samples =
-      measured->sampled_steps - std::min(measured->sampled_steps, sampled_at_cadence_);
-  if (new_samples < 2) return;
-  agent_seconds_ = (agent_cpu_seconds - cpu_at_cadence_) / static_cast<double>(new_samples) / options_.cores;
-  cpu_at_cadence_ = agent_cpu_seconds;
-  sampled_at_cadence_ = measured->sampled_steps;
+  measured->work.cpu_seconds = agent_cpu_seconds;
+  const auto cost = agent_cost(at_cadence_, measured->work, options_.cores);
+  if (!cost) return;
+  agent_cost_ = cost;
+  at_cadence_ = measured->work;
   if (measured->is_in_burst) return;  // what is in force now does not last
-  measured->cost.agent_seconds = *agent_seconds_;
+  measured->cost.agent = *agent_cost_;
   const uint64_t interval = choose_interval(measured->cost, measured->budget, measured->in_force);
   if (interval == measured->in_force) return;
   interval_ = interval;
@@ -83,8 +84,8 @@ void Run::choose_cadence(double agent_cpu_seconds) {
 
 void Run::begin_burst() {
   std::optional<Measured> measured = measure();
-  if (!measured || !agent_seconds_) return;  // nothing is known yet of what it would cost
-  measured->cost.agent_seconds = *agent_seconds_;
+  if (!measured || !agent_cost_) return;  // nothing is known yet of what it would cost
+  measured->cost.agent = *agent_cost_;
   const auto burst =
       plan_burst(measured->cost, measured->budget, measured->in_force, effective_step(), burst_);
   if (!burst) return;

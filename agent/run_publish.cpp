@@ -70,7 +70,10 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
     ranks.back()["optimizer"] = optimizer;
     ranks.back()["update_spectra"] = spectra_json(followed->rank, pipeline_->spectra());
   }
-  return {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};
+  nlohmann::json all = {{"schema", 1}, {"run", options_.label}, {"state", name_of(state_)}, {"ranks", ranks}};
+  // Who started them cannot be read, so every launcher is told.
+  if (refused_segments_ > 0) all["refused"] = {{"segments", refused_segments_}, {"why", refusal_}};
+  return all;
 }
 
 void Run::add_history(std::vector<HistoryTable>* tables) const {

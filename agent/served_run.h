@@ -14,13 +14,13 @@ namespace foreshock {
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
 
-  double new_judging_seconds() const { return std::max(0.0, run->judging_seconds() - judging_seconds); }
+  double new_rank_seconds() const { return std::max(0.0, run->rank_seconds() - rank_seconds); }
 
   std::unique_ptr<Run> run;
   std::string owner;  // user name, else the number
   Run::Clock::time_point last_needed;
   double cpu_seconds = 0;                       // of the agent, charged to this run
-  double judging_seconds = 0;                   // when that was last charged
+  double rank_seconds = 0;                      // when that was last charged
   std::shared_ptr<const std::string> document;  // body of /api/v1/state; null: not made yet
   Run::Clock::time_point next_document = {};
 };

@@ -141,7 +141,9 @@ void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
   if (lacks_record_lines(summary)) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : flagged_lines(summary)) say(line);
   for (const std::string& line : off_lines) say(line);
-  if (off_lines.empty() && !summary.empty() && !has_ranks(summary))
+  const std::string refused = refused_line(summary);
+  if (!refused.empty() && !has_ranks(summary)) say(refused);
+  if (off_lines.empty() && refused.empty() && !summary.empty() && !has_ranks(summary))
     say(has_other_ranks(summary) ? other_ranks_line() : no_segment_line(directory));
 }
 

@@ -125,6 +125,19 @@ std::string loss_fact(const Json& rank) {
          in_brackets(text(rank, "/loss/source")) + loss_events_text(rank);
 }
 
+// "No spike" is said of the others.
+std::string lost_steps_fact(const Json& ranks) {
+  double lost = 0, all = 0;
+  for (const Json& rank : ranks) {
+    lost += number(rank, "/steps_lost").value_or(0);
+    all += number(rank, "/steps").value_or(0);
+  }
+  if (lost == 0) return "";
+  return fact("not seen", count(lost) + " of " + count(all) + " steps" +
+                              (ranks.size() > 1 ? " of all ranks" : "") +
+                              ": the agent came too late to read their losses and norms");
+}
+
 std::string gradient_fact(const Json& rank) {
   const std::optional<double> norm = number(rank, "/gradient/norm");
   std::string line = norm ? formatted("%.4g", norm) + " at the last step, before clipping" : "";
@@ -195,6 +208,19 @@ std::string given_up_fact(const Json& ranks) {
          fact("", "them cost several times --max-slowdown; steps and attention are followed");
 }
 
+// Another release in the trainer than the agent's, mostly.
+std::string refused_text(const Json& summary) {
+  const double segments = number(summary, "/refused/segments").value_or(0);
+  if (segments == 0) return "";
+  return count(segments) + (segments == 1 ? " process" : " processes") +
+         " of this run cannot be followed: " + text(summary, "/refused/why");
+}
+
+std::string refused_fact(const Json& summary) {
+  const std::string refused = refused_text(summary);
+  return refused.empty() ? "" : fact("refused", refused);
+}
+
 bool saw_no_attention(const PassTotals (&passes)[2], const Json& ranks) {
   return passes[0].calls == 0 && passes[1].calls == 0 && number(ranks[0], "/steps").value_or(0) >= 10;
 }
@@ -240,7 +266,7 @@ std::string summary_text(const std::string& json, bool colour) {
   std::string out = "\n" + paint.bold("foreshock") + "  run " + paint.bold(text(summary, "/run"));
   const std::string state = text(summary, "/state");
   out += "  " + (state.empty() ? "unknown" : state);
-  if (ranks.empty()) return out + "  no rank seen\n\n";
+  if (ranks.empty()) return out + "  no rank seen\n" + refused_fact(summary) + "\n";
   out += "  " + ranks_text(ranks) + "  " + span_of(ranks, "/steps") + " steps" +
          in_brackets(text(ranks[0], "/step_source")) + "\n\n";
 
@@ -271,9 +297,9 @@ std::string summary_text(const std::string& json, bool colour) {
     if (const std::string early = ended_early_text(ranks); !early.empty() && state != "running")
       out += fact("ended early", early);
   }
-  out += precursors_facts(ranks) + weights_facts(ranks, paint);
+  out += lost_steps_fact(ranks) + precursors_facts(ranks) + weights_facts(ranks, paint);
   return out + fact("slowdown", slowdown_fact(passes, ranks)) + given_up_fact(ranks) + paused_fact(ranks) +
-         "\n";
+         refused_fact(summary) + "\n";
 }
 
 std::string brief_text(const std::string& json, bool colour) {
@@ -301,6 +327,11 @@ void print_summary(const std::string& json, int descriptor) {
 bool lacks_record_lines(const std::string& json) {
   const Json summary = Json::parse(json, nullptr, false);
   return summary.is_object() && summary.contains("record_complete") && summary["record_complete"] == false;
+}
+
+std::string refused_line(const std::string& json) {
+  const Json summary = Json::parse(json, nullptr, false);
+  return summary.is_object() ? refused_text(summary) : "";
 }
 
 bool has_other_ranks(const std::string& json) {

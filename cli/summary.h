@@ -22,6 +22,10 @@ bool lacks_record_lines(const std::string& json);
 // Whether the summary speaks of any rank.
 bool has_ranks(const std::string& json);
 
+// Of processes that trained and that the agent could not follow: how many, and why the last of them. "" when
+// there were none.
+std::string refused_line(const std::string& json);
+
 // Whether another launcher of the same run had some.
 bool has_other_ranks(const std::string& json);
 

@@ -1,5 +1,6 @@
 #include "cli/summary_coverage.h"
 
+#include <algorithm>
 #include <map>
 
 #include "cli/pass_totals.h"
@@ -31,6 +32,20 @@ std::string unseen_fact(const Json& ranks) {
   for (const auto& [name, evidence] : names)
     line += (line.empty() ? "" : ", ") + name + in_brackets(evidence);
   return line.empty() ? "" : fact("not seen", line) + fact("", "`foreshock.tap` makes it seen");
+}
+
+// Parameters and gradients that there was no room for, of the rank with most of them.
+std::string unnamed_fact(const Json& ranks) {
+  double unnamed = 0, untold = 0;
+  for (const Json& rank : ranks) {
+    unnamed = std::max(unnamed, number(rank, "/parameters_unnamed").value_or(0));
+    untold = std::max(untold, number(rank, "/gradient/untold_steps").value_or(0));
+  }
+  const std::string parameters =
+      count(unnamed) + " parameters, for want of room: their layers have no gradient norm";
+  const std::string gradients =
+      "of " + count(untold) + " steps: more gradients than there is room for, and no norm";
+  return (unnamed > 0 ? fact("unnamed", parameters) : "") + (untold > 0 ? fact("untold", gradients) : "");
 }
 
 // What ran in launched CUDA graphs, and was seen by nobody then.
@@ -94,7 +109,7 @@ std::string numbers_fact(const Json& ranks) {
 
 std::string coverage_facts(const Json& ranks) {
   return math_path_fact(ranks) + graphs_fact(ranks) + kernels_fact(ranks) + unseen_fact(ranks) +
-         numbers_fact(ranks);
+         unnamed_fact(ranks) + numbers_fact(ranks);
 }
 
 }  // namespace foreshock::cli

@@ -1,5 +1,5 @@
 // What the end-of-run summary says of what was not seen, or seen by others: attention beyond the hooks, in
-// CUDA graphs, by its kernels; numbers on devices that did not come.
+// CUDA graphs, by its kernels; parameters without a name, numbers on devices that did not come.
 #ifndef FORESHOCK_CLI_SUMMARY_COVERAGE_H_
 #define FORESHOCK_CLI_SUMMARY_COVERAGE_H_
 

@@ -53,10 +53,12 @@ def coverage(of: dict) -> Alert:
 
 def degraded(of: dict) -> Alert:
     lost, taken = (increase(f"attention_{what}", of["window"]) for what in ("lost", "samples"))
+    missed, made = (increase(what, of["window"]) for what in ("steps_lost", "steps"))
     return Alert(
         "ForeshockMonitorDegraded", "monitor", "monitor", "monitor",
         any_of(
             ("lost samples", f"{lost} / {taken} > {of['lost']}"),
+            ("lost steps", f"{missed} / {made} > {of['lost']}"),
             ("errors", f"{increase('monitor_errors', of['window'])} > 0"),
             (
                 "switched off",

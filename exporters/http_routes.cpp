@@ -1,6 +1,7 @@
 #include "exporters/http_routes.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "exporters/status_page.h"
 
@@ -40,13 +41,17 @@ HttpReply state(const HttpRequest& request, const std::shared_ptr<const Publishe
   return refusal(404, "no such run");
 }
 
-// The thread that serves lives on when the one that judges hangs, on a disk say.
-HttpReply health(const Published& published) {
+// The thread that serves lives on when the one that judges hangs, on a disk say. Nothing if what that one has
+// published is not older than `most`.
+std::optional<HttpReply> refusal_of_age(const Published& published, std::chrono::seconds most) {
   const auto age = std::chrono::steady_clock::now() - published.made;
-  if (age > Published::kStaleAfter)
-    return refusal(503, "nothing new for " +
-                            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(age).count()) +
-                            " s");
+  if (age <= most) return std::nullopt;
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(age).count();
+  return refusal(503, "nothing new for " + std::to_string(seconds) + " s");
+}
+
+HttpReply health(const Published& published) {
+  if (const auto refused = refusal_of_age(published, Published::kStaleAfter)) return *refused;
   return {published.healthy ? 200 : 503, kText, shared(published.health_text + "\n")};
 }
 
@@ -80,6 +85,7 @@ HttpReply refusal(int status, std::string_view why) {
 }
 
 HttpReply HttpRoutes::metrics(const Published& published) {
+  if (const auto refused = refusal_of_age(published, Published::kTooOldAfter)) return *refused;
   if (text_ == nullptr || rendered_ != published.metrics) {
     rendered_ = published.metrics;
     text_ = shared(rendered_ ? exposition(*rendered_) : "");

@@ -27,6 +27,9 @@ struct Published {
   // second.
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
   static constexpr std::chrono::seconds kStaleAfter{30};
+  // So does /metrics later: on a busy node the agent may be slow, but what is older than this says that the
+  // training stands still, and not that the agent does.
+  static constexpr std::chrono::seconds kTooOldAfter{120};
 };
 
 // One thread of its own, started by start(), joined by stop(). No client can hold up another: every exchange

@@ -20,17 +20,43 @@ constexpr size_t kMostNamesLeftOut = 1 << 16;
 constexpr char kSeparator = '\x1f';
 
 // What is dropped first has the highest number.
-enum Tier { kNode, kRank, kLayer, kTiers };
+enum Tier { kNode, kLifeOfRank, kRank, kLayer, kTiers };
 
 bool has_open_label(const MetricInfo& info, std::string_view key) {
   return std::any_of(info.labels.begin(), info.labels.end(),
                      [&](const LabelInfo& label) { return label.key == key && label.values.empty(); });
 }
 
+// What alerts about a run ask of each of its ranks: one that has them not is taken for dead, and a NaN there
+// is nobody's. Some 30 series of a rank.
+bool is_life_of_rank(Metric metric) {
+  switch (metric) {
+    case Metric::kRankInfo:
+    case Metric::kRankUp:
+    case Metric::kWorldSize:
+    case Metric::kStep:
+    case Metric::kStepsTotal:
+    case Metric::kSkippedStepsTotal:
+    case Metric::kLastStepTimestampSeconds:
+    case Metric::kAttentionAlarmLayers:
+    case Metric::kNonfiniteValuesTotal:
+    case Metric::kLoss:
+    case Metric::kLossWindow:
+    case Metric::kWeightChecksum:
+    case Metric::kWeightChecksumStep:
+    case Metric::kWeightChecksumMismatchTotal:
+    case Metric::kMonitorEnabled:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // `layer` of source_info is a closed set and no layer. The layer of a warning is one series of a detector,
 // always the youngest, and what a reader of the warning needs: it counts as its rank's.
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayer;
+  if (is_life_of_rank(info.metric)) return kLifeOfRank;
   return has_open_label(info, "rank") ? kRank : kNode;
 }
 

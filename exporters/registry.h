@@ -32,7 +32,8 @@ std::string label_text(std::string_view text);
 //
 // Series budget. Series are admitted until `series_budget` is reached. Then the drop order is: series with a
 // `layer` label first (the youngest first), series with a `rank` label next (the youngest first; the layer
-// that a detector warns of is one of these), all others never. A newcomer takes the place of a series that
+// that a detector warns of is one of these), then those by which alerts know that a rank lives and how it
+// fares, all others never. A newcomer takes the place of a series that
 // the order would drop before it; otherwise it is refused itself. Each series that had to go, or to stay out,
 // is counted once in foreshock_series_dropped_total.
 class Registry {

@@ -97,6 +97,7 @@ void foreshock_step_end(const foreshock_step* step) {
 void foreshock_step_skipped(void) { g_monitor.skip_step(); }
 void foreshock_step_skipped_if(uint64_t number) { g_monitor.skip_step_if(number); }
 void foreshock_skips_unseen(void) { g_monitor.lose_skips(); }
+void foreshock_gradients_too_many(void) { g_monitor.lose_norms(); }
 
 void foreshock_observe_loss(double value, uint32_t source) {
   if (!g_guest.is_off()) g_monitor.observe_loss(value, source);

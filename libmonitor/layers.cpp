@@ -1,5 +1,6 @@
 #include "libmonitor/layers.h"
 
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -9,8 +10,9 @@
 namespace foreshock {
 namespace {
 
-uint32_t bucket_of(const void* identity) {
-  return static_cast<uint32_t>((reinterpret_cast<uintptr_t>(identity) >> 4) * 0x9e3779b97f4a7c15u >> 50);
+uint32_t bucket_of(const void* identity, uint32_t buckets) {
+  const uint64_t mixed = (reinterpret_cast<uintptr_t>(identity) >> 4) * 0x9e3779b97f4a7c15u;
+  return static_cast<uint32_t>(mixed >> (64 - std::countr_zero(buckets)));
 }
 
 template <class T>
@@ -21,9 +23,13 @@ void store(T& word, T value) {
 }  // namespace
 
 void LayerTable::forget_names() {
-  for (Entry& entry : entries_) {
-    entry.identity.store(nullptr, std::memory_order_relaxed);
-    entry.layer.store(-1, std::memory_order_relaxed);
+  for (std::atomic<bool>& partial : is_partial_) partial.store(false, std::memory_order_relaxed);
+  if (!has_names()) return;
+  Entry* const entries = entries_;
+  for (Entry* entry = entries; entry < entries + kBuckets; ++entry) {
+    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // costs no memory as yet
+    entry->identity.store(nullptr, std::memory_order_relaxed);
+    entry->layer.store(-1, std::memory_order_relaxed);
   }
   named_ = 0;
 }
@@ -59,12 +65,21 @@ void LayerTable::shorten(segment::Layer* record, const char* name) {
   store(record->name[common], '\0');
 }
 
+int LayerTable::find_label(const char* label) {
+  for (uint32_t tried = 0; tried < layers_; ++tried) {
+    const uint32_t n = (last_found_ + tried) % layers_;
+    if (std::strncmp(records_[n].label, label, sizeof records_[n].label - 1) != 0) continue;
+    last_found_ = n;
+    return static_cast<int>(n);
+  }
+  return -1;
+}
+
 int LayerTable::index_of(const char* label, const char* name) {
-  for (uint32_t n = 0; n < layers_; ++n)
-    if (std::strncmp(records_[n].label, label, sizeof records_[n].label - 1) == 0) {
-      if (name != nullptr) shorten(&records_[n], name);
-      return static_cast<int>(n);
-    }
+  if (const int known = find_label(label); known >= 0) {
+    if (name != nullptr) shorten(&records_[known], name);
+    return known;
+  }
   if (layers_ == segment::kMaxLayers) return -1;
   segment::Layer& record = records_[layers_];
   std::snprintf(record.label, sizeof record.label, "%s", label);
@@ -75,25 +90,35 @@ int LayerTable::index_of(const char* label, const char* name) {
 
 bool LayerTable::name(const foreshock_parameter& parameter) {
   if (records_ == nullptr || parameter.identity == nullptr || parameter.layer == nullptr) return false;
-  if (named_ >= kBuckets / 2) return false;
   const int layer = index_of(parameter.layer, parameter.name);
   if (layer < 0) return false;
-  for (uint32_t n = bucket_of(parameter.identity);; n = (n + 1) % kBuckets) {
-    Entry& entry = entries_[n];
+  if (add(parameter.identity, layer)) return true;
+  is_partial_[layer].store(true, std::memory_order_relaxed);
+  return false;
+}
+
+bool LayerTable::add(const void* identity, int layer) {
+  if (!room_.reserve(kBuckets * sizeof(Entry))) return false;
+  Entry* const entries = reinterpret_cast<Entry*>(room_.data());
+  entries_.store(entries, std::memory_order_release);
+  for (uint32_t n = bucket_of(identity, kBuckets);; n = (n + 1) % kBuckets) {
+    Entry& entry = entries[n];
     const void* there = entry.identity.load(std::memory_order_relaxed);
-    if (there != nullptr && there != parameter.identity) continue;
+    if (there != nullptr && there != identity) continue;
+    if (there == nullptr && named_ == kMostNamed) return false;
     entry.layer.store(layer, std::memory_order_relaxed);
     if (there == nullptr) ++named_;
-    entry.identity.store(parameter.identity, std::memory_order_release);
+    entry.identity.store(identity, std::memory_order_release);
     return true;
   }
 }
 
 int LayerTable::find(const void* identity) const {
-  if (identity == nullptr) return -1;
-  for (uint32_t n = bucket_of(identity);; n = (n + 1) % kBuckets) {
-    const void* there = entries_[n].identity.load(std::memory_order_acquire);
-    if (there == identity) return entries_[n].layer.load(std::memory_order_relaxed);
+  const Entry* const entries = entries_.load(std::memory_order_acquire);
+  if (identity == nullptr || entries == nullptr) return -1;
+  for (uint32_t n = bucket_of(identity, kBuckets);; n = (n + 1) % kBuckets) {
+    const void* there = entries[n].identity.load(std::memory_order_acquire);
+    if (there == identity) return entries[n].layer.load(std::memory_order_relaxed);
     if (there == nullptr) return -1;
   }
 }
@@ -129,7 +154,7 @@ bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
     if (!sums.seen[n]) continue;
     any = true;
     total += sums.of_squares[n];
-    if (n == segment::kMaxLayers) continue;
+    if (n == segment::kMaxLayers || is_partial_[n].load(std::memory_order_relaxed)) continue;
     segment::Layer& layer = records_[n];
     store(layer.gradient_norm, std::sqrt(sums.of_squares[n]));
     store(layer.gradient_step, static_cast<uint64_t>(step));

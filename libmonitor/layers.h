@@ -7,12 +7,13 @@
 
 #include "foreshock/hook.h"
 #include "libmonitor/late_steps.h"
+#include "libmonitor/private_memory.h"
 #include "segment/layout.h"
 
 namespace foreshock {
 
-// Names come once and late, from one thread; lookups may come from any. Fixed room, no heap: what does not
-// fit is unknown.
+// Names come once and late, from one thread; lookups may come from any. Fixed room, from the kernel when the
+// first name comes: what does not fit is unknown.
 class LayerTable {
  public:
   // Stores into `records` (kMaxLayers of them) from now on: what was named ahead, else nothing yet.
@@ -25,7 +26,8 @@ class LayerTable {
   // null; of several names the layer keeps the components they begin with in common.
   int index_of(const char* label, const char* name);
 
-  // Returns false when there is no room. A later entry of the same identity wins.
+  // Returns false when there is no room: its layer then has no norm, which would be that of a part. A later
+  // entry of the same identity wins.
   bool name(const foreshock_parameter& parameter);
 
   // Nobody is known by an identity any more; the layers stay, and may be named again.
@@ -56,17 +58,22 @@ class LayerTable {
   };
   bool publish(const Sums& sums, int64_t step, double* total_norm);
   void forget();
+  int find_label(const char* label);
+  bool add(const void* identity, int layer);
   static void shorten(segment::Layer* record, const char* name);
 
-  static constexpr uint32_t kBuckets = 1u << 14;
+  static constexpr uint32_t kMostNamed = 1u << 16, kBuckets = 2 * kMostNamed;
   struct Entry {
     std::atomic<const void*> identity;
     std::atomic<int32_t> layer;
   };
-  Entry entries_[kBuckets] = {};
+  PrivateMemory room_;
+  std::atomic<Entry*> entries_{nullptr};  // kBuckets in room_
   segment::Layer ahead_[segment::kMaxLayers] = {};
   segment::Layer* records_ = nullptr;
+  std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // parameters of it have no name
   uint32_t layers_ = 0;
+  uint32_t last_found_ = 0;  // layers come with all their parameters, one after the other
   std::atomic<uint32_t> named_{0};
   Sums gradients_ = {};
 };

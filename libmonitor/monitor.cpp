@@ -243,6 +243,8 @@ void Monitor::reset() {
   budget_.set_limit(g_guest.settings().max_slowdown);
   ordinal_ = {};
   layers_.attach(g_guest.writer().layers());
+  if (!layers_.has_names()) unnamed_ = 0;  // as far as they were told, it was of a parent
+  tell_unnamed();
   devices_.attach(&g_guest.writer());
   late_.forget();
   fetched_ = {};

@@ -43,6 +43,7 @@ class Monitor {
 
   void end_step(const foreshock_step& step);
   void skip_step();
+  void lose_norms();
   void lose_skips() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
   void observe_loss_sum(double sum, double weight);
@@ -67,6 +68,7 @@ class Monitor {
   void observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when);
 
  private:
+  void tell_unnamed();
   bool wake(uint64_t slot_bytes_needed);
   void reset();
   int enter_asleep(int32_t op, uint32_t flags);
@@ -158,6 +160,7 @@ class Monitor {
   OrdinalFollower ordinal_;
   DeviceSampler devices_;
   LayerTable layers_;
+  uint64_t unnamed_ = 0;  // parameters that it had no room for, when they were told last
   WeightFollower weights_;
   ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step

@@ -277,7 +277,18 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   if (count == 0) layers_.forget_names();
   int kept = 0;
   for (size_t n = 0; n < count; ++n) kept += layers_.name(element(parameters, n));
+  if (count > 0) unnamed_ = count - static_cast<size_t>(kept);
+  if ((g_guest.hot() & kHotArmed) != 0) tell_unnamed();
   return kept;
+}
+
+void Monitor::tell_unnamed() {
+  std::atomic_ref<uint64_t>(g_guest.writer().coverage()->parameters_unnamed)
+      .store(unnamed_, std::memory_order_relaxed);
+}
+
+void Monitor::lose_norms() {
+  if ((g_guest.hot() & kHotArmed) != 0) bump_shared(g_guest.writer().coverage()->norms_untold);
 }
 
 // -- weights --

@@ -186,7 +186,10 @@ struct Coverage {
   // Losses, norms and the like that lie on devices (libmonitor/device_scalars.h).
   uint64_t numbers_fetched;  // asked for
   uint64_t numbers_late;     // of these, not there in time
-  uint64_t reserved[3];
+  // What there was no room for.
+  uint64_t parameters_unnamed;  // when names were told last
+  uint64_t norms_untold;        // steps with more gradients than there is room for
+  uint64_t reserved;
   uint64_t numbers_skipped[kSkipReasons];  // of these, not sent for
 };
 static_assert(sizeof(Coverage) == 312);

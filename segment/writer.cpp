@@ -104,13 +104,26 @@ const char* reason_of(int error) {
   }
 }
 
+// Never one of the standard streams, which a daemon may have closed: what is printed there all the same, by a
+// library say, would go over the segment.
+int create_above_streams(const char* path) {
+  const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  close(fd);
+  if (above < 0) unlink(path);
+  errno = error;
+  return above;
+}
+
 // A file of `size` reserved bytes under its temporary name; -1 and errno when it cannot be had.
 int create_reserved(const Names& names, uint64_t size) {
   if (is_beyond_limit(size)) {
     errno = EFBIG;
     return -1;
   }
-  const int fd = open(names.temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  const int fd = create_above_streams(names.temporary);
   if (fd < 0) return -1;
   // Reserved, not only sized: a store into a hole of a full tmpfs is SIGBUS.
   if (reserve(fd, size)) return fd;

@@ -155,12 +155,15 @@ void plain_out(const AttentionSlice& slice, const PlainArrays<T>& a) {
   for_lanes(a.out, dim * a.stride, [&](auto x) HWY_ATTR { return round_lanes(slice.dtype, x); });
 }
 
+// From the last column to the first, dP being summed from the first to the last. Where nearly all of a row's
+// weight is on one key, both are the same sum, and summed alike they cancel to nothing: plain would have no
+// error at all, and any kernel, which sums in an order of its own, would err infinitely more.
 template <class T>
 void plain_delta(const AttentionSlice& slice, const PlainArrays<T>& a) {
   const LanesTag<T> d;
   for (int row = 0; row < a.stride; row += lanes_of<T>()) {
     auto sum = hn::Zero(d);
-    for (int c = 0; c < slice.value_dim; ++c) {
+    for (int c = slice.value_dim - 1; c >= 0; --c) {
       sum = hn::MulAdd(hn::Load(d, a.grad_out + c * a.stride + row), hn::Load(d, a.out + c * a.stride + row),
                        sum);
     }

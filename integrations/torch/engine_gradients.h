@@ -20,13 +20,15 @@ namespace foreshock::adapter {
 // Any thread; who finds it busy goes without, and that gradient is nobody's.
 class EngineGradients {
  public:
-  static constexpr size_t kRoom = 16384;
-
   void Note(const at::Tensor& gradient) noexcept try {
     const Turn turn(busy_);
     if (!turn.is_mine) return;
-    if (marks_.capacity() == 0) marks_.reserve(kRoom);
-    if (marks_.size() < kRoom) marks_.emplace_back(*gradient.unsafeGetTensorImpl());
+    if (marks_.capacity() == 0) marks_.reserve(kMostMarks);
+    if (marks_.size() == kMostMarks) {
+      is_full_.store(true, std::memory_order_relaxed);
+      return;
+    }
+    marks_.emplace_back(*gradient.unsafeGetTensorImpl());
     sorted_ = false;
   } catch (...) {
   }
@@ -39,14 +41,20 @@ class EngineGradients {
     return std::ranges::binary_search(marks_, PlaceOf(gradient), {}, &MemoryMark::place);
   }
 
+  // There was no room for all of them.
+  bool IsFull() const noexcept { return is_full_.load(std::memory_order_relaxed); }
+
   void Forget() noexcept {
     const Turn turn(busy_);
-    if (turn.is_mine) marks_.clear();
+    if (!turn.is_mine) return;
+    marks_.clear();
+    is_full_.store(false, std::memory_order_relaxed);
   }
 
  private:
   std::vector<MemoryMark> marks_;
   bool sorted_ = true;
+  std::atomic<bool> is_full_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 

@@ -20,8 +20,6 @@ namespace foreshock::adapter {
 
 class GradientNorms {
  public:
-  static constexpr size_t kRoom = 16384;
-
   // Notes one norm. Within one backward pass the first of a tensor counts: a later one may follow the
   // clipping.
   // `number`: of a norm on a device, what the core knows it by; 0: it does not.
@@ -87,6 +85,9 @@ class GradientNorms {
     });
   }
 
+  // There was no room for all of them.
+  bool IsFull() const noexcept { return has_no_room_.load(std::memory_order_relaxed); }
+
   void Forget() noexcept {
     const Turn turn(busy_);
     if (Has(turn)) Clear();
@@ -109,9 +110,9 @@ class GradientNorms {
     const Turn turn(busy_);
     if (!Has(turn)) return;
     if (epoch_ != Clock().epoch()) Clear();
-    if (rows_.capacity() == 0) rows_.reserve(kRoom);
-    if (rows_.size() == kRoom) full_ = true;
-    if (rows_.size() < kRoom) {
+    if (rows_.capacity() == 0) rows_.reserve(kMostMarks);
+    if (rows_.size() == kMostMarks) full_ = has_no_room_ = true;
+    if (rows_.size() < kMostMarks) {
       const auto index = static_cast<uint32_t>(rows_.size());
       rows_.push_back({MemoryMark(*tensor.unsafeGetTensorImpl()), index, seen});
       sorted_ = false;
@@ -136,7 +137,7 @@ class GradientNorms {
   void Clear() noexcept {
     rows_.clear();
     sorted_ = true;
-    full_ = false;
+    full_ = has_no_room_ = false;
     epoch_ = Clock().epoch();
   }
 
@@ -149,7 +150,7 @@ class GradientNorms {
   std::vector<Row> rows_;
   bool sorted_ = true;
   uint64_t epoch_ = 0;
-  std::atomic<bool> full_{false};
+  std::atomic<bool> full_{false}, has_no_room_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 

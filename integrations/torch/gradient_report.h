@@ -31,8 +31,10 @@ class GradientReport {
       gradients_[i].norm_fetched = numbers_[i];
     }
     if (found == GradientNorms::Found::kAll) return Send();
-    const bool untouched = found == GradientNorms::Found::kNone && !may_be_written_untold &&
-                           Untouched(copies) && !Norms().MayBeOfCopies(tensors_, Parameters());
+    const bool none = found == GradientNorms::Found::kNone;
+    if (Norms().IsFull() || (none && OfEngine().IsFull())) return foreshock_gradients_too_many();
+    const bool untouched =
+        none && !may_be_written_untold && Untouched(copies) && !Norms().MayBeOfCopies(tensors_, Parameters());
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const bool is_of_pass = WasInGraph(*static_cast<const c10::TensorImpl*>(gradients_[i].identity));

@@ -11,6 +11,9 @@
 
 namespace foreshock::adapter {
 
+// What is kept of one step's gradients has room for so many marks. A page of it costs memory once it is used.
+inline constexpr size_t kMostMarks = 65536;
+
 // Which elements of which storage. Of a tensor with data (HasData).
 struct MemoryPlace {
   const void* storage = nullptr;

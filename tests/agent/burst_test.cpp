@@ -9,7 +9,7 @@ namespace foreshock {
 namespace {
 
 // 10 ms steps, sampling costs `sampled` in the trainer.
-SamplingCost cost_of(double sampled) { return {0.010, sampled, 0, 0}; }
+SamplingCost cost_of(double sampled) { return {0.010, sampled, 0, {}}; }
 
 TEST(Burst, IsAsDenseAsThreeTimesTheBudgetPaysFor) {
   // 0.1 ms are 1 % of a step: every step.

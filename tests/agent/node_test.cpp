@@ -1,7 +1,9 @@
 #include "agent/node.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -71,6 +73,19 @@ TEST_F(Cgroup, OfVersion1Too) {
   EXPECT_EQ(cores_in("4:cpu,cpuacct:/docker/0123\n"), 2) << "a container sees its own as the root";
   limit("", "100000 100000");
   EXPECT_EQ(cores_in(ours), 1) << "the tighter of both";
+}
+
+// A service with hundreds of runs needs more than the 1024 that are usual.
+TEST(Node, TakesAsManyDescriptorsAsItMay) {
+  rlimit before = {}, raised = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few = {std::min<rlim_t>(256, before.rlim_max), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  raise_descriptor_limit();
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &raised), 0);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(raised.rlim_cur, std::min<rlim_t>(1 << 14, before.rlim_max));
+  EXPECT_EQ(raised.rlim_max, before.rlim_max);
 }
 
 }  // namespace

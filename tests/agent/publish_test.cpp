@@ -133,6 +133,8 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   statistics.coverage.numbers_fetched = 40;
   statistics.coverage.numbers_late = 3;
   statistics.coverage.numbers_skipped[FORESHOCK_SKIP_CAPTURE] = 7;
+  statistics.coverage.parameters_unnamed = 9;
+  statistics.coverage.norms_untold = 2;
   const nlohmann::json rank = summary_of(statistics, 2);
   for (const char* key : {"rank", "steps", "step_source", "attention", "slots", "worst_layer", "layer_source",
                           "loss", "slowdown_ratio"})
@@ -144,6 +146,8 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
       EXPECT_TRUE(of.contains(key)) << pass << " " << key;
   }
   EXPECT_EQ(rank["worst_layer"], "003");
+  EXPECT_EQ(rank["parameters_unnamed"], 9);
+  EXPECT_EQ(rank["gradient"]["untold_steps"], 2);
   EXPECT_EQ(rank["slots"], (nlohmann::json{{"given", 12}, {"wanted", 256}}));
   const nlohmann::json& numbers = rank["device_numbers"];
   EXPECT_EQ(numbers["fetched"], 40);

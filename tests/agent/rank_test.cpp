@@ -5,6 +5,8 @@
 #include <cmath>
 #include <string>
 
+#include "agent/publish.h"
+
 namespace foreshock {
 namespace {
 
@@ -42,6 +44,24 @@ void expect_alarm(const LayerStatistics& layer, uint32_t pass, const std::string
 }
 
 TEST(Rank, SoundLayersGiveNoAlarm) { EXPECT_TRUE(rank_of(sound_layer("001")).alarms().empty()); }
+
+// A command may train hundreds of times under one agent.
+TEST(Rank, OfLayersThatAreToldOfNothingIsLost) {
+  RankStatistics rank = rank_of(sound_layer("001"));
+  for (const char* label : {"003", "004", "005", "006"}) rank.layers[label] = sound_layer(label);
+  rank.layers["003"].pass[1].past["bias"] = {1, 2, 0.3};
+  rank.layers["004"].nonfinite_steps = 1;
+  rank.layers["005"].pass[0].deviation_ratio.add(3.9);  // once: the worst, and no alarm
+  for (int n = 0; n < 2; ++n) rank.layers["006"].pass[1].deviation_ratio.add(3.5);
+  for (int64_t step = 1; step < 1000; ++step) rank.history.add(step, kColumnLoss, 2.0);
+  const nlohmann::json before = summary_of(rank, 1);
+  rank.keep_what_is_told();
+  EXPECT_EQ(summary_of(rank, 1), before);
+  EXPECT_EQ(rank.layers.size(), 4u);
+  HistoryTable table;
+  rank.history.copy_to(&table);
+  for (const auto& [name, values] : table.columns) EXPECT_TRUE(values.empty()) << name;
+}
 
 TEST(Rank, OneBadHeadOfManyIsAnAlarmOneOddSliceIsNot) {
   LayerStatistics layer = sound_layer("001");

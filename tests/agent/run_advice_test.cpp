@@ -135,6 +135,15 @@ TEST_F(RunAdvice, AWarningBeginsABurstOfAllRanksOnce) {
   EXPECT_EQ(bursts, 2u) << "one line of each rank";
 }
 
+// 1 % of 10 ms is 0.1 ms; the ranks take 0.02 of that at 8 steps. Of the agent's 8 ms since the start, which
+// 200 steps share and not 3 samples, it is 0.04: there is room for 8.
+TEST_F(RunAdvice, WhatTheAgentSpendsOnEveryStepKeepsNoneFromBeingSampled) {
+  open();
+  train(1, 200);
+  run_->choose_cadence(0.008);
+  EXPECT_EQ(first_.writer.control()->interval, 8u);
+}
+
 // 10 ms in every second of 64 steps are beyond 1 %: the interval grows, from a step that no rank has told. Of
 // a sampled step in 64 that are told they would be a fifth of it, and it would shrink.
 TEST_F(RunAdvice, AnIntervalIsChosenByWhatStepsToldAsOneCost) {

@@ -86,5 +86,34 @@ TEST_F(SeriesBudget, WhatIsTooMuchIsDroppedInOrderAndCounted) {
   EXPECT_EQ(counts.of_rank.size(), size_t{kRanks});
 }
 
+// A node of 64 ranks wants more than the budget without any layer. An alert takes a rank without series for
+// one that is dead.
+TEST_F(SeriesBudget, OfMoreRanksThanFitEachIsSeenToLive) {
+  constexpr int kMany = 64;
+  registry_ = std::make_unique<Registry>();
+  SimulatedNode(kMany, 1, Parallelism::kData).train(registry_.get());
+  EXPECT_GT(registry_->series_dropped(), 0u);
+  std::map<std::string, std::map<std::string, size_t>> series;  // by metric, then rank
+  const auto snapshot = registry_->snapshot();
+  for (const prometheus::MetricFamily& family : snapshot->families)
+    for (const prometheus::ClientMetric& metric : family.metric)
+      for (const auto& label : metric.label)
+        if (label.name == "rank") ++series[family.name][label.value];
+  for (const auto& [name, of_each] :
+       std::map<std::string, size_t>{{"foreshock_rank_up", 1},
+                                     {"foreshock_rank_info", 1},
+                                     {"foreshock_world_size", 1},
+                                     {"foreshock_step", 1},
+                                     {"foreshock_last_step_timestamp_seconds", 1},
+                                     {"foreshock_loss", 1},
+                                     {"foreshock_loss_window", 3},
+                                     {"foreshock_nonfinite_values_total", 4},
+                                     {"foreshock_attention_alarm_layers", 6},
+                                     {"foreshock_monitor_enabled", 2}}) {
+    EXPECT_EQ(series[name].size(), size_t{kMany}) << name;
+    for (const auto& [rank, count] : series[name]) EXPECT_EQ(count, of_each) << name << " of rank " << rank;
+  }
+}
+
 }  // namespace
 }  // namespace foreshock

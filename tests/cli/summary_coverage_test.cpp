@@ -60,5 +60,17 @@ TEST(SummaryCoverage, AttentionBeyondTheHooksIsNamedOnce) {
   EXPECT_EQ(told.find("flex_attention"), told.rfind("flex_attention"));
 }
 
+TEST(SummaryCoverage, WhatThereWasNoRoomForIsCounted) {
+  Json rank = {{"parameters_unnamed", 4464}, {"gradient", {{"untold_steps", 0}}}};
+  EXPECT_EQ(coverage_facts(Json::array({rank, {{"parameters_unnamed", 0}}})),
+            "  unnamed             4 464 parameters, for want of room: their layers have no gradient norm\n");
+  rank["gradient"]["untold_steps"] = 3;
+  EXPECT_THAT(
+      coverage_facts(Json::array({rank, rank})),
+      HasSubstr("untold              of 3 steps: more gradients than there is room for, and no norm\n"));
+  EXPECT_EQ(coverage_facts(Json::array({{{"parameters_unnamed", 0}, {"gradient", {{"untold_steps", 0}}}}})),
+            "");
+}
+
 }  // namespace
 }  // namespace foreshock::cli

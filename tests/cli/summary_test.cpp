@@ -54,6 +54,27 @@ TEST(Summary, TellsTheStoryOfOneRank) {
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
 
+TEST(Summary, TellsOfStepsThatNobodySaw) {
+  Json late = rank(0, 0.71);
+  late["steps_lost"] = 1024;
+  EXPECT_THAT(text_of(Json::array({late})),
+              HasSubstr("not seen            1 024 of 1 600 steps: the agent came"));
+  EXPECT_THAT(text_of(Json::array({late, rank(1, 0.7)})), HasSubstr("1 024 of 3 200 steps of all ranks:"));
+  late["steps_lost"] = 0;
+  EXPECT_THAT(text_of(Json::array({late})), Not(HasSubstr("not seen")));
+}
+
+TEST(Summary, TellsOfProcessesThatTheAgentCannotFollow) {
+  Json summary = {{"schema", 1}, {"run", "abc"}, {"state", "running"}, {"ranks", Json::array()}};
+  EXPECT_EQ(refused_line(summary.dump()), "");
+  summary["refused"] = {{"segments", 2}, {"why", "its layout is newer than this agent's"}};
+  const char* line = "2 processes of this run cannot be followed: its layout is newer than this agent's";
+  EXPECT_EQ(refused_line(summary.dump()), line);
+  EXPECT_THAT(summary_text(summary.dump(), false), HasSubstr(line)) << "foreshock status, before any rank";
+  summary["ranks"] = Json::array({rank(0, 0.71)});
+  EXPECT_THAT(summary_text(summary.dump(), false), HasSubstr(line));
+}
+
 TEST(Summary, TellsHowOftenStepsWereSampled) {
   Json often = rank(0, 0.71);
   often["sample_interval_steps"] = 8;

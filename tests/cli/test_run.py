@@ -243,6 +243,18 @@ def test_a_command_that_never_trains_ends_with_one_line(foreshock, environment):
     assert "no segment seen" in lines[1]
 
 
+def test_a_trainer_that_the_agent_cannot_follow_is_not_one_that_never_trained(foreshock, environment, base, tmp_path):
+    wanted = tmp_path / "summary.json"
+    left = base / "me" / "0-0000000000000001"  # as by a foreshock of another version
+    script = f"echo x > {left}.ctl; echo x > {left}.seg; sleep 1"
+    options = ("--summary", str(wanted), "--run-id", "me")
+    result = run(foreshock, environment, "sh", "-c", script, options=options)
+    assert result.returncode == 0
+    assert "1 process of this run cannot be followed: too short for a segment\n" in result.stderr
+    assert "no segment seen" not in result.stderr
+    assert json.loads(wanted.read_text())["refused"] == {"segments": 1, "why": "too short for a segment"}
+
+
 def test_summary_file(foreshock, environment, tmp_path):
     wanted = tmp_path / "summary.json"
     result = run(foreshock, environment, "true", options=("--summary", str(wanted), "--run-id", "me"))

@@ -8,6 +8,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+from agent_view import wait_until_called
 from tiny_gpt import set_up, tell
 from torch import nn
 
@@ -42,4 +43,9 @@ def train() -> list[str]:
 
 
 set_up()
-tell(called=[name for _ in range(80) for name in train()])
+called: list[str] = []
+for training in range(80):
+    called += train()
+    if training < 10:  # of these every slice finds a free slot, however late the agent begins
+        wait_until_called(len(called))
+tell(called=called)

@@ -65,6 +65,18 @@ TEST(HttpRoutes, AnAgentThatPublishesNothingAnyMoreIsNotHealthy) {
   EXPECT_EQ(*stalled.body, "nothing new for 43 s\n");
 }
 
+// Its last values would pass for a training that stands still.
+TEST(HttpRoutes, AnAgentThatPublishesNothingAnyMoreIsNotScraped) {
+  const auto published = std::make_shared<Published>();
+  HttpRoutes routes;
+  published->made -= Published::kStaleAfter + std::chrono::seconds(13);
+  EXPECT_EQ(routes.answer({"GET", "localhost", "/metrics"}, published).status, 200) << "it may be slow";
+  published->made -= Published::kTooOldAfter;
+  const HttpReply stalled = routes.answer({"GET", "localhost", "/metrics"}, published);
+  EXPECT_EQ(stalled.status, 503);
+  EXPECT_EQ(*stalled.body, "nothing new for 163 s\n");
+}
+
 TEST(HttpRoutes, EachRunHasAStateOfItsOwn) {
   const auto published = std::make_shared<Published>();
   published->state_json = "all";

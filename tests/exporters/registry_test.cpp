@@ -153,6 +153,18 @@ TEST(Registry, DropOrder) {
   EXPECT_EQ(registry.series_count(), 3u);
 }
 
+// A rank without them would pass for dead.
+TEST(Registry, WhatElseIsKnownOfARankGoesBeforeItsLife) {
+  Registry registry(3);
+  EXPECT_TRUE(registry.set(Metric::kRankUp, {"r", "0"}, 1));
+  EXPECT_TRUE(registry.set(Metric::kLoss, {"r", "0"}, 1));
+  EXPECT_TRUE(registry.set(Metric::kSlowdownRatio, {"r", "0"}, 0.01));
+  EXPECT_TRUE(registry.set(Metric::kRankUp, {"r", "1"}, 1));
+  EXPECT_THAT(text_of(registry), Not(HasSubstr("foreshock_slowdown_ratio{")));
+  EXPECT_FALSE(registry.set(Metric::kSlowdownRatio, {"r", "1"}, 0.01));
+  EXPECT_FALSE(registry.set(Metric::kLoss, {"r", "1"}, 1)) << "those of the first ranks stay";
+}
+
 // It is forgotten and set anew at each publication, and would be the first of the layers to go.
 TEST(Registry, TheLayerOfAWarningIsNotDroppedBeforeOtherLayers) {
   Registry registry(3);

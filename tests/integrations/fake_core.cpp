@@ -170,6 +170,7 @@ void foreshock_step_end(const foreshock_step* step) {
                 Number(step->learning_rate).c_str(), step->prepare_ns));
 }
 
+void foreshock_gradients_too_many(void) { Record("{\"event\": \"gradients_too_many\"}"); }
 void foreshock_skips_unseen(void) { Record("{\"event\": \"skips_unseen\"}"); }
 void foreshock_step_skipped(void) { Record("{\"event\": \"step_skipped\"}"); }
 

@@ -122,3 +122,23 @@ for _ in range(3):
 print(json.dumps([events("gradients"), truth]))
 """)
     check(rows, truth, 1e-12)
+
+
+@pytest.mark.parametrize("clip", ["nn.utils.clip_grad_norm_(parameters, 1e-3)", "pass"])
+def test_more_gradients_than_there_is_room_for_are_counted(trainer, clip: str) -> None:
+    """Room is for 65536, one of which is the norm of all norms where somebody clips."""
+    told = trainer(f"""
+        from torch import nn
+        told = []
+        for count in (65535, 65537):
+            parameters = [nn.Parameter(torch.ones(1)) for _ in range(count)]
+            opt = torch.optim.SGD(parameters, lr=1e-3)
+            torch.cat(parameters).square().sum().backward()
+            {clip}
+            opt.step()
+            rows = events()
+            kinds = [row["event"] for row in rows if row["event"].startswith("gradients")]
+            told.append([kinds, [len(row["squares"]) for row in rows if row["event"] == "gradients"]])
+        print(json.dumps(told))
+    """)
+    assert told == [[["gradients"], [65535]], [["gradients_too_many"], []]]

@@ -14,6 +14,7 @@ from foreshock_torch.names import (  # noqa: E402
     QUERY_WORDS,
     Named,
     layer_labels,
+    naming_order,
     number_of,
     numbered_labels,
     plain_name,
@@ -131,6 +132,15 @@ def test_walk_into_a_projection_made_elsewhere_stops(trainer) -> None:
     """)
     rows, before = seen
     assert rows == [0, 0, before, 0]
+
+
+def test_what_attention_is_computed_from_is_named_before_the_many_experts() -> None:
+    experts = ["h.0.experts.7.w1.weight", "h.0.moe.linear_fc1.weight17", "layers.0.blocks.3.mlp.experts.2.up.weight"]
+    queries = ["h.59.attn.c_attn.weight", "layers.2.blocks.3.attn.qkv.weight", "h.59.attn.q_b_proj.weight"]
+    heads = ["h.59.attn.heads.5.query.weight", "encoder.layers.3.self_attn.in_proj_weight"]
+    for first in queries + heads:
+        assert all(naming_order(first, True) < naming_order(expert, True) for expert in experts), first
+        assert naming_order(experts[0], True) < naming_order(first, False), "frozen, no call has it"
 
 
 def test_labels() -> None:

@@ -83,6 +83,30 @@ TEST_F(Layers, FullTablesRefuseAndStayRight) {
   EXPECT_EQ(table_->find(&places_[16 * 599]), -1);
 }
 
+TEST_F(Layers, WhatComesBeyondTheRoomHasNoNameAndItsLayerNoNorm) {
+  constexpr uint32_t kRoom = 65536;
+  const auto identity = [](uint32_t n) { return reinterpret_cast<const void*>(uintptr_t{n + 1} << 6); };
+  table_->name(parameter(identity(0), "a.1.q", "001"));
+  for (uint32_t n = 1; n < kRoom; ++n) EXPECT_TRUE(table_->name(parameter(identity(n), "a.0.e", "000")));
+  EXPECT_FALSE(table_->name(parameter(identity(kRoom), "a.0.e", "000")));
+  EXPECT_TRUE(table_->name(parameter(identity(1), "a.1.k", "001"))) << "it has a place";
+  EXPECT_EQ(table_->find(identity(kRoom)), -1);
+  EXPECT_STREQ(records_[table_->find(identity(1))].label, "001");
+  table_->add_gradient(identity(0), 9);
+  table_->add_gradient(identity(2), 7);
+  table_->add_gradient(identity(kRoom), 9);
+  double norm = 0;
+  ASSERT_TRUE(table_->publish_gradients(5, &norm));
+  EXPECT_EQ(norm, 5) << "of all of them";
+  EXPECT_EQ(records_[0].gradient_norm, 3);
+  EXPECT_EQ(records_[1].gradient_step, 0u) << "a part of the layer's gradient is not its norm";
+  table_->forget_names();
+  table_->name(parameter(identity(2), "a.0.e", "000"));
+  table_->add_gradient(identity(2), 16);
+  ASSERT_TRUE(table_->publish_gradients(6, &norm));
+  EXPECT_EQ(records_[1].gradient_norm, 4);
+}
+
 TEST_F(Layers, GradientsAreSummedByLayerAndPublishedOnce) {
   table_->name(parameter(&places_[16], "a", "000"));
   table_->name(parameter(&places_[32], "b", "000"));

@@ -252,6 +252,32 @@ TEST_F(Monitor, NamesAloneMakeNoSegmentAndAreInTheOneThatComes) {
   EXPECT_STREQ(layers[0].label, "007");
 }
 
+// There are 512 layers at most. What is told again is counted again, and forgetting it, as where a model
+// goes, is no news.
+TEST_F(Monitor, NamesThatHaveNoRoomAreCounted) {
+  in_child({}, [] {
+    std::vector<char> weights(1200);
+    std::vector<std::string> labels;
+    for (size_t n = 0; n < 600; ++n) labels.push_back(std::to_string(n));
+    std::vector<foreshock_parameter> rows;
+    for (size_t n = 0; n < 600; ++n)
+      rows.push_back({sizeof(foreshock_parameter), 1, &weights[n], "a", labels[n].c_str(), 1});
+    foreshock_name_parameters(rows.data(), rows.size());  // before there is a segment
+    Trainer trainer;
+    for (int64_t step = 1; step <= 2; ++step) {
+      trainer.attention(false, FORESHOCK_NEEDS_GRADIENT);
+      trainer.end(step);
+    }
+    EXPECT_EQ(foreshock_name_parameters(rows.data(), rows.size()), 512);
+    foreshock_name_parameters(nullptr, 0);
+    foreshock_gradients_too_many();
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  EXPECT_EQ(reader->coverage().parameters_unnamed, 88u);
+  EXPECT_EQ(reader->coverage().norms_untold, 1u);
+}
+
 // The address of a weight may be another one's by now: who says so by naming none is believed.
 TEST_F(Monitor, NamesOfOtherWeightsThanAreThereNowAreForgotten) {
   in_child({}, [] {

@@ -41,6 +41,24 @@ TEST_F(SegmentFiles, AProfilersTimerDoesNotKeepTheSpaceFromUs) {
   EXPECT_EQ(why, nullptr) << why;
 }
 
+// A daemon's are closed; whatever prints there all the same would print into the segment.
+TEST_F(SegmentFiles, ItsDescriptorIsNoneOfTheStandardStreams) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) close(stream);
+    SegmentWriter writer;
+    if (create(&writer) != nullptr) _exit(1);
+    for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+      if (write(stream, "loss 0.5", 8) != -1) _exit(2);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "exit status " << WEXITSTATUS(status);
+  ASSERT_NE(open(), nullptr);
+}
+
 TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);

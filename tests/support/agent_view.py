@@ -23,10 +23,16 @@ def agent_state(accept: Callable[[dict], object], seconds: float = 120) -> dict:
         time.sleep(0.02)
 
 
+def _has_judged_all(rank: dict) -> bool:
+    return all(of["in_flight"] == 0 for of in rank["attention"].values())
+
+
 def wait_until_judged(step: int) -> None:
     """Until the agent has seen the record of `step` and judged all that was sampled: every slot is free again."""
+    agent_state(lambda rank: rank["step"] == step and _has_judged_all(rank))
 
-    def judged(rank: dict) -> bool:
-        return rank["step"] == step and all(of["in_flight"] == 0 for of in rank["attention"].values())
 
-    agent_state(judged)
+def wait_until_called(calls: int) -> None:
+    """Until the agent has seen so many forward calls and judged all that was sampled, for trainings whose steps begin
+    anew."""
+    agent_state(lambda rank: rank["attention"]["forward"]["calls"] >= calls and _has_judged_all(rank))

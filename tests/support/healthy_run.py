@@ -36,6 +36,7 @@ def series_of_rank(rank: int, noise: random.Random) -> dict[str, list[float]]:
     each = {
         f"foreshock_step{{{of}}}": steps,
         f"foreshock_steps_total{{{of}}}": [STEPS_PER_SAMPLE * sample for sample in range(SAMPLES)],
+        f"foreshock_steps_lost_total{{{of}}}": [sample // 240 for sample in range(SAMPLES)],
         f"foreshock_rank_up{{{of}}}": [1] * SAMPLES,
         f"foreshock_world_size{{{of}}}": [2] * SAMPLES,
         # An evaluation of six minutes in which no step ends.

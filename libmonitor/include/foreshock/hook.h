@@ -332,6 +332,9 @@ FORESHOCK_EXPORT void foreshock_step_skipped_if(uint64_t number);
 /* From now on it is not known how many steps are left out: a gradient scaler's answer cannot be had. */
 FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 
+/* The gradients of the step that ends next are not told: there are more than an adapter has room for. */
+FORESHOCK_EXPORT void foreshock_gradients_too_many(void);
+
 /* A loss value of one micro-batch. Best source wins and is kept: reported > nll > backward root. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 

@@ -12,7 +12,7 @@ from typing import Any
 from .core import COUNTED, GIVEN_UP, GIVEN_UP_FAILED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
 from .fuse import Fuse, limit_of
 from .modules import Modules, is_part
-from .names import Named, layer_labels, numbered_labels
+from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import on_cpu, step_number, word
 from .others import Others, parameters_of
 from .owners import Owners
@@ -315,7 +315,7 @@ class Monitor:
         self._owners.watch(self.modules.owners(named))
         self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)
-        rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in named.items()]
+        rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in self._in_order(named)]
         self.core.name_parameters(rows)
         self._has_forgotten = False
         if self._owners.has_lost:  # meanwhile
@@ -336,6 +336,10 @@ class Monitor:
         self._called = called
         named = {a: (called[a][0], p) for a, (_, p) in named.items()}
         return named, {row.name: label for row, label in called.values()}
+
+    @staticmethod
+    def _in_order(named: dict[int, tuple[Named, Any]]) -> list[tuple[int, tuple[Named, Any]]]:
+        return sorted(named.items(), key=lambda item: naming_order(item[1][0].name, item[1][1].requires_grad))
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:

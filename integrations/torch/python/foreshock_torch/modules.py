@@ -34,7 +34,8 @@ def groups_of(state: Any) -> list[Any]:
 
 
 def shards_of(module: Any) -> list[Any]:
-    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    method = getattr(type(module), "_get_fsdp_state", None)  # of the module itself it would be a search, and in vain
+    state = method(module) if method is not None else None
     return [shard for group in groups_of(state) for shard in getattr(group, "fsdp_params", ())]
 
 
@@ -125,7 +126,7 @@ class Modules:
             every.update((id(module), module) for module in root.modules())
         found = []
         for module in every.values():
-            own = [p._cdata for p in module.parameters(recurse=False)]
+            own = [p._cdata for p in module._parameters.values() if p is not None]
             gathered = [shard._unsharded_param._cdata for shard in shards_of(module) if is_gathered(shard)]
             found.append((module, [address for address in dict.fromkeys(own + gathered) if address in named]))
         return found

@@ -14,6 +14,9 @@ QUERY_WORDS = {
 }  # fmt: skip
 
 
+_NUMBER = re.compile(r"[0-9]+")
+
+
 class Named(NamedTuple):
     """A parameter's name, and the number that its framework gave to the layer around it."""
 
@@ -21,6 +24,14 @@ class Named(NamedTuple):
     layer: str = ""  # path of the module that has the number, within its model
     number: int | None = None
     model: str = ""  # what tells models apart whose parameters have the same names
+
+
+def naming_order(name: str, is_trained: bool) -> tuple[bool, bool, int]:
+    """The least is named first, as room for names is limited. The layer of an attention call is found by the projection
+    of its query, if that trains: it is called so, or else has fewer numbers in its name than the many that take the
+    room, such as experts, which are numbered within a layer that is."""
+    word = name.removesuffix(".weight").rpartition(".")[2].lower()
+    return not is_trained, word not in QUERY_WORDS, len(_NUMBER.findall(name))
 
 
 def plain_name(name: str) -> str:
