@@ -100,21 +100,23 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
 
   segment::SegmentRequest request = {settings_.directory, settings_.rank,  fresh_nonce(),
                                      plan.slots,          plan.slot_bytes, tensors};
+  segment::Identity identity = identity_of(request, settings_.slices);
+  request.identity = &identity;
   const char* why = writer_.create(request);
   const auto is = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
   if (plan.slots > 0 && (is("no_space") || is("file_limit") || is("no_mapping"))) {
-    request.slots =
-        0;  // somebody was faster with the rest of the memory, or a limit is near: statistics only
+    // Somebody was faster with the rest of the memory, or a limit is near: statistics only.
+    request.slots = 0;
     request.slot_bytes = 0;
     request.tensor_bytes = segment::kTensorHeadOnly;
+    identity = identity_of(request, settings_.slices);
     why = writer_.create(request);
   }
-  if (why == nullptr) fill_identity(request, settings_.slices ? need : 0);
   return why;
 }
 
-void Guest::fill_identity(const segment::SegmentRequest& given, uint64_t wanted) {
-  segment::Identity& identity = *writer_.identity();
+segment::Identity Guest::identity_of(const segment::SegmentRequest& given, bool wants_slots) const {
+  segment::Identity identity = {};
   identity.pid = static_cast<uint64_t>(getpid());
   identity.launcher_pid = settings_.launcher_pid;
   identity.start_time_ns = realtime_ns();
@@ -131,12 +133,13 @@ void Guest::fill_identity(const segment::SegmentRequest& given, uint64_t wanted)
     if (const char* slash = std::strrchr(identity.executable, '/'))
       std::memmove(identity.executable, slash + 1, std::strlen(slash));
   }
-  identity.slots_wanted = wanted > 0 ? segment::kMaxSlots : 0;
+  identity.slots_wanted = wants_slots ? segment::kMaxSlots : 0;
   identity.slots_given = given.slots;
   identity.slot_bytes = given.slot_bytes;
   identity.max_slowdown = settings_.max_slowdown;
   identity.fixed_interval = settings_.every;
   identity.local_ranks = static_cast<uint32_t>(settings_.local_ranks);
+  return identity;
 }
 
 bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {

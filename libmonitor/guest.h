@@ -99,7 +99,7 @@ class Guest {
   bool prepare_own_page();
   int32_t add_op(const char* name, uint32_t pass);
   void take_over(const segment::Identity& late);
-  void fill_identity(const segment::SegmentRequest& given, uint64_t wanted);
+  segment::Identity identity_of(const segment::SegmentRequest& given, bool wants_slots) const;
 
   OwnPage before_set_up_;
   std::atomic<OwnPage*> own_{&before_set_up_};

@@ -203,6 +203,9 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   segment_map = mmap(nullptr, header.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, segment_fd, 0);
   if (control_map == MAP_FAILED || segment_map == MAP_FAILED) return undo(reason_of(errno));
   std::memcpy(segment_map, &header, sizeof header);
+  if (request.identity != nullptr)
+    std::memcpy(static_cast<char*>(segment_map) + header.regions[kIdentity].offset, request.identity,
+                sizeof(Identity));
 
   if (!lock_whole(segment_fd) || rename(control.temporary, control.final_name) != 0 ||
       rename(segment.temporary, segment.final_name) != 0)

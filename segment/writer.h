@@ -17,6 +17,8 @@ struct SegmentRequest {
   uint32_t slots;             // 0: statistics only
   uint64_t slot_bytes;        // rounded up to 64
   uint64_t tensor_bytes = 0;  // of the ring of tensors, its head included; 0: none
+  // Written before the file has its name: who finds it knows at once whose it is. Null: all zeros.
+  const Identity* identity = nullptr;
 };
 
 // Bytes of the .seg file for a request.

@@ -1,5 +1,8 @@
 #include "libmonitor/guest.h"
 
+#include <atomic>
+#include <thread>
+
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {
@@ -36,6 +39,25 @@ TEST_F(Guest, WhatIsToldBeforeTheSegmentDecidesItsRank) {
   EXPECT_EQ(found.late_ready, 1u);
   EXPECT_EQ(found.data_parallel, 3);
   EXPECT_STREQ(found.framework, "test 1");
+}
+
+// An agent that was quick enough took a process for rank 0 and nobody's: no launcher had it in its summary.
+TEST_F(Guest, WhoFindsTheSegmentKnowsWhoseItIs) {
+  for (int life = 1; life <= 50; ++life) {
+    std::atomic<bool> has_ended = false;
+    std::thread trainer([&] {
+      in_child({{"RANK", "1"}}, [] { Trainer().step(1, 1); });
+      has_ended = true;
+    });
+    while (files(".seg").empty() && !has_ended) {
+    }
+    const auto reader = open();
+    EXPECT_NE(reader, nullptr);
+    EXPECT_NE(reader == nullptr ? 0 : reader->identity().pid, 0u) << "process " << life;
+    trainer.join();
+    fs::remove_all(base_ + "/r");
+    fs::create_directory(base_ + "/r");
+  }
 }
 
 TEST_F(Guest, LateFactsAreShownWithTheStepAfterThem) {
