@@ -15,6 +15,7 @@ void Followed::look(Clock::time_point now) {
   // The lock before the counters: a trainer that ends in between has stored its last count by then.
   rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
+  if (!rank.alive) rank.exit_status = segment_->exit_status();
   if (rank.alive || !(rank.totals == seen_)) changed_ = now;
   seen_ = rank.totals;
 }

@@ -26,6 +26,9 @@ class Followed {
   // The trainer has let go of its lock, and nothing has moved since for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
 
+  // Its process has called exit(0): nothing more is to come, whatever its launcher still does.
+  bool has_exited_well() const { return !rank.alive && rank.exit_status == 0; }
+
   // Judges what is left and lets the segment go.
   void finish(RunState state);
   bool is_finished() const { return segment_ == nullptr; }

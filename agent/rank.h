@@ -169,7 +169,8 @@ const char* name_of(RunState state);
 struct RankStatistics {
   std::string run;
   segment::Identity identity = {};
-  bool identified = false;  // `identity` has been read
+  bool identified = false;         // `identity` has been read
+  std::optional<int> exit_status;  // what its process gave exit(), once it has
   std::vector<segment::Op> ops;
   std::vector<segment::UnseenName> unseen;  // attention that no hook sees
   segment::Coverage coverage = {};          // what of it was counted by other means

@@ -215,6 +215,14 @@ void Run::note_end(RunState state) {
     state_ = worst_;
 }
 
+RunState Run::state() const {
+  const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [](const auto& each) {
+    return !each->rank.current || each->is_finished() || each->has_exited_well();
+  });
+  if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended) return state_;
+  return std::max(worst_, RunState::kFinished, is_better);
+}
+
 // Whether nothing more is to come from the ranks of this launcher.
 bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
   bool waiting = false;

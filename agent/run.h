@@ -85,7 +85,8 @@ class Run {
   size_t ranks() const;  // that live or have lived, each once
 
   uint64_t refused_segments() const { return refused_segments_; }
-  RunState state() const { return state_; }
+  // A command that goes on when all its trainings have ended well is finished as far as they are concerned.
+  RunState state() const;
 
  private:
   Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock);

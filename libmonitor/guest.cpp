@@ -1,6 +1,7 @@
 #include "libmonitor/guest.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -42,6 +43,10 @@ void copy_word(char* to, size_t capacity, const char* from) {
   }
   to[n] = '\0';
 }
+
+// A handler of exit() is told the status; a destructor, which runs later, is not.
+std::atomic<int> g_exit_status{-1};
+void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
 void copy_text(char* to, size_t capacity, const char* from) { std::snprintf(to, capacity, "%s", from); }
 
@@ -172,8 +177,17 @@ bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   const uint32_t generation = generation_.fetch_add(1) + 1;
   own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
   drain_local();
+  on_exit(note_exit, nullptr);
   arming_.store(0);
   return true;
+}
+
+void Guest::publish_exit() {
+  const int status = g_exit_status.load(std::memory_order_relaxed);
+  if (status < 0) return;
+  segment::Identity& identity = *writer_.identity();
+  identity.exit_status = status;
+  std::atomic_ref<uint32_t>(identity.has_exited).store(1, std::memory_order_release);
 }
 
 void Guest::off(const char* reason) {

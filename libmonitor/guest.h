@@ -90,6 +90,9 @@ class Guest {
   // Whether this process is one of several of a job, as far as that was told.
   bool has_other_ranks() const { return settings_.world_size > 1 || late_.world_size > 1; }
 
+  // What the process has given exit(), for the agent: called by the last code of this library that runs.
+  void publish_exit();
+
   // The other facts, once the first step shows that all are told. For the thread at the end of a step.
   void publish_late();
 

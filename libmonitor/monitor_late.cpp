@@ -189,5 +189,7 @@ void Monitor::fetched(uint64_t number, double value) {
 // The last step of a training: what has come since. Its own memory alone is looked at.
 __attribute__((destructor)) static void look_at_the_end() {
   using namespace foreshock;
-  if ((g_guest.hot() & kHotArmed) != 0) g_monitor.look_at_the_end();
+  if ((g_guest.hot() & kHotArmed) == 0) return;
+  g_monitor.look_at_the_end();
+  g_guest.publish_exit();
 }

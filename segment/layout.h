@@ -91,6 +91,9 @@ struct Identity {
   uint32_t late_ready;  // 1: the fields below are valid
   int32_t data_parallel, tensor_parallel, pipeline_parallel, expert_parallel;
   char framework[48];
+  int32_t exit_status;  // 0 to 255, what exit() was given
+  uint32_t
+      has_exited;  // 1: exit() has run, and the field above is valid; not when _exit() or a signal ended it
 };
 
 // One per registered operation, in order of their numbers.

@@ -84,6 +84,11 @@ Identity SegmentReader::identity() const {
   return record_at<Identity>(region_, header_.regions[kIdentity].record_size, 0);
 }
 
+std::optional<int> SegmentReader::exit_status() const {
+  const Identity now = identity();
+  return now.has_exited == 1 ? std::optional<int>(now.exit_status) : std::nullopt;
+}
+
 std::vector<Op> SegmentReader::ops() const {
   std::vector<Op> ops;
   if (!read_region(kOps, &region_)) return ops;

@@ -4,6 +4,7 @@
 #define FORESHOCK_SEGMENT_READER_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ class SegmentReader {
   const Header& header() const { return header_; }
 
   Identity identity() const;
+  // What the process gave exit(); nothing while it lives, and when it ended in another way.
+  std::optional<int> exit_status() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
   Layer layer(uint32_t index) const;  // all zero where there is none

@@ -150,6 +150,11 @@ def test_needed_libraries(library):
     assert needed <= {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 
+def test_it_stays_when_it_is_closed(library):
+    """A thread may be in a hook then, and exit() calls a handler of ours."""
+    assert "NODELETE" in tool("readelf", "-d", library)
+
+
 def test_undefined_names_are_libc_s(library):
     """No C++ runtime, no torch, no CUDA, no Python is hoped for either."""
     for line in tool("nm", "-D", "--undefined-only", library).splitlines():

@@ -80,6 +80,36 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   for (const nlohmann::json& rank : ranks) EXPECT_EQ(rank["state"], "finished");
 }
 
+// `foreshock run -- bash job.sh`, with an upload behind its training: nobody is missing then.
+TEST(Run, IsFinishedWhenAllTrainingsHaveEndedWellThoughTheCommandGoesOn) {
+  SegmentOfATrainer trainer;
+  std::string error;
+  const auto run = open_run(job_options(), trainer);
+  ASSERT_NE(run, nullptr);
+  const auto launcher = Directory::open(trainer.directory, &error);
+  ASSERT_GE(launcher->lock("run.lock", LOCK_SH), 0);
+  Registry registry;
+  EXPECT_EQ(run->state(), RunState::kRunning) << "before the first one";
+  trainer.step(1, 2.0);
+  run->discover(&registry);
+  auto now = Run::Clock::now();
+  run->look_for_life(now + 11s);
+  EXPECT_EQ(run->state(), RunState::kRunning) << "it may have been killed";
+
+  trainer.writer.identity()->exit_status = 1;
+  trainer.writer.identity()->has_exited = 1;
+  run->look_for_life(now + 12s);
+  EXPECT_EQ(run->state(), RunState::kRunning) << "it has failed";
+  trainer.writer.identity()->exit_status = 0;
+  run->look_for_life(now + 13s);
+  EXPECT_EQ(run->state(), RunState::kFinished);
+
+  SegmentOfATrainer next(trainer.directory, 0, 0x11);
+  run->discover(&registry);
+  run->look_for_life(now + 14s);
+  EXPECT_EQ(run->state(), RunState::kRunning) << "it trains again";
+}
+
 // Lines that wait for room on a full disk go with the agent that is killed; the next one writes the rest, and
 // says that it is not all.
 TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {

@@ -1,7 +1,10 @@
 """Ways for a trainer to end, and what it may do with processes and threads before."""
 
+import json
+
 import pytest
-from fault_scene import assert_conserved
+from fault_scene import RUN_ID, assert_conserved
+from scraping import get, wait_until
 
 STEPS = "40"
 
@@ -38,3 +41,22 @@ def test_a_thousand_children(scene, told):
     told("1000 short-lived children", scene, plain, watched)
     assert_conserved(watched.summary)
     assert [rank["steps"] for rank in watched.summary["ranks"]] == [40]
+
+
+def test_a_command_that_goes_on_when_its_training_has_ended(scene):
+    """An upload, say: the run is finished as far as alerts are concerned, and nobody is missing."""
+    go = scene.folder / "go"
+    goes_on = ["sh", "-c", f'"$@" && until [ -e {go} ]; do sleep 0.05; done', "sh"]
+    process = scene.start([*scene.run_line(), *goes_on, *scene.trainer_line(STEPS, "return")])
+
+    def state() -> str:
+        address = json.loads((scene.base / RUN_ID / "agent.json").read_text())
+        return json.loads(get(f"http://127.0.0.1:{address['port']}/api/v1/state"))["state"]
+
+    wait_until(lambda: state() == "finished", of=process)
+    go.touch()
+    watched = scene.end(process)
+    assert watched.said == []
+    assert watched.summary["state"] == "finished"
+    assert [rank["steps"] for rank in watched.summary["ranks"]] == [40]
+    assert scene.left_files() == []

@@ -1,6 +1,10 @@
 #include "libmonitor/guest.h"
 
+#include <signal.h>
+
 #include <atomic>
+#include <functional>
+#include <optional>
 #include <thread>
 
 #include "tests/libmonitor/monitor_fixture.h"
@@ -58,6 +62,37 @@ TEST_F(Guest, WhoFindsTheSegmentKnowsWhoseItIs) {
     fs::remove_all(base_ + "/r");
     fs::create_directory(base_ + "/r");
   }
+}
+
+TEST_F(Guest, HowItsProcessEndsIsTold) {
+  const std::optional<int> kNothing;
+  const std::pair<std::function<void()>, std::optional<int>> ways[] = {{[] { exit(0); }, 0},
+                                                                       {[] { exit(3); }, 3},
+                                                                       {[] { _exit(0); }, kNothing},
+                                                                       {[] { raise(SIGKILL); }, kNothing}};
+  for (const auto& [end, status] : ways) {
+    in_child({}, [&end] {
+      const pid_t trainer = fork();
+      if (trainer == 0) {
+        Trainer().step(1, 1);
+        end();
+      }
+      waitpid(trainer, nullptr, 0);
+    });
+    EXPECT_EQ(open()->exit_status(), status);
+    fs::remove_all(base_ + "/r");
+    fs::create_directory(base_ + "/r");
+  }
+}
+
+TEST_F(Guest, TheEndOfAChildIsNotThatOfTheTrainer) {
+  in_child({}, [this] {
+    Trainer().step(1, 1);
+    const pid_t child = fork();
+    if (child == 0) exit(0);
+    waitpid(child, nullptr, 0);
+    EXPECT_EQ(open()->exit_status(), std::nullopt);
+  });
 }
 
 TEST_F(Guest, LateFactsAreShownWithTheStepAfterThem) {
