@@ -85,7 +85,7 @@ def test_integrations(python: str, run: Runner, selection: str, log: Path) -> No
     status, output = run(command, {"FORESHOCK_BUILD": str(ROOT / "build" / "release")})
     log.write_text(output)
     telling = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
-    print("\n".join([*telling, output.splitlines()[-1]]), flush=True)
+    print("\n".join([*telling, *output.splitlines()[-1:]]), flush=True)
     if status != 0:
         raise TestError(f"tests/integrations failed; see {log}")
     print(f"package: tests/integrations passed in {time.monotonic() - begin:.0f} s", flush=True)

@@ -1,5 +1,8 @@
 """For every test: where the support modules are, a base directory, the hand trainer, the command line."""
 
+# The pytest of Debian, under which other releases of torch are tested, lacks names of the annotations.
+from __future__ import annotations
+
 import pathlib
 import shutil
 import signal
