@@ -78,6 +78,7 @@ class Agent {
   HttpServer server_;
   double cpu_at_cadence_ = 0;
   TargetFile target_file_;
+  bool told_of_shortage_ = false;
   std::string target_problem_;  // "" while the file is as it should be
 };
 
@@ -214,11 +215,16 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
                        : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0},
                                    std::move(again), &error);
   if (run == nullptr) {
-    tree_->leave(found.label, *found.directory, error.empty());
-    if (error.empty())
+    const bool is_short = is_shortage(errno);
+    tree_->leave(found.label, *found.directory, error.empty() || is_short);
+    if (is_short) {
+      if (!told_of_shortage_) spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);
+      told_of_shortage_ = true;
+    } else if (error.empty()) {
       elsewhere_.push_back(other_agent(found.label, address));
-    else
+    } else {
       spdlog::warn("{} is not followed: {}", found.label, error);
+    }
     return;
   }
   if (!say_address(*run)) spdlog::warn("{}: cannot write there; its launcher will see no agent", found.label);

@@ -11,6 +11,9 @@
 #include <cstring>
 
 namespace foreshock {
+
+bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
+
 namespace {
 
 // O_NONBLOCK: opening a pipe would wait for its other end. It means nothing for regular files.
@@ -31,22 +34,27 @@ bool write_all(int file, const std::string& text) {
   return true;
 }
 
-// Calls take(entry) for each entry, up to the limit.
+// Calls take(entry) for each entry, up to the limit. False: not for all of them, for a shortage.
 template <class Take>
-void each_entry(int directory, const Take& take) {
+bool each_entry(int directory, const Take& take) {
   // A stream of its own: it would share the place in the directory with every copy of the descriptor.
   const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
   if (stream == nullptr) {
+    const bool was_read = !is_shortage(errno);
     if (own >= 0) close(own);
-    return;
+    return was_read;
   }
+  bool was_read = true;
   for (size_t seen = 0; seen < Directory::kMostEntries; ++seen) {
+    errno = 0;
     const dirent* entry = readdir(stream);
+    was_read = entry != nullptr || !is_shortage(errno);
     if (entry == nullptr) break;
     if (entry->d_name[0] != '.') take(*entry);
   }
   closedir(stream);
+  return was_read;
 }
 
 }  // namespace
@@ -90,29 +98,35 @@ struct stat Directory::status() const {
   return status;
 }
 
-std::vector<std::string> Directory::names(const std::string& begin, const std::string& end) const {
+std::vector<std::string> Directory::names(const std::string& begin, const std::string& end,
+                                          bool* was_read) const {
   std::vector<std::string> names;
-  each_entry(descriptor_, [&](const dirent& entry) {
+  const bool could_read = each_entry(descriptor_, [&](const dirent& entry) {
     const std::string name = entry.d_name;
     if (name.size() > begin.size() + end.size() && name.starts_with(begin) && name.ends_with(end))
       names.push_back(name);
   });
+  if (was_read != nullptr) *was_read = could_read;
   std::sort(names.begin(), names.end());
   return names;
 }
 
-std::vector<std::string> Directory::directories() const {
+std::vector<std::string> Directory::directories(bool* was_read) const {
   std::vector<std::string> names;
-  each_entry(descriptor_, [&](const dirent& entry) {
+  const bool could_read = each_entry(descriptor_, [&](const dirent& entry) {
     // Unknown where the file system does not say; opening it will tell.
     if (entry.d_type == DT_DIR || entry.d_type == DT_UNKNOWN) names.push_back(entry.d_name);
   });
+  if (was_read != nullptr) *was_read = could_read;
   std::sort(names.begin(), names.end());
   return names;
 }
 
 int Directory::open_file(const std::string& name, int flags) const {
-  if (!is_plain_name(name)) return -1;
+  if (!is_plain_name(name)) {
+    errno = EINVAL;
+    return -1;
+  }
   const int file = ::openat(descriptor_, name.c_str(), flags | kCareful, 0600);
   if (file < 0) return -1;
   struct stat status = {};
@@ -147,7 +161,10 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
       length += static_cast<size_t>(got);
   }
   close(file);
-  if (length > most) return std::nullopt;
+  if (length > most) {
+    errno = EFBIG;
+    return std::nullopt;
+  }
   text.resize(length);
   return text;
 }
@@ -193,7 +210,7 @@ int Directory::lock(const std::string& name, int operation) const {
 
 bool Directory::is_locked(const std::string& name) const {
   const int file = open_file(name, O_RDONLY);
-  if (file < 0) return false;
+  if (file < 0) return is_shortage(errno);
   const bool locked = flock(file, LOCK_EX | LOCK_NB) != 0;
   close(file);
   return locked;

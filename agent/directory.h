@@ -13,6 +13,10 @@
 
 namespace foreshock {
 
+// Whether what has failed with this errno may be had a moment later: this process or the node has no
+// descriptor or no memory left.
+bool is_shortage(int error);
+
 class Directory {
  public:
   // Opens `path`, which the caller trusts but for its last component: that must be a directory and no link.
@@ -33,20 +37,22 @@ class Directory {
   uid_t owner() const { return owner_; }
 
   // Names that begin and end as given and do not begin with a dot, sorted. Of a directory with more than
-  // kMostEntries entries the first ones that the kernel tells.
+  // kMostEntries entries the first ones that the kernel tells. `was_read`: false where a shortage is why
+  // there are none, which says nothing.
   static constexpr size_t kMostEntries = 16384;
-  std::vector<std::string> names(const std::string& begin, const std::string& end) const;
+  std::vector<std::string> names(const std::string& begin, const std::string& end,
+                                 bool* was_read = nullptr) const;
   // The same for the directories inside.
-  std::vector<std::string> directories() const;
+  std::vector<std::string> directories(bool* was_read = nullptr) const;
 
   // A regular file of the directory's owner (anybody's, where the directory is root's or ours), with no other
-  // name. -1 when there is none; `flags` are open(2)'s. The caller closes it.
+  // name. -1 and errno when there is none; `flags` are open(2)'s. The caller closes it.
   int open_file(const std::string& name, int flags) const;
   bool has(const std::string& name) const;
   // Of the entry itself, also if it is a link; nothing when there is none.
   std::optional<struct stat> status_of(const std::string& name) const;
 
-  // The whole file, at most `most` bytes; nothing when it cannot be read or is larger.
+  // The whole file, at most `most` bytes; nothing, and errno, when it cannot be read or is larger.
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
   // Replaces the file as a whole: nobody reads half of it. Root gives it to the owner of the
@@ -58,7 +64,8 @@ class Directory {
   // Takes an flock (LOCK_EX or LOCK_SH) on the file, creating it if need be. The descriptor that holds it, or
   // -1.
   int lock(const std::string& name, int operation) const;
-  // Whether anybody holds an flock on the file.
+  // Whether anybody holds an flock on the file; true as well where there is nothing left to ask with
+  // (is_shortage()).
   bool is_locked(const std::string& name) const;
 
  private:

@@ -1,5 +1,6 @@
 #include "agent/launcher_files.h"
 
+#include <cerrno>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -33,6 +34,7 @@ std::string summary_name(uint64_t launcher_pid) {
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_pid) {
   if (launcher_pid == 0 || !directory.has(exit_name(launcher_pid))) return std::nullopt;
   const std::optional<std::string> text = directory.read(exit_name(launcher_pid), kMostBytes);
+  if (!text && is_shortage(errno)) return std::nullopt;  // it can be read later
   const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
   if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
   return state_from(json["state"]);
@@ -43,7 +45,7 @@ std::vector<LauncherExit> unanswered_exits(const Directory& directory) {
   for (const std::string& name : directory.names("exit.", ".json")) {
     const uint64_t pid = pid_in(name);
     if (pid == 0 || directory.has(summary_name(pid))) continue;
-    exits.push_back({pid, exit_of(directory, pid).value_or(RunState::kFailed)});
+    if (const std::optional<RunState> state = exit_of(directory, pid)) exits.push_back({pid, *state});
   }
   return exits;
 }

@@ -21,7 +21,7 @@ struct LauncherExit {
 // Exits that have no summary yet.
 std::vector<LauncherExit> unanswered_exits(const Directory& directory);
 
-// How the command of this launcher ended; nothing when that has not been told.
+// How the command of this launcher ended; nothing when that has not been told, or cannot be read just now.
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_pid);
 
 std::string summary_name(uint64_t launcher_pid);

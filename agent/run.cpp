@@ -44,7 +44,9 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   error->clear();
   const int lock = directory->lock("agent.lock", LOCK_EX);  // one consumer per directory
   if (lock < 0) {
-    if (errno != EWOULDBLOCK) *error = directory->path() + "/agent.lock: " + std::strerror(errno);
+    const int why = errno;
+    if (why != EWOULDBLOCK) *error = directory->path() + "/agent.lock: " + std::strerror(why);
+    errno = why;
     return nullptr;
   }
   std::unique_ptr<Run> run(new Run(options, std::move(directory), lock));
@@ -115,16 +117,20 @@ bool Run::poll() {
   return busy;
 }
 
-void Run::discover(Registry* registry) {
+bool Run::discover(Registry* registry) {
   make_room();
+  may_have_room_ = false;
   std::vector<Discovery::Refusal> refused;
-  for (auto& segment : discovery_.look(kMostSegments - followed_.size(), &refused))
-    follow(std::move(segment), registry);
+  auto found = discovery_.look(kMostSegments - followed_.size(), &refused);
+  for (auto& segment : found) follow(std::move(segment), registry);
   for (const Discovery::Refusal& refusal : refused) {
     refusal_ = refusal.why;
-    if (++refused_segments_ <= kMostRefusalsTold)
-      spdlog::warn("{}: {} refused: {}", options_.label, refusal.name, refusal.why);
+    refused_segments_ += !refusal.is_waiting;
+    if (++refusals_ <= kMostRefusalsTold)
+      spdlog::warn("{}: {} {}: {}", options_.label, refusal.name,
+                   refusal.is_waiting ? "has to wait" : "refused", refusal.why);
   }
+  return !found.empty();
 }
 
 // The oldest of those that a later process of the same rank has followed, when there are too many.
@@ -143,12 +149,15 @@ void Run::make_room() {
 void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry) {
   segment->set_agent_pid(static_cast<uint64_t>(getpid()));
   auto followed = std::make_unique<Followed>(std::move(segment), options_.label, pipeline_.get());
-  const RankStatistics& rank = followed->rank;
+  RankStatistics& rank = followed->rank;
   facts_.take_up(followed->name, &followed->rank);
   spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
-  for (auto& other : followed_)
-    if (other->rank.identity.rank == rank.identity.rank) other->rank.current = false;
-  registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
+  for (auto& other : followed_) {
+    if (other->rank.identity.rank != rank.identity.rank) continue;
+    // By the nonces: one that had to wait may have been replaced meanwhile.
+    (other->name < followed->name ? other->rank : rank).current = false;
+  }
+  if (rank.current) registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
   followed->segment().set_advice(advice_);
   followed_.push_back(std::move(followed));
@@ -181,6 +190,7 @@ void Run::announce(Followed& followed) {
 // one of them ended is told with its launcher's end.
 void Run::retire(Followed& followed) {
   followed.finish(RunState::kRunning);
+  may_have_room_ = true;
   announce(followed);
   record_run(followed.rank, "ended");
   for (const char* end : {".seg", ".ctl"}) directory_->remove(followed.name + end);
@@ -195,6 +205,7 @@ RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
 
 void Run::finish(Followed& followed, RunState state) {
   followed.finish(end_of(followed, state));
+  may_have_room_ = true;
   facts_.note(followed.name, followed.rank);  // the last that is learned of it
   announce(followed);
   record_run(followed.rank, "ended");
@@ -219,7 +230,8 @@ RunState Run::state() const {
   const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [](const auto& each) {
     return !each->rank.current || each->is_finished() || each->has_exited_well();
   });
-  if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended) return state_;
+  if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended || discovery_.waiting() > 0)
+    return state_;
   return std::max(worst_, RunState::kFinished, is_better);
 }
 
@@ -248,7 +260,10 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     if (ended.size() >= kMostExitsAtOnce) break;
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_pid, now).first->second;
     discover(registry);  // a segment born just before the end
-    if (!drain(exit, now) && now - seen < kDrainAtMost) continue;
+    const bool is_drained = drain(exit, now);
+    // Those that had to wait for a descriptor have those of the drained ones now.
+    if (discovery_.waiting() > 0 && discover(registry)) continue;
+    if (!is_drained && now - seen < kDrainAtMost) continue;
     note_end(exit.state);
     ended.push_back(exit);
   }
@@ -256,7 +271,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
 }
 
 bool Run::is_needed() const {
-  if (has_launcher(*directory_)) return true;
+  if (has_launcher(*directory_) || (may_have_room_ && discovery_.waiting() > 0)) return true;
   return std::any_of(followed_.begin(), followed_.end(),
                      [](const auto& each) { return !each->is_finished(); });
 }

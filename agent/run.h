@@ -39,7 +39,8 @@ class Run {
  public:
   using Clock = Followed::Clock;
 
-  // `directory`: <base>/<run id>. Null: *error is one line, or empty when another agent holds the directory.
+  // `directory`: <base>/<run id>. Null: *error is one line, or empty when another agent holds the directory;
+  // errno says why there is no lock.
   // The lock on it lives as long as the run.
   static std::unique_ptr<Run> open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                    std::string* error);
@@ -50,8 +51,8 @@ class Run {
   // Takes what is new in the segments that are known. Returns whether there was anything.
   bool poll();
 
-  // Finds new segments.
-  void discover(Registry* registry);
+  // Finds new segments. Whether there were any.
+  bool discover(Registry* registry);
 
   // Ends the segments whose trainers have gone without a word.
   void look_for_life(Clock::time_point now);
@@ -84,7 +85,8 @@ class Run {
   double rank_seconds() const;
   size_t ranks() const;  // that live or have lived, each once
 
-  uint64_t refused_segments() const { return refused_segments_; }
+  // That cannot be followed, or not now.
+  uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
   // A command that goes on when all its trainings have ended well is finished as far as they are concerned.
   RunState state() const;
 
@@ -131,9 +133,10 @@ class Run {
   bool record_was_incomplete_ = false, is_told_incomplete_ = false;  // by an agent before; in the directory
   std::vector<std::unique_ptr<Followed>> followed_;
   RunState state_ = RunState::kRunning;
-  RunState worst_ = RunState::kRunning;  // of the ends so far
-  uint64_t refused_segments_ = 0;
-  std::string refusal_;  // why the last of them was
+  RunState worst_ = RunState::kRunning;           // of the ends so far
+  uint64_t refused_segments_ = 0, refusals_ = 0;  // for good; and those that had to wait
+  std::string refusal_;                           // why the last of them was
+  bool may_have_room_ = false;                    // segments were let go since the last look for new ones
   bool told_of_limit_ = false;
   uint64_t interval_ = 0;                             // what the ranks were told; 0: nothing yet
   AgentWork at_cadence_;                              // when the interval was last thought over

@@ -72,7 +72,7 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
   }
   nlohmann::json all = {{"schema", 1}, {"run", options_.label}, {"state", name_of(state())}, {"ranks", ranks}};
   // Who started them cannot be read, so every launcher is told.
-  if (refused_segments_ > 0) all["refused"] = {{"segments", refused_segments_}, {"why", refusal_}};
+  if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
   return all;
 }
 
@@ -89,7 +89,7 @@ void Run::publish(Registry* registry) {
   registry->set(Metric::kRunInfo, {options_.label, user_}, 1);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
     registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == this->state());
-  uint64_t refused = refused_segments_;
+  uint64_t refused = refusals_;
   for (const auto& followed : followed_)
     refused += followed->rank.refused_slots + followed->rank.refused_tensors;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));

@@ -22,8 +22,9 @@ bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < 
 
 }  // namespace
 
-bool is_run_directory(const Directory& directory) {
-  return directory.has("run.lock") || !directory.names("", ".seg").empty();
+bool is_run_directory(const Directory& directory, bool* was_read) {
+  *was_read = true;
+  return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
 }
 
 std::vector<FoundRun> Tree::look() {
@@ -34,15 +35,20 @@ std::vector<FoundRun> Tree::look() {
     followed_ += seen.followed;
   }
   size_t of_nobody = 0;
+  was_read_ = true;
   look_into(*root_, "", &of_nobody);
-  std::erase_if(seen_, [](const auto& entry) { return !entry.second.here; });
+  // What nobody could look at is not gone: followed anew, a run would forget all that it has learned.
+  if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.here; });
   return std::exchange(found_, {});
 }
 
 // `prefix` "": the root, whose directories are runs or users. Else a user's.
 void Tree::look_into(const Directory& directory, const std::string& prefix, size_t* of_one) {
   std::string why;
-  for (const std::string& name : directory.directories()) {
+  bool was_read = false;
+  const std::vector<std::string> names = directory.directories(&was_read);
+  was_read_ &= was_read;
+  for (const std::string& name : names) {
     const std::string label = prefix + name;
     const std::optional<struct stat> status = directory.status_of(name);
     if (!status || !S_ISDIR(status->st_mode)) continue;
@@ -53,8 +59,10 @@ void Tree::look_into(const Directory& directory, const std::string& prefix, size
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
     if (!is_new && !may_be_user) continue;
     std::unique_ptr<Directory> inside = directory.open_inside(name, &why);
-    if (inside == nullptr) continue;
-    if (is_run_directory(*inside)) {
+    const bool is_run = inside != nullptr && is_run_directory(*inside, &was_read);
+    if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;
+    if (inside == nullptr || !was_read) continue;
+    if (is_run) {
       if (is_new) consider(label, std::move(inside), count);
       continue;
     }

@@ -52,11 +52,12 @@ class Tree {
   std::map<std::string, Seen> seen_;  // by label
   std::vector<FoundRun> found_;
   size_t followed_ = 0;
+  bool was_read_ = true;  // in the present round, all that had to be
   uint64_t refused_ = 0;
 };
 
-// Whether a trainer or a launcher has left something here.
-bool is_run_directory(const Directory& directory);
+// Whether a trainer or a launcher has left something here. `was_read`: whether that could be seen.
+bool is_run_directory(const Directory& directory, bool* was_read);
 
 }  // namespace foreshock
 

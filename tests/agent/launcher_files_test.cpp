@@ -7,6 +7,7 @@
 
 #include <fstream>
 
+#include "tests/support/few_descriptors.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {
@@ -50,6 +51,20 @@ TEST_F(LauncherFiles, BrokenFilesAreAFailedRun) {
   const auto exits = unanswered_exits(*open());
   ASSERT_EQ(exits.size(), 3u);
   for (const LauncherExit& exit : exits) EXPECT_EQ(exit.state, RunState::kFailed);
+}
+
+TEST_F(LauncherFiles, WhatCannotBeAskedForWantOfDescriptorsIsNotAnswered) {
+  write("exit.12.json", R"({"status": 0, "signal": 0, "state": "finished"})");
+  write("run.lock", "");
+  const auto directory = open();
+  {
+    const FewDescriptors none(0);
+    EXPECT_TRUE(has_launcher(*directory)) << "an agent that takes its launcher for dead ends";
+    EXPECT_EQ(exit_of(*directory, 12), std::nullopt);
+    EXPECT_EQ(unanswered_exits(*directory).size(), 0u);
+  }
+  EXPECT_FALSE(has_launcher(*directory));
+  EXPECT_EQ(exit_of(*directory, 12), RunState::kFinished);
 }
 
 TEST_F(LauncherFiles, ALauncherIsASharedLock) {

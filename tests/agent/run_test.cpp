@@ -13,6 +13,7 @@
 
 #include "exporters/record_reader.h"
 #include "tests/agent/segment_of_a_trainer.h"
+#include "tests/support/few_descriptors.h"
 
 namespace foreshock {
 namespace {
@@ -112,6 +113,64 @@ TEST(Run, IsFinishedWhenAllTrainingsHaveEndedWellThoughTheCommandGoesOn) {
 
 // Lines that wait for room on a full disk go with the agent that is killed; the next one writes the rest, and
 // says that it is not all.
+// An agent that may open few files follows as many ranks as it can, and the others when those have ended.
+TEST(Run, RanksThatHadToWaitForDescriptorsAreInTheSummary) {
+  constexpr int kRanks = 24;
+  SegmentOfATrainer first;
+  std::vector<std::unique_ptr<SegmentOfATrainer>> others;
+  for (int rank = 1; rank < kRanks; ++rank)
+    others.push_back(std::make_unique<SegmentOfATrainer>(first.directory, rank));
+  first.writer.identity()->launcher_pid = kLauncher;
+  first.step(1, 2.0);
+  for (const auto& other : others) {
+    other->writer.identity()->launcher_pid = kLauncher;
+    other->step(1, 2.0);
+  }
+  const auto run = open_run(job_options(), first);
+  ASSERT_NE(run, nullptr);
+  Registry registry;
+  const FewDescriptors few(32);
+  EXPECT_TRUE(run->discover(&registry));
+  const size_t at_once = run->ranks();
+  EXPECT_LT(at_once, size_t{kRanks});
+  EXPECT_EQ(run->document(kLauncher, false)["refused"]["segments"], kRanks - at_once);
+  auto now = Run::Clock::now();
+  run->look_for_life(now + 11s);  // no launcher: those ranks have ended, and the files of others are there
+  EXPECT_TRUE(run->is_needed());
+
+  std::ofstream(first.directory + "/exit." + std::to_string(kLauncher) + ".json")
+      << R"({"status": 0, "signal": 0, "state": "finished"})";
+  now += 60s;
+  int rounds = 1;
+  while (run->ended_launchers(now, &registry).empty() && rounds < kRanks) {
+    now += 200ms;
+    ++rounds;
+  }
+  EXPECT_LT(rounds, kRanks);
+  const nlohmann::json summary = run->document(kLauncher, false);
+  EXPECT_EQ(summary["ranks"].size(), size_t{kRanks});
+  EXPECT_FALSE(summary.contains("refused")) << summary["refused"];
+  for (const nlohmann::json& rank : summary["ranks"]) EXPECT_EQ(rank["steps"], 1) << rank["rank"];
+}
+
+TEST(Run, AnOlderProcessOfARankThatIsFoundLateDoesNotTakeItsPlace) {
+  SegmentOfATrainer newer("", 0, 0x20);
+  const auto run = open_run(job_options(), newer);
+  ASSERT_NE(run, nullptr);
+  Registry registry;
+  newer.writer.identity()->attempt = 1;
+  run->discover(&registry);
+  SegmentOfATrainer older(newer.directory, 0, 0x10);
+  run->discover(&registry);
+  EXPECT_EQ(run->ranks(), 1u);
+  std::vector<HistoryTable> tables;
+  newer.step(7, 2.0);
+  run->poll();
+  run->add_history(&tables);
+  ASSERT_EQ(tables.size(), 1u);
+  EXPECT_EQ(tables[0].first_step, 7) << "of the newer one";
+}
+
 TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
   for (const bool was_full : {false, true}) {
     SegmentOfATrainer trainer;

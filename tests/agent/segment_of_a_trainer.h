@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_TESTS_AGENT_SEGMENT_OF_A_TRAINER_H_
 #define FORESHOCK_TESTS_AGENT_SEGMENT_OF_A_TRAINER_H_
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -42,7 +43,9 @@ class SegmentOfATrainer {
     tensors_.attach(writer.tensors(), writer.tensor_bytes(), writer.control());
   }
   ~SegmentOfATrainer() {
-    if (owns_directory_) std::filesystem::remove_all(directory);
+    if (!owns_directory_) return;
+    close_segments();
+    std::filesystem::remove_all(directory);
   }
 
   std::unique_ptr<segment::SegmentReader> open() {
@@ -180,6 +183,19 @@ class SegmentOfATrainer {
   segment::SegmentWriter writer;
 
  private:
+  // Trainers hold theirs for the life of their process, which has other tests to come. Readers of them have
+  // opened them to read only.
+  void close_segments() const {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const std::string path = std::filesystem::read_symlink(entry, gone);
+      const int file = std::stoi(entry.path().filename());
+      if (path.starts_with(directory + "/") && path.find(".seg") != std::string::npos &&
+          (fcntl(file, F_GETFL) & O_ACCMODE) == O_RDWR)
+        close(file);
+    }
+  }
+
   bool owns_directory_;
   segment::TensorWriter tensors_;
   uint64_t tickets_ = 0;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/few_descriptors.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {
@@ -58,6 +59,23 @@ TEST_F(TreeTest, WhatWasLeftComesBackWhenSomethingIsMadeInIt) {
   EXPECT_EQ(look(), Labels{"ada/one"});
   tree_->leave("ada/one", *found_[0].directory, true);
   EXPECT_EQ(look(), Labels{"ada/one"}) << "another agent had it: asked again and again";
+}
+
+TEST_F(TreeTest, AShortageOfDescriptorsDoesNotMakeRunsNew) {
+  make_run("ada/one");
+  make_run("seven");
+  EXPECT_EQ(look(), (Labels{"ada/one", "seven"}));
+  for (const int some : {0, 1, 2, 3, 0}) {
+    {
+      const FewDescriptors few(some);
+      EXPECT_EQ(look(), Labels{}) << some;
+    }
+    EXPECT_EQ(look(), Labels{}) << "found again, a run is followed from its beginning";
+  }
+  fs::remove_all(root_ / "seven");
+  EXPECT_EQ(look(), Labels{});
+  make_run("seven");
+  EXPECT_EQ(look(), Labels{"seven"});
 }
 
 TEST_F(TreeTest, ADirectoryThatWasMadeAnewIsAnotherRun) {
