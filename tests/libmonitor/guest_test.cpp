@@ -65,21 +65,24 @@ TEST_F(Guest, WhoFindsTheSegmentKnowsWhoseItIs) {
 }
 
 TEST_F(Guest, HowItsProcessEndsIsTold) {
-  const std::optional<int> kNothing;
-  const std::pair<std::function<void()>, std::optional<int>> ways[] = {{[] { exit(0); }, 0},
-                                                                       {[] { exit(3); }, 3},
-                                                                       {[] { _exit(0); }, kNothing},
-                                                                       {[] { raise(SIGKILL); }, kNothing}};
-  for (const auto& [end, status] : ways) {
-    in_child({}, [&end] {
+  struct Way {
+    std::function<void()> end;
+    std::optional<int> status;
+  };
+  const Way ways[] = {{[] { exit(0); }, 0},
+                      {[] { exit(3); }, 3},
+                      {[] { _exit(0); }, std::nullopt},
+                      {[] { raise(SIGKILL); }, std::nullopt}};
+  for (const Way& way : ways) {
+    in_child({}, [&way] {
       const pid_t trainer = fork();
       if (trainer == 0) {
         Trainer().step(1, 1);
-        end();
+        way.end();
       }
       waitpid(trainer, nullptr, 0);
     });
-    EXPECT_EQ(open()->exit_status(), status);
+    EXPECT_EQ(open()->exit_status(), way.status);
     fs::remove_all(base_ + "/r");
     fs::create_directory(base_ + "/r");
   }
