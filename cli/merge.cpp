@@ -11,6 +11,7 @@
 #include "cli/say.h"
 #include "cli/tensor_merger.h"
 #include "cli/tensor_shares.h"
+#include "cli/whole_file.h"
 
 namespace foreshock::cli {
 namespace {
@@ -50,17 +51,18 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
   return "";
 }
 
-// A file that is there as a whole, or not at all; or standard output.
+// A file that is there as a whole, or not at all; or standard output, or another stream.
 class Output {
  public:
-  explicit Output(const std::string& path) : path_(path) {
-    file_ = path.empty() ? stdout : std::fopen((path + ".part").c_str(), "wb");
-    if (file_ == nullptr) problem_ = path + ".part: " + std::strerror(errno);
+  explicit Output(const std::string& path)
+      : path_(path), writes_at_once_(is_stream(path)), opened_(writes_at_once_ ? path : path + ".part") {
+    file_ = path.empty() ? stdout : std::fopen(opened_.c_str(), writes_at_once_ ? "ab" : "wb");
+    if (file_ == nullptr) problem_ = opened_ + ": " + std::strerror(errno);
   }
   ~Output() {
     if (path_.empty() || file_ == nullptr) return;
     std::fclose(file_);
-    std::remove((path_ + ".part").c_str());
+    if (!writes_at_once_) std::remove(opened_.c_str());
   }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -79,7 +81,7 @@ class Output {
     if (path_.empty() || !problem_.empty()) return problem_;
     std::fclose(file_);
     file_ = nullptr;
-    if (std::rename((path_ + ".part").c_str(), path_.c_str()) != 0)
+    if (!writes_at_once_ && std::rename(opened_.c_str(), path_.c_str()) != 0)
       problem_ = path_ + ": " + std::strerror(errno);
     return problem_;
   }
@@ -90,6 +92,8 @@ class Output {
   std::string name() const { return path_.empty() ? "standard output" : path_; }
 
   const std::string path_;
+  const bool writes_at_once_;
+  const std::string opened_;
   FILE* file_;
   std::string problem_;
   uint64_t lines_ = 0;

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import subprocess
 
@@ -215,6 +216,25 @@ def test_nobodys_file_is_written_over(foreshock, write, tmp_path):
     other.unlink()
     assert foreshock("report", str(record)).returncode == 0
     assert foreshock("report", str(record)).returncode == 0, "a report is replaced"
+
+
+@pytest.mark.parametrize("command", ["report", "merge"])
+def test_a_pipe_is_written_to_and_stays(foreshock, write, tmp_path, command):
+    """As a device does: for root, `-o /dev/null` is a file that could be replaced."""
+    records = [write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with (tmp_path / "read").open("wb") as read:
+        reader = subprocess.Popen(["cat", pipe], stdout=read)
+    try:
+        done = foreshock(command, *map(str, records), "-o", str(pipe))
+        assert done.returncode == 0, done.stderr
+        assert pipe.is_fifo()
+        assert reader.wait(timeout=60) == 0
+    finally:
+        reader.kill()
+    assert len((tmp_path / "read").read_text().splitlines()) > 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.jsonl", "pipe", "read", "run.jsonl"]
 
 
 def test_what_cannot_be_told_gets_one_line_and_status_two(foreshock, write, tmp_path):
