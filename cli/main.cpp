@@ -1,5 +1,9 @@
 // foreshock: reads the name of the command and hands over to the file of that name.
+#include <fcntl.h>
+
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -92,12 +96,29 @@ int main(const std::vector<std::string>& words) {
   return wrong_use("there is no command '" + name + "': foreshock --help lists what there is");
 }
 
+// A standard stream that is closed would lend its number to the next file that is opened, and what is printed
+// would land in there. Its place is held by what takes no byte, and the trainer does not get that.
+void hold_standard_streams() {
+  for (const int stream : {0, 1, 2})
+    if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
+}
+
+// What could not be printed (a disk that is full) is not done.
+int printed(int status) {
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && std::ferror(stdout) == 0) return status;
+  say(std::string("standard output: ") + (errno != 0 ? std::strerror(errno) : "not all could be written"));
+  return status == 0 ? 1 : status;
+}
+
 }  // namespace
 }  // namespace foreshock::cli
 
 int main(int count, char** words) {
+  foreshock::cli::hold_standard_streams();
   try {
-    return foreshock::cli::main({words + 1, words + count});
+    return foreshock::cli::printed(foreshock::cli::main({words + 1, words + count}));
   } catch (const std::exception& error) {  // no memory, no working directory: one line, not an abort
     foreshock::cli::say(error.what());
     return 1;

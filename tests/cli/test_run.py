@@ -382,6 +382,31 @@ def test_help_and_version(foreshock):
         assert part in result.stdout
 
 
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["lab", "--list"], ["doctor"]])
+def test_what_cannot_be_printed_is_not_done(foreshock, environment, words):
+    with Path("/dev/full").open("w") as full:
+        onto_full = subprocess.run(
+            [foreshock, *words], env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", foreshock, *words],
+        env=environment, stderr=subprocess.PIPE, timeout=60, check=False,
+    )  # fmt: skip
+    for done in (onto_full, closed):
+        assert done.returncode == 1
+        assert b"foreshock: standard output: " in done.stderr
+
+
+def test_a_closed_standard_output_is_closed_for_the_command_too(foreshock, environment):
+    script = "if [ -e /proc/$$/fd/1 ]; then echo open >&2; else echo shut >&2; fi"
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", foreshock, "run", "--", "sh", "-c", script],
+        env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "shut\n" in done.stderr
+
+
 @pytest.mark.parametrize("words", [("--python", "/no/python"), ("--", "no-such-command")])
 def test_doctor_names_what_it_does_not_find(foreshock, environment, words):
     told = subprocess.run(
