@@ -105,6 +105,11 @@ int judge_call(const Request& request, const std::string& path) {
                                     : ("FAILS: " + v.failure).c_str());
     failed |= !v.failure.empty();
   }
+  for (const lab::Verdict& v : verdicts)
+    if (v.judged && v.not_compared > 0 && v.name != "lse")
+      std::printf("\n%llu of %llu values of %s are not compared: NaN or Inf in the inputs reaches them",
+                  static_cast<unsigned long long>(v.not_compared), static_cast<unsigned long long>(v.values),
+                  v.name.c_str());
   std::printf("\n%s\n", failed ? "beyond the gates" : "within the gates");
   return failed ? 1 : 0;
 }

@@ -14,6 +14,10 @@ constexpr double kForwardGate = 2, kBackwardGate = 3;
 constexpr double kBiasGate = 0.05, kBiasZ = 6;
 constexpr size_t kBiasSlices = 16;
 
+// What the reference itself errs at most, as that of the agent does (shadow/reference.h): nothing beside a
+// format that is rounded to, and all there is beside fp64.
+constexpr double kReferenceError = 1e-13;
+
 // Name in the file, name in the lab, and whether its rows are those of the queries.
 struct Field {
   const char* stored;
@@ -55,14 +59,26 @@ Tensor visible_keys(const StoredCall& call) {
 // What one slice contributes to one verdict.
 struct Part {
   Deviation own, plain, rounded;
-  double squares = 0;  // of the reference
+  double squares = 0;  // of the reference, or of what cancels in it
+  uint64_t values = 0, not_compared = 0;
 };
+
+// One key has all the weight whatever its score: the gradient of the score is dout . v less the same once
+// more.
+bool is_zero_gradient(const StoredCall& call, const std::string& name) {
+  return call.keys == 1 && (name == "dq" || name == "dk");
+}
 
 double squares_of(const Tensor& x) {
   double sum = 0;
   for (double v : x.data)
     if (std::isfinite(v)) sum += v * v;
   return sum;
+}
+
+uint64_t not_finite(const Tensor& x) {
+  return static_cast<uint64_t>(
+      std::count_if(x.data.begin(), x.data.end(), [](double v) { return !std::isfinite(v); }));
 }
 
 // Places where the reference is not finite (rows without keys) are not compared.
@@ -74,12 +90,17 @@ void forgive(const Tensor& reference, Tensor* result) {
 Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
   forgive(reference, &own);
   forgive(reference, &plain);
+  const uint64_t not_compared = not_finite(reference);
   Tensor itself = reference;
   forgive(itself, &reference);
   Tensor rounded = reference;
   round_to(format, Rounding::kNearestEven, rounded.data.data(), rounded.data.size());
-  return {deviation_of(own, reference, format), deviation_of(plain, reference, format),
-          deviation_of(rounded, reference, format), squares_of(reference)};
+  return {deviation_of(own, reference, format),
+          deviation_of(plain, reference, format),
+          deviation_of(rounded, reference, format),
+          squares_of(reference),
+          reference.data.size(),
+          not_compared};
 }
 
 struct Pooled {
@@ -91,7 +112,7 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
   std::vector<double> slices;
   for (const Part& part : parts) {
     const Deviation& d = part.*which;
-    error += d.relative_l2 * d.relative_l2 * part.squares;
+    error += d.squares;
     norm += part.squares;
     towards += d.towards;
     ulps += d.ulps;
@@ -100,21 +121,26 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
   return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? towards / ulps : 0, z_of(slices)};
 }
 
-std::string failure_of(const Verdict& v, size_t slices) {
+std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   const double gate = is_backward(v.name) ? kBackwardGate : kForwardGate;
   char text[160] = "";
   if (v.non_finite > 0)
     std::snprintf(text, sizeof text, "%lld elements are not finite", static_cast<long long>(v.non_finite));
+  else if (v.not_compared == v.values && v.name != "lse")
+    std::snprintf(text, sizeof text, "nothing to compare: the reference is nowhere finite");
   else if (!(v.ratio <= gate))
     std::snprintf(text, sizeof text, "error %.3g times the noise floor (gate %.0f)", v.ratio, gate);
-  else if (slices >= kBiasSlices && std::fabs(v.bias_ulp) > kBiasGate && std::fabs(v.bias_z) > kBiasZ &&
+  else if (!is_fp64 && slices >= kBiasSlices && std::fabs(v.bias_ulp) > kBiasGate &&
+           std::fabs(v.bias_z) > kBiasZ &&
            !(std::fabs(v.rounded_bias_ulp) > kBiasGate && std::fabs(v.rounded_bias_z) > kBiasZ))
     std::snprintf(text, sizeof text, "biased by %+.3f ulp, z %.0f (gate %.2f)", v.bias_ulp, v.bias_z,
                   kBiasGate);
   return text;
 }
 
-Verdict verdict_of(const std::string& name, const std::vector<Part>& parts, bool judged) {
+Verdict verdict_of(const StoredCall& call, const std::string& name, const std::vector<Part>& parts,
+                   bool judged) {
+  const bool is_fp64 = call.dtype == DType::kFp64;
   const Pooled own = pooled(parts, &Part::own), plain = pooled(parts, &Part::plain),
                rounded = pooled(parts, &Part::rounded);
   Verdict v;
@@ -122,7 +148,9 @@ Verdict verdict_of(const std::string& name, const std::vector<Part>& parts, bool
   v.judged = judged;
   v.relative_l2 = own.l2;
   v.plain_l2 = plain.l2;
-  v.floor_l2 = std::max(plain.l2, rounded.l2);
+  v.floor_l2 = std::max({plain.l2, rounded.l2, is_fp64 ? kReferenceError : 0});
+  if (is_zero_gradient(call, name))
+    v.floor_l2 = std::max(v.floor_l2, parse_format(name_of(call.dtype))->unit_roundoff());
   v.ratio = v.relative_l2 == 0 ? 0 : v.relative_l2 / v.floor_l2;
   v.bias_ulp = own.bias;
   v.bias_z = own.z;
@@ -130,9 +158,12 @@ Verdict verdict_of(const std::string& name, const std::vector<Part>& parts, bool
   v.rounded_bias_z = rounded.z;
   for (const Part& part : parts) {
     v.non_finite += part.own.non_finite;
+    v.values += part.values;
+    v.not_compared += part.not_compared;
     v.max_abs = std::max(v.max_abs, part.own.max_abs);
   }
-  if (judged) v.failure = failure_of(v, parts.size());
+  if (is_zero_gradient(call, name)) v.bias_ulp = v.bias_z = 0;  // away from zero is both ways
+  if (judged) v.failure = failure_of(v, parts.size(), is_fp64);
   return v;
 }
 
@@ -243,6 +274,10 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
       const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
       parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
                                 reference.at(name), stored);
+      if (is_zero_gradient(call, fields[f]->stored))
+        parts[f][slice].squares = call.scale * call.scale * squares_of(inputs["grad_out"]) *
+                                  squares_of(inputs["value"]) *
+                                  squares_of(inputs[fields[f]->per_query ? "key" : "query"]);
     }
     for (size_t m = 0; m < models.size(); ++m)
       parts[fields.size() + m][slice] =
@@ -251,9 +286,9 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
 
   std::vector<Verdict> verdicts;
   for (size_t f = 0; f < fields.size(); ++f)
-    verdicts.push_back(verdict_of(fields[f]->stored, parts[f], true));
+    verdicts.push_back(verdict_of(call, fields[f]->stored, parts[f], true));
   for (size_t m = 0; m < models.size(); ++m)
-    verdicts.push_back(verdict_of(std::string(models[m].name), parts[fields.size() + m], false));
+    verdicts.push_back(verdict_of(call, std::string(models[m].name), parts[fields.size() + m], false));
   return verdicts;
 }
 

@@ -34,18 +34,22 @@ std::string read_call(const std::string& path, StoredCall* call);
 struct Verdict {
   std::string name;
   double max_abs = 0, relative_l2 = 0, plain_l2 = 0;
-  double floor_l2 = 0;              // the larger of plain's error and that of the reference rounded once
-  double ratio = 0;                 // relative_l2 / floor_l2
-  double bias_ulp = 0, bias_z = 0;  // pooled over slices (batch x kv-head); z between slices
+  // The largest of plain's error, that of the reference rounded once, and of fp64 the reference's own.
+  double floor_l2 = 0;
+  double ratio = 0;                                 // relative_l2 / floor_l2
+  double bias_ulp = 0, bias_z = 0;                  // pooled over slices (batch x kv-head); z between slices
   double rounded_bias_ulp = 0, rounded_bias_z = 0;  // the same of the rounded reference
   int64_t non_finite = 0;
+  // Of so many values this many were not compared: of NaN or Inf among the inputs the reference is neither.
+  uint64_t values = 0, not_compared = 0;
   bool judged = true;   // false: a model, shown but not judged
   std::string failure;  // empty: within the gates
 };
 
 // Gates: error at most 2 (forward) or 3 (backward) times the floor, nothing non-finite that the reference is
 // not, and no bias: |bias| > 0.05 ulp with |z| > 6 over at least 16 slices where the rounded reference has
-// none.
+// none; none is sought in fp64, where the reference may have it. Where there is one key the gradients of
+// query and key are zero: what is left of them is measured against what cancels, beside one rounding of that.
 std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,
                            int threads);
 

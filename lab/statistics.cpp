@@ -36,7 +36,7 @@ Sample sample_of(std::span<const double> values) {
 Deviation deviation_of(const Tensor& result, const Tensor& reference, const NumberFormat& format) {
   Deviation deviation;
   const double count = static_cast<double>(result.data.size());
-  double sum = 0, squares = 0, reference_squares = 0, largest = 0;
+  double sum = 0, reference_squares = 0, largest = 0;
   for (size_t i = 0; i < result.data.size(); ++i) {
     const double expected = reference.data[i], difference = result.data[i] - expected;
     if (!std::isfinite(difference)) {
@@ -47,7 +47,7 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
     deviation.max_abs = std::max(deviation.max_abs, magnitude);
     deviation.signed_sum += difference;
     sum += magnitude;
-    squares += magnitude * magnitude;
+    deviation.squares += magnitude * magnitude;
     reference_squares += expected * expected;
     deviation.towards += expected < 0 ? -difference : difference;
     deviation.ulps += format.ulp(expected);
@@ -55,11 +55,12 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
   }
   if (deviation.non_finite > 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};
+    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};
   }
   deviation.mean_abs = sum / count;
-  deviation.std_abs = std::sqrt(std::max(0.0, squares / count - deviation.mean_abs * deviation.mean_abs));
-  deviation.relative_l2 = ratio(std::sqrt(squares), std::sqrt(reference_squares));
+  deviation.std_abs =
+      std::sqrt(std::max(0.0, deviation.squares / count - deviation.mean_abs * deviation.mean_abs));
+  deviation.relative_l2 = ratio(std::sqrt(deviation.squares), std::sqrt(reference_squares));
   deviation.bias_ulp = ratio(deviation.towards, deviation.ulps);
   deviation.over_roundoff = ratio(deviation.max_abs, format.unit_roundoff() * largest);
   return deviation;

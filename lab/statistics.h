@@ -20,6 +20,7 @@ struct Deviation {
       0;  // sum of difference * sign(reference) over the sum of ulp(reference): > 0 is away from zero
   double towards = 0;  // the two sums of bias_ulp, for pooling
   double ulps = 0;
+  double squares = 0;        // of the difference, for pooling
   double signed_sum = 0;     // of the difference
   double over_roundoff = 0;  // max_abs / (unit roundoff * largest |reference|)
   int64_t non_finite = 0;

@@ -29,6 +29,9 @@ def judge_file(foreshock, path, *options):
     {"queries": 1, "keys": 200},
     {"dtype": torch.float16, "d": 128},
     {"dtype": torch.float32},
+    {"dtype": torch.float64},
+    {"keys": 1},
+    {"keys": 1, "d": 8, "dtype": torch.float32},
 ])  # fmt: skip
 def test_torch_s_attention_is_within_the_gates(foreshock, tmp_path, options):
     write_call(tmp_path / "call.safetensors", attention_call(**options), causal=options.get("causal", False))
@@ -38,9 +41,10 @@ def test_torch_s_attention_is_within_the_gates(foreshock, tmp_path, options):
         assert any(line.split()[:1] == [tensor] and line.endswith("ok") for line in done.stdout.splitlines())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
-def test_a_changed_tensor_is_the_one_that_fails(foreshock, tmp_path, tensor):
-    call = {name: value.detach().clone() for name, value in attention_call().items()}
+def test_a_changed_tensor_is_the_one_that_fails(foreshock, tmp_path, tensor, dtype):
+    call = {name: value.detach().clone() for name, value in attention_call(dtype=dtype).items()}
     call[tensor][0, 1] *= 1 + 2**-4
     write_call(tmp_path / "call.safetensors", call)
     done = judge_file(foreshock, tmp_path / "call.safetensors")
@@ -56,6 +60,31 @@ def test_not_a_number_fails(foreshock, tmp_path):
     done = judge_file(foreshock, tmp_path / "call.safetensors")
     assert done.returncode == 1
     assert "1 elements are not finite" in done.stdout
+
+
+def test_a_gradient_that_should_be_zero_fails_where_it_is_not(foreshock, tmp_path):
+    call = {name: value.detach().clone() for name, value in attention_call(keys=1).items()}
+    call["dq"][1, 2] += 1
+    write_call(tmp_path / "call.safetensors", call)
+    done = judge_file(foreshock, tmp_path / "call.safetensors")
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines() if "FAILS" in line] == ["dq"]
+    assert "nan" not in done.stdout
+
+
+def test_what_the_reference_cannot_tell_is_said(foreshock, tmp_path):
+    """One query that is no number, then a key that spoils every row of all heads."""
+    call = {name: value.detach().clone() for name, value in attention_call().items() if len(name) < 2 or name == "out"}
+    call["q"][0, 0, 3, 5] = float("nan")
+    write_call(tmp_path / "call.safetensors", call)
+    done = judge_file(foreshock, tmp_path / "call.safetensors")
+    assert done.returncode == 0
+    assert f"64 of {2 * 4 * 64 * 64} values of out are not compared" in done.stdout
+    call["k"][:, :, 7, 0] = float("nan")
+    write_call(tmp_path / "call.safetensors", call)
+    done = judge_file(foreshock, tmp_path / "call.safetensors")
+    assert done.returncode == 1
+    assert "nothing to compare" in done.stdout
 
 
 def test_the_model_of_the_shipped_kernel_has_the_bias_of_a_real_one(foreshock, tmp_path):
