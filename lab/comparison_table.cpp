@@ -42,7 +42,7 @@ Row figures(const Distance& d) {
           written("%.1e", d.noise_floor),
           written("%.3e", d.difference.mean_magnitude()),
           written("%.3f", d.drift()),
-          written("%.2e", d.difference.max_magnitude),
+          d.difference.pairs > 0 ? written("%.2e", d.difference.max_magnitude) : "-",
           written("%.3e", d.difference.relative_l2()) + (bad ? "  (" + counted(bad) + " not finite)" : "")};
 }
 
@@ -102,6 +102,20 @@ std::vector<std::string> lines_of(const std::vector<Unlike>& unlike) {
   return lines;
 }
 
+// By name: among the tensors that moved farthest, one that is all NaN stands last.
+std::string not_finite_of(const Comparison& comparison, const PairResult& pair) {
+  const std::string a = printable(comparison.paths[pair.pair.a]),
+                    b = printable(comparison.paths[pair.pair.b]);
+  std::vector<std::string> lines;
+  for (const TensorDistance& tensor : pair.tensors) {
+    const Distance& d = tensor.distance;
+    if (d.non_finite_a + d.non_finite_b == 0) continue;
+    lines.push_back(printable(tensor.name) + "  " + std::to_string(d.non_finite_a) + " and " +
+                    std::to_string(d.non_finite_b) + " of " + std::to_string(d.elements));
+  }
+  return listed("values that are not finite, in " + a + " and in " + b, lines) + (lines.empty() ? "" : "\n");
+}
+
 std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
   const std::string a = printable(comparison.paths[pair.pair.a]),
                     b = printable(comparison.paths[pair.pair.b]);
@@ -130,6 +144,7 @@ std::string table_of(const Comparison& comparison, size_t most) {
         joined({printable(pair.pair.name), std::to_string(pair.tensors.size())}, figures(pair.pooled)));
   std::string text = "all tensors pooled" + common_base(comparison) + "\n\n" + aligned(rows, 1) + "\n";
   for (const PairResult& pair : comparison.pairs) text += tensors_of(pair, most);
+  for (const PairResult& pair : comparison.pairs) text += not_finite_of(comparison, pair);
   for (const PairResult& pair : comparison.pairs) text += unlike_of(comparison, pair);
   return text;
 }

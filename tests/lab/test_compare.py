@@ -89,6 +89,30 @@ def test_what_is_not_finite_is_left_out_and_counted(foreshock, tmp_path):
     assert_figures(pair["pooled"], stored.read_back(left), stored.read_back(right), exact=True)
 
 
+def test_tensors_that_are_not_finite_are_named_however_far_others_moved(foreshock, tmp_path):
+    a = {f"layers.{i}.w": stored.fp32(weights(i, (8, 8))) for i in range(30)}
+    b = {name: stored.fp32(weights(99, (8, 8))) for name in a}
+    b["layers.7.w"] = stored.fp32(np.full((8, 8), np.nan))
+    paths = [stored.write(tmp_path / name, tensors) for name, tensors in (("a", a), ("b", b))]
+    done = compare(foreshock, *paths)
+    assert (
+        f"values that are not finite, in {paths[0]} and in {paths[1]} (1):\n  layers.7.w  0 and 64 of 64\n"
+        in done.stdout
+    )
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(foreshock, tmp_path):
+    paths = [stored.write(tmp_path / name, {"w": stored.fp32(weights(seed))}) for name, seed in (("a", 1), ("b", 2))]
+    link, printed = tmp_path / "link", tmp_path / "printed"
+    link.symlink_to("/dev/stdout")
+    with printed.open("w") as out:
+        subprocess.run([foreshock, "compare", *paths, "--json", link], stdout=out, timeout=120, check=True)
+    assert link.is_symlink()
+    table, _, rest = printed.read_text().partition("\n{\n")
+    assert table.startswith("all tensors pooled")
+    assert json.loads("{" + rest)["schema"] == 1
+
+
 def test_shards_and_directories_are_the_whole(foreshock, tmp_path):
     tensors = {f"layers.{i}.w": stored.bf16(weights(i)) for i in range(12)}
     moved = {name: stored.bf16(stored.read_back(tensor) + 1e-3) for name, tensor in tensors.items()}
