@@ -1,6 +1,7 @@
 #include "lab/study_json.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "lab/report_page.h"
@@ -25,7 +26,8 @@ bool is_number_axis(const std::string& name) {
 ordered_json to_json(const Measurement& m) {
   ordered_json point{{"sweep", m.point.sweep}};
   for (const auto& [axis, value] : axes_of(m.point))
-    point[axis] = is_number_axis(axis) ? ordered_json(std::stod(value)) : ordered_json(value);
+    point[axis] =
+        is_number_axis(axis) ? ordered_json(std::strtod(value.c_str(), nullptr)) : ordered_json(value);
   point["tensor"] = m.tensor;
   point["max_abs"] = to_json(m.max_abs);
   point["mean_abs"] = to_json(m.mean_abs);

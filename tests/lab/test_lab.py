@@ -35,6 +35,12 @@ def test_json_has_its_shape(foreshock, tmp_path):
         assert 0 < point["relative_l2"]["mean"] < 0.02
 
 
+def test_a_scale_below_the_normal_numbers_is_written(foreshock, tmp_path):
+    done = lab(foreshock, *QUICK, "--scale", "1e-320", "--json", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert {point["scale"] for point in json.loads((tmp_path / "out.json").read_text())["points"]} == {1e-320}
+
+
 def test_any_number_of_threads_writes_the_same_bytes(foreshock, tmp_path):
     texts = []
     for threads in (1, 2, 5):
