@@ -78,6 +78,7 @@ class Output {
   std::string finish() {
     if (file_ != nullptr && std::fflush(file_) != 0 && problem_.empty())
       problem_ = name() + ": " + std::strerror(errno);
+    if (path_.empty()) std::clearerr(stdout);  // told here, and not once more at the end
     if (path_.empty() || !problem_.empty()) return problem_;
     std::fclose(file_);
     file_ = nullptr;

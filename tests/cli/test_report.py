@@ -50,7 +50,10 @@ def quiet_run() -> list[dict]:
 
 @pytest.fixture
 def foreshock(foreshock):
-    return lambda *words: subprocess.run([foreshock, *words], capture_output=True, text=True, timeout=120, check=False)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return lambda *words, **more: subprocess.run(
+        [foreshock, *words], **streams | more, text=True, timeout=120, check=False
+    )
 
 
 @pytest.fixture
@@ -235,6 +238,14 @@ def test_a_pipe_is_written_to_and_stays(foreshock, write, tmp_path, command):
         reader.kill()
     assert len((tmp_path / "read").read_text().splitlines()) > 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.jsonl", "pipe", "read", "run.jsonl"]
+
+
+def test_a_merged_record_that_the_disk_does_not_take_gets_one_line(foreshock, write):
+    records = [write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")]
+    with pathlib.Path("/dev/full").open("w") as full:
+        done = foreshock("merge", *map(str, records), stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "foreshock: standard output: No space left on device\n"
 
 
 def test_what_cannot_be_told_gets_one_line_and_status_two(foreshock, write, tmp_path):
