@@ -37,15 +37,16 @@ def build_consumer(folder: pathlib.Path, *settings: str) -> pathlib.Path:
 
 
 def check(folder: pathlib.Path, library: pathlib.Path, base: pathlib.Path) -> None:
-    """Both programs alone do nothing; monitored, the one is by its link, the other by a preload."""
+    """All programs alone do nothing; monitored, those that are linked are by that, the other by a preload."""
     assert run(folder / "linked") == "abi 1 enabled 0\n"
-    assert run(folder / "annotated") == "enabled 0\n"
+    assert run(folder / "annotated") == run(folder / "annotated_linked") == "enabled 0\n"
     (base / "run").mkdir(mode=0o700)
     environment = {"FORESHOCK_DIR": str(base), "FORESHOCK_RUN_ID": "run"}
     assert run(folder / "linked", **environment) == "abi 1 enabled 1\n"
     (segment,) = segments(base / "run")
     assert segment.attention()["forward"]["calls"] == CALLS
     assert run(folder / "annotated", RANK="1", LD_PRELOAD=str(library), **environment) == "enabled 1\n"
+    assert run(folder / "annotated_linked", RANK="2", **environment) == "enabled 1\n"
 
 
 def test_find_package(prefix, tmp_path, base):
@@ -66,10 +67,15 @@ def test_pkg_config(prefix, tmp_path, base):
     flags = shlex.split(run("pkg-config", "--cflags", "--libs", "foreshock", **where))
     version = run("pkg-config", "--modversion", "foreshock", **where).strip()
     assert version == run(prefix / "bin" / "foreshock", "--version").split()[-1]
-    for name in ("linked", "annotated"):
-        source = str(FOLDER / f"{name}.c")
-        rpath = f"-Wl,-rpath,{prefix / 'lib'}"
-        run(native.c_compiler(), *native.C_FLAGS, source, "-o", tmp_path / name, "-Wl,--as-needed", *flags, rpath)
+    headers = shlex.split(run("pkg-config", "--cflags", "foreshock", **where))
+    rpath = f"-Wl,-rpath,{prefix / 'lib'}"
+    for name, program, words in (
+        ("linked", "linked", flags),
+        ("annotated", "annotated_linked", flags),
+        ("annotated", "annotated", headers),
+    ):
+        source = FOLDER / f"{name}.c"
+        run(native.c_compiler(), *native.C_FLAGS, source, "-o", tmp_path / program, "-Wl,--as-needed", *words, rpath)
     check(tmp_path, prefix / "lib" / "libforeshock.so", base)
 
 

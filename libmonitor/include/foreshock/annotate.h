@@ -2,7 +2,8 @@
  * no effect, and returns 0, unless libforeshock.so is loaded (preloaded or linked) when the program runs.
  * C99.
  *
- * To link it, say -Wl,--no-as-needed before -lforeshock: weak references alone do not count as a need.
+ * To link it without find_package or pkg-config, say -Wl,--no-as-needed before -lforeshock: weak references
+ * alone do not count as a need.
  */
 #ifndef FORESHOCK_ANNOTATE_H_
 #define FORESHOCK_ANNOTATE_H_
