@@ -1,6 +1,7 @@
 #include "agent/publish.h"
 
 #include <cmath>
+#include <set>
 
 #include "agent/json_values.h"
 #include "agent/publish_coverage.h"
@@ -226,6 +227,20 @@ void publish_alarms(const RankStatistics& rank, RankWriter& to) {
     to.set(Metric::kAttentionAlarmLayers, count, segment::kPassNames[key.first], key.second);
 }
 
+// Of two names that are one label, the one that was logged first has it, whoever of them comes next: names
+// stand in the order in which the trainer has met them, also for an agent that follows on another.
+void publish_logged(const RankStatistics& rank, RankWriter& to) {
+  std::set<std::string> taken;
+  for (const std::string& name : rank.scalar_names) {
+    const std::string plain = label_text(name);
+    std::string label = plain;
+    for (int number = 2; !taken.insert(label).second; ++number) label = plain + "_" + std::to_string(number);
+    const auto known = rank.logged.find(name);
+    if (known != rank.logged.end())
+      to.set(Metric::kLoggedValue, std::optional<double>(known->second.value), label);
+  }
+}
+
 }  // namespace
 
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
@@ -258,8 +273,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   const bool has_given_up = rank.tensors_given_up_step >= 0;
   to.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
   publish_alarms(rank, to);
-  for (const auto& [name, scalar] : rank.logged)
-    to.set(Metric::kLoggedValue, std::optional<double>(scalar.value), name);
+  publish_logged(rank, to);
   for (const auto& [label, layer] : rank.layers)
     if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, to);
 }

@@ -255,7 +255,9 @@ constexpr MetricInfo kTable[] = {
      "Smallest effective rank of a head's increment in one layer.", kRunLayer},
 
     {kLoggedValue, "foreshock_logged_value", kGauge, "1",
-     "Last value of what the training itself logs, for up to 16 names.", kRankName},
+     "Last value of what the training itself logs, for up to 16 names; of two that are one label the later "
+     "has a number.",
+     kRankName},
 
     {kPrecursorLevel, "foreshock_precursor_level", kGauge, "1",
      "How loud a detector is, the loudest of its layers: 0 quiet, 1 watch, 2 warn.", kRankDetector},

@@ -2,22 +2,47 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 
 namespace foreshock {
+namespace {
+
+// FNV-1a.
+uint64_t hash_of(const char* name) {
+  uint64_t hash = 14695981039346656037u;
+  for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211u;
+  return hash;
+}
+
+}  // namespace
 
 void Scalars::attach(segment::ScalarName* names) {
   names_ = names;
   known_ = given_ = 0;
 }
 
+bool Scalars::is_taken(const char* cut) const {
+  for (uint32_t n = 0; n < known_; ++n)
+    if (std::strcmp(names_[n].name, cut) == 0) return true;
+  return false;
+}
+
 // The index of a name, which is added when it is new; -1 when there is no room.
 int Scalars::index_of(const char* name) {
+  const uint64_t hash = hash_of(name);
+  for (uint32_t n = 0; n < known_; ++n)
+    if (hash_[n] == hash) return static_cast<int>(n);
+  if (known_ == segment::kMaxScalars) return -1;
   char cut[sizeof(segment::ScalarName::name)] = {};
   std::strncpy(cut, name, sizeof cut - 1);
-  for (uint32_t n = 0; n < known_; ++n)
-    if (std::strcmp(names_[n].name, cut) == 0) return static_cast<int>(n);
-  if (known_ == segment::kMaxScalars) return -1;
+  for (uint32_t number = 2; is_taken(cut); ++number) {
+    char end[8];
+    const int length = std::snprintf(end, sizeof end, "~%u", number);
+    const size_t at = std::min(std::strlen(name), sizeof cut - 1 - static_cast<size_t>(length));
+    std::memcpy(cut + at, end, static_cast<size_t>(length) + 1);
+  }
+  hash_[known_] = hash;
   segment::ScalarName& added = names_[known_];
   std::memcpy(added.name, cut, sizeof cut);
   std::atomic_ref<uint32_t>(added.ready).store(1, std::memory_order_release);

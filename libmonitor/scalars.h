@@ -14,7 +14,8 @@ class Scalars {
   // Forgets everything and stores names into `names` (kMaxScalars of them) from now on.
   void attach(segment::ScalarName* names);
 
-  // Keeps the value for the step that ends next. False: no name, or no room for another one.
+  // Keeps the value for the step that ends next. False: no name, or no room for another one. Of a name too
+  // long for the segment the beginning is kept; where that is another's already, with a number at its end.
   bool observe(const char* name, double value, int64_t step);
 
   // Moves what was observed since the last call into the record.
@@ -23,7 +24,10 @@ class Scalars {
  private:
   int index_of(const char* name);
 
+  bool is_taken(const char* cut) const;
+
   segment::ScalarName* names_ = nullptr;
+  uint64_t hash_[segment::kMaxScalars] = {};  // of the whole names
   uint32_t known_ = 0;
   uint32_t given_ = 0;
   double value_[segment::kMaxScalars] = {};

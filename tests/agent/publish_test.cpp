@@ -196,6 +196,7 @@ TEST(Publish, WhatTheTrainingLogsIsAGaugeAndInTheState) {
   RankStatistics rank = some_rank();
   rank.logged["train/accuracy"] = {0.5, 4};
   rank.logged["broken"] = {NAN, 5};
+  rank.scalar_names = {"train/accuracy", "broken"};
   Registry registry;
   publish_rank(rank, 2, &registry);
   const std::string text = exposition(*registry.snapshot());
@@ -206,6 +207,23 @@ TEST(Publish, WhatTheTrainingLogsIsAGaugeAndInTheState) {
   const nlohmann::json logged = state_of(rank, 2)["logged"];
   EXPECT_EQ(logged["train/accuracy"], (nlohmann::json{{"value", 0.5}, {"step", 4}}));
   EXPECT_TRUE(logged["broken"]["value"].is_null());
+}
+
+TEST(Publish, TwoLoggedNamesThatAreOneLabelAreTwoSeries) {
+  RankStatistics rank = some_rank();
+  rank.scalar_names = {"a_b", "a b", "a_b_2", "a+b", "not yet", "not_yet"};
+  rank.logged = {{"a_b", {1, 1}}, {"a b", {2, 1}}, {"a_b_2", {3, 1}}, {"a+b", {4, 1}}, {"not_yet", {5, 1}}};
+  Registry registry;
+  publish_rank(rank, 2, &registry);
+  const std::string text = exposition(*registry.snapshot());
+  const auto series = [](const std::string& name, int value) {
+    return R"(foreshock_logged_value{run="run",rank="0",name=")" + name + "\"} " + std::to_string(value) +
+           "\n";
+  };
+  for (const auto& [name, value] : {std::pair("a_b", 1), std::pair("a_b_2", 2), std::pair("a_b_2_2", 3),
+                                    std::pair("a_b_3", 4), std::pair("not_yet_2", 5)})
+    EXPECT_NE(text.find(series(name, value)), std::string::npos) << name << "\n" << text;
+  EXPECT_EQ(state_of(rank, 2)["logged"]["a b"]["value"], 2);
 }
 
 TEST(Publish, AlarmsAreCountedByPassAndKindAndAreZeroWithoutOne) {

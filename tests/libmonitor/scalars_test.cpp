@@ -56,6 +56,23 @@ TEST_F(ScalarsTest, LongNamesAreCutAndStayOneName) {
   EXPECT_EQ(names_[1].ready, 0u);
 }
 
+TEST_F(ScalarsTest, LongNamesThatBeginAlikeStayApart) {
+  const std::string begin(43, 'x');
+  for (const int value : {1, 2}) {
+    EXPECT_TRUE(scalars_.observe((begin + "/query").c_str(), value, 0));
+    EXPECT_TRUE(scalars_.observe((begin + "/key").c_str(), 10 * value, 0));
+    EXPECT_TRUE(scalars_.observe((begin.substr(0, 41) + "~2").c_str(), 100 * value, 0));
+  }
+  EXPECT_EQ(names_[0].name, begin);
+  EXPECT_EQ(names_[1].name, begin.substr(0, 41) + "~2");
+  EXPECT_EQ(names_[2].name, begin.substr(0, 41) + "~3") << "its own name is another's by now";
+  EXPECT_EQ(names_[3].ready, 0u);
+  const segment::StepRecord record = take();
+  EXPECT_EQ(record.scalars[0], 2);
+  EXPECT_EQ(record.scalars[1], 20);
+  EXPECT_EQ(record.scalars[2], 200);
+}
+
 TEST_F(ScalarsTest, WithoutASegmentOrANameNothingIsKept) {
   EXPECT_FALSE(Scalars().observe("loss", 1, 0));
   EXPECT_FALSE(scalars_.observe("", 1, 0));
