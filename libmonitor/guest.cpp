@@ -48,6 +48,22 @@ void copy_word(char* to, size_t capacity, const char* from) {
 std::atomic<int> g_exit_status{-1};
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
+// Whose command this is, in a file of its own. On a full tmpfs it stays empty, and every launcher of the run
+// tells it. False: not even that.
+bool write_owner(const char* path, uint64_t launcher_pid) {
+  const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return false;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // else a write would be SIGXFSZ
+    char text[24];
+    const int digits =
+        std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(launcher_pid));
+    [[maybe_unused]] const ssize_t written = write(fd, text, static_cast<size_t>(digits));
+  }
+  close(fd);
+  return true;
+}
+
 void copy_text(char* to, size_t capacity, const char* from) { std::snprintf(to, capacity, "%s", from); }
 
 }  // namespace
@@ -195,24 +211,17 @@ void Guest::off(const char* reason) {
   own()->hot.store(0, std::memory_order_relaxed);
   Settings settings = {};
   if (!read_environment(&settings)) return;
-  char path[512], word[48];
+  char path[512], temporary[512], word[48];
   copy_word(word, sizeof word, reason);
-  const int length =
-      std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, static_cast<int>(getpid()), word);
-  if (length <= 0 || length >= static_cast<int>(sizeof path)) return;
-  const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) return;
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < 64) {  // a write would be SIGXFSZ
-    close(fd);
-    return;
-  }
-  // Whose command it was; on a full tmpfs the file stays empty, and every launcher of the run tells it.
-  char launcher[24];
-  const int digits = std::snprintf(launcher, sizeof launcher, "%llu",
-                                   static_cast<unsigned long long>(settings.launcher_pid));
-  [[maybe_unused]] const ssize_t written = write(fd, launcher, static_cast<size_t>(digits));
-  close(fd);
+  const int length = std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, getpid(), word);
+  if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;
+  std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
+  // It has its name when it is whole: an empty one is anybody's. Where nothing can be renamed that is better
+  // than none.
+  if (!write_owner(temporary, settings.launcher_pid)) return;
+  if (rename(temporary, path) == 0) return;
+  unlink(temporary);
+  write_owner(path, settings.launcher_pid);
 }
 
 // Without a number an operation is missed for the whole run, and to give one takes microseconds, once: so who

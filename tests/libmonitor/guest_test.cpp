@@ -1,8 +1,10 @@
 #include "libmonitor/guest.h"
 
 #include <signal.h>
+#include <sys/inotify.h>
 
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <optional>
 #include <thread>
@@ -96,6 +98,26 @@ TEST_F(Guest, TheEndOfAChildIsNotThatOfTheTrainer) {
     waitpid(child, nullptr, 0);
     EXPECT_EQ(open()->exit_status(), std::nullopt);
   });
+}
+
+// A launcher that read it too early took it for anybody's, and told of a process that was another's.
+TEST_F(Guest, WhoFindsThatAProcessIsOffKnowsWhoseItIs) {
+  const int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  ASSERT_GE(inotify_add_watch(watch, (base_ + "/r").c_str(), IN_CREATE | IN_MOVED_TO), 0);
+  in_child({{"FORESHOCK_LAUNCHER", "4711"}}, [] { foreshock_off("a reason"); });
+  alignas(inotify_event) char events[4096];
+  const ssize_t length = read(watch, events, sizeof events);
+  close(watch);
+  std::string found;
+  for (ssize_t at = 0; at < length;) {
+    const auto* event = reinterpret_cast<const inotify_event*>(events + at);
+    at += static_cast<ssize_t>(sizeof *event) + event->len;
+    if (std::string(event->name).starts_with("off.")) found = event->name;
+    EXPECT_TRUE(found.empty() || event->mask == IN_MOVED_TO) << "it had its name before it was written";
+  }
+  std::string owner;
+  std::ifstream(base_ + "/r/" + found) >> owner;
+  EXPECT_EQ(owner, "4711");
 }
 
 TEST_F(Guest, LateFactsAreShownWithTheStepAfterThem) {
