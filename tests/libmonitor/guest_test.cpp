@@ -3,11 +3,9 @@
 #include <signal.h>
 #include <sys/inotify.h>
 
-#include <atomic>
 #include <fstream>
 #include <functional>
 #include <optional>
-#include <thread>
 
 #include "tests/libmonitor/monitor_fixture.h"
 
@@ -49,21 +47,23 @@ TEST_F(Guest, WhatIsToldBeforeTheSegmentDecidesItsRank) {
 
 // An agent that was quick enough took a process for rank 0 and nobody's: no launcher had it in its summary.
 TEST_F(Guest, WhoFindsTheSegmentKnowsWhoseItIs) {
-  for (int life = 1; life <= 50; ++life) {
-    std::atomic<bool> has_ended = false;
-    std::thread trainer([&] {
-      in_child({{"RANK", "1"}}, [] { Trainer().step(1, 1); });
-      has_ended = true;
-    });
-    while (files(".seg").empty() && !has_ended) {
+  in_child({{"RANK", "1"}}, [this] {
+    for (int life = 1; life <= 50; ++life) {
+      const pid_t trainer = fork();
+      if (trainer == 0) {
+        Trainer().step(1, 1);
+        _exit(0);
+      }
+      bool has_ended = false;
+      while (files(".seg").empty() && !has_ended) has_ended = waitpid(trainer, nullptr, WNOHANG) == trainer;
+      const auto reader = open();
+      EXPECT_NE(reader, nullptr);
+      EXPECT_NE(reader == nullptr ? 0 : reader->identity().pid, 0u) << "process " << life;
+      if (!has_ended) waitpid(trainer, nullptr, 0);
+      fs::remove_all(base_ + "/r");
+      fs::create_directory(base_ + "/r");
     }
-    const auto reader = open();
-    EXPECT_NE(reader, nullptr);
-    EXPECT_NE(reader == nullptr ? 0 : reader->identity().pid, 0u) << "process " << life;
-    trainer.join();
-    fs::remove_all(base_ + "/r");
-    fs::create_directory(base_ + "/r");
-  }
+  });
 }
 
 TEST_F(Guest, HowItsProcessEndsIsTold) {
