@@ -184,6 +184,12 @@ def run_all(call, x, grad: bool) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in results.items()}
 
 
+def in_one_line(error: BaseException) -> str:
+    """A bare assert has no text."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     norm = reference.norm().item()
     error = (result.double() - reference).norm().item()
@@ -239,8 +245,8 @@ class Sweep:
         call = lambda q, k, v: self.function(q, k, v, **keywords)  # noqa: E731
         try:
             results = run_all(call, x, self.grad)
-        except Exception as error:  # a kernel that refuses a shape is a finding, not the end of the sweep
-            self.report.findings.append(Finding(case, "call", f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+        except (Exception, SystemExit) as error:  # a kernel that refuses a shape is a finding, not the end of the sweep
+            self.report.findings.append(Finding(case, "call", in_one_line(error)))
             return
         self.check_repeats(case, call, x, results)
         wide = {name: tensor.double() for name, tensor in x.items()}
@@ -346,6 +352,9 @@ def main() -> int:
         function = find(options.function)
     except (ImportError, AttributeError, ValueError) as error:
         print(f"foreshock judge: {error}", file=sys.stderr)
+        return 2
+    except (Exception, SystemExit) as error:  # of the module's own: its exit status is no verdict
+        print(f"foreshock judge: {options.function} cannot be imported: {in_one_line(error)}", file=sys.stderr)
         return 2
 
     def progress(done: int, total: int) -> None:

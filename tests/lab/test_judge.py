@@ -226,3 +226,24 @@ def test_what_is_no_function_gets_one_line(foreshock, function):
     done = run_sweep(foreshock, function)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(0)", "raise RuntimeError", "def f(:", "raise OSError('a\\nb')"])
+def test_a_module_that_ends_or_fails_is_no_verdict(foreshock, tmp_path, text):
+    (tmp_path / "broken.py").write_text(text + "\n")
+    command = [foreshock, "judge", "--function", "broken:f", "--python", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("foreshock judge: broken:f cannot be imported: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("error", "told"), [(SystemExit(0), "SystemExit: 0"), (AssertionError(), "AssertionError")])
+def test_a_function_that_ends_or_fails_without_a_word_is_a_finding(error, told):
+    def kernel(q, k, v):
+        raise error
+
+    report = foreshock_judge.judge(kernel, only=small)
+    assert report.cases > 0
+    assert len(report.findings) == report.cases
+    assert f"FAILS call: {told}\n" in str(report)
