@@ -55,6 +55,8 @@ def test_cached_is_ready_at_once(build_adapter, fake_core: Path, adapters: Path)
 def test_it_asks_for_nothing_that_the_oldest_system_lacks(build_adapter, fake_core: Path, adapters: Path) -> None:
     """Packages ship what is built like this (`./dev package`, which refuses another)."""
     path = Path(build_adapter(adapters, fake_core)["path"])
+    if path.parent.name.endswith("-Unknown"):
+        pytest.skip("a distribution's torch: it asks for that distribution's own runtime")
     assert elf.versions(path)["GLIBC"] >= (2, 2, 5)
     assert elf.too_new(path) == []
 
