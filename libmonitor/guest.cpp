@@ -121,7 +121,7 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
 
   segment::SegmentRequest request = {settings_.directory, settings_.rank,  fresh_nonce(),
                                      plan.slots,          plan.slot_bytes, tensors};
-  segment::Identity identity = identity_of(request, settings_.slices);
+  segment::Identity identity = identity_of(request);
   request.identity = &identity;
   const char* why = writer_.create(request);
   const auto is = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
@@ -130,13 +130,13 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
     request.slots = 0;
     request.slot_bytes = 0;
     request.tensor_bytes = segment::kTensorHeadOnly;
-    identity = identity_of(request, settings_.slices);
+    identity = identity_of(request);
     why = writer_.create(request);
   }
   return why;
 }
 
-segment::Identity Guest::identity_of(const segment::SegmentRequest& given, bool wants_slots) const {
+segment::Identity Guest::identity_of(const segment::SegmentRequest& given) const {
   segment::Identity identity = {};
   identity.pid = static_cast<uint64_t>(getpid());
   identity.launcher_pid = settings_.launcher_pid;
@@ -154,7 +154,7 @@ segment::Identity Guest::identity_of(const segment::SegmentRequest& given, bool 
     if (const char* slash = std::strrchr(identity.executable, '/'))
       std::memmove(identity.executable, slash + 1, std::strlen(slash));
   }
-  identity.slots_wanted = wants_slots ? segment::kMaxSlots : 0;
+  identity.slots_wanted = settings_.slices ? segment::kMaxSlots : 0;
   identity.slots_given = given.slots;
   identity.slot_bytes = given.slot_bytes;
   identity.max_slowdown = settings_.max_slowdown;

@@ -102,7 +102,7 @@ class Guest {
   bool prepare_own_page();
   int32_t add_op(const char* name, uint32_t pass);
   void take_over(const segment::Identity& late);
-  segment::Identity identity_of(const segment::SegmentRequest& given, bool wants_slots) const;
+  segment::Identity identity_of(const segment::SegmentRequest& given) const;
 
   OwnPage before_set_up_;
   std::atomic<OwnPage*> own_{&before_set_up_};
