@@ -5,17 +5,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "segment/fnv.h"
+
 namespace foreshock {
-namespace {
-
-// FNV-1a.
-uint64_t hash_of(const char* name) {
-  uint64_t hash = 14695981039346656037u;
-  for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211u;
-  return hash;
-}
-
-}  // namespace
 
 void Scalars::attach(segment::ScalarName* names) {
   names_ = names;
@@ -30,7 +22,7 @@ bool Scalars::is_taken(const char* cut) const {
 
 // The index of a name, which is added when it is new; -1 when there is no room.
 int Scalars::index_of(const char* name) {
-  const uint64_t hash = hash_of(name);
+  const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)
     if (hash_[n] == hash) return static_cast<int>(n);
   if (known_ == segment::kMaxScalars) return -1;

@@ -23,7 +23,6 @@ class Scalars {
 
  private:
   int index_of(const char* name);
-
   bool is_taken(const char* cut) const;
 
   segment::ScalarName* names_ = nullptr;
