@@ -70,7 +70,8 @@ nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
     ranks.back()["optimizer"] = optimizer;
     ranks.back()["update_spectra"] = spectra_json(followed->rank, pipeline_->spectra());
   }
-  nlohmann::json all = {{"schema", 1}, {"run", options_.label}, {"state", name_of(state())}, {"ranks", ranks}};
+  nlohmann::json all = {
+      {"schema", 1}, {"run", options_.label}, {"state", name_of(state())}, {"ranks", ranks}};
   // Who started them cannot be read, so every launcher is told.
   if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
   return all;
