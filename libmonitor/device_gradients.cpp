@@ -119,8 +119,7 @@ int DeviceGradients::send(const foreshock_gradient* gradients, size_t count, cud
   }
   if (tensors > kMostTensors) return FORESHOCK_SKIP_TOO_LARGE;
   // On another stream than before nothing keeps the order in which they use the memory.
-  double come = 0;
-  const bool is_in_use = last_ != 0 && stream != last_stream_ && !scalars->find(last_, &come);
+  const bool is_in_use = last_ != 0 && stream != last_stream_ && !scalars->has_come(last_);
   if (is_in_use || !scalars->has_room(tensors + kTimes)) return FORESHOCK_SKIP_RING_FULL;
   if (!ok(driver_->memset_d8_async(memory_, 0, kHeadBytes, stream)) ||
       !look_at_clock(memory_ + offsetof(Head, first), stream) || !sum_all(gradients, count, stream) ||

@@ -102,6 +102,12 @@ uint64_t DeviceScalars::send(std::span<const ScalarRow> rows, cuda::Stream strea
   });
 }
 
+// A cell is given to a later number only when that of the one before is there.
+bool DeviceScalars::has_come(uint64_t number) const {
+  return cells_ != nullptr &&
+         std::atomic_ref<uint64_t>(cells_[cell_of(number)].number).load(std::memory_order_acquire) >= number;
+}
+
 bool DeviceScalars::find(uint64_t number, double* value) const {
   if (cells_ == nullptr) return false;
   ScalarCell& cell = cells_[cell_of(number)];

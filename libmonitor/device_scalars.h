@@ -41,6 +41,8 @@ class DeviceScalars {
 
   // Whether it has come. Any thread. Not after so many others that its cell was given to one of them.
   bool find(uint64_t number, double* value) const;
+  // The same, however long ago.
+  bool has_come(uint64_t number) const;
 
  private:
   struct Source {

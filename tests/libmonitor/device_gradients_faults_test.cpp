@@ -3,7 +3,9 @@
 
 #include <cstddef>
 
+#include "kernels/device_jobs.h"
 #include "tests/libmonitor/device_gradients.h"
+#include "tests/libmonitor/device_numbers.h"
 
 namespace foreshock {
 namespace {
@@ -155,6 +157,29 @@ TEST_F(DeviceGradientsFaults, OnAnotherStreamOnlyWhenThoseOfTheFirstHaveCome) {
   });
   EXPECT_EQ(norms_of(all), std::vector<double>({-1, -1, 4, 4, -1, 4, -1, -1}));
   EXPECT_EQ(missed_, "ring_full 2");
+}
+
+// They came so long ago that other numbers lie where theirs did.
+TEST_F(DeviceGradientsFaults, OnAnotherStreamLongAfterThoseOfTheFirst) {
+  const Steps all = told_in_third_step([](GradientTrainer& of) {
+    DeviceTrainer& trainer = of.trainer;
+    trainer.stream = fake_cuda::new_stream(0);
+    of.take_step();  // 3 and 4
+    Numbers numbers{trainer};
+    const std::vector<foreshock_tensor> others(kScalarCells / 8, numbers.tensor(1.f));
+    std::vector<uint64_t> known(others.size());
+    for (int n = 0; n < 8; ++n) {  // 5 to 12
+      EXPECT_EQ(
+          foreshock_fetch(others.data(), others.size(), trainer.stream, FORESHOCK_FETCH_OTHER, known.data()),
+          1);
+      trainer.end_step();
+      fake_cuda::run_all();
+    }
+    trainer.stream = fake_cuda::new_stream(0);
+    of.take_step();  // 13
+  });
+  EXPECT_EQ(norms_of(all).at(12), 4);
+  EXPECT_EQ(missed_, "ring_full 1") << "of the step that met the device";
 }
 
 TEST_F(DeviceGradientsFaults, ADeviceThatWasReset) {
