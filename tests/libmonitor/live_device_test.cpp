@@ -212,10 +212,12 @@ TEST_F(LiveDeviceTest, ALossIsInTheRecordOfItsStep) {
     trainer.stream = device.new_stream(1);
     Gate gate(device);
     trainer.set_up();
+    std::vector<uint64_t> losses;  // here already: to make room on a device may wait for what runs there
+    for (const float loss : {0.1f, 0.7f, 1e-40f}) losses.push_back(device.copy_of(&loss, sizeof loss));
     gate.shut(trainer.stream);
-    for (const float loss : {0.1f, 0.7f, 1e-40f}) {
+    for (const uint64_t loss : losses) {
       foreshock_tensor tensor = {};
-      tensor.data = reinterpret_cast<void*>(device.copy_of(&loss, sizeof loss));
+      tensor.data = reinterpret_cast<void*>(loss);
       std::fill(tensor.shape, tensor.shape + FORESHOCK_TENSOR_DIMS, 1);
       tensor.dtype = FORESHOCK_FP32;
       tensor.device_type = FORESHOCK_DEVICE_CUDA;
