@@ -1,6 +1,7 @@
 // The kernels on a device, each beside a copy of as many bytes within its memory. Best of several rounds.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -10,14 +11,16 @@
 namespace foreshock {
 namespace {
 
-constexpr int kRounds = 5, kLaunches = 10;
-constexpr size_t kBytes = size_t{1} << 30;
-// A word of kCountBins holds kMostBinned values over all launches, so one tensor must not be counted often.
-constexpr uint64_t kBinned = kMostBinned / (kRounds * (kLaunches + 1));
+struct Size {
+  int rounds = 5, launches = 10;
+  size_t bytes = size_t{1} << 30;
+  int64_t tokens = 8192;
+};
 
 struct Bench {
+  const Size size;
   CudaDevice& device = CudaDevice::get();
-  uint64_t from = device.allocate(kBytes), to = device.allocate(kBytes);
+  uint64_t from = device.allocate(size.bytes), to = device.allocate(size.bytes);
 
   // As weights are, in bf16: a million draws, over and over.
   void fill() {
@@ -31,7 +34,7 @@ struct Bench {
       x = static_cast<uint16_t>(bits >> 16);
     }
     const size_t bytes = drawn.size() * sizeof(uint16_t);
-    for (size_t at = 0; at < kBytes; at += bytes) device.write(from + at, drawn.data(), bytes);
+    for (size_t at = 0; at < size.bytes; at += bytes) device.write(from + at, drawn.data(), bytes);
   }
 
   uint64_t zeros(size_t bytes) {
@@ -44,95 +47,102 @@ struct Bench {
   template <class Time>
   double best(const Time& time) {
     double milliseconds = time();
-    for (int n = 1; n < kRounds; ++n) milliseconds = std::min(milliseconds, time());
+    for (int n = 1; n < size.rounds; ++n) milliseconds = std::min(milliseconds, time());
     return milliseconds;
   }
 
   template <class Job>
   void print(const char* what, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
              const char* bound = "") {
-    const double kernel_ms = best([&] { return device.milliseconds(kernel, shape, &job, kLaunches); });
-    const double copy_ms = best([&] { return device.milliseconds_of_copy(to, from, bytes, kLaunches); });
+    const double kernel_ms = best([&] { return device.milliseconds(kernel, shape, &job, size.launches); });
+    const double copy_ms = best([&] { return device.milliseconds_of_copy(to, from, bytes, size.launches); });
     std::printf("%-28s %8.4f ms, %7.3f ms per GB%s, %5.2f of a copy of as many bytes\n", what, kernel_ms,
                 kernel_ms / (static_cast<double>(bytes) / 1e9), bound, kernel_ms / copy_ms);
   }
 };
 
 void bench_histograms(Bench& bench) {
-  const HistogramJob patterns{.from = bench.from, .count = kBytes / 2, .words = bench.zeros(4 * kPatterns)};
+  const uint64_t count = bench.size.bytes / 2;
+  const HistogramJob patterns{.from = bench.from, .count = count, .words = bench.zeros(4 * kPatterns)};
   bench.print("histogram, bf16", DeviceKernel::kCountPatterns,
-              launch_of_patterns(patterns, bench.device.limits()), patterns, kBytes, " (bound 0.6)");
-  const HistogramJob bins{.from = bench.from, .count = kBinned, .words = bench.zeros(8 * kBinWords)};
+              launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
+              " (bound 0.6)");
+  // As large as a tensor may be that is counted: a small one has not work for all processors. Over all
+  // launches the words hold more than they can and wrap, which nobody looks at.
+  const uint64_t binned = std::min<uint64_t>(kMostBinned, bench.size.bytes / 4);
+  const HistogramJob bins{.from = bench.from, .count = binned, .words = bench.zeros(8 * kBinWords)};
   bench.print("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()), bins,
-              kBinned * 4);
+              binned * 4);
 }
 
 void bench_sums(Bench& bench) {
-  constexpr uint64_t kCount = kBytes / 2;
+  const size_t bytes = bench.size.bytes;
+  const uint64_t count = bytes / 2;
   GradientSumsJob gradients = {};
   gradients.results = bench.zeros(sizeof(GradientSums)), gradients.arrived = bench.zeros(4);
-  gradients.chunks = sum_chunks(kCount);
+  gradients.chunks = sum_chunks(count);
   gradients.partials = bench.zeros(gradients.chunks * sizeof(GradientSums));
   gradients.tensors = 1;
-  gradients.tensor[0] = {bench.from, kCount, 0, static_cast<uint32_t>(DType::kBf16), 0};
+  gradients.tensor[0] = {bench.from, count, 0, static_cast<uint32_t>(DType::kBf16), 0};
   bench.print("gradient sums, bf16", DeviceKernel::kGradientSums, launch_of(gradients, bench.device.limits()),
-              gradients, kBytes);
+              gradients, bytes);
 
   AdamSumsJob adam = {};
   adam.results = bench.zeros(sizeof(AdamSums)), adam.arrived = bench.zeros(4);
-  adam.chunks = sum_chunks(kCount / 2);
+  adam.chunks = sum_chunks(count / 2);
   adam.partials = bench.zeros(adam.chunks * sizeof(AdamSums));
   adam.tensors = 1;
   const auto bf16 = static_cast<uint32_t>(DType::kBf16);
   adam.tensor[0] = {.gradient = bench.from,
-                    .moment = bench.from + kBytes / 2,
-                    .count = kCount / 2,
+                    .moment = bench.from + bytes / 2,
+                    .count = count / 2,
                     .first_chunk = 0,
                     .gradient_dtype = bf16,
                     .moment_dtype = bf16,
                     .constants = adam_constants({.beta2 = .999, .eps = 1e-8, .step = 100})};
   bench.print("Adam sums, bf16 and bf16", DeviceKernel::kAdamSums, launch_of(adam, bench.device.limits()),
-              adam, kBytes);
+              adam, bytes);
 
-  const ChecksumJob checksum{.from = bench.from, .bytes = kBytes, .to = bench.zeros(8)};
+  const ChecksumJob checksum{.from = bench.from, .bytes = bytes, .to = bench.zeros(8)};
   bench.print("checksum", DeviceKernel::kChecksum, launch_of(checksum, bench.device.limits()), checksum,
-              kBytes);
+              bytes);
 }
 
 // A layer of attention: 32 heads, 8 kv-heads, 8192 tokens, 128 columns.
 void bench_attention(Bench& bench) {
-  constexpr int64_t kHeads = 32, kKvHeads = 8, kTokens = 8192, kDim = 128;
+  constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
+  const int64_t tokens = bench.size.tokens;
   GatherJob gather = {};
   gather.to = bench.to, gather.times = bench.zeros(16), gather.clock = bench.zeros(sizeof(GatherClock));
   gather.pieces = 2;
   for (uint32_t n = 0; n < gather.pieces; ++n) {
-    gather.piece[n].from = bench.from + n * kTokens * kKvHeads * kDim * 2;
-    gather.piece[n].to = n * kTokens * kDim * 2;
+    gather.piece[n].from = bench.from + n * tokens * kKvHeads * kDim * 2;
+    gather.piece[n].to = n * tokens * kDim * 2;
     gather.piece[n].row_stride = kKvHeads * kDim, gather.piece[n].column_stride = 1;
-    gather.piece[n].heads = 1, gather.piece[n].rows = kTokens, gather.piece[n].width = kDim;
+    gather.piece[n].heads = 1, gather.piece[n].rows = tokens, gather.piece[n].width = kDim;
     gather.piece[n].element = 2;
   }
   bench.print("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
-              2 * kTokens * kDim * 2);
+              2 * tokens * kDim * 2);
 
   ConservationJob job = {};
-  job.batches = 1, job.heads = kHeads, job.kv_heads = kKvHeads, job.queries = job.keys = kTokens;
+  job.batches = 1, job.heads = kHeads, job.kv_heads = kKvHeads, job.queries = job.keys = tokens;
   job.head_dim = job.value_dim = kDim, job.dtype = static_cast<uint32_t>(DType::kBf16);
   job.grad_out = {bench.from, {0, kDim, kHeads * kDim, 1}};
-  job.grad_key = {bench.from + (256 << 20), {0, kDim, kKvHeads * kDim, 1}};
-  job.grad_value = {bench.from + (512 << 20), {0, kDim, kKvHeads * kDim, 1}};
+  job.grad_key = {bench.from + bench.size.bytes / 4, {0, kDim, kKvHeads * kDim, 1}};
+  job.grad_value = {bench.from + bench.size.bytes / 2, {0, kDim, kKvHeads * kDim, 1}};
   job.results = bench.zeros(kKvHeads * sizeof(Conservation)), job.arrived = bench.zeros(kKvHeads * 4);
   job.partials = bench.zeros(shape_of(job).scratch_bytes);
   bench.print("conservation of a layer", DeviceKernel::kConservation, launch_of(job, bench.device.limits()),
-              job, kTokens * kDim * 2 * (kHeads + 2 * kKvHeads));
+              job, tokens * kDim * 2 * (kHeads + 2 * kKvHeads));
 }
 
-int run() {
+int run(const Size& size) {
   if (const std::string& missing = CudaDevice::get().missing(); !missing.empty()) {
     std::printf("nothing was measured: no device: %s\n", missing.c_str());
     return 0;
   }
-  Bench bench;
+  Bench bench{size};
   std::printf("%s, %u processors\n", bench.device.name().c_str(), bench.device.limits().processors);
   bench.fill();
   bench_histograms(bench);
@@ -144,4 +154,13 @@ int run() {
 }  // namespace
 }  // namespace foreshock
 
-int main() { return foreshock::run(); }
+// With a number: so many MiB, once. Only shows that it runs.
+int main(int count, char** arguments) {
+  foreshock::Size size;
+  if (count > 1)
+    size = {.rounds = 1,
+            .launches = 2,
+            .bytes = static_cast<size_t>(std::max(std::atoi(arguments[1]), 32)) << 20,
+            .tokens = 256};
+  return foreshock::run(size);
+}

@@ -98,6 +98,16 @@ void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const voi
   call("cuCtxSynchronize");
 }
 
+// Long enough that the work behind it has been given to the device before it ends: else the time of the host
+// between two short kernels would be taken for theirs.
+void CudaDevice::keep_busy() {
+  constexpr size_t kBytes = size_t{64} << 20;
+  constexpr int kTimes = 8;  // 0.2 ms of an H100
+  if (busy_ == 0) busy_ = allocate(kBytes);
+  for (int n = 0; n < kTimes; ++n)
+    call("cuMemsetD8Async", busy_, static_cast<unsigned char>(n), kBytes, static_cast<void*>(nullptr));
+}
+
 template <class Work>
 double CudaDevice::milliseconds_of(int times, const Work& work) {
   void *begin = nullptr, *end = nullptr;
@@ -105,6 +115,7 @@ double CudaDevice::milliseconds_of(int times, const Work& work) {
   work();  // once before, so that nothing is loaded while the clock runs
   call("cuEventCreate", &begin, 0u);
   call("cuEventCreate", &end, 0u);
+  keep_busy();
   call("cuEventRecord", begin, static_cast<void*>(nullptr));
   for (int n = 0; n < times; ++n) work();
   call("cuEventRecord", end, static_cast<void*>(nullptr));

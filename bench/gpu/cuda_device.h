@@ -36,12 +36,14 @@ class CudaDevice {
  private:
   CudaDevice();
   void enqueue(DeviceKernel kernel, const LaunchShape& shape, const void* job);
+  void keep_busy();
   template <class Work>
   double milliseconds_of(int times, const Work& work);
 
   std::string missing_, name_;
   DeviceLimits limits_ = {};
   std::vector<void*> functions_;
+  uint64_t busy_ = 0;  // memory that keep_busy() sets
 };
 
 }  // namespace foreshock

@@ -61,7 +61,9 @@ class LiveDevice {
     return stream;
   }
 
+  // For all of its streams, ours too; or for what was given to one.
   void wait() const { must("cuCtxSynchronize"); }
+  void wait_for(void* stream) const { must("cuStreamSynchronize", stream); }
 
   size_t free_bytes() const {
     size_t free = 0, total = 0;
