@@ -1,5 +1,6 @@
 #include "agent/run.h"
 
+#include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -27,9 +28,9 @@ constexpr auto kDrainAtMost = 5s;
 constexpr size_t kMostSegments = 512;
 constexpr uint64_t kMostRefusalsTold = 20;
 constexpr size_t kMostExitsAtOnce = 64;
-// There while lines wait that could not be written, and for good once some are lost: with an agent that is
-// killed goes what waited in it.
+// There while lines wait that an agent that is killed would take along, and for good once some are lost.
 constexpr const char* kRecordIncomplete = "record.incomplete";
+constexpr const char* kRecordSpool = "record.spool";
 
 bool is_better(RunState a, RunState b) {
   constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
@@ -51,7 +52,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   }
   std::unique_ptr<Run> run(new Run(options, std::move(directory), lock));
   if (!options.record.empty()) {
-    run->record_ = RecordWriter::open(options.record, error);
+    const int spool = run->directory_->open_file(kRecordSpool, O_RDWR | O_CREAT | O_APPEND);
+    run->record_ = RecordWriter::open(options.record, error, spool);
     if (run->record_ == nullptr) return nullptr;
   }
   run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes, options.alerts);
@@ -97,7 +99,8 @@ void Run::save_watches() {
 
 void Run::flush_record() {
   if (record_ == nullptr) return;
-  const bool is_incomplete = !record_->flush() || record_->lines_lost() > 0 || record_was_incomplete_;
+  record_->begin_flush();
+  const bool is_incomplete = record_->is_incomplete() || record_was_incomplete_;
   if (is_incomplete == is_told_incomplete_) return;
   is_told_incomplete_ = is_incomplete;
   if (is_incomplete)

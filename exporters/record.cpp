@@ -1,130 +1,226 @@
 #include "exporters/record.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstring>
+#include <mutex>
+#include <system_error>
 #include <utility>
+
+#include "exporters/record_spool.h"
 
 namespace foreshock {
 namespace {
 
-constexpr size_t kBufferBytes = kLongestRecordLine + 1;
-constexpr int64_t kFlushMs = 1000;
-constexpr char kFirstBytes[] = R"({"schema":1,)";  // of every line
+using Clock = std::chrono::steady_clock;
 
-int64_t now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-bool starts_like_a_record(int file, off_t size) {
-  char head[sizeof kFirstBytes - 1];
-  const auto length = static_cast<size_t>(std::min<off_t>(size, sizeof head));
-  return pread(file, head, length, 0) == static_cast<ssize_t>(length) &&
-         std::memcmp(head, kFirstBytes, length) == 0;
-}
-
-// Bytes up to and including the last newline.
-off_t whole_lines(int file, off_t size) {
-  char piece[4096];
-  for (off_t end = size; end > 0;) {
-    const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(sizeof piece));
-    if (pread(file, piece, static_cast<size_t>(end - begin), begin) != end - begin) return size;
-    for (off_t at = end; at > begin; --at) {
-      if (piece[at - begin - 1] == '\n') return at;
-    }
-    end = begin;
-  }
-  return 0;
-}
-
-// Empty when the file may be written to, from *size on.
-std::string prepare(int file, off_t* size) {
-  if (flock(file, LOCK_EX | LOCK_NB) != 0) return "another writer holds it";
-  if (*size == 0) return "";
-  if (!starts_like_a_record(file, *size))
-    return "exists and is not a record of foreshock; choose another file";
-  *size = whole_lines(file, *size);
-  return ftruncate(file, *size) == 0 ? "" : std::strerror(errno);
-}
+constexpr size_t kMostWaitingBytes = kLongestRecordLine + 1;
+constexpr std::chrono::milliseconds kFlushEvery{1000};
 
 }  // namespace
 
-std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::string* error) {
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
-  struct stat status = {};
-  if (file < 0 || fstat(file, &status) != 0) {
-    *error = "record " + path + ": " + std::strerror(errno);
-    if (file >= 0) close(file);
-    return nullptr;
-  }
-  const bool regular = S_ISREG(status.st_mode);
-  off_t size = regular ? status.st_size : 0;
-  const std::string refusal = regular ? prepare(file, &size) : "";
-  if (!refusal.empty()) {
-    *error = "record " + path + ": " + refusal;
-    close(file);
-    return nullptr;
-  }
-  std::signal(SIGXFSZ, SIG_IGN);
-  return std::unique_ptr<RecordWriter>(new RecordWriter(file, regular, path, static_cast<uint64_t>(size)));
+struct RecordWriter::Shared {
+  Shared(std::unique_ptr<RecordFile> to, int spool_file) : file(std::move(to)), spool(spool_file) {}
+
+  const std::unique_ptr<RecordFile> file;  // of the thread, while is_writing
+  std::mutex mutex;                        // of everything below
+  std::condition_variable changed;
+  RecordSpool spool;
+  std::string waiting;           // lines that are not in the file
+  size_t handed_over = 0;        // bytes of them that were handed over, and are in the spool if it is whole
+  uint64_t size = 0;             // of the file
+  uint64_t asked = 0, done = 0;  // attempts to write
+  bool is_writing = false, is_ending = false;
+  Clock::time_point began;  // the attempt that goes on
+  bool is_failing = false, has_told_of_hang = false;
+  std::string error;
+  uint64_t errors = 0, lines_lost = 0;
+
+  bool put(const std::string& line);
+  void hand_over();
+  bool survives() const { return file->is_regular() && spool.is_whole(); }
+  void fail(const std::string& why);
+  void look_for_hang();
+  void attempt(std::unique_lock<std::mutex>* lock);
+  void work();
+};
+
+bool RecordWriter::Shared::put(const std::string& line) {
+  if (waiting.size() + line.size() + 1 > kMostWaitingBytes) return false;
+  waiting += line;
+  waiting += '\n';
+  return true;
 }
 
-RecordWriter::RecordWriter(int file, bool regular, std::string path, uint64_t size)
-    : file_(file), regular_(regular), path_(std::move(path)), size_(size), last_flush_ms_(now_ms()) {}
+void RecordWriter::Shared::hand_over() {
+  if (handed_over == waiting.size()) return;
+  if (file->is_regular())
+    spool.add(std::string_view(waiting).substr(handed_over), {file->inode(), size + handed_over});
+  handed_over = waiting.size();
+}
+
+void RecordWriter::Shared::fail(const std::string& why) {
+  ++errors;
+  if (!is_failing) error = "record " + file->path() + ": " + why + "; the run goes on without it";
+  is_failing = true;
+}
+
+void RecordWriter::Shared::look_for_hang() {
+  if (!is_writing || has_told_of_hang || Clock::now() - began < kPatience) return;
+  fail("its disk does not answer");
+  has_told_of_hang = true;
+}
+
+void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
+  const uint64_t number = asked;
+  const std::string lines = waiting.substr(0, handed_over);
+  is_writing = true;
+  began = Clock::now();
+  lock->unlock();
+  const RecordFile::Appended appended = file->append(lines);
+  lock->lock();
+  is_writing = has_told_of_hang = false;
+  size = file->size();
+  waiting.erase(0, appended.bytes);
+  handed_over -= appended.bytes;
+  if (appended.error != 0)
+    fail(std::strerror(appended.error));
+  else
+    is_failing = false;
+  if (handed_over == 0) spool.clear();
+  done = number;
+  changed.notify_all();
+}
+
+void RecordWriter::Shared::work() {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    changed.wait(lock, [&] { return asked != done || is_ending; });
+    if (asked == done) return;
+    attempt(&lock);
+  }
+}
+
+std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::string* error, int spool,
+                                                 WriteCall write) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  auto shared = std::make_shared<Shared>(RecordFile::open(path, error, write), spool);
+  if (shared->file == nullptr) return nullptr;
+  shared->size = shared->file->size();
+  if (shared->file->is_regular())
+    shared->waiting = shared->spool.missing({shared->file->inode(), shared->size});
+  shared->handed_over = shared->waiting.size();
+  std::unique_lock lock(shared->mutex);
+  shared->attempt(&lock);  // the spool is cleared if it has succeeded
+  if (shared->handed_over > 0) {
+    shared->spool.clear();
+    shared->handed_over = 0;
+    shared->hand_over();
+  }
+  return std::unique_ptr<RecordWriter>(new RecordWriter(shared));
+}
+
+RecordWriter::RecordWriter(std::shared_ptr<Shared> shared)
+    : shared_(std::move(shared)), last_flush_(Clock::now()) {}
 
 RecordWriter::~RecordWriter() {
-  flush();
-  close(file_);
+  write_out(kPatience);
+  std::unique_lock lock(shared_->mutex);
+  shared_->is_ending = true;
+  shared_->changed.notify_all();
+  const bool is_done = shared_->asked == shared_->done;
+  lock.unlock();
+  if (!thread_.joinable()) return;
+  if (is_done)
+    thread_.join();
+  else
+    thread_.detach();
+}
+
+bool RecordWriter::start_thread() {
+  if (thread_.joinable()) return true;
+  sigset_t all, before;  // signals are the main thread's
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([shared = shared_] { shared->work(); });
+  } catch (const std::system_error&) {  // none left: the caller has to wait for the disk
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread_.joinable();
+}
+
+void RecordWriter::begin_flush() {
+  last_flush_ = Clock::now();
+  std::unique_lock lock(shared_->mutex);
+  shared_->look_for_hang();
+  shared_->hand_over();
+  if (shared_->waiting.empty()) return;
+  ++shared_->asked;
+  if (start_thread())
+    shared_->changed.notify_all();
+  else
+    shared_->attempt(&lock);
+}
+
+bool RecordWriter::write_out(std::chrono::milliseconds most) {
+  begin_flush();
+  std::unique_lock lock(shared_->mutex);
+  const uint64_t asked = shared_->asked;
+  shared_->changed.wait_for(lock, most, [&] { return shared_->done >= asked; });
+  shared_->look_for_hang();
+  return shared_->waiting.empty();
+}
+
+void RecordWriter::hand_over() {
+  {
+    const std::unique_lock lock(shared_->mutex);
+    if (shared_->handed_over == shared_->waiting.size()) return;
+    shared_->hand_over();
+    if (shared_->survives() || shared_->is_failing) return;
+  }
+  write_out(2 * kPatience);  // it begins to write a little after it is asked to
 }
 
 void RecordWriter::append(const std::string& line) {
-  const auto fits = [&] { return buffer_.size() + line.size() + 1 <= kBufferBytes; };
-  // While the disk is full, only the clock below makes a new attempt.
-  if (!fits() && !failing_) flush();
-  if (fits()) {
-    buffer_ += line;
-    buffer_ += '\n';
-  } else {
-    ++lines_lost_;
+  std::unique_lock lock(shared_->mutex);
+  bool is_put = shared_->put(line);
+  if (!is_put && !shared_->is_failing) {
+    lock.unlock();
+    write_out(kPatience);
+    lock.lock();
+    is_put = shared_->put(line);
   }
-  if (now_ms() - last_flush_ms_ >= kFlushMs) flush();
+  shared_->lines_lost += !is_put;
+  lock.unlock();
+  if (Clock::now() - last_flush_ >= kFlushEvery) begin_flush();
 }
 
-bool RecordWriter::flush() {
-  last_flush_ms_ = now_ms();
-  size_t written = 0;
-  int cause = 0;
-  while (written < buffer_.size() && cause == 0) {
-    const ssize_t n = ::write(file_, buffer_.data() + written, buffer_.size() - written);
-    if (n > 0) written += static_cast<size_t>(n);
-    if (n < 0 && errno != EINTR) cause = errno;
-    if (n == 0) cause = ENOSPC;
-  }
-  // A torn line is taken back and waits with the rest.
-  const size_t whole = written == 0 ? 0 : buffer_.rfind('\n', written - 1) + 1;
-  size_ += whole;
-  if (cause != 0 && whole != written && regular_ && ftruncate(file_, static_cast<off_t>(size_)) != 0)
-    cause = errno;
-  buffer_.erase(0, regular_ ? whole : written);
-  if (cause == 0) {
-    failing_ = false;
-    return true;
-  }
-  ++errors_;
-  if (!failing_) error_ = "record " + path_ + ": " + std::strerror(cause) + "; the run goes on without it";
-  failing_ = true;
-  return false;
+bool RecordWriter::is_incomplete() const {
+  const std::unique_lock lock(shared_->mutex);
+  const bool would_be = shared_->is_failing && !shared_->waiting.empty() && !shared_->survives();
+  return shared_->lines_lost > 0 || would_be;
 }
 
-std::string RecordWriter::take_error() { return std::exchange(error_, {}); }
+std::string RecordWriter::take_error() {
+  const std::unique_lock lock(shared_->mutex);
+  return std::exchange(shared_->error, {});
+}
+
+uint64_t RecordWriter::size() const {
+  const std::unique_lock lock(shared_->mutex);
+  if (!shared_->file->is_regular()) return 0;
+  return shared_->size + (shared_->survives() ? shared_->handed_over : 0);
+}
+
+uint64_t RecordWriter::errors() const {
+  const std::unique_lock lock(shared_->mutex);
+  return shared_->errors;
+}
+
+uint64_t RecordWriter::lines_lost() const {
+  const std::unique_lock lock(shared_->mutex);
+  return shared_->lines_lost;
+}
 
 }  // namespace foreshock

@@ -1,7 +1,10 @@
 // An agent that is killed between a line of the record and the word in the control file that it was taken:
 // the next one finds the same steps and slices again.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -13,6 +16,13 @@
 
 namespace foreshock {
 namespace {
+
+bool g_disk_is_full = false;
+ssize_t write_unless_full(int file, const void* bytes, size_t count) {
+  if (!g_disk_is_full) return write(file, bytes, count);
+  errno = ENOSPC;
+  return -1;
+}
 
 class KilledAgentTest : public testing::Test {
  protected:
@@ -27,7 +37,8 @@ class KilledAgentTest : public testing::Test {
     pipeline_.reset();
     record_.reset();
     std::string error;
-    record_ = RecordWriter::open(path_, &error);
+    const int spool = directory_->open_file("record.spool", O_RDWR | O_CREAT | O_APPEND);
+    record_ = RecordWriter::open(path_, &error, spool, write_unless_full);
     ASSERT_NE(record_, nullptr) << error;
     pipeline_ = std::make_unique<Pipeline>(record_.get());
     state_ = WatchState();
@@ -44,7 +55,7 @@ class KilledAgentTest : public testing::Test {
       trainer_.sample(step_, 1.0);
     }
     pipeline_->poll(*reader_, &rank_);
-    ASSERT_TRUE(record_->flush());
+    ASSERT_EQ(record_->flush(), !g_disk_is_full);
   }
 
   std::string control() const { return trainer_.directory + "/0-0000000000000010.ctl"; }
@@ -92,6 +103,24 @@ TEST_F(KilledAgentTest, WhatItHadWrittenIsNotWrittenAgain) {
   EXPECT_EQ(found.size(), 9u);
   for (const auto& [step, count] : found) EXPECT_EQ(count, std::make_pair(1, 1)) << "step " << step;
   EXPECT_EQ(rank_.steps, 9u) << "they count all the same";
+}
+
+TEST_F(KilledAgentTest, WhatItCouldNotWriteIsWrittenByTheNext) {
+  for (const bool has_told : {true, false}) {
+    ASSERT_TRUE(state_.save(*directory_, record_.get(), pipeline_->watches()));
+    const std::string before = taken();
+    g_disk_is_full = true;
+    train(4);
+    g_disk_is_full = false;
+    if (!has_told) put_back(before);
+    start_agent();
+    train(2);
+    const std::map<int64_t, std::pair<int, int>> found = lines();
+    EXPECT_EQ(found.size(), static_cast<size_t>(step_));
+    for (const auto& [step, count] : found) EXPECT_EQ(count, std::make_pair(1, 1)) << "step " << step;
+    EXPECT_EQ(pipeline_->watches().lines(), 2u * (4 + 2))
+        << "the detectors saw each once";
+  }
 }
 
 }  // namespace

@@ -1,14 +1,19 @@
 #include "exporters/record.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -18,6 +23,37 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 using testing::StartsWith;
+using namespace std::chrono_literals;
+
+// A disk that hangs from hang() until go_on(), and fails with `error` meanwhile instead if there is one.
+class Disk {
+ public:
+  static ssize_t write(int file, const void* bytes, size_t count) {
+    std::unique_lock lock(mutex_);
+    if (hangs_ && error_ != 0) {
+      errno = error_;
+      return -1;
+    }
+    changed_.wait(lock, [] { return !hangs_; });
+    return ::write(file, bytes, count);
+  }
+  static void hang(int error = 0) {
+    const std::unique_lock lock(mutex_);
+    hangs_ = true;
+    error_ = error;
+  }
+  static void go_on() {
+    const std::unique_lock lock(mutex_);
+    hangs_ = false;
+    changed_.notify_all();
+  }
+
+ private:
+  inline static std::mutex mutex_;
+  inline static std::condition_variable changed_;
+  inline static bool hangs_ = false;
+  inline static int error_ = 0;
+};
 
 class Record : public testing::Test {
  protected:
@@ -29,6 +65,14 @@ class Record : public testing::Test {
   std::unique_ptr<RecordWriter> open() {
     std::string error;
     auto writer = RecordWriter::open(path_, &error);
+    EXPECT_NE(writer, nullptr) << error;
+    return writer;
+  }
+  // As an agent does it, on a disk that may hang.
+  std::unique_ptr<RecordWriter> open_with_spool() {
+    std::string error;
+    const int spool = ::open(spool_path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    auto writer = RecordWriter::open(path_, &error, spool, Disk::write);
     EXPECT_NE(writer, nullptr) << error;
     return writer;
   }
@@ -50,10 +94,18 @@ class Record : public testing::Test {
     return result;
   }
 
-  const std::string path_;
+  void expect_steps(int64_t count) const {
+    const std::vector<json> read = lines();
+    ASSERT_EQ(read.size(), static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) EXPECT_EQ(read[static_cast<size_t>(i)]["step"], i);
+  }
+
+  const std::string path_, spool_path_ = path_ + ".spool";
 
  private:
-  void remove_file() const { std::filesystem::remove(path_); }
+  void remove_file() const {
+    for (const std::string& path : {path_, spool_path_}) std::filesystem::remove(path);
+  }
 };
 
 StepLine step_line(int64_t step) {
@@ -183,6 +235,102 @@ TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
   const std::vector<json> read = lines();
   ASSERT_EQ(read.size(), 100u) << "what waited is not lost";
   for (int i = 0; i < 100; ++i) EXPECT_EQ(read[i]["step"], i);
+}
+
+// That anything at all happens while the disk hangs is the test: who waited for it would wait for ever.
+TEST_F(Record, ADiskThatHangsHoldsUpNobody) {
+  const auto writer = open_with_spool();
+  Disk::hang();
+  for (int i = 0; i < 100; ++i) {
+    writer->write(step_line(i));
+    writer->hand_over();
+  }
+  while (writer->errors() == 0) writer->begin_flush();
+  EXPECT_THAT(writer->take_error(), HasSubstr("its disk does not answer"));
+  for (int i = 100; i < 200; ++i) writer->write(step_line(i));
+  writer->begin_flush();
+  EXPECT_EQ(writer->take_error(), "") << "said once";
+  EXPECT_EQ(writer->errors(), 1u);
+  EXPECT_FALSE(writer->is_incomplete()) << "the next agent would find them";
+  EXPECT_EQ(bytes(), "");
+  const uint64_t size = writer->size();
+  Disk::go_on();
+  EXPECT_TRUE(writer->flush());
+  EXPECT_EQ(writer->size(), size) << "where they would be was known";
+  EXPECT_EQ(bytes().size(), size);
+  expect_steps(200);
+  EXPECT_EQ(std::filesystem::file_size(spool_path_), 0u);
+}
+
+TEST_F(Record, WithoutASpoolItWaitsForADiskThatHangsOnceOnly) {
+  std::string error;
+  const auto writer = RecordWriter::open(path_, &error, -1, Disk::write);
+  Disk::hang();
+  for (int i = 0; i < 100; ++i) {
+    writer->write(step_line(i));
+    writer->hand_over();
+  }
+  EXPECT_EQ(writer->errors(), 1u);
+  EXPECT_TRUE(writer->is_incomplete()) << "as long as they are here alone";
+  EXPECT_EQ(writer->size(), 0u);
+  Disk::go_on();
+  EXPECT_TRUE(writer->flush());
+  EXPECT_FALSE(writer->is_incomplete());
+  expect_steps(100);
+}
+
+TEST_F(Record, WhatIsHandedOverIsFoundByTheNextAgent) {
+  {
+    const auto writer = open_with_spool();
+    for (int i = 0; i < 5; ++i) writer->write(step_line(i));
+    EXPECT_TRUE(writer->flush());
+    Disk::hang(EIO);
+    for (int i = 5; i < 10; ++i) writer->write(step_line(i));
+    writer->hand_over();
+    EXPECT_FALSE(writer->flush());
+    for (int i = 10; i < 15; ++i) writer->write(step_line(i));
+    writer->hand_over();
+    expect_steps(5);
+  }
+  {
+    const auto still_failing = open_with_spool();
+    expect_steps(5);
+    for (int i = 15; i < 20; ++i) still_failing->write(step_line(i));
+    still_failing->hand_over();
+  }
+  Disk::go_on();
+  const auto writer = open_with_spool();
+  expect_steps(20);
+  EXPECT_EQ(writer->size(), bytes().size());
+  EXPECT_EQ(std::filesystem::file_size(spool_path_), 0u);
+}
+
+TEST_F(Record, ItEndsThoughItsDiskHangs) {
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    const auto writer = open_with_spool();
+    writer->write(step_line(0));
+    Disk::hang();
+    writer->begin_flush();
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, RecordWriter::kPatience);
+  Disk::go_on();
+  std::string error;
+  std::unique_ptr<RecordWriter> next;
+  while (next == nullptr)
+    next = RecordWriter::open(path_, &error);  // as soon as the thread left behind is done
+  expect_steps(1);
+}
+
+TEST_F(Record, ManyHandedOverWhileItIsWrittenAreInTheirOrder) {
+  const auto writer = open_with_spool();
+  for (int i = 0; i < 5000; ++i) {
+    writer->write(step_line(i));
+    writer->hand_over();
+    if (i % 16 == 0) writer->begin_flush();
+  }
+  EXPECT_TRUE(writer->flush());
+  expect_steps(5000);
 }
 
 TEST_F(Record, MarkdownNamesEveryField) {

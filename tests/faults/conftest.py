@@ -21,7 +21,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     support, here = ROOT / "tests" / "support", ROOT / "tests" / "faults"
     flags = ["-std=c99", "-pedantic", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'libmonitor' / 'include'}"]
     compiler = shutil.which("gcc") or shutil.which("cc") or "clang"
-    more = {"fault_trainer": [str(support / "hand_attention.c")], "clock_shim": ["-shared", "-fPIC"]}
+    shim = ["-shared", "-fPIC"]
+    more = {"fault_trainer": [str(support / "hand_attention.c")], "clock_shim": shim, "hanging_disk": shim}
     built = {}
     for source in sorted(here.glob("*.c")):
         built[source.stem] = str(folder / source.stem)
