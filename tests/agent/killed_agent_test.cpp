@@ -118,8 +118,7 @@ TEST_F(KilledAgentTest, WhatItCouldNotWriteIsWrittenByTheNext) {
     const std::map<int64_t, std::pair<int, int>> found = lines();
     EXPECT_EQ(found.size(), static_cast<size_t>(step_));
     for (const auto& [step, count] : found) EXPECT_EQ(count, std::make_pair(1, 1)) << "step " << step;
-    EXPECT_EQ(pipeline_->watches().lines(), 2u * (4 + 2))
-        << "the detectors saw each once";
+    EXPECT_EQ(pipeline_->watches().lines(), 2u * (4 + 2)) << "the detectors saw each once";
   }
 }
 
