@@ -1,24 +1,29 @@
 """Attention that errs more than its precision explains, weights that change too much, replicas that differ."""
 
-from rule import JOB, Alert, Group, Record, Values, where
+from rule import JOB, RANK, UNLESS_ENDED, Alert, Group, Record, Values, where
 
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
+# Of no rank, but of all that the agent has of the run.
+UNLESS_OVER = f'unless on ({JOB}, instance) foreshock_run_state{{state="running"}} == 0'
+
 CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_weight_checksum:differs"
 
 
 def newest_checksum() -> Record:
-    """Of one step only: a rank that was read a moment earlier may still show the interval before."""
+    """Of one step only: a rank that was read a moment earlier may still show the interval before. A rank that ended
+    shows what may have been done again since, from a checkpoint."""
+    step = f"(foreshock_weight_checksum_step {UNLESS_ENDED})"
     return Record(
         CHECKSUM,
         f"""
         max by ({JOB}, group, rank) (
           foreshock_weight_checksum
-          and on ({JOB}, rank, group) (
-            foreshock_weight_checksum_step == on ({JOB}, group) group_left ()
-            max by ({JOB}, group) (foreshock_weight_checksum_step)
+          and on ({RANK}, group) (
+            {step} == on ({JOB}, group) group_left ()
+            max by ({JOB}, group) {step}
           )
         )
         """,
@@ -37,8 +42,9 @@ def bias(of: dict) -> Alert:
         max by ({JOB}, pass) (
           {biased(KERNEL, of)}
           unless ignoring (of) ({biased(CONTROL, of)})
+          {UNLESS_ENDED}
         )
-        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}}) > 0
+        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
         """,
         "Attention errs in one direction",
         "Run {{ $labels.run }}: {{ $labels.pass }} attention has a bias that rounding does not explain"
@@ -54,7 +60,7 @@ def deviation(of: dict) -> Alert:
         f"""
         {RATIO}{{pass="forward"}} > {of["forward"]}
         or {RATIO}{{pass="backward"}} > {of["backward"]}
-        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}}) > 0
+        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
         "Attention errs more than its precision explains",
         "Run {{ $labels.run }}: {{ $labels.pass }} attention errs several times as much as unfused attention in the"
@@ -118,8 +124,8 @@ def attention_rules(values: Values) -> Group:
     return Group(
         "foreshock-attention",
         [
-            Record(RATIO, f'max by ({JOB}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}})'),
-            Record(UPDATE, f'max by ({JOB}) (foreshock_optimizer_update_ratio{{stat="max"}})'),
+            Record(RATIO, f'max by ({JOB}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}} {UNLESS_ENDED})'),
+            Record(UPDATE, f'max by ({JOB}) (foreshock_optimizer_update_ratio{{stat="max"}} {UNLESS_OVER})'),
             newest_checksum(),
             differing_ranks(values["replica_mismatch"]),
             bias(values["bias"]),

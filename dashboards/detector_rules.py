@@ -1,6 +1,6 @@
 """What the agent's detectors see. They count steps; the rules only carry it on, and hold it long enough to be read."""
 
-from rule import JOB, Alert, Group, Record, Values, where
+from rule import JOB, UNLESS_ENDED, Alert, Group, Record, Values, where
 from standing import Default, remark, severity, told_of
 
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
@@ -52,7 +52,7 @@ def warned(detectors: str, level: float) -> str:
 def detector_records(told: list[str], window: str) -> list[Record]:
     those = f'detector=~"{"|".join(told)}"'
     return [
-        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level{{{those}}})"),
+        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level{{{those}}} {UNLESS_ENDED})"),
         Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total{{{those}}}[{window}]))"),
     ]
 
@@ -124,10 +124,13 @@ def detector_rules(values: Values, default: Default) -> Group:
         "foreshock-precursors",
         [
             *detector_records(told, of["window"]),
-            Record("run:foreshock_attention_logit_abs:max", f"max by ({JOB}) (foreshock_attention_logit_abs_max)"),
+            Record(
+                "run:foreshock_attention_logit_abs:max",
+                f"max by ({JOB}) (foreshock_attention_logit_abs_max {UNLESS_ENDED})",
+            ),
             Record(
                 "run:foreshock_attention_entropy_nats:min",
-                f'min by ({JOB}) (foreshock_attention_entropy_nats{{stat="mean"}})',
+                f'min by ({JOB}) (foreshock_attention_entropy_nats{{stat="mean"}} {UNLESS_ENDED})',
             ),
             *(detector_alert(*row, of, default) for row in TABLE),
             logit_forecast(values["logit_forecast"]),

@@ -63,7 +63,8 @@ def fleet_rules(values: Values) -> Group:
             Record(RANKS, f"sum by ({JOB}) (foreshock_rank_up)"),
             Record(WORLD, world()),
             Record("run:foreshock_step:max", f"max by ({JOB}) (foreshock_step)"),
-            Record(LAST_STEP, f"max by ({JOB}) (foreshock_last_step_timestamp_seconds)"),
+            # Those that live may not have made their first step yet: how long ago an attempt made its last is not it.
+            Record(LAST_STEP, f"max by ({JOB}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),
             stalled(values["stalled"]),
             ranks_missing(values["ranks_missing"]),
             no_data(values["no_data"]),

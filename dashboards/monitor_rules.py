@@ -1,6 +1,6 @@
 """The monitor itself: what it does not see, what it loses, what it costs."""
 
-from rule import JOB, RANK, Alert, Group, Record, Values
+from rule import JOB, RANK, UNLESS_ENDED, Alert, Group, Record, Values
 
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
@@ -31,11 +31,14 @@ def calls() -> list[Record]:
 def coverage(of: dict) -> Alert:
     skipped, sampled = (f"avg_over_time({calls}[{of['window']}])" for calls in (SKIPPED, SAMPLED))
     reasons = any_of(
-        ("no attention seen", f"max by ({JOB}) (foreshock_no_attention_seen) > 0"),
-        ("attention that no hook sees", f'count by ({JOB}) (foreshock_attention_unseen{{evidence="used"}})'),
+        ("no attention seen", f"max by ({JOB}) (foreshock_no_attention_seen {UNLESS_ENDED}) > 0"),
+        (
+            "attention that no hook sees",
+            f'count by ({JOB}) (foreshock_attention_unseen{{evidence="used"}} {UNLESS_ENDED})',
+        ),
         (
             "calls that no hook saw",
-            f'min by ({JOB}) (foreshock_attention_coverage_ratio{{source!="none"}}) < {of["ratio"]}',
+            f'min by ({JOB}) (foreshock_attention_coverage_ratio{{source!="none"}} {UNLESS_ENDED}) < {of["ratio"]}',
         ),
         (
             "calls that had to be skipped",
@@ -100,7 +103,10 @@ def monitor_rules(values: Values) -> Group:
     return Group(
         "foreshock-monitor",
         [
-            Record(SLOWDOWN, f"max by ({JOB}) (foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio)"),
+            Record(
+                SLOWDOWN,
+                f"max by ({JOB}) (foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio {UNLESS_ENDED})",
+            ),
             *calls(),
             coverage(values["coverage"]),
             degraded(values["degraded"]),

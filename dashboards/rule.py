@@ -10,7 +10,8 @@ Values = dict[str, dict[str, typing.Any]]
 JOB = "cluster, run"
 
 # What one agent shows of a rank. Nodes can know a rank of one number each: the attempt that ended, which keeps its last
-# values until it is forgotten, and the one that lives.
+# values until it is forgotten, and the one that lives. A job that goes on with fewer ranks keeps those of the others for
+# as long as it lasts: no gauge of a rank makes an alert without this.
 RANK = "cluster, instance, run, rank"
 UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up == 0"
 
