@@ -46,7 +46,7 @@ def no_data(of: dict) -> Alert:
         f"""
         count by ({JOB}) (
           last_over_time(foreshock_run_state{{state="running"}}[{of["window"]}]) == 1
-          and on (job, instance) up == 0
+          and on (cluster, job, instance) up == 0
         )
         """,
         "An agent does not answer while its training runs",
