@@ -1,6 +1,6 @@
 """What the agent's detectors see. They count steps; the rules only carry it on, and hold it long enough to be read."""
 
-from rule import JOB, UNLESS_ENDED, Alert, Group, Record, Values, where
+from rule import JOB, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, where
 from standing import Default, remark, severity, told_of
 
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
@@ -79,7 +79,7 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
         and on ({JOB}) ({warned("entropy_drop", values["detectors"]["level"])})
         """,
         "The entropy of attention collapses",
-        "Run {{ $labels.run }}: mean entropy of the attention weights fell to {{ $value | humanize }} nats"
+        f"Run {{{{ $labels.run }}}}: mean entropy of the attention weights fell to {VALUE} nats"
         + where('"entropy_drop"')
         + f" (detector entropy_drop{remark(['entropy_drop'], default)}).",
         keep=of["keep"], severity=severity(["entropy_drop"], default),
@@ -97,8 +97,8 @@ def logit_forecast(of: dict) -> Alert:
         and {logit} > {of["growth"]} * avg_over_time({logit}[{of["window"]}])
         """,
         "Attention's logits grow towards where softmax saturates",
-        f"Run {{{{ $labels.run }}}}: the largest scaled score is {{{{ $value | humanize }}}}, and by the line of the"
-        f" last {of['window']} beyond what attention bears in {{{{ {of['horizon']} | humanizeDuration }}}}.",
+        f"Run {{{{ $labels.run }}}}: the largest scaled score is {VALUE}, and by the line of the last"
+        f" {of['window']} beyond what attention bears in {{{{ {of['horizon']} | humanizeDuration }}}}.",
         of["for"], of["keep"],
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The incidents: values that are no numbers, and a loss that rises. Only these two page."""
 
-from rule import JOB, UNLESS_ENDED, Alert, Group, Record, Values
+from rule import JOB, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
 LOSS = "run:foreshock_loss_window:avg"
 
@@ -47,7 +47,7 @@ def diverging(of: dict) -> Alert:
         "ForeshockLossDiverging", "incident", "loss", "overview",
         f"{LOSS} > {median} + {of['excess']} * abs({median})",
         "The loss is rising",
-        "Run {{ $labels.run }}: the mean loss of the last 64 steps, {{ $value | humanize }}, is well above the median"
+        f"Run {{{{ $labels.run }}}}: the mean loss of the last 64 steps, {VALUE}, is well above the median"
         f" of {of['baseline']}.",
         of["for"], of["keep"], "page",
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The monitor itself: what it does not see, what it loses, what it costs."""
 
-from rule import JOB, RANK, UNLESS_ENDED, Alert, Group, Record, Values
+from rule import JOB, RANK, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
@@ -85,7 +85,7 @@ def overhead(of: dict) -> Alert:
         "ForeshockOverheadHigh", "monitor", "monitor", "monitor",
         f"{SLOWDOWN} > {of['slowdown']}",
         "foreshock costs more than it may",
-        "Run {{ $labels.run }}: the slowest rank pays {{ $value | humanize }} times what --max-slowdown allows.",
+        f"Run {{{{ $labels.run }}}}: the slowest rank pays {VALUE} times what --max-slowdown allows.",
         of["for"], of["keep"],
     )  # fmt: skip
 

@@ -10,8 +10,8 @@ Values = dict[str, dict[str, typing.Any]]
 JOB = "cluster, run"
 
 # What one agent shows of a rank. Nodes can know a rank of one number each: the attempt that ended, which keeps its last
-# values until it is forgotten, and the one that lives. A job that goes on with fewer ranks keeps those of the others for
-# as long as it lasts: no gauge of a rank makes an alert without this.
+# values until it is forgotten, and the one that lives. A job that goes on with fewer ranks keeps those of the others
+# for as long as it lasts: no gauge of a rank makes an alert without this.
 RANK = "cluster, instance, run, rank"
 UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up == 0"
 
@@ -61,6 +61,10 @@ LAYERS = (
     '{cluster=%q,run=%q,detector=%q}[5m]))" $labels.cluster $labels.run DETECTOR | query }}, e.g. in layer'
     '{{ range . | sortByLabel "layer" }} {{ .Labels.layer }}{{ end }}{{ end }}'
 )
+
+
+# For an alert's text, what it is about: `humanize` would write a loss of 0.8 as 800m.
+VALUE = '{{ $value | printf "%.4g" }}'
 
 
 def where(detector: str = "$labels.detector") -> str:
