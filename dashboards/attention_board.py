@@ -77,9 +77,9 @@ def errors(values: Values) -> Row:
             limited(
                 lines(
                     "Layers in alarm",
-                    "Layers beyond a limit, by what is beyond it.",
+                    "Layers beyond a limit, by what is beyond it, of the rank that has most.",
                     "none",
-                    Query(f"sum by (of) ({of_ranks('attention_alarm_layers', PASS)})", "{{of}}"),
+                    Query(f"max by (of) ({of_ranks('attention_alarm_layers', PASS)})", "{{of}}"),
                 ),
                 ("red", 1),
             ),

@@ -1,7 +1,7 @@
 """Which run, node or rank is not like the others."""
 
 from board import Board, Row, run_variable
-from panel import Query, limited, lines, name, number, of_run, per_second, rows
+from panel import Query, limited, lines, number_now, of_living, of_run, rows, state_of_run, steps_per_second
 from rule import JOB, RANK, Values
 
 # Of ranks that live: of an attempt that ended the last values stay.
@@ -31,31 +31,29 @@ def runs() -> Row:
 
 
 def ranks(values: Values) -> Row:
-    behind = f"scalar(max({of_run('step')})) - {of_run('step')}"
+    behind = f"scalar(max({of_living('step')})) - {of_run('step')}"
     ratio = of_run("attention_deviation_ratio", ',stat="mean"')
     return Row(
         "Ranks of the run",
         [
-            number(
+            number_now(
                 "World",
                 "Ranks of the whole job, as those that live know it.",
-                "none",
                 Query(f"max({of_run('world_size')} {LIVING})"),
             ),
-            number("Seen", "Ranks whose processes live and are scraped.", "none", Query(f"sum({of_run('rank_up')})")),
-            number(
+            number_now("Seen", "Ranks whose processes live and are scraped.", Query(f"sum({of_run('rank_up')})")),
+            number_now(
                 "Nodes",
                 "With ranks of the run that live.",
-                "none",
                 Query(f"count(count by (node) ({of_run('rank_info')} {LIVING}))"),
             ),
-            name("State", "Of the run.", Query(f"{of_run('run_state')} == 1", "{{state}}")),
+            state_of_run(),
             lines(
                 "Steps per second",
                 "Of the slowest rank, the median and the fastest.",
                 "none",
                 *(
-                    Query(f"quantile({q}, {per_second(of_run('steps_total'), 'rank')})", word)
+                    Query(f"quantile({q}, {steps_per_second()})", word)
                     for q, word in ((0, "slowest"), (0.5, "median"), (1, "fastest"))
                 ),
                 width=12,
@@ -89,7 +87,7 @@ def ranks(values: Values) -> Row:
                     "Replicas that differ",
                     "Snapshots in which a rank's bits differed from those of its replicas; the five ranks with most.",
                     "none",
-                    Query(f"topk(5, {of_run('weight_checksum_mismatch_total')})", "rank {{rank}}"),
+                    Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
                     width=12,
                 ),
                 ("red", 1),
@@ -99,7 +97,7 @@ def ranks(values: Values) -> Row:
                     "Dearest ranks",
                     "What the monitor costs, of wall time; the five ranks that pay most.",
                     "percentunit",
-                    Query(f"topk(5, {of_run('slowdown_ratio')})", "rank {{rank}}"),
+                    Query(f"topk(5, max by (rank) ({of_living('slowdown_ratio')}))", "rank {{rank}}"),
                     width=12,
                 ),
                 ("orange", 0.01 * values["overhead"]["slowdown"]),

@@ -1,7 +1,7 @@
 """What the monitor sees of one run, what it leaves out, and what it costs."""
 
 from board import Board, Row, run_variable
-from panel import Query, limited, lines, logarithmic, number, of_run, per_second, rows
+from panel import Query, limited, lines, logarithmic, number, number_now, of_living, of_run, per_second, rows
 from rule import Values
 
 TRAINER = ',component="trainer"'
@@ -18,20 +18,19 @@ def sees() -> Row:
                 "No attention seen",
                 "Ranks that made ten steps without a call that can be seen.",
                 "none",
-                Query(f"sum({of_run('no_attention_seen')})"),
+                Query(f"sum({of_living('no_attention_seen')})"),
                 ("red", 1),
             ),
-            number(
+            number_now(
                 "At work",
-                "Ranks whose part of the monitor in the trainer is on.",
-                "none",
-                Query(f"sum({of_run('monitor_enabled', TRAINER)})"),
+                "Ranks that live and whose part of the monitor in the trainer is on.",
+                Query(f"sum({of_living('monitor_enabled', TRAINER)})"),
             ),
             number(
                 "Sampled every",
                 "Steps between two sampled ones.",
                 "none",
-                Query(f"max({of_run('sample_interval_steps')})"),
+                Query(f"max({of_living('sample_interval_steps')})"),
             ),
             number(
                 "Steps lost",
@@ -62,7 +61,7 @@ def sees() -> Row:
                 "In flight",
                 "Slices taken and not judged yet.",
                 "none",
-                Query(f"sum by (pass) ({of_run('attention_in_flight')})", "{{pass}}"),
+                Query(f"sum by (pass) ({of_living('attention_in_flight')})", "{{pass}}"),
                 width=6,
             ),
             lines(
@@ -77,7 +76,7 @@ def sees() -> Row:
 
 
 def costs(values: Values) -> Row:
-    over = f"max({of_run('slowdown_ratio')} / {of_run('slowdown_limit_ratio')})"
+    over = f"max({of_living('slowdown_ratio')} / {of_run('slowdown_limit_ratio')})"
     return Row(
         "What it costs",
         [

@@ -1,7 +1,21 @@
 """How is the training? The first dashboard that one opens, of one run."""
 
 from board import ALERTS, Board, Row, run_variable
-from panel import Query, by_step, layers, limited, lines, name, number, of_run, per_second, states
+from panel import (
+    Query,
+    by_step,
+    layers,
+    limited,
+    lines,
+    name,
+    number,
+    number_now,
+    of_living,
+    of_run,
+    state_of_run,
+    states,
+    steps_per_second,
+)
 from rule import Values
 
 DETECTOR_LEVELS = {"0": ("quiet", "green"), "1": ("watch", "yellow"), "2": ("warn", "red")}
@@ -12,36 +26,33 @@ def now(values: Values) -> Row:
     return Row(
         "Now",
         [
-            name(
-                "Run",
-                "State of the run, from its exit status and signal.",
-                Query(f"{of_run('run_state')} == 1", "{{state}}"),
-            ),
-            name("Owner", "The user whose run it is.", Query(of_run("run_info"), "{{user}}")),
-            number("Ranks up", "Ranks whose processes live.", "none", Query(f"sum({of_run('rank_up')})")),
-            number("Step", "The last optimizer step that ended.", "none", Query(f"max({of_run('step')})")),
+            state_of_run(),
+            name("Owner", "The user whose run it is.", Query(f"max by (user) ({of_run('run_info')})", "{{user}}")),
+            number_now("Ranks up", "Ranks whose processes live.", Query(f"sum({of_run('rank_up')})")),
+            number("Step", "The last optimizer step that ended.", "none", Query(f"max({of_living('step')})")),
             number(
-                "Loss now", "Loss of the last step, mean of the ranks.", "none", Query(f"avg({of_run('loss')})")
+                "Last loss", "Loss of the last step, mean of the ranks.", "none", Query(f"avg({of_living('loss')})")
             ).decimals(4),
             number(
                 "Layers in alarm",
-                "Layers whose attention errs more than precision explains, or is biased.",
+                "Layers whose attention errs more than precision explains, or is biased: of the rank, pass and kind of"
+                " error that have most.",
                 "none",
-                Query(f"sum({of_run('attention_alarm_layers')})"),
+                Query(f"max({of_living('attention_alarm_layers')})"),
                 ("red", 1),
             ),
             number(
                 "Slowdown",
                 "What the monitor costs the slowest rank, of its time.",
                 "percentunit",
-                Query(f"max({of_run('slowdown_ratio')})"),
+                Query(f"max({of_living('slowdown_ratio')})"),
                 ("orange", 0.01 * values["overhead"]["slowdown"]),
             ),
-            number(
+            number_now(
                 "Since last step",
-                "Time since any rank ended an optimizer step.",
+                "Time since any rank ended an optimizer step, also where that was before the run ended.",
+                Query(f"time() - max(last_over_time({of_run('last_step_timestamp_seconds')}[$__range]))"),
                 "s",
-                Query(f"time() - max({of_run('last_step_timestamp_seconds')})"),
                 ("red", values["stalled"]["seconds"]),
             ),
         ],
@@ -49,7 +60,7 @@ def now(values: Values) -> Row:
 
 
 def loss() -> Row:
-    mean = of_run("loss_window", ',stat="mean"')
+    mean = of_living("loss_window", ',stat="mean"')
     return Row(
         "Loss, by step",
         [
@@ -57,29 +68,29 @@ def loss() -> Row:
                 "Loss",
                 "Loss of the last step, and mean of the last 64; means of the ranks.",
                 "none",
-                Query(f"avg({of_run('loss')})", "loss"),
+                Query(f"avg({of_living('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),
             ),
             by_step(
                 "Gradient norm",
                 "L2 norm of the whole gradient before clipping, and the largest of the last 64 steps.",
                 "none",
-                Query(f"max({of_run('gradient_norm')})", "norm"),
-                Query(f"max({of_run('gradient_norm_window_max')})", "largest of 64"),
+                Query(f"max({of_living('gradient_norm')})", "norm"),
+                Query(f"max({of_living('gradient_norm_window_max')})", "largest of 64"),
             ),
         ],
     )
 
 
 def before(values: Values) -> Row:
-    ratio, bias = of_run("attention_deviation_ratio", ',stat="mean"'), values["bias"]
+    ratio, bias = of_living("attention_deviation_ratio", ',stat="mean"'), values["bias"]
     return Row(
         "Before the loss",
         [
             states(
                 "Precursors",
                 "How loud each detector is, on the loudest rank and layer; the runbook says which are experimental.",
-                Query(f"max by (detector) ({of_run('precursor_level')})", "{{detector}}"),
+                Query(f"max by (detector) ({of_living('precursor_level')})", "{{detector}}"),
                 DETECTOR_LEVELS,
             ),
             states(
@@ -104,7 +115,7 @@ def before(values: Values) -> Row:
                     "Signed error of the output in standard errors between slices; the rounded reference is the"
                     " control.",
                     "none",
-                    Query(f"max by (pass, of) (abs({of_run('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
+                    Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
                 ),
                 ("red", bias["z"]),
             ),
@@ -113,14 +124,14 @@ def before(values: Values) -> Row:
                     "Largest logit",
                     "Largest magnitude of a scaled score over the last samples.",
                     "none",
-                    Query(f"max({of_run('attention_logit_abs_max')})", "largest"),
+                    Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
                 ),
                 ("red", values["logit_forecast"]["limit"]),
             ),
             layers(
                 "Gradient norm by layer",
                 "Before clipping, the largest of the ranks.",
-                of_run("layer_gradient_norm"),
+                of_living("layer_gradient_norm"),
             ),
             limited(
                 lines(
@@ -144,20 +155,20 @@ def progress() -> Row:
                 "Steps per second",
                 "Optimizer steps, of the slowest and the fastest rank.",
                 "none",
-                Query(f"min({per_second(of_run('steps_total'), 'rank')})", "slowest"),
-                Query(f"max({per_second(of_run('steps_total'), 'rank')})", "fastest"),
+                Query(f"min({steps_per_second()})", "slowest"),
+                Query(f"max({steps_per_second()})", "fastest"),
             ),
             lines(
                 "Learning rate",
                 "Of the last step.",
                 "none",
-                Query(f"max({of_run('learning_rate')})", "learning rate"),
+                Query(f"max({of_living('learning_rate')})", "learning rate"),
             ),
             lines(
                 "Logged by the training",
                 "What the training itself logs with W&B, TensorBoard, Trainer or Lightning.",
                 "none",
-                Query(f"avg by (name) ({of_run('logged_value')})", "{{name}}"),
+                Query(f"avg by (name) ({of_living('logged_value')})", "{{name}}"),
             ),
         ],
     )

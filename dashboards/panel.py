@@ -27,12 +27,15 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from rule import RANK
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
 # A source that sees one cluster knows no such label, which is as if it were empty.
 OF_CLUSTER = 'cluster=~"$cluster"'
 OF_RUN = f'{OF_CLUSTER},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
+# As in the rules: a rank that ended shows its last values for as long as its run goes on without it.
+UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up{{{OF_RUN}}} == 0"
 # Fine enough for a wide screen; more would only make the server work.
 MOST_POINTS = 300
 
@@ -46,12 +49,22 @@ def of_run(metric: str, more: str = "") -> str:
     return f"foreshock_{metric}{{{OF_RUN}{more}}}"
 
 
+def of_living(metric: str, more: str = "") -> str:
+    return f"({of_run(metric, more)} {UNLESS_ENDED})"
+
+
 def of_ranks(metric: str, more: str = "") -> str:
-    return f"foreshock_{metric}{{{OF_RANKS}{more}}}"
+    """Of the chosen ones that live."""
+    return f"(foreshock_{metric}{{{OF_RANKS}{more}}} {UNLESS_ENDED})"
 
 
 def per_second(counter: str, labels: str) -> str:
     return f"sum by ({labels}) (rate({counter}[$__rate_interval]))"
+
+
+def steps_per_second() -> str:
+    """Of each rank that lives: the others are no slow ones."""
+    return f"{per_second(of_run('steps_total'), 'rank')} and on (rank) {of_run('rank_up')} == 1"
 
 
 def target(number: int, query: Query) -> prometheus.Dataquery:
@@ -86,9 +99,25 @@ def number(title: str, description: str, unit: str, query: Query, *steps: tuple[
     return builder.color_mode(BigValueColorMode.VALUE).text_mode(BigValueTextMode.VALUE)
 
 
+def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
+    """What is so at the end of the time shown, and nothing that was so before: an agent goes with its run, and the last
+    that it said would stand there as if it were true."""
+    return panel.targets([target(0, query).instant()]).no_value(otherwise)
+
+
+def number_now(title: str, description: str, query: Query, unit: str = "none", *steps: tuple[str, float]) -> stat.Panel:
+    return present(number(title, description, unit, query, *steps), query, "none seen")
+
+
 def name(title: str, description: str, query: Query) -> stat.Panel:
-    """The legend of the one series that there is."""
+    """The legends of the series that there are: one, as a rule."""
     return number(title, description, "none", query).text_mode(BigValueTextMode.NAME)
+
+
+def state_of_run() -> stat.Panel:
+    query = Query(f"max by (state) ({of_run('run_state')} == 1)", "{{state}}")
+    description = "Of the run, from its exit status and signal, as its agents say at the end of the time shown."
+    return present(name("State", description, query), query, "not seen any more")
 
 
 def lines(title: str, description: str, unit: str, *queries: Query, width: int = 8) -> timeseries.Panel:
@@ -108,7 +137,7 @@ def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
 # Grafana draws nothing over an axis that stands still or goes back, as steps do while a trainer evaluates, and when it
 # goes on from a checkpoint. So a step is left out that a later one of the panel reaches again: what is seen is what the
 # run is made of in the end, and of equal ones the last. A millionth for each second tells equal ones apart.
-STEP = f"max({of_run('step')})"
+STEP = f"max({of_living('step')})"
 LATER = f"({STEP} - time() / 1e6)"
 SHOWN = f"({LATER} and on () vector(time()) <= ${{__to}} / 1000)"
 ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {LATER})"

@@ -1,7 +1,7 @@
 """How the weights of one run move, and how the optimizer is."""
 
 from board import Board, Row, run_variable
-from panel import Query, by_step, layers, limited, lines, logarithmic, of_run
+from panel import Query, by_step, layers, limited, lines, logarithmic, of_living, of_run
 from rule import Values
 
 MEAN, MAX = ',stat="mean"', ',stat="max"'
@@ -70,7 +70,7 @@ def weights_row() -> Row:
                     "Replicas that differ",
                     "Snapshots in which a rank's bits differed from those of its replicas; the five ranks with most.",
                     "none",
-                    Query(f"topk(5, {of_run('weight_checksum_mismatch_total')})", "rank {{rank}}"),
+                    Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
                 ),
                 ("red", 1),
             ),
@@ -127,7 +127,7 @@ def optimizer_row(values: Values) -> Row:
                 "Learning rate",
                 "Of the last step.",
                 "none",
-                Query(f"max({of_run('learning_rate')})", "learning rate"),
+                Query(f"max({of_living('learning_rate')})", "learning rate"),
                 width=12,
             ),
         ],

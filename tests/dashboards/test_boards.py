@@ -1,7 +1,9 @@
 """The dashboards: what two generations of Grafana accept, and the rules of good ones."""
 
 import copy
+import itertools
 import json
+import pathlib
 import re
 
 import jsonschema
@@ -226,6 +228,98 @@ def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
     file.write_text(json.dumps({"rule_files": [], "evaluation_interval": "30s", "tests": [case]}))
     done = promtool_tests(tmp_path / "rules", [], [file])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def gauges_of_ranks() -> list[str]:
+    """A selector of each series of a rank, without its braces, for one value of labels that are free."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    found = []
+    for name, labels in re.findall(r"\| `(foreshock_\w+)` \| gauge \| [^|]+ \| (`run`, `rank`.*?) \| ", page):
+        of = dict(re.findall(r"`(\w+)`(?: = ([\w \\|]+))?", labels))
+        values = [[f'{label}="{each}"' for each in re.findall(r"\w+", of[label]) or ["x"]] for label in of]
+        found += [f"{name}{{{','.join(chosen[2:])}" for chosen in itertools.product(*values)]
+    return found
+
+
+def asked_of(folder: pathlib.Path, series: list[dict], questions: dict[str, list[dict]]) -> str:
+    """What promtool complains of, who is asked these expressions after four minutes; empty when all is as expected."""
+    chosen = {"$run": "r", "$cluster": ".*", "$rank": ".*", "$pass": "forward", "${__to}": "240000"}
+    chosen |= {"$__rate_interval": "2m", "$__range": "4m", "$__interval": "30s"}
+    asked = []
+    for expression, samples in questions.items():
+        for name, value in chosen.items():
+            expression = expression.replace(name, value)
+        asked.append({"expr": expression, "eval_time": "4m", "exp_samples": samples})
+    case = {"interval": "30s", "input_series": series, "promql_expr_test": asked}
+    file = folder / "boards_test.yml"
+    file.write_text(json.dumps({"rule_files": [], "evaluation_interval": "30s", "tests": [case]}))
+    done = promtool_tests(folder / "rules", [], [file])
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@needs["promtool"]
+@pytest.mark.parametrize("last", [100, -100])
+def test_a_rank_that_ended_is_in_no_gauge_of_those_that_live(tmp_path, last):
+    """A job that has gone on with fewer ranks: what the other one showed last is neither drawn nor in any mean."""
+    gauges = [each for each in gauges_of_ranks() if not each.startswith("foreshock_rank_up{")]
+    assert len(gauges) > 60
+    series = [
+        {"series": f'{gauge},run="r",rank="{rank}",instance="a"}}'.replace("{,", "{"), "values": f"{value}x8"}
+        for gauge in gauges
+        for rank, value in ((0, 1), (1, last))
+    ]
+    series += [
+        {"series": f'foreshock_rank_up{{run="r",rank="{rank}",instance="a"}}', "values": f"{1 - rank}x8"}
+        for rank in (0, 1)
+    ]
+    # It is what the agents said last, also of a run that is gone.
+    judged = [expression for title, expression in QUERIES if title != "overview: Since last step"]
+    names = {gauge.partition("{")[0] for gauge in gauges} | {"foreshock_rank_up"}
+    shown = [each for each in judged if "foreshock_" in each and names.issuperset(re.findall(r"foreshock_\w+", each))]
+    assert len(shown) > 35
+    questions = {f"abs({each}) > 50": [] for each in judged}
+    questions |= {f"count(abs({each}) <= 50) > bool 0": [{"labels": "{}", "value": 1}] for each in shown}
+    assert asked_of(tmp_path, series, questions) == ""
+
+
+@needs["promtool"]
+def test_a_rank_that_ended_is_no_slow_one(tmp_path):
+    series = [
+        {"series": f'foreshock_{name}{{run="r",rank="{rank}",instance="a"}}', "values": values}
+        for name, rank, values in (
+            ("steps_total", 0, "0+60x8"), ("steps_total", 1, "7x8"), ("rank_up", 0, "1x8"), ("rank_up", 1, "0x8"),
+        )
+    ]  # fmt: skip
+    speeds = [expression for title, expression in QUERIES if "Steps per second" in title]
+    assert len(speeds) == 5
+    assert asked_of(tmp_path, series, {each: [{"labels": "{}", "value": 2}] for each in speeds}) == ""
+
+
+@needs["promtool"]
+def test_a_run_on_many_nodes_has_one_state_and_one_owner(tmp_path):
+    series = [
+        {"series": f'foreshock_run_{what},run="r",instance="{node}"}}', "values": f"{value}x8"}
+        for node in "abc"
+        for what, value in (('state{state="running"', 1), ('state{state="failed"', 0), ('info{user="eve"', 1))
+    ]
+    of = {title: expression for title, expression in QUERIES if re.search(": (State|Owner)$", title)}
+    assert len(of) == 3
+    labels = {"State": '{state="running"}', "Owner": '{user="eve"}'}
+    questions = {of[title]: [{"labels": labels[title.split(": ")[1]], "value": 1}] for title in of}
+    assert asked_of(tmp_path, series, questions) == ""
+
+
+def test_what_is_said_of_now_is_not_what_was_said_last():
+    """The agent of a run goes with it, mostly before Prometheus could see the end: its last words would stand there."""
+    present = {(name, p["title"]) for name, p in PANELS if p["type"] == "stat" and p["targets"][0]["instant"]}
+    assert present == {
+        ("overview", "State"), ("overview", "Ranks up"), ("overview", "Since last step"), ("fleet", "World"),
+        ("fleet", "Seen"), ("fleet", "Nodes"), ("fleet", "State"), ("monitor", "At work"),
+    }  # fmt: skip
+    for name, panel in PANELS:
+        if (name, panel["title"]) in present:
+            assert panel["targets"][0]["range"] is False
+            assert panel["fieldConfig"]["defaults"]["noValue"]
 
 
 @each_board
