@@ -15,7 +15,7 @@ namespace foreshock {
 class ContextSetting {
  public:
   // Of so many contexts in turn: a trainer that resets its device does so once or twice. One that goes to and
-  // fro between two would lose what is had in each of them again each time.
+  // fro between two that are both found would lose what is had in each of them again each time.
   static constexpr int kMostSetUps = 4;
 
   bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
@@ -23,21 +23,22 @@ class ContextSetting {
   // Why nothing can be given to it, FORESHOCK_SKIP_..., or -1.
   int failed() const { return failed_; }
 
-  // Nothing will be had in this context: nobody knows a handle of it that is good outside of a call.
-  void refuse(uint64_t context_id) {
-    context_id_ = context_id;
-    is_settled_ = true;
-    is_ready_ = false;
-    failed_ = FORESHOCK_SKIP_DEVICE;
-  }
+  // Nothing will be had in this context: nobody knows a handle of it that is good outside of a call (a green
+  // one, which is current only while a part of the step is run in it). What is had in another one stays.
+  void refuse(uint64_t context_id) { refused_ = context_id; }
+  // Whether it is the last one of these.
+  bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
 
  protected:
   // In the context that is current, by try_set_up(), which returns what failed() is to.
   template <class TrySetUp>
   void set_up_in(uint64_t context_id, const TrySetUp& try_set_up) {
-    refuse(context_id);
-    if (set_ups_ == kMostSetUps) return;
+    if (set_ups_ == kMostSetUps) return refuse(context_id);
     ++set_ups_;
+    context_id_ = context_id;
+    is_settled_ = true;
+    is_ready_ = false;
+    failed_ = FORESHOCK_SKIP_DEVICE;
     failed_ = try_set_up();
   }
 
@@ -59,6 +60,7 @@ class ContextSetting {
   bool is_ready_ = false;
   int set_ups_ = 0;
   uint64_t context_id_ = 0;
+  uint64_t refused_ = ~uint64_t{0};  // of no context
 };
 
 }  // namespace foreshock

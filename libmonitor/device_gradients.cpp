@@ -40,14 +40,11 @@ bool is_gradient_on_device(const foreshock_gradient& gradient) {
 
 void DeviceGradients::set_up(const DeviceDriver& driver, std::span<const std::byte> code,
                              uint64_t context_id) {
-  driver_ = &driver;
-  last_ = 0;
-  set_up_in(context_id, [&] { return try_set_up(code); });
-}
-
-void DeviceGradients::refuse(uint64_t context_id) {
-  ContextSetting::refuse(context_id);
-  last_ = 0;
+  set_up_in(context_id, [&] {
+    driver_ = &driver;
+    last_ = 0;
+    return try_set_up(code);
+  });
 }
 
 int DeviceGradients::try_set_up(std::span<const std::byte> code) {

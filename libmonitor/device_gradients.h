@@ -36,7 +36,6 @@ class DeviceGradients : public ContextSetting {
 
   void forget() { *this = {}; }
   void set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id);
-  void refuse(uint64_t context_id);
   static bool is_ready() { return true; }
 
   // Sums the squares of all that have values, which is_gradient_on_device() holds for, and has `scalars`

@@ -132,9 +132,14 @@ int DeviceSampler::take(const DeviceStream& stream, cuda::Context context, Devic
 
 // Another context than before: a device that was reset. What was had in the old one went with it, and its
 // handles must not be touched.
+int DeviceSampler::meet(const ContextSetting& setting, Purpose purpose, const DeviceTurn& turn) {
+  if (setting.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
+  return setting.is_of(turn.context_id_) ? -1 : want(turn.place_, purpose, turn.context_id_);
+}
+
 template <class State>
 int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) {
-  if (!state.is_of(turn.context_id_)) return want(turn.place_, purpose, turn.context_id_);
+  if (const int why = meet(state, purpose, turn); why >= 0) return why;
   if (state.failed() >= 0) return state.failed();
   return state.is_ready() ? -1 : FORESHOCK_SKIP_RING_FULL;
 }
@@ -143,7 +148,7 @@ int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tens
                                 uint64_t* numbers) {
   DeviceTurn turn;
   if (const int why = enter(stream, kCalls, &turn); why >= 0) return why;
-  if (!turn.state().is_of(turn.context_id_)) return want(turn.place_, kCalls, turn.context_id_);
+  if (const int why = meet(turn.state(), kCalls, turn); why >= 0) return why;
   DeviceScalars& scalars = turn.state().scalars();
   const uint64_t first = scalars.send(values, count, handle_of(stream));
   if (first == 0) return scalars.is_usable() ? FORESHOCK_SKIP_RING_FULL : FORESHOCK_SKIP_DEVICE;
@@ -162,7 +167,7 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
   if (const int why = enter(stream, kGradients, &turn); why >= 0) return why;
   // Both are wanted at once: sums are brought as any number is.
   const int not_there = check(turn.gradients(), kGradients, turn);
-  if (!turn.state().is_of(turn.context_id_)) return want(turn.place_, kCalls, turn.context_id_);
+  if (const int why = meet(turn.state(), kCalls, turn); why >= 0) return why;
   if (not_there >= 0) return not_there;
   DeviceScalars& scalars = turn.state().scalars();
   const int why = turn.gradients().send(gradients, count, handle_of(stream), &scalars, sent);

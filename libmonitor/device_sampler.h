@@ -88,6 +88,7 @@ class DeviceSampler {
   cuda::Context find_context(cuda::Device device, uint64_t wanted, cuda::Context current, uint64_t* id) const;
   int want(int place, Purpose purpose, uint64_t context_id);
   int take(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn);
+  int meet(const ContextSetting& setting, Purpose purpose, const DeviceTurn& turn);
   template <class State>
   int check(State& state, Purpose purpose, const DeviceTurn& turn);
   void set_up(int place, Purpose purpose, uint64_t wanted);

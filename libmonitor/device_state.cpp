@@ -36,15 +36,12 @@ uint64_t bytes_of_part(const segment::Slot& slot) {
 }  // namespace
 
 void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id) {
-  setting_ = setting;
-  index_ = index;
-  scalars_.lose();
-  set_up_in(context_id, [this] { return try_set_up(); });
-}
-
-void DeviceState::refuse(uint64_t context_id) {
-  ContextSetting::refuse(context_id);
-  scalars_.lose();
+  set_up_in(context_id, [&] {
+    setting_ = setting;
+    index_ = index;
+    scalars_.lose();
+    return try_set_up();
+  });
 }
 
 cuda::Address DeviceState::progress_on_device() const {

@@ -38,8 +38,6 @@ class DeviceState : public ContextSetting {
   static constexpr uint64_t kShareOfFree = 8;  // the ring takes an eighth of the free memory at most
 
   void forget() { *this = {}; }
-  void refuse(uint64_t context_id);
-
   // `index`: which word of the segment's progress is its own.
   void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
 

@@ -46,18 +46,31 @@ TEST(ContextSetting, IsLeftAloneAfterSoManyContexts) {
   }
   for (const uint64_t context_id : {200, 0}) {
     EXPECT_EQ(setting.set_up(context_id), 0);
-    EXPECT_TRUE(setting.is_of(context_id));
-    EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE);
+    EXPECT_TRUE(setting.is_refused(context_id));
   }
+  EXPECT_TRUE(setting.is_of(Setting::kMostSetUps - 1)) << "what is had in the last one stays";
 }
 
-TEST(ContextSetting, WhatFailedOrWasRefusedIsNewInAnotherContext) {
+TEST(ContextSetting, WhatIsRefusedTakesNothingFromAnotherContext) {
   Setting setting;
+  EXPECT_FALSE(setting.is_refused(0));
   setting.refuse(3);
-  EXPECT_TRUE(setting.is_of(3));
-  EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE);
+  EXPECT_TRUE(setting.is_refused(3));
+  EXPECT_FALSE(setting.is_of(3));
   setting.set_up(4);
+  uint64_t word = setting.marker();
+  EXPECT_TRUE(setting.has_written_marker(word));
+  setting.refuse(5);
+  EXPECT_FALSE(setting.is_refused(3)) << "the last one";
+  EXPECT_TRUE(setting.is_of(4));
   EXPECT_EQ(setting.failed(), -1);
+  word = 0;
+  EXPECT_TRUE(setting.has_written_marker(word)) << "as before";
+}
+
+TEST(ContextSetting, WhatFailedIsNewInAnotherContext) {
+  Setting setting;
+  setting.set_up(4);
   EXPECT_EQ(setting.fail(), FORESHOCK_SKIP_DEVICE);
   EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE);
   setting.set_up(5);
@@ -76,7 +89,6 @@ TEST(ContextSetting, IsReadyWhenTheWordBearsItsMarker) {
   word = setting.marker();
   setting.set_up(2);
   EXPECT_FALSE(setting.has_written_marker(word)) << "that of another context";
-  setting.refuse(2);
   word = setting.marker();
   EXPECT_TRUE(setting.has_written_marker(word));
 }

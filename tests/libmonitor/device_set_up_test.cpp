@@ -11,6 +11,7 @@
 #include "tests/libmonitor/device_code_of_tests.h"
 #include "tests/libmonitor/device_fixture.h"
 #include "tests/libmonitor/device_gradients.h"
+#include "tests/libmonitor/device_numbers.h"
 #include "tests/libmonitor/device_weights.h"
 
 namespace foreshock {
@@ -312,6 +313,29 @@ TEST_F(DeviceSetUp, ADeviceThatChangesItsContextAgainAndAgainIsLeftAlone) {
   });
   expect_skipped(FORESHOCK_SKIP_DEVICE, 2 * (kTurns - DeviceState::kMostSetUps),
                  2 * DeviceState::kMostSetUps);
+}
+
+// A part of the training in a green context, say: whose handle nobody knows at the end of a step.
+TEST_F(DeviceSetUp, AnotherContextOfTheDeviceTakesNothingFromItsOwn) {
+  constexpr int kTurns = 3 * DeviceState::kMostSetUps;
+  train([](DeviceTrainer& trainer) {
+    void* const streams[] = {fake_cuda::new_stream(0), fake_cuda::new_stream_apart(0)};
+    trainer.stream = streams[0];
+    trainer.set_up();
+    Numbers numbers{trainer};
+    for (int n = 0; n < kTurns; ++n) {
+      for (void* stream : streams) {
+        trainer.stream = stream;
+        trainer.attention();
+        const uint64_t number = numbers.fetch(numbers.tensor(1.f), FORESHOCK_FETCH_OTHER);
+        EXPECT_EQ(number != 0, stream == streams[0]);
+      }
+      trainer.end_step();
+      fake_cuda::run_all();
+    }
+    EXPECT_EQ(count_of("cuMemAlloc"), 0) << "what it has it keeps";
+  });
+  expect_skipped(FORESHOCK_SKIP_DEVICE, kTurns - 1, kTurns);
 }
 
 // What gradients and weights have on it is counted each for itself.

@@ -40,6 +40,7 @@ void set_faults(const Faults& faults);
 void* legacy_stream();
 void* thread_stream();
 void* new_stream(int device);
+void* new_stream_apart(int device);  // of another context of it, as a green one is
 void enqueue(void* stream, std::function<void()> work);
 void begin_capture(void* stream);
 void end_capture(void* stream);

@@ -151,6 +151,13 @@ void* new_stream(int device) {
   return add_stream(world().primary[device]);
 }
 
+void* new_stream_apart(int device) {
+  World& w = world();
+  Lock lock(w.mutex);
+  w.contexts.push_back(std::make_unique<Context>(Context{w.next_context++, device}));
+  return add_stream(w.contexts.back().get());
+}
+
 void enqueue(void* stream, std::function<void()> work) {
   Lock lock(world().mutex);
   push(stream_of(stream), {std::move(work), nullptr});
