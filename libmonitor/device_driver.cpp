@@ -25,6 +25,7 @@ const char* DeviceDriver::find_all(const char* library, int oldest) {
   int version = 0;
   if (get_version == nullptr || get_version(&version) != cuda::kSuccess) return "no_driver";
   if (get_address == nullptr || version < oldest) return "old_driver";
+  version_ = version;
 
   const auto find = [&]<class Call>(const char* symbol, int wanted, Call** call) {
     void* address = nullptr;

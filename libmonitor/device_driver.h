@@ -45,6 +45,9 @@ inline constexpr uint64_t kLegacyStream = 1;  // of cuGetProcAddress: what a nul
 // minor version (NVIDIA's minor version compatibility). PTX asks for as new a driver as the whole toolkit:
 // where only PTX fits the device and the driver is older than that, loading it fails.
 inline constexpr int kOldestDriver = 12000;
+// From here on a stream may be asked for its context while it is being captured; before, that ends the
+// capture.
+inline constexpr int kContextOfCapture = 12050;
 constexpr int oldest_driver_for(int toolkit) {
   const int of_its_major = toolkit / 1000 * 1000;
   return of_its_major > kOldestDriver ? of_its_major : kOldestDriver;
@@ -104,6 +107,9 @@ class DeviceDriver {
   // Why open() will never succeed, in a word, or null.
   const char* failure() const;
 
+  // Of the driver, once it is open.
+  int version() const { return version_; }
+
   // A kernel of a module, loaded. Drivers load lazily unless CUDA_MODULE_LOADING says otherwise: a function
   // that was only found is loaded when it is launched first, and that waits for the work of the device while
   // the context is locked. In the middle of a step such work may be a collective that waits for a rank which
@@ -119,6 +125,7 @@ class DeviceDriver {
  private:
   const char* find_all(const char* library, int oldest);
 
+  int version_ = 0;
   std::atomic_flag opening_;
   std::atomic<const char*> failure_{nullptr};
   std::atomic<pid_t> opened_by_{0};

@@ -47,11 +47,20 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
+// Whether the stream is asked for its context when it may be captured; else when it is known not to be. An
+// older driver must not be asked of a captured one (NVIDIA's cuda.core keeps to that, too), and in which
+// context to ask whether it is has to be known before.
+bool DeviceSampler::tells_context(const DeviceStream& stream, bool may_be_captured) const {
+  return !is_default_stream(stream.handle) &&
+         (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
+}
+
 // The context that the stream belongs to, or null. A hook is called before the framework has switched to the
-// device of the tensors, so it need not be the current one.
+// device of the tensors, so it need not be the current one. Where the stream cannot tell, it is what a
+// default one of that device has; take() looks after it.
 cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Context current) const {
   cuda::Context context = nullptr;
-  if (!is_default_stream(stream.handle))
+  if (tells_context(stream, true))
     return ok(driver_.stream_get_ctx(handle_of(stream), &context)) ? context : nullptr;
   cuda::Device device = -1;
   if (current != nullptr && ok(driver_.ctx_get_device(&device)) && device == stream.device_index)
@@ -109,14 +118,19 @@ int DeviceSampler::want(int place, Purpose purpose, uint64_t context_id) {
 }
 
 int DeviceSampler::take(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn) {
-  // Before anything else is asked: a stream that is being captured would take it down.
+  // First: what follows would spoil the capture.
   int capturing = cuda::kNotCapturing;
   const cuda::Result result = driver_.stream_is_capturing(handle_of(stream), &capturing);
   if (result == cuda::kCaptureImplicit || (ok(result) && capturing != cuda::kNotCapturing))
     return FORESHOCK_SKIP_CAPTURE;
+  if (!ok(result)) return FORESHOCK_SKIP_DEVICE;
+  cuda::Context its = context;
+  if (tells_context(stream, false) &&
+      (!ok(driver_.stream_get_ctx(handle_of(stream), &its)) || its != context))
+    return FORESHOCK_SKIP_DEVICE;
   cuda::Device device = -1;
   unsigned long long id = 0;
-  if (!ok(result) || !ok(driver_.ctx_get_device(&device)) || device != stream.device_index ||
+  if (!ok(driver_.ctx_get_device(&device)) || device != stream.device_index ||
       !ok(driver_.ctx_get_id(context, &id)))
     return FORESHOCK_SKIP_DEVICE;
 

@@ -83,6 +83,7 @@ class DeviceSampler {
   static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};
 
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
+  bool tells_context(const DeviceStream& stream, bool may_be_captured) const;
   cuda::Context context_of(const DeviceStream& stream, cuda::Context current) const;
   cuda::Context primary_context(cuda::Device device) const;
   cuda::Context find_context(cuda::Device device, uint64_t wanted, cuda::Context current, uint64_t* id) const;

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/libmonitor/device_code_of_tests.h"
 #include "tests/libmonitor/device_fixture.h"
 
 namespace foreshock {
@@ -104,6 +105,65 @@ TEST_F(DeviceFaults, WhileItsStreamIsCapturedACallIsCountedOnly) {
     trainer.train(1);
   });
   expect_skipped(FORESHOCK_SKIP_CAPTURE, 2, 2);
+}
+
+// A stream that is being captured may be asked for its context from 12.5 on: NVIDIA's own cuda.core asks
+// older drivers for the current one instead (_get_conditional_context in cuda/core/experimental/_graph.py).
+class DeviceOfAnOldDriver : public DeviceFaults {
+ protected:
+  static void begin() {
+    DeviceCodeSeal seal = device_code_seal();
+    seal.toolkit = 12080;
+    set_seal(seal);
+    fake_cuda::set_faults({.version = 12040});
+  }
+};
+
+TEST_F(DeviceOfAnOldDriver, IsNotAskedForTheContextOfACapture) {
+  train([](DeviceTrainer& trainer) {
+    begin();
+    trainer.stream = fake_cuda::new_stream(0);
+    trainer.set_up();
+    fake_cuda::begin_capture(trainer.stream);
+    trainer.train(1, false);
+    EXPECT_EQ(names_of_calls(trainer.stream), Names({"cuStreamIsCapturing", "cuStreamIsCapturing"}));
+    fake_cuda::end_capture(trainer.stream);
+    trainer.train(1);
+  });
+  expect_skipped(FORESHOCK_SKIP_CAPTURE, 2, 2);
+}
+
+TEST_F(DeviceOfAnOldDriver, NeedNotBeTheCurrentOne) {
+  for (const int current : {1, 0, -1}) {
+    train(
+        [current](DeviceTrainer& trainer) {
+          begin();
+          trainer.device = 1;
+          trainer.stream = fake_cuda::new_stream(1);
+          fake_cuda::set_device(current);
+          trainer.train(3);
+          EXPECT_EQ(fake_cuda::current_device(), current) << "as it was";
+          EXPECT_EQ(fake_cuda::primary_users(1), 1) << "as it was";
+        },
+        {}, fake_cuda::Run::kByHand, 2);
+    expect_skipped(FORESHOCK_SKIP_RING_FULL, 2, 2);
+    EXPECT_EQ(samples().size(), 2u);
+    clear();
+  }
+}
+
+TEST_F(DeviceOfAnOldDriver, AStreamOfAnotherContextIsLeftAlone) {
+  train([](DeviceTrainer& trainer) {
+    begin();
+    trainer.set_up();
+    trainer.stream = fake_cuda::new_stream_apart(0);
+    trainer.train(1);
+    EXPECT_EQ(names_of_calls(trainer.stream),
+              Names({"cuStreamIsCapturing", "cuStreamGetCtx", "cuStreamIsCapturing", "cuStreamGetCtx"}));
+    trainer.stream = fake_cuda::legacy_stream();
+    trainer.train(1);
+  });
+  expect_skipped(FORESHOCK_SKIP_DEVICE, 2, 2);
 }
 
 TEST_F(DeviceFaults, TheLegacyStreamWhileAnotherIsCaptured) {

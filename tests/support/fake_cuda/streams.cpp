@@ -25,6 +25,10 @@ FAKE_ENTRY cuStreamIsCapturing(void* handle, int* status) {
 FAKE_ENTRY cuStreamGetCtx(void* handle, void** context) {
   Lock lock(world().mutex);
   Stream* stream = stream_of(handle);
+  if (stream != nullptr && stream->is_capturing && world().faults.version < 12050) {
+    violation("cuStreamGetCtx of a stream that is being captured, before 12.5: it ends the capture");
+    return kCaptureUnsupported;
+  }
   *context = stream == nullptr ? nullptr : stream->context;
   return enter("cuStreamGetCtx", handle);
 }
