@@ -1,5 +1,6 @@
 #include "agent/observe.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "segment/names.h"
@@ -136,6 +137,32 @@ void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
   rank->note_event("tensors_given_up", step.step, "", std::nullopt);
 }
 
+// Told whatever becomes of their step: when so many have ended since, in case that it has another number than
+// was thought, and when none ends for so long.
+constexpr int kEndsToWaitFor = 2;
+constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
+
+void tell_gradient(RankStatistics* rank) {
+  rank->nonfinite_attention_gradient += rank->untold_gradient.values;
+  rank->untold_gradient = {};
+}
+
+void observe_attention_gradient(uint64_t nonfinite, const segment::Slot& slot, RankStatistics* rank) {
+  if (nonfinite == 0) return;
+  RankStatistics::Untold& untold = rank->untold_gradient;
+  if (untold.values == 0) untold.since_ns = slot.time_ns;
+  untold.values += nonfinite;
+  untold.step = std::max(untold.step, slot.step);
+  const bool has_ended = rank->last_step.sequence != 0 && rank->last_step.step >= untold.step;
+  if (has_ended || slot.time_ns > untold.since_ns + kNanosecondsToWait) tell_gradient(rank);
+}
+
+void observe_end_of_gradient(const segment::StepRecord& step, RankStatistics* rank) {
+  RankStatistics::Untold& untold = rank->untold_gradient;
+  if (untold.values == 0) return;
+  if (++untold.ends >= kEndsToWaitFor || step.step >= untold.step) tell_gradient(rank);
+}
+
 }  // namespace
 
 void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank) {
@@ -181,7 +208,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   draw_rank(slot, deviation, rank);
   rank->layer_source = better_source(rank->layer_source, layer.source);
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
-  rank->nonfinite_attention_gradient += deviation.nonfinite_grad_query;
+  observe_attention_gradient(deviation.nonfinite_grad_query, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
   add_pass(deviation, cluster, &statistics.pass[slot.pass]);
@@ -220,6 +247,7 @@ void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatis
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
   rank->last_step = step;
+  observe_end_of_gradient(step, rank);
   rank->stride.tell(step.step);
   observe_cost(step, rank);
   observe_giving_up(step, rank);

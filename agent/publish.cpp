@@ -261,7 +261,8 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient, "attention_gradient");
+  const uint64_t untold = rank.alive ? 0 : rank.untold_gradient.values;
+  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + untold, "attention_gradient");
   to.set(Metric::kSlowdownRatio, rank.recent_slowdown(cores_per_rank));
   to.set(Metric::kSlowdownLimitRatio, rank.identity.max_slowdown);
   to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.hook_ns), "attention");

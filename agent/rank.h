@@ -219,6 +219,14 @@ struct RankStatistics {
   double agent_seconds = 0;    // CPU time spent on this rank
   double judging_seconds = 0;  // of these, on its samples
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
+  // Of the last, those of the step that goes on: whether a gradient scaler leaves it out is told when one
+  // ends.
+  struct Untold {
+    uint64_t values = 0, since_ns = 0;
+    int64_t step = 0;
+    int ends = 0;  // of steps since
+  };
+  Untold untold_gradient;
   uint64_t refused_slots = 0, refused_tensors = 0;
   int64_t model_drawn = -1;          // step of the last snapshot of the model in the history
   segment::TensorRing tensors = {};  // counts of what its optimizer steps

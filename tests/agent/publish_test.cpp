@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <set>
+#include <string>
 
 #include "agent/observe.h"
 #include "agent/pipeline.h"
@@ -85,6 +87,73 @@ TEST(Publish, StepsThatAScalerLeavesOutUnseenAreNotZero) {
   EXPECT_EQ(exposition(*registry.snapshot()).find("foreshock_skipped_steps_total{"), std::string::npos);
   EXPECT_TRUE(summary_of(rank, 2)["skipped_steps"].is_null());
   EXPECT_EQ(step_line(rank, rank.last_step).skipped_steps, std::nullopt);
+}
+
+// The series of backward gradients that are not finite and, where they are told, of steps left out: an alert
+// is made of the first without the second.
+std::string told_of_gradients(const RankStatistics& rank) {
+  Registry registry;
+  publish_rank(rank, 2, &registry);
+  const std::string text = exposition(*registry.snapshot());
+  std::string told;
+  for (const char* name :
+       {"foreshock_nonfinite_values_total{run=\"run\",rank=\"0\",site=\"attention_gradient\"} ",
+        "foreshock_skipped_steps_total{run=\"run\",rank=\"0\",reason=\"overflow\"} "}) {
+    const size_t at = text.find(name);
+    if (at == std::string::npos) continue;
+    const size_t from = at + std::strlen(name);
+    told += text.substr(from, text.find('\n', from) - from) + " ";
+  }
+  return told;
+}
+
+void see_infinite_gradient(int64_t step, uint64_t seconds, RankStatistics* rank) {
+  segment::Slot slot = {};
+  slot.step = step;
+  slot.time_ns = seconds * 1'000'000'000;
+  slot.pass = 1;
+  SliceDeviation deviation = {};
+  deviation.nonfinite_grad_query = 3;
+  observe_slice(slot, LayerOfCall{}, deviation, rank);
+}
+
+TEST(Publish, GradientsOfAStepThatGoesOnAreToldWithWhatTheScalerDoesWithIt) {
+  RankStatistics rank = some_rank();
+  see_infinite_gradient(7, 100, &rank);
+  EXPECT_EQ(told_of_gradients(rank), "0 0 ");
+  see_infinite_gradient(7, 101, &rank);  // tried again, with half the scale
+  EXPECT_EQ(told_of_gradients(rank), "0 0 ");
+  segment::StepRecord step = rank.last_step;
+  step.step = 7;
+  step.skipped_steps = 2;
+  observe_step(step, &rank);
+  EXPECT_EQ(told_of_gradients(rank), "6 2 ");
+  see_infinite_gradient(7, 102, &rank);  // judged late: it is known what became of its step
+  EXPECT_EQ(told_of_gradients(rank), "9 2 ");
+}
+
+TEST(Publish, GradientsOfAStepThatDoesNotEndAreToldAllTheSame) {
+  RankStatistics rank = some_rank();
+  see_infinite_gradient(7, 100, &rank);
+  see_infinite_gradient(7, 219, &rank);
+  EXPECT_EQ(told_of_gradients(rank), "0 0 ");
+  see_infinite_gradient(7, 221, &rank);  // a scaler that leaves out every step tells nothing of any
+  EXPECT_EQ(told_of_gradients(rank), "9 0 ");
+  see_infinite_gradient(7, 222, &rank);
+  EXPECT_EQ(told_of_gradients(rank), "9 0 ");
+  rank.alive = false;
+  EXPECT_EQ(told_of_gradients(rank), "12 0 ");
+}
+
+TEST(Publish, GradientsOfAStepThatHasAnotherNumberThanWasThoughtAreToldWithTheSecondStep) {
+  RankStatistics rank = some_rank();
+  see_infinite_gradient(7, 100, &rank);
+  segment::StepRecord step = rank.last_step;
+  for (step.step = 1; step.step < 3; ++step.step) {  // another training of the same process
+    EXPECT_EQ(told_of_gradients(rank), "0 0 ");
+    observe_step(step, &rank);
+  }
+  EXPECT_EQ(told_of_gradients(rank), "3 0 ");
 }
 
 TEST(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
