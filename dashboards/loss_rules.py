@@ -11,7 +11,8 @@ def non_finite(of: dict) -> Alert:
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
         # A gradient scaler that tries too large a scale makes gradients infinite and leaves the step out: no incident,
-        # unless it does so all the time; where one decides on a device, nobody knows. A loss that is NaN now may
+        # unless it does so all the time; where one decides on a device, nobody knows. The first that it tells, with the
+        # first step, may be that it has left some out, which is no increase. A loss that is NaN now may
         # have been so when the agent came; of what is finite nothing is left times 0, and of an attempt that ended
         # the last loss stays.
         f"""
@@ -22,6 +23,7 @@ def non_finite(of: dict) -> Alert:
         sum by ({JOB}, site) (
           increase({values}{{site=~"gradient|attention_gradient"}}[{window}])
           and on ({JOB}, rank) increase({skipped}[{window}]) == 0
+          unless on ({JOB}, rank) ({skipped} > 0 unless {skipped} offset {window})
         ) > 0
         or
         label_replace(
