@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import sys
+import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for sums in one order
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
@@ -23,6 +24,9 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+# Seconds behind a step. Slices have room for ten of these steps, and an agent that has slept looks after 32 ms: of a
+# device that takes a few ms for each, calls would be left unsampled now and then.
+PAUSE = 0.01
 
 
 def train(backend: str, how: str, steps: int) -> None:
@@ -41,6 +45,7 @@ def train(backend: str, how: str, steps: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+        time.sleep(PAUSE)
 
     kernels = 0
     with sdpa_kernel(BACKENDS[backend]) if on_device else contextlib.nullcontext():
