@@ -134,10 +134,15 @@ bool Agent::take_one(std::string* error) {
 }
 
 bool Agent::say_address(const Run& run) {
-  const nlohmann::json address = {{"pid", getpid()},           {"address", server_.address()},
-                                  {"port", server_.port()},    {"run", run.label()},
-                                  {"record", options_.record}, {"save_flagged", options_.save_flagged},
-                                  {"service", is_service()},   {"problem", target_problem_}};
+  const nlohmann::json address = {{"pid", getpid()},
+                                  {"pid_namespace", pid_namespace()},
+                                  {"address", server_.address()},
+                                  {"port", server_.port()},
+                                  {"run", run.label()},
+                                  {"record", options_.record},
+                                  {"save_flagged", options_.save_flagged},
+                                  {"service", is_service()},
+                                  {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.place());
   // A path may be of any bytes.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -33,7 +33,7 @@ class Followed {
   void finish(RunState state);
   bool is_finished() const { return segment_ == nullptr; }
 
-  uint64_t launcher_pid() const { return rank.identity.launcher_pid; }
+  uint64_t launcher_id() const { return rank.identity.launcher_id; }
   // Not after finish().
   segment::SegmentReader& segment() { return *segment_; }
 

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 
 namespace foreshock {
@@ -14,6 +15,10 @@ int cores_of_node();
 // The tightest quota of our cgroups (both versions) and of those above them; infinite without one. `cgroups`
 // is the file that names ours: outside a cgroup namespace (Slurm, systemd) the limit is not at the root.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
+
+// The number of the pid namespace that this process is in; 0 where the kernel does not say. A pid names a
+// process within its namespace only: containers have one each.
+uint64_t pid_namespace();
 
 // CPU time of this process, all threads, in seconds.
 double process_cpu_seconds();

@@ -36,7 +36,7 @@ void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
   rank->identity.rank = before.rank;
   rank->identity.world_size = before.world_size;
   rank->identity.attempt = before.attempt;
-  rank->identity.launcher_pid = before.launcher_pid;
+  rank->identity.launcher_id = before.launcher_id;
 }
 
 }  // namespace

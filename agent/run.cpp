@@ -175,7 +175,7 @@ void Run::look_for_life(Clock::time_point now) {
     if (!followed->is_gone(now, kGoneAfter)) continue;
     // A launcher that lives may still tell how it ended; one of an earlier agent's time may have done so.
     if (!has_launcher(*directory_))
-      finish(*followed, exit_of(*directory_, followed->launcher_pid()).value_or(RunState::kFailed));
+      finish(*followed, exit_of(*directory_, followed->launcher_id()).value_or(RunState::kFailed));
     else if (!followed->rank.current)
       retire(*followed);
   }
@@ -242,7 +242,7 @@ RunState Run::state() const {
 bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
   bool waiting = false;
   for (auto& followed : followed_) {
-    if (followed->launcher_pid() != exit.launcher_pid) continue;
+    if (followed->launcher_id() != exit.launcher_id) continue;
     if (followed->is_finished()) {
       if (followed->rank.state == RunState::kRunning) followed->rank.state = end_of(*followed, exit.state);
       continue;
@@ -261,7 +261,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
   std::vector<LauncherExit> ended;
   for (const LauncherExit& exit : unanswered_exits(*directory_)) {
     if (ended.size() >= kMostExitsAtOnce) break;
-    const Clock::time_point seen = exits_seen_.emplace(exit.launcher_pid, now).first->second;
+    const Clock::time_point seen = exits_seen_.emplace(exit.launcher_id, now).first->second;
     discover(registry);  // a segment born just before the end
     const bool is_drained = drain(exit, now);
     // Those that had to wait for a descriptor have those of the drained ones now.

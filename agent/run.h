@@ -66,7 +66,7 @@ class Run {
   void publish(Registry* registry);
 
   // The ranks of one launcher, or of all (0), as in docs/summary.md; with histories and layers for the page.
-  nlohmann::json document(uint64_t launcher_pid, bool for_page) const;
+  nlohmann::json document(uint64_t launcher_id, bool for_page) const;
 
   // The histories of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;

@@ -31,11 +31,11 @@ RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
 }  // namespace
 
 void Run::answer(const LauncherExit& exit) {
-  nlohmann::json summary = document(exit.launcher_pid, false);
+  nlohmann::json summary = document(exit.launcher_id, false);
   summary["run"] = options_.run_id;
   summary["state"] = name_of(exit.state);
   summary["other_ranks"] = std::count_if(followed_.begin(), followed_.end(), [&exit](const auto& each) {
-    return each->launcher_pid() != exit.launcher_pid;
+    return each->launcher_id() != exit.launcher_id;
   });
   if (flagged_ != nullptr) {
     flagged_->writer().wait(kFlaggedAtMost);
@@ -43,18 +43,18 @@ void Run::answer(const LauncherExit& exit) {
   }
   if (record_ != nullptr)
     summary["record_complete"] = record_->flush() && record_->lines_lost() == 0 && !record_was_incomplete_;
-  if (directory_->write(summary_name(exit.launcher_pid), text_of(summary, 2) + "\n"))
-    exits_seen_.erase(exit.launcher_pid);
+  if (directory_->write(summary_name(exit.launcher_id), text_of(summary, 2) + "\n"))
+    exits_seen_.erase(exit.launcher_id);
   else
-    spdlog::error("the summary of launcher {} cannot be written into {}", exit.launcher_pid,
+    spdlog::error("the summary of launcher {} cannot be written into {}", exit.launcher_id,
                   directory_->path());
 }
 
-nlohmann::json Run::document(uint64_t launcher_pid, bool for_page) const {
+nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
   nlohmann::json ranks = nlohmann::json::array();
   std::vector<const Followed*> ordered;
   for (const auto& followed : followed_)
-    if (launcher_pid == 0 || followed->launcher_pid() == launcher_pid) ordered.push_back(followed.get());
+    if (launcher_id == 0 || followed->launcher_id() == launcher_id) ordered.push_back(followed.get());
   std::stable_sort(ordered.begin(), ordered.end(), [](const Followed* a, const Followed* b) {
     return a->rank.identity.rank < b->rank.identity.rank;
   });

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "agent/node.h"
 #include "cli/process.h"
 #include "exporters/http_get.h"
 
@@ -39,6 +40,11 @@ std::string AgentAddress::url() const {
   return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
 }
 
+// Of an agent that does not say, only a service is likely to be.
+bool AgentAddress::is_elsewhere() const {
+  return pid_namespace != 0 ? pid_namespace != foreshock::pid_namespace() : is_service;
+}
+
 bool AgentAddress::writes(const std::string& path) const { return through_json(path) == record; }
 
 bool AgentAddress::saves_flagged(const std::string& path) const { return through_json(path) == save_flagged; }
@@ -51,7 +57,12 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
       !json.value("address", nlohmann::json()).is_string()) {
     return std::nullopt;
   }
-  AgentAddress agent = {json["pid"], json["address"], json["port"], "", "", "", false, ""};
+  AgentAddress agent;
+  agent.pid = json["pid"];
+  agent.address = json["address"];
+  agent.port = json["port"];
+  if (const auto space = json.find("pid_namespace"); space != json.end() && space->is_number_unsigned())
+    agent.pid_namespace = *space;
   if (const auto record = json.find("record"); record != json.end() && record->is_string())
     agent.record = *record;
   if (const auto flagged = json.find("save_flagged"); flagged != json.end() && flagged->is_string())
@@ -60,8 +71,7 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
   if (const auto problem = json.find("problem"); problem != json.end() && problem->is_string())
     agent.problem = *problem;
   agent.is_service = json.value("service", nlohmann::json()) == true;
-  // A service may live in another pid namespace; its lock tells.
-  if (agent.is_service) return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
+  if (agent.is_elsewhere()) return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
   if (agent.pid <= 0 || (kill(agent.pid, 0) != 0 && errno != EPERM)) return std::nullopt;
   return agent;
 }
@@ -81,8 +91,9 @@ void AgentKeeper::wait_after(int failures) {
 }
 
 void AgentKeeper::wake() const {
-  if (is_service()) return;  // its number may be another process's here
-  if (const std::optional<AgentAddress> agent = read_agent_address(directory_)) kill(agent->pid, SIGCONT);
+  if (is_service()) return;
+  const std::optional<AgentAddress> agent = read_agent_address(directory_);
+  if (agent && !agent->is_elsewhere()) kill(agent->pid, SIGCONT);
 }
 
 void AgentKeeper::kill_own() const {
@@ -94,7 +105,7 @@ void AgentKeeper::tick() {
   reap();
   if (pid_ >= 0) {
     const std::optional<AgentAddress> agent = read_agent_address(directory_);
-    const bool is_up = agent && agent->pid == pid_;
+    const bool is_up = agent && agent->pid == pid_ && !agent->is_elsewhere();
     if (is_up || steady_clock::now() - started_ > kStartTimeout) starter_.release();
     return;
   }
@@ -139,8 +150,8 @@ std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
 
 std::optional<AgentAddress> AgentKeeper::news() {
   std::optional<AgentAddress> agent = read_agent_address(directory_);
-  if (!agent || agent->pid == told_pid_) return std::nullopt;
-  told_pid_ = agent->pid;
+  if (!agent || told_ == std::pair(agent->pid_namespace, agent->pid)) return std::nullopt;
+  told_ = {agent->pid_namespace, agent->pid};
   return agent;
 }
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/file_lock.h"
@@ -15,6 +16,7 @@ namespace foreshock::cli {
 
 struct AgentAddress {
   pid_t pid = -1;
+  uint64_t pid_namespace = 0;  // in which that is its pid
   std::string address;
   int port = 0;
   std::string record;                          // the file it writes; "" for none
@@ -22,12 +24,14 @@ struct AgentAddress {
   std::string run;                             // as the agent calls it; "" when it does not say
   bool is_service = false;                     // which follows other runs too
   std::string problem;                         // what it could not do of what it was asked for; one line
+  bool is_elsewhere() const;                   // its pid is another process's here, if any
   std::string url() const;                     // of the page, at this run
   bool writes(const std::string& path) const;  // this record
   bool saves_flagged(const std::string& path) const;  // in this directory
 };
 
-// From <directory>/agent.json, when the process it names lives.
+// From <directory>/agent.json, when the process it names lives: where it cannot be asked, when it holds its
+// lock.
 std::optional<AgentAddress> read_agent_address(const std::string& directory);
 
 class AgentKeeper {
@@ -67,9 +71,9 @@ class AgentKeeper {
 
   std::string directory_;
   std::vector<std::string> command_;
-  FileLock starter_;  // held from before the start until the agent has told its address
-  pid_t pid_ = -1;    // of our own agent, -1 when somebody else's serves
-  pid_t told_pid_ = -1;
+  FileLock starter_;                        // held from before the start until the agent has told its address
+  pid_t pid_ = -1;                          // of our own agent, -1 when somebody else's serves
+  std::pair<uint64_t, pid_t> told_{0, -1};  // whose address was told last
   int failures_ = 0;
   int start_error_ = 0;  // errno
   std::chrono::steady_clock::time_point started_{}, next_start_{};

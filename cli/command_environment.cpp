@@ -1,9 +1,8 @@
 #include "cli/command_environment.h"
 
-#include <unistd.h>
-
 #include <cstring>
 
+#include "cli/launcher_id.h"
 #include "cli/process.h"
 
 namespace foreshock::cli {
@@ -33,7 +32,7 @@ std::vector<std::string> command_environment(const Installation& installation, c
   set_environment(&environment, "FORESHOCK_DIR", monitored.base);
   set_environment(&environment, "FORESHOCK_RUN_ID", monitored.run_id);
   set_environment(&environment, "FORESHOCK_ADAPTERS", monitored.adapters);
-  set_environment(&environment, "FORESHOCK_LAUNCHER", std::to_string(getpid()));
+  set_environment(&environment, "FORESHOCK_LAUNCHER", std::to_string(launcher_id()));
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels}) {
     set_environment(&environment, option(id).variable, arguments.text(id));

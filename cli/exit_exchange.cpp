@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "cli/launcher_id.h"
 #include "cli/run_directory.h"
 
 namespace foreshock::cli {
@@ -43,12 +44,13 @@ std::string text_of(const std::string& path) {
 
 std::string ExitExchange::reserve(const std::string& directory) {
   directory_ = directory;
-  exit_ = directory + "/exit." + std::to_string(getpid()) + ".json";
-  summary_ = directory + "/summary." + std::to_string(getpid()) + ".json";
+  const std::string launcher = std::to_string(launcher_id());
+  exit_ = directory + "/exit." + launcher + ".json";
+  summary_ = directory + "/summary." + launcher + ".json";
   // In this order, since an exit file without a summary is one to be answered.
   unlink(exit_.c_str());
   unlink(summary_.c_str());
-  spare_ = directory + "/spare." + std::to_string(getpid());
+  spare_ = directory + "/spare." + launcher;
   for (const auto& [path, bytes] : {std::pair(exit_ + ".new", kExitBytes), std::pair(spare_, kSpareBytes)}) {
     if (const int error = create_reserved(path, bytes); error != 0) return path + ": " + std::strerror(error);
   }

@@ -1,5 +1,5 @@
-// What a launcher and its agent tell each other when the command has ended: exit.<pid>.json one way,
-// summary.<pid>.json the other (segment/SEGMENT.md, "Who is alive").
+// What a launcher and its agent tell each other when the command has ended: exit.<launcher>.json one way,
+// summary.<launcher>.json the other (segment/SEGMENT.md, "Who is alive").
 #ifndef FORESHOCK_CLI_EXIT_EXCHANGE_H_
 #define FORESHOCK_CLI_EXIT_EXCHANGE_H_
 
@@ -12,8 +12,8 @@ namespace foreshock::cli {
 
 class ExitExchange {
  public:
-  // Removes what an earlier launcher with our pid has left, and takes the space and inodes of both files now:
-  // a training may end because, or while, the memory is full. "" or a reason.
+  // Removes what an earlier launcher of our number has left, and takes the space and inodes of both files
+  // now: a training may end because, or while, the memory is full. "" or a reason.
   std::string reserve(const std::string& directory);
 
   // Tells the agent how the command ended.

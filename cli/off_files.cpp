@@ -42,10 +42,10 @@ std::string reason_of(const std::string& file) {
   return dot == std::string::npos ? "" : file.substr(dot + 1);
 }
 
-// Without a launcher's pid in it, a file may be anybody's.
-bool may_belong_to(const fs::path& file, int64_t launcher_pid) {
-  int64_t owner = 0;
-  return !(std::ifstream(file) >> owner) || owner <= 0 || owner == launcher_pid;
+// Without a launcher's number in it, a file may be anybody's.
+bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
+  uint64_t owner = 0;
+  return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
 }
 
 }  // namespace
@@ -68,12 +68,12 @@ OffFiles off_files(const std::string& directory) {
 }
 
 std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
-                                   int64_t launcher_pid) {
+                                   uint64_t launcher_id) {
   std::map<std::string, int> processes;
   for (const auto& file : off_files(directory)) {
     const auto before = earlier.find(file.first);
     if (before != earlier.end() && before->second == file.second) continue;
-    if (may_belong_to(directory + "/" + file.first, launcher_pid)) ++processes[reason_of(file.first)];
+    if (may_belong_to(directory + "/" + file.first, launcher_id)) ++processes[reason_of(file.first)];
   }
   std::vector<std::string> lines;
   for (const auto& [reason, count] : processes) {

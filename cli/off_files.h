@@ -15,9 +15,9 @@ using OffFiles = std::map<std::string, std::filesystem::file_time_type>;
 OffFiles off_files(const std::string& directory);
 
 // One line per reason found in `directory` that is not in `earlier`: what is off, in how many processes, what
-// to do. Processes that belong to another launcher than `launcher_pid` are left to it.
+// to do. Processes that belong to another launcher than `launcher_id` are left to it.
 std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
-                                   int64_t launcher_pid);
+                                   uint64_t launcher_id);
 
 // What to do about `reason`; a general hint for an unknown one.
 std::string advice_for(const std::string& reason);

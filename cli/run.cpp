@@ -18,6 +18,7 @@
 #include "cli/given_places.h"
 #include "cli/installation.h"
 #include "cli/known_bad.h"
+#include "cli/launcher_id.h"
 #include "cli/libtorch_finder.h"
 #include "cli/off_files.h"
 #include "cli/python_finder.h"
@@ -207,8 +208,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   exchange.tell(status, signals.was_asked_to_stop());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
-  report(answer, absolute(arguments.text(OptionId::kSummary)), off_lines(directory.path(), earlier, getpid()),
-         directory.path());
+  report(answer, absolute(arguments.text(OptionId::kSummary)),
+         off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (has_ranks(answer.summary)) mention_known_bad(arguments.command());
   directory.leave([&keeper] { keeper.kill_own(); });
   end_like(status);

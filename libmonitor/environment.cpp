@@ -68,7 +68,7 @@ bool read_environment(const Variables& variables, Settings* settings) {
   parse_ratio(option(OptionId::kMaxSlowdown).fallback, &s.max_slowdown);
   parse_bytes(option(OptionId::kMemory).fallback, &s.memory);
   s.slices = true;
-  parse_count(value(OptionId::kLauncher), &s.launcher_pid);
+  parse_count(value(OptionId::kLauncher), &s.launcher_id);
   parse_count(value(OptionId::kEvery), &s.every);
   parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
   parse_bytes(value(OptionId::kMemory), &s.memory);

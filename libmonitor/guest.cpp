@@ -50,14 +50,13 @@ void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memo
 
 // Whose command this is, in a file of its own. On a full tmpfs it stays empty, and every launcher of the run
 // tells it. False: not even that.
-bool write_owner(const char* path, uint64_t launcher_pid) {
+bool write_owner(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   rlimit limit = {};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // else a write would be SIGXFSZ
     char text[24];
-    const int digits =
-        std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(launcher_pid));
+    const int digits = std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(launcher_id));
     [[maybe_unused]] const ssize_t written = write(fd, text, static_cast<size_t>(digits));
   }
   close(fd);
@@ -139,7 +138,7 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
 segment::Identity Guest::identity_of(const segment::SegmentRequest& given) const {
   segment::Identity identity = {};
   identity.pid = static_cast<uint64_t>(getpid());
-  identity.launcher_pid = settings_.launcher_pid;
+  identity.launcher_id = settings_.launcher_id;
   identity.start_time_ns = realtime_ns();
   identity.sample_seed = settings_.seed;
   identity.rank = settings_.rank;
@@ -218,10 +217,10 @@ void Guest::off(const char* reason) {
   std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
   // It has its name when it is whole: an empty one is anybody's. Where nothing can be renamed that is better
   // than none.
-  if (!write_owner(temporary, settings.launcher_pid)) return;
+  if (!write_owner(temporary, settings.launcher_id)) return;
   if (rename(temporary, path) == 0) return;
   unlink(temporary);
-  write_owner(path, settings.launcher_pid);
+  write_owner(path, settings.launcher_id);
 }
 
 // Without a number an operation is missed for the whole run, and to give one takes microseconds, once: so who

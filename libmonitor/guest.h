@@ -32,7 +32,7 @@ static_assert(sizeof(OwnPage) <= 4096);
 struct Settings {
   char directory[400];  // <base>/<run id>
   char run_id[64];
-  uint64_t launcher_pid;
+  uint64_t launcher_id;
   uint64_t every;  // 0: adapted
   double max_slowdown;
   uint64_t memory;

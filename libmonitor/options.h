@@ -89,8 +89,8 @@ inline constexpr Option kOptions[kOptionCount] = {
      "name of the run over all its restarts. Without it `run` takes that of W&B, Slurm or torchrun, else a "
      "random one, `agent` its directory's; status, pause and resume mean every run",
      kReaderRun | kReaderAgent | kReaderStatus | kReaderSwitch | kReaderTrainer},
-    {OptionId::kLauncher, nullptr, "FORESHOCK_LAUNCHER", "0", "PID",
-     "process id of the `foreshock run` that started the trainer; set by it", kReaderTrainer},
+    {OptionId::kLauncher, nullptr, "FORESHOCK_LAUNCHER", "0", "ID",
+     "number of the `foreshock run` that started the trainer; set by it", kReaderTrainer},
     {OptionId::kEvery, "--every", "FORESHOCK_EVERY", "0", "STEPS",
      "sample every STEPS-th step; 0: as often as --max-slowdown allows",
      kReaderRun | kReaderAgent | kReaderTrainer, 0, kMostSteps},

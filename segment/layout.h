@@ -76,7 +76,7 @@ inline constexpr uint32_t kSlotOfVersion1 = 528;    // up to device_end_ns
 // Late facts bear their own ready flag, stored last with release order; before it they are not read.
 struct Identity {
   uint64_t pid;
-  uint64_t launcher_pid;   // of the `foreshock run` that started this process; 0: none
+  uint64_t launcher_id;    // of the `foreshock run` that started this process; 0: none
   uint64_t start_time_ns;  // CLOCK_REALTIME
   uint64_t sample_seed;
   int32_t rank, local_rank, world_size, attempt;  // -1: unknown

@@ -34,13 +34,13 @@ TEST_F(LauncherFiles, ExitsAreAnsweredOnce) {
   write("exit.13.json", R"({"status": 1, "signal": 0, "state": "preempted"})");
   auto exits = unanswered_exits(*open());
   ASSERT_EQ(exits.size(), 2u);
-  EXPECT_EQ(exits[0].launcher_pid, 12u);
+  EXPECT_EQ(exits[0].launcher_id, 12u);
   EXPECT_EQ(exits[0].state, RunState::kFinished);
   EXPECT_EQ(exits[1].state, RunState::kPreempted);
   EXPECT_TRUE(open()->write(summary_name(12), "{}"));
   exits = unanswered_exits(*open());
   ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].launcher_pid, 13u);
+  EXPECT_EQ(exits[0].launcher_id, 13u);
 }
 
 TEST_F(LauncherFiles, BrokenFilesAreAFailedRun) {

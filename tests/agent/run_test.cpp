@@ -54,7 +54,7 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   };
 
   Registry registry;
-  first.writer.identity()->launcher_pid = kLauncher;
+  first.writer.identity()->launcher_id = kLauncher;
   first.step(1, 2.0);
   first.sample(1, 1.0);
   run->discover(&registry);
@@ -63,7 +63,7 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   EXPECT_EQ(files(), 2u) << "the last one of a rank may still be told how it ended";
 
   SegmentOfATrainer second(first.directory, 0, 0x11);
-  second.writer.identity()->launcher_pid = kLauncher;
+  second.writer.identity()->launcher_id = kLauncher;
   run->discover(&registry);
   run->look_for_life(now + 22s);
   EXPECT_EQ(files(), 2u);
@@ -120,10 +120,10 @@ TEST(Run, RanksThatHadToWaitForDescriptorsAreInTheSummary) {
   std::vector<std::unique_ptr<SegmentOfATrainer>> others;
   for (int rank = 1; rank < kRanks; ++rank)
     others.push_back(std::make_unique<SegmentOfATrainer>(first.directory, rank));
-  first.writer.identity()->launcher_pid = kLauncher;
+  first.writer.identity()->launcher_id = kLauncher;
   first.step(1, 2.0);
   for (const auto& other : others) {
-    other->writer.identity()->launcher_pid = kLauncher;
+    other->writer.identity()->launcher_id = kLauncher;
     other->step(1, 2.0);
   }
   const auto run = open_run(job_options(), first);
@@ -174,7 +174,7 @@ TEST(Run, AnOlderProcessOfARankThatIsFoundLateDoesNotTakeItsPlace) {
 TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
   for (const bool was_full : {false, true}) {
     SegmentOfATrainer trainer;
-    trainer.writer.identity()->launcher_pid = kLauncher;
+    trainer.writer.identity()->launcher_id = kLauncher;
     Registry registry;
     for (const char* record : {was_full ? "/dev/full" : "", "record.jsonl"}) {
       auto run = open_run(job_options(*record == 'r' ? trainer.directory + "/" + record : record), trainer);
@@ -199,7 +199,7 @@ TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
 // has seen nothing of it.
 TEST(Run, WhatAKilledAgentHasFoundIsInTheSummary) {
   SegmentOfATrainer trainer;
-  trainer.writer.identity()->launcher_pid = kLauncher;
+  trainer.writer.identity()->launcher_id = kLauncher;
   Registry registry;
   for (const bool is_first : {true, false}) {
     const auto run = open_run(job_options(), trainer);
