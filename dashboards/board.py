@@ -17,6 +17,10 @@ from panel import OF_CLUSTER, OF_RUN, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 
+# What is read of an alert that is drawn. Grafana's data source leaves title and tags empty without it; the description
+# of dashboards that the builders are made from does not know these fields.
+READ = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
+
 ALL = VariableOption(True, ["All"], ["$__all"])
 
 
@@ -100,4 +104,7 @@ def placed(board: Board) -> dashboard.Dashboard:
 
 
 def board_json(board: Board) -> str:
-    return json.dumps(placed(board).build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+    drawn = json.loads(json.dumps(placed(board).build(), cls=JSONEncoder))
+    for annotation in drawn["annotations"]["list"]:
+        annotation |= READ
+    return json.dumps(drawn, indent=1, sort_keys=True) + "\n"
