@@ -72,6 +72,10 @@ def where(detector: str = "$labels.detector") -> str:
     return LAYERS.replace("DETECTOR", detector)
 
 
+# Of two clusters runs may have one id, as Slurm's jobs have: a dashboard would show both as if they were one.
+CHOSEN = "?var-run={{ $labels.run | urlquery }}{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
+
+
 def block(key: str, text: str, indent: int) -> list[str]:
     lines = textwrap.dedent(text).strip().splitlines()
     if len(lines) == 1:
@@ -95,8 +99,7 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
         "summary": alert.summary,
         "description": alert.description,
         "runbook_url": f"{links['runbook']}#{alert.name.lower()}",
-        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}"
-        + ("?var-run={{ $labels.run | urlquery }}" if of_run else ""),
+        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}" + (CHOSEN if of_run else ""),
     }
     lines += ["    labels:", *(f"      {name}: {text}" for name, text in labels.items())]
     if of_run:
