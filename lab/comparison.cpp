@@ -11,6 +11,7 @@
 #include "lab/comparison_plan.h"
 #include "lab/parallel.h"
 #include "lab/tensor_counter.h"
+#include "lab/unpaired_counter.h"
 
 namespace foreshock::lab {
 namespace {
@@ -23,12 +24,9 @@ constexpr uint64_t kBlock = uint64_t{1} << 17;
 // What one side of a tensor, or of a pool, adds up to.
 struct Counted {
   Histogram histogram;
-  double rounding = 0;  // fp64 only, see TensorCounter
+  double rounding = 0;  // fp64 only, see TensorCounter; of values that stand alone too, so it may be too much
 
-  void add(const Counted& other) {
-    merge(other.histogram, &histogram);
-    rounding += other.rounding;
-  }
+  Counted without(const Histogram& alone) const { return {lab::without(alone, histogram), rounding}; }
   double mean_rounding() const {
     return rounding == 0 ? 0 : rounding / static_cast<double>(histogram.finite);
   }
@@ -40,6 +38,7 @@ struct TaskState {
   std::vector<Histogram> histograms;                 // by side
   std::vector<std::vector<double>> roundings;        // by unit, side
   std::vector<std::vector<Difference>> differences;  // by unit, part
+  std::vector<Histogram> alone;                      // of side_a and side_b of each part
   uint64_t units_left = 0;
 };
 
@@ -58,11 +57,17 @@ uint64_t bytes_of(const ComparisonTask& task) {
   return bytes;
 }
 
+// Of the sides that a part of it compares.
+std::pair<DType, DType> types_of(const ComparisonTask& task, size_t part) {
+  const auto type = [&](size_t side) { return task.sides[side].place.tensor->dtype; };
+  return {type(task.parts[part].side_a), type(task.parts[part].side_b)};
+}
+
 Distance distance_of(const Counted& a, const Counted& b, const Difference& difference) {
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
   const double rounding = a.mean_rounding() + b.mean_rounding();
-  distance.wasserstein.low = std::max(0.0, distance.wasserstein.low - rounding);
+  distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);  // a NaN stays one
   distance.wasserstein.high += rounding;
   distance.noise_floor = sampling_noise_floor(a.histogram, b.histogram);
   distance.magnitude = mean_magnitude(a.histogram);
@@ -107,6 +112,7 @@ class Comparer {
   struct Desk {
     std::vector<TensorCounter> counters;
     std::vector<std::vector<char>> buffers;
+    std::vector<UnpairedCounter> alone;  // of side_a and side_b of each part
   };
 
   // A thread must not end by an exception.
@@ -127,6 +133,7 @@ class Comparer {
     const uint64_t first = unit.index * kUnit, end = std::min(task.elements, first + kUnit);
     desk->counters.resize(std::max(desk->counters.size(), task.sides.size()));
     desk->buffers.resize(desk->counters.size());
+    desk->alone.resize(std::max(desk->alone.size(), 2 * task.parts.size()));
     std::vector<Difference> differences(task.parts.size());
     for (uint64_t at = first; at < end; at += kBlock)
       if (!do_block(task, at, std::min(kBlock, end - at), desk, &differences)) return;
@@ -146,9 +153,14 @@ class Comparer {
       desk->counters[s].count(buffer.data(), type, count);
     }
     for (size_t p = 0; p < task.parts.size(); ++p) {
-      const size_t a = task.parts[p].side_a, b = task.parts[p].side_b;
-      (*differences)[p].add(difference(desk->buffers[a].data(), task.sides[a].place.tensor->dtype,
-                                       desk->buffers[b].data(), task.sides[b].place.tensor->dtype, count));
+      const char *a = desk->buffers[task.parts[p].side_a].data(),
+                 *b = desk->buffers[task.parts[p].side_b].data();
+      const auto [type_a, type_b] = types_of(task, p);
+      const Difference of_block = difference(a, type_a, b, type_b, count);
+      (*differences)[p].add(of_block);
+      if (of_block.non_finite == 0) continue;
+      desk->alone[2 * p].count(a, type_a, b, type_b, count);
+      desk->alone[2 * p + 1].count(b, type_b, a, type_a, count);
     }
     return true;
   }
@@ -157,10 +169,16 @@ class Comparer {
     const ComparisonTask& task = tasks_[unit.task];
     TaskState& state = states_[unit.task];
     std::vector<Histogram> histograms;
+    std::vector<Histogram> alone;
     std::vector<double> roundings;
     for (size_t s = 0; s < task.sides.size(); ++s) {
       histograms.push_back(desk->counters[s].take(task.sides[s].place.tensor->dtype));
       roundings.push_back(desk->counters[s].take_rounding());
+    }
+    for (size_t p = 0; p < task.parts.size(); ++p) {
+      const auto [type_a, type_b] = types_of(task, p);
+      alone.push_back(desk->alone[2 * p].take(type_a));
+      alone.push_back(desk->alone[2 * p + 1].take(type_b));
     }
     bool last = false;
     {
@@ -168,7 +186,9 @@ class Comparer {
       state.histograms.resize(task.sides.size());
       state.roundings.resize(units_of(task));
       state.differences.resize(units_of(task));
+      state.alone.resize(alone.size());
       for (size_t s = 0; s < task.sides.size(); ++s) merge(histograms[s], &state.histograms[s]);
+      for (size_t n = 0; n < alone.size(); ++n) merge(alone[n], &state.alone[n]);
       state.roundings[unit.index] = std::move(roundings);
       state.differences[unit.index] = std::move(differences);
       last = --state.units_left == 0;
@@ -187,7 +207,8 @@ class Comparer {
       const ComparisonTask::Part& part = task.parts[p];
       Difference sum;
       for (const auto& unit : state->differences) sum.add(unit[p]);
-      const Counted &a = counted[part.side_a], &b = counted[part.side_b];
+      const Counted a = counted[part.side_a].without(state->alone[2 * p]);
+      const Counted b = counted[part.side_b].without(state->alone[2 * p + 1]);
       TensorDistance& tensor = results_[part.pair].tensors[part.tensor];
       tensor.distance = distance_of(a, b, sum);
       tensor.rounding_a = a.rounding;
@@ -200,6 +221,7 @@ class Comparer {
     state->roundings.clear();
     state->differences.clear();
     state->histograms.clear();
+    state->alone.clear();
   }
 
   void pool() {

@@ -45,7 +45,7 @@ def by_name(pair):
 def assert_figures(entry, a, b, exact):
     a, b = a.ravel(), b.ravel()
     finite = np.isfinite(a) & np.isfinite(b)
-    truth = wasserstein_distance(a[np.isfinite(a)], b[np.isfinite(b)])
+    truth = wasserstein_distance(a[finite], b[finite])
     distances = np.abs(b[finite] - a[finite])
     assert entry["w1_low"] <= truth * (1 + CLOSE)
     assert entry["w1_high"] >= truth * (1 - CLOSE)
@@ -78,15 +78,38 @@ def test_figures_are_those_of_scipy_and_numpy(foreshock, tmp_path, first, second
     assert_figures(pair["pooled"], *pooled, exact)
 
 
-def test_what_is_not_finite_is_left_out_and_counted(foreshock, tmp_path):
+@pytest.mark.parametrize("format_of", FORMATS)
+def test_what_is_not_finite_is_left_out_and_counted(foreshock, tmp_path, format_of):
     a, b = weights(1), weights(2)
     a[0, :3], b[0, 2:7], b[5, 5] = [np.nan, np.inf, -np.inf], np.nan, -np.inf
-    left, right = stored.fp16(a), stored.fp16(b)
+    left, right = FORMATS[format_of](a), FORMATS[format_of](b)
     paths = [stored.write(tmp_path / name, {"w": t}) for name, t in (("a.safetensors", left), ("b.safetensors", right))]
     done = compare(foreshock, *paths)
     assert "(9 not finite)" in done.stdout
     pair = figures(foreshock, tmp_path, *paths)["pairs"][0]
-    assert_figures(pair["pooled"], stored.read_back(left), stored.read_back(right), exact=True)
+    exact = format_of in ("BF16", "F16")
+    assert_figures(pair["pooled"], stored.read_back(left), stored.read_back(right), exact)
+
+
+# W1 of all that is finite here and of all that is finite there would be of other values than mean |d|.
+@pytest.mark.parametrize("format_of", FORMATS)
+def test_a_value_without_a_partner_is_in_no_distance(foreshock, tmp_path, format_of):
+    a = np.arange(1, 101, dtype=float).reshape(10, 10)
+    b = a + 0.5
+    b[5:] = np.nan
+    a[0], b[0] = -0.0, np.inf
+    whole = {"half": (a, b), "none": (a, np.full_like(a, np.nan)), "all": (weights(1), weights(2))}
+    sides = [{name: FORMATS[format_of](pair[side]) for name, pair in whole.items()} for side in (0, 1)]
+    paths = [stored.write(tmp_path / f"{name}.safetensors", side) for name, side in zip("ab", sides, strict=True)]
+    for order in (1, -1):
+        pair = figures(foreshock, tmp_path, *paths[::order])["pairs"][0]
+        tensors = by_name(pair)
+        assert tensors["half"]["w1"] == tensors["half"]["mean_abs"] == 0.5
+        assert tensors["half"]["w1_over_mean_abs"] == 1
+        figures_of_none = {k: tensors["none"][k] for k in ("w1", "w1_low", "w1_high", "w1_noise_floor", "mean_abs")}
+        assert set(figures_of_none.values()) == {None}, figures_of_none
+        kept = [np.concatenate([stored.read_back(t).ravel() for t in side.values()]) for side in sides[::order]]
+        assert_figures(pair["pooled"], *kept, exact=format_of in ("BF16", "F16"))
 
 
 def test_tensors_that_are_not_finite_are_named_however_far_others_moved(foreshock, tmp_path):
