@@ -234,8 +234,14 @@ void SegmentReader::consume_steps() {
   control_.steps_lost += passed - std::min(unread_.count, passed);
   control_.step_cursor = unread_.newest;
   unread_ = {};
-  write_field(control_file_, control_.step_cursor, offsetof(Control, step_cursor));
-  write_field(control_file_, control_.steps_lost, offsetof(Control, steps_lost));
+  // By one write: an agent that was killed between two of them would have left steps that nobody took and
+  // nobody lost. Between them lies the agent's own number.
+  struct {
+    uint64_t cursor, pid, lost;
+  } const taken = {control_.step_cursor, control_.agent_pid, control_.steps_lost};
+  static_assert(offsetof(Control, agent_pid) == offsetof(Control, step_cursor) + 8 &&
+                offsetof(Control, steps_lost) == offsetof(Control, step_cursor) + 16);
+  write_field(control_file_, taken, offsetof(Control, step_cursor));
 }
 
 std::vector<StepRecord> SegmentReader::new_steps(uint64_t now_ns) {

@@ -1,5 +1,9 @@
 // Steps from the writer to the reader: what is overwritten, and what is completed later.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <fstream>
@@ -25,6 +29,38 @@ TEST_F(SegmentFiles, OverwrittenStepsAreCounted) {
   EXPECT_EQ(steps.size(), kStepRecords);
   EXPECT_EQ(reader->steps_lost(), 10u);
   EXPECT_EQ(steps.back().step, static_cast<int>(kStepRecords) + 10);
+}
+
+// Killed at each of its system calls in turn.
+TEST_F(SegmentFiles, AKilledReaderHasCountedWhatWasLostOrNotPassedIt) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  for (int n = 1; n <= static_cast<int>(kStepRecords) + 10; ++n) writer.append_step(StepRecord());
+  bool has_passed = false;
+  for (int stops = 0; !has_passed; ++stops) {
+    const auto reader = open();
+    reader->unread_steps();
+    const pid_t child = fork();
+    if (child == 0) {
+      if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(1);
+      raise(SIGSTOP);
+      reader->consume_steps();
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    if (!WIFSTOPPED(status)) GTEST_SKIP() << "no child can be traced here";
+    for (int n = 0; n < stops; ++n) {
+      ASSERT_EQ(ptrace(PTRACE_SYSCALL, child, nullptr, nullptr), 0);
+      ASSERT_EQ(waitpid(child, &status, 0), child);
+      ASSERT_TRUE(WIFSTOPPED(status));
+    }
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    const auto next = open();
+    has_passed = next->steps_taken() + next->steps_lost() > 0;
+    EXPECT_EQ(next->steps_lost(), has_passed ? 10u : 0u) << "after " << stops << " stops";
+  }
 }
 
 // Of a step that took a second, at a time that the tests call their first.
