@@ -1,9 +1,7 @@
 #include "cli/merge.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "cli/progress_bar.h"
@@ -48,55 +46,25 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
   for (const std::string& path : request->paths)
     if (!request->out.empty() && std::filesystem::equivalent(path, request->out, ignored))
       return "-o " + request->out + " is one of the records: name another file";
-  return "";
+  return request->out.empty() ? "" : why_no_file(request->out);
 }
 
-// A file that is there as a whole, or not at all; or standard output, or another stream.
+// The lines of the merged record.
 class Output {
  public:
-  explicit Output(const std::string& path)
-      : path_(path), writes_at_once_(is_stream(path)), opened_(writes_at_once_ ? path : path + ".part") {
-    file_ = path.empty() ? stdout : std::fopen(opened_.c_str(), writes_at_once_ ? "ab" : "wb");
-    if (file_ == nullptr) problem_ = opened_ + ": " + std::strerror(errno);
-  }
-  ~Output() {
-    if (path_.empty() || file_ == nullptr) return;
-    std::fclose(file_);
-    if (!writes_at_once_) std::remove(opened_.c_str());
-  }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
+  explicit Output(const std::string& path) : file_(path) {}
 
   void write(const std::string& line) {
-    if (file_ == nullptr) return;
-    if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fputc('\n', file_) == EOF)
-      if (problem_.empty()) problem_ = name() + ": " + std::strerror(errno);
+    file_.write(line + '\n');
     ++lines_;
   }
+  const std::string& finish() { return file_.finish(); }
 
-  // "" or what went wrong.
-  std::string finish() {
-    if (file_ != nullptr && std::fflush(file_) != 0 && problem_.empty())
-      problem_ = name() + ": " + std::strerror(errno);
-    if (path_.empty()) std::clearerr(stdout);  // told here, and not once more at the end
-    if (path_.empty() || !problem_.empty()) return problem_;
-    std::fclose(file_);
-    file_ = nullptr;
-    if (!writes_at_once_ && std::rename(opened_.c_str(), path_.c_str()) != 0)
-      problem_ = path_ + ": " + std::strerror(errno);
-    return problem_;
-  }
   uint64_t lines() const { return lines_; }
-  const std::string& problem() const { return problem_; }
+  const std::string& problem() const { return file_.problem(); }
 
  private:
-  std::string name() const { return path_.empty() ? "standard output" : path_; }
-
-  const std::string path_;
-  const bool writes_at_once_;
-  const std::string opened_;
-  FILE* file_;
-  std::string problem_;
+  WholeFile file_;
   uint64_t lines_ = 0;
 };
 

@@ -240,6 +240,25 @@ def test_a_pipe_is_written_to_and_stays(foreshock, write, tmp_path, command):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.jsonl", "pipe", "read", "run.jsonl"]
 
 
+@pytest.mark.parametrize("command", ["report", "merge"])
+def test_a_link_stays_and_what_it_leads_to_is_written(foreshock, write, tmp_path, command):
+    records = [write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")]
+    published, link = tmp_path / "published", tmp_path / "latest"
+    published.mkdir()
+    (published / "page").write_text("old")
+    link.symlink_to("published/page")
+    done = foreshock(command, *map(str, records), "-o", str(link))
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    assert len((published / "page").read_text().splitlines()) > 10
+    assert [path.name for path in published.iterdir()] == ["page"]
+    link.unlink()
+    link.symlink_to("latest")
+    done = foreshock(command, *map(str, records), "-o", str(link))
+    says = f"foreshock: {link} is a link that leads nowhere: choose another place\n"
+    assert (done.returncode, done.stderr) == (2, says)
+
+
 def test_a_merged_record_that_the_disk_does_not_take_gets_one_line(foreshock, write):
     records = [write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")]
     with pathlib.Path("/dev/full").open("w") as full:
