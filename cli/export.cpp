@@ -1,12 +1,10 @@
 // foreshock export: a record as files that other tools read.
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <map>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/new_files.h"
 #include "cli/say.h"
 #include "exporters/csv.h"
 #include "exporters/event_file.h"
@@ -31,67 +29,45 @@ std::string file_name_of(const std::string& text) {
 // One file per type of line: run.csv, step.csv, sample.csv, event.csv.
 class CsvFolder {
  public:
-  explicit CsvFolder(fs::path folder) : folder_(std::move(folder)) {}
+  explicit CsvFolder(const fs::path& folder) : files_(folder) {}
 
   std::string add(const RecordLine& line) {
-    std::ofstream& file = files_[type_of(line)];
-    if (!file.is_open()) {
-      const fs::path path = folder_ / (std::string(type_of(line)) + ".csv");
-      if (fs::exists(path)) return path.string() + ": is there already; choose another directory";
-      file.open(path, std::ios::binary);
-      if (!file.is_open()) return path.string() + ": cannot be written";
-      file << csv_header(line);
-    }
-    file << csv_row(line);
-    return "";
+    const std::string name = std::string(type_of(line)) + ".csv";
+    return files_.write(name, (files_.has(name) ? "" : csv_header(line)) + csv_row(line));
   }
-
-  std::string finish() {
-    for (auto& [type, file] : files_)
-      if (!file.flush()) return (folder_ / type).string() + ".csv: not all of it could be written";
-    return "";
-  }
+  std::string finish() { return files_.finish(); }
 
  private:
-  fs::path folder_;
-  std::map<std::string, std::ofstream> files_;
+  NewFiles files_;
 };
 
 // One folder per run and rank, as TensorBoard shows one curve per folder.
 class TensorBoardFolder {
  public:
-  explicit TensorBoardFolder(fs::path folder) : folder_(std::move(folder)) {}
+  explicit TensorBoardFolder(const fs::path& folder) : files_(folder) {}
 
   std::string add(const RecordLine& line) { return write(scalars_.take(line)); }
 
   std::string finish() {
-    std::string problem = write(scalars_.finish());
-    for (auto& [path, file] : files_)
-      if (problem.empty() && !file->flush()) problem = path + ": not all of it could be written";
-    return problem;
+    const std::string problem = write(scalars_.finish());
+    return problem.empty() ? files_.finish() : problem;
   }
 
  private:
   std::string write(const std::vector<Scalar>& scalars) {
     for (const Scalar& scalar : scalars) {
-      const fs::path folder = folder_ / file_name_of(scalar.run) / ("rank_" + std::to_string(scalar.rank));
-      const std::string path = folder / "events.out.tfevents.0.foreshock";
-      std::unique_ptr<EventFile>& file = files_[path];
-      if (file == nullptr) {
-        std::string problem;
-        std::error_code ignored;
-        fs::create_directories(folder, ignored);
-        file = EventFile::create(path, scalar.time, &problem);
-        if (file == nullptr) return problem;
-      }
-      file->scalar(scalar.time, scalar.step, scalar.tag, scalar.value);
+      const std::string name = file_name_of(scalar.run) + "/rank_" + std::to_string(scalar.rank) +
+                               "/events.out.tfevents.0.foreshock";
+      std::string bytes = files_.has(name) ? "" : framed_record(version_event(scalar.time));
+      bytes +=
+          framed_record(scalar_event(scalar.time, scalar.step, scalar.tag, static_cast<float>(scalar.value)));
+      if (std::string problem = files_.write(name, bytes); !problem.empty()) return problem;
     }
     return "";
   }
 
-  fs::path folder_;
+  NewFiles files_;
   RecordScalars scalars_;
-  std::map<std::string, std::unique_ptr<EventFile>> files_;
 };
 
 void tell(const RecordReader& reader, uint64_t taken) {
@@ -106,9 +82,6 @@ template <class Folder>
 int copy_record(const std::string& record, const std::string& folder) {
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
-  std::error_code error;
-  if (reader != nullptr) fs::create_directories(folder, error);
-  if (error) problem = folder + ": " + error.message();
   Folder to(folder);
   uint64_t taken = 0;
   while (problem.empty()) {
@@ -117,10 +90,10 @@ int copy_record(const std::string& record, const std::string& folder) {
     problem = to.add(*line);
     ++taken;
   }
-  if (problem.empty()) problem = to.finish();
   if (problem.empty() && taken == 0)
     problem = record + ": no line of it is a record's" +
               (reader->bad_lines() > 0 ? " (" + reader->first_problem() + ")" : "");
+  if (problem.empty()) problem = to.finish();
   if (!problem.empty()) {
     say(problem);
     return 1;

@@ -2,9 +2,7 @@
 
 #include <bit>
 #include <boost/crc.hpp>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 
 namespace foreshock {
 namespace {
@@ -60,25 +58,5 @@ std::string scalar_event(double wall_time, int64_t step, std::string_view tag, f
   return wall_time_field(wall_time) + key(2, kVarint) + varint(static_cast<uint64_t>(step)) +
          bytes_field(5, summary);
 }
-
-std::unique_ptr<EventFile> EventFile::create(const std::string& path, double wall_time, std::string* error) {
-  std::error_code ignored;
-  const bool exists = std::filesystem::exists(path, ignored);
-  errno = 0;
-  std::ofstream file;
-  if (!exists) file.open(path, std::ios::binary);
-  if (!file.is_open()) {
-    *error = path + ": " + (exists ? "is there already; choose another directory" : std::strerror(errno));
-    return nullptr;
-  }
-  file << framed_record(version_event(wall_time));
-  return std::unique_ptr<EventFile>(new EventFile(std::move(file)));
-}
-
-void EventFile::scalar(double wall_time, int64_t step, std::string_view tag, double value) {
-  file_ << framed_record(scalar_event(wall_time, step, tag, static_cast<float>(value)));
-}
-
-bool EventFile::flush() { return static_cast<bool>(file_.flush()); }
 
 }  // namespace foreshock

@@ -4,8 +4,11 @@ import csv
 import json
 import math
 import pathlib
+import resource
+import subprocess
 
 import pytest
+from monitored import FORESHOCK
 
 
 def step(number: int, **more: object) -> dict:
@@ -112,6 +115,21 @@ def test_nothing_is_overwritten(foreshock, record, tmp_path):
         assert again.returncode == 1
         assert again.stderr == f"foreshock: {folder / file}: is there already; choose another directory\n"
         assert (folder / file).read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["csv", "tensorboard"])
+def test_what_the_disk_does_not_take_leaves_nothing(record, tmp_path, kind):
+    """All files or none: another program would take half a table for the whole. Some files fit, others do not."""
+    path = record(*(step(n, rank=n // 1000, loss=1.0) for n in range(1100)), sample(1100, "a", 0.5))
+    for folder in ("new/out", "."):
+        done = subprocess.run(
+            [FORESHOCK, "export", f"--{kind}", tmp_path / folder, path],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)),
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert ": File too large; none of the files is there: make room or choose another directory" in done.stderr
+        assert [entry.name for entry in tmp_path.rglob("*")] == ["record.jsonl"]
 
 
 def test_names_from_a_record_stay_inside_the_folder(foreshock, record, tmp_path):

@@ -1,10 +1,6 @@
 #include "exporters/event_file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <sstream>
 
 namespace foreshock {
 namespace {
@@ -32,25 +28,6 @@ TEST(EventFile, AScalarIsTheProtocolBufferOfTensorflow) {
                                                            24));
   // A negative step is ten bytes of varint.
   EXPECT_EQ(scalar_event(1.0, -1, "a", 2.0f).size(), 24u + 8);
-}
-
-TEST(EventFile, AFileBeginsWithItsVersionAndIsNeverOverwritten) {
-  const std::string path = testing::TempDir() + "event_test_" + std::to_string(getpid());
-  std::string error;
-  {
-    const auto file = EventFile::create(path, 1.0, &error);
-    ASSERT_NE(file, nullptr) << error;
-    file->scalar(2.0, 1, "loss", 3.0);
-    EXPECT_TRUE(file->flush());
-  }
-  std::ostringstream all;
-  all << std::ifstream(path).rdbuf();
-  EXPECT_EQ(all.str(), framed_record(version_event(1.0)) + framed_record(scalar_event(2.0, 1, "loss", 3.0f)));
-  EXPECT_EQ(EventFile::create(path, 1.0, &error), nullptr);
-  EXPECT_EQ(error, path + ": is there already; choose another directory");
-  std::filesystem::remove(path);
-  EXPECT_EQ(EventFile::create("/no/such/file", 1.0, &error), nullptr);
-  EXPECT_EQ(error, "/no/such/file: No such file or directory");
 }
 
 }  // namespace
