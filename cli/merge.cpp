@@ -167,9 +167,11 @@ std::string Merge::write(Output* output) {
 }
 
 void Merge::tell(const Output& output) const {
+  // Records of ranks that do not know of each other say 1, or nothing.
+  const auto world_size = static_cast<uint64_t>(index_.world_size());
   std::string text = std::to_string(index_.records()) + " records of run " + index_.run() + ", " +
                      std::to_string(index_.ranks()) +
-                     (index_.world_size() > 0 ? " of " + std::to_string(index_.world_size()) : "") +
+                     (world_size >= index_.ranks() ? " of " + std::to_string(world_size) : "") +
                      " ranks: " + std::to_string(output.lines()) + " lines, " + std::to_string(tensors_) +
                      " snapshots of tensors of the job";
   if (left_out_ > 0)

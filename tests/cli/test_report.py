@@ -259,6 +259,15 @@ def test_a_link_stays_and_what_it_leads_to_is_written(foreshock, write, tmp_path
     assert (done.returncode, done.stderr) == (2, says)
 
 
+def test_ranks_that_do_not_know_of_each_other_are_not_said_to_be_more_than_all(foreshock, write, tmp_path):
+    records = []
+    for rank in range(2):
+        start = line("run", state="started", rank=rank, time=1.7e9, world_size=1)
+        records.append(write([one | {"rank": rank} for one in (start, *quiet_run())], f"{rank}.jsonl"))
+    done = foreshock("merge", *map(str, records), "-o", str(tmp_path / "job.jsonl"))
+    assert ", 2 ranks: 602 lines" in done.stderr
+
+
 def test_a_merged_record_that_the_disk_does_not_take_gets_one_line(foreshock, write):
     records = [write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")]
     with pathlib.Path("/dev/full").open("w") as full:
