@@ -90,7 +90,7 @@ def test_an_interrupt_stops_at_once_and_leaves_no_file(foreshock, tmp_path):
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(foreshock, tmp_path):
     (tmp_path / "out.json").mkdir()
     done = lab(foreshock, *QUICK, "--json", tmp_path / "out.json")
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (2, ""), "told before the work"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
