@@ -1,12 +1,11 @@
 #include "cli/compare.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <thread>
 
+#include "cli/many_files.h"
 #include "cli/progress_bar.h"
 #include "cli/whole_file.h"
 #include "lab/comparison.h"
@@ -93,14 +92,6 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
   return "";
 }
 
-// Shards are kept open: several checkpoints of hundreds of files are more than the usual limit.
-void allow_many_files() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
@@ -130,7 +121,7 @@ int compare(const std::vector<std::string>& words) {
   Request request;
   std::string problem = parse(words, &request);
   if (!problem.empty()) return failed(problem);
-  allow_many_files();
+  allow_many_files();  // shards are kept open
   lab::Comparison comparison;
   problem = measure(request, &comparison);
   if (!problem.empty()) return failed(problem);

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/many_files.h"
 #include "cli/new_files.h"
 #include "cli/say.h"
 #include "exporters/csv.h"
@@ -108,6 +109,7 @@ int export_record(const Arguments& arguments) {
   const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
   if (arguments.command().size() != 1 || csv.empty() == board.empty())
     return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
+  allow_many_files();  // one for each rank
   const std::string& record = arguments.command()[0];
   return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
 }

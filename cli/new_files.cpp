@@ -7,7 +7,7 @@ namespace fs = std::filesystem;
 
 std::string told(const std::string& problem) {
   return problem.empty() ? ""
-                         : problem + "; none of the files is there: make room or choose another directory";
+                         : problem + "; none of the files is there: mend that, or choose another directory";
 }
 
 }  // namespace
@@ -19,11 +19,12 @@ NewFiles::~NewFiles() {
     fs::remove(*folder, ignored);  // if empty
 }
 
-void NewFiles::make_folders(const fs::path& folder) {
+std::string NewFiles::make_folders(const fs::path& folder) {
   std::error_code error;
-  if (folder.empty() || fs::exists(folder, error)) return;
-  make_folders(folder.parent_path());
+  if (folder.empty() || fs::exists(folder, error)) return "";
+  if (std::string problem = make_folders(folder.parent_path()); !problem.empty()) return problem;
   if (fs::create_directory(folder, error)) made_.push_back(folder);
+  return error ? "cannot make " + folder.string() + ": " + error.message() : "";
 }
 
 std::string NewFiles::write(const std::string& name, std::string_view bytes) {
@@ -32,7 +33,7 @@ std::string NewFiles::write(const std::string& name, std::string_view bytes) {
     const fs::path path = folder_ / name;
     std::error_code ignored;
     if (fs::exists(path, ignored)) return path.string() + ": is there already; choose another directory";
-    make_folders(path.parent_path());
+    if (const std::string problem = make_folders(path.parent_path()); !problem.empty()) return told(problem);
     file = files_.try_emplace(name, path.string()).first;
   }
   file->second.write(bytes);

@@ -28,7 +28,7 @@ class NewFiles {
   std::string finish();
 
  private:
-  void make_folders(const std::filesystem::path& folder);
+  std::string make_folders(const std::filesystem::path& folder);
 
   const std::filesystem::path folder_;
   std::vector<std::filesystem::path> made_;  // folders, the deeper after those they are in

@@ -128,8 +128,27 @@ def test_what_the_disk_does_not_take_leaves_nothing(record, tmp_path, kind):
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        assert ": File too large; none of the files is there: make room or choose another directory" in done.stderr
+        assert ": File too large; none of the files is there: mend that, or choose another directory" in done.stderr
         assert [entry.name for entry in tmp_path.rglob("*")] == ["record.jsonl"]
+
+
+def test_a_folder_that_cannot_be_made_is_told_by_its_reason(foreshock, record, tmp_path):
+    path = record(step(1, loss=1.0))
+    done = foreshock("export", "--csv", f"{path}/out", str(path))
+    assert (done.returncode, "Not a directory" in done.stderr) == (1, True), done.stderr
+    done = foreshock("export", "--csv", "/proc/self/out/in", str(path))
+    assert done.stderr.startswith("foreshock: cannot make /proc/self/out: ")
+
+
+def test_more_ranks_than_files_that_are_usual(record, tmp_path):
+    path = record(*(step(1, rank=rank, loss=1.0) for rank in range(300)))
+    done = subprocess.run(
+        [FORESHOCK, "export", "--tensorboard", tmp_path / "out", path],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1024)),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "out" / "r").iterdir())) == 300
 
 
 def test_names_from_a_record_stay_inside_the_folder(foreshock, record, tmp_path):
