@@ -91,9 +91,7 @@ int copy_record(const std::string& record, const std::string& folder) {
     problem = to.add(*line);
     ++taken;
   }
-  if (problem.empty() && taken == 0)
-    problem = record + ": no line of it is a record's" +
-              (reader->bad_lines() > 0 ? " (" + reader->first_problem() + ")" : "");
+  if (problem.empty() && taken == 0) problem = reader->why_nothing(record);
   if (problem.empty()) problem = to.finish();
   if (!problem.empty()) {
     say(problem);

@@ -24,6 +24,8 @@ constexpr const char* kHelp =
     "FILE\n"
     "--record-histograms 1GiB. Replicas are compared across nodes.\n";
 
+constexpr const char* kHasChanged = " has changed while it was read: merge again";
+
 struct Request {
   std::vector<std::string> paths;
   std::string out;
@@ -34,6 +36,10 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
     if (words[at] == "-o") {
       if (++at == words.size() || words[at].empty()) return "give -o a file: -o OUT.jsonl";
       request->out = words[at];
+    } else if (words[at] == "--") {
+      request->paths.insert(request->paths.end(), words.begin() + static_cast<ptrdiff_t>(at) + 1,
+                            words.end());
+      break;
     } else if (words[at].starts_with("-")) {
       return "there is no option '" + words[at] + "': foreshock merge --help";
     } else {
@@ -79,6 +85,7 @@ class Merge {
   using Lines = std::vector<IndexedLine>;
   std::string write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
   void write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
+  std::string write_others(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
 
   RecordIndex index_;
   TensorShares shares_;
@@ -107,7 +114,7 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
     std::string why;
     const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
-    if (tensor == nullptr) return index_.path(at->record) + " has changed while it was read: merge again";
+    if (tensor == nullptr) return index_.path(at->record) + kHasChanged;
     if (!tensor->elements || shares_.is_usual(*tensor, *at))
       nodes.push_back({*tensor, index_.path(at->record)});
   }
@@ -122,6 +129,15 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
   if (merger_.event()) output->write(to_json_line(*merger_.event()));
   mismatches_ += merger_.event().has_value();
   for (const ModelLine& model : merger_.models()) output->write(to_json_line(model));
+  return "";
+}
+
+std::string Merge::write_others(Lines::const_iterator begin, Lines::const_iterator end, Output* output) {
+  for (auto at = begin; at != end; ++at) {
+    const std::string text = index_.text(*at);
+    if (text.empty()) return index_.path(at->record) + kHasChanged;
+    output->write(text);
+  }
   return "";
 }
 
@@ -159,7 +175,7 @@ std::string Merge::write(Output* output) {
     else if (at->kind == IndexedLine::Kind::kModel)
       write_model(at, end, output);
     else
-      for (auto line = at; line != end; ++line) output->write(index_.text(*line));
+      problem = write_others(at, end, output);
     if (!problem.empty()) return problem;
     at = end;
   }
@@ -181,6 +197,7 @@ void Merge::tell(const Output& output) const {
   if (index_.bad_lines() > 0)
     text +=
         "; " + std::to_string(index_.bad_lines()) + " bad lines left out (" + index_.first_problem() + ")";
+  if (!index_.torn().empty()) text += "; the last line was cut off when its writer ended: " + index_.torn();
   say(text);
 }
 

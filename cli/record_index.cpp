@@ -1,6 +1,7 @@
 #include "cli/record_index.h"
 
 #include <algorithm>
+#include <filesystem>
 
 namespace foreshock::cli {
 namespace {
@@ -114,6 +115,9 @@ std::string RecordIndex::place(const RecordLine& line, Position* position, Index
 
 std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   std::string problem;
+  std::error_code ignored;
+  if (std::filesystem::is_fifo(path, ignored) || std::filesystem::is_socket(path, ignored))
+    return path + " can be read only once: make a file of it first";
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);
   if (reader == nullptr) return problem;
   const auto record = static_cast<uint32_t>(paths_.size());
@@ -130,9 +134,8 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
     lines_.push_back(to);
     visit(*line, to);
   }
-  if (lines_.size() == before)
-    return path + ": no line of it is a record's" +
-           (reader->bad_lines() > 0 ? " (" + reader->first_problem() + ")" : "");
+  if (lines_.size() == before) return reader->why_nothing(path);
+  if (reader->ends_torn()) torn_ += (torn_.empty() ? "" : ", ") + path;
   if (reader->bad_lines() > 0 && bad_lines_ == 0) first_problem_ = path + ", " + reader->first_problem();
   bad_lines_ += reader->bad_lines();
   return "";

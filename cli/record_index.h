@@ -55,6 +55,7 @@ class RecordIndex {
   int64_t world_size() const { return world_size_; }  // as told; 0: not told
   uint64_t bad_lines() const { return bad_lines_; }
   const std::string& first_problem() const { return first_problem_; }
+  const std::string& torn() const { return torn_; }  // the records that end within a line, with commas
 
  private:
   struct Position {
@@ -70,7 +71,7 @@ class RecordIndex {
   std::vector<IndexedLine> lines_;
   std::map<int64_t, uint32_t> record_of_rank_;
   std::map<std::string, uint32_t> keys_;  // of tensors and models
-  std::string run_, first_problem_;
+  std::string run_, first_problem_, torn_;
   int64_t world_size_ = 0;
   uint64_t bad_lines_ = 0;
 };

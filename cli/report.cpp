@@ -20,7 +20,8 @@ constexpr const char* kHelp =
     "foreshock report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.html] [--json]\n"
     "the story of a run as one page: each loss event, what moved before it and where, what that is "
     "consistent with\n\n"
-    "  -o OUT.html         write it there; by default beside the first record, RECORD.html\n"
+    "  -o OUT.html         write it there, - for standard output; by default beside the first record, "
+    "RECORD.html\n"
     "  --json              print the same as JSON instead\n\n"
     "Records of several nodes are told together. The page needs nothing from outside: attach it to the "
     "post-mortem.\n";
@@ -40,8 +41,10 @@ bool is_report(const fs::path& path) {
 
 // Beside the record; nobody's file but a report is written over unasked.
 std::string choose_place(Request* request) {
-  request->out = fs::path(request->records[0]).replace_extension(".html").string();
   std::error_code ignored;
+  if (fs::exists(request->records[0], ignored) && fs::is_other(request->records[0], ignored))
+    return request->records[0] + " is no file to put the page beside: choose a place with -o OUT.html";
+  request->out = fs::path(request->records[0]).replace_extension(".html").string();
   if (fs::exists(request->out, ignored) && !is_report(request->out))
     return request->out + ": is there already and is no report; choose another with -o OUT.html";
   return "";
@@ -52,6 +55,10 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
     if (words[at] == "-o") {
       if (++at == words.size() || words[at].empty()) return "give -o a file: -o OUT.html";
       request->out = words[at];
+    } else if (words[at] == "--") {
+      request->records.insert(request->records.end(), words.begin() + static_cast<ptrdiff_t>(at) + 1,
+                              words.end());
+      break;
     } else if (words[at] == "--json") {
       request->wants_json = true;
     } else if (words[at].starts_with("-")) {
@@ -82,9 +89,7 @@ std::string read(const std::string& path, Storyteller* teller, std::vector<std::
     if (problem = teller->take(*line); !problem.empty()) return path + ": " + problem;
   }
   const std::string name = fs::path(path).filename().string();
-  if (taken == 0)
-    return path + ": no line of it is a record's" +
-           (reader->bad_lines() > 0 ? " (" + reader->first_problem() + ")" : "");
+  if (taken == 0) return reader->why_nothing(path);
   if (reader->bad_lines() > 0)
     notes->push_back(std::to_string(reader->bad_lines()) + " lines of " + name + " could not be read (" +
                      reader->first_problem() + ").");

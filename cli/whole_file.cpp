@@ -27,10 +27,12 @@ int standard_stream(const struct stat& at) {
   return -1;
 }
 
+bool is_standard_output(const std::string& path) { return path.empty() || path == "-"; }
+
 // Whether what stands at `path` is written to and not replaced.
 bool is_stream(const std::string& path) {
   struct stat at {};
-  if (path.empty()) return true;
+  if (is_standard_output(path)) return true;
   if (stat(path.c_str(), &at) != 0 || S_ISDIR(at.st_mode)) return false;
   return !S_ISREG(at.st_mode) || standard_stream(at) >= 0;
 }
@@ -97,7 +99,10 @@ WholeFile::WholeFile(const std::string& path) : path_(path), target_(path) {
   const int descriptor = is_stream(path) ? open_stream() : open_file();
   if (!problem_.empty()) return;
   file_ = descriptor < 0 ? nullptr : fdopen(descriptor, "wb");
-  if (file_ == nullptr) fail(std::strerror(errno));
+  if (file_ != nullptr) return;
+  // What holds the place of a stream that was closed is not open for writing.
+  fail(descriptor >= 0 && errno == EINVAL ? std::strerror(EBADF) : std::strerror(errno));
+  if (descriptor >= 0) ::close(descriptor);
 }
 
 WholeFile::~WholeFile() {
@@ -107,7 +112,7 @@ WholeFile::~WholeFile() {
 int WholeFile::open_stream() {
   struct stat at {};
   std::fflush(stdout);  // ours comes after what was printed
-  if (path_.empty()) return dup(STDOUT_FILENO);
+  if (is_standard_output(path_)) return dup(STDOUT_FILENO);
   const int own = stat(path_.c_str(), &at) == 0 ? standard_stream(at) : -1;
   return own >= 0 ? dup(own) : open(path_.c_str(), O_WRONLY | O_CLOEXEC);
 }
@@ -123,7 +128,8 @@ int WholeFile::open_file() {
 }
 
 void WholeFile::fail(const std::string& why) {
-  if (problem_.empty()) problem_ = (path_.empty() ? "standard output" : "cannot write " + path_) + ": " + why;
+  if (problem_.empty())
+    problem_ = (is_standard_output(path_) ? "standard output" : "cannot write " + path_) + ": " + why;
 }
 
 void WholeFile::write(std::string_view bytes) {

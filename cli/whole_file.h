@@ -19,7 +19,7 @@ std::string why_no_file(const std::string& path);
 // merely written to, at once.
 class WholeFile {
  public:
-  // "": standard output.
+  // "" and "-": standard output.
   explicit WholeFile(const std::string& path);
   ~WholeFile();  // without finish() everything is as it was
   WholeFile(const WholeFile&) = delete;

@@ -77,6 +77,12 @@ bool is_named(const Json& names, const char* name) {
   return false;
 }
 
+// How files of gzip, zstd, xz and bzip2 begin.
+bool is_compressed(std::string_view text) {
+  const auto begins = [text](const char* begin) { return text.starts_with(begin); };
+  return begins("\x1f\x8b") || begins("\x28\xb5\x2f\xfd") || begins("\xfd\x37zXZ") || begins("BZh");
+}
+
 template <class Line>
 std::optional<RecordLine> read_fields(const Json& object, std::string* why) {
   Line line;
@@ -100,7 +106,8 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
     *why = what;
     return std::nullopt;
   };
-  if (object.is_discarded()) return complain("not JSON");
+  if (object.is_discarded())
+    return complain(is_compressed(text) ? "compressed: unpack it first" : "not JSON");
   if (!object.is_object()) return complain("not a JSON object");
   const auto schema = object.find("schema"), type = object.find("type");
   if (schema == object.end() || type == object.end() || !type->is_string())
@@ -168,6 +175,11 @@ void RecordReader::note_bad(const std::string& why) {
   if (bad_lines_++ == 0) first_problem_ = "line " + std::to_string(lines_) + ": " + why;
 }
 
+std::string RecordReader::why_nothing(const std::string& path) const {
+  const std::string& why = bad_lines_ > 0 ? first_problem_ : torn_problem_;
+  return path + ": no line of it is a record's" + (why.empty() ? "" : " (" + why + ")");
+}
+
 std::optional<RecordLine> RecordReader::next() {
   std::string_view text;
   bool whole = true;
@@ -180,10 +192,12 @@ std::optional<RecordLine> RecordReader::next() {
     if (text.empty() || text == "\r") continue;
     std::string why;
     if (std::optional<RecordLine> line = parse_record_line(text, &why)) return line;
-    if (whole)
+    if (whole) {
       note_bad(why);
-    else
+    } else {
       ends_torn_ = true;
+      torn_problem_ = "line " + std::to_string(lines_) + ": " + why;
+    }
   }
   return std::nullopt;
 }

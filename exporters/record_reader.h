@@ -48,6 +48,8 @@ class RecordReader {
   bool ends_torn() const { return ends_torn_; }
   // "line 7: not JSON" for the first bad one; "" when there was none.
   const std::string& first_problem() const { return first_problem_; }
+  // One line for who has got nothing from next(); `path` is what it calls the file.
+  std::string why_nothing(const std::string& path) const;
 
  private:
   explicit RecordReader(std::ifstream file);
@@ -59,7 +61,7 @@ class RecordReader {
   uint64_t offset_ = 0, bytes_ = 0, read_ = 0;
   uint64_t lines_ = 0, bad_lines_ = 0;
   bool ends_torn_ = false;
-  std::string first_problem_;
+  std::string first_problem_, torn_problem_;
 };
 
 }  // namespace foreshock

@@ -268,6 +268,39 @@ def test_ranks_that_do_not_know_of_each_other_are_not_said_to_be_more_than_all(f
     assert ", 2 ranks: 602 lines" in done.stderr
 
 
+def test_a_minus_is_standard_output_and_two_end_the_options(foreshock, write, tmp_path):
+    write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")
+    write(quiet_run(), "-o")
+    merged = foreshock("merge", "-o", "-", "--", "-o", "other.jsonl", cwd=tmp_path)
+    assert (merged.returncode, len(merged.stdout.splitlines())) == (0, 600), merged.stderr
+    told = foreshock("report", "-o", "-", "--", "-o", "other.jsonl", cwd=tmp_path)
+    assert (told.returncode, "<html" in told.stdout) == (0, True), told.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["-o", "other.jsonl"]
+
+
+def test_what_can_be_read_only_once_is_told_but_not_merged(foreshock, write, tmp_path):
+    """Lines are read again when they are written: blank ones came out, 600 of them, and the exit status was 0."""
+    record, other = write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")
+    out = tmp_path / "job.jsonl"
+    done = foreshock("merge", "/dev/stdin", str(other), "-o", str(out), input=record.read_text())
+    says = "foreshock: /dev/stdin can be read only once: make a file of it first\n"
+    assert (done.returncode, done.stderr, out.exists()) == (2, says, False)
+    done = foreshock("report", "/dev/stdin", input=record.read_text())
+    assert (done.returncode, done.stderr) == (
+        2, "foreshock: /dev/stdin is no file to put the page beside: choose a place with -o OUT.html\n",
+    )  # fmt: skip
+    done = foreshock("report", "/dev/stdin", "-o", str(out), input=record.read_text())
+    assert "in 300 steps" in done.stderr
+
+
+def test_a_merged_record_tells_of_a_line_that_was_cut_off(foreshock, write, tmp_path):
+    records = [write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")]
+    with records[1].open("a") as torn:
+        torn.write('{"schema":1,"ty')
+    done = foreshock("merge", *map(str, records), "-o", str(tmp_path / "job.jsonl"))
+    assert done.stderr.endswith(f"; the last line was cut off when its writer ended: {records[1]}\n")
+
+
 def test_a_merged_record_that_the_disk_does_not_take_gets_one_line(foreshock, write):
     records = [write(quiet_run()), write([one | {"rank": 1} for one in quiet_run()], "other.jsonl")]
     with pathlib.Path("/dev/full").open("w") as full:

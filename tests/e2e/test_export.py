@@ -1,6 +1,7 @@
 """`foreshock export`: a record as tables and as TensorBoard event files, read back by other programs' readers."""
 
 import csv
+import gzip
 import json
 import math
 import pathlib
@@ -149,6 +150,15 @@ def test_more_ranks_than_files_that_are_usual(record, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out" / "r").iterdir())) == 300
+
+
+def test_a_compressed_record_is_told_so(foreshock, tmp_path):
+    path = tmp_path / "record.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(step(1)).encode()))
+    for words in (("export", "--csv", str(tmp_path / "out")), ("detect",)):
+        done = foreshock(*words, str(path))
+        says = f"foreshock: {path}: no line of it is a record's (line 1: compressed: unpack it first)\n"
+        assert (done.returncode, done.stderr) == (1, says)
 
 
 def test_names_from_a_record_stay_inside_the_folder(foreshock, record, tmp_path):
