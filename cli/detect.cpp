@@ -1,13 +1,15 @@
 // foreshock detect: the detectors on a record, the same code that the agent ran while it was recorded.
 #include <cstdio>
-#include <fstream>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "agent/json_values.h"
 #include "agent/publish_precursors.h"
 #include "agent/watches.h"
 #include "cli/commands.h"
 #include "cli/say.h"
+#include "cli/whole_file.h"
 #include "exporters/csv.h"
 #include "exporters/record_reader.h"
 
@@ -27,27 +29,27 @@ class ScoreTable {
  public:
   // "" or what is wrong.
   std::string open(const std::string& path) {
-    if (std::ifstream(path).good()) return path + ": is there already; choose another file";
-    file_.open(path, std::ios::binary);
-    file_ << "run,rank,step,detector,place,value,score,level\n";
-    return file_.good() ? "" : path + ": cannot be written";
+    std::error_code ignored;
+    if (std::filesystem::exists(path, ignored)) return path + ": is there already; choose another file";
+    file_.emplace(path).write("run,rank,step,detector,place,value,score,level\n");
+    return file_->problem();
   }
   void add(const std::string& run, int64_t rank, const std::vector<WatchReading>& readings) {
     char numbers[96];
     for (const WatchReading& each : readings) {
       std::snprintf(numbers, sizeof numbers, "%.17g,%.17g,%s", each.value, each.reading.score,
                     name_of(each.reading.level));
-      file_ << csv_text(run) << ',' << rank << ',' << each.step << ',' << info_of(each.detector).name << ','
-            << csv_text(each.place) << ',' << numbers << '\n';
+      file_->write(csv_text(run) + ',' + std::to_string(rank) + ',' + std::to_string(each.step) + ',' +
+                   info_of(each.detector).name + ',' + csv_text(each.place) + ',' + numbers + '\n');
     }
   }
-  bool finish() { return static_cast<bool>(file_.flush()); }
+  std::string finish() { return file_->finish(); }
 
  private:
-  std::ofstream file_;
+  std::optional<WholeFile> file_;
 };
 
-std::string detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
+void detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
   std::vector<WatchReading> readings;
   if (scores != nullptr) found->watches.collect(&readings);
   while (const std::optional<RecordLine> line = reader.next()) {
@@ -59,8 +61,6 @@ std::string detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
         },
         *line);
   }
-  if (found->lines == 0) return "no line of it is a record's";
-  return "";
 }
 
 Json event_json(const EventLine& event) {
@@ -92,7 +92,8 @@ void print_events(const Found& found) {
   for (const EventLine& event : found.events) {
     const std::string& what = event.detector.empty() ? event.event : event.detector;
     std::printf("%10lld %5lld  %-24s %-8s %-6s", static_cast<long long>(*event.step),
-                static_cast<long long>(*event.rank), what.c_str(), event.layer.c_str(), event.level.c_str());
+                static_cast<long long>(*event.rank), printable(what).c_str(), printable(event.layer).c_str(),
+                event.level.c_str());
     event.score ? std::printf(" %7.2f\n", *event.score) : std::printf("\n");
   }
 }
@@ -106,7 +107,7 @@ void print_loss_events(const Found& found) {
       for (const Episode& each : seen.preceded_by)
         std::printf("  %lld steps before: %s%s%s (%s)\n",
                     static_cast<long long>(seen.onset_step - each.since_step), info_of(each.detector).name,
-                    each.place.empty() ? "" : " of ", each.place.c_str(), name_of(each.most));
+                    each.place.empty() ? "" : " of ", printable(each.place).c_str(), name_of(each.most));
     }
 }
 
@@ -129,11 +130,10 @@ int detect(const Arguments& arguments) {
   const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
   if (problem.empty() && !table.empty()) problem = scores.open(table);
   if (problem.empty()) {
-    problem = detect_in(*reader, table.empty() ? nullptr : &scores, &found);
-    if (!problem.empty()) problem = record + ": " + problem;
+    detect_in(*reader, table.empty() ? nullptr : &scores, &found);
+    if (found.lines == 0) problem = reader->why_nothing(record);
   }
-  if (problem.empty() && !table.empty() && !scores.finish())
-    problem = table + ": not all of it could be written";
+  if (problem.empty() && !table.empty()) problem = scores.finish();
   if (!problem.empty()) {
     say(problem);
     return 1;

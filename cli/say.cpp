@@ -8,11 +8,14 @@
 
 namespace foreshock::cli {
 
-void say(const std::string& line) {
-  std::string text = "foreshock: " + line;
+std::string printable(std::string text) {
   const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
-  std::replace_if(text.begin(), text.end(), is_control, '?');  // what it quotes may hold anything
-  text += '\n';
+  std::replace_if(text.begin(), text.end(), is_control, '?');
+  return text;
+}
+
+void say(const std::string& line) {
+  const std::string text = printable("foreshock: " + line) + '\n';
   // A standard error that is closed, or a pipe that nobody reads, must not keep the command from running.
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);

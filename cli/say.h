@@ -7,6 +7,9 @@
 
 namespace foreshock::cli {
 
+// Without what a terminal would obey: it may come from a record, and that from anywhere.
+std::string printable(std::string text);
+
 // Writes "foreshock: <line>\n" with one call.
 void say(const std::string& line);
 

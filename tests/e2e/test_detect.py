@@ -4,10 +4,13 @@ import json
 import math
 import os
 import pathlib
+import resource
 import signal
+import subprocess
 
 import pytest
 from hand_training import BIASED, KEYS, Training
+from monitored import FORESHOCK
 from scraping import get, wait_until
 
 
@@ -164,9 +167,38 @@ def test_wrong_use_and_a_file_that_is_no_record(foreshock, tmp_path):
     text = tmp_path / "text.jsonl"
     text.write_text("hello\n")
     done = foreshock("detect", str(text))
-    assert (done.returncode, done.stderr) == (1, f"foreshock: {text}: no line of it is a record's\n")
+    assert (done.returncode, done.stderr) == (1, f"foreshock: {text}: no line of it is a record's (line 1: not JSON)\n")
     done = foreshock("detect", str(tmp_path / "none.jsonl"))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def write_biased_record(record: pathlib.Path) -> None:
+    """Of a layer whose name a terminal would take for a command."""
+    facts = {"schema": 1, "run": "r", "rank": 0}
+    lines = [facts | {"type": "step", "step": step, "loss": 2.0} for step in range(300)]
+    for step in range(0, 300, 2):
+        of = {"type": "sample", "step": step, "layer": "\x1b[31m", "pass": "forward", "bias_ulp": step // 200 * 9.0}
+        lines.insert(0, facts | of | {"deviation_ratio": 1.0 + step // 200 * 99})
+    lines.sort(key=lambda line: (line["step"], line["type"]))
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_is_in_a_record_is_printed_and_not_obeyed(foreshock, tmp_path):
+    write_biased_record(tmp_path / "record.jsonl")
+    done = foreshock("detect", str(tmp_path / "record.jsonl"))
+    assert ("?[31m" in done.stdout, "\x1b" in done.stdout) == (True, False), done.stdout
+
+
+def test_scores_that_the_disk_does_not_take_leave_nothing(tmp_path):
+    record, scores = tmp_path / "record.jsonl", tmp_path / "scores.csv"
+    write_biased_record(record)
+    done = subprocess.run(
+        [FORESHOCK, "detect", "--scores", scores, record],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"foreshock: cannot write {scores}: File too large\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["record.jsonl"]
 
 
 def test_scores_of_every_value(foreshock, tmp_path):
