@@ -137,7 +137,8 @@ def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
 # Grafana draws nothing over an axis that stands still or goes back, as steps do while a trainer evaluates, and when it
 # goes on from a checkpoint. So a step is left out that a later one of the panel reaches again: what is seen is what the
 # run is made of in the end, and of equal ones the last. A millionth for each second tells equal ones apart.
-STEP = f"max({of_living('step')})"
+# Of all ranks, also of one that ended: to leave that out at every step of the subquery costs several times as much.
+STEP = f"max({of_run('step')})"
 LATER = f"({STEP} - time() / 1e6)"
 SHOWN = f"({LATER} and on () vector(time()) <= ${{__to}} / 1000)"
 ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {LATER})"
