@@ -37,6 +37,7 @@ class CsvFolder {
     return files_.write(name, (files_.has(name) ? "" : csv_header(line)) + csv_row(line));
   }
   std::string finish() { return files_.finish(); }
+  bool empty() const { return files_.empty(); }
 
  private:
   NewFiles files_;
@@ -53,6 +54,7 @@ class TensorBoardFolder {
     const std::string problem = write(scalars_.finish());
     return problem.empty() ? files_.finish() : problem;
   }
+  bool empty() const { return files_.empty(); }
 
  private:
   std::string write(const std::vector<Scalar>& scalars) {
@@ -93,6 +95,8 @@ int copy_record(const std::string& record, const std::string& folder) {
   }
   if (problem.empty() && taken == 0) problem = reader->why_nothing(record);
   if (problem.empty()) problem = to.finish();
+  if (problem.empty() && to.empty())
+    problem = record + ": no line has a value of a step to draw; --csv takes every line";
   if (!problem.empty()) {
     say(problem);
     return 1;

@@ -19,6 +19,7 @@ class NewFiles {
   NewFiles& operator=(const NewFiles&) = delete;
 
   bool has(const std::string& name) const { return files_.contains(name); }
+  bool empty() const { return files_.empty(); }
 
   // Writes to the end of the file of that name, which may have folders in it. An empty string, or what went
   // wrong, in one line: a file that is there already is left alone.

@@ -161,6 +161,13 @@ def test_a_compressed_record_is_told_so(foreshock, tmp_path):
         assert (done.returncode, done.stderr) == (1, says)
 
 
+def test_a_record_with_nothing_to_draw_is_told_so(foreshock, record, tmp_path):
+    path = record({"schema": 1, "type": "run", "run": "r", "rank": 0, "state": "started", "time": 1.0})
+    done = foreshock("export", "--tensorboard", str(tmp_path / "out"), str(path))
+    says = f"foreshock: {path}: no line has a value of a step to draw; --csv takes every line\n"
+    assert (done.returncode, done.stderr, (tmp_path / "out").exists()) == (1, says, False)
+
+
 def test_names_from_a_record_stay_inside_the_folder(foreshock, record, tmp_path):
     path = record(step(1, loss=1.0) | {"run": "../../escaped"})
     assert foreshock("export", "--tensorboard", str(tmp_path / "in" / "out"), str(path)).returncode == 0
