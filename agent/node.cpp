@@ -72,6 +72,11 @@ double cgroup_cores(const std::string& cgroups, const std::string& root) {
   return cores;
 }
 
+uint64_t pid_namespace() {
+  struct stat status = {};
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
 double process_cpu_seconds() { return cpu_seconds(CLOCK_PROCESS_CPUTIME_ID); }
 double thread_cpu_seconds() { return cpu_seconds(CLOCK_THREAD_CPUTIME_ID); }
 
@@ -101,11 +106,6 @@ void raise_descriptor_limit() {
 // one scrape in ten took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18). The
 // group is the whole session: of somebody else's session (an agent started by hand, or in a job's script
 // beside the trainer) everything would be slowed down.
-uint64_t pid_namespace() {
-  struct stat status = {};
-  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
-}
-
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";
