@@ -9,7 +9,7 @@ TEXT = """\
 # '{{{{ .CommonLabels.owner }}}}@example.org'.
 route:
   # However many ranks alert: one group for each run, and of each group one notification for a receiver.
-  group_by: [cluster, run]
+  group_by: [cluster, namespace, run]
   group_wait: {wait}
   group_interval: {again}
   repeat_interval: {repeat}
@@ -30,15 +30,15 @@ inhibit_rules:
 # The loss goes wrong: what announced it is in the dashboard, nobody needs to be told of it now.
 - source_matchers: [kind="incident"]
   target_matchers: [kind=~"precursor|agreement"]
-  equal: [cluster, run]
+  equal: [cluster, namespace, run]
 # An agent that does not answer makes ranks and steps seem missing.
 - source_matchers: [alertname="ForeshockNoData"]
   target_matchers: [alertname=~"ForeshockRanksMissing|ForeshockTrainingStalled"]
-  equal: [cluster, run]
+  equal: [cluster, namespace, run]
 # Where ranks are missing the others wait.
 - source_matchers: [alertname="ForeshockRanksMissing"]
   target_matchers: [alertname="ForeshockTrainingStalled"]
-  equal: [cluster, run]
+  equal: [cluster, namespace, run]
 
 receivers:
 - name: nobody

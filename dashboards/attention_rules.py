@@ -1,13 +1,13 @@
 """Attention that errs more than its precision explains, weights that change too much, replicas that differ."""
 
-from rule import JOB, RANK, UNLESS_ENDED, Alert, Group, Record, Values, where
+from rule import CHOICE, JOB, OF_LABELS, RANK, TARGET, UNLESS_ENDED, Alert, Group, Record, Values, where
 
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
 # Of no rank, but of all that the agent has of the run.
-UNLESS_OVER = f'unless on ({JOB}, instance) foreshock_run_state{{state="running"}} == 0'
+UNLESS_OVER = f'unless on ({TARGET}, run) foreshock_run_state{{state="running"}} == 0'
 
 CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_weight_checksum:differs"
 
@@ -108,7 +108,7 @@ def differing_ranks(of: dict) -> Record:
 def replica_mismatch() -> Alert:
     # One alert for a run, however many of its ranks: each would cost the queries of its own texts.
     which = (
-        f'{{{{ with printf "topk(8, {DIFFERS}{{cluster=%q,run=%q}})" $labels.cluster $labels.run | query }}}}'
+        f'{{{{ with printf "topk(8, {DIFFERS}{{{CHOICE}}})" {OF_LABELS} | query }}}}'
         '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
     )
     return Alert(

@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
     VariableSort,
 )
-from panel import OF_CLUSTER, OF_RUN, SOURCE
+from panel import OF_CLUSTER, OF_RUN, OF_SCOPE, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 
@@ -43,13 +43,15 @@ def asked(name: str, query: str, label: str) -> dashboard.QueryVariable:
     return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NUMERICAL_ASC)
 
 
-def cluster_variable() -> dashboard.QueryVariable:
-    clusters = asked("cluster", "label_values(foreshock_step, cluster)", "Cluster").multi(False)
-    return clusters.include_all(True).all_value(".*").current(ALL)
+def scope_variables() -> list[dashboard.QueryVariable]:
+    """Cluster and namespace: choose them where runs of two have one id."""
+    clusters = asked("cluster", "label_values(foreshock_step, cluster)", "Cluster")
+    namespaces = asked("namespace", f"label_values(foreshock_step{{{OF_CLUSTER}}}, namespace)", "Namespace")
+    return [each.multi(False).include_all(True).all_value(".*").current(ALL) for each in (clusters, namespaces)]
 
 
 def run_variable() -> dashboard.QueryVariable:
-    return asked("run", f"label_values(foreshock_step{{{OF_CLUSTER}}}, run)", "Run").multi(False)
+    return asked("run", f"label_values(foreshock_step{{{OF_SCOPE}}}, run)", "Run").multi(False)
 
 
 def rank_variable() -> dashboard.QueryVariable:
@@ -91,7 +93,7 @@ def placed(board: Board) -> dashboard.Dashboard:
         .annotation(alerts_drawn())
         .with_variable(source_variable())
     )
-    for variable in (cluster_variable(), *board.variables):
+    for variable in (*scope_variables(), *board.variables):
         builder.with_variable(variable.hide(VariableHide.DONT_HIDE))
     number = 0
     for row in board.rows:

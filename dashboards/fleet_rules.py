@@ -1,6 +1,6 @@
 """Trainings that stand still, lack ranks or are not seen. Absence counts only while the run is running."""
 
-from rule import JOB, UNLESS_ENDED, Alert, Group, Record, Values
+from rule import JOB, TARGET, UNLESS_ENDED, Alert, Group, Record, Values
 
 RUNNING = "run:foreshock_running:max"
 RANKS, WORLD = "run:foreshock_rank_up:sum", "run:foreshock_world_size:max"
@@ -46,11 +46,23 @@ def no_data(of: dict) -> Alert:
         f"""
         count by ({JOB}) (
           last_over_time(foreshock_run_state{{state="running"}}[{of["window"]}]) == 1
-          and on (cluster, job, instance) up == 0
+          and on ({TARGET}) up == 0
         )
         """,
         "An agent does not answer while its training runs",
         "Run {{ $labels.run }}: {{ $value }} agents that last said it was running cannot be scraped.",
+        of["for"],
+    )  # fmt: skip
+
+
+def run_id_shared(of: dict) -> Alert:
+    return Alert(
+        "ForeshockRunIdShared", "monitor", "fleet", "fleet",
+        # A rank that moves to another node is up at one agent only, but for a scrape or two.
+        f"count by ({JOB}) (count by ({JOB}, rank) (foreshock_rank_up == 1) > 1)",
+        "Two trainings have one run id",
+        "Run {{ $labels.run }}: {{ $value }} ranks are alive at more than one agent. Two trainings use this run id, or"
+        " one agent is scraped twice; figures and alerts of the run mix both. Start each with its own --run-id.",
         of["for"],
     )  # fmt: skip
 
@@ -68,5 +80,6 @@ def fleet_rules(values: Values) -> Group:
             stalled(values["stalled"]),
             ranks_missing(values["ranks_missing"]),
             no_data(values["no_data"]),
+            run_id_shared(values["run_id_shared"]),
         ],
     )

@@ -1,6 +1,6 @@
 """The monitor itself: what it does not see, what it loses, what it costs."""
 
-from rule import JOB, RANK, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
+from rule import JOB, RANK, TARGET, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
@@ -93,7 +93,7 @@ def overhead(of: dict) -> Alert:
 def series_dropped(of: dict) -> Alert:
     return Alert(
         "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
-        f"sum by (cluster, instance) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
+        f"sum by ({TARGET}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
         "An agent leaves series out",
         "Agent {{ $labels.instance }} has more series than its budget: some layers or ranks are not shown.",
     )  # fmt: skip

@@ -30,9 +30,10 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from rule import RANK
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
-# A source that sees one cluster knows no such label, which is as if it were empty.
+# Where no series has such a label, it is empty and matches ".*".
 OF_CLUSTER = 'cluster=~"$cluster"'
-OF_RUN = f'{OF_CLUSTER},run="$run"'
+OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
+OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
 # As in the rules: a rank that ended shows its last values for as long as its run goes on without it.
 UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up{{{OF_RUN}}} == 0"

@@ -6,13 +6,18 @@ import typing
 
 Values = dict[str, dict[str, typing.Any]]
 
-# What a run is told apart by. `cluster` is for rulers that see several; where no series has it, it is no label.
-JOB = "cluster, run"
+# The labels that identify a run. `cluster` is set by rulers that read several Prometheus servers, `namespace` by
+# service discovery in Kubernetes, where two teams may start a job of one name. A label that no series has is empty.
+SCOPE = ("cluster", "namespace")
+IDENTITY = (*SCOPE, "run")
+JOB = ", ".join(IDENTITY)
+# The scrape target of an agent.
+TARGET = ", ".join((*SCOPE, "job", "instance"))
 
 # What one agent shows of a rank. Nodes can know a rank of one number each: the attempt that ended, which keeps its last
 # values until it is forgotten, and the one that lives. A job that goes on with fewer ranks keeps those of the others
 # for as long as it lasts: no gauge of a rank makes an alert without this.
-RANK = "cluster, instance, run, rank"
+RANK = f"{TARGET}, run, rank"
 UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up == 0"
 
 
@@ -44,11 +49,13 @@ class Group(typing.NamedTuple):
 
 # Whose run it is: who has it now, or, since it must be known when the agent is gone, who had it in the last day; nobody
 # where that is not one user. A template, since a join would lose the alert where nobody knows.
-INFO = "run:foreshock_run_info:user{cluster=%q,run=%q}"
+CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)  # for printf, with OF_LABELS as its arguments
+OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
+INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
 OWNER = (
     '{{ with printf "'
     f"{INFO} or (last_over_time({INFO}[1d]) unless on ({JOB}) {INFO})"
-    f'"{" $labels.cluster $labels.run" * 3}'
+    f'" {OF_LABELS} {OF_LABELS} {OF_LABELS}'
     " | query }}{{ if eq (len .) 1 }}{{ range . }}{{ .Labels.user }}{{ end }}{{ end }}{{ end }}"
 )
 
@@ -58,7 +65,7 @@ OWNER = (
 # joins.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
-    '{cluster=%q,run=%q,detector=%q}[5m]))" $labels.cluster $labels.run DETECTOR | query }}, e.g. in layer'
+    f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'
     '{{ range . | sortByLabel "layer" }} {{ .Labels.layer }}{{ end }}{{ end }}'
 )
 
@@ -72,8 +79,11 @@ def where(detector: str = "$labels.detector") -> str:
     return LAYERS.replace("DETECTOR", detector)
 
 
-# Of two clusters runs may have one id, as Slurm's jobs have: a dashboard would show both as if they were one.
-CHOSEN = "?var-run={{ $labels.run | urlquery }}{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
+# The dashboard link selects cluster and namespace too: runs of two clusters or namespaces may have one id, and a
+# dashboard would merge them.
+CHOSEN = "?var-run={{ $labels.run | urlquery }}" + "".join(
+    f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}" for name in SCOPE
+)
 
 
 def block(key: str, text: str, indent: int) -> list[str]:

@@ -93,7 +93,7 @@ def test_it_is_found_and_leads_to_the_others(board):
     assert "ALERTS{" in alerts["expr"]
     assert alerts["titleFormat"] == "{{alertname}}"
     assert alerts["tagKeys"].split(",")[0] == "severity"
-    assert 'cluster=~"$cluster",run="$run"' in alerts["expr"]
+    assert 'cluster=~"$cluster",namespace=~"$namespace",run="$run"' in alerts["expr"]
 
 
 @each_board
@@ -167,9 +167,9 @@ def test_variables_are_declared_and_runs_not_mixed(board):
         for target in panel.get("targets", []):
             used = set(re.findall(r"\$\{?(\w+)", target["expr"]))
             assert used <= declared, panel["title"]
-            assert {"cluster", "run"} <= used or re.search(r"(?:All runs|All agents)", row_of(board, panel)), panel[
-                "title"
-            ]
+            assert {"cluster", "namespace", "run"} <= used or re.search(
+                r"(?:All runs|All agents)", row_of(board, panel)
+            ), panel["title"]
 
 
 def row_of(board: dict, panel: dict) -> str:
@@ -220,7 +220,7 @@ def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
     }
     questions = [
         {
-            "expr": target["expr"].replace("$run", "r").replace("$cluster", "a|"),
+            "expr": target["expr"].replace("$run", "r").replace("$cluster", "a|").replace("$namespace", "b|"),
             "eval_time": "1m",
             "exp_samples": [{"labels": labels, "value": value} for labels, value in shown[panel["title"]]],
         }
@@ -232,6 +232,7 @@ def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
     series = [{"series": name, "values": f"{value}x4"} for name, value in MOVED.items()]
     # Of another cluster, that is not the one chosen: the same run and rank.
     series += [{"series": name.replace("{", '{cluster="other",'), "values": "77x4"} for name in MOVED]
+    series += [{"series": name.replace("{", '{namespace="other",'), "values": "77x4"} for name in MOVED]
     case = {"interval": "30s", "input_series": series, "promql_expr_test": questions}
     file = tmp_path / "moved_test.yml"
     file.write_text(json.dumps({"rule_files": [], "evaluation_interval": "30s", "tests": [case]}))
@@ -252,7 +253,7 @@ def gauges_of_ranks() -> list[str]:
 
 def asked_of(folder: pathlib.Path, series: list[dict], questions: dict[str, list[dict]]) -> str:
     """What promtool complains of, who is asked these expressions after four minutes; empty when all is as expected."""
-    chosen = {"$run": "r", "$cluster": ".*", "$rank": ".*", "$pass": "forward", "${__to}": "240000"}
+    chosen = {"$run": "r", "$cluster": ".*", "$namespace": ".*", "$rank": ".*", "$pass": "forward", "${__to}": "240000"}
     chosen |= {"$__rate_interval": "2m", "$__range": "4m", "$__interval": "30s"}
     asked = []
     for expression, samples in questions.items():

@@ -80,6 +80,7 @@ CHOSEN = {
     "$__range": "30s",
     "$__interval": "1s",
     "$cluster": ".*",
+    "$namespace": ".*",
     "$run": "me",
     "$rank": ".*",
     "$pass": "forward",
@@ -145,9 +146,9 @@ def test_every_variable_has_values(scene):
             selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()
             match = urllib.parse.urlencode({"match[]": filled(selector)})
             values = scene.server.get(f"/api/v1/label/{label}/values?{match}")["data"]
-            assert values == {"cluster": [], "run": ["me"], "rank": ["0"]}[variable["name"]], name
+            assert values == {"cluster": [], "namespace": [], "run": ["me"], "rank": ["0"]}[variable["name"]], name
             found.add(variable["name"])
-    assert found == {"cluster", "run", "rank"}
+    assert found == {"cluster", "namespace", "run", "rank"}
 
 
 @needs["prometheus"]

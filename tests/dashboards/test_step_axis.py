@@ -20,7 +20,7 @@ Steps = list[int | None]
 def filled(expression: str, last: int) -> str:
     """As Grafana fills it in for a panel of all minutes up to the last, one point a minute."""
     chosen = {"$__range": f"{last + 1}m", "$__interval": "1m", "${__to}": str(last * 60000)}
-    for name, value in (chosen | {"$cluster": "", "$run": "me"}).items():
+    for name, value in (chosen | {"$cluster": "", "$namespace": "", "$run": "me"}).items():
         expression = expression.replace(name, value)
     assert "$" not in expression
     return expression

@@ -88,7 +88,7 @@ def test_prometheus_tells_the_alertmanager_of_this_file(resolved, compose):
     (target,) = alertmanager["static_configs"][0]["targets"]
     assert target.partition(":")[0] in resolved["services"]
     configuration = source_of(resolved, "alertmanager", "/etc/alertmanager/alertmanager.yml")
-    assert "group_by: [cluster, run]" in configuration.read_text()
+    assert "group_by: [cluster, namespace, run]" in configuration.read_text()
 
 
 def test_grafana_finds_the_data_source_with_its_interval_and_every_dashboard(resolved, compose):

@@ -112,6 +112,14 @@ def test_trainer_and_agent_share_memory(pod):
     assert set(mounts) == set(volumes)
 
 
+def test_run_id_is_unique_per_job_and_shared_by_its_pods(pod):
+    """The name of a Job is used again, and other namespaces have Jobs of that name."""
+    (trainer,) = pod["containers"]
+    run_id = next(one for one in trainer["env"] if one["name"] == "FORESHOCK_RUN_ID")
+    path = run_id["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.labels['batch.kubernetes.io/controller-uid']"
+
+
 def test_the_monitor_finds_the_agent(manifests, pod):
     agent = next(one for one in pod["initContainers"] if one["name"] == "foreshock-agent")
     (endpoint,) = manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]
