@@ -15,7 +15,7 @@
 #include <optional>
 #include <utility>
 
-#include "detect/level.h"
+#include "detect/detector.h"
 #include "detect/watch.h"
 
 namespace foreshock {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/report_story.h"
-#include "detect/precursors.h"
+#include "detect/watch.h"
 
 namespace foreshock::cli {
 

@@ -1,6 +1,123 @@
 #include "detect/detector.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace foreshock {
+namespace {
+
+constexpr double kSmallest = 1e-30;
+constexpr double kMostScore = 1e6;
+// The spread of a series that hardly moves is rounding; its baseline is known no better than this.
+constexpr double kLeastSpread = 1e-6;
+
+}  // namespace
+
+double Baseline::std() const {
+  // Of so few values the sample's, n - 1.
+  const double known = static_cast<double>(std::max<uint64_t>(count_, 2));
+  return std::sqrt(std::max(variance_, 0.0) * known / (known - 1));
+}
+
+void Baseline::add(double x, double memory, uint64_t learning) {
+  if (count_ >= learning && variance_ > 0) x = std::clamp(x, mean_ - kClip * std(), mean_ + kClip * std());
+  if (count_ < UINT64_MAX) ++count_;
+  const double weight = 1 / std::min(static_cast<double>(count_), memory);
+  const double off = x - mean_;
+  mean_ += weight * off;
+  variance_ = (1 - weight) * (variance_ + weight * off * off);
+}
+
+double Drift::observe(const DetectorInfo& info, double value, double control) {
+  const bool learned = spread_.count() >= info.learning && spread_.std() > 0;
+  spread_.add(value, info.memory, info.learning);
+  recent_.add(value, kRecent, UINT64_MAX);
+  const double spread = std::max(spread_.std(), recent_.std());
+  if (!learned) return 0;
+  const double slack = info.recent, most = 2 * info.warn;
+  const auto scaled = [&](double x) { return std::clamp(x / spread, -kMost, kMost); };
+  up_.add(scaled(value), slack, most, value);
+  down_.add(-scaled(value), slack, most, -value);
+  control_up_.add(scaled(control), slack, most, control);
+  control_down_.add(-scaled(control), slack, most, -control);
+  const auto score = [&](const Cusum& side, const Cusum& other) {
+    const double statistic = std::max(side.sum() - other.sum(), 0.0) / info.warn;
+    return info.least > 0 ? std::min(statistic, std::max(side.mean(), 0.0) / info.least) : statistic;
+  };
+  return std::max(score(up_, control_up_), score(down_, control_down_));
+}
+
+double Shift::observe(const DetectorInfo& info, double value) {
+  const double x = std::log(std::max(value, kSmallest));
+  const double weight = 1 / info.recent;
+  recent_ = usual_.count() == 0 ? x : recent_ + weight * (x - recent_);
+  const double sign = info.look == Look::kRise ? 1 : -1;
+  const double off = sign * (recent_ - usual_.mean());
+  // Variance of an exponential mean of independent values: weight / (2 - weight) of theirs.
+  const double error = std::max(usual_.std(), kLeastSpread) * std::sqrt(weight / (2 - weight));
+  const bool learned = usual_.count() >= info.learning;
+  usual_.add(x, info.memory, info.learning);
+  return learned ? std::clamp(std::min(off / error / info.warn, off / info.least), 0.0, kMostScore) : 0;
+}
+
+double Limit::observe(const DetectorInfo& info, double value) {
+  last_.add(value);
+  double largest = 0, second = 0;
+  const size_t count = std::min<size_t>(last_.size(), info.learning);
+  for (size_t back = 0; back < count; ++back) {
+    const double x = last_.latest(back);
+    second = std::max(second, std::min(x, largest));
+    largest = std::max(largest, x);
+  }
+  return std::min(second / info.warn, kMostScore);
+}
+
+void Line::add(double x, double y, double memory) {
+  const double kept = 1 - 1 / memory;
+  const double before = kept * weight_;
+  weight_ = before + 1;
+  const double dx = x - mean_x_, dy = y - mean_y_;
+  mean_x_ += dx / weight_;
+  mean_y_ += dy / weight_;
+  const double share = before / weight_;
+  xx_ = kept * xx_ + share * dx * dx;
+  xy_ = kept * xy_ + share * dx * dy;
+  yy_ = kept * yy_ + share * dy * dy;
+  if (count_ < UINT64_MAX) ++count_;
+}
+
+double Line::t() const {
+  if (count_ < 4 || !(xx_ > 0)) return 0;
+  // Of a perfect line the residuals are rounding errors.
+  const double residual = std::max(yy_ - slope() * xy_, 1e-12 * yy_) / std::max(weight_ - 2, 1.0);
+  return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
+}
+
+// n values evenly over s steps have the variance s^2 / 12.
+double Line::span() const { return weight_ > 0 ? std::sqrt(12 * xx_ / weight_) : 0; }
+
+double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
+  const double x = static_cast<double>(step);
+  const bool logarithmic = info.look == Look::kGrowth;
+  line_.add(x, logarithmic ? std::log(std::max(std::fabs(value), kSmallest)) : value, info.memory);
+  const double share = 1 / std::min(static_cast<double>(line_.count()), kLongMemory);
+  const double mean_square_before = mean_square_;
+  mean_square_ += share * (value * value - mean_square_);
+  if (line_.count() < info.learning || !(line_.t() > 0)) return 0;
+  const double hidden = value * value < mean_square_before ? 1 : 0;
+  return std::clamp(logarithmic ? hidden * growth(info) : forecast(info, x), 0.0, kMostScore);
+}
+
+double Growth::forecast(const DetectorInfo& info, double step) const {
+  const double left = (info.least - line_.at(step)) / line_.slope();
+  const double nearness = left > 0 ? line_.span() / left : kMostScore;
+  return std::min(line_.t() / info.warn, nearness);
+}
+
+double Growth::growth(const DetectorInfo& info) const {
+  return std::min(line_.t() / info.warn, line_.slope() * line_.span() / info.least);
+}
+
 namespace {
 
 template <class... Functions>

@@ -1,4 +1,4 @@
-"""From scores to alarms: the level rule of detect/level.h at any threshold, and the rules that others use.
+"""From scores to alarms: the level rule of detect/detector.h at any threshold, and the rules that others use.
 
 A score of 1 is where a detector warns. Series are lists of (step, place, score) in the order in which they were found.
 """
@@ -10,7 +10,7 @@ import math
 import statistics
 
 Series = list[tuple[int, str, float]]
-LEAVE_AT, CALM = 0.7, 8  # of detect/level.h
+LEAVE_AT, CALM = 0.7, 8  # of detect/detector.h
 
 
 def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:

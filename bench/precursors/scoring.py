@@ -1,7 +1,7 @@
 """The protocol: what is an event, what is scored, what counts as a hit, and how sure one can be.
 
-Fixed before any training: HORIZON, AFTERMATH, FIRST_STEP, the rule of loss events (detect/loss_event.h). The rule of
-slow failures (detect/loss_rise.h) was mended, and that of excess over the twin made, after trainings of
+Fixed before any training: HORIZON, AFTERMATH, FIRST_STEP, the rule of loss events (detect/loss_rules.h). The rule of
+slow failures (detect/loss_rules.h) was mended, and that of excess over the twin made, after trainings of
 `following-bias` in which they had been missed; none of those is scored.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 HORIZON = 64  # steps before an onset in which an alarm must begin to have foretold it
 # What attention tells comes hundreds of steps ahead by all accounts; so far ahead the agent looks back too
-# (detect/precursors.h). The base rate is taken over the same horizon, so that a longer one is no advantage.
+# (detect/watch.h). The base rate is taken over the same horizon, so that a longer one is no advantage.
 LONG_HORIZON = 256
 OF_ATTENTION = (
     "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",

@@ -5,8 +5,90 @@
 #include <cmath>
 #include <random>
 
+#include "detect/state.h"
+
 namespace foreshock {
 namespace {
+
+TEST(State, WhatIsWrittenIsRead) {
+  StateWriter writer;
+  const double number = -0.1;
+  const int64_t step = INT64_MIN;
+  const uint64_t count = UINT64_MAX;
+  writer(number), writer(step), writer(count), writer(-7), writer(true), writer(std::string("a\0b", 3));
+  StateReader reader(writer.bytes());
+  double read_number;
+  int64_t read_step;
+  uint64_t read_count;
+  int small;
+  bool flag;
+  std::string text;
+  reader(read_number), reader(read_step), reader(read_count), reader(small), reader(flag), reader(text);
+  EXPECT_TRUE(reader.good() && reader.at_end());
+  EXPECT_EQ(read_number, number);
+  EXPECT_EQ(read_step, step);
+  EXPECT_EQ(read_count, count);
+  EXPECT_EQ(small, -7);
+  EXPECT_TRUE(flag);
+  EXPECT_EQ(text, std::string("a\0b", 3));
+}
+
+TEST(State, BytesThatAreMissingOrWrongAreRefusedForGood) {
+  uint64_t number = 5;
+  StateReader empty("");
+  empty(number);
+  EXPECT_FALSE(empty.good());
+  EXPECT_EQ(number, 0u);
+  const std::string long_one = std::string(8, '\x7f') + "abc";
+  StateReader long_text(long_one);
+  std::string text = "x";
+  long_text(text);
+  EXPECT_FALSE(long_text.good());
+  EXPECT_EQ(text, "");
+  const std::string many_things = std::string(8, '\x7f') + std::string(64, ' ');
+  StateReader many(many_things);
+  EXPECT_EQ(many.count(UINT64_MAX), 0u);
+  EXPECT_FALSE(many.good());
+  const std::string two("\x02\0\0\0\0\0\0\0", 8);
+  StateReader no_flag(two);
+  bool flag = true;
+  no_flag(flag);
+  EXPECT_FALSE(no_flag.good());
+}
+
+constexpr DetectorId kBias = DetectorId::kBias, kLogit = DetectorId::kMaxLogit;
+
+TEST(Precursors, ThoseThatBeganBeforeAndLastedOrHaveJustEnded) {
+  Precursors precursors;
+  precursors.note(kLogit, "000", "000", Level::kWatch, 10);
+  precursors.note(kLogit, "000", "000", Level::kQuiet, 20);  // long over at 1000
+  precursors.note(kLogit, "001", "001", Level::kWatch, 800);
+  precursors.note(kLogit, "001", "001", Level::kQuiet, 900);
+  precursors.note(kBias, "002", "002", Level::kWatch, 950);
+  precursors.note(kBias, "002", "002", Level::kWarn, 960);
+  precursors.note(kBias, "003", "003", Level::kWarn, 1000);  // with the event, not before it
+  const std::vector<Episode> before = precursors.before(1000);
+  ASSERT_EQ(before.size(), 2u);
+  EXPECT_EQ(before[0].place, "002");  // it warned
+  EXPECT_EQ(before[0].since_step, 950);
+  EXPECT_EQ(before[0].warn_step, 960);
+  EXPECT_EQ(before[1].place, "001");
+  EXPECT_EQ(before[1].warn_step, -1);
+}
+
+TEST(Precursors, TheirNumberIsBoundedAndWhatLastsIsKept) {
+  Precursors precursors;
+  precursors.note(kBias, "first", "", Level::kWarn, 0);
+  for (int n = 1; n < 1000; ++n) {
+    precursors.note(kLogit, std::to_string(n), "", Level::kWatch, n);
+    precursors.note(kLogit, std::to_string(n), "", Level::kQuiet, n);
+  }
+  EXPECT_EQ(precursors.before(1000)[0].place, "first");
+  EXPECT_EQ(precursors.before(1000).size(), Precursors::kMostNamed);
+  StateWriter writer;
+  precursors.fields(writer);
+  EXPECT_LT(writer.bytes().size(), 128 * 100u);
+}
 
 // A training of one layer: losses, gradient norms and slices with a little noise, and what the test puts into
 // them.

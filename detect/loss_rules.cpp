@@ -1,0 +1,169 @@
+#include "detect/loss_rules.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace foreshock {
+namespace {
+
+constexpr size_t kMinValues = 16;
+constexpr double kNormalConsistency = 1.4826;  // 1 / the upper quartile of the normal distribution
+
+// Reorders.
+double median(double* values, size_t count) {
+  double* middle = values + count / 2;
+  std::nth_element(values, middle, values + count);
+  if (count % 2 == 1) return *middle;
+  return (*std::max_element(values, middle) + *middle) / 2;
+}
+
+// Of the copied values, which are reordered and then replaced by what they are off.
+double spread_about(double centre, double* values, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] = std::fabs(values[i] - centre);
+  return kNormalConsistency * median(values, count);
+}
+
+}  // namespace
+
+double robust_spread(const double* values, size_t count) {
+  count = std::min(count, kRobustZMaxValues);
+  if (count == 0) return 0;
+  std::array<double, kRobustZMaxValues> copy;
+  std::copy_n(values, count, copy.begin());
+  return spread_about(median(copy.data(), count), copy.data(), count);
+}
+
+std::optional<double> robust_z(const double* values, size_t count, double x) {
+  count = std::min(count, kRobustZMaxValues);
+  if (count < kMinValues || !std::isfinite(x)) return std::nullopt;
+  std::array<double, kRobustZMaxValues> copy;
+  std::copy_n(values, count, copy.begin());
+  const double centre = median(copy.data(), count);
+  const double spread = spread_about(centre, copy.data(), count);
+  const double z = (x - centre) / spread;
+  if (!(spread > 0) || !std::isfinite(z)) return std::nullopt;
+  return z;
+}
+
+LossVerdict LossEventRule::observe(int64_t step, double loss) {
+  LossVerdict verdict;
+  const bool finite = std::isfinite(loss);
+  verdict.high = !finite;
+  if (window_.full() && finite) {
+    const WindowSummary before = *window_.summary();
+    const double spread = std::max(before.std, kLossLeastSpread * std::fabs(before.mean));
+    verdict.high = loss > before.mean + kLossSigmas * spread;
+    if (spread > 0) verdict.z = (loss - before.mean) / spread;
+    verdict.robust_z = robust_z(window_.data(), window_.size(), loss);
+  }
+  nonfinite_in_row_ = finite ? 0 : std::min(nonfinite_in_row_ + 1, kMostInRow);
+  if (verdict.high) {
+    if (high_in_row_ == 0) onset_step_ = step;
+    high_in_row_ = std::min(high_in_row_ + 1, kMostInRow);
+    quiet_in_row_ = 0;
+    verdict.event = declare(step);
+  } else {
+    high_in_row_ = 0;
+    quiet_in_row_ = std::min(quiet_in_row_ + 1, kMostInRow);
+    if (quiet_in_row_ >= kLossPersistence) in_spike_ = diverged_ = false;
+  }
+  if (!verdict.high) window_.add(loss);
+  verdict.in_event = in_spike_ || diverged_;
+  return verdict;
+}
+
+void LossEventRule::restart() {
+  window_.clear();
+  high_in_row_ = quiet_in_row_ = nonfinite_in_row_ = 0;
+  in_spike_ = diverged_ = false;
+}
+
+// At most one event a loss. A divergence may follow the spike that it began as, with the same onset.
+std::optional<LossEvent> LossEventRule::declare(int64_t step) {
+  if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
+  if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
+    window_.clear();
+    high_in_row_ = 0;
+    if (!diverged_) return raise(LossEventKind::kDivergence, step);
+    return std::nullopt;
+  }
+  if (high_in_row_ >= kLossPersistence && window_.full() && !in_spike_ && !diverged_) {
+    return raise(LossEventKind::kSpike, step);
+  }
+  return std::nullopt;
+}
+
+std::optional<LossEvent> LossEventRule::raise(LossEventKind kind, int64_t step) {
+  if (kind == LossEventKind::kSpike) {
+    in_spike_ = true;
+    ++spikes_;
+  } else {
+    diverged_ = true;
+    ++divergences_;
+  }
+  return LossEvent{kind, onset_step_, step};
+}
+
+std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_high, bool in_event) {
+  if (in_event) begin_anew();
+  if (in_event || is_high || !std::isfinite(loss)) return std::nullopt;
+  if (in_block_ == 0) block_step_ = step;
+  if (in_block_ > 0) squares_ += (loss - last_) * (loss - last_);
+  last_ = loss;
+  sum_ += loss / static_cast<double>(kBlock);
+  if (++in_block_ < kBlock) return std::nullopt;
+  // A difference of two has twice the variance of one, the mean of kBlock has 1/kBlock of it.
+  const double variance = squares_ / (2 * static_cast<double>(kBlock - 1)), mean = sum_;
+  sum_ = squares_ = 0;
+  in_block_ = 0;
+  return end_block(mean, std::sqrt(variance / static_cast<double>(kBlock)));
+}
+
+std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
+  if (!is_above(mean)) {
+    high_in_row_ = 0;
+    learn(mean, within);
+    return std::nullopt;
+  }
+  if (high_in_row_++ == 0) onset_step_ = block_step_;
+  if (high_in_row_ < kPersistence) return std::nullopt;
+  begin_anew();
+  return onset_step_;
+}
+
+void LossRiseRule::learn(double mean, double within) {
+  within_.add(within);
+  if (has_previous_) differences_.add(mean - previous_);
+  previous_ = mean;
+  has_previous_ = true;
+  level_.add(mean);
+  if (!level_.full()) return;
+  const double level = level_.summary()->mean;
+  best_ = has_best_ ? std::min(best_, level) : level;
+  has_best_ = true;
+}
+
+void LossRiseRule::begin_anew() {
+  sum_ = squares_ = 0;
+  in_block_ = 0;
+  high_in_row_ = 0;
+  has_previous_ = has_best_ = false;
+  level_.clear();
+}
+
+bool LossRiseRule::is_above(double mean) const {
+  const std::optional<double> noise = this->noise();
+  if (!noise || !has_best_) return false;
+  const double margin = std::max(kSigmas * *noise, kLeastShare * std::fabs(best_));
+  // A loss of exactly zero has neither noise nor a share: nothing is known of what would be much.
+  return margin > 0 && mean > best_ + margin;
+}
+
+std::optional<double> LossRiseRule::noise() const {
+  if (differences_.size() < kLearning) return std::nullopt;
+  const double between = robust_spread(differences_.data(), differences_.size()) / std::sqrt(2.0);
+  return std::max(between, within_.summary()->mean);
+}
+
+}  // namespace foreshock
