@@ -7,7 +7,6 @@
 #include <map>
 
 #include "segment/layout.h"
-#include "segment/tensor_record.h"
 
 namespace foreshock {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "segment/names.h"
+#include "segment/layout.h"
 #include "shadow/figures.h"
 #include "shadow/stored_slice.h"
 

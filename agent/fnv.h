@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <string>
 
-#include "segment/fnv.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "agent/place.h"
-#include "segment/names.h"
-#include "segment/tensor_heads.h"
+#include "segment/layout.h"
+#include "segment/parser.h"
 
 namespace foreshock {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "agent/attempt_watch.h"
 #include "agent/tensor_key.h"
-#include "segment/tensor_parser.h"
+#include "segment/parser.h"
 #include "shadow/layer_spectra.h"
 
 namespace foreshock {

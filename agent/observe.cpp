@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "segment/names.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "agent/tensor_key.h"
+#include "segment/layout.h"
 #include "segment/parser.h"
-#include "segment/tensor_optimizer.h"
 
 namespace foreshock {
 

@@ -7,7 +7,7 @@
 #include "agent/publish_coverage.h"
 #include "agent/rank_facts.h"
 #include "detect/thresholds.h"
-#include "segment/names.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "agent/json_values.h"
-#include "segment/names.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

@@ -11,9 +11,8 @@
 #include "agent/history.h"
 #include "detect/watch.h"
 #include "detect/window.h"
+#include "segment/layout.h"
 #include "segment/parser.h"
-#include "segment/step_stride.h"
-#include "segment/tensor_record.h"
 #include "shadow/bias.h"
 
 namespace foreshock {

@@ -4,7 +4,7 @@
 
 #include "agent/json_values.h"
 #include "agent/publish.h"
-#include "segment/names.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

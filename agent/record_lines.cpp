@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "agent/observe.h"
-#include "segment/names.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

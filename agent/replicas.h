@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "segment/tensor_record.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

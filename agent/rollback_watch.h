@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <map>
 
-#include "segment/tensor_record.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

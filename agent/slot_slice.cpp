@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "segment/names.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

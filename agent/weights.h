@@ -16,7 +16,7 @@
 #include "agent/replicas.h"
 #include "agent/rollback_watch.h"
 #include "agent/weight_series.h"
-#include "segment/tensor_parser.h"
+#include "segment/parser.h"
 #include "shadow/histogram_reader.h"
 
 namespace foreshock {

@@ -1,5 +1,5 @@
 // The kernels for devices are written once, as functions of a job and a Block, and compiled twice: by nvcc
-// with the block of device_block.cuh, by the host's compiler with that of tests/support/emulated_block.h, so
+// with the block of device_kernels.cu, by the host's compiler with that of tests/support/emulated_block.h, so
 // that their bodies run and are tested where no device is.
 //
 // clang-format off

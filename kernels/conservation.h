@@ -5,7 +5,7 @@
 #ifndef FORESHOCK_KERNELS_CONSERVATION_H_
 #define FORESHOCK_KERNELS_CONSERVATION_H_
 
-#include "kernels/tensor.h"
+#include "kernels/dtype.h"
 
 namespace foreshock {
 

@@ -2,8 +2,8 @@
 #ifndef FORESHOCK_KERNELS_CONSERVATION_BODY_H_
 #define FORESHOCK_KERNELS_CONSERVATION_BODY_H_
 
-#include "kernels/block_sums.h"
 #include "kernels/conservation.h"
+#include "kernels/sums_body.h"
 
 namespace foreshock {
 

@@ -13,7 +13,7 @@ namespace foreshock {
 // What the fatbin of this build is, by which it is told from that of any other.
 struct DeviceCodeSeal {
   uint64_t bytes;     // 0: the build had no nvcc
-  uint64_t checksum;  // kernels/checksum.h
+  uint64_t checksum;  // kernels/sums.h
   int toolkit;        // that made it, as 1000 * major + 10 * minor
 };
 DeviceCodeSeal device_code_seal();

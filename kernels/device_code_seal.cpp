@@ -1,3 +1,4 @@
+// A file apart from device_code.cpp: libforeshock.so links this one and must not embed the kernels.
 #include "kernels/device_code.h"
 
 namespace foreshock {

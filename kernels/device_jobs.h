@@ -7,11 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/adam_sums.h"
 #include "kernels/conservation.h"
-#include "kernels/gradient_sums.h"
+#include "kernels/gather.h"
 #include "kernels/histogram.h"
-#include "kernels/packed_sequence.h"
+#include "kernels/sums.h"
 
 namespace foreshock {
 
@@ -246,7 +245,7 @@ constexpr LaunchShape launch_of(const AdamSumsJob& job, const DeviceLimits& limi
   return launch_of_sums<AdamSumsJob, AdamSums>(job, limits);
 }
 
-// -- checksum: of a packed tensor, as kernels/checksum.h has it --
+// -- checksum: of a packed tensor, as kernels/sums.h has it --
 
 struct ChecksumJob {
   uint64_t from;  // any alignment

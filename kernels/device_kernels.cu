@@ -1,13 +1,99 @@
 // The kernels of kernels/device_code.h: their bodies on the blocks of a device. A job stays in the memory of
 // parameters, which all threads read at once.
-#include "kernels/adam_sums_body.h"
-#include "kernels/checksum_body.h"
 #include "kernels/conservation_body.h"
-#include "kernels/device_block.cuh"
 #include "kernels/gather_body.h"
-#include "kernels/gradient_sums_body.h"
 #include "kernels/histogram_body.h"
-#include "kernels/scalars_body.h"
+#include "kernels/sums_body.h"
+
+// The Block of kernels/block.h on a device.
+namespace foreshock {
+
+extern __shared__ Bytes16 shared_memory[];
+
+class DeviceBlock {
+ public:
+  template <class T>
+  class PerThread {
+   public:
+    __device__ T& operator[](uint32_t) { return value_; }
+
+   private:
+    T value_;
+  };
+
+  __device__ uint32_t index() const { return blockIdx.x; }
+  __device__ uint32_t blocks() const { return gridDim.x; }
+  __device__ uint32_t threads() const { return blockDim.x; }
+
+  // What the launch gave.
+  __device__ uint32_t shared_bytes() const {
+    uint32_t bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return bytes;
+  }
+
+  template <class F>
+  __device__ void each(const F& f) {
+    f(threadIdx.x);
+    __syncthreads();
+  }
+
+  template <class T>
+  __device__ T* shared(uint32_t bytes, uint32_t = 1) {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(shared_memory) + bytes);
+  }
+
+  template <class T>
+  __device__ T load(uint64_t address) const {
+    return *reinterpret_cast<const T*>(address);
+  }
+  template <class T>
+  __device__ void store(uint64_t address, const T& value) {
+    *reinterpret_cast<T*>(address) = value;
+  }
+
+  // The fence is of the whole system; the store is one that the compiler neither splits nor leaves out.
+  __device__ void publish(uint64_t address, uint64_t value) {
+    __threadfence_system();
+    *reinterpret_cast<volatile unsigned long long*>(address) = value;
+  }
+
+  // Past the first cache, which may hold what was there before.
+  template <class T>
+  __device__ T fresh(const T* at) const {
+    static_assert(sizeof(T) % sizeof(unsigned long long) == 0);
+    T value;
+    for (uint32_t n = 0; n < sizeof(T) / sizeof(unsigned long long); ++n)
+      reinterpret_cast<unsigned long long*>(&value)[n] =
+          __ldcg(reinterpret_cast<const unsigned long long*>(at) + n);
+    return value;
+  }
+
+  __device__ uint32_t add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
+  __device__ uint64_t add(uint64_t* to, uint64_t value) {
+    return atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+  }
+  __device__ uint64_t max(uint64_t* to, uint64_t value) {
+    return atomicMax(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+  }
+
+  // The barrier before has ordered what the other threads of this block wrote before this fence.
+  __device__ bool last(uint32_t* counter, uint32_t of) {
+    __threadfence();
+    const bool is_last = atomicAdd(counter, 1u) + 1 == of;
+    __threadfence();
+    if (is_last) *counter = 0;
+    return is_last;
+  }
+
+  __device__ uint64_t now() const {
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+  }
+};
+
+}  // namespace foreshock
 
 extern "C" {
 

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "kernels/checksum.h"
+#include "kernels/sums.h"
 
 int main(int count, char** arguments) {
   if (count != 4) return 2;

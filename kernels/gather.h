@@ -1,8 +1,13 @@
-// Copies rows of a strided tensor into a packed buffer. No heap, no statics: safe inside a trainer.
+// Copies rows of a strided tensor into a packed buffer, and finds one sequence in a batch of packed
+// sequences. No heap, no statics: safe inside a trainer.
 #ifndef FORESHOCK_KERNELS_GATHER_H_
 #define FORESHOCK_KERNELS_GATHER_H_
 
-#include "kernels/tensor.h"
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/block.h"
+#include "kernels/dtype.h"
 
 namespace foreshock {
 
@@ -13,6 +18,79 @@ uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first
 // The same, but only the first `width` elements of each row.
 uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                           int64_t width, char* to);
+
+// A batch of sequences stored one after the other without padding, and the choice of the sequence to sample.
+// Host and device share this code, because the offsets may be readable only on the device.
+//
+// Sequence n has the query positions from the n-th offset on until before the next one, and keys likewise.
+struct PackedSequences {
+  uint64_t query_offsets, key_offsets;  // addresses of int32_t[count + 1]
+  uint32_t count;                       // 0: not packed
+  uint32_t queries, keys;               // positions that there are, 2^31 at most
+  uint32_t longest_query, longest_key;  // a sequence that is longer is not looked at
+  uint32_t place;                       // which position its sequence is to have: a fraction of 2^32
+};
+static_assert(sizeof(PackedSequences) == 40);
+
+struct SequencePlace {
+  uint32_t number = 0;
+  uint32_t query = 0, queries = 0;  // the first position, and how many; 0: there is no such sequence
+  uint32_t key = 0, keys = 0;
+};
+
+// The sequence that holds the position, so that each position is as likely as any other and an empty sequence
+// is never met. None where the offsets do not begin at 0 or later, rise, and stay within what there is, as
+// far as they are read: whatever they hold, what is found lies inside. `memory.load<int32_t>(address)`.
+template <class Memory>
+FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const Memory& memory) {
+  const auto offset = [&memory](uint64_t offsets, uint32_t n) {
+    return int64_t{memory.template load<int32_t>(offsets + sizeof(int32_t) * uint64_t{n})};
+  };
+  int64_t begin = offset(all.query_offsets, 0), end = offset(all.query_offsets, all.count);
+  if (begin < 0 || end <= begin || end > all.queries) return {};
+  const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * all.place >> 32);
+  // Sequence `low` begins at `begin`, not behind the position; `high` begins (or all end) at `end`, behind
+  // it.
+  uint32_t low = 0, high = all.count;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    const int64_t at = offset(all.query_offsets, middle);
+    if (at <= wanted) {
+      low = middle;
+      begin = at;
+    } else {
+      high = middle;
+      end = at;
+    }
+  }
+  const int64_t key = offset(all.key_offsets, low), key_end = offset(all.key_offsets, low + 1);
+  if (begin < 0 || end > all.queries || end - begin > all.longest_query || key < 0 || key_end <= key ||
+      key_end > all.keys || key_end - key > all.longest_key)
+    return {};
+  return {.number = low,
+          .query = static_cast<uint32_t>(begin),
+          .queries = static_cast<uint32_t>(end - begin),
+          .key = static_cast<uint32_t>(key),
+          .keys = static_cast<uint32_t>(key_end - key)};
+}
+
+// Of a sequence in `parts` equal parts, no more than it has positions: the one of part n that a fraction of
+// 2^32 chooses. Of a shorter sequence it is not a later one.
+constexpr uint64_t position_in_part(uint64_t length, uint32_t n, uint32_t parts, uint32_t fraction) {
+  const uint64_t begin = length * n / parts, end = length * (n + 1) / parts;
+  return begin + ((end - begin) * fraction >> 32);
+}
+
+// Host memory for find_sequence(): reads any address, aligned or not.
+
+struct HostMemory {
+  template <class T>
+  T load(uint64_t address) const {
+    T value;
+    std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
+    return value;
+  }
+};
 
 }  // namespace foreshock
 

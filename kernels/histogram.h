@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace foreshock {
 
@@ -41,6 +42,50 @@ bool any_in_run(const Word* words) {
   Word all = 0;
   for (size_t n = 0; n < kCounterRun; ++n) all |= words[n];
   return all != 0;
+}
+
+// Packed counters: a few bytes for each counter that is not zero.
+//
+// Every number as a variable-length integer, seven bits a byte, lowest first. For each counter that is not
+// zero, in their order: its distance (>= 1) from the one before, or from -1; the count; of a bin also the sum
+// of its residuals. A distance of 0 ends a set of counters; what follows is another one of the same tensor.
+
+inline constexpr size_t kPackFailed = ~size_t{0};
+
+// Pack one set, its end included, and zero it. Returns the bytes written, or kPackFailed when `room` is too
+// small; the counters are zero then too. Patterns may be in fewer sets of counters than count_patterns()
+// makes.
+size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatternSets);
+size_t pack_bins(uint64_t* words, char* to, size_t room);
+
+// Add one set to counters that are zero and move *bytes behind it. False for anything that cannot have been
+// packed from counters of at most `most` values; the counters may hold anything then. Nothing is trusted.
+bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words);
+bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words);
+
+// Variable-length integers: seven bits a byte, lowest first.
+
+inline constexpr size_t kLongestVarint = 10;  // bytes
+
+// Writes at most kLongestVarint bytes; returns their end.
+inline char* put_varint(uint64_t number, char* to) {
+  for (; number >= 0x80; number >>= 7) *to++ = static_cast<char>(number | 0x80);
+  *to++ = static_cast<char>(number);
+  return to;
+}
+
+// Reads from the front of *bytes. One form per number, so that equal numbers are equal bytes: false for any
+// other, and for what ends in the middle; *bytes is then somewhere within it.
+inline bool get_varint(std::span<const std::byte>* bytes, uint64_t* number) {
+  *number = 0;
+  for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {
+    const auto byte = static_cast<uint64_t>(bytes->front());
+    *bytes = bytes->subspan(1);
+    if (shift == 63 && byte > 1) return false;
+    *number |= (byte & 0x7f) << shift;
+    if (byte < 0x80) return byte != 0 || shift == 0;
+  }
+  return false;
 }
 
 }  // namespace foreshock

@@ -3,8 +3,8 @@
 #define FORESHOCK_LIBMONITOR_CHECKED_CALL_H_
 
 #include "foreshock/hook.h"
-#include "kernels/packed_sequence.h"
-#include "kernels/tensor.h"
+#include "kernels/dtype.h"
+#include "kernels/gather.h"
 #include "libmonitor/sampler.h"
 
 namespace foreshock {

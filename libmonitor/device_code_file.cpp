@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-#include "kernels/checksum.h"
+#include "kernels/sums.h"
 
 namespace foreshock {
 namespace {

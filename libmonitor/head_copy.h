@@ -6,7 +6,7 @@
 
 #include "foreshock/hook.h"
 #include "libmonitor/head_rows.h"
-#include "segment/tensor_heads.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
-#include "kernels/packed_counters.h"
+#include "kernels/histogram.h"
 #include "libmonitor/private_memory.h"
-#include "segment/tensor_record.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

@@ -22,7 +22,7 @@
 #include "libmonitor/try_lock.h"
 #include "libmonitor/unseen.h"
 #include "libmonitor/weights.h"
-#include "segment/step_stride.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/dtype.h"
-#include "kernels/sum_of_squares.h"
+#include "kernels/sums.h"
 #include "libmonitor/clocks.h"
 #include "libmonitor/element.h"
 #include "libmonitor/monitor.h"

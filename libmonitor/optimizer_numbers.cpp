@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/adam_sums.h"
-#include "kernels/gradient_sums.h"
-#include "kernels/joint_blocks.h"
+#include "kernels/sums.h"
 
 namespace foreshock {
 namespace {

@@ -4,9 +4,8 @@
 #define FORESHOCK_LIBMONITOR_OPTIMIZER_NUMBERS_H_
 
 #include "foreshock/hook.h"
-#include "kernels/adam_sums.h"
-#include "kernels/gradient_sums.h"
-#include "segment/tensor_optimizer.h"
+#include "kernels/sums.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/host_memory.h"
+#include "kernels/gather.h"
 
 namespace foreshock {
 namespace {

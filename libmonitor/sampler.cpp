@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/packed_sequence.h"
+#include "kernels/gather.h"
 
 namespace foreshock {
 namespace {

@@ -36,7 +36,7 @@ struct Slice {
   int heads = 0, positions = 0;  // heads * positions <= 16
   int64_t first_head = 0;        // query heads first_head .. first_head + heads - 1
   int64_t position[kRowsPerSample] = {};
-  // How these were chosen, for who must choose in a sequence of another length (kernels/packed_sequence.h).
+  // How these were chosen, for who must choose in a sequence of another length (kernels/gather.h).
   int parts = 0;
   uint32_t fraction[kRowsPerSample] = {};
   int rows() const { return heads * positions; }

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "segment/fnv.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/dtype.h"
-#include "kernels/update.h"
+#include "kernels/sums.h"
 #include "libmonitor/private_memory.h"
 
 namespace foreshock {

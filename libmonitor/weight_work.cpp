@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/joint_blocks.h"
+#include "kernels/sums.h"
 
 namespace foreshock {
 namespace {

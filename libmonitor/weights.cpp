@@ -7,9 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/checksum.h"
-#include "kernels/sum_of_squares.h"
-#include "kernels/update.h"
+#include "kernels/sums.h"
 #include "libmonitor/clocks.h"
 #include "libmonitor/element.h"
 #include "libmonitor/head_copy.h"

@@ -17,7 +17,7 @@
 #include "libmonitor/update_copies.h"
 #include "libmonitor/weight_errands.h"
 #include "libmonitor/weight_turns.h"
-#include "segment/tensor_writer.h"
+#include "segment/writer.h"
 
 namespace foreshock {
 

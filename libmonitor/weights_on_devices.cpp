@@ -6,9 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/checksum.h"
-#include "kernels/packed_counters.h"
-#include "kernels/sum_of_squares.h"
+#include "kernels/histogram.h"
+#include "kernels/sums.h"
 #include "libmonitor/clocks.h"
 #include "libmonitor/device_sampler.h"
 #include "libmonitor/weights.h"

@@ -4,8 +4,22 @@
 #ifndef FORESHOCK_SEGMENT_LAYOUT_H_
 #define FORESHOCK_SEGMENT_LAYOUT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <string_view>
+
+namespace foreshock {
+
+// FNV-1a, 64 bits: for names, and to compare large data by a small value. For data in several pieces: `hash`
+// is that of the pieces before.
+constexpr uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xcbf29ce484222325u) {
+  for (const char byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
+  return hash;
+}
+
+}  // namespace foreshock
 
 namespace foreshock::segment {
 
@@ -46,7 +60,7 @@ enum RegionId : uint32_t {
   kSlots,
   kProgress,
   kScalarNames,  // from version 2 on
-  kTensors,      // tensor_record.h
+  kTensors,      // one TensorRing
   kUnseenNames,
   kCoverage,
   kRegions = 16
@@ -350,6 +364,262 @@ struct Control {
 static_assert(sizeof(Control) == 232);
 static_assert(256 + kMaxSlots * sizeof(Consumption) == kControlBytes);
 inline constexpr uint32_t kConsumptionOffset = 256;
+
+// Words for the numbers in a segment.
+
+inline constexpr const char* kPassNames[kPasses] = {"forward", "backward"};
+
+// Bits of StepRecord::given and numbers of its sources: those of hook.h.
+enum : uint32_t {
+  kGivenLoss = 1,
+  kGivenLearningRate = 2,
+  kGivenGradientNorm = 4,
+  kGivenBatchId = 8,
+  kGivenUpTensors = 16,
+  kGivenUpFailed = 32
+};
+
+constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
+
+constexpr bool is_pending(const StepRecord& step) { return (step.given & kNumbersPending) != 0; }
+
+constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given & what) != 0; }
+
+constexpr const char* name_of(LayerSource source) {
+  constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal"};
+  return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)]
+                                                           : kNames[0];
+}
+
+constexpr const char* step_source_name(uint32_t source) {
+  constexpr const char* kNames[] = {"unknown", "reported", "optimizer_state", "counted"};
+  return source < std::size(kNames) ? kNames[source] : kNames[0];
+}
+
+constexpr const char* loss_source_name(uint32_t source) {
+  constexpr const char* kNames[] = {"unknown", "reported", "nll", "backward_root", "logged"};
+  return source < std::size(kNames) ? kNames[source] : kNames[0];
+}
+
+// How it is known that there is attention nobody sees: FORESHOCK_UNSEEN_... of hook.h.
+constexpr const char* unseen_evidence_name(uint32_t evidence) {
+  constexpr const char* kNames[] = {"unknown", "used", "imported", "registered"};
+  return evidence < std::size(kNames) ? kNames[evidence] : kNames[0];
+}
+
+// KernelCountState of layout.h.
+constexpr const char* kKernelCountStates[] = {"not_asked",  "waiting", "counting", "done",
+                                              "no_library", "taken",   "profiler", "refused"};
+constexpr const char* kernel_count_state_name(uint32_t state) {
+  return state < std::size(kKernelCountStates) ? kKernelCountStates[state] : kKernelCountStates[0];
+}
+
+}  // namespace foreshock::segment
+
+// How far the number of the step goes on from one end of a step that is told to the next: a trainer may tell
+// every tenth only.
+
+namespace foreshock {
+
+// Follows from the numbers alone, so it is the same on all ranks that tell the same steps, and in the agent.
+// One caller at a time.
+class StepStride {
+ public:
+  // Any number, since the agent hears of it from a trainer; a negative one is unknown.
+  void tell(int64_t step) {
+    const int64_t went = last_ < 0 || step < 0 ? 1 : step - last_;
+    stride_ = std::max<int64_t>(1, std::min(went, went_));
+    went_ = went;
+    last_ = step;
+  }
+  // The next end of a step is expected so many steps after the last one: the lesser of the last two, since
+  // one jump (a training resumed, a step told at the end of an epoch) is no habit.
+  int64_t steps() const { return stride_; }
+
+ private:
+  int64_t last_ = -1, went_ = 1, stride_ = 1;
+};
+
+}  // namespace foreshock
+
+// What a trainer says of one tensor of its model after an optimizer step. Records of different lengths lie in
+// a ring of bytes (the region kTensors): one writer, one reader, nothing is overwritten before it was read.
+
+namespace foreshock::segment {
+
+// Why a tensor whose turn it was is left out: a closed set, also the order of the counters.
+enum TensorSkip : uint32_t {
+  kTensorBudget,
+  kTensorRingFull,      // the agent has not read what lies there
+  kTensorTooLarge,      // its record would not fit into the ring at all
+  kTensorDevice,        // its values lie on a device that cannot be asked, or that never answered
+  kTensorFormat,        // none that is counted here: fp64, integers, packed formats
+  kTensorLayout,        // its values are no dense block of memory, or not what was named
+  kTensorUnknown,       // it was not shown: its optimizer left the step out, or is not as we know them
+  kTensorCapture,       // the stream of its device was being captured into a graph
+  kTensorDeviceMemory,  // too little memory was free on its device
+  kTensorDeviceFull,    // nothing was free there now of what results wait in; or it was being set up
+  kTensorSkips
+};
+inline constexpr uint32_t kTensorFirstSkips = kTensorCapture;  // those that have always been counted
+inline constexpr const char* kTensorSkipNames[kTensorSkips] = {
+    "budget", "ring_full", "too_large", "device",        "format",
+    "layout", "unknown",   "capture",   "device_memory", "device_full"};
+
+// Why a tensor that an optimizer steps never has a turn.
+enum TensorUnfollowed : uint32_t {
+  kUnfollowedOff,        // --weights off
+  kUnfollowedNoRoom,     // too little shared memory for a ring
+  kUnfollowedTooMany,    // beyond what a table holds
+  kUnfollowedFlat,       // made of many parameters: of FSDP1, say
+  kUnfollowedPlacement,  // which part of it is on this rank cannot be told
+  kUnfollowedPace,       // of an optimizer that steps at another pace than the one that counts the steps
+  kTensorUnfollowed
+};
+inline constexpr const char* kTensorUnfollowedNames[kTensorUnfollowed] = {
+    "off", "no_room", "too_many", "flat_parameter", "placement", "own_pace"};
+
+// Why a projection of queries or keys was shown without the rows of its heads.
+enum TensorHeadSkip : uint32_t {
+  kHeadsSharded,   // only a part of it is on this rank
+  kHeadsRingFull,  // there was no room for them in this piece of the ring
+  kHeadsShape,     // its shape is not what its name and the sampled calls of attention ask for
+  kHeadsTooLarge,  // they and the rest of the record would not fit into the ring at all
+  kHeadsDevice,    // the tensor lies on a device, and is too large for its values to be fetched
+  kTensorHeadSkips
+};
+inline constexpr uint32_t kTensorFirstHeadSkips = kHeadsDevice;
+inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {"sharded", "ring_full", "shape",
+                                                                       "too_large", "device"};
+
+inline constexpr uint32_t kTensorDims = 4;
+inline constexpr uint64_t kTensorAlign = 64;
+
+// At the front of the region; records begin right after it.
+struct TensorRing {
+  uint64_t written;   // bytes of all records so far, fillers included; stored last, with release order
+  uint64_t interval;  // steps between two snapshots of a tensor; 0: none are taken
+  uint64_t tensors, elements;  // named, as far as this rank holds them
+  uint64_t taken;              // records of tensors so far
+  uint64_t skipped[kTensorFirstSkips];
+  uint64_t heads_skipped[kTensorFirstHeadSkips];
+  uint64_t due;  // turns so far: taken + skipped + awaited, but for those of the step that is being taken
+  uint64_t unfollowed[kTensorUnfollowed];  // tensors of the table that was named last
+  // Behind here 0 of a trainer that does not know them.
+  uint64_t later_skipped[kTensorSkips - kTensorFirstSkips];
+  uint64_t later_heads_skipped[kTensorHeadSkips - kTensorFirstHeadSkips];
+  uint64_t awaited;  // turns whose results a device has not brought yet
+  uint64_t reserved[4];
+
+  const uint64_t& skips(uint32_t reason) const {
+    return reason < kTensorFirstSkips ? skipped[reason] : later_skipped[reason - kTensorFirstSkips];
+  }
+  const uint64_t& head_skips(uint32_t reason) const {
+    return reason < kTensorFirstHeadSkips ? heads_skipped[reason]
+                                          : later_heads_skipped[reason - kTensorFirstHeadSkips];
+  }
+};
+static_assert(sizeof(TensorRing) == 256);
+// A region of this size counts and holds no record.
+inline constexpr uint64_t kTensorHeadOnly = sizeof(TensorRing) + kTensorAlign;
+
+enum class TensorKind : uint32_t {
+  kFiller = 0,  // up to the end of the ring: the next record begins at its front
+  kSnapshot = 1,
+};
+
+// How a tensor's values are told.
+enum class HistogramForm : uint32_t {
+  kNone = 0,
+  kValues = 1,    // themselves, of a small tensor, in the order of memory
+  kPatterns = 2,  // 16-bit formats: pairs of numbers, distance to the next pattern and its count
+  kBins = 3,      // fp32: triples, distance to the next word of kernels/histogram.h, its count and residual
+};
+
+enum TensorPayloadId : uint32_t {
+  kTensorHistogram,
+  kTensorReductions,  // fp64 numbers, TensorReduction says which
+  kTensorOptimizer,   // tensor_optimizer.h
+  kTensorHeadRows,    // TensorHeads
+  kTensorPayloads = 8
+};
+
+// Places in the payload kTensorReductions; NaN: not known. They may be appended to.
+enum TensorReduction : uint32_t {
+  kSumOfSquares,        // of the values after the step; NaN and Inf included
+  kUpdateSumMagnitude,  // of the change that this one step made
+  kUpdateSumOfSquares,
+  kUpdateMaxMagnitude,
+  kUpdateElements,       // the update's three are of so many of the part's elements, spread evenly over it
+  kUpdatedSumOfSquares,  // of the values of these after the step
+  kTensorReductionCount
+};
+
+struct TensorRecord {
+  uint64_t bytes;  // of the whole record, a multiple of 64
+  TensorKind kind;
+  uint32_t header_size;  // of the TensorRecord that the writer knew
+  int64_t step;
+  uint64_t time_ns;   // CLOCK_REALTIME
+  uint64_t interval;  // in force
+  uint64_t snapshot;  // number of this tensor's snapshot in this process, from 1
+  uint32_t number;    // of the tensor among those that its rank has named
+  uint32_t tensors;   // how many of them the rank holds a part of
+  uint32_t dims;
+  uint32_t dtype;
+  int64_t shape[kTensorDims];   // of the whole tensor
+  int64_t offset[kTensorDims];  // where the rank's part begins
+  int64_t part[kTensorDims];    // shape of the part
+  uint64_t elements;            // of the part
+  uint64_t checksum;            // kernels/sums.h, over the part in the order of memory
+  HistogramForm form;
+  uint32_t step_source;              // FORESHOCK_STEP_... of hook.h; 0: not known
+  Payload payload[kTensorPayloads];  // offsets from the start of the record
+  char layer[32];
+  char name[160];
+};
+static_assert(sizeof(TensorRecord) == 504);
+
+// Payload of some heads of a query or key projection.
+enum TensorSides : uint32_t { kQuerySide = 1, kKeySide = 2 };
+
+// Followed by the numbers of the kv-heads (uint32, up to a multiple of 8 bytes), then, of each side that is
+// there, queries first, count x head_dim x width values in the format of the tensor. Of the query heads that
+// read a kv-head the first one is there.
+struct TensorHeads {
+  uint32_t sides;  // of TensorSides
+  uint32_t head_dim, width;
+  uint32_t kv_heads;  // of the layer
+  uint32_t count;     // of them here
+  uint32_t reserved;
+};
+static_assert(sizeof(TensorHeads) == 24);
+
+// Where the values begin.
+constexpr uint64_t values_offset(uint32_t count) { return sizeof(TensorHeads) + (count + 1) / 2 * 8; }
+
+// What a trainer's optimizer says of one tensor at one step: a payload of the tensor's record, fp64 numbers.
+// They may be appended to.
+
+// Places in the payload; NaN: not known. Sums are over the rank's part, and over what is finite; those of the
+// second moment are kernels/sums.h.
+enum OptimizerNumber : uint32_t {
+  kGradientSumOfSquares,  // of the gradient that the optimizer took (after clipping)
+  kGradientElements,      // finite ones
+  kGradientNonFinite,
+  kMomentElements,  // with a usable gradient and second moment
+  kMomentUnusable,
+  kStalenessSum,
+  kEpsilonDominated,
+  kSurprised,
+  kSurpriseElements,
+  kSeenLearningRate,  // of the tensor's group
+  kSeenBeta1,
+  kSeenBeta2,
+  kSeenEpsilon,
+  kSeenWeightDecay,
+  kOptimizerNumbers
+};
 
 }  // namespace foreshock::segment
 

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
-#include "segment/tensor_record.h"
+#include "segment/layout.h"
 
 namespace foreshock::segment {
 namespace {
@@ -199,6 +200,261 @@ const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view) {
       return "payload outside the slot";
     view->payload[id] = bytes.subspan(payload.offset, payload.bytes);
   }
+  return nullptr;
+}
+
+namespace {
+
+constexpr int64_t kStepsEnd = int64_t{1} << 62;
+constexpr uint64_t kMostElements = uint64_t{1} << 48;  // counts of that many fit where W1 is computed
+constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // a TiB of fp32
+constexpr uint32_t kFirstHeader =
+    504;  // of the first release that wrote such records; they grow at their end
+constexpr uint32_t kFp32 = 2, kBf16 = 3, kFp16 = 4;
+
+const char* check_shapes(const TensorRecord& record) {
+  if (record.dims > kTensorDims) return "tensor with too many dimensions";
+  uint64_t elements = 1;
+  for (uint32_t n = 0; n < kTensorDims; ++n) {
+    const int64_t shape = record.shape[n], offset = record.offset[n], part = record.part[n];
+    if (shape < 0 || offset < 0 || part < 0 || offset > shape || part > shape - offset)
+      return "part outside its tensor";
+    if (n >= record.dims && shape != 1) return "tensor with a dimension that it has not";
+    if (part != 0 && elements > kMostElements / static_cast<uint64_t>(part))
+      return "tensor of an impossible size";
+    elements *= static_cast<uint64_t>(part);
+  }
+  uint64_t whole = 1;
+  for (const int64_t shape : record.shape) {
+    if (shape != 0 && whole > kMostElements / static_cast<uint64_t>(shape))
+      return "tensor of an impossible size";
+    whole *= static_cast<uint64_t>(shape);
+  }
+  if (elements > kMostOfRank) return "part of an impossible size";
+  return record.elements == elements ? nullptr : "elements differ from the shape";
+}
+
+const char* check_histogram(const TensorRecord& record) {
+  const uint64_t bytes = record.payload[kTensorHistogram].bytes;
+  switch (record.form) {
+    case HistogramForm::kNone:
+      return bytes == 0 ? nullptr : "histogram of no form";
+    case HistogramForm::kValues:
+      return bytes == record.elements * element_bytes(record.dtype) ? nullptr : "values of another size";
+    case HistogramForm::kPatterns:
+      return record.dtype == kFp32 ? "patterns of fp32" : nullptr;
+    case HistogramForm::kBins:
+      return record.dtype != kFp32 ? "bins of a 16-bit format" : nullptr;
+  }
+  return "unknown form of histogram";
+}
+
+const char* check_record(const TensorRecord& record) {
+  if (record.kind != TensorKind::kSnapshot) return "unknown kind of tensor record";
+  if (record.dtype != kFp32 && record.dtype != kBf16 && record.dtype != kFp16)
+    return "unknown storage format";
+  if (record.step < 0 || record.step >= kStepsEnd) return "tensor of an unknown step";
+  if (record.interval == 0 || record.interval > kMostTensorInterval)
+    return "tensor with an impossible interval";
+  if (record.tensors == 0) return "tensor of none";
+  if (const char* why = check_shapes(record)) return why;
+  return check_histogram(record);
+}
+
+}  // namespace
+
+const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
+                                bool* is_filler) {
+  uint32_t kind = 0;
+  if (bytes.size() < sizeof *length + sizeof kind) return "tensor record too short";
+  std::memcpy(length, bytes.data(), sizeof *length);
+  std::memcpy(&kind, bytes.data() + sizeof *length, sizeof kind);
+  *is_filler = kind == static_cast<uint32_t>(TensorKind::kFiller);
+  if (*length == 0 || *length % kTensorAlign != 0 || *length > left || *length > to_end)
+    return "tensor record of an impossible length";
+  if (*is_filler && *length != to_end) return "filler in the middle of the ring";
+  return nullptr;
+}
+
+const char* parse_tensor(Bytes bytes, TensorView* view) {
+  *view = {};
+  TensorRecord& record = view->record;
+  if (bytes.size() < kFirstHeader) return "tensor record too short";
+  std::memcpy(&record, bytes.data(), kFirstHeader);
+  if (record.bytes != bytes.size()) return "tensor record of another length";
+  if (record.header_size < kFirstHeader || record.header_size > bytes.size())
+    return "tensor record with an impossible header";
+  std::memcpy(&record, bytes.data(), std::min<size_t>(record.header_size, sizeof record));
+  if (const char* why = check_record(record)) return why;
+  for (uint32_t id = 0; id < kTensorPayloads; ++id) {
+    const Payload& payload = record.payload[id];
+    if (payload.bytes == 0) continue;
+    if (payload.offset < record.header_size || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
+        payload.bytes > bytes.size() - payload.offset)
+      return "payload outside the tensor record";
+    view->payload[id] = bytes.subspan(payload.offset, payload.bytes);
+  }
+  return nullptr;
+}
+
+namespace {
+
+constexpr PayloadId kSplit[] = {kKey, kValue, kMask};
+
+constexpr uint64_t round_up(uint64_t value) { return (value + 63) / 64 * 64; }
+
+bool is_split(uint32_t id) { return std::find(std::begin(kSplit), std::end(kSplit), id) != std::end(kSplit); }
+
+bool is_of_one_slice(const Slot& a, const Slot& b) {
+  return a.parts == b.parts && a.first_ticket == b.first_ticket && a.pass == b.pass && a.dtype == b.dtype &&
+         a.mask_dtype == b.mask_dtype && a.rows == b.rows && a.keys == b.keys && a.head_dim == b.head_dim &&
+         a.value_dim == b.value_dim && a.packed == b.packed &&
+         (a.packed == kNotPacked || std::memcmp(&a.told, &b.told, sizeof a.told) == 0);
+}
+
+}  // namespace
+
+const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
+  if (first.header.part != 0) return "a slice that does not begin with its first part";
+  whole_ = first;
+  next_ = 0;
+  keys_ = 0;
+  // Only part_keys of the keys are in this part; the sizes of all of them follow.
+  const uint64_t here = first.header.part_keys, keys = first.header.keys;
+  uint64_t offsets[kPayloads], end = 0;
+  for (uint32_t id = 0; id < kPayloads; ++id) {
+    const uint64_t size = first.payload[id].size();
+    if (is_split(id) && size / here * keys > most_bytes) return "a slice larger than its slots";
+    offsets[id] = end;
+    end += round_up(is_split(id) ? size / here * keys : size);
+  }
+  if (end > most_bytes) return "a slice larger than its slots";
+  bytes_.resize(end);
+  for (uint32_t id = 0; id < kPayloads; ++id) {
+    const Bytes from = first.payload[id];
+    whole_.payload[id] =
+        Bytes(bytes_).subspan(offsets[id], is_split(id) ? from.size() / here * keys : from.size());
+    if (!is_split(id) && !from.empty()) std::memcpy(bytes_.data() + offsets[id], from.data(), from.size());
+  }
+  return add(first);
+}
+
+const char* JoinedSlice::add(const SlotView& part) {
+  const Slot& slot = part.header;
+  if (slot.part != next_ || is_whole() || !is_of_one_slice(slot, whole_.header))
+    return "parts of several slices";
+  if (slot.first_key != keys_ || slot.part_keys > slot.keys - keys_)
+    return "parts that overlap or leave a gap";
+  for (PayloadId id : kSplit) {
+    if (part.payload[id].empty()) continue;
+    // Keys and values are rows of their own; a mask has as many rows as the slice, of which this is a range
+    // of columns.
+    const uint64_t rows = id == kMask ? slot.rows : 1;
+    const uint64_t from_row = part.payload[id].size() / rows, to_row = whole_.payload[id].size() / rows;
+    const uint64_t column = from_row / slot.part_keys * keys_;
+    std::byte* to = bytes_.data() + (whole_.payload[id].data() - bytes_.data()) + column;
+    for (uint64_t row = 0; row < rows; ++row)
+      std::memcpy(to + row * to_row, part.payload[id].data() + row * from_row, from_row);
+  }
+  keys_ += slot.part_keys;
+  if (++next_ == slot.parts && keys_ != slot.keys) return "parts that do not make up the slice";
+  return nullptr;
+}
+
+SlotView JoinedSlice::take() {
+  SlotView view = whole_;
+  view.header.parts = view.header.first_key = view.header.part_keys = 0;
+  return view;
+}
+
+namespace {
+
+uint32_t visible_keys(const Slot& slot, uint32_t position) {
+  const SequenceTold& told = slot.told;
+  if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);
+  if (slot.packed == kPackedBottomRight) return position + 1 + (told.keys - told.queries);
+  return told.keys;
+}
+
+bool has_rows(const Slot& slot) {
+  const SequenceTold& told = slot.told;
+  if (told.positions == 0 || told.queries == 0 || told.keys == 0) return false;
+  return slot.packed != kPackedBottomRight || told.queries <= told.keys;
+}
+
+const char* check(const Slot& slot) {
+  const SequenceTold& told = slot.told;
+  if (told.queries > slot.query_length || told.keys > slot.key_length) return "a sequence beyond the longest";
+  if (told.positions > slot.rows / slot.heads_in_slice || told.positions > told.queries)
+    return "more positions than were asked for";
+  for (uint32_t n = 0; n < told.positions; ++n) {
+    if (told.position[n] >= told.queries) return "row position beyond the sequence";
+    if (visible_keys(slot, told.position[n]) > slot.keys) return "key limit beyond the keys";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const char* settle_packed(SlotView* view) {
+  Slot& slot = view->header;
+  if (slot.packed == kNotPacked) return nullptr;
+  const SequenceTold told = slot.told;
+  const uint32_t heads = slot.heads_in_slice, planned = slot.rows / heads;
+  uint32_t keys = 0;
+  if (!has_rows(slot)) {
+    slot.rows = 0;
+  } else if (const char* why = check(slot)) {
+    return why;
+  } else {
+    slot.rows = heads * told.positions;
+    for (uint32_t row = 0; row < slot.rows; ++row) {
+      const uint32_t position = told.position[row % told.positions];
+      // Never behind where the head's first row was planned, so it is still there.
+      slot.head[row] = slot.head[row / told.positions * planned];
+      slot.position[row] = position;
+      slot.key_limit[row] = visible_keys(slot, position);
+      keys = std::max(keys, slot.key_limit[row]);
+    }
+  }
+  slot.keys = keys;
+  slot.batch = told.number;
+  slot.query_length = told.queries;
+  slot.key_length = told.keys;
+  slot.packed = kNotPacked;
+  uint64_t sizes[kPayloads];
+  payload_sizes(slot, sizes);
+  for (uint32_t id = 0; id < kPayloads; ++id) view->payload[id] = view->payload[id].first(sizes[id]);
+  return nullptr;
+}
+
+const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
+                               TensorHeadsView* view) {
+  *view = {};
+  TensorHeads& head = view->head;
+  if (payload.size() < sizeof head || payload.size() > kMostTensorHeadsBytes)
+    return "heads of an impossible size";
+  std::memcpy(&head, payload.data(), sizeof head);
+  if (head.sides == 0 || head.sides > (kQuerySide | kKeySide)) return "heads of no known side";
+  if (head.count == 0 || head.count > head.kv_heads || head.head_dim == 0 || head.width == 0)
+    return "heads of an impossible number";
+  // Each factor is bounded before it is used, so that no product overflows.
+  const uint64_t room = payload.size();
+  if (head.count > room / sizeof(uint32_t) || values_offset(head.count) > room)
+    return "more heads than bytes";
+  const uint64_t values = uint64_t{head.head_dim} * head.width;
+  if (values > room || values * head.count > room) return "more values of heads than bytes";
+  const uint64_t side = values * head.count * element_bytes;
+  const uint64_t sides = head.sides == (kQuerySide | kKeySide) ? 2 : 1;
+  if (values_offset(head.count) + sides * side != room) return "heads of another size";
+  view->numbers.resize(head.count);
+  std::memcpy(view->numbers.data(), payload.data() + sizeof head, head.count * sizeof(uint32_t));
+  for (uint32_t n = 0; n < head.count; ++n)
+    if (view->numbers[n] >= head.kv_heads || (n > 0 && view->numbers[n] <= view->numbers[n - 1]))
+      return "heads out of order";
+  std::span<const std::byte> rest = payload.subspan(values_offset(head.count));
+  if (head.sides & kQuerySide) view->queries = rest.first(side);
+  if (head.sides & kKeySide) view->keys = rest.last(side);
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 #define FORESHOCK_SEGMENT_PARSER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
@@ -72,6 +73,79 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]);
 
 // `header_size`: Header::slot_header_size.
 const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view);
+
+// Reads a record of a tensor that a trainer left: as segment/parser.h, nothing in it is trusted.
+
+// Steps between two snapshots: more than this is no interval, but something that a trainer did not write.
+inline constexpr uint64_t kMostTensorInterval = uint64_t{1} << 32;
+
+struct TensorView {
+  TensorRecord record;
+  Bytes payload[kTensorPayloads];
+};
+
+// The first 16 bytes of what lies at the cursor: how long it is, and whether it is a filler. `left`: bytes
+// that were written from there on; `to_end`: up to the end of the ring.
+const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
+                                bool* is_filler);
+
+// A whole record. Shapes fit each other and the number of elements, payloads lie inside and have the sizes
+// that the form asks for; what is in them is for whoever unpacks it. The spans borrow from `bytes`.
+const char* parse_tensor(Bytes bytes, TensorView* view);
+
+// A slice that lies in several slots, put together again: what comes out is as if one slot had held it, so
+// that nothing computed from it can depend on the split.
+
+// Reused from slice to slice: its memory grows until somebody says what to keep. One thread.
+class JoinedSlice {
+ public:
+  // Begins with part 0. `most_bytes`: what the payloads may take at most, whatever the header says. Null, or
+  // why these parts are no slice; then nothing more is to be added.
+  const char* begin(const SlotView& first, uint64_t most_bytes);
+
+  // The next part; borrowed for the call only.
+  const char* add(const SlotView& part);
+
+  // Gives its memory back when it is more: what was taken is gone.
+  void keep_at_most(size_t bytes) {
+    if (bytes_.capacity() > bytes) bytes_ = {};
+  }
+
+  bool is_whole() const { return next_ == whole_.header.parts; }
+
+  // Borrows from this object until the next begin(). Its header says `parts` 0.
+  SlotView take();
+
+ private:
+  std::vector<std::byte> bytes_;
+  SlotView whole_;
+  uint32_t next_ = 0;  // part
+  uint64_t keys_ = 0;  // copied so far
+};
+
+// A slice of one sequence of a packed batch, whose extent its device has told beside its rows.
+
+// *view, a whole slice as parse_slot or JoinedSlice gives it, becomes what would be there if the sequence had
+// been a call of its own: dimensions, limits and positions of what its device has told, and payloads no
+// longer than that. Without rows where there was nothing to bring, or rows that may see no key, of which
+// nobody promises what a kernel makes. Null, or why what is told cannot be. Leaves every other slice as it
+// is.
+const char* settle_packed(SlotView* view);
+
+// Rows of some heads of a query or key projection, as a payload of a tensor's record: how they lie there, and
+// how they are read back. Nothing in them is trusted.
+
+inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // that are believed
+
+struct TensorHeadsView {
+  TensorHeads head = {};
+  std::vector<uint32_t> numbers;             // of the kv-heads, ascending
+  std::span<const std::byte> queries, keys;  // empty: not there; borrowed
+};
+
+// Null, or why the payload cannot be used. `element_bytes`: of the tensor's format.
+const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
+                               TensorHeadsView* view);
 
 }  // namespace foreshock::segment
 

@@ -5,13 +5,41 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
-#include "segment/names.h"
-#include "segment/pread.h"
+#include "segment/layout.h"
+#include "segment/parser.h"
 
 namespace foreshock::segment {
+namespace {
+
+// Reads all `bytes` at `offset`, or returns false.
+bool read_exactly(int fd, void* to, size_t bytes, uint64_t offset) {
+  char* at = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = pread(fd, at, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    at += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+template <class T>
+void write_field(int fd, const T& value, uint64_t offset) {
+  // A failed store is seen at the next read of the same field; there is nothing better to do with it here.
+  while (pwrite(fd, &value, sizeof value, static_cast<off_t>(offset)) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory, const std::string& name,
                                                    std::string* why) {
   constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
@@ -314,5 +342,230 @@ void SegmentReader::set_agent_pid(uint64_t pid) {
   control_.agent_pid = pid;
   write_field(control_file_, pid, offsetof(Control, agent_pid));
 }
+
+// The second half of SegmentReader: slices, which may lie in several slots.
+
+namespace {
+
+// Header, queries, output and gradients: 16 rows of 4096 dimensions in 8 bytes, of each at most.
+constexpr uint64_t kMostBesideKeys = uint64_t{4} << 20;
+// What is kept for the next slice when there is none to be read.
+constexpr size_t kMostKept = size_t{16} << 20;
+
+}  // namespace
+
+uint64_t SegmentReader::slot_offset(uint32_t slot) const {
+  return header_.regions[kSlots].offset + header_.regions[kSlots].record_size * slot;
+}
+
+uint64_t SegmentReader::sequence_of(uint32_t slot) const {
+  uint64_t sequence = 0;
+  read_exactly(segment_, &sequence, sizeof sequence, slot_offset(slot));
+  return sequence;
+}
+
+Slot SegmentReader::header_of(uint32_t slot) const {
+  Slot header = {};
+  read_exactly(segment_, &header, std::min<size_t>(header_.slot_header_size, sizeof header),
+               slot_offset(slot));
+  return header;
+}
+
+// One slot into the buffer, as far as its header says that payloads go, never more than the slot. False when
+// it changed meanwhile.
+bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
+  const Slot head = header_of(slot);
+  const uint64_t size = header_.regions[kSlots].record_size;
+  uint64_t end = header_.slot_header_size;
+  for (const Payload& payload : head.payload)
+    if (payload.offset <= size && payload.bytes <= size - payload.offset)
+      end = std::max(end, payload.offset + payload.bytes);
+  if (end > kMostSliceBytes + kMostBesideKeys) {
+    view->header = head;
+    *why = "a slot larger than a slice may be";
+    return sequence_of(slot) == sequence;
+  }
+  buffer_.resize(end);
+  if (!read_exactly(segment_, buffer_.data(), end, slot_offset(slot))) return false;
+  if (sequence_of(slot) != sequence) return false;
+  *why = parse_slot({buffer_.data(), end}, header_.slot_header_size, view);
+  if (*why == nullptr && view->header.ticket != sequence / 2) *why = "ticket differs";
+  return true;
+}
+
+// Joins the other parts of the slice whose first one is in ready->view. They were published before it.
+bool SegmentReader::read_parts(Ready* ready) {
+  const uint64_t most = header_.regions[kSlots].record_size * slots();
+  const uint32_t parts = ready->view.header.parts;
+  ready->why = parts > slots() ? "more parts than slots" : joined_.begin(ready->view, most);
+  for (uint32_t part = 1; part < parts && ready->why == nullptr; ++part) {
+    const uint32_t slot = (ready->slot + part) % slots();
+    const uint64_t sequence = sequence_of(slot);
+    SlotView view;
+    if (sequence != 2 * (ready->ticket + part)) {
+      ready->why = "a part is missing";
+    } else if (!read_slot(slot, sequence, &view, &ready->why)) {
+      return false;
+    }
+    if (ready->why == nullptr) ready->why = joined_.add(view);
+  }
+  if (ready->why == nullptr) ready->view = joined_.take();
+  return sequence_of(ready->slot) == 2 * ready->ticket;
+}
+
+// Slots that a slice takes whose first one has this header.
+uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
+  return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
+}
+
+bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
+  *ready = {};
+  ready->slot = slot;
+  ready->ticket = sequence / 2;
+  if (!read_slot(slot, sequence, &ready->view, &ready->why)) return false;
+  ready->parts = parts_of(ready->view.header, ready->ticket);
+  if (ready->why == nullptr && ready->view.header.parts > 1 && !read_parts(ready)) return false;
+  if (ready->why == nullptr) ready->why = settle_packed(&ready->view);
+  return true;
+}
+
+// A further part whose first one was consumed before it, by an agent that died in between, or never was.
+bool SegmentReader::is_orphan(const Slot& tail) const {
+  const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
+  const uint64_t sequence = (sequence_of(first) + 1) / 2 * 2;  // odd: it is still being written
+  return sequence != 2 * tail.first_ticket || consumption_[first].consumed == tail.first_ticket;
+}
+
+bool SegmentReader::next_ready(Ready* ready) {
+  // Read before the slots: what is published while they are looked at is found the next time.
+  Progress progress = {};
+  read_exactly(segment_, &progress, sizeof progress, header_.regions[kProgress].offset);
+  if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;
+  for (uint32_t tried = 0; tried < slots(); ++tried) {
+    const uint32_t slot = next_slot_;
+    next_slot_ = (next_slot_ + 1) % slots();
+    const uint64_t sequence = sequence_of(slot);
+    if (sequence % 2 != 0 || sequence == 2 * consumption_[slot].consumed) continue;
+    const Slot head = header_of(slot);
+    if (head.part == 0) {
+      if (read_slice(slot, sequence, ready)) return true;
+    } else if (is_orphan(head)) {
+      consumption_[slot].consumed = sequence / 2;
+      store_consumption(slot);
+    }
+  }
+  progress_ = progress;
+  look_again_ = false;
+  if (buffer_.capacity() > kMostKept) buffer_ = {};
+  joined_.keep_at_most(kMostKept);
+  return false;
+}
+
+// Whether the writer that left this ticket half-written was filling a further part of a slice: then the first
+// part answers for it. Its own header may not tell yet.
+bool SegmentReader::is_tail_of_another(uint64_t ticket) const {
+  for (uint32_t slot = 0; slot < slots(); ++slot) {
+    const Slot head = header_of(slot);
+    if (head.part == 0 && head.parts > 1 && head.parts <= slots() && (head.sequence + 1) / 2 == head.ticket &&
+        ticket > head.ticket && ticket - head.ticket < head.parts)
+      return true;
+  }
+  return false;
+}
+
+std::vector<SegmentReader::Ready> SegmentReader::torn() {
+  std::vector<Ready> result;
+  for (uint32_t slot = 0; slot < slots(); ++slot) {
+    const uint64_t sequence = sequence_of(slot);
+    const uint64_t ticket = (sequence + 1) / 2;
+    if (sequence % 2 == 0 || ticket == consumption_[slot].consumed || is_tail_of_another(ticket)) continue;
+    Ready ready;
+    ready.slot = slot;
+    ready.ticket = ticket;
+    ready.why = "its writer died in the middle";
+    ready.view.header = header_of(slot);
+    ready.parts = parts_of(ready.view.header, ticket);
+    if (ready.view.header.pass >= kPasses) ready.view.header.pass = 0;
+    result.push_back(ready);
+  }
+  return result;
+}
+
+void SegmentReader::store_consumption(uint32_t slot) {
+  write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
+}
+
+// The further parts last, and without counting: what an agent leaves that dies in between is an orphan. The
+// slot of the first one may be another slice's by then.
+void SegmentReader::consume(const Ready& ready) {
+  consumption_[ready.slot].consumed = ready.ticket;
+  store_consumption(ready.slot);
+  for (uint32_t part = 1; part < ready.parts; ++part) {
+    const uint32_t tail = (ready.slot + part) % slots();
+    if ((sequence_of(tail) + 1) / 2 != ready.ticket + part) continue;
+    consumption_[tail].consumed = ready.ticket + part;
+    store_consumption(tail);
+  }
+}
+
+void SegmentReader::consume_judged(const Ready& ready) {
+  ++consumption_[ready.slot].judged[ready.view.header.pass % kPasses];
+  consume(ready);
+}
+
+void SegmentReader::consume_lost(const Ready& ready, Lost reason) {
+  ++consumption_[ready.slot].lost[ready.view.header.pass % kPasses][static_cast<uint32_t>(reason)];
+  consume(ready);
+}
+
+// The part of SegmentReader that takes records of tensors.
+
+TensorRing SegmentReader::tensor_ring() const {
+  const Region& region = header_.regions[kTensors];
+  TensorRing ring = {};
+  if (region.count == 0 || !read_exactly(segment_, &ring, sizeof ring, region.offset)) return {};
+  ring.interval = std::min(ring.interval, kMostTensorInterval);
+  return ring;
+}
+
+void SegmentReader::move_tensor_cursor(uint64_t to) {
+  control_.tensor_cursor = to;
+  write_field(control_file_, to, offsetof(Control, tensor_cursor));
+}
+
+bool SegmentReader::next_tensor(ReadyTensor* ready) {
+  const Region& region = header_.regions[kTensors];
+  uint64_t written = 0;
+  if (region.count == 0 || !read_exactly(segment_, &written, sizeof written, region.offset)) return false;
+  const uint64_t room = (region.record_size - sizeof(TensorRing)) / kTensorAlign * kTensorAlign;
+  const uint64_t first = region.offset + sizeof(TensorRing);
+  *ready = {};
+  while (control_.tensor_cursor != written) {
+    const uint64_t cursor = control_.tensor_cursor, left = written - cursor, to_end = room - cursor % room;
+    std::byte head[16];
+    uint64_t length = 0;
+    bool is_filler = false;
+    if (left > room) {
+      ready->why = "ring of tensors with more in it than fits";
+    } else if (!read_exactly(segment_, head, sizeof head, first + cursor % room)) {
+      return false;
+    } else {
+      ready->why = parse_tensor_length(head, left, to_end, &length, &is_filler);
+    }
+    next_tensor_ = ready->why != nullptr ? written : cursor + length;
+    if (ready->why != nullptr) return true;
+    if (is_filler) {
+      move_tensor_cursor(next_tensor_);
+      continue;
+    }
+    tensor_.resize(length);
+    if (!read_exactly(segment_, tensor_.data(), length, first + cursor % room)) return false;
+    ready->why = parse_tensor(tensor_, &ready->view);
+    return true;
+  }
+  return false;
+}
+
+void SegmentReader::consume_tensor() { move_tensor_cursor(next_tensor_); }
 
 }  // namespace foreshock::segment

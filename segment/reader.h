@@ -8,9 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "segment/joined_slice.h"
 #include "segment/parser.h"
-#include "segment/tensor_parser.h"
 
 namespace foreshock::segment {
 

@@ -1,5 +1,6 @@
 #include "segment/writer.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -8,14 +9,102 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 
-#include "segment/rank_lock.h"
-
 namespace foreshock::segment {
 namespace {
+
+// An fcntl write lock on the whole file, without waiting.
+bool lock_whole(int fd) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(fd, F_SETLK, &lock) == 0;
+}
+
+bool is_locked_by_other(const char* path) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  struct flock lock = {};
+  lock.l_type = F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  const bool locked = fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  close(fd);
+  return locked;
+}
+
+bool has_live_segment(const char* directory, int rank) {
+  DIR* files = opendir(directory);
+  if (files == nullptr) return false;
+  bool is_live = false;
+  while (const dirent* entry = readdir(files)) {
+    int its_rank = 0, length = 0;
+    unsigned long long nonce = 0;
+    if (std::sscanf(entry->d_name, "%d-%16llx.seg%n", &its_rank, &nonce, &length) != 2) continue;
+    if (length == 0 || entry->d_name[length] != '\0' || its_rank != rank) continue;
+    char path[512];
+    if (std::snprintf(path, sizeof path, "%s/%s", directory, entry->d_name) >= int(sizeof path)) continue;
+    is_live |= is_locked_by_other(path);
+  }
+  closedir(files);
+  return is_live;
+}
+
+// Not fstat(), which is a symbol of glibc 2.33 and later.
+bool has_name(int fd) {
+  struct statx status = {};
+  return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_NLINK, &status) != 0 || status.stx_nlink > 0;
+}
+
+// Held while a process looks for a live segment of its rank and makes its own: the lock of an empty file that
+// is gone again afterwards. Never waits.
+class RankLock {
+ public:
+  RankLock() = default;
+  RankLock(const RankLock&) = delete;
+  RankLock& operator=(const RankLock&) = delete;
+  ~RankLock();
+
+  // 0; EBUSY when another process has a live segment of the rank, or is about to; else an errno. Asked by who
+  // has no segment: to open its own and close it again would free its lock.
+  int take(const char* directory, int rank);
+
+ private:
+  int lock();
+
+  char path_[512];
+  int fd_ = -1;
+};
+
+RankLock::~RankLock() {
+  if (fd_ < 0) return;
+  unlink(path_);  // while it is locked: who has opened it too finds it without a name
+  close(fd_);
+}
+
+int RankLock::lock() {
+  fd_ = open(path_, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd_ < 0) return errno;
+  int error = lock_whole(fd_) ? 0 : errno == EAGAIN || errno == EACCES ? EBUSY : errno;
+  if (error == 0 && !has_name(fd_)) error = ESTALE;
+  if (error == 0) return 0;
+  close(fd_);
+  fd_ = -1;
+  return error;
+}
+
+int RankLock::take(const char* directory, int rank) {
+  constexpr int kTries = 100;  // each finds that another one has just ended with it
+  if (std::snprintf(path_, sizeof path_, "%s/%d.rank", directory, rank) >= int(sizeof path_))
+    return ENAMETOOLONG;
+  int error = ESTALE;
+  for (int tried = 0; tried < kTries && error == ESTALE; ++tried) error = lock();
+  if (error != 0) return error == ESTALE ? EBUSY : error;
+  return has_live_segment(directory, rank) ? EBUSY : 0;
+}
 
 constexpr uint64_t kPage = 4096;
 
@@ -330,5 +419,67 @@ void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   word(to->skipped_steps).store(record.skipped_steps, std::memory_order_relaxed);
   word(to->given).store(record.given & ~kNumbersPending, std::memory_order_release);
 }
+
+namespace {
+
+// Other threads and processes load these words.
+void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory_order_relaxed) {
+  std::atomic_ref<uint64_t>(word).store(value, order);
+}
+
+}  // namespace
+
+void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* control) {
+  const bool is_usable = ring != nullptr && bytes > kTensorHeadOnly;
+  ring_ = ring;
+  data_ = reinterpret_cast<char*>(ring) + sizeof(TensorRing);
+  room_ = is_usable ? (bytes - sizeof(TensorRing)) / kTensorAlign * kTensorAlign : 0;
+  control_ = control;
+  filler_ = 0;
+}
+
+uint64_t TensorWriter::consumed() const {
+  auto& control = const_cast<Control&>(*control_);  // atomic_ref needs it; the mapping is only loaded from
+  return std::atomic_ref<uint64_t>(control.tensor_cursor).load(std::memory_order_acquire);
+}
+
+TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
+  const uint64_t written = ring_->written, used = written - consumed();
+  if (used > room_) return nullptr;  // an agent that claims to have read what was never written
+  const uint64_t free = room_ - used, to_end = room_ - written % room_;
+  filler_ = 0;
+  *bytes = free < to_end ? free : to_end;
+  if ((*bytes < room_ / 4 || *bytes < least) && free > 2 * to_end) {  // the piece at the front is longer
+    filler_ = to_end;
+    *bytes = free - to_end;
+  }
+  return *bytes < least ? nullptr : reinterpret_cast<TensorRecord*>(at(written + filler_));
+}
+
+void TensorWriter::publish(const TensorRecord* record) {
+  const uint64_t written = ring_->written;
+  if (filler_ > 0) {
+    auto* filler = reinterpret_cast<TensorRecord*>(at(written));  // only its first 16 bytes are sure to fit
+    filler->bytes = filler_;
+    filler->kind = TensorKind::kFiller;
+    filler->header_size = sizeof(TensorRecord);
+  }
+  store(ring_->taken, ring_->taken + 1);
+  store(ring_->written, written + filler_ + record->bytes, std::memory_order_release);
+}
+
+void TensorWriter::count_due(uint64_t turns) { store(ring_->due, ring_->due + turns); }
+
+void TensorWriter::count_skipped(TensorSkip reason, uint64_t turns) {
+  const uint64_t& count = ring_->skips(reason);
+  store(const_cast<uint64_t&>(count), count + turns);
+}
+
+void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
+  const uint64_t& count = ring_->head_skips(reason);
+  store(const_cast<uint64_t&>(count), count + 1);
+}
+
+void TensorWriter::tell_awaited(uint64_t turns) { store(ring_->awaited, turns); }
 
 }  // namespace foreshock::segment

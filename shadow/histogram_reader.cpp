@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "kernels/histogram.h"
-#include "kernels/packed_counters.h"
 
 namespace foreshock {
 namespace {

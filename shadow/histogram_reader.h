@@ -16,7 +16,7 @@ namespace foreshock {
 class HistogramReader {
  public:
   bool read_values(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);
-  // As kernels/packed_counters.h packs them.
+  // As kernels/histogram.h packs them.
   bool read_counters(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);
 
  private:

@@ -3,7 +3,6 @@
 #include <span>
 
 #include "kernels/histogram.h"
-#include "kernels/varint.h"
 
 namespace foreshock {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "segment/tensor_heads.h"
+#include "segment/parser.h"
 
 namespace foreshock {
 namespace {

@@ -11,7 +11,7 @@
 #include "agent/pipeline.h"
 #include "agent/record_lines.h"
 #include "foreshock/hook.h"
-#include "segment/names.h"
+#include "segment/layout.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {

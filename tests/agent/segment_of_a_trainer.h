@@ -13,10 +13,9 @@
 #include <filesystem>
 #include <string>
 
+#include "segment/layout.h"
+#include "segment/parser.h"
 #include "segment/reader.h"
-#include "segment/tensor_heads.h"
-#include "segment/tensor_optimizer.h"
-#include "segment/tensor_writer.h"
 #include "segment/writer.h"
 
 namespace foreshock {

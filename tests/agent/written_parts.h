@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "agent/weights.h"
-#include "kernels/checksum.h"
 #include "kernels/histogram.h"
-#include "kernels/packed_counters.h"
+#include "kernels/sums.h"
 
 namespace foreshock {
 

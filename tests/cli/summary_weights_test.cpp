@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "segment/tensor_record.h"
+#include "segment/layout.h"
 
 namespace foreshock::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "kernels/adam_sums.h"
+#include "kernels/sums.h"
 
 namespace {
 

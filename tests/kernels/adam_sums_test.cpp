@@ -1,10 +1,10 @@
-#include "kernels/adam_sums.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 #include <vector>
+
+#include "kernels/sums.h"
 
 namespace foreshock {
 namespace {

@@ -1,11 +1,10 @@
-#include "kernels/checksum_body.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
 #include "kernels/device_code.h"
+#include "kernels/sums_body.h"
 #include "tests/support/emulated_launches.h"
 
 namespace foreshock {

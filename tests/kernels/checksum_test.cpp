@@ -1,10 +1,10 @@
-#include "kernels/checksum.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <random>
 #include <vector>
+
+#include "kernels/sums.h"
 
 namespace foreshock {
 namespace {

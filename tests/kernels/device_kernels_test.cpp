@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bench/gpu/cuda_device.h"
-#include "kernels/adam_sums.h"
 #include "kernels/histogram.h"
+#include "kernels/sums.h"
 #include "tests/support/emulated_device.h"
 
 namespace foreshock {

@@ -1,10 +1,10 @@
-#include "kernels/gradient_sums.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "kernels/sums.h"
 
 namespace foreshock {
 namespace {

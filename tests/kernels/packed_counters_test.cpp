@@ -1,5 +1,3 @@
-#include "kernels/packed_counters.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>

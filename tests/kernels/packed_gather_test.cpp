@@ -11,7 +11,6 @@
 
 #include "kernels/gather.h"
 #include "kernels/gather_body.h"
-#include "kernels/host_memory.h"
 #include "tests/support/emulated_launches.h"
 
 namespace foreshock {

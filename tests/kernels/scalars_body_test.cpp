@@ -1,5 +1,3 @@
-#include "kernels/scalars_body.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "kernels/device_code.h"
+#include "kernels/sums_body.h"
 #include "tests/support/emulated_launches.h"
 
 namespace foreshock {

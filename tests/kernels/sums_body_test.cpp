@@ -1,5 +1,7 @@
 // The sums over gradients and optimizer state of the device, emulated: the bits of the order that
-// kernels/block_sums.h states, and beside the host's, whose order is another.
+// kernels/sums_body.h states, and beside the host's, whose order is another.
+#include "kernels/sums_body.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,9 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/adam_sums_body.h"
 #include "kernels/device_code.h"
-#include "kernels/gradient_sums_body.h"
 #include "tests/support/emulated_launches.h"
 
 namespace foreshock {

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kernels/checksum.h"
+#include "kernels/sums.h"
 #include "libmonitor/library_place.h"
 
 namespace foreshock {

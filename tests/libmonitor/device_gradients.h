@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
-#include "segment/names.h"
+#include "segment/layout.h"
 #include "tests/libmonitor/device_fixture.h"
 #include "tests/libmonitor/missed_numbers.h"
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "segment/names.h"
+#include "segment/layout.h"
 #include "tests/libmonitor/device_numbers.h"
 
 namespace foreshock {

@@ -9,7 +9,7 @@
 #include <map>
 #include <thread>
 
-#include "kernels/checksum.h"
+#include "kernels/sums.h"
 #include "libmonitor/weight_staging.h"
 #include "libmonitor/weights.h"
 #include "tests/libmonitor/device_weights.h"

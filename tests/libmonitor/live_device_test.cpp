@@ -12,7 +12,7 @@
 #include <thread>
 #include <tuple>
 
-#include "segment/names.h"
+#include "segment/layout.h"
 #include "tests/libmonitor/call_on_tensors.h"
 #include "tests/libmonitor/live_device_fixture.h"
 #include "tests/libmonitor/missed_numbers.h"

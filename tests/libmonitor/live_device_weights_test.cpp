@@ -6,7 +6,7 @@
 #include <functional>
 #include <thread>
 
-#include "segment/tensor_optimizer.h"
+#include "segment/layout.h"
 #include "tests/libmonitor/live_device_fixture.h"
 #include "tests/libmonitor/stored_tensors.h"
 #include "tests/support/reported_step.h"

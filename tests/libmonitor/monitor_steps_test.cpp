@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "segment/names.h"
+#include "segment/layout.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "libmonitor/slice_copy.h"
-#include "segment/joined_slice.h"
+#include "segment/parser.h"
 #include "tests/libmonitor/call_on_tensors.h"
 
 namespace foreshock {

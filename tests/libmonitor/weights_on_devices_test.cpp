@@ -4,11 +4,11 @@
 #include <cmath>
 #include <set>
 
-#include "kernels/checksum.h"
 #include "kernels/device_code.h"
+#include "kernels/sums.h"
 #include "libmonitor/monitor.h"
 #include "libmonitor/weight_staging.h"
-#include "segment/tensor_optimizer.h"
+#include "segment/layout.h"
 #include "tests/libmonitor/device_weights.h"
 #include "tests/support/emulated_device.h"
 

@@ -9,9 +9,9 @@
 #include <set>
 #include <string>
 
-#include "kernels/checksum.h"
+#include "kernels/sums.h"
 #include "libmonitor/clocks.h"
-#include "segment/tensor_heads.h"
+#include "segment/parser.h"
 #include "tests/libmonitor/described_weights.h"
 #include "tests/libmonitor/monitor_fixture.h"
 

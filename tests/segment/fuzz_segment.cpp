@@ -3,11 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "segment/joined_slice.h"
-#include "segment/packed_slice.h"
 #include "segment/parser.h"
-#include "segment/tensor_heads.h"
-#include "segment/tensor_parser.h"
 
 namespace {
 

@@ -1,12 +1,10 @@
-#include "segment/packed_slice.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
 #include <vector>
 
-#include "segment/joined_slice.h"
+#include "segment/parser.h"
 #include "tests/segment/segment_files.h"
 
 namespace foreshock::segment {

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "segment/names.h"
+#include "segment/layout.h"
 #include "tests/segment/segment_files.h"
 
 namespace foreshock::segment {

@@ -1,8 +1,8 @@
-#include "segment/step_stride.h"
-
 #include <gtest/gtest.h>
 
 #include <initializer_list>
+
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

@@ -1,10 +1,10 @@
-#include "segment/tensor_heads.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <functional>
 #include <string>
+
+#include "segment/parser.h"
 
 namespace foreshock::segment {
 namespace {

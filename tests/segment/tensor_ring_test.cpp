@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "segment/tensor_writer.h"
+#include "segment/writer.h"
 #include "tests/segment/segment_files.h"
 
 namespace foreshock::segment {

@@ -7,7 +7,6 @@
 #include <random>
 
 #include "kernels/histogram.h"
-#include "kernels/packed_counters.h"
 
 namespace foreshock {
 namespace {

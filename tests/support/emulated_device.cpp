@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
-#include "kernels/adam_sums_body.h"
-#include "kernels/checksum_body.h"
 #include "kernels/conservation_body.h"
 #include "kernels/device_code.h"
 #include "kernels/gather_body.h"
-#include "kernels/gradient_sums_body.h"
 #include "kernels/histogram_body.h"
-#include "kernels/scalars_body.h"
+#include "kernels/sums_body.h"
 #include "tests/support/emulated_block.h"
 
 namespace foreshock {

@@ -1,10 +1,12 @@
-// Sums of many tensors in a fixed order, on a Block: what kGradientSums and kAdamSums share.
-#ifndef FORESHOCK_KERNELS_BLOCK_SUMS_H_
-#define FORESHOCK_KERNELS_BLOCK_SUMS_H_
+// Device versions of kernels/sums.h, and kScalars: sums over many tensors in a fixed order, on a Block
+// (kernels/block.h). The shared part comes first, then one body per kernel.
+#ifndef FORESHOCK_KERNELS_SUMS_BODY_H_
+#define FORESHOCK_KERNELS_SUMS_BODY_H_
 
 #include "kernels/block.h"
 #include "kernels/device_jobs.h"
 #include "kernels/dtype.h"
+#include "kernels/sums.h"
 
 namespace foreshock {
 
@@ -128,6 +130,139 @@ FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   }
 }
 
+// The body of kGradientSums.
+
+template <class Block>
+FORESHOCK_DEVICE void add_group(const GradientTensor& tensor, uint64_t first, uint32_t count,
+                                const Block& block, GradientSums* sums) {
+  double g[kSumGroup];
+  load_group(static_cast<DType>(tensor.dtype), tensor.data, first, count, block, g);
+  for (uint32_t n = 0; n < kSumGroup; ++n) {
+    if (n < count) sums->add(g[n]);
+  }
+}
+
+template <class Block>
+FORESHOCK_DEVICE void gradient_sums_body(const GradientSumsJob& job, Block& block) {
+  sum_tensors<GradientSums>(job, block);
+}
+
+// The body of kAdamSums.
+
+constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums* sums) {
+  const AdamElement element = adam_element(g, v, c);
+  const bool counted = is_counted(element.corrected);
+  sums->counted += counted;
+  if (!counted) {
+    sums->nonfinite_gradient += g * 0 != 0;
+    sums->unusable_state += !is_usable(0, v);
+  }
+  sums->staleness += staleness_of(element.square, element.corrected, c);
+  sums->epsilon_dominated += element.corrected < c.eps_squared;
+  sums->gradient_squares += element.square;
+  if (c.before > 0) {
+    sums->surprised += is_surprising(element.square, element.moment, c);
+    sums->surprise_counted += counted;
+  }
+}
+
+template <class Block>
+FORESHOCK_DEVICE void add_group(const AdamTensor& tensor, uint64_t first, uint32_t count, const Block& block,
+                                AdamSums* sums) {
+  double g[kSumGroup], v[kSumGroup];
+  load_group(static_cast<DType>(tensor.gradient_dtype), tensor.gradient, first, count, block, g);
+  load_group(static_cast<DType>(tensor.moment_dtype), tensor.moment, first, count, block, v);
+  for (uint32_t n = 0; n < kSumGroup; ++n) {
+    if (n < count) add_element(g[n], v[n], tensor.constants, sums);
+  }
+}
+
+template <class Block>
+FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
+  sum_tensors<AdamSums>(job, block);
+}
+
+// The body of kScalars.
+
+template <class Block>
+FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& block) {
+  if (dtype != kSquaresOfSums) {
+    double value[kSumGroup];
+    load_group(static_cast<DType>(dtype), from, 0, 1, block, value);
+    return value[0];
+  }
+  constexpr uint64_t kNan = 0x7ff8000000000000;
+  const uint64_t nonfinite = block.template load<uint64_t>(from + offsetof(GradientSums, nonfinite));
+  const uint64_t squares = block.template load<uint64_t>(from + offsetof(GradientSums, squares));
+  return std::bit_cast<double>(nonfinite == 0 ? squares : kNan);
+}
+
+template <class Block>
+FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
+  block.each([&](uint32_t thread) {
+    for (uint32_t n = thread; n < job.count; n += block.threads()) {
+      const uint64_t cell = job.cells + cell_of(job.first + n) * sizeof(ScalarCell);
+      block.store(cell + offsetof(ScalarCell, value), scalar_at(job.from[n], job.dtype, block));
+      block.publish(cell + offsetof(ScalarCell, number), job.first + n);
+    }
+  });
+}
+
+// The body of kChecksum. A sum modulo 2^64: every order gives the same bits.
+
+// Word number `n`, in pieces of Unit, to which `from` is aligned; bytes behind the end are zero.
+template <class Unit, class Block>
+FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, const Block& block) {
+  if constexpr (sizeof(Unit) == sizeof(uint32_t)) {
+    if (4 * n + 4 <= job.bytes) return block.template load<uint32_t>(job.from + 4 * n);
+    return checksum_word<uint8_t>(job, n, block);
+  } else {
+    uint32_t word = 0;
+    for (uint32_t at = 0; at < 4; at += sizeof(Unit)) {
+      if (4 * n + at + sizeof(Unit) <= job.bytes)
+        word |= uint32_t{block.template load<Unit>(job.from + 4 * n + at)} << 8 * at;
+    }
+    return word;
+  }
+}
+
+template <class Unit, class Block>
+FORESHOCK_DEVICE void checksum_words(const ChecksumJob& job, Block& block) {
+  const uint64_t words = (job.bytes + 3) / 4;
+  uint64_t* sum = block.template shared<uint64_t>(0);
+  block.each([&](uint32_t thread) {
+    if (thread == 0) *sum = 0;
+  });
+  block.each([&](uint32_t thread) {
+    uint64_t own = 0;
+    for (uint64_t n = uint64_t{block.index()} * block.threads() + thread; n < words;
+         n += uint64_t{block.blocks()} * block.threads())
+      own += uint64_t{checksum_word<Unit>(job, n, block)} * checksum_factor(n);
+    block.add(sum, own);
+  });
+  block.each([&](uint32_t thread) {
+    if (thread == 0 && *sum != 0) block.add(reinterpret_cast<uint64_t*>(job.to), *sum);
+  });
+}
+
+template <class Block>
+FORESHOCK_DEVICE void checksum_body(const ChecksumJob& job, Block& block) {
+  switch (power_dividing(job.from, 4)) {
+    case 4:
+      checksum_words<uint32_t>(job, block);
+      break;
+    case 2:
+      // An odd number of bytes has no half for its last one.
+      if (job.bytes % 2 == 0) {
+        checksum_words<uint16_t>(job, block);
+        break;
+      }
+      [[fallthrough]];
+    default:
+      checksum_words<uint8_t>(job, block);
+  }
+}
+
 }  // namespace foreshock
 
-#endif  // FORESHOCK_KERNELS_BLOCK_SUMS_H_
+#endif  // FORESHOCK_KERNELS_SUMS_BODY_H_

@@ -1,0 +1,277 @@
+#include "kernels/sums.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+
+namespace foreshock {
+namespace {
+
+template <class T, class Convert>
+void load(const T* from, int64_t stride, size_t count, double* to, Convert convert) {
+  if (stride == 1) {
+    for (size_t n = 0; n < count; ++n) to[n] = convert(from[n]);
+  } else {
+    for (size_t n = 0; n < count; ++n) to[n] = convert(from[static_cast<int64_t>(n) * stride]);
+  }
+}
+
+}  // namespace
+
+void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to) {
+  switch (tensor.dtype) {
+    case DType::kFp64:
+      return load(static_cast<const double*>(tensor.data) + first, stride, count, to,
+                  [](double x) { return x; });
+    case DType::kFp32:
+      return load(static_cast<const float*>(tensor.data) + first, stride, count, to,
+                  [](float x) { return static_cast<double>(x); });
+    case DType::kBf16:
+      return load(static_cast<const uint16_t*>(tensor.data) + first, stride, count, to,
+                  [](uint16_t x) { return static_cast<double>(bf16_to_float(x)); });
+    case DType::kFp16:
+      return load(static_cast<const uint16_t*>(tensor.data) + first, stride, count, to,
+                  [](uint16_t x) { return static_cast<double>(fp16_to_float(x)); });
+    default:
+      for (size_t n = 0; n < count; ++n) to[n] = 0;
+  }
+}
+
+bool is_jointly_dense(const TensorView& a, const TensorView& b) {
+  int64_t filled = 1;  // elements of the dimensions taken so far, the innermost in memory first
+  bool taken[4] = {};
+  for (int round = 0; round < 4; ++round) {
+    int next = -1;
+    for (int n = 0; n < 4; ++n) {
+      if (a.shape[n] != b.shape[n]) return false;
+      if (!taken[n] && (a.shape[n] == 1 || (a.stride[n] == filled && b.stride[n] == filled))) next = n;
+    }
+    if (next < 0) return false;
+    taken[next] = true;
+    filled *= a.shape[next];
+  }
+  return true;
+}
+
+namespace {
+
+// Eight independent chains, so that the compiler may keep them in vector registers without reordering a sum.
+constexpr size_t kChains = 8;
+
+template <class Load>
+double sum_squares(size_t count, Load load) {
+  double chain[kChains] = {};
+  size_t n = 0;
+  for (; n + kChains <= count; n += kChains) {
+    for (size_t c = 0; c < kChains; ++c) {
+      const double x = load(n + c);
+      chain[c] += x * x;
+    }
+  }
+  for (; n < count; ++n) {
+    const double x = load(n);
+    chain[0] += x * x;
+  }
+  double total = 0;
+  for (double part : chain) total += part;
+  return total;
+}
+
+}  // namespace
+
+double sum_of_squares(const void* data, DType type, size_t count) {
+  switch (type) {
+    case DType::kFp64: {
+      const double* x = static_cast<const double*>(data);
+      return sum_squares(count, [x](size_t n) { return x[n]; });
+    }
+    case DType::kFp32: {
+      const float* x = static_cast<const float*>(data);
+      return sum_squares(count, [x](size_t n) { return static_cast<double>(x[n]); });
+    }
+    case DType::kBf16: {
+      const uint16_t* x = static_cast<const uint16_t*>(data);
+      return sum_squares(count, [x](size_t n) { return static_cast<double>(bf16_to_float(x[n])); });
+    }
+    case DType::kFp16: {
+      const uint16_t* x = static_cast<const uint16_t*>(data);
+      return sum_squares(count, [x](size_t n) { return static_cast<double>(fp16_to_float(x[n])); });
+    }
+    default:
+      return 0;
+  }
+}
+
+namespace {
+
+template <class Load>
+Update sums(size_t count, const Load& load) {
+  double magnitude[kChains] = {}, squares[kChains] = {}, after_squares[kChains] = {}, most[kChains] = {};
+  const auto add = [&](size_t n, size_t chain) {
+    const double after = load.after(n), d = std::fabs(after - load.before(n));
+    magnitude[chain] += d;
+    squares[chain] += d * d;
+    after_squares[chain] += after * after;
+    most[chain] = most[chain] < d ? d : most[chain];
+  };
+  size_t n = 0;
+  for (; n + kChains <= count; n += kChains)
+    for (size_t chain = 0; chain < kChains; ++chain) add(n + chain, chain);
+  for (; n < count; ++n) add(n, 0);
+  Update update;
+  for (size_t chain = 0; chain < kChains; ++chain) {
+    update.sum_magnitude += magnitude[chain];
+    update.sum_squares += squares[chain];
+    update.sum_squares_after += after_squares[chain];
+    update.max_magnitude = std::max(update.max_magnitude, most[chain]);
+  }
+  if (std::isnan(update.sum_magnitude)) update.max_magnitude = update.sum_magnitude;  // NaN compares as less
+  return update;
+}
+
+struct LoadFp32 {
+  const float *a, *b;
+  double before(size_t n) const { return a[n]; }
+  double after(size_t n) const { return b[n]; }
+};
+template <float (*kConvert)(uint16_t)>
+struct Load16 {
+  const uint16_t *a, *b;
+  double before(size_t n) const { return kConvert(a[n]); }
+  double after(size_t n) const { return kConvert(b[n]); }
+};
+
+}  // namespace
+
+Update update_between(const void* before, const void* after, DType type, size_t count) {
+  const auto *a = static_cast<const uint16_t*>(before), *b = static_cast<const uint16_t*>(after);
+  switch (type) {
+    case DType::kFp32:
+      return sums(count, LoadFp32{static_cast<const float*>(before), static_cast<const float*>(after)});
+    case DType::kBf16:
+      return sums(count, Load16<bf16_to_float>{a, b});
+    case DType::kFp16:
+      return sums(count, Load16<fp16_to_float>{a, b});
+    default:
+      return {};
+  }
+}
+
+void add_gradient_sums(const TensorView& gradient, GradientSums* sums) {
+  for_each_joint_block(gradient, gradient, [&](const double* g, const double*, size_t n) {
+    GradientSums of_block;
+    for (size_t i = 0; i < n; ++i) of_block.add(g[i]);
+    sums->add(of_block);
+  });
+}
+
+namespace {
+
+// base^n for n >= 0, the same bits everywhere, which pow of a C library does not promise. Relative error
+// below n * 2^-53, so that of 1 - beta2^t is below 2^-53 * t beta2^t / (1 - beta2^t) < 2^-53 / (1 - beta2).
+double power(double base, int64_t n) {
+  double result = 1;
+  for (; n > 0; n >>= 1, base *= base) {
+    if (n & 1) result *= base;
+  }
+  return result;
+}
+
+// A sum over f(0) .. f(n - 1) in kChains chains. One sum at a time, so that its chains stay in vector
+// registers.
+template <class Function>
+double sum(size_t n, const Function& f) {
+  double chain[kChains] = {};
+  size_t at = 0;
+  for (; at + kChains <= n; at += kChains) {
+    for (size_t k = 0; k < kChains; ++k) chain[k] += f(at + k);
+  }
+  for (; at < n; ++at) chain[at % kChains] += f(at);
+  double total = 0;
+  for (double part : chain) total += part;
+  return total;
+}
+
+// The same of what is true; the counts are kept in fp64 as well: exact, and one kind of arithmetic.
+template <class Function>
+uint64_t count(size_t n, const Function& f) {
+  return static_cast<uint64_t>(sum(n, [&f](size_t i) { return f(i) ? 1.0 : 0.0; }));
+}
+
+// What is left out, which is rare.
+void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
+  block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
+  block->unusable_state = count(n, [&](size_t i) { return !is_usable(0, v[i]); });
+}
+
+void add_block(const double* g, const double* v, size_t n, const AdamConstants& c, AdamSums* sums) {
+  double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];
+  for (size_t i = 0; i < n; ++i) {
+    const AdamElement element = adam_element(g[i], v[i], c);
+    square[i] = element.square;
+    moment[i] = element.moment;
+    corrected[i] = element.corrected;
+  }
+  AdamSums block;
+  block.counted = count(n, [&](size_t i) { return is_counted(corrected[i]); });
+  if (block.counted != n) count_unusable(g, v, n, &block);
+  block.staleness = sum(n, [&](size_t i) { return staleness_of(square[i], corrected[i], c); });
+  block.epsilon_dominated = count(n, [&](size_t i) { return corrected[i] < c.eps_squared; });
+  block.gradient_squares = sum(n, [&](size_t i) { return square[i]; });
+  if (c.before > 0) {
+    block.surprised = count(n, [&](size_t i) { return is_surprising(square[i], moment[i], c); });
+    block.surprise_counted = block.counted;
+  }
+  sums->add(block);
+}
+
+}  // namespace
+
+AdamConstants adam_constants(const AdamStep& step) {
+  const double eps_squared = step.eps * step.eps;
+  return {.correction = 1 / (1 - power(step.beta2, step.step)),
+          .eps_squared = eps_squared,
+          .floor = eps_squared > DBL_MIN ? eps_squared : DBL_MIN,
+          .new_share = 1 - step.beta2,
+          .before = step.beta2 * (1 - power(step.beta2, step.step - 1))};
+}
+
+void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
+                   AdamSums* sums) {
+  if (step.step < 1 || !(step.beta2 >= 0 && step.beta2 < 1) || !(step.eps >= 0)) return;
+  const AdamConstants c = adam_constants(step);
+  for_each_joint_block(gradient, second_moment,
+                       [&](const double* g, const double* v, size_t n) { add_block(g, v, n, c, sums); });
+}
+
+namespace {
+
+constexpr uint32_t kStride = checksum_factor(1) - checksum_factor(0);  // modulo 2^32
+constexpr size_t kBlock = 1024;                                        // words
+
+}  // namespace
+
+uint64_t checksum(const void* data, size_t bytes) {
+  const char* at = static_cast<const char*>(data);
+  uint64_t sum = 0;
+  uint32_t first = checksum_factor(0);
+  size_t words = bytes / sizeof(uint32_t);
+  // In blocks, so that the factors within one need no chain of additions: this loop becomes vector code.
+  for (; words >= kBlock; words -= kBlock, at += kBlock * sizeof(uint32_t)) {
+    uint32_t block[kBlock];
+    std::memcpy(block, at, sizeof block);
+    for (uint32_t n = 0; n < kBlock; ++n) sum += uint64_t{block[n]} * (first + n * kStride);
+    first += static_cast<uint32_t>(kBlock) * kStride;
+  }
+  for (; words > 0; --words, at += sizeof(uint32_t), first += kStride) {
+    uint32_t word;
+    std::memcpy(&word, at, sizeof word);
+    sum += uint64_t{word} * first;
+  }
+  uint32_t rest = 0;
+  if (const size_t tail = bytes % sizeof(uint32_t); tail > 0) std::memcpy(&rest, at, tail);
+  return sum + uint64_t{rest} * first;
+}
+
+}  // namespace foreshock
