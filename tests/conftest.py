@@ -3,6 +3,7 @@
 # The pytest of Debian, under which other releases of torch are tested, lacks names of the annotations.
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import signal
@@ -18,12 +19,39 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "support"))
 import browser  # noqa: E402
 import live  # noqa: E402
 import monitored  # noqa: E402
+import reports  # noqa: E402
 
-# A shell that starts the tests in the background leaves Ctrl-C ignored, and children inherit that.
+# Children inherit ignored signals (nohup ignores SIGHUP, a shell in the background SIGINT), but get the default where
+# this process has a handler. The tests expect the default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 
+def cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    times = os.times()
+    return sum(times[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
+    item.stash[CPU_BEFORE] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item):
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append((reports.CPU, round(cpu_seconds() - item.stash[CPU_BEFORE], 2)))
+
+
+CPU_BEFORE = pytest.StashKey[float]()
 LINE_OF = "line of "  # a property of a test, which also reaches us from the processes of pytest-xdist
 
 
@@ -35,8 +63,8 @@ def show_line(record_property: Callable[[str, object], None]) -> Callable[[str, 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     tables: dict[str, list[str]] = {}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
+    for finished in terminalreporter.stats.values():
+        for report in finished:
             if getattr(report, "when", None) != "call":
                 continue
             for name, line in report.user_properties:

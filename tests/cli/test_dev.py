@@ -100,19 +100,28 @@ def test_failing_stage_fails_the_whole(dev, monkeypatch, capsys, reports):
     assert dev.main() == 1
     said = capsys.readouterr().out
     assert "release  FAILED" in said
-    assert "no test was run" in said
+    assert "it did not run to its end" in said
     assert "pytest   passed" in said
 
 
-def test_a_bench_that_does_not_run_fails_the_whole(dev, monkeypatch, capsys, reports):
-    monkeypatch.setattr(dev.sys, "argv", ["dev", "test"])
-    monkeypatch.setattr(dev, "python_tests_and_builds", lambda: 0)
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        (["--quick"], ["release", "pytest"]),
+        ([], ["release", "pytest", "asan"]),
+        (["--all"], ["release", "pytest", "asan", "tsan", "bench"]),
+    ],
+)
+def test_stages_of_each_tier(dev, monkeypatch, capsys, reports, words, stages):
+    monkeypatch.setattr(dev.sys, "argv", ["dev", "test", *words])
+    monkeypatch.setattr(dev, "python_tests_and_builds", lambda *_: 0)
+    monkeypatch.setattr(dev, "python_tests", lambda *_: 0)
+    monkeypatch.setattr(dev, "build", lambda *_: None)
     monkeypatch.setattr(dev, "run", lambda *words, **_: int("bench/overhead.py" in words))
-    assert dev.main() == 1
+    assert dev.main() == ("--all" in words)
     said = capsys.readouterr().out
-    assert re.findall(r"dev: (\w+) +(?:passed|FAILED)", said) == ["release", "pytest", "asan", "tsan", "bench"]
-    assert re.findall(r"dev: (\w+) +FAILED", said) == ["bench"]
-    assert "it did not run to its end" in said
+    assert re.findall(r"dev: (\w+) +(?:passed|FAILED)", said) == stages
+    assert re.findall(r"dev: (\w+) +FAILED", said) == stages[4:]
 
 
 def test_builds_go_on_while_the_tests_wait_and_end_with_them(dev, monkeypatch, tmp_path):
@@ -137,9 +146,9 @@ sleep 600 & wait
         assert not ended.exists()
         return 1
 
-    monkeypatch.setattr(dev, "python_tests", tests)
-    assert dev.python_tests_and_builds() == 1
-    assert started.read_text() == f"-C build/asan -j {os.cpu_count()} unit_tests\n"
+    monkeypatch.setattr(dev, "python_tests", lambda tier: tests())
+    assert dev.python_tests_and_builds("full", ["asan"]) == 1
+    assert started.read_text() == f"-C build/asan -j {os.cpu_count()} sanitized_tests\n"
     # Or a build of the same folder could begin while this one cleans up.
     assert ended.read_text() == started.read_text()
 
@@ -177,19 +186,73 @@ def test_results_of_an_earlier_run_are_not_told(dev, monkeypatch, capsys, report
     assert "test_bad" not in capsys.readouterr().out
 
 
-GPU_JUNIT = """<testsuite><testcase name="Device.A" status="{status}"><system-out>[ RUN      ] Device.A
-device_kernels_test.cpp:35: Skipped
-no device: no libcuda.so.1
-[  SKIPPED ] Device.A</system-out></testcase></testsuite>"""
+CTEST_JUNIT = """<testsuite name="Linux">
+<testcase name="agent_test" classname="agent_test" time="2" status="run"/>
+<testcase name="cli_test" classname="cli_test" time="1" status="fail"><failure message=""/></testcase>
+<testcase name="lab_test" classname="lab_test" time="1" status="fail"><failure message="Failed"/>
+<system-out>[ RUN      ] Lab.Fine
+[       OK ] Lab.Fine (0 ms)
+[ RUN      ] Lab.Crashes
+</system-out></testcase>
+<testcase name="fuzz_options" classname="fuzz_options" time="3" status="run"/></testsuite>"""
+GTEST_CASE = (
+    '<testsuites><testsuite><testcase name="{name}" classname="Suite" time="0.5" file="/a/tests/agent/a_test.cpp">'
+    "{inside}</testcase></testsuite></testsuites>"
+)
+
+
+@pytest.fixture
+def expanded(dev, tmp_path):
+    """A report of ctest in which each program of GoogleTest is replaced by its cases."""
+    report = tmp_path / "release.xml"
+    report.write_text(CTEST_JUNIT)
+    for program, name, inside in [("agent_test", "Works", ""), ("cli_test", "Fails", '<failure message="1 != 2"/>')]:
+        (tmp_path / f"{program}.xml").write_text(GTEST_CASE.format(name=name, inside=inside))
+    dev.reports.expand_gtest(report, tmp_path)
+    return report
+
+
+def test_cases_of_a_program_are_reported_and_a_crash_names_its_case(dev, expanded):
+    assert [case.name for case in dev.reports.read_cases(expanded)] == [
+        "lab_test lab_test", "fuzz_options fuzz_options", "agent_test Suite.Works", "cli_test Suite.Fails",
+    ]  # fmt: skip
+    assert dev.reports.failures(expanded) == ["lab_test lab_test Failed in Lab.Crashes", "cli_test Suite.Fails 1 != 2"]
+
+
+def test_times_of_folders_and_of_the_slowest_tests(dev, expanded):
+    lines = [line.split() for line in dev.reports.table_of_times([expanded], slowest=2)]
+    assert lines[0] == ["folder", "tests", "seconds", "CPU", "s"]
+    assert lines[1:4] == [["ctest", "2", "4", "4"], ["agent", "2", "1", "1"], ["all", "4", "5", "5"]]
+    assert lines[-2:] == [["3.0", "3.0", "fuzz_options", "fuzz_options"], ["1.0", "1.0", "lab_test", "lab_test"]]
+
+
+def test_children_have_default_signals_however_the_tests_were_started(tmp_path):
+    """nohup leaves SIGHUP ignored, and a shell that starts a command in the background SIGINT."""
+    child = "import signal as s; print([s.getsignal(n) == s.SIG_IGN for n in (s.SIGHUP, s.SIGINT, s.SIGTERM)])"
+    test = tmp_path / "test_one.py"
+    test.write_text(
+        "import subprocess, sys\ndef test_signals():\n"
+        f"    seen = subprocess.run([sys.executable, '-c', {child!r}], capture_output=True, text=True).stdout\n"
+        "    assert seen.strip() == '[False, False, False]'\n"
+    )
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "support").symlink_to(ROOT / "tests" / "support")
+    command = ["sh", "-c", 'trap "" HUP INT TERM; exec "$@"', "sh", sys.executable, "-m", "pytest", "-q", str(tmp_path)]
+    done = subprocess.run([*command, "-p", "no:cacheprovider"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+GPU_JUNIT = """<testsuite><testcase name="Device.A" status="run" result="{result}">
+<skipped message="device_kernels_test.cpp:35&#x0A;no device: no libcuda.so.1&#x0A;" /></testcase></testsuite>"""
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [("notrun", ["dev: nothing was launched: no device: no libcuda.so.1"]), ("run", [])]
+    ("result", "told"), [("skipped", ["dev: nothing was launched: no device: no libcuda.so.1"]), ("completed", [])]
 )
-def test_tests_that_found_no_device_say_so(dev, monkeypatch, capsys, reports, status, told):
+def test_tests_that_found_no_device_say_so(dev, monkeypatch, capsys, reports, result, told):
     def run(command, *_, **__):
         if command == "ctest":
-            (reports / "release.xml").write_text(GPU_JUNIT.format(status=status))
+            (reports / "release.xml").write_text(GPU_JUNIT.format(result=result))
         return 0
 
     monkeypatch.setattr(dev, "ensure_system", lambda: None)

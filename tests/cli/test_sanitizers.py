@@ -1,16 +1,12 @@
 """`./dev test` runs every unit test under the sanitizers; a new one is in without anybody listing it."""
 
-import importlib.machinery
-import importlib.util
 import json
 import pathlib
 import subprocess
-import sys
 
 import monitored
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = monitored.BUILD
 # What code needs that starts a thread: of libstdc++, of glibc.
 THREAD_STARTS = ("_ZNSt6thread15_M_start_thread", "pthread_create")
@@ -62,17 +58,3 @@ def test_what_starts_threads_is_not_called_serial(labels):
     for program in ("agent_test", "exporters_test", "lab_comparison_test", "lab_measure_test", "libmonitor_test"):
         assert "unit_threaded" in labels[program]
     assert starts_threads("segment_test")
-
-
-def test_the_targets_that_dev_builds_hold_them_all(labels, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    loader = importlib.machinery.SourceFileLoader("dev", str(ROOT / "dev"))
-    dev = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
-    loader.exec_module(dev)
-    assert set(dev.SANITIZED) == {"asan", "tsan"}
-    for target, label in dev.SANITIZED.values():
-        query = ["ninja", "-C", str(BUILD), "-t", "query", f"tests/{target}"]
-        inputs = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        for program, names in labels.items():
-            if any(name.startswith(label) for name in names):
-                assert f"{program}\n" in inputs, (target, program)
