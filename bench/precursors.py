@@ -3,13 +3,13 @@
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2] [--keep] [--tuning] [--short]
 
 Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, beneath
-everything else that runs. Records are kept in OUT/records and never made twice; what `foreshock detect` says of them is
-scored by the protocol of bench/precursors/scoring.py. Written: OUT/report.html and OUT/results.json. With --keep, what
-scoring needs of each training goes to bench/precursors/trainings, and results.json, of which `./dev docs` makes
-docs/precursors.md, is that of all trainings kept there, of whatever day and machine; those are not made again either,
-unless the recipe, the detectors or the figures of a slice have changed since. After --minutes nothing further is
-trained, and what is unfinished is thrown away; the next time goes on from there. --tuning trains seeds that no result
-may contain.
+everything else that runs. Records are kept in OUT/records and never made twice; what `foreshock detect` says of them
+is scored by the protocol of bench/precursors/scoring.py. Written: OUT/report.html and OUT/results.json. With --keep,
+what scoring needs of each training goes to bench/precursors/trainings, and results.json is computed from all
+trainings kept there, of whatever day and machine; `./dev docs` writes docs/precursors.md and
+bench/precursors/RESULTS.md from it. Kept trainings are not made again, unless the recipe, the detectors or the
+figures of a slice have changed since. After --minutes nothing further is trained, and what is unfinished is thrown
+away; the next time goes on from there. --tuning trains seeds that no result may contain.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="fewer than the recipe's, to try things out")
     parser.add_argument("--out", default=str(ROOT / "build" / "precursors"))
     parser.add_argument("--score", action="store_true", help="train nothing, score what is there")
-    parser.add_argument("--keep", action="store_true", help="add them to those that docs/precursors.md shows")
+    parser.add_argument("--keep", action="store_true", help="add them to those that bench/precursors/RESULTS.md shows")
     parser.add_argument("--short", action="store_true", help="one small pair: shows that it runs")
     options = parser.parse_args()
     if options.short:

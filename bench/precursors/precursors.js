@@ -64,6 +64,6 @@
     table([HEAD[0], 'threshold', ...HEAD.slice(1)], Object.entries(learned).map(([name, of]) => { const [first, ...rest] = row(name, of.all); return [first, of.threshold ?? 'none', ...rest]; })));
   document.getElementById('summary').textContent = `${recipes.reduce((sum, r) => sum + r.seeds.length, 0)} small trainings on a CPU under the monitor, ` +
     `${recipes.filter((r) => r.twin && r.seeds.length).length} ways of going wrong, each beside a twin that does not.`;
-  document.getElementById('setup').textContent = 'Scored as docs/precursors.md says.';
+  document.getElementById('setup').textContent = 'Protocol: bench/precursors/RESULTS.md.';
   drawn.forEach((draw) => draw());
 })();

@@ -1,4 +1,4 @@
-"""The results in words: docs/precursors.md, and what the bench prints. `tables.py` writes the page.
+"""Writes the results as text: RESULTS.md with every table, docs/precursors.md on one page, and the bench's output.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -14,6 +14,7 @@ import provenance
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
+REPORT = RESULTS.with_name("RESULTS.md")
 PAGE = ROOT / "docs" / "precursors.md"
 HEAD = (
     "detector",
@@ -127,7 +128,7 @@ def errors(results: dict) -> str:
 
 
 def families(results: dict) -> str:
-    """For each family of failures, whether a default detector foretells it."""
+    """For each family of failures, the default detectors that warned before it."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe for recipe in faults(results) if recipe["family"] == family]
@@ -139,38 +140,77 @@ def families(results: dict) -> str:
                     lift = number(found["lift"]) + " " + between(found["lift_low"], found["lift_high"])
                     good.append(f"`{name}` in `{recipe['name']}` (lift {lift}, lead {found['lead_median']:g})")
         with_event = sum(recipe["with_events"] for recipe in of)
-        rows.append(
-            [family, "; ".join(good) if good else "none" if with_event else "no loss event: nothing to foretell"]
-        )
-    return markdown(("family", "default detectors of lift ≥ 2 and a median lead ≥ 5"), rows)
+        rows.append([family, "; ".join(good) if good else "none" if with_event else "no loss event"])
+    return markdown(("family", "default detectors with lift ≥ 2 and a median lead ≥ 5 steps"), rows)
 
 
 def made(results: dict, current: str) -> str:
-    """Of what the figures are, and whether they are of these detectors."""
+    """States what the figures come from, and whether the detectors are those of this tree."""
     of = results["made"]
     stale = of["trainings"] if results["detectors"] != current else of["stale"]
     text = (
         f"{of['trainings']} trainings, torch {' and '.join(of['torch'])}, {' and '.join(of['foreshock'])}. On "
-        f"{of['replays']} of the {of['trainings']} records `foreshock detect` found, event for event, what the agent "
-        f"had written while they were made ({of['live_events']} events). "
+        f"{of['replays']} of the {of['trainings']} records `foreshock detect` reproduced every event that the agent "
+        f"had written during the training ({of['live_events']} events). "
     )
     text += (
-        f"**Stale: {stale} of them were judged by detectors that are not those of this tree.**"
+        f"**Stale: {stale} of them were scored with detectors of another version than this tree.**"
         if stale
-        else ("All were judged by the detectors as they are.")
+        else "All were scored with the detectors of this tree."
     )
     otherwise = sum(count for judges, count in of["judges"].items() if judges != provenance.of_judges())
     if otherwise:
         text += (
-            f" In {otherwise} of them the figures of slices of attention are those of an earlier shadow/: "
-            "what `deviation_forward`, `deviation_backward`, `bias` and `output_error_drift` are said to find is what "
-            "they found by those."
+            f" In {otherwise} of them the attention errors were computed by an earlier version of shadow/: the rows of "
+            "`deviation_forward`, `deviation_backward`, `bias` and `output_error_drift` are of that version."
         )
     return textwrap.fill(text, 120)
 
 
 def page(results: dict, current: str) -> str:
-    """`current`: the hash of the detectors of this tree."""
+    """The report on one page. `current`: the hash of the detectors of this tree."""
+    parts = [SHORT.format(**results["protocol"]), made(results, current) + "\n", "## Default and experimental\n"]
+    parts += [standing(results), ONE_LINE, short_table(results) + "\n"]
+    parts.append(f"## Which failures were predicted\n\n{short_families(results)}\n")
+    return "\n".join(parts)
+
+
+def short_families(results: dict) -> str:
+    """For each family of failures: which default detector warned before the failure, in how many recipes, how early."""
+    rows = []
+    for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
+        of = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]
+        cells = []
+        for name in results["default"]:
+            found = [results["shipped"][name]["recipes"].get(recipe) for recipe in of]
+            leads = [each["lead_median"] for each in found if each and attention_errors.foretells(each)]
+            if leads:
+                steps = f"{min(leads):g}" if len(leads) == 1 else f"{min(leads):g} to {max(leads):g}"
+                cells.append(f"`{name}` in {len(leads)} of {len(of)} recipes, {steps} steps before")
+        has_event = any(recipe["with_events"] for recipe in faults(results) if recipe["family"] == family)
+        rows.append([family, "; ".join(cells) or ("none" if has_event else "no loss event")])
+    return markdown(("family of failures", "default detectors with lift ≥ 2 and a median lead ≥ 5 steps"), rows)
+
+
+def standing(results: dict) -> str:
+    default = ", ".join(f"`{name}`" for name in results["default"]) or "none"
+    experimental = ", ".join(f"`{name}`" for name in results["ours"] if name not in results["default"]) or "none"
+    return f"**Default**: {default}.\n\n**Experimental**: {experimental}.\n\n{DEFAULT}"
+
+
+def short_table(results: dict) -> str:
+    rows = []
+    for name, of in results["shipped"].items():
+        found = of["all"]
+        lead = "–" if found["lead_median"] is None else f"{found['lead_median']:g} steps"
+        low, high = between(found["lift_low"], found["lift_high"]), number(found["lift"])
+        false = f"{number(found['false_per_10k'])} (at most {number(found['false_per_10k_most'])})"
+        rows.append([f"`{name}`", f"{found['hits']} of {found['events']}", lead, f"{high} {low}", false])
+    return markdown(SHORT_HEAD, rows)
+
+
+def report(results: dict, current: str) -> str:
+    """Every table. `current`: the hash of the detectors of this tree."""
     what = [
         [
             f"`{r['name']}`", r["family"], r["model"], r["what"], f"`{r['twin']}`" if r["twin"] else "–",
@@ -183,20 +223,16 @@ def page(results: dict, current: str) -> str:
         [*row_of(f"`{name}`", of["all"])[:1], of["threshold"] or "none", *row_of("", of["all"])[1:]]
         for name, of in results["learned"].items()
     ]
-    default = ", ".join(f"`{name}`" for name in results["default"]) or "none"
-    experimental = ", ".join(f"`{name}`" for name in results["ours"] if name not in results["default"]) or "none"
     parts = [INTRODUCTION.format(**results["protocol"])]
     parts.append(f"## The trainings\n\n{markdown(RECIPE_HEAD, what)}\n\n{made(results, current)}\n")
     parts.append(TRIED)
-    parts.append(
-        f"## What it found\n\n**Default** by these figures: {default}. Experimental: {experimental}.\n\n{DEFAULT}"
-    )
+    parts.append(f"## Results\n\n{standing(results)}")
     parts.append(f"{families(results)}\n\n" + "\n".join(verdicts(results)) + "\n")
-    parts.append(f"## Where nothing is wrong\n\n{QUIET}\n\n{quiet(results)}\n")
-    parts.append(f"## Attention that errs\n\n{ERRORS}\n\n{errors(results)}\n")
-    parts.append(f"## As they ship, all recipes together\n\n{LEGEND}\n\n{markdown(HEAD, shipped)}\n")
+    parts.append(f"## Trainings without a fault\n\n{QUIET}\n\n{quiet(results)}\n")
+    parts.append(f"## Planted attention errors\n\n{ERRORS}\n\n{errors(results)}\n")
+    parts.append(f"## Shipped thresholds, all recipes together\n\n{LEGEND}\n\n{markdown(HEAD, shipped)}\n")
     parts += [of_recipe(results, recipe) for recipe in faults(results)]
-    parts.append(f"## With thresholds learned from other seeds\n\n{LEARNED}\n\n")
+    parts.append(f"## Thresholds learned from other seeds\n\n{LEARNED}\n\n")
     parts[-1] += markdown((HEAD[0], "threshold", *HEAD[1:]), learned) + "\n"
     return "\n".join(part for part in parts if part)
 
@@ -208,7 +244,7 @@ def of_recipe(results: dict, recipe: dict) -> str:
         for detector, of in results["shipped"].items()
         if name in of["recipes"] and (of["recipes"][name]["alarms"] or of["recipes"][name]["twin_hits"])
     ]
-    return f"### {name}\n\nThose that alarmed at all.\n\n{markdown(HEAD, rows)}\n" if rows else ""
+    return f"### {name}\n\nDetectors that raised an alarm.\n\n{markdown(HEAD, rows)}\n" if rows else ""
 
 
 def text(results: dict) -> str:
@@ -219,6 +255,13 @@ def text(results: dict) -> str:
     return "\n".join([*lines, "", *verdicts(results), "", families(results), "", quiet(results), "", errors(results)])
 
 
+SHORT_HEAD = (
+    "detector",
+    "loss events with a warning before",
+    "median lead",
+    "lift [95 %]",
+    "false alarms per 10 000 steps",
+)
 RECIPE_HEAD = (
     "recipe",
     "family",
@@ -236,80 +279,103 @@ ERRORS_HEAD = (
     "with a loss event",
     "steps to it",
     "`output_error_drift` warned",
-    "of the right layer",
+    "for the right layer",
     "before the loss event",
     "steps before it",
     "`bias` warned",
-    "of the right layer",
+    "for the right layer",
 )
-INTRODUCTION = """# Precursors
+SHORT = """# How good the detectors are
 
-Generated by `./dev docs` from `bench/precursors/results.json`, which `./dev bench precursors --keep` makes of the
-trainings kept in `bench/precursors/trainings`. How often is each detector right, how early, and how often does it cry
-wolf? Trainings that all fail say nothing of that, so each training with a fault has a twin of the same seed without it,
-and everything stands beside what chance would give. All trainings run under `foreshock run --record`;
-`foreshock detect` finds the events and the alarms in the records.
+Generated by `./dev docs`. The full report, with the protocol and a table for every kind of training, is
+[bench/precursors/RESULTS.md](../bench/precursors/RESULTS.md).
+
+A benchmark of small trainings measures how often each detector is right, how early it warns, and how often it warns
+for nothing. Each training with a planted fault has a twin with the same seed and no fault. The results say which
+detectors deserve attention first. They do not predict what happens in a large training.
+
+- **Hit**: the detector starts to warn within {horizon} steps before the onset of a loss event ({long_horizon} steps
+  for attention detectors). **Lead**: steps from the first such warning to the onset.
+- **Lift**: how much more often a loss event follows a warning than an arbitrary step. 1 is chance. A detector that
+  only separates faulty trainings from healthy ones reaches about 2.
+- **False alarms** are counted in the trainings without a fault.
+"""
+ONE_LINE = """All recipes together, with the shipped thresholds. The rules below the detectors are published by others
+and are shown for comparison. Most of the 246 events come from one recipe (`adam-net`).
+"""
+INTRODUCTION = """# Results of the detector benchmark
+
+Generated by `./dev docs` from `bench/precursors/results.json`. `./dev bench precursors --keep` computes that file
+from the trainings in `bench/precursors/trainings`. The summary on one page is
+[docs/precursors.md](../../docs/precursors.md).
+
+How often is each detector right, how early does it warn, and how often does it warn for nothing? Each training with a
+fault has a twin with the same seed and no fault, and every figure is compared with chance. All trainings run under
+`foreshock run --record`; `foreshock detect` finds the events and the alarms in the records.
 
 The protocol (`bench/precursors/scoring.py`):
 
-- **Event**: what `foreshock detect` calls `loss_spike`, `divergence` or `loss_rise`. Its onset counts, not the step at
-  which it was found out. Where it finds none, a failure is also where three means of 16 losses in a row are a tenth
-  above the twin's ("missed" below: no run in earnest has a twin).
-- **Alarm**: a detector begins to warn anywhere while it warned nowhere. It counts at the step at which the value was
+- **Event**: a `loss_spike`, `divergence` or `loss_rise` of `foreshock detect`. Its onset counts, not the step at
+  which it was detected. If none is found, a training still counts as failed where three means of 16 losses in a row
+  are 10 % above the twin's ("missed" below; a production run has no twin).
+- **Alarm**: a detector starts to warn while it warned nowhere else. It counts at the step at which the value was
   taken.
 - **Hit**: an alarm within the horizon before an onset: {horizon} steps, or {long_horizon} for the detectors of
   attention, whose signs come earlier. **Lead**: steps from the first such alarm to the onset.
-- **Aftermath**: from an onset until the loss is back for three steps in a row, and {aftermath} steps more, nothing is
-  scored: that detectors ring on after a spike is no merit and no fault. Nor are the first {first_step} steps scored,
-  in which no event can be.
-- **Base rate**: the share of scored steps, of a training and its twin up to the same step, that an onset follows within
-  the same horizon. **Lift**: how much oftener an event follows an alarm than that; 1 is chance. Intervals of lift are
-  95 %, from seeds drawn with replacement (four at least), since steps of one training are not independent. Those of
-  hits are Wilson's, as if events were independent, which those of one training are not. **False alarms** are those of
-  the trainings without a fault, each counted once and to its end, with one-sided 95 % Poisson bounds.
-- A detector that only tells the arms apart reaches a lift of about 2 and foretells nothing. The null "step index", an
-  alarm at a fixed step, shows how far one gets without looking.
-- Thresholds that ship are from the literature or from seeds up to 1002, of which none is in here; nobody had seen a
-  result of these trainings when a threshold, a horizon or a detector was chosen. The rules of others have the
-  thresholds of their authors.
+- **Aftermath**: nothing is scored from an onset until the loss has recovered for three steps in a row, plus
+  {aftermath} steps, because alarms after a spike are neither right nor wrong. The first {first_step} steps are not
+  scored either: no event is possible there.
+- **Base rate**: the share of scored steps, in a training and its twin up to the same step, that an onset follows
+  within the same horizon. **Lift**: how much more often an event follows an alarm; 1 is chance. Intervals of lift are
+  95 %, from seeds drawn with replacement (at least four), because steps of one training are not independent.
+  Intervals of hits are Wilson's and assume independent events; the events of one training are not independent.
+  **False alarms** are those in trainings without a fault, each counted once over the whole training, with one-sided
+  95 % Poisson bounds.
+- A detector that only separates the two arms reaches a lift of about 2 and predicts nothing. The null detector "step
+  index", an alarm at a fixed step, shows how far this goes.
+- Shipped thresholds come from the literature or from seeds up to 1002, which are not scored here. Thresholds,
+  horizons and detectors were chosen before any result of these trainings was known. Rules of others use their
+  authors' thresholds.
 
-The rule of loss spikes is the usual one, so that figures can be compared. It misses slow failures: losses just below 6
-sigma enter its window and widen it. `loss_rise` is for those; it was mended (robust noise, nothing suspect learned)
-after it had missed trainings of `following-bias`, none of which is scored here.
+The rule for loss spikes is the usual one, so that figures can be compared. It misses slow failures: losses just below
+6 sigma enter its window and widen it. `loss_rise` detects those. It was corrected (robust noise, suspect losses are
+not learned) after it had missed trainings of `following-bias`, none of which is scored here.
 """
-TRIED = """Tried and left out, because the loss hardly moved: a learning rate 30 times too large; no normalisation at
-learning rates of 1e-2 and 3e-2 (at 1e-1 the loss is lost within 100 steps, before an event can be); growing scores and
-a following bias of 1 ulp while the text is Python's source, which these models learn without attention; copying
-without errors, where any one place will do. Text that is trivial for 150 steps and then real makes the loss jump in
-the twin too. Of bad data nothing of ours warns before the loss does: it is high at the very batch that is corrupt, and
-where ever more of the bytes are random (`corrupt-ramp`) it is the first thing to move. Errors of attention are larger
-here than any kernel's would be, since these trainings last hundreds of steps and not thousands.
+TRIED = """Tried and left out because the loss hardly moved: a learning rate 30 times too large; no normalization at
+learning rates of 1e-2 and 3e-2 (at 1e-1 the loss is lost within 100 steps, before an event is possible); growing
+scores and a following bias of 1 ulp on Python source text, which these models learn without attention; copying
+without errors, where any single position suffices. Text that is trivial for 150 steps and real afterwards makes the
+loss jump in the twin too. For bad data no detector of ours warns before the loss: the loss is high at the corrupt
+batch itself, and with ever more random bytes (`corrupt-ramp`) the loss moves first. Attention errors are larger here
+than those of any real kernel, because these trainings last hundreds of steps and not thousands.
 
-Not here: the kurtosis that trainscope watches beside its CUSUM, which the record does not have.
+Not compared: the kurtosis that trainscope computes beside its CUSUM. The record does not contain it.
 """
 DEFAULT = """A detector is default if it had at most one false alarm per 10 000 steps in every kind of training
-without a fault, and either foretold more than half of the events of a recipe (lift of 2, median lead of 5 steps) or
-named the layer of a planted error in seven trainings of eight. All others are experimental.
-
+without a fault, and either warned before more than half of the events of one recipe (lift of at least 2, median lead
+of at least 5 steps) or named the layer of a planted error in seven trainings of eight. All others are experimental.
 """
-QUIET = """Alarms, and alarms per 10 000 scored steps with the upper 95 % Poisson bound. For a bound of one it takes
-30 000 steps without any. "–": it had nothing to look at."""
-ERRORS = """Two errors of the same kernel, told apart by two detectors. An output that is biased shows in `bias`,
-whether it does harm or not. Only an error that follows the output's gradient adds up over steps, and that shows in
-`output_error_drift`, seen in the backward. So `bias` alone says that the kernel is worth a look and that the loss need
-not suffer; with `output_error_drift` it will, if the layer matters to it. Rows without a planted error show what both
-say when attention is as it should be. "Of the right layer": the first warning was about the layer that erred; half of
+QUIET = """Alarms, and alarms per 10 000 scored steps with the upper 95 % Poisson bound. A bound of one needs 30 000
+steps without an alarm. "–": the training has no series for this detector."""
+ERRORS = """Two kinds of error in the same kernel, separated by two detectors. A biased output raises `bias`, harmful
+or not. Only an error that follows the gradient of the output adds up over steps; it raises `output_error_drift`,
+which is measured in the backward pass. `bias` alone therefore means that the kernel should be examined and that the
+loss need not suffer. With `output_error_drift` it suffers if the layer matters. Rows without a planted error show
+both detectors on correct attention. "For the right layer": the first warning named the layer with the error; half of
 them would be chance."""
-LEGEND = """`twin`: windows of events in which the twin alarmed too. `lead`: median (quartiles; a tenth is below p10).
-`alarms`: in scored steps of both arms; `right`: those that an onset followed. In brackets: bounds.
-Most events are those of `adam-net`, which has many in one training: the tables by recipe say more than this one."""
-LEARNED = """One threshold for all recipes, in multiples of the one that ships: the lowest tried that had at most one
-false alarm per 10 000 steps in the trainings without a fault with even seeds. Scored on the odd seeds only. Of the step
-index: the step of most lift, by recipe. "none": no threshold was quiet enough, or there was nothing to learn from."""
+LEGEND = """`twin`: windows of events in which the twin raised an alarm too. `lead`: median (quartiles; a tenth is
+below p10). `alarms`: in scored steps of both arms; `right`: those followed by an onset. In brackets: bounds. Most
+events come from `adam-net`, which has many in one training: the tables by recipe say more than this one."""
+LEARNED = """One threshold for all recipes, in multiples of the shipped one: the lowest tried that had at most one
+false alarm per 10 000 steps in the trainings without a fault with even seeds. Scored on the odd seeds only. For the
+step index: the step with the largest lift, by recipe. "none": no threshold was quiet enough, or there was nothing to
+learn from."""
 
 
 def main() -> None:
-    PAGE.write_text(page(json.loads(RESULTS.read_text()), provenance.of_detectors()))
+    results, current = json.loads(RESULTS.read_text()), provenance.of_detectors()
+    PAGE.write_text(page(results, current))
+    REPORT.write_text(report(results, current))
 
 
 if __name__ == "__main__":

@@ -123,9 +123,11 @@ def test_the_page_shows_what_was_found(done):
         tab.close()
 
 
-def test_the_published_page_is_current():
+def test_published_pages_are_current():
     results = json.loads(tables.RESULTS.read_text())
     assert tables.PAGE.read_text() == tables.page(results, provenance.of_detectors()), "./dev docs"
+    assert tables.REPORT.read_text() == tables.report(results, provenance.of_detectors()), "./dev docs"
+    assert len(tables.PAGE.read_text().splitlines()) <= 70
     assert tables.RESULTS.stat().st_size < 300_000
     # Seeds that an earlier choice of thresholds may have seen are not among them.
     seeds = {seed for recipe in results["recipes"] for seed in recipe["seeds"]}
@@ -156,9 +158,10 @@ def test_the_page_of_the_detectors_says_what_the_figures_say():
     assert {by for _, by in rows} == {"default", "experimental"}
 
 
-def test_what_other_detectors_judged_is_told(monkeypatch):
+def test_results_of_other_detectors_are_marked_stale():
     results = json.loads(tables.RESULTS.read_text())
-    assert "Stale: " in tables.page(results, "of other detectors")
+    for text in (tables.page, tables.report):
+        assert "Stale: " in text(results, "of other detectors")
     one = {"recipe": "stable-net", "made": {"detectors": provenance.of_detectors(), "training": ""}}
     assert not provenance.is_stale(one)
     assert provenance.is_stale({"made": {"detectors": "0123456789abcdef"}})
@@ -169,9 +172,9 @@ def test_what_other_detectors_judged_is_told(monkeypatch):
     assert provenance.is_outdated(one)
     assert not provenance.is_outdated(one | {"lines": {"sample": 0}})
     results["made"]["judges"] = {provenance.of_judges(): 3, "": 4, "0123456789abcdef": 3}
-    assert "In 7 of them the figures of slices" in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
+    assert "In 7 of them the attention errors" in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
     results["made"]["judges"] = {provenance.of_judges(): 3}
-    assert "the figures of slices" not in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
+    assert "the attention errors" not in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
 
 
 def test_neither_comments_nor_breaks_of_lines_make_other_detectors():
