@@ -25,7 +25,8 @@ def test_count_does_not_rise(folder):
 
 
 def found_in(name: str, text: str) -> list[tuple[str, int, str]]:
-    return [(kind, line, phrase) for kind, line, phrase, _ in language.places_in(pathlib.Path(name), text)]
+    places = language.places_in(pathlib.Path(name), text)
+    return sorted(((kind, line, phrase) for kind, line, phrase, _ in places), key=lambda place: place[1])
 
 
 def test_finds_comments_and_strings_and_leaves_code():
