@@ -1,7 +1,8 @@
-"""Static builds of the libraries that Debian has only as shared ones, from Debian's own source packages.
+"""What the packaged command line is linked with: static libraries and the glibc of the oldest supported system.
 
-The version is the one of the installed development package, so what is shipped is what the tests ran with. Sources
-come from the archives that apt knows already; nothing of the system is changed, and root is not needed.
+Debian has these libraries only as shared ones, so they are built from Debian's own source packages, in the version of
+the installed development package: what is shipped is what the tests ran with. Sources come from the archives that apt
+knows already; nothing of the system is changed, and root is not needed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ LIBRARIES = {
         "ENABLE_PULL=OFF", "ENABLE_PUSH=OFF", "ENABLE_COMPRESSION=OFF", "ENABLE_TESTING=OFF",
     ],
 }  # fmt: skip
+
+# The release of each distribution whose glibc is 2.31.
+BASELINE = {"debian": "bullseye", "ubuntu": "focal"}
 
 
 class DependencyError(Exception):
@@ -39,24 +43,29 @@ def source_of(package: str) -> str:
     return run("dpkg-query", "-W", "-f", "${source:Package}=${source:Version}", package)
 
 
-def source_options(work: Path) -> list[str]:
-    """Options of apt-get under which the sources of every archive it knows are listed in `work`."""
-    query = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"]
-    archives = run(*query, "Created-By: Packages", "Architecture: amd64").splitlines()
-    lines = [f"deb-src {line}" for line in sorted(set(archives)) if "debian" in line or "ubuntu" in line]
-    if not lines:
+def archives() -> list[str]:
+    """ "http://deb.debian.org/debian/ bookworm main" for each Debian or Ubuntu archive that apt knows."""
+    query = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
+    found = sorted({line for line in run(*query).splitlines() if any(name in line for name in BASELINE)})
+    if not found:
         raise DependencyError("apt knows no Debian or Ubuntu archive to take sources from")
+    return found
+
+
+def apt_options(lines: list[str], work: Path) -> list[str]:
+    """Options under which apt-get knows these lines of sources.list only, with its state in `work`."""
     lists = work / "lists"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
     (work / "sources.list").write_text("\n".join(lines) + "\n")
     places = {"sourcelist": work / "sources.list", "sourceparts": "/dev/null"}
     options = [f"-oDir::Etc::{key}={value}" for key, value in places.items()]
-    return [*options, f"-oDir::State::Lists={lists}", "-oAPT::Sandbox::User=root"]
+    options += [f"-oDir::State::Lists={lists}", "-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache="]
+    return [*options, "-oAPT::Sandbox::User=root"]
 
 
 def unpack(source: str, work: Path) -> Path:
     name, _, version = source.partition("=")
-    options = source_options(work)
+    options = apt_options([f"deb-src {line}" for line in archives()], work)
     run("apt-get", *options, "update", "-q")
     run("apt-get", *options, "source", "-q", source, cwd=work)
     upstream = version.partition(":")[2] or version
@@ -75,10 +84,45 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
     tree = unpack(source, folder)
     common = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "CMAKE_POSITION_INDEPENDENT_CODE=ON"]
     common += [f"CMAKE_INSTALL_PREFIX={prefix}", "CMAKE_INSTALL_LIBDIR=lib"]
+    # No path of this machine in assertions: equal sources give equal libraries, wherever they are built.
+    common += [f"CMAKE_CXX_FLAGS=-ffile-prefix-map={folder}=."]
     flags = [f"-D{setting}" for setting in (*common, *settings)]
     run("cmake", "-G", "Ninja", "-S", tree, "-B", folder / "build", *flags)
     run("cmake", "--build", folder / "build", "--target", "install", "--parallel", str(os.cpu_count() or 1))
     stamp.write_text(source)
+
+
+def old_glibc(work: Path) -> Path:
+    """Folder with glibc 2.31 and its link libraries, laid out as a root directory; the compiler stays this system's."""
+    root = work / "glibc"
+    if (root / "ready").exists():
+        return root
+    print("package: downloading glibc 2.31 to link with", flush=True)
+    name = next(name for name in BASELINE if any(name in line for line in archives()))
+    address = next(line.split()[0] for line in archives() if name in line and "security" not in line)
+    folder = work / "glibc-packages"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(root, ignore_errors=True)
+    folder.mkdir(parents=True)
+    options = apt_options([f"deb {address} {BASELINE[name]} main"], folder)
+    run("apt-get", *options, "update", "-q")
+    run(
+        "apt-get",
+        *options,
+        "download",
+        "-q",
+        *(f"{each}/{BASELINE[name]}" for each in ("libc6", "libc6-dev")),
+        cwd=folder,
+    )
+    for package in sorted(folder.glob("*.deb")):
+        run("dpkg-deb", "-x", package, root)
+    # Absolute links would lead to the libraries of this system.
+    for link in root.rglob("*.so*"):
+        if link.is_symlink() and (target := os.readlink(link)).startswith("/"):
+            link.unlink()
+            link.symlink_to(os.path.relpath(root / target.lstrip("/"), link.parent))
+    (root / "ready").touch()
+    return root
 
 
 def build_all(work: Path) -> Path:

@@ -21,6 +21,21 @@ def needed(path: Path) -> set[str]:
     return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
 
 
+# Parts of glibc. What else a binary needs must be inside it; the adapter finds torch in the process that loads it.
+OF_GLIBC = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux-[\w-]+)\.so\.\d+")
+OF_TORCH = {"libtorch_cpu.so", "libc10.so", "libstdc++.so.6", "libgcc_s.so.1"}
+
+
+def problems(path: Path) -> list[str]:
+    """A line for each thing that makes a binary unfit for another machine than the builder's."""
+    text = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
+    allowed = OF_TORCH if path.name == "adapter.so" else set()
+    foreign = sorted(name for name in needed(path) if not OF_GLIBC.fullmatch(name) and name not in allowed)
+    found = [f"needs {name}, which must be linked statically" for name in foreign]
+    found += [f"has a {kind}: {value}" for kind, value in re.findall(r"\((R(?:UN)?PATH)\).*\[(.*)\]", text)]
+    return found
+
+
 def versions(path: Path) -> dict[str, tuple[int, ...]]:
     """The highest symbol version it wants of each kind in OLDEST."""
     text = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,8 @@
 """./dev package: a relocatable tarball and a wheel in build/packages, with everything that a run needs.
 
-The command line and the agent are one static executable, the guest needs nothing newer than glibc 2.17, adapters
-come prebuilt for the releases of torch that are asked for: no compiler and no root on the machine that uses them.
+The command line and the agent are one executable that needs only glibc 2.31, the library in the trainer needs glibc
+2.17, adapters come prebuilt for the chosen releases of torch: no compiler and no root on the machine that uses them.
+Two builds of one commit are equal byte for byte, whatever the folder.
 """
 
 from __future__ import annotations
@@ -10,25 +11,36 @@ import argparse
 import fcntl
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import adapters
+import components
 import dependencies
 import elf
+import sbom
 import torch_versions
 from torch_versions import ROOT
 
 BUILD = ROOT / "build" / "package"
 OUTPUT = ROOT / "build" / "packages"
-# A file of everything that is inside the static executable and the pages it writes: the licences go along.
-LINKED = [
-    "/usr/include/boost/version.hpp", "/usr/include/eigen3/Eigen/Core", "/usr/include/fmt/core.h",
-    "/usr/include/hwy/highway.h", "/usr/include/nlohmann/json.hpp", "/usr/include/prometheus/registry.h",
-    "/usr/include/spdlog/spdlog.h", "/usr/share/javascript/chart.js/Chart.min.js", "libc.a", "libstdc++.a",
-]  # fmt: skip
+DEPENDENCIES = ROOT / "build" / "package-dependencies"
+DOCUMENTS = Path("share") / "doc" / "foreshock"
+SBOM = "foreshock.spdx.json"
+# Addresses of the project for the wheel's metadata, by label; set them where the project is published.
+PROJECT_URLS: dict[str, str] = {}
+CLASSIFIERS = [
+    "Development Status :: 4 - Beta",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: C++",
+    "Programming Language :: Python :: 3",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Topic :: System :: Monitoring",
+]
 WHEEL_TAG = f"py3-none-manylinux_2_31_{platform.machine()}"
 
 
@@ -51,47 +63,45 @@ def commit_time() -> str:
     return subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
 
 
+def configure() -> None:
+    """Writes the build files; the libraries to link with are made first."""
+    settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(DEPENDENCIES)}"]
+    settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(DEPENDENCIES)}")
+    run("cmake", "--preset", "package", *settings, cwd=ROOT)
+
+
 def compile_all() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:  # test-torch of several releases at once
         fcntl.flock(lock, fcntl.LOCK_EX)
-        prefix = dependencies.build_all(ROOT / "build" / "package-dependencies")
+        configure()
         print("package: building foreshock", flush=True)
-        run("cmake", "--preset", "package", f"-DCMAKE_PREFIX_PATH={prefix}", cwd=ROOT)
         run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
-
-
-def package_of(file: str) -> str:
-    """The Debian package that brought a file, or a library of the compiler."""
-    if not file.startswith("/"):
-        file = subprocess.check_output(["gcc", f"-print-file-name={file}"], text=True).strip()
-    answer = subprocess.run(["dpkg", "-S", os.path.realpath(file)], capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
-        raise PackageError(f"{file} belongs to no Debian package; its licence has to go along")
-    return answer.stdout.partition(":")[0]
-
-
-def copy_licenses(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for file in LINKED:
-        package = package_of(file)
-        shutil.copy(Path("/usr/share/doc") / package / "copyright", folder / f"{package}.txt")
 
 
 def install(tree: Path, releases: list[str]) -> None:
     """Everything a package holds, laid out below `tree` as below any prefix."""
     shutil.rmtree(tree, ignore_errors=True)
     run("cmake", "--install", BUILD, "--prefix", tree, "--strip")
-    documents = tree / "share" / "doc" / "foreshock"
-    copy_licenses(documents / "licenses")
-    for name in ("README.md", "LICENSE"):
+    documents = tree / DOCUMENTS
+    components.copy_licenses(documents / "licenses", torch_license(releases))
+    for name in ("README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, documents)
     shutil.copytree(ROOT / "docs", documents / "docs")
     for release in releases:
         built = adapters.build(python_of(release), tree / "lib" / "libforeshock.so")
         place = adapters.ship(built, tree / "share" / "foreshock" / "adapters")
         print(f"package: adapter {place.name}", flush=True)
+    (documents / SBOM).write_text(sbom.document(version(), int(commit_time()), releases, tree))
     check(tree)
+
+
+def torch_license(releases: list[str]) -> Path | None:
+    """The file of the installed torch; its text is that of every release."""
+    if not releases:
+        return None
+    code = "import importlib.metadata as m; print([f.locate() for f in m.files('torch') if f.name == 'LICENSE'][0])"
+    return Path(subprocess.check_output([python_of(releases[0]), "-c", code], text=True).strip())
 
 
 def python_of(release: str) -> Path:
@@ -102,10 +112,14 @@ def python_of(release: str) -> Path:
 
 
 def check(tree: Path) -> None:
-    """That nothing in it asks for more than the oldest system has."""
-    if shared := elf.needed(tree / "bin" / "foreshock"):
-        raise PackageError(f"the command line needs {' '.join(shared)}; it has to be static")
+    """That every part is there, and that nothing in it asks for more than the oldest system has."""
+    for part in ("bin/foreshock", "lib/libforeshock.so", "lib/libforeshock.fatbin", "include/foreshock/hook.h"):
+        if not (tree / part).exists():
+            hint = "; install nvcc 12.8 or later" if part.endswith(".fatbin") else ""
+            raise PackageError(f"{part} is missing in {tree}{hint}")
     for path in sorted(path for path in tree.rglob("*") if path.is_file() and elf.is_elf(path)):
+        if wrong := elf.problems(path):
+            raise PackageError(f"{path.relative_to(tree)}: {'; '.join(wrong)}")
         highest = ", ".join(f"{kind} {'.'.join(map(str, n))}" for kind, n in elf.versions(path).items())
         print(f"package: {path.relative_to(tree)} needs {highest or 'nothing'}", flush=True)
         if newer := elf.too_new(path):
@@ -120,18 +134,27 @@ def make_tarball(tree: Path) -> Path:
     return target
 
 
-def metadata(name: str) -> str:
+def description() -> str:
+    """The README without links into the repository, which lead nowhere outside of it."""
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", (ROOT / "README.md").read_text())
+
+
+def metadata(name: str, license_files: list[str]) -> str:
     return "\n".join([
-        "Metadata-Version: 2.1",
+        "Metadata-Version: 2.4",
         "Name: foreshock",
         f"Version: {name}",
         "Summary: A seismograph for training runs: watches the attention of a running trainer",
-        "License: Apache-2.0",
+        "Author: The foreshock authors",
+        "License-Expression: Apache-2.0",
+        *(f"License-File: {file}" for file in license_files),
+        "Keywords: pytorch,attention,training,monitoring,numerics,prometheus",
+        *(f"Project-URL: {label}, {address}" for label, address in PROJECT_URLS.items()),
         "Requires-Python: >=3.9",
-        "Classifier: Operating System :: POSIX :: Linux",
+        *(f"Classifier: {each}" for each in CLASSIFIERS),
         "Description-Content-Type: text/markdown",
         "",
-        (ROOT / "README.md").read_text(),
+        description(),
     ])  # fmt: skip
 
 
@@ -147,7 +170,15 @@ def make_wheel(tree: Path) -> Path:
     shutil.copy(tree / "share" / "foreshock" / "python" / "foreshock.py", folder)
     information = folder / f"foreshock-{name}.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text(metadata(name))
+    documents = tree / DOCUMENTS
+    licenses = information / "licenses"
+    shutil.copytree(documents / "licenses", licenses / "third-party")
+    for file in ("LICENSE", "NOTICE"):
+        shutil.copy(documents / file, licenses)
+    files = sorted(str(path.relative_to(licenses)) for path in licenses.rglob("*") if path.is_file())
+    (information / "METADATA").write_text(metadata(name, files))
+    (information / "sboms").mkdir()
+    shutil.copy(documents / SBOM, information / "sboms")
     wheel = ["Wheel-Version: 1.0", "Generator: foreshock", "Root-Is-Purelib: false", f"Tag: {WHEEL_TAG}"]
     (information / "WHEEL").write_text("\n".join(wheel) + "\n")
     environment = os.environ | {"SOURCE_DATE_EPOCH": commit_time()}
@@ -170,7 +201,7 @@ def main() -> None:
         OUTPUT.mkdir(parents=True, exist_ok=True)
         for path in (make_tarball(tree), make_wheel(tree)):
             print(f"package: {path.relative_to(ROOT)}, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
-    except (PackageError, dependencies.DependencyError, adapters.AdapterError) as error:
+    except (PackageError, dependencies.DependencyError, components.ComponentError, adapters.AdapterError) as error:
         sys.exit(f"package: {error}")
 
 

@@ -1,0 +1,83 @@
+"""The third-party software inside the packages: what it is, its licence, and the texts that go along."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+COMMON = Path("/usr/share/common-licenses")
+
+
+class ComponentError(Exception):
+    """One line that says what to do."""
+
+
+class Component(NamedTuple):
+    name: str
+    file: str  # a file of the Debian package that brings it, or the name of a library of the compiler
+    license: str  # SPDX expression
+    homepage: str
+
+
+# Everything whose code is in a binary or a page of the packages. glibc is not among them: the binaries load that of
+# the system. Only its start-up objects are linked in, which its licence permits without conditions.
+COMPONENTS = [
+    Component("Boost", "/usr/include/boost/version.hpp", "BSL-1.0", "https://www.boost.org"),
+    Component("Chart.js", "/usr/share/javascript/chart.js/Chart.min.js", "MIT", "https://www.chartjs.org"),
+    Component("Eigen", "/usr/include/eigen3/Eigen/Core", "MPL-2.0", "https://eigen.tuxfamily.org"),
+    Component("fmt", "/usr/include/fmt/core.h", "MIT", "https://fmt.dev"),
+    Component("GCC runtime", "libstdc++.a", "GPL-3.0-or-later WITH GCC-exception-3.1", "https://gcc.gnu.org"),
+    Component("Highway", "/usr/include/hwy/highway.h", "Apache-2.0", "https://github.com/google/highway"),
+    Component("nlohmann-json", "/usr/include/nlohmann/json.hpp", "MIT", "https://json.nlohmann.me"),
+    Component("prometheus-cpp", "/usr/include/prometheus/registry.h", "MIT", "https://github.com/jupp0r/prometheus-cpp"),
+    Component("spdlog", "/usr/include/spdlog/spdlog.h", "MIT", "https://github.com/gabime/spdlog"),
+]  # fmt: skip
+# Inlined from torch's headers into the adapters.
+TORCH = Component("PyTorch", "", "BSD-3-Clause", "https://pytorch.org")
+
+
+def package_of(file: str) -> str:
+    """The Debian package that brought a file, or a library of the compiler."""
+    if not file.startswith("/"):
+        file = subprocess.check_output(["gcc", f"-print-file-name={file}"], text=True).strip()
+    answer = subprocess.run(["dpkg", "-S", os.path.realpath(file)], capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        raise ComponentError(f"{file} belongs to no Debian package; its licence has to go along")
+    return answer.stdout.partition(":")[0]
+
+
+def version_of(component: Component) -> str:
+    query = ["dpkg-query", "-W", "-f", "${Version}", package_of(component.file)]
+    return subprocess.check_output(query, text=True)
+
+
+def statement_of(component: Component) -> str:
+    """Copyright and licence as Debian records them. Of Boost only the licence: all its statements are 2 MB, and the
+    licence asks for none of them beside binaries."""
+    package = package_of(component.file)
+    text = (Path("/usr/share/doc") / package / "copyright").read_text()
+    if component.name != "Boost":
+        return text
+    stanzas = re.findall(r"^License: BSL-1\.0\n((?: .*\n)+)", text, re.M)
+    return "\n".join(line.strip().removeprefix(".") for line in max(stanzas, key=len).splitlines()) + "\n"
+
+
+def copy_licenses(folder: Path, torch_license: Path | None) -> None:
+    """Writes a statement for each component below `folder`, and in full every licence that one of them refers to."""
+    folder.mkdir(parents=True)
+    texts = {component: statement_of(component) for component in COMPONENTS}
+    if torch_license is not None:
+        texts[TORCH] = torch_license.read_text()
+    for component, text in texts.items():
+        referred = set(re.findall(rf"{COMMON}/([\w.+-]*[\w+])", text))
+        referred |= {name.removesuffix("-or-later") for name in re.findall(r"[\w.-]+", component.license)}
+        for name in referred:
+            if (COMMON / name).is_file():
+                (folder / "common-licenses").mkdir(exist_ok=True)
+                shutil.copyfile(COMMON / name, folder / "common-licenses" / name)
+        name = component.name.replace(" ", "-").lower()
+        (folder / f"{name}.txt").write_text(text.replace(f"{COMMON}/", "common-licenses/"))

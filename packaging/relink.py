@@ -1,0 +1,35 @@
+"""Links the command line of a build as ./dev package links it, without compiling it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import package
+
+BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/glibc_2_31.cpp.o"  # what only the packaged binary contains
+
+
+def link(build: Path, program: Path) -> list[str]:
+    """Runs the package's own link command on the objects and archives of `build`; gives its words."""
+    package.configure()
+    baseline = program.with_suffix(".o")
+    compile_baseline(baseline)
+    query = ["ninja", "-C", package.BUILD, "-t", "commands", "bin/foreshock"]
+    last = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+    words = shlex.split(last.removeprefix(": && ").removesuffix(" && :"))
+    words[words.index("-o") + 1] = str(program)
+    words[words.index(BASELINE_OBJECT)] = str(baseline)
+    package.run(*words, cwd=build)
+    return words
+
+
+def compile_baseline(target: Path) -> None:
+    for entry in json.loads((package.BUILD / "compile_commands.json").read_text()):
+        if entry["file"].endswith("/glibc_2_31.cpp"):
+            words = shlex.split(entry["command"])
+            words[words.index("-o") + 1] = str(target)
+            return package.run(*words, cwd=entry["directory"])
+    raise package.PackageError("the package build does not compile glibc_2_31.cpp")

@@ -1,0 +1,59 @@
+"""The list of what a package contains, as an SPDX 2.3 document in JSON."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import uuid
+from pathlib import Path
+
+from components import COMPONENTS, TORCH, version_of
+
+NOTHING = "NOASSERTION"
+
+
+def identifier(name: str) -> str:
+    return "SPDXRef-Package-" + "".join(c if c.isalnum() or c in ".-" else "-" for c in name)
+
+
+def package(name: str, version: str, license: str, homepage: str, **more: object) -> dict:
+    return {
+        "SPDXID": identifier(name),
+        "name": name,
+        "versionInfo": version,
+        "licenseDeclared": license,
+        "licenseConcluded": license,
+        "copyrightText": NOTHING,
+        "downloadLocation": NOTHING,
+        "homepage": homepage or NOTHING,
+        "filesAnalyzed": False,
+    } | more
+
+
+def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
+    """For foreshock `version`, made of `tree` at this time; `torch`: the releases whose headers the adapters inline."""
+    parts = [package(each.name, version_of(each), each.license, each.homepage) for each in COMPONENTS]
+    parts += [package(f"{TORCH.name}-{each}", each, TORCH.license, TORCH.homepage) for each in torch]
+    ours = package("foreshock", version, "Apache-2.0", "", copyrightText="Copyright 2026 The foreshock authors")
+    names = [part["SPDXID"] for part in parts]
+    content = hashlib.sha256()
+    for path in sorted(path for path in tree.rglob("*") if path.is_file()):
+        content.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes())
+    relations = [("SPDXRef-DOCUMENT", "DESCRIBES", ours["SPDXID"])]
+    relations += [(ours["SPDXID"], "CONTAINS", name) for name in names]
+    created = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    whole = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"foreshock-{version}",
+        "documentNamespace": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, content.hexdigest())}",
+        "creationInfo": {"created": created.strftime("%Y-%m-%dT%H:%M:%SZ"), "creators": ["Tool: foreshock-package"]},
+        "packages": [ours, *parts],
+        "relationships": [
+            {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
+            for one, kind, other in relations
+        ],
+    }
+    return json.dumps(whole, indent=1) + "\n"
