@@ -1,5 +1,5 @@
-// Defines what the static C++ runtime of a newer system expects of its glibc and glibc 2.31 does not have. Linked into
-// packages only (FORESHOCK_GLIBC).
+// Defines what the static C++ runtime of a newer system expects of its glibc and glibc 2.31 does not have.
+// Linked into packages only (FORESHOCK_GLIBC).
 
 #include <sys/random.h>
 

@@ -42,7 +42,7 @@ def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
         content.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes())
     relations = [("SPDXRef-DOCUMENT", "DESCRIBES", ours["SPDXID"])]
     relations += [(ours["SPDXID"], "CONTAINS", name) for name in names]
-    created = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    created = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     whole = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",

@@ -1,4 +1,4 @@
-"""The command line linked as it is packed: static but for glibc 2.31. test_packages.py builds and tries whole packages."""
+"""The command line linked as it is packed, static but for glibc 2.31; test_packages.py tries whole packages."""
 
 from __future__ import annotations
 
