@@ -14,7 +14,7 @@ struct AgentOptions {
   std::string tree;  // of an administrator, agent/tree.h; then the agent stays until it is told to stop
   std::string bind = "127.0.0.1";
   int port = 9847;
-  std::string token_file;          // exporters/bearer_token.h; empty: none
+  std::string token_file;          // exporters/http_routes.h; empty: none
   std::string file_sd;             // file for Prometheus' file_sd, kept current; empty: none
   std::string grafana;             // address of a Grafana that has our dashboards; empty: none
   std::string record;              // JSONL file; empty: none. Of a single run only.

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "exporters/history_table.h"
+#include "exporters/http_routes.h"
 
 namespace foreshock {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "agent/fnv.h"
-#include "exporters/base64.h"
+#include "exporters/record_line.h"
 
 namespace foreshock {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "exporters/bearer_token.h"
 #include "exporters/http_get.h"
+#include "exporters/http_routes.h"
 
 namespace foreshock::cli {
 namespace {

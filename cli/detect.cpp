@@ -10,7 +10,6 @@
 #include "cli/commands.h"
 #include "cli/say.h"
 #include "cli/whole_file.h"
-#include "exporters/csv.h"
 #include "exporters/record_reader.h"
 
 namespace foreshock::cli {

@@ -7,9 +7,8 @@
 #include "cli/many_files.h"
 #include "cli/new_files.h"
 #include "cli/say.h"
-#include "exporters/csv.h"
-#include "exporters/event_file.h"
-#include "exporters/record_scalars.h"
+#include "exporters/record_reader.h"
+#include "exporters/tensorboard.h"
 
 namespace foreshock::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "exporters/bearer_token.h"
+#include "exporters/http_routes.h"
 
 namespace foreshock::cli {
 namespace {

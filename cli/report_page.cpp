@@ -1,6 +1,6 @@
 #include "cli/report_page.h"
 
-#include "exporters/base64.h"
+#include "exporters/record_line.h"
 
 namespace foreshock::cli {
 namespace {

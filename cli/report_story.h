@@ -10,7 +10,7 @@
 #include "cli/report_signals.h"
 #include "cli/report_trail.h"
 #include "detect/watch.h"
-#include "exporters/history_table.h"
+#include "exporters/http_routes.h"
 
 namespace foreshock::cli {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "agent/weight_lines.h"
-#include "exporters/base64.h"
+#include "exporters/record_line.h"
 #include "shadow/stored_histogram.h"
 
 namespace foreshock::cli {

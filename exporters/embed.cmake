@@ -1,7 +1,7 @@
 # cmake -DSOURCE=<status_page folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: the page as
 # raw strings. Its scripts become one, in this order.
 set(scripts format lanes charts reader heatmap tables before grafana page)
-set(text "#include \"exporters/status_page.h\"\n\nnamespace foreshock {\n")
+set(text "#include \"exporters/http_routes.h\"\n\nnamespace foreshock {\n")
 macro(embed name)
   set(bytes "")
   foreach(file ${ARGN})

@@ -1,36 +1,13 @@
-// The agent's page: /metrics, /api/v1/state, /api/v1/targets, /healthz and the status page.
+// The HTTP server of the agent: sockets, connections and time limits. http_routes.h makes the replies.
 #ifndef FORESHOCK_EXPORTERS_HTTP_SERVER_H_
 #define FORESHOCK_EXPORTERS_HTTP_SERVER_H_
 
-#include <chrono>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "exporters/history_table.h"
-#include "exporters/registry.h"
+#include "exporters/http_routes.h"
 
 namespace foreshock {
-
-// What the server shows until the next publish(). Immutable once published.
-struct Published {
-  std::shared_ptr<const Snapshot> metrics;                             // null: /metrics is empty
-  std::string state_json;                                              // body of /api/v1/state
-  bool healthy = true;                                                 // /healthz answers 200, else 503
-  std::string health_text;                                             // one line
-  std::shared_ptr<const std::vector<HistoryTable>> history = nullptr;  // null: /api/v1/history has no tables
-  // Of /api/v1/state?run=LABEL, by label. The same text may be published again and again.
-  std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
-  std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
-  // When it was made: /healthz answers 503 once that is kStaleAfter ago, since the agent publishes every
-  // second.
-  std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
-  static constexpr std::chrono::seconds kStaleAfter{30};
-  // So does /metrics later: on a busy node the agent may be slow, but what is older than this says that the
-  // training stands still, and not that the agent does.
-  static constexpr std::chrono::seconds kTooOldAfter{120};
-};
 
 // One thread of its own, started by start(), joined by stop(). No client can hold up another: every exchange
 // is asynchronous, a request head must be complete within 1 s, an exchange within 5 s, and of more than 256
@@ -47,7 +24,7 @@ class HttpServer {
 
   // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that is
   // ours alone (0600). `port` 0: any free one; a busy port: the next free one of 100. With a `token_file`
-  // (bearer_token.h) everything but /healthz wants the token; an address that is neither loopback nor a
+  // (BearerToken) everything but /healthz wants the token; an address that is neither loopback nor a
   // socket needs one. False: *error is one line.
   bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "");
 

@@ -1,19 +1,59 @@
-// The record of a run: a file with one JSON object a line. record_line.h says what a line holds.
+// Writes the record of a run: a file with one JSON object a line (record_line.h), written by a thread of its
+// own and spooled in shared memory, so that neither a hung disk nor a killed agent loses lines.
 #ifndef FORESHOCK_EXPORTERS_RECORD_H_
 #define FORESHOCK_EXPORTERS_RECORD_H_
 
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 
-#include "exporters/record_file.h"
 #include "exporters/record_line.h"
 
 namespace foreshock {
+
+// write(2), or what a test puts in its place.
+using WriteCall = ssize_t (*)(int file, const void* bytes, size_t count);
+
+// The file: whole lines, one writer. Thread-compatible.
+class RecordFile {
+ public:
+  // Creates the file, or goes on behind the last whole line of a record already there. Refuses a file that is
+  // not a record, and one that another writer holds. Null: *error is one line.
+  static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write);
+  ~RecordFile();
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+
+  // What went into the file of `lines`, and why not all: an errno, or 0. A torn line is taken back, so that
+  // it can be written again as a whole.
+  struct Appended {
+    size_t bytes = 0;
+    int error = 0;
+  };
+  Appended append(std::string_view lines);
+
+  const std::string& path() const { return path_; }
+  bool is_regular() const { return is_regular_; }  // can be truncated
+  uint64_t size() const { return size_; }          // bytes of whole lines
+  uint64_t inode() const { return inode_; }
+
+ private:
+  RecordFile(int file, std::string path, bool is_regular, uint64_t inode, uint64_t size, WriteCall write);
+
+  const int file_;
+  const std::string path_;
+  const bool is_regular_;
+  const uint64_t inode_;
+  uint64_t size_;
+  const WriteCall write_;
+};
 
 // One thread calls it; another one, of its own, writes the file, so that a disk that is slow or hangs holds
 // up nobody else. Lines wait for it (4 MiB at most) and go out once a second. A full disk or one that hangs
@@ -73,6 +113,47 @@ class RecordWriter {
   const std::shared_ptr<Shared> shared_;
   std::thread thread_;
   std::chrono::steady_clock::time_point last_flush_;
+};
+
+// Which bytes of which file the lines of a spool are to be.
+struct RecordPlace {
+  uint64_t inode = 0;
+  uint64_t offset = 0;
+};
+
+// Lines on their way into a record, in a file in shared memory: they survive an agent that is killed.
+// Thread-compatible. The file holds one line that says where its first byte belongs, then lines of the
+// record.
+class RecordSpool {
+ public:
+  static constexpr size_t kMostBytes = size_t{8} << 20;
+
+  // Takes over the descriptor, of a file to read and to append to; negative: there is no spool, and nothing
+  // can be added.
+  explicit RecordSpool(int file);
+  ~RecordSpool();
+  RecordSpool(const RecordSpool&) = delete;
+  RecordSpool& operator=(const RecordSpool&) = delete;
+
+  // The lines that an agent before this one has added and not brought into the record, which ends at `end`.
+  // Of a spool of another file, or of one that has become shorter, all. Nothing is added before it is
+  // cleared.
+  std::string missing(const RecordPlace& end) const;
+
+  // Adds lines, the first of which will stand in the record at `place`, behind those that were added before.
+  // False: they are not there, or would not be understood, until the next clear().
+  bool add(std::string_view lines, const RecordPlace& place);
+
+  // Everything that was added is in the record.
+  void clear();
+
+  // Whether all lines since the last clear() could be added.
+  bool is_whole() const { return is_whole_; }
+
+ private:
+  const int file_;
+  size_t size_ = 0;
+  bool is_whole_;
 };
 
 }  // namespace foreshock

@@ -1,13 +1,16 @@
 // The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | tensor | model |
 // optimizer | spectrum | event. Field names, units and meanings stand in one table per type
-// (record_fields.h); docs/record.md is generated from it.
+// (below); docs/record.md is generated from it.
 #ifndef FORESHOCK_EXPORTERS_RECORD_LINE_H_
 #define FORESHOCK_EXPORTERS_RECORD_LINE_H_
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 namespace foreshock {
@@ -165,6 +168,346 @@ std::string to_json_line(const ModelLine& line);
 std::string to_json_line(const OptimizerLine& line);
 std::string to_json_line(const SpectrumLine& line);
 std::string to_json_line(const EventLine& line);
+
+// The tables of record_line.h: what every type of line holds, in the order in which it is written. Only what
+// writes, reads or documents lines includes this.
+
+inline constexpr int kRecordSchema = 1;
+
+template <class Line>
+using Member =
+    std::variant<std::string Line::*, std::optional<bool> Line::*, std::optional<int64_t> Line::*,
+                 std::optional<uint64_t> Line::*, std::optional<double> Line::*, std::vector<int64_t> Line::*,
+                 std::map<std::string, double> Line::*, std::map<std::string, int64_t> Line::*>;
+inline constexpr const char* kMemberTypes[] = {
+    "string", "boolean",          "integer",           "integer",
+    "number", "list of integers", "object of numbers", "object of integers"};
+
+template <class Line>
+struct Field {
+  const char* name;
+  Member<Line> member;
+  const char* unit;
+  const char* help;
+};
+
+inline constexpr Field<RunLine> kRunFields[] = {
+    {"run", &RunLine::run, "", "Run id."},
+    {"state", &RunLine::state, "", "started or ended."},
+    {"rank", &RunLine::rank, "", "Rank in the job."},
+    {"time", &RunLine::time, "s since 1970", "When."},
+    {"foreshock_version", &RunLine::foreshock_version, "", "Version of the agent."},
+    {"host", &RunLine::host, "", "Name of the node."},
+    {"executable", &RunLine::executable, "", "Base name of the trainer's program."},
+    {"framework", &RunLine::framework, "", "Framework and its version."},
+    {"instruction_set", &RunLine::instruction_set, "",
+     "CPU instruction set the reference was computed with."},
+    {"pid", &RunLine::pid, "", "Process id of the trainer."},
+    {"local_rank", &RunLine::local_rank, "", "Rank within the node."},
+    {"world_size", &RunLine::world_size, "ranks", "Ranks of the whole job."},
+    {"attempt", &RunLine::attempt, "", "Restarts of the run so far."},
+    {"data_parallel", &RunLine::data_parallel, "", "Coordinate in the data-parallel group."},
+    {"tensor_parallel", &RunLine::tensor_parallel, "", "Coordinate in the tensor-parallel group."},
+    {"pipeline_parallel", &RunLine::pipeline_parallel, "", "Coordinate in the pipeline."},
+    {"expert_parallel", &RunLine::expert_parallel, "", "Coordinate in the expert-parallel group."},
+    {"sample_seed", &RunLine::sample_seed, "", "Seed that decides what is sampled."},
+    {"slots", &RunLine::slots, "slots", "Slots for slices in the segment; a long slice takes several."},
+    {"slot_bytes", &RunLine::slot_bytes, "bytes", "Size of one of them."},
+    {"max_slowdown", &RunLine::max_slowdown, "ratio", "Slowdown that is allowed."},
+};
+
+inline constexpr Field<StepLine> kStepFields[] = {
+    {"run", &StepLine::run, "", "Run id."},
+    {"rank", &StepLine::rank, "", "Rank in the job."},
+    {"step", &StepLine::step, "steps", "Optimizer steps done, this one included, from the start of the run."},
+    {"time", &StepLine::time, "s since 1970", "End of the step."},
+    {"duration_seconds", &StepLine::duration_seconds, "s", "Since the end of the step before."},
+    {"loss", &StepLine::loss, "nats", "Mean over the micro-batches."},
+    {"learning_rate", &StepLine::learning_rate, "1", "Of the first parameter group."},
+    {"gradient_norm", &StepLine::gradient_norm, "1",
+     "L2 norm before clipping, where that leaves a trace (frameworks.md)."},
+    {"batch_id", &StepLine::batch_id, "", "Opaque number the trainer gave."},
+    {"step_source", &StepLine::step_source, "", "reported, optimizer_state or counted."},
+    {"loss_source", &StepLine::loss_source, "", "reported, nll, backward_root or logged."},
+    {"sampled", &StepLine::sampled, "", "Whether slices were taken in this step."},
+    {"attention_calls", &StepLine::attention_calls, "calls", "Attention calls in this step."},
+    {"skipped_steps", &StepLine::skipped_steps, "steps",
+     "Steps the trainer has left out so far; none: a scaler's answer was not to be had from a device."},
+    {"sample_interval_steps", &StepLine::sample_interval_steps, "steps",
+     "Every how many steps one is sampled."},
+    {"overhead_seconds", &StepLine::overhead_seconds, "s",
+     "Time the monitor took on the threads that train."},
+    {"logged", &StepLine::logged, "",
+     "What the training itself has logged since the step before, by name; null where it is not finite."},
+    {"logged_step", &StepLine::logged_step, "", "The step that it gave with them, in its own count."},
+};
+
+inline constexpr Field<SampleLine> kSampleFields[] = {
+    {"run", &SampleLine::run, "", "Run id."},
+    {"rank", &SampleLine::rank, "", "Rank in the job."},
+    {"ticket", &SampleLine::ticket, "", "Number of the slice within the rank's segment; unique there."},
+    {"step", &SampleLine::step, "steps", "Step the slice was taken in."},
+    {"step_judged", &SampleLine::step_judged, "steps", "Last step known when it was judged."},
+    {"time", &SampleLine::time, "s since 1970", "When it was taken."},
+    {"call", &SampleLine::call, "", "Ordinal of the attention call within its step."},
+    {"pass", &SampleLine::pass, "", "forward or backward."},
+    {"op", &SampleLine::op, "", "Operation that was called."},
+    {"layer", &SampleLine::layer, "", "Label of the layer."},
+    {"layer_name", &SampleLine::layer_name, "", "Module that holds the parameters of the layer."},
+    {"layer_source", &SampleLine::layer_source, "", "annotation, parameter, ordinal or unknown."},
+    {"dtype", &SampleLine::dtype, "", "Storage format of query, key, value and output."},
+    {"mask", &SampleLine::mask, "", "none, or the storage format of the mask."},
+    {"batch", &SampleLine::batch, "",
+     "Which element of the batch, or which of the sequences packed into it."},
+    {"kv_head", &SampleLine::kv_head, "", "Which key-value head."},
+    {"heads", &SampleLine::heads, "", "Query head of each row."},
+    {"positions", &SampleLine::positions, "", "Query position of each row."},
+    {"rows", &SampleLine::rows, "rows", "Query rows judged."},
+    {"rows_not_comparable", &SampleLine::rows_not_comparable, "rows",
+     "Those of them that no error is taken over: a row that sees no key, or whose inputs are not finite."},
+    {"keys", &SampleLine::keys, "keys", "Keys copied."},
+    {"head_dim", &SampleLine::head_dim, "", "Length of a query and key vector."},
+    {"value_dim", &SampleLine::value_dim, "", "Length of a value vector."},
+    {"query_length", &SampleLine::query_length, "positions",
+     "Queries of the whole call; of packed sequences, of this one."},
+    {"key_length", &SampleLine::key_length, "positions", "Keys of the whole call, or of this sequence."},
+    {"scale", &SampleLine::scale, "1", "What the scores are multiplied by."},
+    {"reference_version", &SampleLine::reference_version, "", "Version of the definition of the reference."},
+    {"relative_error_mean", &SampleLine::relative_error_mean, "ratio",
+     "Error of the kernel against the reference, L2 over L2, mean of the rows."},
+    {"relative_error_max", &SampleLine::relative_error_max, "ratio", "The same, largest of the rows."},
+    {"error_norm", &SampleLine::error_norm, "1",
+     "Root of the sum of squared errors of the kernel over the slice."},
+    {"plain_error_norm", &SampleLine::plain_error_norm, "1",
+     "Noise floor: the same of unfused attention in the same precision."},
+    {"deviation_ratio", &SampleLine::deviation_ratio, "ratio",
+     "Error of the kernel over the noise floor. Absent of a backward slice where too few rows decide it: "
+     "effective_rows below 3 and plain_effective_rows below 8."},
+    {"effective_rows", &SampleLine::effective_rows, "rows",
+     "Rows that the two errors are spread over: (sum of e)^2 over sum of e^2, e the squared errors of both "
+     "in a "
+     "row."},
+    {"plain_effective_rows", &SampleLine::plain_effective_rows, "rows",
+     "The same of the error of unfused attention alone."},
+    {"bias_ulp", &SampleLine::bias_ulp, "ulp",
+     "bias_error_sum over bias_ulp_sum: signed error towards larger magnitude. Of several samples, divide "
+     "the sums."},
+    {"bias_error_sum", &SampleLine::bias_error_sum, "1",
+     "Sum of the errors of the output, each times the sign of the reference."},
+    {"bias_ulp_sum", &SampleLine::bias_ulp_sum, "1",
+     "Sum of the spacings of the storage format at the reference."},
+    {"rounded_reference_bias_ulp", &SampleLine::rounded_reference_bias_ulp, "ulp",
+     "Control: the same bias of the reference rounded once."},
+    {"rounded_reference_bias_error_sum", &SampleLine::rounded_reference_bias_error_sum, "1",
+     "Its sum of errors."},
+    {"lse_error_abs_max", &SampleLine::lse_error_abs_max, "nats", "Largest error of the log-sum-exp."},
+    {"logit_abs_max", &SampleLine::logit_abs_max, "nats", "Largest magnitude of a scaled score."},
+    {"entropy_nats_min", &SampleLine::entropy_nats_min, "nats", "Smallest entropy of the weights of a row."},
+    {"entropy_nats_mean", &SampleLine::entropy_nats_mean, "nats", "Mean entropy of the weights of a row."},
+    {"near_tie_ratio", &SampleLine::near_tie_ratio, "ratio",
+     "Share of rows whose second largest score lies within 1/512 of the largest."},
+    {"grad_out_drift", &SampleLine::grad_out_drift, "1",
+     "Backward: sum of the output's gradient times the output's error, what an error of the output does to "
+     "the loss."},
+    {"nonfinite_values", &SampleLine::nonfinite_values, "values",
+     "NaN and infinite values in the kernel's result."},
+    {"judge_seconds", &SampleLine::judge_seconds, "s", "CPU time the judgement took."},
+};
+
+inline constexpr Field<TensorLine> kTensorFields[] = {
+    {"run", &TensorLine::run, "", "Run id."},
+    {"scope", &TensorLine::scope, "",
+     "node: what the ranks of one node hold; job: all of it, put together by `foreshock merge`."},
+    {"step", &TensorLine::step, "steps", "Step after which the tensor was looked at."},
+    {"time", &TensorLine::time, "s since 1970", "When, on the first rank."},
+    {"tensor", &TensorLine::tensor, "", "Name of the parameter."},
+    {"layer", &TensorLine::layer, "", "Label of its layer."},
+    {"dtype", &TensorLine::dtype, "", "Storage format."},
+    {"shape", &TensorLine::shape, "", "Shape of the whole tensor; dimensions beyond four are multiplied."},
+    {"attempt", &TensorLine::attempt, "", "Restarts of the run so far."},
+    {"tensor_parallel", &TensorLine::tensor_parallel, "",
+     "Coordinate of the ranks that hold it whole: others may hold another tensor of that name."},
+    {"pipeline_parallel", &TensorLine::pipeline_parallel, "", "Likewise."},
+    {"expert_parallel", &TensorLine::expert_parallel, "", "Likewise."},
+    {"of_rank", &TensorLine::of_rank, "",
+     "The rank that holds it, where its coordinates are not known: no other is taken for a replica."},
+    {"elements", &TensorLine::elements, "values", "Values in scope, those of replicas once."},
+    {"whole_elements", &TensorLine::whole_elements, "values", "Values of the whole tensor."},
+    {"parts", &TensorLine::parts, "", "Different parts that were put together: 1 where it is not sharded."},
+    {"part_offsets", &TensorLine::part_offsets, "",
+     "Where each part begins, four numbers a part, in ascending order."},
+    {"part_shapes", &TensorLine::part_shapes, "", "Their shapes, likewise."},
+    {"ranks", &TensorLine::ranks, "ranks", "Ranks whose record was there when it was put together."},
+    {"interval_steps", &TensorLine::interval_steps, "steps",
+     "Steps between two snapshots. A new interval begins a new series: previous values are null."},
+    {"previous_step", &TensorLine::previous_step, "steps", "Step of the snapshot one interval before."},
+    {"initial_step", &TensorLine::initial_step, "steps",
+     "Step of its first snapshot in the run, over all attempts that the agent has followed. Null when it is "
+     "not "
+     "known, as after the agent was started again in mid-run: then there is an event "
+     "weight_initial_unknown."},
+    {"wasserstein_previous", &TensorLine::wasserstein_previous, "1",
+     "Wasserstein distance W1 of its values to those of the snapshot before; exact for 16-bit formats."},
+    {"wasserstein_previous_low", &TensorLine::wasserstein_previous_low, "1", "Certified lower bound of it."},
+    {"wasserstein_previous_high", &TensorLine::wasserstein_previous_high, "1",
+     "Certified upper bound of it."},
+    {"wasserstein_initial", &TensorLine::wasserstein_initial, "1", "W1 to that first snapshot."},
+    {"wasserstein_initial_low", &TensorLine::wasserstein_initial_low, "1", "Certified lower bound of it."},
+    {"wasserstein_initial_high", &TensorLine::wasserstein_initial_high, "1", "Certified upper bound of it."},
+    {"rms", &TensorLine::rms, "1", "Root of the mean square of its values."},
+    {"mean_abs", &TensorLine::mean_abs, "1", "Mean magnitude of its finite values."},
+    {"update_mean_abs", &TensorLine::update_mean_abs, "1",
+     "Mean magnitude of the change that this one optimizer step made, over `update_elements` of the values."},
+    {"update_max_abs", &TensorLine::update_max_abs, "1", "Largest magnitude of that change, over the same."},
+    {"update_elements", &TensorLine::update_elements, "values",
+     "How many of the values were kept over the step and compared: all of them, or, of a tensor larger than "
+     "--memory, a part that is spread evenly over it."},
+    {"nonfinite_values", &TensorLine::nonfinite_values, "values", "NaN and infinite values among them."},
+    {"histogram_hash", &TensorLine::histogram_hash, "",
+     "FNV-1a of the stored histogram, in hexadecimal: equal histograms have equal ones."},
+    {"odd_ranks", &TensorLine::odd_ranks, "",
+     "Ranks whose values differ from their data-parallel replicas' in any bit; all of them where two differ "
+     "and no third one decides."},
+    {"histogram", &TensorLine::histogram, "",
+     "The distribution of its values, with --record-histograms: base64 of what shadow/stored_histogram.h "
+     "describes."},
+};
+
+inline constexpr Field<ModelLine> kModelFields[] = {
+    {"run", &ModelLine::run, "", "Run id."},
+    {"scope", &ModelLine::scope, "", "node or job, as of tensors."},
+    {"layer", &ModelLine::layer, "", "Label of the layer; null: the whole model."},
+    {"step", &ModelLine::step, "steps", "Step that the interval began with; each tensor has its own in it."},
+    {"time", &ModelLine::time, "s since 1970", "Of its last tensor."},
+    {"interval_steps", &ModelLine::interval_steps, "steps", "Steps between two snapshots of a tensor."},
+    {"tensors", &ModelLine::tensors, "tensors", "Tensors whose values are put together."},
+    {"elements", &ModelLine::elements, "values", "Their values, those of replicas once."},
+    {"wasserstein_previous", &ModelLine::wasserstein_previous, "1",
+     "W1 of all these values to those of the interval before."},
+    {"wasserstein_previous_low", &ModelLine::wasserstein_previous_low, "1", "Certified lower bound of it."},
+    {"wasserstein_previous_high", &ModelLine::wasserstein_previous_high, "1", "Certified upper bound of it."},
+    {"wasserstein_initial", &ModelLine::wasserstein_initial, "1", "W1 to the first snapshots."},
+    {"wasserstein_initial_low", &ModelLine::wasserstein_initial_low, "1", "Certified lower bound of it."},
+    {"wasserstein_initial_high", &ModelLine::wasserstein_initial_high, "1", "Certified upper bound of it."},
+    {"wasserstein_previous_max", &ModelLine::wasserstein_previous_max, "1",
+     "W1 of the tensor that moved most since the interval before."},
+    {"wasserstein_initial_max", &ModelLine::wasserstein_initial_max, "1",
+     "W1 of the tensor that moved most since the first snapshot."},
+    {"moved_most", &ModelLine::moved_most, "", "The tensor that moved most since the interval before."},
+    {"rms", &ModelLine::rms, "1", "Root of the mean square of all values."},
+    {"update_mean_abs", &ModelLine::update_mean_abs, "1",
+     "Mean magnitude of the change that one optimizer step made."},
+    {"update_mean_abs_max", &ModelLine::update_mean_abs_max, "1", "Of the tensor that changes most."},
+    {"update_elements", &ModelLine::update_elements, "values",
+     "How many of the values both are of: those whose change is known."},
+    {"histogram_hash", &ModelLine::histogram_hash, "",
+     "FNV-1a of the stored histogram of all values, in hexadecimal."},
+};
+
+inline constexpr Field<OptimizerLine> kOptimizerFields[] = {
+    {"run", &OptimizerLine::run, "", "Run id."},
+    {"step", &OptimizerLine::step, "steps", "Step that had just been taken."},
+    {"time", &OptimizerLine::time, "s since 1970", "When."},
+    {"tensor", &OptimizerLine::tensor, "",
+     "Name of the parameter; the line of type tensor of the same step tells more."},
+    {"layer", &OptimizerLine::layer, "", "Label of its layer."},
+    {"elements", &OptimizerLine::elements, "values", "That the figures are of: all parts on this node."},
+    {"whole_elements", &OptimizerLine::whole_elements, "values", "Of the whole tensor."},
+    {"rms_staleness", &OptimizerLine::rms_staleness, "1",
+     "sqrt(mean(g^2 / max(v, eps^2))), v being Adam's second moment after the step, bias-corrected."},
+    {"surprise_ratio", &OptimizerLine::surprise_ratio, "ratio",
+     "Share of values with g^2 > 50 v, v being the bias-corrected second moment that the step found."},
+    {"epsilon_dominated_ratio", &OptimizerLine::epsilon_dominated_ratio, "ratio",
+     "Share of values with sqrt(v) < eps."},
+    {"update_ratio", &OptimizerLine::update_ratio, "ratio",
+     "Norm of what the step changed over the norm of the values after it."},
+    {"gradient_rms", &OptimizerLine::gradient_rms, "1",
+     "Of the gradient that the optimizer took, after clipping; finite values."},
+    {"nonfinite_gradient_values", &OptimizerLine::nonfinite_gradient_values, "values",
+     "Of the gradient, NaN or infinite."},
+    {"learning_rate", &OptimizerLine::learning_rate, "1", "Of the parameter's group."},
+    {"beta1", &OptimizerLine::beta1, "1", "Of the group."},
+    {"beta2", &OptimizerLine::beta2, "1", "Of the group."},
+    {"epsilon", &OptimizerLine::epsilon, "1", "Of the group."},
+    {"weight_decay", &OptimizerLine::weight_decay, "1", "Of the group."},
+};
+
+inline constexpr Field<SpectrumLine> kSpectrumFields[] = {
+    {"run", &SpectrumLine::run, "", "Run id."},
+    {"rank", &SpectrumLine::rank, "", "Rank in the job."},
+    {"step", &SpectrumLine::step, "steps", "Step after which the projections were looked at."},
+    {"steps", &SpectrumLine::steps, "steps", "Since the look before: the increment is of these."},
+    {"heads", &SpectrumLine::heads, "heads", "Heads that are in the figures."},
+    {"time", &SpectrumLine::time, "s since 1970", "When."},
+    {"layer", &SpectrumLine::layer, "", "Label of the layer."},
+    {"norm_mean", &SpectrumLine::norm_mean, "1",
+     "Frobenius norm of a head's first-order increment of W_Q W_K^T, mean over heads."},
+    {"norm_max", &SpectrumLine::norm_max, "1", "Largest of them."},
+    {"stable_rank_mean", &SpectrumLine::stable_rank_mean, "1",
+     "Sum of squared singular values over the largest one."},
+    {"stable_rank_min", &SpectrumLine::stable_rank_min, "1", "Smallest of a head."},
+    {"effective_rank_mean", &SpectrumLine::effective_rank_mean, "1",
+     "exp(-sum p ln p), p being shares of the squared singular values."},
+    {"effective_rank_min", &SpectrumLine::effective_rank_min, "1", "Smallest of a head."},
+};
+
+inline constexpr Field<EventLine> kEventFields[] = {
+    {"run", &EventLine::run, "", "Run id."},
+    {"rank", &EventLine::rank, "", "Rank in the job."},
+    {"step", &EventLine::step, "steps", "Step it happened in."},
+    {"time", &EventLine::time, "s since 1970", "When the agent saw it."},
+    {"event", &EventLine::event, "",
+     "What: loss_spike, divergence or loss_rise (step: the onset); precursor (a detector's level has "
+     "changed); "
+     "nonfinite, nonfinite_gradient, nonfinite_gradient_norm; resumed (the step count went back, from "
+     "value); "
+     "detectors_begin_anew (what they had learned was lost with an agent); weight_initial_unknown (of some "
+     "tensor there is no first snapshot to compare with: the run had begun before this agent, it is held in "
+     "other parts, or there was no room); burst (a detector has risen: from step on one step in value is "
+     "sampled for a while); ..."},
+    {"layer", &EventLine::layer, "", "Label of the layer it happened in."},
+    {"layer_name", &EventLine::layer_name, "", "Module that holds the parameters of the layer."},
+    {"detail", &EventLine::detail, "", "A sentence for the reader."},
+    {"value", &EventLine::value, "", "The value that was judged."},
+    {"threshold", &EventLine::threshold, "", "What it was compared with."},
+    {"detector", &EventLine::detector, "", "Of a precursor: which detector; docs/detectors.md."},
+    {"level", &EventLine::level, "", "Of a precursor: quiet, watch or warn, to which the level has changed."},
+    {"score", &EventLine::score, "1", "Of a precursor: 1 is where the detector warns."},
+};
+
+constexpr std::span<const Field<RunLine>> fields_of(const RunLine*) { return kRunFields; }
+constexpr std::span<const Field<StepLine>> fields_of(const StepLine*) { return kStepFields; }
+constexpr std::span<const Field<SampleLine>> fields_of(const SampleLine*) { return kSampleFields; }
+constexpr std::span<const Field<TensorLine>> fields_of(const TensorLine*) { return kTensorFields; }
+constexpr std::span<const Field<ModelLine>> fields_of(const ModelLine*) { return kModelFields; }
+constexpr std::span<const Field<OptimizerLine>> fields_of(const OptimizerLine*) { return kOptimizerFields; }
+constexpr std::span<const Field<SpectrumLine>> fields_of(const SpectrumLine*) { return kSpectrumFields; }
+constexpr std::span<const Field<EventLine>> fields_of(const EventLine*) { return kEventFields; }
+
+// What "type" says of each.
+constexpr const char* type_of(const RunLine*) { return "run"; }
+constexpr const char* type_of(const StepLine*) { return "step"; }
+constexpr const char* type_of(const SampleLine*) { return "sample"; }
+constexpr const char* type_of(const TensorLine*) { return "tensor"; }
+constexpr const char* type_of(const ModelLine*) { return "model"; }
+constexpr const char* type_of(const OptimizerLine*) { return "optimizer"; }
+constexpr const char* type_of(const SpectrumLine*) { return "spectrum"; }
+constexpr const char* type_of(const EventLine*) { return "event"; }
+
+// Calls visit(name, value) for every field of `line` (Line or const Line), in the order of the table; the
+// value is a reference to the member itself.
+template <class Line, class Visitor>
+void visit_fields(Line& line, Visitor&& visit) {
+  for (const auto& field : fields_of(&line))
+    std::visit([&](auto member) { visit(field.name, line.*member); }, field.member);
+}
+
+// Bytes as text in RFC 4648 base64, padded.
+
+std::string to_base64(std::string_view bytes);
+
+// Nothing for anything that to_base64() cannot have written.
+std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace foreshock
 

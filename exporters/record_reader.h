@@ -64,6 +64,22 @@ class RecordReader {
   std::string first_problem_, torn_problem_;
 };
 
+// Lines of a record as comma separated values (RFC 4180), the columns in the order of the fields.
+
+// "run", "step", "sample" or "event".
+const char* type_of(const RecordLine& line);
+
+// The names of the columns for lines of the type of `line`, with a newline.
+std::string csv_header(const RecordLine& line);
+
+// The values, with a newline. Unknown is empty; a number that is not finite is "nan"; numbers come back to
+// the last bit; a list is its numbers with blanks between them, an
+// object its names and numbers ("a=1 b=2"). Independent of the locale.
+std::string csv_row(const RecordLine& line);
+
+// One cell, quoted where it must be.
+std::string csv_text(std::string_view text);
+
 }  // namespace foreshock
 
 #endif  // FORESHOCK_EXPORTERS_RECORD_READER_H_

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "exporters/base64.h"
+#include "exporters/record_line.h"
 
 namespace foreshock {
 namespace {

@@ -1,6 +1,6 @@
-#include "exporters/base64.h"
-
 #include <gtest/gtest.h>
+
+#include "exporters/record_line.h"
 
 namespace foreshock {
 namespace {

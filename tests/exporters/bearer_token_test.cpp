@@ -1,5 +1,3 @@
-#include "exporters/bearer_token.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -7,6 +5,8 @@
 
 #include <filesystem>
 #include <fstream>
+
+#include "exporters/http_routes.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,9 @@
-#include "exporters/csv.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+
+#include "exporters/record_reader.h"
 
 namespace foreshock {
 namespace {

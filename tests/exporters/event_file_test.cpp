@@ -1,6 +1,6 @@
-#include "exporters/event_file.h"
-
 #include <gtest/gtest.h>
+
+#include "exporters/tensorboard.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,9 @@
-#include "exporters/history_table.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+
+#include "exporters/http_routes.h"
 
 namespace foreshock {
 namespace {

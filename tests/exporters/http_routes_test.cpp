@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "exporters/status_page.h"
-
 namespace foreshock {
 namespace {
 

@@ -1,5 +1,3 @@
-#include "exporters/record_file.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "exporters/record.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {

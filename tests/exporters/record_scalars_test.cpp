@@ -1,8 +1,8 @@
-#include "exporters/record_scalars.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "exporters/tensorboard.h"
 
 namespace foreshock {
 namespace {

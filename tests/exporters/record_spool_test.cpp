@@ -1,5 +1,3 @@
-#include "exporters/record_spool.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -8,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "exporters/record.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {

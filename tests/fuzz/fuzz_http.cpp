@@ -23,7 +23,7 @@ namespace http = beast::http;
 using foreshock::HttpReply;
 using foreshock::HttpRoutes;
 
-constexpr uint32_t kMaxHeadBytes = 8192;  // as in exporters/http_session.h
+constexpr uint32_t kMaxHeadBytes = 8192;  // as in exporters/http_server.cpp
 constexpr char kToken[] = "0123456789abcdef";
 
 std::string_view text(beast::string_view view) { return {view.data(), view.size()}; }

@@ -1,16 +1,28 @@
-// The lines of a record as scalars by step, for tools that draw such.
-#ifndef FORESHOCK_EXPORTERS_RECORD_SCALARS_H_
-#define FORESHOCK_EXPORTERS_RECORD_SCALARS_H_
+// Turns the lines of a record into scalars by step, and scalars into the bytes of a TensorBoard event file,
+// as SummaryWriter.add_scalar would write them.
+#ifndef FORESHOCK_EXPORTERS_TENSORBOARD_H_
+#define FORESHOCK_EXPORTERS_TENSORBOARD_H_
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "exporters/record_reader.h"
 
 namespace foreshock {
+
+// The checksum of TFRecord: CRC-32C, rotated right by 15 bits, plus a constant.
+uint32_t masked_crc32c(std::string_view bytes);
+
+// One record of the file: length, its checksum, `payload`, its checksum.
+std::string framed_record(std::string_view payload);
+
+// The protocol buffers (tensorflow.Event), only what a scalar needs.
+std::string version_event(double wall_time);
+std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value);
 
 struct Scalar {
   std::string run;
@@ -52,4 +64,4 @@ class RecordScalars {
 
 }  // namespace foreshock
 
-#endif  // FORESHOCK_EXPORTERS_RECORD_SCALARS_H_
+#endif  // FORESHOCK_EXPORTERS_TENSORBOARD_H_
