@@ -19,8 +19,7 @@
 #include "cli/python_finder.h"
 #include "cli/summary_weights.h"
 #include "kernels/device_code.h"
-#include "libmonitor/device_code_file.h"
-#include "libmonitor/device_driver.h"
+#include "libmonitor/cuda_driver.h"
 #include "shadow/reference.h"
 
 namespace foreshock::cli {

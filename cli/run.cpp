@@ -27,7 +27,7 @@
 #include "cli/say.h"
 #include "cli/summary.h"
 #include "cli/summary_flagged.h"
-#include "libmonitor/guest.h"
+#include "libmonitor/process.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,5 +1,5 @@
 // The kernels for devices: one fatbin, so that nothing of CUDA is linked. It lies in a file beside the
-// library, which reads it when it first has use for it (libmonitor/device_code_file.h). Its symbols take one
+// library, which reads it when it first has use for it (libmonitor/cuda_driver.h). Its symbols take one
 // parameter each, a job of kernels/device_jobs.h, by value.
 #ifndef FORESHOCK_KERNELS_DEVICE_CODE_H_
 #define FORESHOCK_KERNELS_DEVICE_CODE_H_

@@ -5,11 +5,11 @@
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 
-#include "libmonitor/device_code_file.h"
-#include "libmonitor/device_gradients.h"
+#include "libmonitor/base.h"
+#include "libmonitor/cuda_driver.h"
+#include "libmonitor/device_scalars.h"
 #include "libmonitor/device_state.h"
-#include "libmonitor/try_lock.h"
-#include "libmonitor/weight_staging.h"
+#include "libmonitor/weights_cuda.h"
 
 namespace foreshock {
 
@@ -49,7 +49,7 @@ class DeviceSampler {
   // find_scalar() knows them by and returns -1, or the FORESHOCK_SKIP_ reason for which they will not come.
   int send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
   bool find_scalar(uint64_t number, double* value) const;
-  // The same for the squares of gradients, which kernels on that stream sum first (device_gradients.h).
+  // The same for the squares of gradients, which kernels on that stream sum first (device_scalars.h).
   int send_gradients(const DeviceStream& at, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 

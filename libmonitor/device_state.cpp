@@ -1,13 +1,94 @@
 #include "libmonitor/device_state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <utility>
 
 #include "kernels/device_code.h"
-#include "libmonitor/device_gather.h"
-#include "libmonitor/relaxed_capture.h"
+#include "libmonitor/call.h"
+#include "libmonitor/cuda_driver.h"
+#include "segment/writer.h"
 
 namespace foreshock {
+
+void DeviceRing::reset(uint64_t bytes) {
+  bytes_ = bytes;
+  first_ = count_ = 0;
+}
+
+void DeviceRing::free_what_has_left() {
+  for (; count_ > 0; --count_, first_ = (first_ + 1) % kMostSlices) {
+    // The word may have moved on to a later ticket; it never moves back.
+    std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(at(0).sequence));
+    if (word.load(std::memory_order_acquire) < at(0).done) return;
+  }
+}
+
+bool DeviceRing::find(uint64_t bytes, Place* place) {
+  free_what_has_left();
+  const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;
+  if (count_ == kMostSlices || need > bytes_) return false;
+  uint64_t begin = 0;
+  if (count_ > 0) {
+    const uint64_t oldest = at(0).begin, newest = at(count_ - 1).end;
+    begin = newest;
+    if (newest > oldest) {  // taken in one piece: free behind it, and before it
+      if (bytes_ - newest < need) {
+        begin = 0;
+        if (oldest < need) return false;
+      }
+    } else if (oldest - newest < need) {
+      return false;
+    }
+  }
+  found_ = {begin, begin + need, nullptr, 0};
+  *place = {begin, (first_ + count_) % kMostSlices};
+  return true;
+}
+
+void DeviceRing::commit(const uint64_t* sequence, uint64_t done) {
+  found_.sequence = sequence;
+  found_.done = done;
+  at(count_) = found_;
+  ++count_;
+}
+
+void GatherTimes::expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts) {
+  if (count_ + parts > segment::kMaxSlots) collect();
+  for (uint32_t part = 0; part < parts && count_ < segment::kMaxSlots; ++part)
+    expected_[count_++] = {slots[part], 2 * (ticket + part), part == 0};
+}
+
+void GatherTimes::collect() {
+  uint32_t kept = 0;
+  bool is_on_its_way = false;
+  for (uint32_t n = 0; n < count_; ++n) {
+    const Expected& one = expected_[n];
+    const auto sequence = segment::word(one.slot->sequence);
+    const uint64_t before = sequence.load(std::memory_order_acquire);
+    // The first part becomes visible last.
+    if (one.is_first) is_on_its_way = before < one.sequence;
+    if (is_on_its_way) {
+      expected_[kept++] = one;
+      continue;
+    }
+    const uint64_t begin = segment::word(one.slot->device_begin_ns).load(std::memory_order_relaxed);
+    const uint64_t end = segment::word(one.slot->device_end_ns).load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const bool is_its = sequence.load(std::memory_order_relaxed) == one.sequence && begin <= end;
+    if (is_its) last_ns_ = end - begin;
+    spent_.ns += last_ns_;
+    spent_.slices += one.is_first;
+  }
+  count_ = kept;
+}
+
+GatherTimes::Spent GatherTimes::take() {
+  collect();
+  return std::exchange(spent_, {});
+}
+
 namespace {
 
 constexpr uint64_t round_up(uint64_t value) {

@@ -1,20 +1,93 @@
-// What sampling has on one device, in one context: a ring, a stream of our own, an event, the kernel, and the
-// segment pinned for it. Set up once, which may wait for the device and so is done between steps; nothing of
-// it is given back, since that waits too, and the context may be gone by then.
+// Room on a device for slices on their way to the segment: bytes handed out in order and free again in that
+// order. The host learns that a slice has left by the sequence word that the stream stores into its slot: it
+// reads its own memory and asks the device nothing. Thread-compatible.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
 
+#include <cstdint>
 #include <span>
 
-#include "libmonitor/checked_call.h"
-#include "libmonitor/context_setting.h"
-#include "libmonitor/device_driver.h"
-#include "libmonitor/device_ring.h"
+#include "libmonitor/call.h"
+#include "libmonitor/cuda_driver.h"
 #include "libmonitor/device_scalars.h"
-#include "libmonitor/gather_times.h"
+#include "segment/layout.h"
 #include "segment/writer.h"
 
 namespace foreshock {
+
+class DeviceRing {
+ public:
+  // What lies in the ring at once: each slice has at least one slot of the segment.
+  static constexpr uint32_t kMostSlices = segment::kMaxSlots;
+  static constexpr uint64_t kAlign = 256;
+
+  // Of `bytes` bytes (a multiple of kAlign), all free.
+  void reset(uint64_t bytes);
+
+  // Room for `bytes` bytes in one piece; false when there is none now. Nothing is taken before commit().
+  struct Place {
+    uint64_t offset = 0;
+    uint32_t number = 0;  // of no other slice that is in the ring
+  };
+  bool find(uint64_t bytes, Place* place);
+
+  // Takes what find() found last. Free again once `*sequence` is not less than `done`.
+  void commit(const uint64_t* sequence, uint64_t done);
+
+  uint64_t bytes() const { return bytes_; }
+  uint32_t slices() const { return count_; }
+
+ private:
+  struct Taken {
+    uint64_t begin, end;  // begin <= end
+    const uint64_t* sequence;
+    uint64_t done;
+  };
+  Taken& at(uint32_t n) { return taken_[(first_ + n) % kMostSlices]; }
+  void free_what_has_left();
+
+  uint64_t bytes_ = 0;
+  uint32_t first_ = 0, count_ = 0;  // of taken_, oldest first
+  Taken found_ = {};
+  Taken taken_[kMostSlices] = {};
+};
+
+// How long the gathers took on the trainer's stream. A device writes it into the slot, before the sequence
+// word that makes the slot visible; here the slots on their way are remembered until it can be read. Memory
+// of the host alone is looked at, and nothing is waited for.
+
+// Thread-compatible.
+class GatherTimes {
+ public:
+  // Gathers into the slots of a slice, `ticket` and those after it, were given to a stream.
+  void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
+
+  struct Spent {
+    uint64_t ns = 0;
+    uint32_t slices = 0;
+  };
+  // Of the slices that have arrived since it was last asked. A slot that holds something else by now counts
+  // as much as the last one that could be read.
+  Spent take();
+
+ private:
+  struct Expected {
+    segment::Slot* slot;
+    uint64_t sequence;
+    bool is_first;
+  };
+  void collect();
+
+  // A slot is claimed again only once it was seen, so no more are on their way at once.
+  Expected expected_[segment::kMaxSlots] = {};
+  uint32_t count_ = 0;
+  uint64_t last_ns_ = 0;
+  Spent spent_;
+};
+
+// What sampling has on one device, in one context: a ring, a stream of our own, an event, the kernel, and the
+// segment pinned for it. Set up once, which may wait for the device and so is done between steps; nothing of
+// it is given back, since that waits too, and the context may be gone by then.
 
 // What a device is set up with and for.
 struct DeviceSetting {

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "libmonitor/advice.h"
 #include "libmonitor/monitor.h"
+#include "libmonitor/process.h"
 
 using foreshock::g_guest;
 using foreshock::g_monitor;

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "foreshock/hook.h"
-#include "libmonitor/late_steps.h"
-#include "libmonitor/private_memory.h"
+#include "libmonitor/base.h"
+#include "libmonitor/step_numbers.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -76,6 +76,27 @@ class LayerTable {
   uint32_t last_found_ = 0;  // layers come with all their parameters, one after the other
   std::atomic<uint32_t> named_{0};
   Sums gradients_ = {};
+};
+
+// Names of attention that runs past every hook, kept from before there is a segment.
+
+// Any thread; who finds it taken by another one goes without. Fixed room, no heap.
+class Unseen {
+ public:
+  // Copies what is known into `records` (kMaxUnseen of them), and stores there too from now on.
+  void attach(segment::UnseenName* records);
+
+  // `evidence`: FORESHOCK_UNSEEN_...; of several the smallest one stays. What is no name, or has no room, is
+  // dropped. `has_segment`: the process still has the one that was attached; a forked child has not.
+  void note(const char* name, uint32_t evidence, bool has_segment);
+
+ private:
+  void store(uint32_t index);
+
+  std::atomic_flag busy_;
+  segment::UnseenName names_[segment::kMaxUnseen] = {};
+  uint32_t known_ = 0;
+  segment::UnseenName* records_ = nullptr;
 };
 
 }  // namespace foreshock

@@ -14,7 +14,7 @@ char g_library[4096];
 // The dynamic linker keeps the name by which the library was asked for, and the program may go to another
 // folder before anybody asks for its place.
 __attribute__((constructor)) void keep_place() {
-  if (&dladdr == nullptr) return;  // weak, see old_glibc.h
+  if (&dladdr == nullptr) return;  // weak, see glibc_compat.h
   Dl_info about = {};
   if (dladdr(reinterpret_cast<const void*>(&path_beside_library), &about) == 0 || about.dli_fname == nullptr)
     return;

@@ -1,7 +1,8 @@
-// The weights as the optimizer leaves them: each tensor's histogram, checksum and last change, once in every
-// `interval` steps, one record in the segment each; of those on devices without the change, and some steps
-// later. The tensors take turns (weight_turns.h), so the work is spread evenly over the steps, and each
-// tensor is seen whole at one step. An interval twice as long is a subset of the same steps.
+// Which tensors have their turn in a step, and that every turn is accounted for: those that nobody has shown
+// by the next step were left out.
+//
+// Which step of an interval is a tensor's follows from its place in the table alone, so it is the same on
+// every rank and in every rerun.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -11,15 +12,62 @@
 
 #include "foreshock/hook.h"
 #include "kernels/dtype.h"
-#include "libmonitor/head_rows.h"
-#include "libmonitor/histogram_packer.h"
-#include "libmonitor/private_memory.h"
-#include "libmonitor/update_copies.h"
-#include "libmonitor/weight_errands.h"
-#include "libmonitor/weight_turns.h"
+#include "libmonitor/base.h"
+#include "libmonitor/heads.h"
+#include "libmonitor/weight_measure.h"
+#include "libmonitor/weights_cuda.h"
 #include "segment/writer.h"
 
 namespace foreshock {
+
+// One caller at a time.
+class WeightTurns {
+ public:
+  // What became of turns since the last call.
+  struct Count {
+    uint64_t due = 0;   // new ones
+    uint64_t lost = 0;  // that nobody has shown
+  };
+
+  // Set-up: room for `count` tensors, all of them forgotten. False: there is none.
+  bool reserve(uint32_t count);
+  // The next tensor begins at this share of the model, from 0 to 1. One that is not here has no turns.
+  void add(double begins_at, bool is_here);
+  uint32_t count() const { return count_; }
+
+  // Whose turn it is in `step`, without those that were shown in it: numbers in ascending order, as many as
+  // there is room for. Asked again in the same step it is the same turns. Where `steps` from `step` on are
+  // told as one they are the turns of all of them.
+  size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
+  // Nobody could ask in `step`.
+  Count unasked(int64_t step, int64_t steps, uint64_t interval);
+  // Tensor `number` was shown in `step`, or is left out for a reason of its own. Returns the turns that were
+  // not asked for.
+  uint64_t end(uint32_t number, int64_t step);
+  // No turn is waited for any more. Returns those that were.
+  uint64_t give_up();
+
+ private:
+  struct State {
+    uint64_t asked, ended;  // rounds
+    bool is_here;
+  };
+  void find(int64_t step, int64_t steps, uint64_t interval, const auto& take);
+  // Of an interval of 2^32; of any other one modulo it. By themselves, since all are read at every step.
+  uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
+  State* states() const { return reinterpret_cast<State*>(states_.data()); }
+
+  PrivateMemory turns_, states_;
+  uint32_t count_ = 0;
+  uint64_t round_ = 1;  // new with every step that is asked about: steps may go back, or be told twice
+  int64_t step_ = -1;
+  uint64_t open_ = 0;  // turns of this round
+};
+
+// The weights as the optimizer leaves them: each tensor's histogram, checksum and last change, once in every
+// `interval` steps, one record in the segment each; of those on devices without the change, and some steps
+// later. The tensors take turns, so the work is spread evenly over the steps, and each
+// tensor is seen whole at one step. An interval twice as long is a subset of the same steps.
 
 class DeviceSampler;
 
@@ -138,7 +186,7 @@ class WeightFollower {
   bool open(const Weight& of, Draft* draft);
   void close(Weight* of, const Draft& draft, uint64_t end);
 
-  // weights_on_devices.cpp
+  // weights_cuda.cpp
   void send(const foreshock_weight_state& state, int64_t step);
   void write(const WeightErrand& errand, char* results);
   size_t pack(const WeightErrand& errand, char* payload, const Draft& draft);

@@ -188,12 +188,12 @@ static_assert(sizeof(UnseenName) == 64);
 // What ran past the hooks, as far as it was counted. Single words, each stored atomically, but for the name.
 // Totals of the process.
 struct Coverage {
-  // Of CUDA graphs (libmonitor/graph_ledger.h).
+  // Of CUDA graphs (libmonitor/coverage.h).
   uint64_t graph_launches;           // of graphs that were seen when they were recorded
   uint64_t unknown_launches;         // of others
   uint64_t recorded_calls[kPasses];  // attention calls made while a graph was recorded: they did not run then
   uint64_t launched_calls[kPasses];  // that ran in launched graphs
-  // Of launched kernels (libmonitor/kernel_count.h).
+  // Of launched kernels (libmonitor/coverage.h).
   uint32_t kernel_count_state;           // KernelCountState
   char kernel_count_holder[68];          // who has CUPTI's place; "": not told
   uint64_t kernel_count_steps;           // that were counted

@@ -336,7 +336,7 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kBehind = offsetof(Slot, first_ticket);
   std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
   std::memset(begin + kBehind, 0, sizeof(Slot) - kBehind);
-  // Who gave the slot to a device may still be looking for what it wrote here (libmonitor/gather_times.h).
+  // Who gave the slot to a device may still be looking for what it wrote here (libmonitor/device_state.h).
   word(slot->device_begin_ns).store(0, std::memory_order_relaxed);
   word(slot->device_end_ns).store(0, std::memory_order_relaxed);
   slot->ticket = ticket;

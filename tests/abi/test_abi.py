@@ -19,7 +19,7 @@ NEWEST_GLIBC = (2, 31)
 # The functions of torch's C shim that the library stands before.
 SHIMS = re.findall(r"X\(\d+, (aoti_torch_\w+),", (HEADERS / "foreshock" / "adapter.h").read_text())
 
-# Of the CUDA runtime (door_graphs.cpp)
+# Of the CUDA runtime (interpose_cuda.cpp)
 OF_CUDA_RUNTIME = [
     "cudaGraphClone", "cudaGraphDestroy", "cudaGraphExecDestroy", "cudaGraphExecUpdate", "cudaGraphInstantiate",
     "cudaGraphInstantiateWithFlags", "cudaGraphInstantiateWithParams", "cudaGraphInstantiateWithParams_ptsz",
@@ -66,7 +66,7 @@ def test_the_cuda_runtime_has_these_names():
 
 @pytest.mark.skipif(not CUDA_HEADER.exists(), reason="no CUDA toolkit")
 def test_functions_of_the_cuda_runtime_take_words_only():
-    """door_graphs.cpp passes on six words, and reads the first two."""
+    """interpose_cuda.cpp passes on six words, and reads the first two."""
     first = {
         "StreamBeginCapture": "cudaStream_t stream",
         "StreamBeginCaptureToGraph": "cudaStream_t stream, cudaGraph_t graph",
@@ -95,7 +95,7 @@ def shim_signature(name: str) -> list[str]:
 
 
 def test_shims_read_the_arguments_that_torch_declares():
-    """door_shims.cpp takes words by their number: integers and pointers, apart from the doubles."""
+    """interpose_shims.cpp takes words by their number: integers and pointers, apart from the doubles."""
     forward, backward = (shim_signature(name) for name in SHIMS[:2])
     words = [[word for word in signature if not word.startswith("double ")] for signature in (forward, backward)]
     assert words[0] == [

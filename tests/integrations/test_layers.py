@@ -193,7 +193,7 @@ def test_numbers_within_a_layer_are_no_layers(leaves: list[str]) -> None:
 
 
 def test_projections_are_called_as_the_core_knows_them() -> None:
-    text = (ROOT / "libmonitor" / "head_rows.cpp").read_text()
+    text = (ROOT / "libmonitor" / "heads.cpp").read_text()
     words = re.findall(r'{"(\w+)", ProjectionKind::k(?!Key)', text)
     assert set(words) == QUERY_WORDS
 

@@ -1,4 +1,4 @@
-#include "libmonitor/advice.h"
+#include "libmonitor/process.h"
 
 #include <fcntl.h>
 #include <unistd.h>

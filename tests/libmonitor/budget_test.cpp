@@ -1,6 +1,6 @@
-#include "libmonitor/budget.h"
-
 #include <gtest/gtest.h>
+
+#include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,8 @@
-#include "libmonitor/checked_call.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "libmonitor/call.h"
 #include "tests/libmonitor/call_on_tensors.h"
 
 namespace foreshock {

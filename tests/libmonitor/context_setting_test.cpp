@@ -1,6 +1,6 @@
-#include "libmonitor/context_setting.h"
-
 #include <gtest/gtest.h>
+
+#include "libmonitor/cuda_driver.h"
 
 namespace foreshock {
 namespace {

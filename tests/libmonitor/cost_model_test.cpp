@@ -1,11 +1,8 @@
-#include "libmonitor/cost_model.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "libmonitor/budget.h"
-#include "libmonitor/sampler.h"
+#include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {

@@ -1,10 +1,10 @@
-#include "libmonitor/counters.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "libmonitor/process.h"
 
 namespace foreshock {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "libmonitor/cupti.h"
+#include "libmonitor/coverage.h"
 
 namespace foreshock {
 namespace {

@@ -1,5 +1,3 @@
-#include "libmonitor/device_code_file.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -13,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "libmonitor/cuda_driver.h"
 #include "tests/libmonitor/device_code_of_tests.h"
 
 namespace {

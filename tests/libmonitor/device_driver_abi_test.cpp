@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "libmonitor/device_driver.h"
+#include "libmonitor/cuda_driver.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,8 @@
-#include "libmonitor/device_driver.h"
-
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "libmonitor/cuda_driver.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
 
 namespace foreshock {

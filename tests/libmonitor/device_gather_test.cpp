@@ -1,11 +1,8 @@
-#include "libmonitor/device_gather.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "libmonitor/slice_copy.h"
-#include "libmonitor/slice_plan.h"
+#include "libmonitor/call.h"
 #include "tests/libmonitor/call_on_tensors.h"
 
 namespace foreshock {

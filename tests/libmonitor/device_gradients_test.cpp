@@ -1,6 +1,6 @@
 // Gradients on a device, where nobody has taken their norms: in the record of their step, as the host sums
 // them.
-#include "libmonitor/device_gradients.h"
+#include "tests/libmonitor/device_gradients.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/libmonitor/device_gradients.h"
+#include "libmonitor/device_scalars.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,9 @@
-#include "libmonitor/device_ring.h"
-
 #include <gtest/gtest.h>
 
 #include <deque>
 #include <random>
+
+#include "libmonitor/device_state.h"
 
 namespace foreshock {
 namespace {

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <thread>
 
-#include "libmonitor/device_gradients.h"
+#include "libmonitor/device_scalars.h"
 #include "libmonitor/device_state.h"
-#include "libmonitor/weight_staging.h"
+#include "libmonitor/weights_cuda.h"
 #include "tests/libmonitor/device_code_of_tests.h"
 #include "tests/libmonitor/device_fixture.h"
 #include "tests/libmonitor/device_gradients.h"

@@ -1,6 +1,6 @@
-#include "libmonitor/gather_times.h"
-
 #include <gtest/gtest.h>
+
+#include "libmonitor/device_state.h"
 
 namespace foreshock {
 namespace {

@@ -1,8 +1,8 @@
-#include "libmonitor/gradient_cost.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
+
+#include "libmonitor/device_scalars.h"
 
 namespace foreshock {
 namespace {

@@ -1,11 +1,10 @@
-#include "libmonitor/graph_ledger.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <thread>
 #include <vector>
 
+#include "libmonitor/coverage.h"
 #include "tests/libmonitor/recorded_graph.h"
 
 namespace foreshock {

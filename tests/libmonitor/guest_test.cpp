@@ -1,5 +1,3 @@
-#include "libmonitor/guest.h"
-
 #include <signal.h>
 #include <sys/inotify.h>
 
@@ -7,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "libmonitor/process.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {

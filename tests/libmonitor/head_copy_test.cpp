@@ -1,11 +1,10 @@
-#include "libmonitor/head_copy.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
 
-#include "libmonitor/observed_heads.h"
+#include "libmonitor/heads.h"
+#include "segment/parser.h"
 #include "tests/libmonitor/packed_tensors.h"
 
 namespace foreshock {

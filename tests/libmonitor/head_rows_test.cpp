@@ -1,6 +1,6 @@
-#include "libmonitor/head_rows.h"
-
 #include <gtest/gtest.h>
+
+#include "libmonitor/heads.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,9 @@
-#include "libmonitor/histogram_packer.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
+
+#include "libmonitor/weight_measure.h"
 
 namespace foreshock {
 namespace {

@@ -1,5 +1,3 @@
-#include "libmonitor/kernel_count.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "libmonitor/kernel_names.h"
+#include "libmonitor/coverage.h"
 
 namespace foreshock {
 namespace {

@@ -1,10 +1,9 @@
-#include "libmonitor/late_steps.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "foreshock/hook.h"
+#include "libmonitor/step_numbers.h"
 
 namespace foreshock {
 namespace {

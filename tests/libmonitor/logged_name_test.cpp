@@ -1,8 +1,8 @@
-#include "libmonitor/logged_name.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "libmonitor/step_numbers.h"
 
 namespace foreshock {
 namespace {

@@ -1,10 +1,9 @@
-#include "libmonitor/loss.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "foreshock/hook.h"
+#include "libmonitor/step_numbers.h"
 
 namespace foreshock {
 namespace {

@@ -1,8 +1,8 @@
-#include "libmonitor/missed_steps.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "libmonitor/base.h"
 
 namespace foreshock {
 namespace {

@@ -1,13 +1,12 @@
 // Tensors that belong to one call of TransformerEngine's fused attention, and tensors that do not. What is
 // described of those that do is compared with results in tests/e2e/test_transformer_engine.py.
-#include "libmonitor/nvte_call.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <functional>
 
 #include "foreshock/hook.h"
+#include "libmonitor/transformer_engine.h"
 
 namespace foreshock {
 namespace {

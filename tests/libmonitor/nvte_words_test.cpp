@@ -1,5 +1,3 @@
-#include "libmonitor/nvte_words.h"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -9,6 +7,8 @@
 #include <cerrno>
 #include <cmath>
 #include <vector>
+
+#include "libmonitor/transformer_engine.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,9 @@
-#include "libmonitor/optimizer_numbers.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "libmonitor/weight_measure.h"
 
 namespace foreshock {
 namespace {

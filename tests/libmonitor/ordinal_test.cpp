@@ -1,8 +1,8 @@
-#include "libmonitor/ordinal.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {

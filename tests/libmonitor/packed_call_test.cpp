@@ -1,12 +1,9 @@
-#include "libmonitor/packed_call.h"
-
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <set>
 
-#include "libmonitor/slice_copy.h"
-#include "libmonitor/slice_plan.h"
+#include "libmonitor/call.h"
 #include "tests/libmonitor/packed_tensors.h"
 
 namespace foreshock {

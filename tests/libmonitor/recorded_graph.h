@@ -2,7 +2,7 @@
 #ifndef FORESHOCK_TESTS_LIBMONITOR_RECORDED_GRAPH_H_
 #define FORESHOCK_TESTS_LIBMONITOR_RECORDED_GRAPH_H_
 
-#include "libmonitor/graph_ledger.h"
+#include "libmonitor/coverage.h"
 
 namespace foreshock {
 

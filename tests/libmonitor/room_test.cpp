@@ -1,5 +1,3 @@
-#include "libmonitor/room.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -7,6 +5,7 @@
 #include <fstream>
 #include <string>
 
+#include "libmonitor/process.h"
 #include "segment/layout.h"
 
 namespace foreshock {

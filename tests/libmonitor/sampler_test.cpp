@@ -1,9 +1,9 @@
-#include "libmonitor/sampler.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,9 @@
-#include "libmonitor/scalars.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
+
+#include "libmonitor/step_numbers.h"
 
 namespace foreshock {
 namespace {

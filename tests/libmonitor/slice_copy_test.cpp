@@ -1,10 +1,8 @@
-#include "libmonitor/slice_copy.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "libmonitor/slice_plan.h"
+#include "libmonitor/call.h"
 #include "segment/parser.h"
 #include "tests/libmonitor/call_on_tensors.h"
 

@@ -1,11 +1,9 @@
-#include "libmonitor/slice_plan.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "libmonitor/slice_copy.h"
+#include "libmonitor/call.h"
 #include "segment/parser.h"
 #include "tests/libmonitor/call_on_tensors.h"
 

@@ -1,10 +1,9 @@
-#include "libmonitor/unseen.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "foreshock/hook.h"
+#include "libmonitor/layers.h"
 
 namespace foreshock {
 namespace {

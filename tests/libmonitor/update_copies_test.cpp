@@ -1,9 +1,9 @@
-#include "libmonitor/update_copies.h"
-
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <vector>
+
+#include "libmonitor/weight_measure.h"
 
 namespace foreshock {
 namespace {

@@ -1,5 +1,3 @@
-#include "libmonitor/variables.h"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,6 +8,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "libmonitor/environment.h"
 
 namespace foreshock {
 namespace {

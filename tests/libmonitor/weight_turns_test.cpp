@@ -1,11 +1,11 @@
-#include "libmonitor/weight_turns.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
+
+#include "libmonitor/weights.h"
 
 namespace foreshock {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "kernels/sums.h"
-#include "libmonitor/clocks.h"
+#include "libmonitor/base.h"
 #include "segment/parser.h"
 #include "tests/libmonitor/described_weights.h"
 #include "tests/libmonitor/monitor_fixture.h"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 LABEL_BYTES = 31  # of a layer, as the segment keeps it
 
-# What projections with queries in them are called (libmonitor/head_rows.cpp).
+# What projections with queries in them are called (libmonitor/heads.cpp).
 QUERY_WORDS = {
     "q_proj", "wq", "to_q", "q_lin", "q", "query", "query_proj", "linear_q", "qkv", "qkv_proj", "wqkv", "to_qkv",
     "in_proj", "in_proj_weight", "c_attn", "att_proj", "linear_qkv", "query_key_value",

@@ -19,7 +19,7 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
         found.append(("flex_attention", USED))
     if any(name == "flash_attn.cute" or name.startswith("flash_attn.cute.") for name in list(modules)):
         found.append(("flash_attn.cute (flash-attn 4)", IMPORTED))
-    # Of later versions the library stands before the functions themselves (libmonitor/door_nvte.cpp).
+    # Of later versions the library stands before the functions themselves (libmonitor/interpose_transformer_engine.cpp).
     engine = modules.get("transformer_engine")
     if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):
         found.append(("transformer_engine before 2.0", IMPORTED))

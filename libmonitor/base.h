@@ -1,0 +1,127 @@
+// The two clocks of the trainer's side. Only read at set-up, at steps, and in sampled calls.
+#ifndef FORESHOCK_LIBMONITOR_BASE_H_
+#define FORESHOCK_LIBMONITOR_BASE_H_
+
+#include <sys/mman.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace foreshock {
+
+inline uint64_t clock_ns(clockid_t clock) {
+  timespec now = {};
+  clock_gettime(clock, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// For lengths of time.
+inline uint64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
+
+// For points in time that another process reads.
+inline uint64_t realtime_ns() { return clock_ns(CLOCK_REALTIME); }
+
+// A lock that nobody waits for: what cannot have it at once goes without.
+
+class TryLock {
+ public:
+  explicit TryLock(std::atomic_flag& flag)
+      : flag_(flag), owned_(!flag.test_and_set(std::memory_order_acquire)) {}
+  ~TryLock() {
+    if (owned_) flag_.clear(std::memory_order_release);
+  }
+  TryLock(const TryLock&) = delete;
+  TryLock& operator=(const TryLock&) = delete;
+  explicit operator bool() const { return owned_; }
+
+ private:
+  std::atomic_flag& flag_;
+  bool owned_;
+};
+
+// Memory of our own, from the kernel and not from the trainer's allocator.
+
+// Zeroed where it was not touched; a page costs memory once it is. Set-up only. Thread-compatible; never
+// given back at the end: threads may still run while the process ends.
+class PrivateMemory {
+ public:
+  // At least `bytes`, whatever was there before lost. False: there is none now.
+  bool reserve(size_t bytes) {
+    if (bytes <= bytes_ && data_ != nullptr) return true;
+    if (data_ != nullptr) munmap(data_, bytes_);
+    void* map =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    data_ = map == MAP_FAILED ? nullptr : static_cast<char*>(map);
+    bytes_ = data_ == nullptr ? 0 : bytes;
+    // Counters are sparse: a page that is only read stays the kernel's one page of zeros.
+    if (data_ != nullptr) madvise(data_, bytes_, MADV_NOHUGEPAGE);
+    return data_ != nullptr;
+  }
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Arrays whose elements are as large as whoever filled them knew: structs of hook.h grow at their end.
+
+template <class T>
+const T& element(const T* first, size_t n) {
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + n * first->size);
+}
+
+// Steps in which a thread found another one in its way, for whoever comes next.
+
+// Any thread. A step counts once; more than eight at a time are forgotten.
+class MissedSteps {
+ public:
+  void add(int64_t step) {
+    for (auto& place : places_) {
+      int64_t found = kNone;
+      if (place.compare_exchange_strong(found, step + kFirst) || found == step + kFirst) return;
+    }
+  }
+  // Calls take(step) with each, once.
+  void take(const auto& take) {
+    for (auto& place : places_)
+      if (const int64_t found = place.exchange(kNone); found != kNone) take(found - kFirst);
+  }
+
+ private:
+  static constexpr int64_t kNone = 0, kFirst = 2;  // a step may be -1: not known
+  std::atomic<int64_t> places_[8] = {};
+};
+
+// A function whose signature is not known here passes on what its caller put into registers and onto the
+// stack, word for word: integers and pointers in registers first, doubles and floats in registers of their
+// own, then the stack, one word each. Words beyond its arguments belong to the caller's frame and are copied
+// to no effect.
+
+using Word = uint64_t;
+
+#if defined(__x86_64__)
+#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5)
+inline constexpr int kIntegerRegisters = 6;
+#elif defined(__aarch64__)
+#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5), X(w6), X(w7)
+inline constexpr int kIntegerRegisters = 8;
+#else
+#error "say here which integer arguments of a function this CPU keeps in registers"
+#endif
+#define FORESHOCK_DOUBLES(X) X(d0), X(d1), X(d2), X(d3), X(d4), X(d5), X(d6), X(d7)
+#define FORESHOCK_WORD(name) foreshock::Word name
+#define FORESHOCK_DOUBLE(name) double name
+#define FORESHOCK_NAME(name) name
+// FORESHOCK_STACK(X), the words of the stack, is what each function's file says it to be.
+#define FORESHOCK_PARAMETERS \
+  FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
+#define FORESHOCK_ARGUMENTS \
+  FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_DOUBLES(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_BASE_H_

@@ -1,0 +1,487 @@
+#include "libmonitor/call.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+#include "kernels/gather.h"
+
+namespace foreshock {
+namespace {
+
+static_assert(static_cast<uint32_t>(DType::kFp64) == FORESHOCK_FP64);
+static_assert(static_cast<uint32_t>(DType::kFp32) == FORESHOCK_FP32);
+static_assert(static_cast<uint32_t>(DType::kBf16) == FORESHOCK_BF16);
+static_assert(static_cast<uint32_t>(DType::kFp16) == FORESHOCK_FP16);
+static_assert(static_cast<uint32_t>(DType::kBool) == FORESHOCK_BOOL);
+
+TensorView view_of(const foreshock_tensor& tensor) {
+  TensorView view;
+  view.data = tensor.data;
+  view.dtype = tensor.dtype <= FORESHOCK_BOOL ? static_cast<DType>(tensor.dtype) : DType::kNone;
+  std::copy_n(tensor.shape, 4, view.shape);
+  std::copy_n(tensor.stride, 4, view.stride);
+  return view;
+}
+
+// A mask of fewer dimensions stands for the last ones, as everywhere in broadcasting.
+TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
+  TensorView view = view_of(tensor);
+  const int missing = 4 - static_cast<int>(std::min<uint32_t>(tensor.dims, 4));
+  for (int n = 3; n >= 0; --n) {
+    view.shape[n] = n >= missing ? tensor.shape[n - missing] : 1;
+    view.stride[n] = n >= missing ? tensor.stride[n - missing] : 0;
+  }
+  return view;
+}
+
+// Whether every tensor that is there lies where the query does. The host has one place, whatever its number.
+bool is_in_one_place(const foreshock_attention_call& call) {
+  const foreshock_tensor& query = call.query;
+  for (const foreshock_tensor* tensor :
+       {&call.key, &call.value, &call.out, &call.log_sum_exp, &call.mask, &call.grad_out, &call.grad_query}) {
+    if (tensor->data == nullptr) continue;
+    if (tensor->device_type != query.device_type) return false;
+    if (query.device_type != FORESHOCK_DEVICE_CPU && tensor->device_index != query.device_index) return false;
+  }
+  return true;
+}
+
+bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t d) {
+  return view.data != nullptr && view.shape[0] == a && view.shape[1] == b && view.shape[2] == c &&
+         view.shape[3] == d;
+}
+
+bool broadcasts(int64_t have, int64_t want) { return have == want || have == 1; }
+
+// A dimension of size 1 that stands for many is read with stride 0.
+void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
+  for (int n = 0; n < 4; ++n) {
+    if (mask->shape[n] == 1 && shape[n] != 1) mask->stride[n] = 0;
+    mask->shape[n] = shape[n];
+  }
+}
+
+}  // namespace
+
+int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall* checked) {
+  if (call.size < offsetof(foreshock_attention_call, layer_identity)) return FORESHOCK_SKIP_UNKNOWN;
+  // Dropout changes the output, which then cannot be recomputed, but neither scores nor their sums; a
+  // gradient it changes all through. `!(x == 0)`, so that a NaN counts as dropout too.
+  const bool drops = !(call.dropout == 0);
+  if (drops && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
+    return FORESHOCK_SKIP_DROPOUT;
+  if (call.query.device_type != FORESHOCK_DEVICE_CPU && call.query.device_type != FORESHOCK_DEVICE_CUDA)
+    return FORESHOCK_SKIP_LAYOUT;
+  if (!is_in_one_place(call)) return FORESHOCK_SKIP_LAYOUT;
+
+  CheckedCall& c = *checked;
+  c.packed = {};
+  c.sums_by_sequence = false;
+  c.sequence = 0;
+  const bool is_packed = is_packed_call(call);
+  const uint32_t dims = is_packed ? 3 : 4;
+  c.query = view_of(call.query);
+  c.key = view_of(call.key);
+  c.value = view_of(call.value);
+  c.out = drops ? TensorView{} : view_of(call.out);
+  c.log_sum_exp = view_of(call.log_sum_exp);
+  c.mask = right_aligned_view_of(call.mask);
+  c.grad_out = view_of(call.grad_out);
+  c.grad_query = view_of(call.grad_query);
+  c.device_type = call.query.device_type;
+  c.device_index = call.query.device_index;
+  c.stream =
+      call.size >= offsetof(foreshock_attention_call, stream) + sizeof call.stream ? call.stream : nullptr;
+  c.pass = pass;
+  c.dtype = c.query.dtype;
+  c.causal = call.causal;
+  c.scale = call.scale;
+  if (call.query.dims != dims || call.key.dims != dims || call.value.dims != dims || !is_floating(c.dtype) ||
+      c.causal < FORESHOCK_CAUSAL_NONE || c.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT || !(c.scale * 0 == 0) ||
+      c.scale == 0)
+    return FORESHOCK_SKIP_LAYOUT;
+  if (is_packed) add_batch(call, checked);
+  const int64_t batch = c.query.shape[0], heads = c.query.shape[1], queries = c.query.shape[2];
+  const int64_t kv_heads = c.key.shape[1], keys = c.key.shape[2];
+  c.head_dim = c.query.shape[3];
+  c.value_dim = c.value.shape[3];
+  c.shape = {batch, heads, kv_heads, queries, keys};
+  if (batch < 1 || heads < 1 || queries < 1 || keys < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
+      c.head_dim < 1 || c.value_dim < 1 || c.head_dim > 4096 || c.value_dim > 4096 ||
+      !has_shape(c.query, batch, heads, queries, c.head_dim) ||
+      !has_shape(c.key, batch, kv_heads, keys, c.head_dim) ||
+      !has_shape(c.value, batch, kv_heads, keys, c.value_dim) || c.key.dtype != c.dtype ||
+      c.value.dtype != c.dtype)
+    return FORESHOCK_SKIP_LAYOUT;
+  if (!drops && (!has_shape(c.out, batch, heads, queries, c.value_dim) || c.out.dtype != c.dtype))
+    return FORESHOCK_SKIP_LAYOUT;
+  if (pass == FORESHOCK_BACKWARD && (!has_shape(c.grad_out, batch, heads, queries, c.value_dim) ||
+                                     !has_shape(c.grad_query, batch, heads, queries, c.head_dim) ||
+                                     c.grad_out.dtype != c.dtype || c.grad_query.dtype != c.dtype))
+    return FORESHOCK_SKIP_LAYOUT;
+  if (is_packed) return check_packed(call, checked);
+  if (c.log_sum_exp.data != nullptr &&
+      (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))
+    return FORESHOCK_SKIP_LAYOUT;
+  if (c.mask.data != nullptr) {
+    const int64_t full[4] = {batch, heads, queries, keys};
+    for (int n = 0; n < 4; ++n)
+      if (!broadcasts(c.mask.shape[n], full[n])) return FORESHOCK_SKIP_MASK;
+    if (c.mask.dtype == DType::kNone) return FORESHOCK_SKIP_MASK;
+    broadcast(&c.mask, full);
+  }
+  return -1;
+}
+
+namespace {
+
+constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();  // that offsets can tell
+
+bool is_aligned(const int32_t* offsets) {
+  return offsets != nullptr && reinterpret_cast<uint64_t>(offsets) % alignof(int32_t) == 0;
+}
+
+void add_batch(TensorView* view) {
+  for (int n = 3; n > 0; --n) {
+    view->shape[n] = view->shape[n - 1];
+    view->stride[n] = view->stride[n - 1];
+  }
+  view->shape[0] = 1;
+  view->stride[0] = 0;
+}
+
+// Whether the sums fit one of the two ways that they may lie in.
+bool check_sums(const foreshock_attention_call& call, CheckedCall* checked) {
+  const TensorView& sums = checked->log_sum_exp;
+  if (sums.data == nullptr) return true;
+  checked->sums_by_sequence = call.log_sum_exp.dims == 3;
+  const int64_t rows = checked->sums_by_sequence ? checked->shape.queries : checked->query.shape[2];
+  const int64_t batch = checked->sums_by_sequence ? call.sequences : 1;
+  return is_floating(sums.dtype) && sums.shape[0] == batch && sums.shape[1] == checked->shape.heads &&
+         sums.shape[2] >= rows && sums.shape[3] == 1;
+}
+
+// The same rows, from position `first` on.
+void begin_at(int64_t first, int64_t length, TensorView* view) {
+  if (view->data == nullptr) return;
+  view->data = view->row(0, 0, first);
+  view->shape[2] = length;
+}
+
+}  // namespace
+
+bool is_packed_call(const foreshock_attention_call& call) {
+  return call.size >= offsetof(foreshock_attention_call, longest_key) + sizeof call.longest_key &&
+         call.query_offsets != nullptr;
+}
+
+void add_batch(const foreshock_attention_call& call, CheckedCall* checked) {
+  for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,
+                           &checked->grad_query})
+    add_batch(view);
+  if (call.log_sum_exp.dims == 2) add_batch(&checked->log_sum_exp);
+}
+
+int check_packed(const foreshock_attention_call& call, CheckedCall* checked) {
+  CallShape& shape = checked->shape;
+  const int64_t queries = shape.queries, keys = shape.keys;
+  if (call.mask.data != nullptr) return FORESHOCK_SKIP_MASK;
+  if (!is_aligned(call.query_offsets) || !is_aligned(call.key_offsets) || call.sequences < 1 ||
+      call.sequences > kMaxOffset || queries > kMaxOffset || keys > kMaxOffset || call.longest_query < 1 ||
+      call.longest_key < 1)
+    return FORESHOCK_SKIP_LAYOUT;
+  shape.queries = std::min(queries, call.longest_query);
+  shape.keys = std::min(keys, call.longest_key);
+  if (!check_sums(call, checked)) return FORESHOCK_SKIP_LAYOUT;
+  // With the same offsets a sequence has as many keys as queries, and both corners are one.
+  if (call.query_offsets == call.key_offsets && checked->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
+    checked->causal = FORESHOCK_CAUSAL_TOP_LEFT;
+  checked->packed = {.query_offsets = reinterpret_cast<uint64_t>(call.query_offsets),
+                     .key_offsets = reinterpret_cast<uint64_t>(call.key_offsets),
+                     .count = static_cast<uint32_t>(call.sequences),
+                     .queries = static_cast<uint32_t>(queries),
+                     .keys = static_cast<uint32_t>(keys),
+                     .longest_query = static_cast<uint32_t>(shape.queries),
+                     .longest_key = static_cast<uint32_t>(shape.keys),
+                     .place = 0};
+  return -1;
+}
+
+int take_sequence(uint32_t place, CheckedCall* checked) {
+  CheckedCall& c = *checked;
+  c.packed.place = place;
+  const SequencePlace one = find_sequence(c.packed, HostMemory());
+  c.packed = {};
+  if (one.queries == 0) return FORESHOCK_SKIP_LAYOUT;
+  // The first queries see no key at all; what a kernel leaves there is its own affair.
+  if (c.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && one.queries > one.keys) return FORESHOCK_SKIP_MASK;
+  c.sequence = one.number;
+  c.shape.queries = one.queries;
+  c.shape.keys = one.keys;
+  for (TensorView* view : {&c.query, &c.out, &c.grad_out, &c.grad_query})
+    begin_at(one.query, one.queries, view);
+  for (TensorView* view : {&c.key, &c.value}) begin_at(one.key, one.keys, view);
+  if (c.sums_by_sequence && c.log_sum_exp.data != nullptr)
+    c.log_sum_exp.data = c.log_sum_exp.row(one.number, 0, 0);
+  else
+    begin_at(one.query, one.queries, &c.log_sum_exp);
+  return -1;
+}
+
+namespace {
+
+static_assert(segment::kRowsPerSlice == kRowsPerSample);
+
+constexpr uint64_t kUnit = 64;  // what payloads are aligned to
+constexpr uint64_t round_up(uint64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
+constexpr uint64_t kHeader = round_up(sizeof(segment::Slot));
+
+// Of a packed batch: at most, since no sequence is longer than this one nor a row of it at a later position.
+int64_t visible_keys(const CheckedCall& call, int64_t position) {
+  int64_t limit = call.shape.keys;
+  if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
+  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.packed.count == 0)
+    limit = position + 1 + call.shape.keys - call.shape.queries;
+  return std::clamp<int64_t>(limit, 0, call.shape.keys);
+}
+
+uint64_t size_of_dtype(uint32_t dtype) { return size_of(static_cast<DType>(dtype)); }
+
+// Sizes of the payloads of a slot that holds `keys` keys, and the rest too if it is the first.
+void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
+              uint64_t (&sizes)[segment::kPayloads]) {
+  const uint64_t element = size_of_dtype(slot.dtype), rows = is_first ? slot.rows : 0;
+  std::fill_n(sizes, segment::kPayloads, 0);
+  sizes[segment::kQuery] = rows * slot.head_dim * element;
+  sizes[segment::kKey] = keys * slot.head_dim * element;
+  sizes[segment::kValue] = keys * slot.value_dim * element;
+  sizes[segment::kOut] = slot.without_out != 0 ? 0 : rows * slot.value_dim * element;
+  sizes[segment::kLogSumExp] = rows * size_of_dtype(slot.lse_dtype);
+  sizes[segment::kMask] = slot.rows * keys * size_of_dtype(slot.mask_dtype);
+  if (slot.pass != FORESHOCK_BACKWARD) return;
+  sizes[segment::kGradOut] = rows * slot.value_dim * element;
+  sizes[segment::kGradQuery] = rows * slot.head_dim * element;
+}
+
+uint64_t bytes_of(const segment::Slot& slot, uint64_t keys, bool is_first) {
+  uint64_t sizes[segment::kPayloads];
+  sizes_of(slot, keys, is_first, sizes);
+  uint64_t bytes = kHeader;
+  for (uint64_t size : sizes) bytes += round_up(size);
+  return bytes;
+}
+
+// How many keys a slot of `capacity` bytes holds.
+uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
+  const uint64_t without = bytes_of(slot, 0, is_first) + 3 * kUnit;  // three payloads are rounded up
+  if (capacity <= without) return 0;
+  const uint64_t per_key = (slot.head_dim + slot.value_dim) * size_of_dtype(slot.dtype) +
+                           slot.rows * size_of_dtype(slot.mask_dtype);
+  return static_cast<uint32_t>(std::min<uint64_t>((capacity - without) / per_key, slot.keys));
+}
+
+void describe_rows(const CheckedCall& call, const Slice& slice, segment::Slot* slot) {
+  int64_t most_keys = 1;
+  for (int row = 0; row < slice.rows(); ++row) {
+    const int64_t position = slice.position[row % slice.positions];
+    const int64_t limit = visible_keys(call, position);
+    slot->key_limit[row] = static_cast<uint32_t>(limit);
+    slot->position[row] = static_cast<uint32_t>(position);
+    slot->head[row] = static_cast<uint32_t>(slice.first_head + row / slice.positions);
+    most_keys = std::max(most_keys, limit);
+  }
+  slot->rows = static_cast<uint32_t>(slice.rows());
+  slot->keys = static_cast<uint32_t>(most_keys);
+  slot->heads_in_slice = static_cast<uint32_t>(slice.heads);
+}
+
+void describe_call(const CheckedCall& call, const Slice& slice, segment::Slot* slot) {
+  slot->pass = call.pass;
+  slot->dtype = static_cast<uint32_t>(call.dtype);
+  slot->mask_dtype = call.mask.data ? static_cast<uint32_t>(call.mask.dtype) : 0;
+  slot->without_out = call.out.data == nullptr;
+  slot->lse_dtype = call.log_sum_exp.data ? static_cast<uint32_t>(call.log_sum_exp.dtype) : 0;
+  slot->head_dim = static_cast<uint32_t>(call.head_dim);
+  slot->value_dim = static_cast<uint32_t>(call.value_dim);
+  slot->batch = slice.batch + call.sequence;
+  slot->kv_head = slice.kv_head;
+  slot->query_length = static_cast<uint64_t>(call.shape.queries);
+  slot->key_length = static_cast<uint64_t>(call.shape.keys);
+  slot->scale = call.scale;
+  slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
+}
+
+// How many slots the rows of plan->all need; false when one slot cannot hold a key.
+bool split(uint64_t capacity, SlicePlan* plan) {
+  const segment::Slot& slot = plan->all;
+  plan->slots = 1;
+  plan->first_keys = slot.keys;
+  if (bytes_of(slot, slot.keys, true) <= capacity) return true;
+  plan->first_keys = keys_within(slot, capacity, true);
+  plan->other_keys = keys_within(slot, capacity, false);
+  if (plan->first_keys == 0) return false;
+  plan->slots += (slot.keys - plan->first_keys + plan->other_keys - 1) / plan->other_keys;
+  return true;
+}
+
+}  // namespace
+
+uint64_t slot_bytes_for(const CheckedCall& call) {
+  segment::Slot slot = {};
+  describe_call(call, {}, &slot);
+  slot.rows = kRowsPerSample;
+  slot.pass = FORESHOCK_BACKWARD;
+  slot.without_out = 0;
+  slot.lse_dtype = FORESHOCK_FP64;
+  slot.mask_dtype = size_of(call.dtype) == 8 ? FORESHOCK_FP64 : FORESHOCK_FP32;
+  return bytes_of(slot, static_cast<uint64_t>(call.shape.keys), true);
+}
+
+bool plan_slice(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
+                SlicePlan* plan) {
+  describe_call(call, *slice, &plan->all);
+  for (; slice->positions > 0; --slice->positions) {
+    describe_rows(call, *slice, &plan->all);
+    if (split(capacity, plan) && plan->slots <= most_slots) return true;
+  }
+  return false;
+}
+
+segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
+  segment::Slot slot = plan.all;
+  if (plan.slots > 1) {
+    slot.part = part;
+    slot.parts = plan.slots;
+    slot.first_key = part == 0 ? 0 : plan.first_keys + (part - 1) * plan.other_keys;
+    slot.part_keys = std::min(part == 0 ? plan.first_keys : plan.other_keys, slot.keys - slot.first_key);
+  }
+  uint64_t sizes[segment::kPayloads];
+  sizes_of(slot, plan.slots > 1 ? slot.part_keys : slot.keys, part == 0, sizes);
+  uint64_t end = kHeader;
+  for (uint32_t id = 0; id < segment::kPayloads; ++id) {
+    slot.payload[id] = {sizes[id] != 0 ? end : 0, sizes[id]};
+    end += round_up(sizes[id]);
+  }
+  return slot;
+}
+
+namespace {
+
+// One row of every chosen head and position, packed.
+void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* to) {
+  for (int head = 0; head < slice.heads; ++head)
+    for (int n = 0; n < slice.positions; ++n)
+      to += gather_row_heads(from, slice.batch, slice.first_head + head, slice.position[n], 1, width, to);
+}
+
+// The same view, beginning with column `first` of its rows.
+TensorView from_column(TensorView view, int64_t first) {
+  view.data = static_cast<const char*>(view.data) +
+              first * view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
+  return view;
+}
+
+}  // namespace
+
+void copy_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
+  const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
+  const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
+  gather_rows(call.key, slice.batch, slice.kv_head, first, keys, at(segment::kKey));
+  gather_rows(call.value, slice.batch, slice.kv_head, first, keys, at(segment::kValue));
+  if (call.mask.data) copy_rows(from_column(call.mask, first), slice, keys, at(segment::kMask));
+  if (slot.part > 0) return;
+  copy_rows(call.query, slice, call.head_dim, at(segment::kQuery));
+  if (call.out.data) copy_rows(call.out, slice, call.value_dim, at(segment::kOut));
+  if (call.log_sum_exp.data) copy_rows(call.log_sum_exp, slice, 1, at(segment::kLogSumExp));
+  if (call.pass == FORESHOCK_BACKWARD) {
+    copy_rows(call.grad_out, slice, call.value_dim, at(segment::kGradOut));
+    copy_rows(call.grad_query, slice, call.head_dim, at(segment::kGradQuery));
+  }
+}
+
+namespace {
+
+static_assert(kMostPositions == kRowsPerSample);
+
+// Rows [first, first + count) of one head.
+GatherPiece consecutive_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
+                             int64_t width) {
+  GatherPiece piece = {};
+  piece.from = reinterpret_cast<uint64_t>(from.row(i, j, 0));
+  piece.row_stride = from.stride[2];
+  piece.column_stride = from.stride[3];
+  piece.heads = 1;
+  piece.rows = static_cast<uint32_t>(count);
+  piece.width = static_cast<uint32_t>(width);
+  piece.element = static_cast<uint32_t>(size_of(from.dtype));
+  piece.first_row = static_cast<uint32_t>(first);
+  return piece;
+}
+
+// One row of every chosen head and position, from column `first` on.
+GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
+  GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
+  piece.from += static_cast<uint64_t>(first * from.stride[3] * static_cast<int64_t>(size_of(from.dtype)));
+  piece.head_stride = from.stride[1];
+  piece.heads = static_cast<uint32_t>(slice.heads);
+  piece.is_listed = 1;
+  return piece;
+}
+
+}  // namespace
+
+PayloadRange payloads_of(const segment::Slot& slot) {
+  PayloadRange range = {~uint64_t{0}, 0};
+  for (const segment::Payload& payload : slot.payload) {
+    if (payload.offset == 0) continue;
+    range.begin = std::min(range.begin, payload.offset);
+    range.end = std::max(range.end, payload.offset + payload.bytes);
+  }
+  return range;
+}
+
+GatherJob gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
+                          uint64_t to) {
+  GatherJob job = {};
+  job.to = to;
+  for (int n = 0; n < slice.positions; ++n) job.position[n] = static_cast<uint32_t>(slice.position[n]);
+  const uint64_t begin = payloads_of(slot).begin;
+  const auto put = [&](segment::PayloadId id, GatherPiece piece) {
+    piece.to = slot.payload[id].offset - begin;
+    job.piece[job.pieces++] = piece;
+  };
+  const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
+  put(segment::kKey, consecutive_rows(call.key, slice.batch, slice.kv_head, first, keys, call.head_dim));
+  put(segment::kValue, consecutive_rows(call.value, slice.batch, slice.kv_head, first, keys, call.value_dim));
+  if (call.mask.data) put(segment::kMask, chosen_rows(call.mask, slice, first, keys));
+  if (slot.part > 0) return job;
+  put(segment::kQuery, chosen_rows(call.query, slice, 0, call.head_dim));
+  if (call.out.data) put(segment::kOut, chosen_rows(call.out, slice, 0, call.value_dim));
+  if (call.log_sum_exp.data) put(segment::kLogSumExp, chosen_rows(call.log_sum_exp, slice, 0, 1));
+  if (call.pass == FORESHOCK_BACKWARD) {
+    put(segment::kGradOut, chosen_rows(call.grad_out, slice, 0, call.value_dim));
+    put(segment::kGradQuery, chosen_rows(call.grad_query, slice, 0, call.head_dim));
+  }
+  return job;
+}
+
+PackedGatherJob packed_gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
+                                       uint64_t to) {
+  PackedGatherJob job = {};
+  job.gather = gather_for_slot(call, slice, slot, to);
+  std::copy_n(slice.fraction, kRowsPerSample, job.gather.position);
+  job.sequences = call.packed;
+  job.parts = static_cast<uint32_t>(slice.parts);
+  job.positions = static_cast<uint32_t>(slice.positions);
+  job.sum_piece = kMostPieces;
+  if (!call.sums_by_sequence) return job;
+  job.sum_stride = call.log_sum_exp.stride[0];
+  const uint64_t sums = slot.payload[segment::kLogSumExp].offset;
+  for (uint32_t n = 0; n < job.gather.pieces && sums != 0; ++n)
+    if (job.gather.piece[n].to == sums - payloads_of(slot).begin) job.sum_piece = n;
+  return job;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,349 @@
+#include "libmonitor/coverage.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <initializer_list>
+
+#include "libmonitor/base.h"
+
+namespace foreshock {
+namespace {
+
+struct Name {
+  const char* part;
+  int pass;
+};
+
+constexpr Name kNames[] = {
+    {"flash_fwd_kernel", 0},  // flash-attn 2, and PyTorch's copy of it
+    {"flash_fwd_splitkv_kernel", 0}, {"flash_bwd_dq_dk_dv_loop", 1}, {"FlashAttnFwdSm", 0},  // flash-attn 3
+    {"FlashAttnBwdSm", 1},           {"FlashAttentionForwardSm", 0},                         // flash-attn 4
+    {"FlashAttentionBackwardSm", 1}, {"fmha_cutlassF_", 0},  // memory-efficient attention
+    {"fmha_cutlassB_", 1},
+};
+
+// cuDNN: cudnn_generated_fort_native_sdpa_sm90_flash_fprop_...
+constexpr Name kOfCudnn[] = {{"_flash_fprop", 0}, {"_flash_bprop", 1}};
+
+}  // namespace
+
+int attention_pass_of_kernel(const char* symbol) {
+  if (symbol == nullptr) return -1;
+  for (const Name& name : kNames)
+    if (std::strstr(symbol, name.part) != nullptr) return name.pass;
+  if (std::strstr(symbol, "sdpa") == nullptr) return -1;
+  for (const char* helper : {"dot_do_o", "convert", "combine", "clear"})
+    if (std::strstr(symbol, helper) != nullptr) return -1;
+  for (const Name& name : kOfCudnn)
+    if (std::strstr(symbol, name.part) != nullptr) return name.pass;
+  return -1;
+}
+
+namespace {
+
+using segment::kPasses;
+
+void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::memory_order_relaxed); }
+
+}  // namespace
+
+// Whose turn it is. Who comes meanwhile leaves word, and then nothing is believed that was known before: it
+// may have been the end of a graph whose handle is another one's now.
+class GraphLedger::Turn {
+ public:
+  explicit Turn(GraphLedger* ledger) : lock_(ledger->busy_) {
+    if (!lock_)
+      ledger->has_missed_.store(true, std::memory_order_release);
+    else if (ledger->has_missed_.exchange(false, std::memory_order_acquire))
+      ledger->doubt_all();
+  }
+  explicit operator bool() const { return static_cast<bool>(lock_); }
+
+ private:
+  TryLock lock_;
+};
+
+void GraphLedger::doubt_recordings() {
+  for (Recording& recording : recordings_) recording.is_alone = false;
+}
+
+void GraphLedger::doubt_all() {
+  doubt_recordings();
+  for (Graph& graph : graphs_) graph = {};
+}
+
+GraphLedger::Recording GraphLedger::take_out(uintptr_t stream) {
+  for (Recording& recording : recordings_) {
+    if (stream == 0 || recording.stream != stream) continue;
+    const Recording found = recording;
+    recording = {};
+    recording_.fetch_sub(1, std::memory_order_relaxed);
+    return found;
+  }
+  return {};
+}
+
+void GraphLedger::begin_recording(uintptr_t stream, const PassCalls& so_far) { begin(stream, 0, so_far); }
+
+void GraphLedger::begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
+  begin(stream, graph, so_far);
+}
+
+void GraphLedger::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
+  const Turn turn(this);
+  if (!turn || stream == 0) return;
+  take_out(stream);  // one whose end was not seen
+  if (into == 0) doubt_recordings();
+  const uint32_t others = recording_.load(std::memory_order_relaxed);
+  if (others == 0) {
+    before_all_ = so_far;
+    is_overfull_ = false;
+  }
+  for (Recording& recording : recordings_) {
+    if (recording.stream != 0) continue;
+    recording = {stream, into, others == 0, 0, so_far};
+    recording_.store(others + 1, std::memory_order_relaxed);
+    return;
+  }
+  is_overfull_ = true;  // of no use to be counted on: what ends cannot be matched with what began
+}
+
+void GraphLedger::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
+  const Turn turn(this);
+  if (!turn) return;
+  const Recording ended = take_out(stream);
+  const bool was_seen = ended.stream != 0;
+  if (was_seen && recording_.load(std::memory_order_relaxed) == 0)
+    for (uint32_t pass = 0; pass < kPasses; ++pass)
+      add(recorded_[pass], so_far.of[pass] - before_all_.of[pass]);
+  uint64_t calls[kPasses], all = 0;
+  for (uint32_t pass = 0; pass < kPasses; ++pass)
+    all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
+  // Calls that went elsewhere than into what else is being recorded, or of which nobody knows.
+  if (was_seen ? ended.into != 0 && all != 0 : graph != 0) doubt_recordings();
+  const bool is_known = was_seen && ended.is_alone && !is_overfull_;
+  Graph* record = nullptr;
+  if (ended.into == 0)
+    record = graph != 0 ? add_graph(graph) : nullptr;
+  else if (all != 0)
+    record = graph_of(ended.into);
+  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // what it had before stays in it
+    calls[pass] = record->calls[pass] != kUnknown ? calls[pass] + record->calls[pass] : kUnknown;
+  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)
+    record->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
+}
+
+void GraphLedger::end_step() {
+  if (recording_.load(std::memory_order_relaxed) == 0) [[likely]]
+    return;
+  const TryLock lock(busy_);
+  if (!lock) return;  // the next step's end will do
+  for (Recording& recording : recordings_)
+    if (recording.stream != 0 && ++recording.steps > kLongestSteps) take_out(recording.stream);
+}
+
+GraphLedger::Graph* GraphLedger::graph_of(uintptr_t handle) {
+  for (Graph& graph : graphs_)
+    if (handle != 0 && graph.handle == handle) return &graph;
+  return nullptr;
+}
+
+// In the place of the one before it with that handle, of none, or of the oldest.
+GraphLedger::Graph* GraphLedger::add_graph(uintptr_t handle) {
+  Graph* place = graph_of(handle);
+  for (Graph& graph : graphs_) {
+    if (place != nullptr && place->handle == handle) break;
+    if (place == nullptr || graph.number < place->number) place = &graph;
+  }
+  *place = {handle, ++graphs_made_, {}};
+  return place;
+}
+
+void GraphLedger::clone(uintptr_t graph, uintptr_t clone) {
+  if (clone == 0) return;
+  const Turn turn(this);
+  if (!turn) return;
+  const Graph* known = graph_of(graph);
+  const Graph original = known != nullptr ? *known : Graph{};  // its place may be the one that is taken
+  Graph* made = known != nullptr ? add_graph(clone) : graph_of(clone);
+  for (uint32_t pass = 0; made != nullptr && pass < kPasses; ++pass)
+    made->calls[pass] = known != nullptr ? original.calls[pass] : kUnknown;
+}
+
+void GraphLedger::destroy_graph(uintptr_t graph) {
+  const Turn turn(this);
+  if (Graph* gone = turn ? graph_of(graph) : nullptr; gone != nullptr) *gone = {};
+}
+
+void GraphLedger::destroy_executable(uintptr_t executable) {
+  Executable* gone = executable > kGone ? executable_of(executable, false) : nullptr;
+  if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
+}
+
+GraphLedger::Executable* GraphLedger::executable_of(uintptr_t handle, bool add) {
+  // Handles are addresses: their low bits say little.
+  const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
+  static_assert(kExecutables == 1u << 10);
+  Executable* free = nullptr;
+  for (uint32_t n = 0; n < kExecutables; ++n) {
+    Executable& executable = executables_[(first + n) % kExecutables];
+    const uintptr_t found = executable.handle.load(std::memory_order_acquire);
+    if (found == handle) return &executable;
+    if (free == nullptr && found <= kGone) free = &executable;
+    if (found == 0) break;
+  }
+  return add ? free : nullptr;
+}
+
+void GraphLedger::instantiate(uintptr_t graph, uintptr_t executable) {
+  if (executable <= kGone) return;
+  const Turn turn(this);
+  const Graph* record = turn ? graph_of(graph) : nullptr;
+  // Of an unknown graph only what another one has left is to be undone.
+  Executable* made = executable_of(executable, record != nullptr);
+  if (made == nullptr) return;
+  for (uint32_t pass = 0; pass < kPasses; ++pass)
+    made->calls[pass].store(record != nullptr ? record->calls[pass] : kUnknown, std::memory_order_relaxed);
+  if (record != nullptr) made->handle.store(executable, std::memory_order_release);
+}
+
+void GraphLedger::launch(uintptr_t executable) {
+  const Executable* launched = executable > kGone ? executable_of(executable, false) : nullptr;
+  uint32_t calls[kPasses] = {kUnknown, kUnknown};
+  for (uint32_t pass = 0; launched != nullptr && pass < kPasses; ++pass)
+    calls[pass] = launched->calls[pass].load(std::memory_order_relaxed);
+  if (calls[0] == kUnknown || calls[1] == kUnknown) return add(unknown_launches_, 1);
+  add(launches_, 1);
+  for (uint32_t pass = 0; pass < kPasses; ++pass) add(launched_[pass], calls[pass]);
+}
+
+uint64_t GraphLedger::calls_in_graphs() const {
+  return launched_[0].load(std::memory_order_relaxed) + launched_[1].load(std::memory_order_relaxed);
+}
+
+void GraphLedger::store(segment::Coverage* coverage) const {
+  // Several threads come here at once: the one with the older figure must not have the last word.
+  const auto store = [](uint64_t& to, const std::atomic<uint64_t>& from) {
+    const std::atomic_ref<uint64_t> word(to);
+    const uint64_t now = from.load(std::memory_order_relaxed);
+    uint64_t told = word.load(std::memory_order_relaxed);
+    while (told < now && !word.compare_exchange_weak(told, now, std::memory_order_relaxed)) {
+    }
+  };
+  store(coverage->graph_launches, launches_);
+  store(coverage->unknown_launches, unknown_launches_);
+  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+    store(coverage->recorded_calls[pass], recorded_[pass]);
+    store(coverage->launched_calls[pass], launched_[pass]);
+  }
+}
+
+void GraphLedger::forget() {
+  busy_.clear();  // another thread of the parent may have held it
+  has_missed_.store(false, std::memory_order_relaxed);
+  for (Recording& recording : recordings_) recording = {};
+  recording_.store(0, std::memory_order_relaxed);
+  for (Graph& graph : graphs_) graph = {};
+  for (Executable& executable : executables_) executable.handle.store(0, std::memory_order_relaxed);
+  for (std::atomic<uint64_t>* total : {&launches_, &unknown_launches_}) total->store(0);
+  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+    recorded_[pass].store(0);
+    launched_[pass].store(0);
+  }
+}
+
+namespace {
+
+using segment::KernelCountState;
+using segment::kPasses;
+
+// Not of an object: a thread may still be in the callback when it was given back.
+std::atomic<uint64_t> g_kernels[kPasses];
+
+void count_launch(void*, int domain, uint32_t, const void* data) {
+  const auto* launch = static_cast<const cupti::CallbackData*>(data);
+  if (domain != cupti::kDriverApi || launch == nullptr || launch->site != 0) return;
+  const int pass = attention_pass_of_kernel(launch->symbol);
+  if (pass >= 0) g_kernels[pass].fetch_add(1, std::memory_order_relaxed);
+}
+
+template <class T>
+void store(T& to, T value) {
+  std::atomic_ref<T>(to).store(value, std::memory_order_relaxed);
+}
+
+void tell(KernelCountState state, segment::Coverage* coverage) {
+  std::atomic_ref<uint32_t>(coverage->kernel_count_state)
+      .store(static_cast<uint32_t>(state), std::memory_order_release);
+}
+
+}  // namespace
+
+void KernelCount::ask(uint64_t steps, Finder find) {
+  *this = {};
+  steps_ = std::min(steps, kMostSteps);
+  find_ = find;
+  warm_up_ = kWarmUpSteps;
+}
+
+cupti::Result KernelCount::subscribe(char (&holder)[cupti::kHolderSize]) {
+  if (library_.subscribe_v2 == nullptr) return library_.subscribe(&subscriber_, count_launch, nullptr);
+  cupti::SubscriberParams params = {sizeof params, "foreshock", holder, sizeof holder};
+  return library_.subscribe_v2(&subscriber_, count_launch, nullptr, &params);
+}
+
+bool KernelCount::enable(uint32_t on) {
+  bool all = true;
+  for (const uint32_t function : cupti::kLaunches)
+    all &= library_.enable_callback(on, subscriber_, cupti::kDriverApi, function) == cupti::kSuccess;
+  return all;
+}
+
+void KernelCount::begin(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
+  if (find_ == nullptr || !find_(&library_)) return finish(KernelCountState::kNoLibrary, coverage);
+  if (library_.profiler_runs()) return tell(KernelCountState::kProfiler, coverage);  // asked again next step
+  char holder[cupti::kHolderSize] = {};
+  const cupti::Result result = subscribe(holder);
+  if (result == cupti::kSubscribedByAnother) {
+    std::memcpy(coverage->kernel_count_holder, holder, sizeof holder - 1);
+    return finish(KernelCountState::kTaken, coverage);
+  }
+  if (result != cupti::kSuccess) return finish(KernelCountState::kRefused, coverage);
+  is_counting_ = true;
+  for (std::atomic<uint64_t>& kernels : g_kernels) kernels.store(0, std::memory_order_relaxed);
+  before_ = calls;
+  in_graphs_before_ = calls_in_graphs;
+  if (!enable(1)) return finish(KernelCountState::kRefused, coverage);
+  tell(KernelCountState::kCounting, coverage);
+}
+
+void KernelCount::finish(KernelCountState state, segment::Coverage* coverage) {
+  if (is_counting_) {
+    enable(0);
+    library_.unsubscribe(subscriber_);
+  }
+  *this = {};
+  tell(state, coverage);
+}
+
+void KernelCount::end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
+  if (steps_ == 0) return;
+  if (!is_counting_) {
+    if (warm_up_ > 0) {
+      --warm_up_;
+      return tell(KernelCountState::kWaiting, coverage);
+    }
+    return begin(calls, calls_in_graphs, coverage);
+  }
+  ++counted_;
+  store<uint64_t>(coverage->kernel_count_steps, counted_);
+  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+    store(coverage->kernels[pass], g_kernels[pass].load(std::memory_order_relaxed));
+    store(coverage->kernel_count_calls[pass], calls.of[pass] - before_.of[pass]);
+  }
+  store(coverage->kernel_count_in_graphs, calls_in_graphs - in_graphs_before_);
+  if (counted_ >= steps_ || library_.profiler_runs()) finish(KernelCountState::kDone, coverage);
+}
+
+}  // namespace foreshock

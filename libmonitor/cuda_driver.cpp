@@ -1,0 +1,129 @@
+#include "libmonitor/cuda_driver.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "kernels/sums.h"
+#include "libmonitor/base.h"
+
+namespace foreshock {
+namespace {
+
+using GetVersion = cuda::Result (*)(int*);
+// From CUDA 12.0 on; the last one tells why nothing was found.
+using GetProcAddress = cuda::Result (*)(const char*, void**, int, uint64_t, int*);
+
+}  // namespace
+
+const char* DeviceDriver::find_all(const char* library, int oldest) {
+  // Weak here, see glibc_compat.h.
+  if (&dlopen == nullptr || &dlsym == nullptr) return "no_loader";
+  // A trainer with tensors on a device has it loaded, so this only counts one more user of it.
+  void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return "no_driver";
+  const auto get_version = reinterpret_cast<GetVersion>(dlsym(handle, "cuDriverGetVersion"));
+  const auto get_address = reinterpret_cast<GetProcAddress>(dlsym(handle, "cuGetProcAddress_v2"));
+  int version = 0;
+  if (get_version == nullptr || get_version(&version) != cuda::kSuccess) return "no_driver";
+  if (get_address == nullptr || version < oldest) return "old_driver";
+  version_ = version;
+
+  const auto find = [&]<class Call>(const char* symbol, int wanted, Call** call) {
+    void* address = nullptr;
+    int status = 0;
+    if (get_address(symbol, &address, wanted, cuda::kLegacyStream, &status) != cuda::kSuccess)
+      address = nullptr;
+    *call = reinterpret_cast<Call*>(address);
+    return address != nullptr;
+  };
+  bool all = true;
+#define FORESHOCK_DRIVER_FIND(call, symbol, version, parameters) all &= find(#symbol, version, &call);
+  FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_FIND)
+#undef FORESHOCK_DRIVER_FIND
+#define FORESHOCK_DRIVER_LOOK_FOR(call, symbol, version, parameters) find(#symbol, version, &call);
+  FORESHOCK_OPTIONAL_DRIVER_CALLS(FORESHOCK_DRIVER_LOOK_FOR)
+#undef FORESHOCK_DRIVER_LOOK_FOR
+  return all ? nullptr : "old_driver";
+}
+
+bool DeviceDriver::find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const {
+  return module_get_function(kernel, module, name) == cuda::kSuccess &&
+         (func_load == nullptr || func_load(*kernel) == cuda::kSuccess);
+}
+
+bool DeviceDriver::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }
+
+const char* DeviceDriver::failure() const {
+  const pid_t by = opened_by_.load(std::memory_order_acquire);
+  return by != 0 && by != getpid() ? "forked" : failure_.load(std::memory_order_acquire);
+}
+
+bool DeviceDriver::open(const char* library, int oldest) {
+  const pid_t self = getpid();
+  if (is_open()) return true;
+  if (failure() != nullptr) return false;
+  TryLock lock(opening_);
+  if (!lock) return false;
+  if (opened_by_.load(std::memory_order_relaxed) != 0) return true;  // by a thread that was faster
+  if (const char* why = find_all(library, oldest)) {
+    failure_.store(why, std::memory_order_release);
+    return false;
+  }
+  opened_by_.store(self, std::memory_order_release);
+  return true;
+}
+
+namespace {
+
+// A trainer may have a timer whose signals come all the time, and then nothing is read for good.
+constexpr int kMostInterruptions = 1000;
+
+bool read_whole(int fd, std::byte* to, size_t bytes) {
+  int interruptions = 0;
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = pread(fd, to + done, bytes - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR && ++interruptions < kMostInterruptions) continue;
+    if (got <= 0) return false;
+    done += static_cast<size_t>(got);
+  }
+  return true;
+}
+
+const char* read_sealed(int fd, const DeviceCodeSeal& seal, std::span<const std::byte>* code) {
+  const off_t bytes_in_file = lseek(fd, 0, SEEK_END);  // fstat would ask for glibc 2.33
+  if (bytes_in_file < 0) return "no_file";
+  if (static_cast<uint64_t>(bytes_in_file) != seal.bytes) return "other_build";
+  void* memory = mmap(nullptr, seal.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return "no_mapping";
+  auto* bytes = static_cast<std::byte*>(memory);
+  if (!read_whole(fd, bytes, seal.bytes) || checksum(bytes, seal.bytes) != seal.checksum) {
+    munmap(memory, seal.bytes);
+    return "other_build";
+  }
+  mprotect(memory, seal.bytes, PROT_READ);
+  *code = {bytes, seal.bytes};
+  return nullptr;
+}
+
+}  // namespace
+
+void DeviceCodeFile::read(const char* path, const DeviceCodeSeal& seal) {
+  if (is_read() || failure_ != nullptr) return;
+  if (seal.bytes == 0) {
+    failure_ = "not_built";
+    return;
+  }
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe in its place must not hold us up
+  if (fd < 0) {
+    failure_ = "no_file";
+    return;
+  }
+  failure_ = read_sealed(fd, seal, &code_);
+  close(fd);
+}
+
+}  // namespace foreshock

@@ -1,0 +1,235 @@
+#include "libmonitor/heads.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/dtype.h"
+
+namespace foreshock {
+namespace {
+
+struct Word {
+  const char* text;
+  ProjectionKind kind;
+  // Models whose keys are grouped use it for the one order of rows and for the other: which, no shape tells.
+  bool is_ambiguous = false;
+};
+// What model code calls them: Hugging Face, Megatron, torchtitan, nanoGPT, timm, torch.nn.MultiheadAttention.
+constexpr Word kWords[] = {
+    {"q_proj", ProjectionKind::kQuery},
+    {"k_proj", ProjectionKind::kKey},
+    {"wq", ProjectionKind::kQuery},
+    {"wk", ProjectionKind::kKey},
+    {"to_q", ProjectionKind::kQuery},
+    {"to_k", ProjectionKind::kKey},
+    {"q_lin", ProjectionKind::kQuery},
+    {"k_lin", ProjectionKind::kKey},
+    {"q", ProjectionKind::kQuery},
+    {"k", ProjectionKind::kKey},
+    {"query", ProjectionKind::kQuery},
+    {"key", ProjectionKind::kKey},
+    {"query_proj", ProjectionKind::kQuery},
+    {"key_proj", ProjectionKind::kKey},
+    {"linear_q", ProjectionKind::kQuery},
+    {"linear_k", ProjectionKind::kKey},
+    {"qkv", ProjectionKind::kFused},
+    {"qkv_proj", ProjectionKind::kFused},
+    {"wqkv", ProjectionKind::kFused, true},  // InternLM2: by kv-head
+    {"to_qkv", ProjectionKind::kFused},
+    {"in_proj", ProjectionKind::kFused},
+    {"in_proj_weight", ProjectionKind::kFused},
+    {"c_attn", ProjectionKind::kFused},
+    {"att_proj", ProjectionKind::kFused},
+    {"linear_qkv", ProjectionKind::kGrouped},
+    {"query_key_value", ProjectionKind::kGrouped, true},  // ChatGLM2: all queries first
+};
+
+// The last component, or the one before ".weight".
+struct Component {
+  const char* begin;
+  size_t length;
+};
+Component last_component(const char* name) {
+  static constexpr char kWeight[] = ".weight";
+  size_t length = std::strlen(name);
+  const size_t tail = sizeof kWeight - 1;
+  if (length > tail && std::memcmp(name + length - tail, kWeight, tail) == 0) length -= tail;
+  size_t begin = length;
+  while (begin > 0 && name[begin - 1] != '.') --begin;
+  return {name + begin, length - begin};
+}
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+bool is_same(const Component& component, const char* word) {
+  if (std::strlen(word) != component.length) return false;
+  for (size_t n = 0; n < component.length; ++n)
+    if (lower(component.begin[n]) != word[n]) return false;
+  return true;
+}
+
+uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
+  switch (kind) {
+    case ProjectionKind::kQuery:
+      return uint64_t{heads.heads} * heads.head_dim;
+    case ProjectionKind::kKey:
+      return uint64_t{heads.kv_heads} * heads.head_dim;
+    case ProjectionKind::kFused:
+    case ProjectionKind::kGrouped:
+      return (uint64_t{heads.heads} + 2 * uint64_t{heads.kv_heads}) * heads.head_dim;
+    case ProjectionKind::kNone:
+      break;
+  }
+  return 0;
+}
+
+// One kv-head is one group: both orders are the same. A kv-head for each query head: nobody was seen to
+// differ.
+bool has_several_groups(const HeadGeometry& heads) {
+  return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
+}
+
+const Word* word_of(const char* name) {
+  const Component component = last_component(name);
+  for (const Word& word : kWords)
+    if (is_same(component, word.text)) return &word;
+  return nullptr;
+}
+
+uint64_t group_size(const HeadGeometry& heads) { return heads.heads / heads.kv_heads; }
+
+}  // namespace
+
+ProjectionKind projection_kind(const char* name) {
+  const Word* word = word_of(name);
+  return word != nullptr ? word->kind : ProjectionKind::kNone;
+}
+
+Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads) {
+  if (dims != 2 || shape[0] <= 0 || shape[1] <= 0 || heads.head_dim == 0 || heads.kv_heads == 0 ||
+      heads.heads % heads.kv_heads != 0)
+    return {};
+  const Word* word = word_of(name);
+  if (word == nullptr || (word->is_ambiguous && has_several_groups(heads))) return {};
+  const ProjectionKind kind = word->kind;
+  const uint64_t outputs = outputs_of(kind, heads), rows = static_cast<uint64_t>(shape[0]),
+                 columns = static_cast<uint64_t>(shape[1]);
+  if (outputs == 0) return {};
+  if (rows == outputs) return {kind, false, outputs, columns};
+  if (columns == outputs) return {kind, true, outputs, rows};
+  return {};
+}
+
+void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dims) {
+  if (dims != 2 || shape[0] <= 0) return;
+  const auto note = [shape](uint64_t* outputs, bool* differs) {
+    const auto rows = static_cast<uint64_t>(shape[0]);
+    *differs |= *outputs != 0 && *outputs != rows;
+    *outputs = *differs ? 0 : rows;
+  };
+  const ProjectionKind kind = projection_kind(name);
+  if (kind == ProjectionKind::kKey) note(&key, &key_differs_);
+  if (kind == ProjectionKind::kFused || kind == ProjectionKind::kGrouped) note(&fused, &fused_differs_);
+}
+
+HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs) {
+  if (called.head_dim == 0 || called.kv_heads != called.heads) return called;
+  const uint64_t of_key = outputs.key / called.head_dim, of_fused = outputs.fused / called.head_dim;
+  const bool is_exact =
+      of_key * called.head_dim == outputs.key && of_fused * called.head_dim == outputs.fused;
+  const uint64_t kv_heads = of_key > 0 ? of_key : of_fused > called.heads ? (of_fused - called.heads) / 2 : 0;
+  if (!is_exact || kv_heads == 0 || kv_heads > called.heads || called.heads % kv_heads != 0) return called;
+  return {called.heads, static_cast<uint32_t>(kv_heads), called.head_dim};
+}
+
+uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head) {
+  if (projection.kind == ProjectionKind::kGrouped) return kv_head * (group_size(heads) + 2) * heads.head_dim;
+  return kv_head * group_size(heads) * heads.head_dim;
+}
+
+uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head) {
+  switch (projection.kind) {
+    case ProjectionKind::kGrouped:
+      return (kv_head * (group_size(heads) + 2) + group_size(heads)) * heads.head_dim;
+    case ProjectionKind::kFused:
+      return (uint64_t{heads.heads} + kv_head) * heads.head_dim;
+    default:
+      return uint64_t{kv_head} * heads.head_dim;
+  }
+}
+
+namespace {
+
+using segment::TensorHeads;
+
+uint64_t sides_of(ProjectionKind kind) { return uint64_t{has_queries(kind)} + uint64_t{has_keys(kind)}; }
+
+uint64_t head_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
+  return heads.head_dim * projection.width * size_of(static_cast<DType>(dtype));
+}
+
+uint32_t count_of(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
+  const uint64_t one = sides_of(projection.kind) * head_bytes(projection, heads, dtype);
+  if (one == 0) return 0;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(kMostHeadBytes / one, 1, heads.kv_heads));
+}
+
+// Outputs first .. first + head_dim - 1, packed row by row. Returns the end.
+char* copy_outputs(const Projection& projection, const foreshock_tensor& values, uint64_t first,
+                   uint32_t count, char* to) {
+  const size_t bytes = size_of(static_cast<DType>(values.dtype));
+  const int64_t step = static_cast<int64_t>(bytes);
+  const int64_t of_output = step * values.stride[projection.is_transposed ? 1 : 0],
+                of_input = step * values.stride[projection.is_transposed ? 0 : 1];
+  for (uint32_t output = 0; output < count; ++output) {
+    const char* row =
+        static_cast<const char*>(values.data) + static_cast<int64_t>(first + output) * of_output;
+    if (of_input == step) {
+      std::memcpy(to, row, projection.width * bytes);
+      to += projection.width * bytes;
+      continue;
+    }
+    for (uint64_t n = 0; n < projection.width; ++n, to += bytes)
+      std::memcpy(to, row + static_cast<int64_t>(n) * of_input, bytes);
+  }
+  return to;
+}
+
+}  // namespace
+
+size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
+  const uint32_t count = count_of(projection, heads, dtype);
+  if (count == 0) return 0;
+  return segment::values_offset(count) +
+         count * sides_of(projection.kind) * head_bytes(projection, heads, dtype);
+}
+
+void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
+                char* to) {
+  const uint32_t count = count_of(projection, heads, values.dtype);
+  const auto kv_head = [&](uint32_t n) {
+    return static_cast<uint32_t>(uint64_t{n} * heads.kv_heads / count);
+  };
+  const TensorHeads head = {.sides = (has_queries(projection.kind) ? segment::kQuerySide : 0u) |
+                                     (has_keys(projection.kind) ? segment::kKeySide : 0u),
+                            .head_dim = heads.head_dim,
+                            .width = static_cast<uint32_t>(projection.width),
+                            .kv_heads = heads.kv_heads,
+                            .count = count,
+                            .reserved = 0};
+  std::memset(to, 0, segment::values_offset(count));
+  std::memcpy(to, &head, sizeof head);
+  for (uint32_t n = 0; n < count; ++n) {
+    const uint32_t number = kv_head(n);
+    std::memcpy(to + sizeof head + n * sizeof number, &number, sizeof number);
+  }
+  char* at = to + segment::values_offset(count);
+  for (uint32_t n = 0; n < count && has_queries(projection.kind); ++n)
+    at = copy_outputs(projection, values, first_query_output(projection, heads, kv_head(n)), heads.head_dim,
+                      at);
+  for (uint32_t n = 0; n < count && has_keys(projection.kind); ++n)
+    at =
+        copy_outputs(projection, values, first_key_output(projection, heads, kv_head(n)), heads.head_dim, at);
+}
+
+}  // namespace foreshock

@@ -1,0 +1,119 @@
+// Which rows of a projection's weight make the queries and the keys of one attention head, understood from
+// its name, its shape, and the heads that the sampled calls of attention had. Pure functions: no heap, no
+// statics.
+#ifndef FORESHOCK_LIBMONITOR_HEADS_H_
+#define FORESHOCK_LIBMONITOR_HEADS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "foreshock/hook.h"
+#include "libmonitor/call.h"
+#include "segment/layout.h"
+
+namespace foreshock {
+
+// Of the calls of attention. Query heads are a multiple of kv-heads.
+struct HeadGeometry {
+  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
+  bool operator==(const HeadGeometry&) const = default;
+};
+
+enum class ProjectionKind : uint32_t {
+  kNone = 0,     // neither queries nor keys, or not understood
+  kQuery = 1,    // q_proj and its like: heads * head_dim rows
+  kKey = 2,      // kv_heads * head_dim rows
+  kFused = 3,    // both: all queries, then all keys, then all values
+  kGrouped = 4,  // both, by kv-head: its queries, its key, its value (Megatron, GPT-NeoX, Falcon)
+};
+
+// By the last words of a parameter's name, "layers.0.attention.q_proj.weight" or "attn.in_proj_weight".
+ProjectionKind projection_kind(const char* name);
+
+// A weight of `outputs` x `width`, or its transpose (Conv1D of GPT-2).
+struct Projection {
+  ProjectionKind kind = ProjectionKind::kNone;
+  bool is_transposed = false;  // outputs are columns
+  uint64_t outputs = 0, width = 0;
+};
+
+// kind kNone when the shape is not the one that name and heads ask for, or the name leaves open which rows
+// are whose.
+Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
+
+// The outputs of the projections of keys, and of fused ones, where all of them have as many; 0: none, or they
+// differ.
+struct ProjectionOutputs {
+  uint64_t key = 0, fused = 0;
+
+  void see(const char* name, const int64_t* shape, uint32_t dims);
+
+ private:
+  bool key_differs_ = false, fused_differs_ = false;
+};
+
+// Where model code repeats the keys of grouped queries before it calls attention, the calls have a kv-head
+// for each query head: then the projections tell how many there are.
+HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
+
+// First output of a kv-head's key, and of the first query head that reads it. Each has head_dim outputs. The
+// projection must have it (kQuery: no key, kKey: no query).
+uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
+uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
+
+inline bool has_queries(ProjectionKind kind) {
+  return kind != ProjectionKind::kNone && kind != ProjectionKind::kKey;
+}
+inline bool has_keys(ProjectionKind kind) {
+  return kind != ProjectionKind::kNone && kind != ProjectionKind::kQuery;
+}
+
+// Copies the rows of a projection's heads into a record of the segment. No heap.
+
+inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // of one tensor, one head excepted
+
+// Of the payload that copy_heads would write; 0: none. As many kv-heads as stay below kMostHeadBytes, evenly
+// spaced, at least one.
+size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
+
+// Writes it to `to`, which is aligned to 8 bytes. `values` is the whole weight, strided, of a format of 2 or
+// 4 bytes.
+void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
+                char* to);
+
+// How many heads attention has here, from its sampled calls.
+
+// Any thread.
+class ObservedHeads {
+ public:
+  void reset() { seen_.store(0, std::memory_order_relaxed); }
+
+  void see(const CheckedCall& call) {
+    const uint64_t heads = bounded(call.shape.heads), kv_heads = bounded(call.shape.kv_heads),
+                   dim = bounded(call.head_dim);
+    const uint64_t now =
+        heads == 0 || kv_heads == 0 || dim == 0 ? kMixed : heads << 40 | kv_heads << 20 | dim;
+    const uint64_t before = seen_.load(std::memory_order_relaxed);
+    if (before != now) seen_.store(before == 0 ? now : kMixed, std::memory_order_relaxed);
+  }
+
+  // All zero before the first call, and where calls differ: then it is not known whose heads are whose.
+  HeadGeometry get() const {
+    const uint64_t seen = seen_.load(std::memory_order_relaxed);
+    if (seen == kMixed) return {};
+    return {static_cast<uint32_t>(seen >> 40), static_cast<uint32_t>(seen >> 20 & kMost),
+            static_cast<uint32_t>(seen & kMost)};
+  }
+
+ private:
+  static constexpr uint64_t kMost = (1u << 20) - 1, kMixed = ~uint64_t{0};
+  static uint64_t bounded(int64_t size) {
+    return size > 0 && static_cast<uint64_t>(size) <= kMost ? static_cast<uint64_t>(size) : 0;
+  }
+  std::atomic<uint64_t> seen_{0};
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_LIBMONITOR_HEADS_H_

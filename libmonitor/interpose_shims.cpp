@@ -1,0 +1,145 @@
+// Attention that passes no dispatcher: AOTInductor packages and Inductor's cpp_wrapper call the functions of
+// torch's C shim, which they find through their PLT, so that a library loaded before torch (preloaded, or
+// linked first) stands before them.
+//
+// The shim is meant to be frozen, but a torch that nobody has tried must not be hurt either. So no function
+// here has a signature of its own: what the caller put into registers and onto the stack is passed on word
+// for word, whatever it is. Only when there is an adapter for exactly this torch are words read as arguments,
+// and then only those of the CPU's two functions (tests/abi compares them with torch's headers).
+//
+// Without torch, or without the real function, these functions fail as the shim does and touch nothing.
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "foreshock/adapter.h"
+#include "libmonitor/base.h"
+#include "libmonitor/bootstrap.h"
+
+namespace foreshock {
+namespace {
+
+constexpr int32_t kSuccess = 0, kFailure = 1;
+
+// Covers the longest function with room.
+#define FORESHOCK_STACK(X)                                                                              \
+  X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
+      X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23)
+constexpr int kStackWords = 24;
+
+using Function = int32_t (*)(FORESHOCK_PARAMETERS);
+
+struct Shim {
+  const char* function;
+  uint32_t pass;
+  std::atomic<void*> real;
+};
+
+#define FORESHOCK_SHIM_ROW(number, function, operation, pass) {#function, pass, nullptr},
+constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
+#undef FORESHOCK_SHIM_ROW
+
+// The adapter's; null where there is none, and then calls are only passed on.
+std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
+std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
+
+// The function that would have been called without us. Found at its first call, which also is when a torch
+// that came by a way of its own (dlopen of LibTorch, say) gets its adapter.
+Function real_function(uint32_t number, void* ours) {
+  Shim& shim = g_shims[number];
+  void* found = shim.real.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    load_adapter();
+    // libtorch_cpu.so, libtorch_cuda.so, libtorch_hip.so
+    found = find_behind("libtorch", shim.function, nullptr, ours);
+    shim.real.store(found, std::memory_order_release);
+  }
+  return reinterpret_cast<Function>(found);
+}
+
+const void* handle(Word word) { return reinterpret_cast<const void*>(word); }
+
+// What an optional argument (a pointer that may be null) points to.
+template <class T>
+T given(Word word) {
+  T value{};
+  if (word != 0) std::memcpy(&value, reinterpret_cast<const void*>(word), sizeof value);
+  return value;
+}
+
+// aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal,
+// attn_mask, scale, ret0, ret1)
+void read_forward(const Word* words, foreshock_shim_call* call) {
+  call->key = handle(words[1]);
+  call->value = handle(words[2]);
+  call->causal = static_cast<int32_t>(words[3]);
+  call->mask = given<const void*>(words[4]);
+  call->scale = given<double>(words[5]);
+}
+
+// ..._backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, ret0,
+// ret1, ret2)
+void read_backward(const Word* words, foreshock_shim_call* call) {
+  call->grad_out = handle(words[0]);
+  call->key = handle(words[2]);
+  call->value = handle(words[3]);
+  call->out = handle(words[4]);
+  call->log_sum_exp = handle(words[5]);
+  call->causal = static_cast<int32_t>(words[6]);
+  call->mask = given<const void*>(words[7]);
+  call->scale = given<double>(words[8]);
+}
+
+void read_results(const Word* words, foreshock_shim_call* call) {
+  if (call->number == 0) {
+    call->out = given<const void*>(words[6]);
+    call->log_sum_exp = given<const void*>(words[7]);
+  } else if (call->number == 1) {
+    call->grad_query = given<const void*>(words[9]);
+  }
+}
+
+int32_t pass_on(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
+  const Function real = real_function(number, ours);
+  if (real == nullptr) return kFailure;
+  const auto begins = g_begins.load(std::memory_order_acquire);
+  if (begins == nullptr) return real(FORESHOCK_ARGUMENTS);
+  const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
+  static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
+  foreshock_shim_call call = {};
+  call.size = sizeof call;
+  call.number = number;
+  call.query = handle(words[g_shims[number].pass == FORESHOCK_BACKWARD ? 1 : 0]);
+  call.dropout = number <= 1 ? d0 : 0;
+  if (number == 0) read_forward(words, &call);
+  if (number == 1) read_backward(words, &call);
+  const int wanted = begins(&call);
+  const int32_t error = real(FORESHOCK_ARGUMENTS);
+  call.failed = error != kSuccess;
+  if (wanted != 0 && call.failed == 0) read_results(words, &call);
+  g_ended.load(std::memory_order_acquire)(&call, wanted);
+  return error;
+}
+
+}  // namespace
+
+void attach_shims(void* adapter) {
+  const auto begins =
+      reinterpret_cast<int (*)(const foreshock_shim_call*)>(dlsym(adapter, "foreshock_adapter_shim_begins"));
+  const auto ended = reinterpret_cast<void (*)(const foreshock_shim_call*, int)>(
+      dlsym(adapter, "foreshock_adapter_shim_ended"));
+  if (begins == nullptr || ended == nullptr) return;
+  g_ended.store(ended, std::memory_order_release);
+  g_begins.store(begins, std::memory_order_release);
+}
+
+}  // namespace foreshock
+
+#define FORESHOCK_SHIM(number, name, operation, pass)                                       \
+  extern "C" FORESHOCK_EXPORT int32_t name(FORESHOCK_PARAMETERS) {                          \
+    return foreshock::pass_on(number, reinterpret_cast<void*>(&name), FORESHOCK_ARGUMENTS); \
+  }
+
+FORESHOCK_SHIMS(FORESHOCK_SHIM)

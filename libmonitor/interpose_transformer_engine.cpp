@@ -1,0 +1,266 @@
+// Attention of TransformerEngine (Megatron-LM): its framework packages call nvte_fused_attn_fwd and _bwd of
+// libtransformer_engine.so through their PLT, so that a preloaded library stands before them.
+//
+// Their arguments move between minor versions, and a version that nobody has read must not be hurt. So
+// nothing here has a signature of its own: words are passed on as they came, and read as arguments only when
+// the package's metadata names a version whose header was read (transformer_engine.cpp), and while they can
+// be those of that version (transformer_engine.cpp). Calls of any other are counted under a name of their
+// own, with `unknown` where they were to be sampled, and told once.
+//
+// Each attention is two calls, of which the first, without a workspace, only asks how large that has to be:
+// it is passed on and not counted, where it can be told apart.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+
+#include "foreshock/hook.h"
+#include "libmonitor/base.h"
+#include "libmonitor/bootstrap.h"
+#include "libmonitor/transformer_engine.h"
+
+namespace foreshock {
+namespace {
+
+// The longest function known takes 35 words, 29 of them on the stack.
+#define FORESHOCK_STACK(X)                                                                              \
+  X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
+      X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23), X(s24), X(s25),   \
+      X(s26), X(s27), X(s28), X(s29), X(s30), X(s31), X(s32), X(s33), X(s34), X(s35), X(s36), X(s37),   \
+      X(s38), X(s39), X(s40), X(s41), X(s42), X(s43), X(s44), X(s45), X(s46), X(s47)
+constexpr int kStackWords = 48;
+
+// They return nothing today; what a later one may return is passed on as well.
+using Function = Word (*)(FORESHOCK_PARAMETERS);
+
+constexpr const char* kLibrary = "libtransformer_engine.so";
+constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";
+constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass
+constexpr const char* kOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
+                                      "nvte_fused_attn_bwd of an unknown version"};
+
+// Of CUDA's driver, where it is mapped.
+struct Driver {
+  int (*stream_is_capturing)(void* stream, int* capturing);
+  int (*pointer_get_attribute)(void* value, int attribute, Word pointer);
+};
+constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+// What stands behind us. All of it is found at the first call.
+struct Library {
+  Function real[2];  // by pass
+  bool is_monitored, is_known, is_of_host;
+  NvteSignature signature;
+  NvteTensors tensors;
+  Driver driver;
+  char version[64];
+  int32_t ops[2];
+};
+
+template <class T>
+void find(const char* library, const char* name, T* function) {
+  *reinterpret_cast<void**>(function) = find_in_mapped(library, name);
+}
+
+void note_unknown(const char* version, const char* why) {
+  char name[128];
+  std::snprintf(name, sizeof name, "transformer_engine %s%s", version[0] != '\0' ? version : "?", why);
+  foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
+}
+
+Library functions_behind(void* const (&ours)[2]) {
+  Library found = {};
+  for (int pass = 0; pass < 2; ++pass)
+    found.real[pass] =
+        reinterpret_cast<Function>(find_behind(kLibrary, kFunctions[pass], nullptr, ours[pass]));
+  return found;
+}
+
+Library look_behind(void* const (&ours)[2]) {
+  Library found = functions_behind(ours);
+  found.is_monitored = is_monitored_process();
+  if (!found.is_monitored) return found;
+  char path[512];
+  found.is_known = find_mapped_path(kLibrary, path) &&
+                   read_package_version(path, "transformer_engine", found.version) &&
+                   find_nvte_signature(found.version, &found.signature);
+  find(kLibrary, "nvte_tensor_data", &found.tensors.data);
+  find(kLibrary, "nvte_tensor_type", &found.tensors.type);
+  find(kLibrary, "nvte_tensor_shape", &found.tensors.shape);
+  found.is_known = found.is_known && found.tensors.are_known();
+  if (!found.is_known) note_unknown(found.version, "");
+  found.is_of_host = find_in_mapped(kLibrary, kStandIn) != nullptr;
+  find("libcuda.so", "cuStreamIsCapturing", &found.driver.stream_is_capturing);
+  find("libcuda.so", "cuPointerGetAttribute", &found.driver.pointer_get_attribute);
+  for (uint32_t pass = 0; pass < 2; ++pass)
+    found.ops[pass] = foreshock_register_op((found.is_known ? kFunctions : kOfUnknown)[pass], pass);
+  return found;
+}
+
+Library g_library;
+std::atomic<int> g_library_state{0};  // 1: somebody fills it in, 2: it is there
+
+// Nobody waits for whoever is first: a thread that comes meanwhile passes its call on, and nothing more.
+const Library& library(void* const (&ours)[2], Library* own) {
+  if (g_library_state.load(std::memory_order_acquire) == 2) [[likely]]
+    return g_library;
+  int nobody = 0;
+  if (!g_library_state.compare_exchange_strong(nobody, 1)) {
+    *own = functions_behind(ours);
+    return *own;
+  }
+  g_library = look_behind(ours);
+  g_library_state.store(2, std::memory_order_release);
+  return g_library;
+}
+
+// Of the words of a known version: not looked at yet, described once, found to be others. By pass.
+enum Trust { kUntried, kTrusted, kRefused };
+std::atomic<int> g_trust[2];
+std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
+
+// For the rest of the process, in both passes: one signature belongs to the other.
+void refuse(const Library& library) {
+  for (uint32_t pass = 0; pass < 2; ++pass) {
+    g_refused_ops[pass].store(foreshock_register_op(kOfUnknown[pass], pass), std::memory_order_relaxed);
+    g_trust[pass].store(kRefused, std::memory_order_release);
+  }
+  note_unknown(library.version, ": other arguments");
+}
+
+// The adapter's answer whether this thread is in the middle of a backward pass; null where there is none. A
+// forward call there computes an activation once more, and is no further layer.
+std::atomic<int (*)()> g_in_backward{nullptr};
+
+bool is_in_backward() {
+  const auto ask = g_in_backward.load(std::memory_order_acquire);
+  return ask != nullptr && ask() != 0;
+}
+
+constexpr int32_t kHost = -1, kNobodyKnows = -2;
+
+// Memory is a device's, since there is no TransformerEngine without one, and must not be read here only
+// because a driver could not be asked. The host's it is in a stand-in that says so. Asked only where nothing
+// is being captured.
+int32_t device_of(const Library& library, const void* data) {
+  if (library.is_of_host) return kHost;
+  int ordinal = kNobodyKnows;
+  const auto ask = library.driver.pointer_get_attribute;
+  if (ask == nullptr || ask(&ordinal, kDeviceOrdinal, reinterpret_cast<Word>(data)) != 0 || ordinal < 0)
+    return kNobodyKnows;
+  return ordinal;
+}
+
+bool is_captured(const Driver& driver, void* stream) {
+  int capturing = 0;
+  return driver.stream_is_capturing != nullptr &&
+         (driver.stream_is_capturing(stream, &capturing) != 0 || capturing != 0);
+}
+
+const NvteWords& words_of(const Library& library, uint32_t pass) {
+  return pass == FORESHOCK_BACKWARD ? library.signature.backward : library.signature.forward;
+}
+
+// After the function has returned, for a call that was wanted described.
+void tell(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
+  const uint64_t begin = monotonic_ns();
+  const NvteWords& places = words_of(library, pass);
+  const int32_t op = library.ops[pass];
+  auto* stream = reinterpret_cast<void*>(words[places.stream]);
+  if (is_captured(library.driver, stream)) return foreshock_attention_skip(op, FORESHOCK_SKIP_CAPTURE);
+  const int32_t device = device_of(library, library.tensors.data(words[places.query]));
+  if (device == kNobodyKnows) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
+  const NvteGiven given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
+  foreshock_attention_call call;
+  const int reason = describe_nvte_call(given, &call);
+  if (reason == kNotAnNvteCall) {
+    refuse(library);
+    return foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
+  }
+  if (reason >= 0) return foreshock_attention_skip(op, static_cast<uint32_t>(reason));
+  int untried = kUntried;
+  g_trust[pass].compare_exchange_strong(untried, kTrusted, std::memory_order_relaxed);
+  call.op = op;
+  // No handle is the legacy default stream for CUDA's runtime; hook.h calls it 1.
+  call.stream = stream != nullptr ? stream : reinterpret_cast<void*>(1);
+  call.prepare_ns = monotonic_ns() - begin;
+  foreshock_attention_leave(&call);
+}
+
+uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool is_read) {
+  if (pass == FORESHOCK_BACKWARD) return FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD;
+  const bool trains = is_read && (words[library.signature.forward.is_training] & 0xff) != 0;
+  return (trains ? FORESHOCK_NEEDS_GRADIENT : 0) | (is_in_backward() ? FORESHOCK_IN_BACKWARD : 0);
+}
+
+// Until a call has been described all words are looked at, then those of the calls that are wanted.
+bool are_arguments(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
+  if (g_trust[pass].load(std::memory_order_acquire) == kRefused) return false;
+  if (are_words_plausible(words_of(library, pass), words, floats[0], floats[1])) return true;
+  refuse(library);
+  return false;
+}
+
+// Where nobody defines the function, the dynamic linker ends whoever calls it like this. To return would be
+// worse, since attention would have computed nothing.
+[[noreturn]] void end_without_it(const char* name) {
+  char line[128];
+  const int length = std::snprintf(line, sizeof line, "libforeshock.so: undefined symbol: %s\n", name);
+  if (write(STDERR_FILENO, line, static_cast<size_t>(length)) < 0) _exit(127);
+  _exit(127);
+}
+
+Word pass_on(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
+  Library own;
+  const Library& behind = library(ours, &own);
+  const Function real = behind.real[pass];
+  if (real == nullptr) end_without_it(kFunctions[pass]);
+  if (!behind.is_monitored) return real(FORESHOCK_ARGUMENTS);
+  const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
+  static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
+  static_assert(kIntegerRegisters + kStackWords >= kMostNvteWords);
+  float floats[2];
+  std::memcpy(&floats[0], &d0, sizeof(float));
+  std::memcpy(&floats[1], &d1, sizeof(float));
+  const bool is_trusted = g_trust[pass].load(std::memory_order_acquire) == kTrusted;
+  const bool is_read = behind.is_known && (is_trusted || are_arguments(behind, pass, words, floats));
+  if (is_read && behind.tensors.data(words[words_of(behind, pass).workspace]) == nullptr)
+    return real(FORESHOCK_ARGUMENTS);
+  const int32_t op = is_read || !behind.is_known ? behind.ops[pass] : g_refused_ops[pass].load();
+  const int wanted = foreshock_attention_enter(op, flags_of(behind, pass, words, is_read));
+  const Word result = real(FORESHOCK_ARGUMENTS);  // what it throws passes through: nothing here needs an end
+  if (wanted == 0) return result;
+  if (is_read && are_arguments(behind, pass, words, floats))
+    tell(behind, pass, words, floats);
+  else
+    foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
+  return result;
+}
+
+}  // namespace
+
+void attach_nvte(void* adapter) {
+  if (&dlsym == nullptr) return;  // glibc_compat.h
+  g_in_backward.store(reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_in_backward")),
+                      std::memory_order_release);
+}
+
+}  // namespace foreshock
+
+extern "C" FORESHOCK_EXPORT foreshock::Word nvte_fused_attn_fwd(FORESHOCK_PARAMETERS);
+extern "C" FORESHOCK_EXPORT foreshock::Word nvte_fused_attn_bwd(FORESHOCK_PARAMETERS);
+
+namespace {
+void* const kOurs[] = {reinterpret_cast<void*>(&nvte_fused_attn_fwd),
+                       reinterpret_cast<void*>(&nvte_fused_attn_bwd)};
+}
+
+foreshock::Word nvte_fused_attn_fwd(FORESHOCK_PARAMETERS) {
+  return foreshock::pass_on(FORESHOCK_FORWARD, kOurs, FORESHOCK_ARGUMENTS);
+}
+
+foreshock::Word nvte_fused_attn_bwd(FORESHOCK_PARAMETERS) {
+  return foreshock::pass_on(FORESHOCK_BACKWARD, kOurs, FORESHOCK_ARGUMENTS);
+}

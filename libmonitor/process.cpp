@@ -1,0 +1,513 @@
+#include "libmonitor/process.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "libmonitor/base.h"
+#include "libmonitor/environment.h"
+#include "segment/layout.h"
+
+namespace foreshock {
+namespace {
+
+constexpr uint32_t kShared = segment::kThreadBlocks - 1;
+
+uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
+
+}  // namespace
+
+Counting claim_block(segment::ThreadBlock* blocks) {
+  for (uint32_t n = 0; n < kShared; ++n) {
+    std::atomic_ref<uint64_t> claimed(blocks[n].claimed);
+    uint64_t expected = 0;
+    if (claimed.load(std::memory_order_relaxed) == 0 && claimed.compare_exchange_strong(expected, 1))
+      return {&blocks[n], false};
+  }
+  return {&blocks[kShared], true};
+}
+
+void drain(segment::ThreadBlock* from, segment::ThreadBlock* to) {
+  // All words of a block but the first are counters.
+  auto* source = reinterpret_cast<uint64_t*>(from);
+  auto* target = reinterpret_cast<uint64_t*>(to);
+  for (size_t n = 1; n < sizeof(segment::ThreadBlock) / sizeof(uint64_t); ++n) {
+    const uint64_t count = std::atomic_ref<uint64_t>(source[n]).exchange(0, std::memory_order_relaxed);
+    if (count != 0) std::atomic_ref<uint64_t>(target[n]).fetch_add(count, std::memory_order_relaxed);
+  }
+}
+
+CallTotals call_totals(segment::ThreadBlock* blocks) {
+  CallTotals totals;
+  const auto add = [&](segment::ThreadBlock& block) {
+    for (uint64_t& calls : block.calls) totals.calls += load(calls);
+    totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
+  };
+  for (uint32_t n = 0; n < kShared && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);
+  add(blocks[kShared]);
+  return totals;
+}
+
+namespace {
+
+// Slots beyond this many are worth less than slots that are larger.
+constexpr uint32_t kSlotsBeforeLarger = 32;
+
+// Slices that are to go into one slot each; when fewer fit, they are split over smaller slots: so many, and
+// not smaller than this.
+constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
+constexpr uint64_t kLeastTensors = uint64_t{256} << 10, kMostTensors = uint64_t{4} << 20;
+
+// The whole of a small file; empty when it cannot be read.
+size_t read_small(const char* path, char* to, size_t capacity) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  const ssize_t got = read(fd, to, capacity - 1);
+  close(fd);
+  const size_t length = got > 0 ? static_cast<size_t>(got) : 0;
+  to[length] = '\0';
+  return length;
+}
+
+bool read_number(const char* directory, const char* file, uint64_t* value) {
+  char path[512], text[64];
+  if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path))
+    return false;
+  if (read_small(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;  // "max"
+  *value = std::strtoull(text, nullptr, 10);
+  return true;
+}
+
+uint64_t field(const char* text, const char* name) {
+  const size_t length = std::strlen(name);
+  for (const char* line = text; line != nullptr && *line != '\0';) {
+    if (std::strncmp(line, name, length) == 0 && line[length] == ' ')
+      return std::strtoull(line + length + 1, nullptr, 10);
+    line = std::strchr(line, '\n');
+    if (line != nullptr) ++line;
+  }
+  return 0;
+}
+
+uint64_t field(const char* text, const char* name, const char* name_of_all_below) {
+  const uint64_t of_all = field(text, name_of_all_below);
+  return of_all != 0 ? of_all : field(text, name);
+}
+
+// Of what a cgroup is charged with, what the kernel gives up before it refuses anything: cached pages of
+// files that need not be written first. tmpfs is not among them, nor are locked pages. Slabs are left out:
+// what of them can be reclaimed is pinned by what uses it.
+uint64_t reclaimable(const char* directory) {
+  char path[1300], text[8192];
+  std::snprintf(path, sizeof path, "%s/memory.stat", directory);
+  if (read_small(path, text, sizeof text) == 0) return 0;
+  // The second names are those of version 1, for a cgroup and all below it, which is what its usage counts.
+  const uint64_t cached =
+      field(text, "inactive_file", "total_inactive_file") + field(text, "active_file", "total_active_file");
+  const uint64_t unwritten =
+      field(text, "file_dirty", "total_dirty") + field(text, "file_writeback", "total_writeback");
+  return cached - std::min(cached, unwritten);
+}
+
+// What one version of cgroups calls its files; `tree` follows on the root, and `line` on the number of the
+// line that names ours.
+struct CgroupNames {
+  const char *line, *tree, *limit, *usage;
+};
+constexpr CgroupNames kCgroupVersions[] = {
+    {"::", "", "memory.max", "memory.current"},
+    {":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"}};
+
+// The path of ours, up to the end of its line; null where the process has none of this version.
+const char* own_path(const char* text, const char* name) {
+  for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
+    line += *line == '\n';
+    const char* after = line + std::strspn(line, "0123456789");
+    if (std::strncmp(after, name, std::strlen(name)) == 0) return after + std::strlen(name);
+  }
+  return nullptr;
+}
+
+// What the tightest cgroup of this version above us still allows; UINT64_MAX without a limit.
+uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
+  const char* path = own_path(text, names.line);
+  if (path == nullptr) return UINT64_MAX;
+  char directory[1200];
+  const size_t of_root = std::strlen(root) + std::strlen(names.tree);
+  std::snprintf(directory, sizeof directory, "%s%s%.*s", root, names.tree,
+                static_cast<int>(std::strcspn(path, "\n")), path);
+  uint64_t headroom = UINT64_MAX;
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= of_root;) {
+    uint64_t most = 0, current = 0;
+    if (read_number(directory, names.limit, &most) && read_number(directory, names.usage, &current))
+      headroom =
+          std::min(headroom, most - std::min(most, current - std::min(current, reclaimable(directory))));
+    cut = std::strrchr(directory, '/');
+    if (cut != nullptr) *cut = '\0';
+  }
+  return headroom;
+}
+
+uint64_t cgroup_headroom(const CgroupFiles& files) {
+  char text[4096];
+  if (read_small(files.self, text, sizeof text) == 0) return UINT64_MAX;
+  uint64_t headroom = UINT64_MAX;
+  for (const CgroupNames& names : kCgroupVersions)
+    headroom = std::min(headroom, headroom_of(names, files.root, text));
+  return headroom;
+}
+
+}  // namespace
+
+bool is_on_tmpfs(const char* directory) {
+  struct statfs status = {};
+  return statfs(directory, &status) == 0 && status.f_type == TMPFS_MAGIC;
+}
+
+FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup) {
+  struct statfs status = {};
+  if (statfs(directory, &status) != 0 || status.f_type != TMPFS_MAGIC) return {};
+  // Mounted without a size it reports no blocks at all.
+  const uint64_t mounts =
+      status.f_blocks == 0 ? UINT64_MAX
+                           : static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
+  const uint64_t headroom = cgroup_headroom(cgroup);
+  return {std::min(mounts, headroom), headroom < mounts};
+}
+
+uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
+  return std::min(free_bytes / 10 / static_cast<uint64_t>(std::max(local_ranks, 1)), limit);
+}
+
+uint64_t tensor_bytes(uint64_t share) {
+  const uint64_t part = std::min(share / 16, kMostTensors);
+  return part < kLeastTensors ? 0 : part / 4096 * 4096;
+}
+
+SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
+  if (need == 0) return {0, 0};
+  if (bytes / need < kFewWhole && need > kLeastPart) {
+    const uint64_t slots = std::min<uint64_t>(bytes / kLeastPart, kSlotsOfParts);
+    return slots < 2 ? SlotPlan{0, 0} : SlotPlan{static_cast<uint32_t>(slots), bytes / slots / 64 * 64};
+  }
+  if (bytes / need < 2) return {0, 0};
+  if (bytes / need >= 2 * kSlotsBeforeLarger) need *= 2;
+  return {static_cast<uint32_t>(std::min<uint64_t>(bytes / need, segment::kMaxSlots)), need};
+}
+
+constinit Guest g_guest;
+
+namespace {
+
+// A slice of 8192 keys of 64 bf16 values: what is reserved per slot when no call has been seen yet.
+constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
+
+thread_local Counting t_counting;
+thread_local uint32_t t_generation = 0;  // of t_counting; 0: none
+
+// Later processes get larger numbers, by the clock that nobody sets: files on tmpfs are never older than it.
+uint64_t fresh_nonce() {
+  return (monotonic_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
+}
+
+// What goes into a file name.
+void copy_word(char* to, size_t capacity, const char* from) {
+  size_t n = 0;
+  for (; n + 1 < capacity && from[n] != '\0'; ++n) {
+    const char c = from[n];
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    to[n] = plain ? c : '_';
+  }
+  to[n] = '\0';
+}
+
+// A handler of exit() is told the status; a destructor, which runs later, is not.
+std::atomic<int> g_exit_status{-1};
+void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
+
+// Whose command this is, in a file of its own. On a full tmpfs it stays empty, and every launcher of the run
+// tells it. False: not even that.
+bool write_owner(const char* path, uint64_t launcher_id) {
+  const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return false;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // else a write would be SIGXFSZ
+    char text[24];
+    const int digits = std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(launcher_id));
+    [[maybe_unused]] const ssize_t written = write(fd, text, static_cast<size_t>(digits));
+  }
+  close(fd);
+  return true;
+}
+
+void copy_text(char* to, size_t capacity, const char* from) { std::snprintf(to, capacity, "%s", from); }
+
+}  // namespace
+
+bool Guest::is_inherited() const {
+  const pid_t armed = armed_.load(std::memory_order_relaxed);
+  return armed != 0 && armed != getpid();
+}
+
+Counting Guest::counting() {
+  if ((hot() & kHotArmed) == 0) return {&own()->local, true};
+  std::atomic_thread_fence(std::memory_order_acquire);  // whoever sees the hot word sees its segment
+  const uint32_t generation = generation_.load(std::memory_order_acquire);
+  if (t_generation != generation) {
+    t_counting = claim_block(writer_.threads());
+    t_generation = generation;
+  }
+  return t_counting;
+}
+
+void Guest::count_calls(uint64_t (&calls)[segment::kPasses]) const {
+  const auto add = [&](segment::ThreadBlock& block) {
+    for (uint32_t op = 0; op < ops_known_.load(std::memory_order_acquire); ++op)
+      calls[ops_[op].pass] += std::atomic_ref<uint64_t>(block.calls[op]).load(std::memory_order_relaxed);
+  };
+  add(own()->local);
+  if ((hot() & kHotArmed) == 0) return;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
+}
+
+bool Guest::prepare_own_page() {
+  OwnPage* none = &before_set_up_;
+  if (own() != none) return true;
+  void* page = mmap(nullptr, sizeof(OwnPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return false;
+  if (madvise(page, sizeof(OwnPage), MADV_WIPEONFORK) != 0 ||
+      !own_.compare_exchange_strong(none, new (page) OwnPage, std::memory_order_acq_rel))
+    munmap(page, sizeof(OwnPage));
+  return own() != &before_set_up_;
+}
+
+const char* Guest::create_segment(uint64_t slot_bytes_needed) {
+  if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
+  const FreeMemory free = free_shared_memory(settings_.directory);
+  if (!is_on_tmpfs(settings_.directory)) return "no_tmpfs";
+  const uint64_t share = allowed_share(free.bytes, settings_.memory, settings_.local_ranks);
+  const uint64_t fixed = segment::segment_bytes(0, 0, segment::kTensorHeadOnly);
+  const uint64_t ring = settings_.weights ? tensor_bytes(share) : 0;
+  const uint64_t tensors = std::max(ring, segment::kTensorHeadOnly);
+  SlotPlan plan = {0, 0};
+  const uint64_t need = slot_bytes_needed != 0 ? slot_bytes_needed : kUnknownSlotBytes;
+  if (settings_.slices && share > fixed + ring) plan = plan_slots(share - fixed - ring, need);
+  if (fixed > free.bytes / 2) return free.is_cgroups ? "memory_limit" : "no_space";
+
+  segment::SegmentRequest request = {settings_.directory, settings_.rank,  fresh_nonce(),
+                                     plan.slots,          plan.slot_bytes, tensors};
+  segment::Identity identity = identity_of(request);
+  request.identity = &identity;
+  const char* why = writer_.create(request);
+  const auto is = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
+  if (plan.slots > 0 && (is("no_space") || is("file_limit") || is("no_mapping"))) {
+    // Somebody was faster with the rest of the memory, or a limit is near: statistics only.
+    request.slots = 0;
+    request.slot_bytes = 0;
+    request.tensor_bytes = segment::kTensorHeadOnly;
+    identity = identity_of(request);
+    why = writer_.create(request);
+  }
+  return why;
+}
+
+segment::Identity Guest::identity_of(const segment::SegmentRequest& given) const {
+  segment::Identity identity = {};
+  identity.pid = static_cast<uint64_t>(getpid());
+  identity.launcher_id = settings_.launcher_id;
+  identity.start_time_ns = realtime_ns();
+  identity.sample_seed = settings_.seed;
+  identity.rank = settings_.rank;
+  identity.local_rank = settings_.local_rank;
+  identity.world_size = settings_.world_size;
+  identity.attempt = settings_.attempt;
+  copy_text(identity.run_id, sizeof identity.run_id, settings_.run_id);
+  gethostname(identity.host, sizeof identity.host - 1);
+  const ssize_t length = readlink("/proc/self/exe", identity.executable, sizeof identity.executable - 1);
+  if (length > 0) {
+    identity.executable[length] = '\0';
+    if (const char* slash = std::strrchr(identity.executable, '/'))
+      std::memmove(identity.executable, slash + 1, std::strlen(slash));
+  }
+  identity.slots_wanted = settings_.slices ? segment::kMaxSlots : 0;
+  identity.slots_given = given.slots;
+  identity.slot_bytes = given.slot_bytes;
+  identity.max_slowdown = settings_.max_slowdown;
+  identity.fixed_interval = settings_.every;
+  identity.local_ranks = static_cast<uint32_t>(settings_.local_ranks);
+  return identity;
+}
+
+bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
+  if (is_off() || (hot() & kHotArmed) != 0) return false;
+  const pid_t self = getpid();
+  // A child of a process that was in the middle of this must not wait for a thread it does not have.
+  pid_t holder = arming_.load(std::memory_order_relaxed);
+  if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
+
+  const char* why = nullptr;
+  const bool is_wanted = read_environment(&settings_);
+  if (late_pid_ == self)
+    take_over(late_);  // what the process found out about itself goes before its environment
+  if (!is_wanted) {
+    off_.store(true, std::memory_order_relaxed);  // nobody needs to be told
+  } else if (!prepare_own_page()) {
+    why = "no_mapping";
+  } else {
+    why = create_segment(slot_bytes_needed);
+  }
+  if (why != nullptr) off(why);
+  if (is_off()) {
+    arming_.store(0);
+    return false;
+  }
+  armed_.store(self);
+  const uint32_t known = ops_known_.load(std::memory_order_acquire);
+  std::copy_n(ops_, known, writer_.ops());
+  prepare();
+  const uint32_t generation = generation_.fetch_add(1) + 1;
+  own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
+  drain_local();
+  on_exit(note_exit, nullptr);
+  arming_.store(0);
+  return true;
+}
+
+void Guest::publish_exit() {
+  const int status = g_exit_status.load(std::memory_order_relaxed);
+  if (status < 0) return;
+  segment::Identity& identity = *writer_.identity();
+  identity.exit_status = status;
+  std::atomic_ref<uint32_t>(identity.has_exited).store(1, std::memory_order_release);
+}
+
+void Guest::off(const char* reason) {
+  if (off_.exchange(true)) return;
+  own()->hot.store(0, std::memory_order_relaxed);
+  Settings settings = {};
+  if (!read_environment(&settings)) return;
+  char path[512], temporary[512], word[48];
+  copy_word(word, sizeof word, reason);
+  const int length = std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, getpid(), word);
+  if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;
+  std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
+  // It has its name when it is whole: an empty one is anybody's. Where nothing can be renamed that is better
+  // than none.
+  if (!write_owner(temporary, settings.launcher_id)) return;
+  if (rename(temporary, path) == 0) return;
+  unlink(temporary);
+  write_owner(path, settings.launcher_id);
+}
+
+// Without a number an operation is missed for the whole run, and to give one takes microseconds, once: so who
+// finds another thread at it tries a while.
+int32_t Guest::register_op(const char* name, uint32_t pass) {
+  constexpr int kTries = 100'000;
+  if (pass >= segment::kPasses || name == nullptr) return -1;
+  for (int n = 0; n < kTries; ++n)
+    if (TryLock lock(ops_busy_); lock) return add_op(name, pass);
+  return -1;
+}
+
+int32_t Guest::add_op(const char* name, uint32_t pass) {
+  const uint32_t number = ops_known_.load(std::memory_order_relaxed);
+  for (uint32_t n = 0; n < number; ++n)  // one operation by two ways
+    if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
+      return static_cast<int32_t>(n);
+  if (number == segment::kMaxOps) return -1;
+  prepare_own_page();  // in time for what is counted before the first step
+  segment::Op& op = ops_[number];
+  copy_text(op.name, sizeof op.name, name);
+  op.pass = pass;
+  op.ready = 1;
+  ops_known_.store(number + 1, std::memory_order_release);
+  if ((hot() & kHotArmed) != 0) writer_.ops()[number] = op;
+  return static_cast<int32_t>(number);
+}
+
+void Guest::take_over(const segment::Identity& late) {
+  if (late.rank >= 0) settings_.rank = late.rank;
+  if (late.local_rank >= 0) settings_.local_rank = late.local_rank;
+  if (late.world_size >= 0) settings_.world_size = late.world_size;
+  if (late.attempt >= 0) settings_.attempt = late.attempt;
+}
+
+void Guest::describe(const segment::Identity& late) {
+  late_ = late;
+  late_pid_ = getpid();
+  late_is_new_.store(true, std::memory_order_release);
+}
+
+void Guest::publish_late() {
+  if (!late_is_new_.load(std::memory_order_acquire)) return;
+  late_is_new_.store(false, std::memory_order_relaxed);
+  if (late_pid_ != getpid()) return;
+  segment::Identity& identity = *writer_.identity();
+  identity.data_parallel = late_.data_parallel;
+  identity.tensor_parallel = late_.tensor_parallel;
+  identity.pipeline_parallel = late_.pipeline_parallel;
+  identity.expert_parallel = late_.expert_parallel;
+  copy_text(identity.framework, sizeof identity.framework, late_.framework);
+  std::atomic_ref<uint32_t>(identity.late_ready).store(1, std::memory_order_release);
+}
+
+namespace {
+
+// The agent holds it for three system calls. It may be off its core meanwhile: then there is none now.
+constexpr int kTries = 64;
+
+constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
+
+// Every word with acquire order: the sequence is read again after all of them.
+bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
+  using Word [[gnu::may_alias]] = const uint64_t;
+  auto* words = reinterpret_cast<Word*>(&shared);
+  const auto load = [&](size_t n) { return __atomic_load_n(words + n, __ATOMIC_ACQUIRE); };
+  for (int tries = 0; tries < kTries; ++tries) {
+    uint64_t copied[kWords];
+    for (size_t n = 0; n < kWords; ++n) copied[n] = load(n);
+    if (copied[0] == 0) return false;
+    if (copied[0] % 2 != 0 || load(0) != copied[0]) continue;
+    std::memcpy(copy, copied, sizeof *copy);
+    return true;
+  }
+  return false;
+}
+
+// Names end, and are of characters that a terminal and a C program can bear.
+template <size_t n>
+void copy_printable(const char (&from)[n], char (&to)[n]) {
+  size_t at = 0;
+  for (; at + 1 < n && from[at] != 0; ++at) to[at] = from[at] > 0x20 && from[at] < 0x7f ? from[at] : '_';
+  std::memset(to + at, 0, n - at);
+}
+
+}  // namespace
+
+bool read_advice(const segment::Control& control, foreshock_advice* advice) {
+  segment::Advice read;
+  if (!copy_whole(control.advice, &read) || read.level >= segment::kAdviceLevels) return false;
+  advice->level = read.level;
+  advice->rank = read.rank;
+  advice->since_step = read.since_step;
+  advice->from_step = read.from_step;
+  advice->score = read.score;
+  copy_printable(read.detector, advice->detector);
+  copy_printable(read.layer, advice->layer);
+  return true;
+}
+
+}  // namespace foreshock

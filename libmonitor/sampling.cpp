@@ -1,0 +1,184 @@
+#include "libmonitor/sampling.h"
+
+#include <algorithm>
+
+#include "kernels/gather.h"
+
+namespace foreshock {
+namespace {
+
+constexpr uint64_t scramble(uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9u;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// A number below `bound`. The bias of at most bound / 2^32 does not matter here.
+int64_t below(uint64_t random, int64_t bound) {
+  return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
+}
+
+// What one choice of one call depends on.
+uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
+  return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
+}
+
+}  // namespace
+
+uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t x = scramble(seed + 0x9e3779b97f4a7c15u);
+  for (uint64_t word : {a, b, c}) x = scramble(x + word + 0x9e3779b97f4a7c15u);
+  return x;
+}
+
+bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls) {
+  if (expected_calls <= slices) return slices > 0;
+  // Calls lie at multiples of `slices` on a circle of `expected_calls`; those are taken that step over a
+  // mark.
+  const uint64_t begin = static_cast<uint64_t>(
+      below(mix(seed, static_cast<uint64_t>(step), 0, 0), static_cast<int64_t>(expected_calls)));
+  return (begin + call * slices) % expected_calls + slices >= expected_calls;
+}
+
+Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
+  const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
+  const int64_t group = shape.heads / shape.kv_heads;
+  Slice slice;
+  slice.batch = below(random(1), shape.batch);
+  slice.kv_head = below(random(2), shape.kv_heads);
+  slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));
+  slice.first_head = slice.kv_head * group + below(random(3), group - slice.heads + 1);
+  slice.parts = static_cast<int>(std::min<int64_t>(shape.queries, kRowsPerSample / slice.heads));
+  slice.positions = slice.parts;
+  for (uint32_t n = 0; n < static_cast<uint32_t>(slice.parts); ++n) {
+    slice.fraction[n] = static_cast<uint32_t>(random(16 + n) >> 32);
+    slice.position[n] = static_cast<int64_t>(position_in_part(
+        static_cast<uint64_t>(shape.queries), n, static_cast<uint32_t>(slice.parts), slice.fraction[n]));
+  }
+  return slice;
+}
+
+uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank) {
+  return static_cast<uint32_t>(random_of(seed, step, call, rank, 4) >> 32);
+}
+
+void OrdinalFollower::begin_step() { runs_ = run_ = backward_ = last_run_ = 0; }
+
+void OrdinalFollower::end_run() {
+  last_run_ = run_;
+  run_ = 0;
+  const bool is_first = runs_++ == 0;
+  if (period_ == 0) period_ = last_run_;
+  // An evaluation between two steps makes a run of several periods.
+  if (last_run_ % period_ == 0) {
+    ++agreed_;
+  } else if (agreed_ >= kRunsToTrust || (!is_first && last_run_ < period_)) {
+    unstable_ = true;  // names that were given meant something else, or would
+  } else {
+    period_ = last_run_;
+    agreed_ = 1;
+  }
+}
+
+int OrdinalFollower::next(bool backward, bool in_backward) {
+  if (!backward && in_backward) return -1;
+  if (!backward) {
+    backward_ = 0;
+    const uint32_t place = run_++;
+    return is_trusted() ? static_cast<int>(place % period_) : -1;
+  }
+  if (run_ > 0) end_run();
+  const uint32_t place = backward_++;
+  if (!is_trusted() || place >= last_run_) return -1;
+  return static_cast<int>((last_run_ - 1 - place) % period_);
+}
+
+void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds) {
+  const double theirs = std::max(step_seconds - cost_seconds, 0.0);
+  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (theirs - step_seconds_);
+  if (steps_ < kFirstSteps) {
+    ++steps_;
+    return;
+  }
+  const auto earnings = [&](uint64_t steps) {
+    return max_slowdown_ * static_cast<double>(steps) * step_seconds_;
+  };
+  const double change = max_slowdown_ * theirs - cost_seconds;
+  const double most_saved = earnings(interval) + least_seconds;
+  balance_seconds_ = std::clamp(balance_seconds_ + change, -kMostOwed * earnings(interval), most_saved);
+  const double most_owed = kMostOwed * earnings(std::min(interval, kPatientInterval));
+  patient_balance_ = std::clamp(patient_balance_ + change, -most_owed, most_saved);
+  is_overdrawn_ = patient_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
+}
+
+namespace {
+
+constexpr double kWeight = 0.2;    // of a new value in a running mean
+constexpr double kSurprise = 4;    // an observation counts for at most this many times what was expected
+constexpr double kSpread = 0.01;   // of the sizes, relative; below it they tell nothing about the slope
+constexpr uint32_t kMost = 10000;  // slices; more than any segment holds
+
+}  // namespace
+
+double CostModel::warm_seconds(double bytes) const {
+  const double mean_bytes = bytes_sum_ / weight_, mean_seconds = seconds_sum_ / weight_;
+  const double variance = bytes_squares_ / weight_ - mean_bytes * mean_bytes;
+  const double limit = kSpread * mean_bytes;
+  const double slope = variance > limit * limit
+                           ? (products_sum_ / weight_ - mean_bytes * mean_seconds) / variance
+                           : mean_seconds / mean_bytes;
+  // Never below a tenth of the mean: a fit may cross zero, a slice never costs nothing.
+  return std::max(mean_seconds + std::max(slope, 0.0) * (bytes - mean_bytes), 0.1 * mean_seconds);
+}
+
+void CostModel::observe_slice(uint64_t bytes, bool cold, double seconds) {
+  bytes_ = static_cast<double>(bytes);
+  const double warm = warm_seconds(bytes_);
+  if (cold) {
+    const double beyond = std::clamp((seconds - warm) / bytes_, 0.0, kSurprise * cold_per_byte_ + 1e-12);
+    cold_per_byte_ += kWeight * (beyond - cold_per_byte_);
+    return;
+  }
+  seconds = std::min(seconds, kSurprise * warm);
+  const auto fade = [](double& sum, double added) { sum = kFading * sum + added; };
+  fade(weight_, 1);
+  fade(bytes_sum_, bytes_);
+  fade(bytes_squares_, bytes_ * bytes_);
+  fade(seconds_sum_, seconds);
+  fade(products_sum_, bytes_ * seconds);
+}
+
+void CostModel::observe_device(uint32_t slices, double seconds) {
+  const double each = seconds / slices;
+  // The first one stands for itself: nothing is known of a device before.
+  const double counted = device_seconds_ == 0 ? each : std::min(each, kSurprise * device_seconds_);
+  device_seconds_ += (device_seconds_ == 0 ? 1 : kWeight) * (counted - device_seconds_);
+}
+
+void CostModel::observe_step(bool sampled, double seconds) {
+  if (sampled)
+    extra_[extras_++ % kExtras] = std::max(seconds - other_, 0.0);
+  else
+    other_ += (other_ == 0 ? 1 : kWeight) * (seconds - other_);
+}
+
+double CostModel::slice_seconds(bool cold) const {
+  return warm_seconds(bytes_) + device_seconds_ + (cold ? cold_per_byte_ * bytes_ : 0);
+}
+
+double CostModel::step_seconds() const {
+  double sorted[kExtras];
+  const uint32_t count = std::min(extras_, kExtras);
+  std::copy_n(extra_, count, sorted);
+  std::sort(sorted, sorted + count);
+  return count == 0 ? 0 : sorted[count / 2];
+}
+
+uint32_t CostModel::slices_within(double seconds, bool cold) const {
+  const double slices = (seconds - step_seconds()) / slice_seconds(cold);
+  return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMost)));
+}
+
+}  // namespace foreshock

@@ -1,0 +1,276 @@
+#include "libmonitor/step_numbers.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include "segment/layout.h"
+
+namespace foreshock {
+namespace {
+
+// fp32 division and scaling round once, 2^-24; 1e-5 leaves room for a loss computed in another order.
+// Neighbouring 1/k differ by more than that up to k = 1e5.
+constexpr double kTolerance = 1e-5;
+
+bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
+
+// root = nll / k, or root = nll * 2^n / k with a gradient scaler (n >= 0, k a whole number).
+bool is_scaled(double root, double nll) {
+  if (!(root != 0) || !(nll != 0) || !(root / nll > 0)) return false;
+  const double ratio = nll / root;  // k / 2^n
+  if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < 1e5;
+  int exponent = 0;
+  const double mantissa = std::frexp(ratio, &exponent);  // in [0.5, 1)
+  // A scaler's scale is a power of two of at least 2^1; with accumulation the numerator is a small whole
+  // number.
+  for (int k = 1; k <= 64; ++k) {
+    int shift = 0;
+    if (std::fabs(std::frexp(k, &shift) - mantissa) <= kTolerance) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void LossFollower::settle(double root) {
+  const bool nll_is_the_loss = nll_since_root_ == 1 && is_scaled(root, last_nll_);
+  settled_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
+}
+
+// Shares add up to that mean, those that are whole to k times as much; what else there may be in a loss makes
+// less of a difference than the middle between both, a factor of sqrt(k).
+void LossFollower::settle_roots() {
+  const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
+  if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
+  const double together = roots.sum / (summed.sum / summed.weight);
+  if (!(together > 0) || std::isinf(together)) return;
+  roots_ = together < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
+}
+
+void LossFollower::observe(double value, uint32_t source) {
+  if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
+  if (source == FORESHOCK_LOSS_REPORTED) settled_ = source;
+  if (source == FORESHOCK_LOSS_NLL) {
+    last_nll_ = value;
+    ++nll_since_root_;
+  }
+  if (source == FORESHOCK_LOSS_BACKWARD_ROOT) {
+    // A first backward whose loss is not finite tells nothing about who is the loss.
+    if (settled_ == 0 && std::isfinite(value)) settle(value);
+    nll_since_root_ = 0;
+  }
+  mean_[source].add(value, 1);
+}
+
+void LossFollower::observe_sum(double sum, double weight) {
+  if (weight >= 0 && std::isfinite(weight)) mean_[kSummed].add(sum, weight);
+}
+
+bool LossFollower::is_reported() const { return settled_ == FORESHOCK_LOSS_REPORTED; }
+
+void LossFollower::forget_step() {
+  for (Mean& each : mean_) each = {};
+  nll_since_root_ = 0;
+}
+
+bool LossFollower::take(double* loss, uint32_t* source) {
+  // Without a root (autograd.grad instead of backward) a cross-entropy that needed gradients is the loss.
+  const bool has_root = mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
+  if (settled_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) settled_ = FORESHOCK_LOSS_NLL;
+  if (settled_ == 0 && mean_[kSummed].weight > 0 && !has_root) settled_ = kSummed;
+  settle_roots();
+  const uint32_t seen = settled_ != 0 ? settled_ : uint32_t{FORESHOCK_LOSS_LOGGED};
+  Mean mean = mean_[seen];
+  if (seen == FORESHOCK_LOSS_BACKWARD_ROOT && roots_ == Roots::kShares && has_root) mean.weight = 1;
+  forget_step();
+  if (mean.weight == 0) return false;
+  *loss = mean.sum / mean.weight;
+  *source = seen == kSummed ? uint32_t{FORESHOCK_LOSS_NLL} : seen;
+  return true;
+}
+
+void LateStep::clear() {
+  record = 0;
+  events = gradients = 0;
+  has_events = has_gradients = true;
+  is_late = false;
+}
+
+void LateStep::add(const LateEvent& added) {
+  is_late |= added.value.number != 0 || added.scale.number != 0;
+  if (events == kMostEvents || event == nullptr)
+    has_events = false;
+  else
+    event[events++] = added;
+}
+
+void LateStep::add(const LateGradient& added) {
+  is_late |= added.norm.number != 0;
+  if (gradients == kMostGradients || gradient == nullptr)
+    has_gradients = false;
+  else
+    gradient[gradients++] = added;
+}
+
+bool LateStep::knows_losses() const {
+  bool all = has_events;
+  for (uint32_t n = 0; n < events; ++n) {
+    const LateEvent& one = event[n];
+    const bool has_scale = one.scale.number == 0 && !(one.is_scaled && one.scale.value == 1);
+    all &= one.source == LateEvent::kSkip || (one.value.number == 0 && has_scale);
+  }
+  return all;
+}
+
+bool LateStep::knows_gradients() const {
+  bool all = has_gradients;
+  for (uint32_t n = 0; n < gradients; ++n) all &= gradient[n].norm.number == 0;
+  return all;
+}
+
+bool LateStep::knows_skips() const {
+  bool all = has_events;
+  for (uint32_t n = 0; n < events; ++n)
+    all &= event[n].source != LateEvent::kSkip || event[n].value.number == 0;
+  return all;
+}
+
+void LateSteps::reserve() {
+  constexpr size_t kEvents = sizeof(LateEvent) * LateStep::kMostEvents;
+  constexpr size_t kGradients = sizeof(LateGradient) * LateStep::kMostGradients;
+  static_assert(alignof(LateGradient) <= alignof(LateEvent) && kEvents % alignof(LateGradient) == 0);
+  if (open().event != nullptr || !room_.reserve((kMost + 1) * (kEvents + kGradients))) return;
+  char* at = room_.data();
+  for (LateStep& step : steps_) {
+    step.event = reinterpret_cast<LateEvent*>(at);
+    step.gradient = reinterpret_cast<LateGradient*>(at + kEvents);
+    at += kEvents + kGradients;
+  }
+}
+
+void LateSteps::end_step(uint64_t number, const segment::StepRecord& so_far) {
+  open().record = number;
+  open().so_far = so_far;
+  ++count_;
+  open().clear();
+}
+
+void LateSteps::drop_oldest() {
+  first_ = (first_ + 1) % (kMost + 1);
+  --count_;
+}
+
+void LateSteps::forget() {
+  first_ = count_ = 0;
+  open().clear();
+}
+
+bool FetchedByTraining::find(uint64_t number, double* value) const {
+  for (const LateNumber& one : found_) {
+    if (one.number != number) continue;
+    *value = one.value;
+    return true;
+  }
+  return false;
+}
+
+void Scalars::attach(segment::ScalarName* names) {
+  names_ = names;
+  known_ = given_ = 0;
+}
+
+bool Scalars::is_taken(const char* cut) const {
+  for (uint32_t n = 0; n < known_; ++n)
+    if (std::strcmp(names_[n].name, cut) == 0) return true;
+  return false;
+}
+
+// The index of a name, which is added when it is new; -1 when there is no room.
+int Scalars::index_of(const char* name) {
+  const uint64_t hash = fnv1a(name);
+  for (uint32_t n = 0; n < known_; ++n)
+    if (hash_[n] == hash) return static_cast<int>(n);
+  if (known_ == segment::kMaxScalars) return -1;
+  char cut[sizeof(segment::ScalarName::name)] = {};
+  std::strncpy(cut, name, sizeof cut - 1);
+  for (uint32_t number = 2; is_taken(cut); ++number) {
+    char end[8];
+    const int length = std::snprintf(end, sizeof end, "~%u", number);
+    const size_t at = std::min(std::strlen(name), sizeof cut - 1 - static_cast<size_t>(length));
+    std::memcpy(cut + at, end, static_cast<size_t>(length) + 1);
+  }
+  hash_[known_] = hash;
+  segment::ScalarName& added = names_[known_];
+  std::memcpy(added.name, cut, sizeof cut);
+  std::atomic_ref<uint32_t>(added.ready).store(1, std::memory_order_release);
+  return static_cast<int>(known_++);
+}
+
+bool Scalars::observe(const char* name, double value, int64_t step) {
+  if (names_ == nullptr || name == nullptr || *name == '\0') return false;
+  const int index = index_of(name);
+  if (index < 0) return false;
+  value_[index] = value;
+  step_[index] = std::max<int64_t>(step, -1);
+  given_ |= 1u << index;
+  return true;
+}
+
+void Scalars::take(segment::StepRecord* record) {
+  record->scalars_given = given_;
+  std::copy_n(value_, segment::kMaxScalars, record->scalars);
+  std::copy_n(step_, segment::kMaxScalars, record->scalar_step);
+  given_ = 0;
+}
+
+namespace {
+
+// Words of a name, whatever stands between them; and who logs so, where it is not everybody.
+constexpr std::string_view kLosses[] = {
+    "loss",                          // Hugging Face
+    "loss step",                     // Lightning, self.log(on_step=True)
+    "loss train",                    //
+    "loss train total",              // Composer
+    "lm loss",                       // Megatron-LM
+    "samples train loss",            // DeepSpeed
+    "loss metrics global avg loss",  // torchtitan
+};
+constexpr std::string_view kNorms[] = {
+    "grad norm",  // Hugging Face, Megatron-LM, torchtitan: of clip_grad_norm_
+    "gradient norm",
+};
+constexpr std::string_view kOfTraining[] = {"train ", "training "};
+
+constexpr bool is_upper(char c) { return c >= 'A' && c <= 'Z'; }
+constexpr bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || is_upper(c); }
+
+}  // namespace
+
+Logged logged_as(const char* name) {
+  if (name == nullptr) return Logged::kOther;
+  char words[48];
+  size_t length = 0;
+  for (; *name != '\0'; ++name) {
+    if (length == sizeof words) return Logged::kOther;  // longer than any that is known
+    if (is_word(*name))
+      words[length++] = static_cast<char>(is_upper(*name) ? *name - 'A' + 'a' : *name);
+    else if (length > 0 && words[length - 1] != ' ')
+      words[length++] = ' ';
+  }
+  std::string_view said(words, length);
+  if (said.ends_with(' ')) said.remove_suffix(1);
+  for (const std::string_view where : kOfTraining)
+    if (said.starts_with(where)) said.remove_prefix(where.size());
+  for (const std::string_view loss : kLosses)
+    if (said == loss) return Logged::kLoss;
+  for (const std::string_view norm : kNorms)
+    if (said == norm) return Logged::kGradientNorm;
+  return Logged::kOther;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,580 @@
+#include "libmonitor/transformer_engine.h"
+
+#include <dirent.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+#include <iterator>
+
+namespace foreshock {
+namespace {
+
+// The names of the arguments in TransformerEngine's fused_attn.h, without the floats.
+#define FORWARD_SIZES "cu_seqlens_q cu_seqlens_kv cu_seqlens_q_padded cu_seqlens_kv_padded "
+#define PAGES "page_table_k page_table_v "
+#define FORWARD_BEGIN "Q K V Bias S O Aux_CTX_Tensors " FORWARD_SIZES
+#define FORWARD_BEGIN_OFFSET "Q K V Bias SoftmaxOffset S O Aux_CTX_Tensors " FORWARD_SIZES PAGES
+#define LENGTHS "max_seqlen_q max_seqlen_kv "
+#define FORWARD_LENGTHS "rng_state " LENGTHS "is_training "
+#define KINDS "bias_type attn_mask_type "
+#define WINDOW "window_size_left window_size_right "
+#define END "workspace stream"
+#define BACKWARD_BEGIN "Q K V O dO S dP Aux_CTX_Tensors dQ dK dV dBias "
+
+struct Names {
+  const char *forward, *backward;
+};
+
+constexpr Names kNames[] = {
+    // 2.0
+    {FORWARD_BEGIN FORWARD_LENGTHS "qkv_layout " KINDS WINDOW END,
+     BACKWARD_BEGIN FORWARD_SIZES LENGTHS "qkv_layout " KINDS WINDOW "deterministic " END},
+    // 2.2: tables of pages
+    {FORWARD_BEGIN PAGES FORWARD_LENGTHS "qkv_layout " KINDS WINDOW END,
+     BACKWARD_BEGIN FORWARD_SIZES LENGTHS "qkv_layout " KINDS WINDOW "deterministic " END},
+    // 2.8: sinks
+    {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW END, BACKWARD_BEGIN
+     "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW "deterministic " END},
+    // 2.9: the largest score may be asked for
+    {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "return_max_logit qkv_layout " KINDS "softmax_type " WINDOW END,
+     BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
+                    "deterministic " END},
+    // 2.10
+    {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "return_max_logit cuda_graph qkv_layout " KINDS
+                                          "softmax_type " WINDOW END,
+     BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
+                    "deterministic cuda_graph " END},
+    // 2.12
+    {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "return_max_logit cuda_graph qkv_layout " KINDS
+                                          "softmax_type " WINDOW "bottom_right_diagonal " END,
+     BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
+                    "bottom_right_diagonal deterministic cuda_graph " END},
+    // 2.15: results in formats of their own
+    {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS
+     "return_max_logit cuda_graph qkv_layout o_format qkv_scale_inv_format " KINDS "softmax_type " WINDOW
+     "bottom_right_diagonal " END,
+     BACKWARD_BEGIN
+     "dSoftmaxOffset " FORWARD_SIZES LENGTHS
+     "qkv_layout o_format do_format dqkv_layout qkv_scale_inv_format do_scale_inv_format " KINDS
+     "softmax_type " WINDOW "bottom_right_diagonal deterministic cuda_graph " END},
+};
+
+struct Version {
+  const char* version;
+  uint8_t names;
+};
+
+// Read from the headers of the released versions. Builds from source have a commit behind their version
+// ("2.8.0+5a5b5ea"): they are not here, since the branches of several releases (2.8, 2.9, 2.12, 2.15) began
+// with the arguments of the version before.
+constexpr Version kVersions[] = {
+    {"2.0.0", 0},  {"2.1.0", 0},  {"2.2.0", 1},  {"2.3.0", 1},  {"2.4.0", 1},  {"2.5.0", 1},
+    {"2.6.0", 1},  {"2.7.0", 1},  {"2.8.0", 2},  {"2.9.0", 3},  {"2.10.0", 4}, {"2.11.0", 4},
+    {"2.12.0", 5}, {"2.13.0", 5}, {"2.14.0", 5}, {"2.14.1", 5}, {"2.15.0", 6}, {"2.16.0", 6},
+    {"2.16.1", 6}, {"2.17.0", 6}, {"2.17.1", 6}, {"2.18.0", 6},
+};
+constexpr size_t kFirstWithInt16 = 4;  // 2.4.0; the struct of a shape has changed in the same version
+
+struct KindOfName {
+  const char* begin;  // of the name
+  NvteKind kind;
+};
+
+// All others are handles.
+constexpr KindOfName kKinds[] = {
+    {"Aux_CTX_Tensors", NvteKind::kPack},       {"max_seqlen", NvteKind::kLength},
+    {"is_training", NvteKind::kBoolean},        {"return_max_logit", NvteKind::kBoolean},
+    {"cuda_graph", NvteKind::kBoolean},         {"bottom_right_diagonal", NvteKind::kBoolean},
+    {"deterministic", NvteKind::kBoolean},      {"qkv_layout", NvteKind::kLayout},
+    {"dqkv_layout", NvteKind::kLayout},         {"o_format", NvteKind::kFormat},
+    {"do_format", NvteKind::kFormat},           {"qkv_scale_inv_format", NvteKind::kFormat},
+    {"do_scale_inv_format", NvteKind::kFormat}, {"bias_type", NvteKind::kBias},
+    {"attn_mask_type", NvteKind::kMask},        {"softmax_type", NvteKind::kSoftmax},
+    {"window_size", NvteKind::kWindow},         {"stream", NvteKind::kStream},
+};
+
+NvteKind kind_of(const char* name) {
+  for (const KindOfName& of : kKinds)
+    if (std::strncmp(name, of.begin, std::strlen(of.begin)) == 0) return of.kind;
+  return NvteKind::kHandle;
+}
+
+int8_t place_of(const char* names, const char* name) {
+  int8_t place = 0;
+  for (const char* at = names;; ++place) {
+    const size_t length = std::strcspn(at, " ");
+    if (length == std::strlen(name) && std::memcmp(at, name, length) == 0) return place;
+    at += length;
+    if (*at == '\0') return -1;
+    ++at;
+  }
+}
+
+NvteWords words_of(const char* names) {
+  const auto at = [names](const char* name) { return place_of(names, name); };
+  NvteWords words = {};
+  words.query = at("Q");
+  words.key = at("K");
+  words.value = at("V");
+  words.out = at("O");
+  words.grad_out = at("dO");
+  words.grad_query = at("dQ");
+  words.aux = at("Aux_CTX_Tensors");
+  words.is_training = at("is_training");
+  words.returns_max = at("return_max_logit");
+  words.layout = at("qkv_layout");
+  words.out_format = at("o_format");
+  words.grad_out_format = at("do_format");
+  words.grad_layout = at("dqkv_layout");
+  words.bias = at("bias_type");
+  words.mask = at("attn_mask_type");
+  words.softmax = at("softmax_type");
+  words.window_left = at("window_size_left");
+  words.window_right = at("window_size_right");
+  words.bottom_right = at("bottom_right_diagonal");
+  words.workspace = at("workspace");
+  words.stream = at("stream");
+  for (const char* name = names; words.count < kMostNvteWords; ++name) {
+    words.kinds[words.count++] = kind_of(name);
+    name += std::strcspn(name, " ");
+    if (*name == '\0') break;
+  }
+  return words;
+}
+
+}  // namespace
+
+bool find_nvte_signature(const char* version, NvteSignature* found) {
+  for (size_t n = 0; n < sizeof kVersions / sizeof *kVersions; ++n) {
+    if (std::strcmp(kVersions[n].version, version) != 0) continue;
+    const Names& names = kNames[kVersions[n].names];
+    *found = {words_of(names.forward), words_of(names.backward), n >= kFirstWithInt16, n >= kFirstWithInt16};
+    return true;
+  }
+  return false;
+}
+
+namespace {
+
+// NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type: their numbers have not
+// changed since 2.0.
+enum Layout : uint32_t {
+  kSb3hd = 0,
+  kSbh3d = 1,
+  kSbhdSb2hd = 2,
+  kSbhdSbh2d = 3,
+  kSbhd = 4,
+  kBs3hd = 5,
+  kBsh3d = 6,
+  kBshdBs2hd = 7,
+  kBshdBsh2d = 8,
+  kBshd = 9,
+  kSbhdBshd = 15,
+  kBshdSbhd = 16,
+  kBhsd = 25
+};
+enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
+enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
+
+// In which order a tensor's dimensions stand, how many tensors are packed with it, and whether the packing is
+// of every head ([..., heads, packed, dim]) or of all together.
+struct Arrangement {
+  Format format;
+  int packed;
+  bool per_head;
+};
+
+struct Arrangements {
+  Arrangement query, key;  // the value's is the key's
+};
+
+// False: rows that are packed without padding (thd), pages, and what later versions may add. Their lengths
+// lie on the device.
+bool arrangements_of(uint32_t layout, Arrangements* found) {
+  constexpr Arrangement kPlainSbhd = {kFormatSbhd, 1, false}, kPlainBshd = {kFormatBshd, 1, false};
+  const auto is = [found](Arrangement query, Arrangement key) {
+    *found = {query, key};
+    return true;
+  };
+  switch (layout) {
+    case kSb3hd:
+      return is({kFormatSbhd, 3, false}, {kFormatSbhd, 3, false});
+    case kSbh3d:
+      return is({kFormatSbhd, 3, true}, {kFormatSbhd, 3, true});
+    case kSbhdSb2hd:
+      return is(kPlainSbhd, {kFormatSbhd, 2, false});
+    case kSbhdSbh2d:
+      return is(kPlainSbhd, {kFormatSbhd, 2, true});
+    case kSbhd:
+      return is(kPlainSbhd, kPlainSbhd);
+    case kBs3hd:
+      return is({kFormatBshd, 3, false}, {kFormatBshd, 3, false});
+    case kBsh3d:
+      return is({kFormatBshd, 3, true}, {kFormatBshd, 3, true});
+    case kBshdBs2hd:
+      return is(kPlainBshd, {kFormatBshd, 2, false});
+    case kBshdBsh2d:
+      return is(kPlainBshd, {kFormatBshd, 2, true});
+    case kBshd:
+      return is(kPlainBshd, kPlainBshd);
+    case kSbhdBshd:
+      return is(kPlainSbhd, kPlainBshd);
+    case kBshdSbhd:
+      return is(kPlainBshd, kPlainSbhd);
+    case kBhsd:
+      return is({kFormatBhsd, 1, false}, {kFormatBhsd, 1, false});
+    default:
+      return false;
+  }
+}
+
+class Describer {
+ public:
+  Describer(const NvteGiven& given, const NvteWords& words) : given_(given), words_(words) {}
+
+  int describe(foreshock_attention_call* call) const;
+
+ private:
+  Word word(int8_t place) const { return given_.words[place]; }
+  // Enumerations and booleans fill the lower part of their word only.
+  uint32_t number(int8_t place, uint32_t absent = 0) const {
+    return place < 0 ? absent : static_cast<uint32_t>(word(place));
+  }
+  bool is_true(int8_t place) const { return place >= 0 && (word(place) & 0xff) != 0; }
+
+  bool all_have_data() const;
+  bool all_are_of_numbers() const;
+  bool fit_together(const foreshock_attention_call& call) const;
+  int format_of(Word tensor) const;
+  bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
+  bool view(Word tensor, Arrangement arranged, foreshock_tensor* to) const;
+  int causal(int64_t queries, int64_t keys) const;
+  void add_log_sum_exp(foreshock_attention_call* call) const;
+
+  const NvteGiven& given_;
+  const NvteWords& words_;
+};
+
+bool all_places(const NvteWords& words, auto is) {
+  const int8_t places[] = {words.query, words.key, words.value, words.out, words.grad_out, words.grad_query};
+  return std::all_of(std::begin(places), std::end(places),
+                     [is](int8_t place) { return place < 0 || is(place); });
+}
+
+// Asked before anything else: of a handle that it does not know the library tells no data, and throws when it
+// is asked for a shape.
+bool Describer::all_have_data() const {
+  return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
+}
+
+// Of floats of any width, not of bytes or of integers.
+bool Describer::all_are_of_numbers() const {
+  const int first = given_.signature->has_int16 ? 4 : 3;
+  return all_places(words_, [this, first](int8_t place) {
+    const int type = given_.tensors->type(word(place));
+    return type >= first && type <= first + 8;
+  });
+}
+
+// Where keys come from a cache it may hold more sequences than there are queries.
+bool Describer::fit_together(const foreshock_attention_call& call) const {
+  const auto fit = [](const foreshock_tensor& one, const foreshock_tensor& other,
+                      std::initializer_list<int> axes) {
+    return std::all_of(axes.begin(), axes.end(),
+                       [&](int axis) { return one.shape[axis] == other.shape[axis]; });
+  };
+  const uint32_t layout = number(words_.layout);
+  const bool may_be_cached = layout == kSbhdBshd || layout == kBshdSbhd;
+  const int64_t kv_heads = call.key.shape[1];
+  return fit(call.query, call.out, {0, 1, 2}) && fit(call.key, call.value, {0, 1, 2}) &&
+         fit(call.query, call.key, {3}) && fit(call.value, call.out, {3}) &&
+         (may_be_cached || fit(call.query, call.key, {0})) && kv_heads > 0 &&
+         call.query.shape[1] % kv_heads == 0 &&
+         (call.grad_out.data == nullptr ||
+          (fit(call.grad_out, call.out, {0, 1, 2, 3}) && fit(call.grad_query, call.query, {0, 1, 2, 3})));
+}
+
+constexpr int kFp8 = -2;  // and what has even fewer bits
+
+int Describer::format_of(Word tensor) const {
+  const int type = given_.tensors->type(tensor) - (given_.signature->has_int16 ? 1 : 0);
+  constexpr int kFormats[] = {FORESHOCK_FP32, FORESHOCK_FP16, FORESHOCK_BF16};
+  if (type >= 3 && type < 6) return kFormats[type - 3];
+  return type < 3 ? FORESHOCK_DTYPE_NONE : kFp8;
+}
+
+bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
+  void* function = given_.tensors->shape;
+  if (given_.signature->shape_is_own) {
+    *shape = reinterpret_cast<NvteTensors::Shape (*)(Word)>(function)(tensor);
+  } else {
+    const auto older = reinterpret_cast<NvteTensors::OlderShape (*)(Word)>(function)(tensor);
+    if (older.dims > 4 || older.sizes == nullptr) return false;
+    shape->dims = older.dims;
+    std::copy_n(older.sizes, older.dims, shape->sizes);
+  }
+  return shape->dims == 4;
+}
+
+// As (batch, heads, position, dimension).
+bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
+  NvteTensors::Shape shape;
+  if (given_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
+  constexpr int kSbhdAxes[] = {1, 2, 0, 3}, kBshdAxes[] = {0, 2, 1, 3}, kBhsdAxes[] = {0, 1, 2, 3};
+  const int* axes = arranged.format == kFormatSbhd   ? kSbhdAxes
+                    : arranged.format == kFormatBshd ? kBshdAxes
+                    : arranged.format == kFormatBhsd ? kBhsdAxes
+                                                     : nullptr;
+  if (axes == nullptr) return false;
+  // Of the axes as they stand; what is packed lies between the heads and their rows, or around the heads.
+  int64_t strides[4] = {0, 0, 0, 1};
+  const auto size = [&shape](int axis) { return static_cast<int64_t>(shape.sizes[axis]); };
+  strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
+  strides[1] = size(2) * size(3) * arranged.packed;
+  strides[0] = size(1) * strides[1];
+  to->data = given_.tensors->data(tensor);
+  for (int n = 0; n < 4; ++n) {
+    to->shape[n] = size(axes[n]);
+    to->stride[n] = strides[axes[n]];
+  }
+  to->dims = 4;
+  to->dtype = static_cast<uint32_t>(std::max(format_of(tensor), 0));
+  to->device_type = given_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;
+  to->device_index = std::max(given_.device, 0);
+  return true;
+}
+
+// FORESHOCK_CAUSAL_..., or -1 for a mask that is not described: of padding, whose lengths lie on the device,
+// a bias, whose format the handle does not tell reliably, or a window.
+int Describer::causal(int64_t queries, int64_t keys) const {
+  const auto left = static_cast<int64_t>(word(words_.window_left));
+  const auto right = static_cast<int64_t>(word(words_.window_right));
+  const uint32_t mask = number(words_.mask);
+  if (number(words_.bias) != 0 || left != -1 || right < -1 || right > 0) return -1;
+  if (mask == kNoMask) return right == -1 ? FORESHOCK_CAUSAL_NONE : -1;
+  if (mask != kCausal && mask != kCausalBottomRight) return -1;
+  const bool is_bottom_right = mask == kCausalBottomRight;
+  // From 2.12 on the diagonal's corner is told twice. Where both differ nobody has read what is done.
+  if (words_.bottom_right >= 0 && is_true(words_.bottom_right) != is_bottom_right && queries != keys)
+    return -1;
+  return is_bottom_right ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
+}
+
+// The first auxiliary tensor of a training: fp32 of [batch, heads, queries, 1]. That of the older kernels for
+// short sequences is the matrix of probabilities; where the largest score is asked for it may be that.
+void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
+  struct Pack {  // NVTETensorPack
+    Word tensors[10];
+    size_t size;
+  };
+  const auto* pack = reinterpret_cast<const Pack*>(word(words_.aux));
+  if (pack == nullptr || pack->size < 1 || pack->size > 10 || is_true(words_.returns_max)) return;
+  if (given_.pass == FORESHOCK_FORWARD && !is_true(words_.is_training)) return;
+  const Word tensor = pack->tensors[0];
+  foreshock_tensor stats = {};
+  if (!view(tensor, {kFormatBhsd, 1, false}, &stats) || stats.dtype != FORESHOCK_FP32 ||
+      !std::equal(stats.shape, stats.shape + 3, call->query.shape) || stats.shape[3] != 1)
+    return;
+  stats.dims = 3;
+  call->log_sum_exp = stats;
+}
+
+int Describer::describe(foreshock_attention_call* call) const {
+  const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
+  if (!all_have_data()) return FORESHOCK_SKIP_LAYOUT;
+  if (!all_are_of_numbers()) return kNotAnNvteCall;
+  for (const int8_t place : {words_.query, words_.key, words_.value, words_.out})
+    if (format_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
+  if (is_backward && (format_of(word(words_.grad_out)) == kFp8 || format_of(word(words_.grad_query)) == kFp8))
+    return FORESHOCK_SKIP_FP8;
+  if (number(words_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // with sinks
+
+  Arrangements given, grads;
+  if (!arrangements_of(number(words_.layout), &given) ||
+      !arrangements_of(number(words_.grad_layout, number(words_.layout)), &grads))
+    return FORESHOCK_SKIP_LAYOUT;
+  const Arrangement out = {static_cast<Format>(number(words_.out_format, given.query.format)), 1, false};
+  const Arrangement grad_out = {static_cast<Format>(number(words_.grad_out_format, given.query.format)), 1,
+                                false};
+  *call = {};
+  call->size = sizeof *call;
+  call->version = FORESHOCK_ABI_VERSION;
+  call->scale = given_.scale;
+  call->dropout = is_backward || is_true(words_.is_training) ? given_.dropout : 0;
+  if (!view(word(words_.query), given.query, &call->query) ||
+      !view(word(words_.key), given.key, &call->key) || !view(word(words_.value), given.key, &call->value) ||
+      !view(word(words_.out), out, &call->out))
+    return FORESHOCK_SKIP_LAYOUT;
+  if (is_backward && (!view(word(words_.grad_out), grad_out, &call->grad_out) ||
+                      !view(word(words_.grad_query), grads.query, &call->grad_query)))
+    return FORESHOCK_SKIP_LAYOUT;
+  if (!fit_together(*call)) return kNotAnNvteCall;
+  const int kind = causal(call->query.shape[2], call->key.shape[2]);
+  if (kind < 0) return FORESHOCK_SKIP_MASK;
+  call->causal = kind;
+  add_log_sum_exp(call);
+  return -1;
+}
+
+}  // namespace
+
+int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call) {
+  const NvteWords& words =
+      given.pass == FORESHOCK_BACKWARD ? given.signature->backward : given.signature->forward;
+  return Describer(given, words).describe(call);
+}
+
+namespace {
+
+constexpr Word kFirstAddress = 4096, kEndOfAddresses = Word{1} << 48;
+constexpr Word kEndOfLengths = Word{1} << 31;  // and of windows
+// The table of handles has some 100'000 places; a program that is not moved about in memory, and so its heap,
+// begins at 4 MiB.
+constexpr Word kEndOfNumbers = Word{1} << 21;
+constexpr size_t kPackBytes = 11 * sizeof(Word);
+
+bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
+
+// Until 2.7 a handle is the address of a tensor, then its number in a table; 0 is none in both. A call has
+// only one kind of them, which that of the query tells: it comes first in every version.
+class Handles {
+ public:
+  explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
+
+  bool is_one(Word word) const {
+    return word == 0 ||
+           (are_addresses_ ? is_address(word) && word % alignof(void*) == 0 : word < kEndOfNumbers);
+  }
+  // One that the library will be asked about. A tensor of any version is larger than this.
+  bool can_be_asked_about(Word word) const {
+    return word != 0 && is_one(word) && (!are_addresses_ || is_readable(word, 2 * sizeof(Word)));
+  }
+
+ private:
+  bool are_addresses_;
+};
+
+bool is_window(Word word) { return word == ~Word{0} || word < kEndOfLengths; }
+
+bool is_boolean(Word word) { return (word & 0xff) <= 1; }
+
+bool is_stream(Word word) { return word <= 2 || is_address(word); }
+
+// Of what a word is; numbers of enumerations fill the lower half of theirs.
+bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
+  const auto number = static_cast<uint32_t>(word);
+  switch (kind) {
+    case NvteKind::kHandle:
+      return handles.is_one(word);
+    case NvteKind::kPack:
+      return is_address(word) && word % alignof(void*) == 0 && is_readable(word, kPackBytes);
+    case NvteKind::kLength:
+      return word < kEndOfLengths;
+    case NvteKind::kBoolean:
+      return is_boolean(word);
+    case NvteKind::kLayout:
+      return number <= 26;  // of 2.18, with the one for "not set"
+    case NvteKind::kFormat:
+      return number <= 8;
+    case NvteKind::kBias:
+      return number <= 3;
+    case NvteKind::kMask:
+      return number <= 5;
+    case NvteKind::kSoftmax:
+      return number <= 2;
+    case NvteKind::kWindow:
+      return is_window(word);
+    case NvteKind::kStream:
+      return is_stream(word);
+  }
+  return false;
+}
+
+}  // namespace
+
+bool is_readable(Word address, size_t bytes) {
+  const int error = errno;
+  bool is = true;
+  // The kernel copies the set of signals before it looks at what is to be done with it, of which there is
+  // nothing by this number: EFAULT or EINVAL, and no mask is changed. It takes 8 bytes at a time.
+  for (const Word place : {address, address + bytes - sizeof(Word)}) {
+    syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(place), nullptr, sizeof(Word));
+    is &= errno == EINVAL;
+  }
+  errno = error;
+  return is;
+}
+
+bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout) {
+  if (!(scale > 0 && scale * 0 == 0) || !(dropout >= 0 && dropout <= 1)) return false;
+  const Handles handles(words[places.query]);
+  for (int n = 0; n < places.count; ++n)
+    if (!is_plausible(places.kinds[n], words[n], handles)) return false;
+  const int8_t asked[] = {places.query,    places.key,        places.value,    places.out,
+                          places.grad_out, places.grad_query, places.workspace};
+  return std::all_of(std::begin(asked), std::end(asked),
+                     [&](int8_t place) { return place < 0 || handles.can_be_asked_about(words[place]); });
+}
+
+namespace {
+
+enum class Found { kNothing, kOne, kSeveral };
+
+// What stands between "<package>-", or "<package>_cuNN-", and ".dist-info"; "" if `entry` is no such name.
+void read_entry(const char* entry, const char* package, char (&version)[64]) {
+  constexpr const char* kEnd = ".dist-info";
+  version[0] = '\0';
+  const size_t length = std::strlen(entry), name = std::strlen(package), end = std::strlen(kEnd);
+  if (length <= name + end || std::strncmp(entry, package, name) != 0 ||
+      std::strcmp(entry + length - end, kEnd) != 0)
+    return;
+  const char* begin = entry + name;
+  if (std::strncmp(begin, "_cu", 3) == 0) begin += 3 + std::strspn(begin + 3, "0123456789");
+  const char* last = entry + length - end;
+  const auto size = static_cast<size_t>(last - begin - 1);
+  if (*begin != '-' || begin + 1 >= last || size >= sizeof version) return;
+  std::memcpy(version, begin + 1, size);
+  version[size] = '\0';
+}
+
+Found read_folder(const char* folder, const char* package, char (&version)[64]) {
+  DIR* open = opendir(folder);
+  if (open == nullptr) return Found::kNothing;
+  Found found = Found::kNothing;
+  while (const dirent* entry = readdir(open)) {
+    char read[64];
+    read_entry(entry->d_name, package, read);
+    if (read[0] == '\0') continue;
+    if (found != Found::kNothing && std::strcmp(read, version) != 0) {
+      found = Found::kSeveral;
+      break;
+    }
+    found = Found::kOne;
+    std::memcpy(version, read, sizeof version);
+  }
+  closedir(open);
+  return found;
+}
+
+}  // namespace
+
+bool read_package_version(const char* library, const char* package, char (&version)[64]) {
+  char folder[512];
+  if (std::snprintf(folder, sizeof folder, "%s", library) >= int(sizeof folder)) return false;
+  for (int level = 0; level < 3; ++level) {
+    char* slash = std::strrchr(folder, '/');
+    if (slash == nullptr || slash == folder) return false;
+    *slash = '\0';
+    const Found found = read_folder(folder, package, version);
+    if (found != Found::kNothing) return found == Found::kOne;
+  }
+  return false;
+}
+
+}  // namespace foreshock
