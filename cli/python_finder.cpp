@@ -24,7 +24,7 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// What can be had of a training without the helper: integrations/torch/parameter_clock.h.
+// What can be had of a training without the helper: ParameterClock of integrations/torch/clock.h.
 constexpr const char* kWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 

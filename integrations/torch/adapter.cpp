@@ -1,7 +1,7 @@
 // The PyTorch adapter: kernels of ours at the dispatcher's BackendSelect key tell the core about attention
 // calls, the loss and the gradients. Built for one exact version of torch by build_adapter.py; the foreshock_
 // functions it calls are those of the libforeshock.so that is in the process already. The reading order is
-// attention_hook.h first.
+// attention.h first.
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -9,13 +9,10 @@
 #include <sstream>
 #include <string>
 
-#include "aoti_shims.h"
-#include "attention_hook.h"
-#include "clip_hook.h"
-#include "engine_gradients.h"
-#include "gradient_report.h"
-#include "math_path.h"
-#include "unknown_ops.h"
+#include "attention.h"
+#include "attention_ops.h"
+#include "attention_paths.h"
+#include "gradients.h"
 #include "weight_report.h"
 
 // What shared_ptr asks for to spare atomics, new in glibc 2.32. With one of our own ("there are threads",

@@ -7,6 +7,10 @@
 
 #include <foreshock/hook.h>
 
+#include <cstring>
+
+#include "dispatch.h"
+
 namespace foreshock::adapter {
 
 // Of query, key, value, output and their gradients.
@@ -113,6 +117,51 @@ inline constexpr AttentionOp kAttentionOps[] = {
     {"xformers_flash", "flash_bwd", "", kBack, &kFlash},
     {"xformers_flash3", "flash_fwd", "", kAhead, &kFlash},
     {"xformers_flash3", "flash_bwd", "", kBack, &kFlash},
+};
+
+// Operations that look like attention by their arguments and that nobody here knows: their names are
+// reported, so that what is not seen is at least known by name. Only torch's own mutex-held callback runs
+// here, at registration: it reads a schema and notes a name.
+
+inline bool HasTensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
+  for (const c10::Argument& argument : schema.arguments()) {
+    if ((argument.name() == name || argument.name() == other) &&
+        argument.type()->kind() == c10::TypeKind::TensorType)
+      return true;
+  }
+  return false;
+}
+
+// torch's own namespaces: what of them is attention is in the table, or ends in something that is.
+inline bool IsKnown(const c10::OperatorName& op) {
+  for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"}) {
+    if (op.name.rfind(space, 0) == 0) return true;
+  }
+  for (const AttentionOp& known : kAttentionOps) {
+    if (op.name == std::string(known.space) + "::" + known.name) return true;
+  }
+  return false;
+}
+
+class UnknownOps final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    try {
+      const c10::FunctionSchema& schema = op.schema();
+      const bool attends =
+          HasTensor(schema, "query", "q") && HasTensor(schema, "key", "k") && HasTensor(schema, "value", "v");
+      if (attends && !IsKnown(op.operator_name()))
+        foreshock_note_unseen(op.operator_name().name.c_str(), FORESHOCK_UNSEEN_REGISTERED);
+    } catch (...) {
+    }
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+
+  // Once; also told what is registered already. Never taken out.
+  static void Listen() {
+    new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<UnknownOps>()));
+  }
 };
 
 }  // namespace foreshock::adapter

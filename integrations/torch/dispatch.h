@@ -5,11 +5,16 @@
 #define FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 #include <foreshock/hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <chrono>
+#include <compare>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -104,6 +109,59 @@ bool Hook(torch::Library& library, const std::string& name, const std::string& o
                    std::make_unique<Kernel>(found->schema(), std::forward<Extra>(extra)...)));
   return true;
 }
+
+// What the hooks keep is used by one thread at a time, and none waits for another.
+
+// Who finds `busy` set has no turn, and goes without.
+class Turn {
+ public:
+  explicit Turn(std::atomic_flag& busy) noexcept
+      : is_mine(!busy.test_and_set(std::memory_order_acquire)), busy_(busy) {}
+  ~Turn() {
+    if (is_mine) busy_.clear(std::memory_order_release);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+  const bool is_mine;
+
+ private:
+  std::atomic_flag& busy_;
+};
+
+// Tells by its memory whether a tensor is one that was seen before: `.data`, `.detach()` and a view of all of
+// it are other objects with the same values.
+
+// What is kept of one step's gradients has room for so many marks. A page of it costs memory once it is used.
+inline constexpr size_t kMostMarks = 65536;
+
+// Which elements of which storage. Of a tensor with data (HasData).
+struct MemoryPlace {
+  const void* storage = nullptr;
+  int64_t offset = 0, elements = 0;
+  const void* tensor = nullptr;  // where its elements do not lie side by side, the tensor itself
+
+  auto operator<=>(const MemoryPlace&) const = default;
+};
+
+inline MemoryPlace PlaceOf(const c10::TensorImpl& tensor) {
+  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.numel(),
+          tensor.is_non_overlapping_and_dense() ? nullptr : &tensor};
+}
+
+// Holds the storage weakly: its values are freed as ever, and its address is given to nobody else. Not a weak
+// reference to the tensor: with one, torch.utils.swap_tensors (Module.to, load_state_dict) refuses it.
+class MemoryMark {
+ public:
+  explicit MemoryMark(const c10::TensorImpl& tensor)
+      : place_(PlaceOf(tensor)), storage_(tensor.storage().getWeakStorageImpl()) {}
+
+  const MemoryPlace& place() const noexcept { return place_; }
+
+ private:
+  MemoryPlace place_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+};
 
 }  // namespace foreshock::adapter
 

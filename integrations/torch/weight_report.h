@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "attention_call.h"
-#include "device_stream.h"
+#include "tensor_view.h"
 
 extern "C" {
 

@@ -1,0 +1,457 @@
+// Where the arguments of an attention operation are, found by their names: names outlive versions, positions
+// do not. Packages name the same thing differently, so each has several.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <initializer_list>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "attention_ops.h"
+#include "clock.h"
+#include "dispatch.h"
+#include "tensor_view.h"
+
+namespace foreshock::adapter {
+
+// The arguments of one call that a description needs. References, not copies: an operation takes its
+// arguments off the stack.
+struct AttentionInputs {
+  at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
+  int64_t longest_q = 0, longest_k = 0;  // of packed sequences; 0: not given
+  c10::IValue layer;
+  std::optional<double> scale;  // zero is one too; none: the default of the operation
+  double dropout = 0;
+  int64_t causal = 0;  // FORESHOCK_CAUSAL_..., kSquareOnly
+  int64_t window_left = -1, window_right = -1;
+  bool positions_first = false;   // (batch, position, head, d)
+  bool masked_otherwise = false;  // slopes, a soft cap, chunks: scores that we could not recompute
+  bool stored_otherwise = false;  // pages, appended or rotated keys, descaling
+  uint64_t keeping_ns = 0;
+};
+
+class AttentionArguments {
+ public:
+  AttentionArguments(const c10::FunctionSchema& schema, const Semantics& semantics, bool backward)
+      : schema_(&schema),
+        semantics_(semantics),
+        backward_(backward),
+        arguments_(static_cast<int>(schema.arguments().size())),
+        returns_(static_cast<int>(schema.returns().size())),
+        query_(Index({"query", "q"})),
+        key_(Index({"key", "k"})),
+        value_(Index({"value", "v"})),
+        out_(Index({"out"})),
+        log_sum_exp_(Index({"logsumexp", "softmax_lse", "lse"})),
+        mask_(Index({"attn_mask", "attn_bias", "bias"})),
+        grad_out_(Index({"grad_out", "grad_out_", "dout", "grad"})),
+        grad_query_(Index({"dq", "grad_query"})),
+        scale_(Index({"scale", "softmax_scale"})),
+        dropout_(Index({"dropout_p", "p"})),
+        causal_(Index({"is_causal", "causal", "custom_mask_type"})),
+        window_left_(Index({"window_size_left", "window_left"})),
+        window_right_(Index({"window_size_right", "window_right"})),
+        positions_first_(Index({"positions_first"})),
+        layer_(Index({"layer"})),
+        sequences_q_(Index({"cum_seq_q", "cu_seqlens_q"})),
+        sequences_k_(Index({"cum_seq_k", "cu_seqlens_k"})),
+        longest_q_(Index({"max_q", "max_seqlen_q"})),
+        longest_k_(Index({"max_k", "max_seqlen_k"})),
+        masked_(Indices({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
+                         "learnable_sink", "s_aux"})),
+        stored_(Indices({"block_table", "block_tables", "page_table",   "leftpad_k",  "seqused_k",
+                         "seqused_q",   "seqlen_k",     "sequed_k",     "sequed_q",   "k_new",
+                         "v_new",       "qv",           "kv_batch_idx", "rotary_cos", "q_descale",
+                         "k_descale",   "v_descale",    "descale_q",    "descale_k",  "descale_v"})) {}
+
+  bool is_of(const c10::FunctionSchema& schema) const { return schema_ == &schema; }
+  int arguments() const { return arguments_; }
+  const Semantics& semantics() const { return semantics_; }
+  const at::Tensor& query(const Stack& stack) const { return TensorOrUndefined(At(stack, query_)); }
+  // The gradient of the query is a result, not an argument that the operation fills.
+  bool returns_gradient() const { return grad_query_ < 0; }
+  const at::Tensor& result(const Stack& stack, int index) const {
+    return TensorOrUndefined(Peek(stack, returns_, index < returns_ ? index : -1));
+  }
+
+  AttentionInputs Keep(const Stack& stack) const {
+    const auto tensor = [&](int index) { return TensorOrUndefined(At(stack, index)); };
+    AttentionInputs in{tensor(query_), tensor(key_), tensor(value_)};
+    in.mask = tensor(mask_);
+    in.grad_out = tensor(grad_out_);
+    in.grad_query = tensor(grad_query_);
+    // Some releases give a dense call offsets of no sequences.
+    const auto offsets = [&](int index) {
+      return tensor(index).defined() && tensor(index).numel() ? tensor(index) : at::Tensor();
+    };
+    in.sequences_q = offsets(sequences_q_);
+    in.sequences_k = offsets(sequences_k_);
+    in.longest_q = Whole(At(stack, longest_q_), 0);
+    in.longest_k = Whole(At(stack, longest_k_), 0);
+    const bool is_tap = semantics_.order == Order::kAsSaid;
+    if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
+    if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
+    if (const c10::IValue& scale = At(stack, scale_); !scale.isNone()) in.scale = Real(scale, 0);
+    in.dropout = Real(At(stack, dropout_), 0);
+    in.causal = Causal(At(stack, causal_));
+    in.window_left = Whole(At(stack, window_left_), -1);
+    in.window_right = Whole(At(stack, window_right_), -1);
+    in.positions_first = semantics_.order == Order::kPositionsFirst ||
+                         (positions_first_ >= 0 && At(stack, positions_first_).toBool());
+    in.layer = At(stack, layer_);
+    for (const int index : masked_) in.masked_otherwise |= IsGiven(At(stack, index));
+    for (const int index : stored_) in.stored_otherwise |= IsGiven(At(stack, index));
+    return in;
+  }
+
+ private:
+  const c10::IValue& At(const Stack& stack, int index) const { return Peek(stack, arguments_, index); }
+
+  int Index(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (const int index = ArgumentIndex(*schema_, name); index >= 0) return index;
+    }
+    return -1;
+  }
+
+  std::vector<int> Indices(std::initializer_list<const char*> names) const {
+    std::vector<int> found;
+    for (const char* name : names) {
+      if (const int index = ArgumentIndex(*schema_, name); index >= 0) found.push_back(index);
+    }
+    return found;
+  }
+
+  // A value that is not at rest: a tensor, or a number other than 0.
+  static bool IsGiven(const c10::IValue& value) {
+    if (value.isTensor()) return value.toTensor().defined();
+    return Real(value, value.isNone() ? 0 : 1) != 0;
+  }
+
+  static double Real(const c10::IValue& value, double otherwise) {
+    if (value.isDouble()) return value.toDouble();
+    return value.isInt() ? static_cast<double>(value.toInt()) : otherwise;
+  }
+
+  static int64_t Whole(const c10::IValue& value, int64_t otherwise) {
+    return value.isInt() ? value.toInt() : otherwise;
+  }
+
+  int64_t Causal(const c10::IValue& value) const {
+    if (value.isInt()) return value.toInt();  // said in our terms
+    return value.isBool() && value.toBool() ? semantics_.causal : FORESHOCK_CAUSAL_NONE;
+  }
+
+  const c10::FunctionSchema* schema_;
+  const Semantics& semantics_;
+  const bool backward_;
+  const int arguments_, returns_;
+  const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, scale_, dropout_,
+      causal_;
+  const int window_left_, window_right_, positions_first_, layer_, sequences_q_, sequences_k_, longest_q_,
+      longest_k_;
+  const std::vector<int> masked_, stored_;
+};
+
+// The arguments of an operation whose schema may come later than its kernel. Any thread; never waits.
+class LateArguments {
+ public:
+  LateArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
+
+  const AttentionArguments& of(const c10::OperatorHandle& op) {
+    const c10::FunctionSchema& schema = op.schema();
+    const AttentionArguments* known = known_.load(std::memory_order_acquire);
+    if (known && known->is_of(schema)) return *known;
+    // Set-up, once: never freed, since another thread may be reading it.
+    const auto* fresh = new AttentionArguments(schema, semantics_, backward_);
+    known_.store(fresh, std::memory_order_release);
+    return *fresh;
+  }
+
+ private:
+  const Semantics& semantics_;
+  const bool backward_;
+  std::atomic<const AttentionArguments*> known_{nullptr};
+};
+
+// From the arguments and results of an operation to the description of hook.h, or the reason why there is
+// none. Views only: no tensor is made, nothing of one is read.
+
+inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
+
+// The mask as every query, key pair of the call sees it: stride 0 where it is broadcast. False if it does not
+// fit. `is_flat`: three dimensions are (batch x head, query, key).
+inline bool ViewMask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
+                     bool is_flat = false) {
+  if (!mask.defined()) return true;
+  const int64_t shape[] = {call.query.shape[0], call.query.shape[1], call.query.shape[2], call.key.shape[2]};
+  *view = View(mask);
+  if (!view->data || view->dtype == FORESHOCK_DTYPE_NONE) return false;
+  if (is_flat && mask.dim() == 3) {
+    const int64_t stride[] = {shape[1] * mask.stride(0), mask.stride(0), mask.stride(1), mask.stride(2)};
+    if (mask.size(0) != shape[0] * shape[1] || mask.size(1) != shape[2] || mask.size(2) != shape[3])
+      return false;
+    std::copy_n(shape, FORESHOCK_TENSOR_DIMS, view->shape);
+    std::copy_n(stride, FORESHOCK_TENSOR_DIMS, view->stride);
+    view->dims = FORESHOCK_TENSOR_DIMS;
+    return true;
+  }
+  const int64_t missing = FORESHOCK_TENSOR_DIMS - mask.dim();
+  for (int64_t d = 0; d < FORESHOCK_TENSOR_DIMS; ++d) {
+    const int64_t size = d < missing ? 1 : mask.size(d - missing);
+    if (size != 1 && size != shape[d]) return false;
+    view->shape[d] = shape[d];
+    view->stride[d] = size == 1 ? 0 : mask.stride(d - missing);
+  }
+  view->dims = FORESHOCK_TENSOR_DIMS;
+  return true;
+}
+
+// All sequences of a call one after the other, with or without a dimension of one batch before them.
+inline bool IsPacked(const at::Tensor& tensor) {
+  return tensor.dim() == 3 || (tensor.dim() == 4 && tensor.size(0) == 1);
+}
+
+// (total, head, d) as (head, total, d).
+inline foreshock_tensor PackedView(const at::Tensor& packed) {
+  foreshock_tensor view = packed.defined() && IsPacked(packed) ? View(packed) : foreshock_tensor{};
+  if (!view.data) return {};
+  const int64_t shape[] = {packed.size(-2), packed.size(-3), packed.size(-1), 1};
+  const int64_t stride[] = {packed.stride(-2), packed.stride(-3), packed.stride(-1), 0};
+  std::copy_n(shape, FORESHOCK_TENSOR_DIMS, view.shape);
+  std::copy_n(stride, FORESHOCK_TENSOR_DIMS, view.stride);
+  view.dims = 3;
+  return view;
+}
+
+// Where the sequences of a packed call begin; false when nobody could read them where the tensors lie.
+inline bool DescribeOffsets(const AttentionInputs& in, foreshock_attention_call* call) {
+  const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
+  for (const at::Tensor& offsets : {q, k}) {
+    if (!HasData(offsets) || offsets.device() != in.query.device() || offsets.scalar_type() != at::kInt ||
+        offsets.dim() != 1 || !offsets.is_contiguous() || !IsInMemory(offsets))
+      return false;
+  }
+  if (q.numel() < 2 || k.numel() != q.numel()) return false;
+  call->query_offsets = q.const_data_ptr<int32_t>();
+  call->key_offsets = k.const_data_ptr<int32_t>();
+  call->sequences = q.numel() - 1;
+  // Where it is not said, a sequence may be as long as all of them; with the same offsets, as the queries.
+  call->longest_query = in.longest_q > 0 ? in.longest_q : call->query.shape[1];
+  call->longest_key = in.longest_k > 0                           ? in.longest_k
+                      : call->query_offsets == call->key_offsets ? call->longest_query
+                                                                 : call->key.shape[1];
+  return true;
+}
+
+inline foreshock_tensor HeadsFirst(foreshock_tensor view, bool positions_first) {
+  if (!positions_first || view.dims != FORESHOCK_TENSOR_DIMS) return view;
+  std::swap(view.shape[1], view.shape[2]);
+  std::swap(view.stride[1], view.stride[2]);
+  return view;
+}
+
+// Rows may be padded to a multiple; the first ones are those of the queries.
+inline foreshock_tensor Unpadded(foreshock_tensor log_sum_exp, int64_t queries) {
+  if (log_sum_exp.dims == 3 && log_sum_exp.shape[2] > queries) log_sum_exp.shape[2] = queries;
+  return log_sum_exp;
+}
+
+inline uint32_t DescribeCausal(const AttentionInputs& in, foreshock_attention_call* call) {
+  // Of packed sequences those of the longest.
+  const bool is_packed = call->query_offsets != nullptr;
+  const int64_t queries = is_packed ? call->longest_query : call->query.shape[2];
+  const int64_t keys = is_packed ? call->longest_key : call->key.shape[2];
+  call->causal = static_cast<int32_t>(in.causal);
+  if (in.causal == kSquareOnly && queries == keys) call->causal = FORESHOCK_CAUSAL_TOP_LEFT;
+  if (call->causal < FORESHOCK_CAUSAL_NONE || call->causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
+    return FORESHOCK_SKIP_MASK;
+  // A window wider than the sequence is none; one that ends at the query itself is another word for causal.
+  if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
+  if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
+    return FORESHOCK_SKIP_MASK;
+  if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
+  // The first queries see no key at all; what a kernel leaves there is its own affair. Of packed sequences
+  // the core sees to it, for each by itself.
+  if (call->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && queries > keys && !is_packed)
+    return FORESHOCK_SKIP_MASK;
+  return kDescribed;
+}
+
+inline bool DescribePacked(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
+  call->query = PackedView(in.query);
+  call->key = PackedView(in.key);
+  call->value = PackedView(in.value);
+  call->out = PackedView(in.out);
+  if (!call->query.data || !call->key.data || !DescribeOffsets(in, call)) return false;
+  // (head, total), or (sequence, head, position). flash-attn lays a single query of several grouped heads out
+  // as its heads, and what it returns of their sums is then in another order: csrc/flash_attn/flash_api.cpp,
+  // mha_varlen_fwd.
+  const bool is_swapped = call->longest_query == 1 && call->query.shape[0] != call->key.shape[0];
+  if (in.log_sum_exp.defined() && (in.log_sum_exp.dim() == 2 || in.log_sum_exp.dim() == 3) && !is_swapped)
+    call->log_sum_exp = View(in.log_sum_exp);
+  if (backward) {
+    call->grad_out = PackedView(in.grad_out);
+    call->grad_query = PackedView(in.grad_query);
+  }
+  return true;
+}
+
+// Fills the tensors of a call; false when they do not fit together.
+inline bool DescribeTensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
+  if (in.sequences_q.defined()) return DescribePacked(in, backward, call);
+  if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;
+  const auto view = [&](const at::Tensor& tensor) { return HeadsFirst(View(tensor), in.positions_first); };
+  call->query = view(in.query);
+  call->key = view(in.key);
+  call->value = view(in.value);
+  call->out = view(in.out);
+  call->log_sum_exp = Unpadded(View(in.log_sum_exp), call->query.shape[2]);
+  if (backward) {
+    call->grad_out = view(in.grad_out);
+    call->grad_query = view(in.grad_query);
+  }
+  return true;
+}
+
+// kDescribed, or the reason to skip the call. `in` holds the results too.
+inline uint32_t Describe(const AttentionInputs& in, const Semantics& semantics, bool backward,
+                         foreshock_attention_call* call) {
+  if (!in.query.defined()) return FORESHOCK_SKIP_LAYOUT;
+  if (IsFp8(in.query)) return FORESHOCK_SKIP_FP8;
+  if (in.stored_otherwise || (in.sequences_q.defined() && !semantics.packs)) return FORESHOCK_SKIP_LAYOUT;
+  // A bias over packed sequences has no place for each of them that is written down anywhere.
+  if (in.masked_otherwise || (in.sequences_q.defined() && in.mask.defined())) return FORESHOCK_SKIP_MASK;
+  call->size = sizeof(*call);
+  call->version = FORESHOCK_ABI_VERSION;
+  if (!DescribeTensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
+  if (!call->query.data || !call->key.data || !call->value.data) return FORESHOCK_SKIP_LAYOUT;
+  if (!ViewMask(in.mask, *call, &call->mask, semantics.flat_bias)) return FORESHOCK_SKIP_LAYOUT;
+  call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(in.query.size(-1))));
+  call->dropout = in.dropout;
+  call->layer_identity = LayerOf(in.query);
+  call->stream = StreamOf(in.query);
+  if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();
+  return DescribeCausal(in, call);
+}
+
+// The kernel at BackendSelect of every attention operation: check, call on, report. When a call is not
+// sampled it adds a filter of a few loads and one call into the core. Nothing of ours throws; what the
+// operation throws passes.
+
+// Calls that an attention operation makes to another one are part of it and not counted: the outermost one
+// is.
+inline thread_local int attention_depth = 0;
+
+// Calls on real data since the start, per pass; for the self-test and for "no attention seen".
+inline constinit std::atomic<uint64_t> attention_calls[2];
+
+// Calls of foreshock::tap on real data since the start.
+inline constinit std::atomic<uint64_t> taps{0};
+
+struct AttentionDepth {
+  AttentionDepth() { ++attention_depth; }
+  ~AttentionDepth() { --attention_depth; }
+};
+
+// Counts a call that is about to happen. True: the core wants it described. `any_mode`: the call is made
+// where gradient mode is off by design (inside an autograd.Function), so that only the query's history tells.
+inline bool EnterAttention(int32_t operation, bool backward, const at::Tensor& query,
+                           bool any_mode = false) noexcept {
+  attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
+  const bool in_backward = InBackward();
+  uint32_t flags = in_backward ? FORESHOCK_IN_BACKWARD : 0;
+  if (backward) {
+    flags |= FORESHOCK_NEEDS_GRADIENT;
+    Clock().SawAttentionBackward();
+  } else if (query.requires_grad() && (any_mode || c10::GradMode::is_enabled())) {
+    flags |= FORESHOCK_NEEDS_GRADIENT;
+  }
+  if (!in_backward) ParameterClock::Instance().Look(query);
+  return foreshock_attention_enter(operation, flags) != 0;
+}
+
+class AttentionHook final : public c10::OperatorKernel {
+ public:
+  AttentionHook(const AttentionOp& op, int32_t number)
+      : number_(number),
+        backward_(op.pass == FORESHOCK_BACKWARD),
+        is_tap_(op.semantics->order == Order::kAsSaid),
+        any_mode_(op.semantics->in_function),
+        late_(*op.semantics, backward_) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    const AttentionArguments& arguments = late_.of(op);
+    const at::Tensor& query = arguments.query(*stack);
+    const bool ours = attention_depth == 0 && GoesToDevice(below) && HasData(query);
+    const AttentionDepth depth;
+    if (!ours) return op.redispatchBoxed(below, stack);
+    if (is_tap_) taps.fetch_add(1, std::memory_order_relaxed);
+    if (!EnterAttention(number_, backward_, query, any_mode_)) return Run(op, below, stack, arguments);
+    AttentionInputs inputs = Keep(arguments, *stack);
+    try {
+      Run(op, below, stack, arguments);
+    } catch (...) {
+      foreshock_attention_skip(number_, FORESHOCK_SKIP_UNKNOWN);
+      throw;
+    }
+    Report(&inputs, arguments, *stack);
+  }
+
+ private:
+  // A tap is done when it has been seen.
+  void Run(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack,
+           const AttentionArguments& arguments) const {
+    if (!is_tap_) return op.redispatchBoxed(below, stack);
+    torch::jit::drop(*stack, static_cast<size_t>(arguments.arguments()));
+  }
+
+  static AttentionInputs Keep(const AttentionArguments& arguments, const Stack& stack) {
+    const uint64_t begin = NowNs();
+    AttentionInputs inputs = arguments.Keep(stack);
+    inputs.keeping_ns = NowNs() - begin;
+    return inputs;
+  }
+
+  void Report(AttentionInputs* inputs, const AttentionArguments& arguments,
+              const Stack& stack) const noexcept {
+    const uint64_t begin = NowNs();
+    foreshock_attention_call call{};
+    call.op = number_;
+    uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
+    try {
+      if (!is_tap_) TakeResults(inputs, arguments, stack);
+      reason = Describe(*inputs, arguments.semantics(), backward_, &call);
+    } catch (...) {
+    }
+    call.prepare_ns = inputs->keeping_ns + NowNs() - begin;
+    if (reason == kDescribed) return foreshock_attention_leave(&call);
+    foreshock_attention_skip(number_, reason);
+  }
+
+  void TakeResults(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const {
+    if (arguments.semantics().fills_out) {
+      inputs->log_sum_exp = arguments.result(stack, 0);
+    } else if (!backward_) {
+      inputs->out = arguments.result(stack, 0);
+      inputs->log_sum_exp = arguments.result(stack, 1);
+    } else if (arguments.returns_gradient()) {
+      inputs->grad_query = arguments.result(stack, 0);
+    }
+  }
+
+  const int32_t number_;
+  const bool backward_, is_tap_, any_mode_;
+  LateArguments late_;
+};
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_

@@ -1,0 +1,532 @@
+// Single numbers on a device that the clock of a training wants: the core is asked to have them copied behind
+// the work that makes them, and nobody waits. What the training itself waits for (`.item()`) has passed
+// through the host by then, and is told from here.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
+
+#include <c10/core/GradMode.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "dispatch.h"
+#include "tensor_view.h"
+
+namespace foreshock::adapter {
+
+inline bool IsNumberOnDevice(const at::Tensor& tensor) noexcept {
+  return HasData(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
+}
+
+// What they are known by from now on; false: not to be had. They lie on one device, and were made on one
+// stream.
+template <size_t N>
+bool Fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
+  foreshock_tensor values[N];
+  for (size_t n = 0; n < N; ++n) {
+    if (!IsNumberOnDevice(*tensors[n]) || tensors[n]->dim() > FORESHOCK_TENSOR_DIMS) return false;
+    values[n] = View(*tensors[n]);
+    if (!values[n].data) return false;
+  }
+  void* stream = StreamOf(*tensors[0]);
+  return stream && foreshock_fetch(values, N, stream, what, numbers);
+} catch (...) {
+  return false;
+}
+
+// The same of one; 0: not to be had.
+inline uint64_t FetchNumber(const at::Tensor& tensor, uint32_t what) noexcept {
+  uint64_t numbers[1] = {};
+  return Fetch({&tensor}, what, numbers) ? numbers[0] : 0;
+}
+
+// Of a list that lies on one device; zeros where they are not to be had.
+inline std::vector<uint64_t> FetchNumbers(const c10::List<at::Tensor>& list, uint32_t what) {
+  std::vector<uint64_t> numbers(list.size());
+  std::vector<foreshock_tensor> values;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const at::Tensor& each = list.get(i);
+    if (!IsNumberOnDevice(each) || each.dim() > FORESHOCK_TENSOR_DIMS) return numbers;
+    values.push_back(View(each));
+    if (!values.back().data) return numbers;
+  }
+  void* stream = values.empty() ? nullptr : StreamOf(list.get(0));
+  if (stream && !foreshock_fetch(values.data(), values.size(), stream, what, numbers.data()))
+    std::fill(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+// The last few numbers that a training may wait for by itself. Any thread; who finds it busy goes without.
+class WatchedNumbers {
+ public:
+  enum class Kind { kLoss, kFound };
+
+  // `number`: what the core knows a loss by; 0 for a scaler's answer.
+  void Watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
+    const Turn turn(busy_);
+    if (!turn.is_mine) return;
+    Watched& place = watched_[next_++ % watched_.size()];
+    place = {WeakStorage(tensor.storage().getWeakStorageImpl()),
+             tensor.storage_offset(),
+             Version(tensor),
+             kind,
+             number,
+             std::nullopt};
+    any_.store(true, std::memory_order_relaxed);
+  }
+
+  // The training has waited for `value` of this tensor, or of another one with the same memory.
+  void Saw(const at::Tensor& tensor, double value) noexcept {
+    if (!any_.load(std::memory_order_relaxed) || !HasData(tensor)) return;
+    uint64_t number = 0;
+    {
+      const Turn turn(busy_);
+      Watched* seen = turn.is_mine ? Find(tensor) : nullptr;
+      if (!seen) return;
+      if (seen->kind == Kind::kFound) {
+        seen->version = Version(tensor);
+        seen->value = value;
+      } else if (IsUnchanged(*seen, tensor)) {
+        number = seen->number;
+      }
+    }
+    if (number != 0) foreshock_fetched(number, value);
+  }
+
+  // What the core knows this loss by already, 0: not at all.
+  uint64_t NumberOf(const at::Tensor& tensor) noexcept {
+    const Turn turn(busy_);
+    const Watched* seen = turn.is_mine ? Find(tensor) : nullptr;
+    return seen && seen->kind == Kind::kLoss && IsUnchanged(*seen, tensor) ? seen->number : 0;
+  }
+
+  // What the training has read of a scaler's answer since it was watched.
+  std::optional<double> ValueOf(const at::Tensor& tensor) noexcept {
+    const Turn turn(busy_);
+    const Watched* seen = turn.is_mine && HasData(tensor) ? Find(tensor) : nullptr;
+    return seen && seen->kind == Kind::kFound && seen->version == Version(tensor) ? seen->value
+                                                                                  : std::nullopt;
+  }
+
+ private:
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+  // A weak storage keeps its address from being given to another one.
+  struct Watched {
+    WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    int64_t offset = 0;
+    int64_t version = -1;
+    Kind kind = Kind::kLoss;
+    uint64_t number = 0;
+    std::optional<double> value;
+  };
+
+  static int64_t Version(const at::Tensor& tensor) noexcept {
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    return impl->is_inference() ? 0 : static_cast<int64_t>(impl->version_counter().current_version());
+  }
+  // A tensor made by `.data` counts for itself, from 0 on.
+  static bool IsUnchanged(const Watched& watched, const at::Tensor& tensor) noexcept {
+    return Version(tensor) == watched.version || Version(tensor) == 0;
+  }
+  // The one watched last.
+  Watched* Find(const at::Tensor& tensor) noexcept {
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    for (uint32_t n = 1; n <= watched_.size(); ++n) {
+      Watched& each = watched_[(next_ - n) % watched_.size()];
+      if (each.storage._unsafe_get_target() == storage && each.offset == tensor.storage_offset())
+        return &each;
+    }
+    return nullptr;
+  }
+
+  std::array<Watched, 16> watched_;
+  uint32_t next_ = 0;
+  std::atomic<bool> any_{false};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+};
+
+inline WatchedNumbers& Watching() {
+  static auto* watching = new WatchedNumbers;  // never destroyed: hooks outlive static destructors
+  return *watching;
+}
+
+// _local_scalar_dense, which is what waits in `.item()`. Not boxed: it is called for numbers of the CPU all
+// the time, of which nothing is asked.
+inline at::Scalar LocalScalar(c10::DispatchKeySet keys, const at::Tensor& self) {
+  static const auto below = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow("aten::_local_scalar_dense", "")
+                                .typed<at::Scalar(const at::Tensor&)>();
+  const at::Scalar value = below.redispatch(keys & kBelow, self);
+  if (self.is_cuda() && value.isFloatingPoint()) Watching().Saw(self, value.toDouble());
+  return value;
+}
+
+// Cross-entropies that a forward pass sums over their targets, until its backward pass begins: an evaluation
+// never has one. They may be pieces of one loss, which are told together. By the thread that calls both
+// passes; no lock, no allocation, no wait.
+
+class SummedLoss {
+ public:
+  void Add(const at::Tensor& sum, const at::Tensor& weight) noexcept {
+    const auto value = ScalarOnCpu(sum), targets = ScalarOnCpu(weight);
+    if (value && targets) {
+      sum_ += *value;
+      weight_ += *targets;
+      is_on_host_ = true;
+      return;
+    }
+    uint64_t numbers[2] = {};
+    if (!Fetch({&sum, &weight}, FORESHOCK_FETCH_LOSS, numbers)) return;
+    Watching().Watch(sum, WatchedNumbers::Kind::kLoss, numbers[0]);
+    if (fetched_ < kMostFetched) on_device_[fetched_] = {numbers[0], numbers[1]};
+    ++fetched_;
+  }
+
+  // True when there were some. Of more than there is room for none is told: a part has another mean.
+  bool Tell() noexcept {
+    const bool has_room = fetched_ <= kMostFetched;
+    if (is_on_host_ && has_room) foreshock_observe_loss_sum(sum_, weight_);
+    for (uint32_t n = 0; n < fetched_ && has_room; ++n)
+      foreshock_observe_fetched_loss_sum(on_device_[n].sum, on_device_[n].weight);
+    return Forget() && has_room;
+  }
+
+  bool Forget() noexcept {
+    const bool had_some = is_on_host_ || fetched_ > 0;
+    sum_ = weight_ = 0;
+    is_on_host_ = false;
+    fetched_ = 0;
+    return had_some;
+  }
+
+ private:
+  static constexpr uint32_t kMostFetched = 64;
+  struct Numbers {
+    uint64_t sum, weight;  // of foreshock_fetch
+  };
+
+  double sum_ = 0, weight_ = 0;
+  bool is_on_host_ = false;
+  uint32_t fetched_ = 0;
+  Numbers on_device_[kMostFetched] = {};
+};
+
+inline thread_local constinit SummedLoss pending_sums;
+
+// What the operations themselves tell about the course of training: that a backward pass has begun, the loss,
+// and a step left out by a gradient scaler. Any thread; no lock, no allocation.
+
+// The loss of a forward pass is published when its backward pass begins: an evaluation never has one.
+inline thread_local std::optional<double> pending_loss;
+inline thread_local uint64_t pending_number = 0;  // of foreshock_fetch, for one on a device
+
+class TrainingClock {
+ public:
+  // The root of backward(): a gradient of one was made for `loss`. With a gradient scaler it is not the loss
+  // but a multiple; until the first step has shown whether there is one, a product needs a cross-entropy
+  // beside it. A summed one will not do, since a root may be any part of it: both are left out.
+  void SawRoot(double loss, bool is_product) noexcept {
+    roots_.fetch_add(1, std::memory_order_relaxed);
+    const bool maybe_scaled = MaybeScaled(is_product);
+    if (maybe_scaled) pending_sums.Forget();
+    const bool beside_loss = BackwardBegins();
+    if ((maybe_scaled && !beside_loss) || scaler_.load(std::memory_order_relaxed)) return;
+    foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+
+  // The same for one on a device. Of a gradient scaler's multiple it is told once the scaler divides by its
+  // scale; with a cross-entropy beside it that one is the loss.
+  void SawRootOnDevice(const at::Tensor& loss, bool is_product) noexcept {
+    roots_.fetch_add(1, std::memory_order_relaxed);
+    uint64_t number = Watching().NumberOf(loss);
+    const bool maybe_scaled = MaybeScaled(is_product);
+    const bool is_left_out = maybe_scaled && pending_sums.Forget();
+    const bool beside_loss = BackwardBegins();
+    const bool is_known = number != 0;
+    if (beside_loss ? scaler_.load(std::memory_order_relaxed) : is_left_out) return;
+    if (!is_known) number = FetchNumber(loss, FORESHOCK_FETCH_LOSS);
+    if (number == 0) return;
+    if (scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !beside_loss)) {
+      const uint32_t n = scaled_.load(std::memory_order_relaxed);
+      if (n < kMostScaled) scaled_root_[n] = number;
+      scaled_.store(n + 1, std::memory_order_relaxed);
+      return;
+    }
+    if (!is_known) Watching().Watch(loss, WatchedNumbers::Kind::kLoss, number);
+    foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+
+  // The scaler divides by its scale: by so much the roots of this step are to be divided, too.
+  void SawScale(const at::Tensor& inverse) noexcept {
+    const uint32_t count = scaled_.exchange(0, std::memory_order_relaxed);
+    if (count == 0 || count > kMostScaled) return;
+    const uint64_t scale = FetchNumber(inverse, FORESHOCK_FETCH_OTHER);
+    for (uint32_t n = 0; n < count && scale != 0; ++n)
+      foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+
+  // For trainers that pass the gradient in themselves: another graph task is another backward pass.
+  void SawAttentionBackward() noexcept {
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (task_.load(std::memory_order_relaxed) == task) return;
+    task_.store(task, std::memory_order_relaxed);
+    BackwardBegins();
+  }
+
+  void SawScaler() noexcept { scaler_.store(true, std::memory_order_relaxed); }
+
+  // An optimizer step that nobody has told: its number is unknown.
+  void StepSeen() noexcept {
+    foreshock_step step{};
+    step.size = sizeof(step);
+    step.version = FORESHOCK_ABI_VERSION;
+    step.step = -1;
+    step.step_source = FORESHOCK_STEP_COUNTED;
+    foreshock_step_end(&step);
+    StepEnded();
+  }
+
+  void StepEnded() noexcept {
+    stepped_.store(true, std::memory_order_relaxed);
+    roots_.store(0, std::memory_order_relaxed);
+    scaled_.store(0, std::memory_order_relaxed);
+    backwards_.store(0, std::memory_order_relaxed);
+  }
+
+  uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
+  uint64_t backwards() const noexcept { return backwards_.load(std::memory_order_relaxed); }
+  uint32_t roots() const noexcept { return roots_.load(std::memory_order_relaxed); }
+
+ private:
+  // Whether a root is the multiple of a gradient scaler that nobody has seen yet.
+  bool MaybeScaled(bool is_product) const noexcept {
+    return is_product && !stepped_.load(std::memory_order_relaxed) &&
+           !scaler_.load(std::memory_order_relaxed);
+  }
+
+  // True when a cross-entropy belongs to this backward pass.
+  bool BackwardBegins() noexcept {
+    epoch_.fetch_add(1, std::memory_order_relaxed);
+    backwards_.fetch_add(1, std::memory_order_relaxed);
+    const bool has_sums = pending_sums.Tell();
+    if (const uint64_t number = std::exchange(pending_number, 0)) {
+      foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_NLL);
+      return true;
+    }
+    if (!pending_loss) return has_sums;
+    foreshock_observe_loss(*pending_loss, FORESHOCK_LOSS_NLL);
+    pending_loss.reset();
+    return true;
+  }
+
+  std::atomic<uint64_t> epoch_{1};      // moves whenever a backward pass begins
+  std::atomic<uint64_t> backwards_{0};  // since the last step; may count one pass twice
+  std::atomic<uint32_t> roots_{
+      0};  // since the last step; exact where the trainer calls backward() on a scalar
+  std::atomic<int> task_{-1};
+  static constexpr uint32_t kMostScaled = 256;
+  uint64_t scaled_root_[kMostScaled] = {};  // by the thread that calls backward()
+  std::atomic<uint32_t> scaled_{0};
+  std::atomic<bool> scaler_{false};
+  std::atomic<bool> stepped_{false};
+};
+
+inline constinit TrainingClock training_clock;
+inline TrainingClock& Clock() { return training_clock; }
+
+// nll_loss_forward and its 2-D twin. The input needs gradients; the output, below autograd, never does. Their
+// second output is what the targets weigh that are not ignored.
+class LossHook final : public c10::OperatorKernel {
+ public:
+  explicit LossHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        returns_(static_cast<int>(schema.returns().size())),
+        self_(ArgumentIndex(schema, "self")),
+        reduction_(ArgumentIndex(schema, "reduction")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    const at::Tensor& self = TensorOrUndefined(Peek(*stack, arguments_, self_));
+    const c10::IValue& reduction = Peek(*stack, arguments_, reduction_);
+    const int64_t reduced = reduction.isInt() ? reduction.toInt() : 0;
+    const bool is_loss = GoesToDevice(below) && HasData(self) && self.requires_grad() &&
+                         c10::GradMode::is_enabled() && !InBackward() &&
+                         (reduced == kMean || reduced == kSum);
+    op.redispatchBoxed(below, stack);
+    if (!is_loss) return;
+    const at::Tensor& result = TensorOrUndefined(Peek(*stack, returns_, 0));
+    if (reduced == kSum) return pending_sums.Add(result, TensorOrUndefined(Peek(*stack, returns_, 1)));
+    if (const auto loss = ScalarOnCpu(result)) {
+      pending_loss = loss;
+    } else if (const uint64_t number = FetchNumber(result, FORESHOCK_FETCH_LOSS)) {
+      pending_number = number;
+      Watching().Watch(result, WatchedNumbers::Kind::kLoss, number);
+    }
+  }
+
+ private:
+  static constexpr int64_t kMean = 1, kSum = 2;  // of at::Reduction
+  const int arguments_, returns_, self_, reduction_;
+};
+
+// ones_like of a scalar that has a history, outside any backward pass: backward() makes its first gradient.
+class RootHook final : public c10::OperatorKernel {
+ public:
+  explicit RootHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    const at::Tensor& self = TensorOrUndefined(Peek(*stack, arguments_, 0));
+    if (self.defined() && self.numel() == 1 && GoesToDevice(below)) Look(self);
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  static void Look(const at::Tensor& self) noexcept {
+    const auto* meta = torch::autograd::impl::get_autograd_meta(self);
+    if (!meta || !meta->grad_fn_ || InBackward()) return;
+    const bool is_product = std::strstr(typeid(*meta->grad_fn_).name(), "MulBackward") != nullptr;
+    if (const auto loss = ScalarOnCpu(self)) return Clock().SawRoot(*loss, is_product);
+    if (IsNumberOnDevice(self)) Clock().SawRootOnDevice(self, is_product);
+  }
+
+  const int arguments_;
+};
+
+// _amp_update_scale_: the one place where a step left out by a gradient scaler can be seen.
+class ScalerHook final : public c10::OperatorKernel {
+ public:
+  explicit ScalerHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())), found_(ArgumentIndex(schema, "found_inf")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    if (GoesToDevice(below)) Look(TensorOrUndefined(Peek(*stack, arguments_, found_)));
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  static void Look(const at::Tensor& found) noexcept {
+    Clock().SawScaler();
+    auto value = ScalarOnCpu(found);
+    if (!value) value = Watching().ValueOf(found);  // GradScaler.step waits for it
+    if (value) {
+      if (*value > 0) foreshock_step_skipped();
+    } else if (const uint64_t number = FetchNumber(found, FORESHOCK_FETCH_OTHER)) {
+      foreshock_step_skipped_if(number);
+    } else {
+      foreshock_skips_unseen();
+    }
+  }
+
+  const int arguments_, found_;
+};
+
+// The step clock where no Python helper tells it: C++ trainers, and a Python that keeps the helper out
+// (python -I). Optimizers write their parameters in place, and such a write moves the tensor's version. So a
+// step has ended when, after a backward pass, the weight that made the first query has another version at the
+// next forward call. The C++ SGD writes through data(), which moves no version: there, on a CPU, a look at
+// some of the values tells (a step that changes none of them is missed, and the last one of a run, too).
+// Such steps are counted from the start of the process, never absolute.
+
+// Any thread; who finds it busy goes on. The weight's storage is held weakly, its version counter (a few
+// bytes that outlive it) is shared, so that the last step can be seen after the model has gone. Not the
+// weight itself: tensors with weak references cannot be swapped (torch.utils.swap_tensors).
+class ParameterClock {
+ public:
+  void Enable() noexcept {
+    enabled_.store(true, std::memory_order_relaxed);
+    std::atexit([] { Instance().LookOnce(); });
+  }
+  void Disable() noexcept { enabled_.store(false, std::memory_order_relaxed); }
+
+  // Before a forward call, outside backward passes.
+  void Look(const at::Tensor& query) noexcept {
+    if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
+    if (storage_.expired()) Compare(), Follow(query);
+    if (!storage_.expired()) Compare();
+    busy_.clear(std::memory_order_release);
+  }
+
+  static ParameterClock& Instance();
+
+ private:
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+  void LookOnce() noexcept {
+    if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
+    Compare();
+    busy_.clear(std::memory_order_release);
+  }
+
+  void Follow(const at::Tensor& query) noexcept {
+    if (!c10::GradMode::is_enabled() || !query.requires_grad()) return;
+    auto* leaf = static_cast<c10::TensorImpl*>(const_cast<void*>(LayerOf(query)));
+    if (!leaf || leaf->is_inference()) return;
+    const at::Tensor weight(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(leaf));
+    if (!weight.has_storage()) return;
+    storage_ = weight.storage().getWeakStorageImpl();
+    is_readable_ = weight.is_cpu() && HasData(weight) && weight.is_non_overlapping_and_dense();
+    element_ = weight.element_size();
+    first_byte_ = static_cast<size_t>(weight.storage_offset()) * element_;
+    elements_ = static_cast<size_t>(weight.numel());
+    counter_ = leaf->version_counter();
+    version_ = counter_.current_version();
+    values_ = Values();
+  }
+
+  void Compare() noexcept {
+    if (!counter_.enabled() || Clock().backwards() == 0) return;
+    const uint32_t version = counter_.current_version();
+    const bool is_first_look = std::exchange(epoch_, Clock().epoch()) != Clock().epoch();
+    if (version == version_ && !is_first_look) return;
+    const uint64_t values = Values();
+    if (version == version_ && (values == values_ || values == 0)) return;  // another micro-batch of a step
+    version_ = version;
+    values_ = values;
+    Clock().StepSeen();
+  }
+
+  // A digest of up to 64 elements, spread; 0 for a weight that is gone, or that would have to be waited for.
+  uint64_t Values() const noexcept {
+    const auto storage = storage_.lock();
+    if (!is_readable_ || !storage || storage->nbytes() < first_byte_ + elements_ * element_) return 0;
+    const auto* bytes = static_cast<const uint8_t*>(storage->data());
+    if (bytes == nullptr) return 0;
+    uint64_t digest = 14695981039346656037ull;
+    for (size_t n = 0; n < elements_; n += std::max<size_t>(1, elements_ / 64))
+      for (size_t b = 0; b < element_; ++b)
+        digest = (digest ^ bytes[first_byte_ + n * element_ + b]) * 1099511628211ull;
+    return digest | 1;
+  }
+
+  std::atomic<bool> enabled_{false};
+  std::atomic_flag busy_;
+  WeakStorage storage_{c10::intrusive_ptr<c10::StorageImpl>()};
+  bool is_readable_ = false;
+  size_t element_ = 0, elements_ = 0, first_byte_ = 0;  // of the weight within it
+  c10::VariableVersion counter_{c10::VariableVersion::DISABLED};
+  uint32_t version_ = 0;
+  uint64_t values_ = 0;
+  uint64_t epoch_ = 0;  // the backward pass after which was looked
+};
+
+// Leaked on purpose: threads may still call while the process ends.
+inline ParameterClock& ParameterClock::Instance() {
+  static auto* clock = new ParameterClock;
+  return *clock;
+}
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_

@@ -1,0 +1,536 @@
+// The norms of gradients before clipping. Trainers that clip compute every gradient's norm themselves,
+// through _foreach_norm or linalg_vector_norm; the results are a few scalars, noted here with the tensor they
+// belong to. When the optimizer steps, those that belong to its parameters' gradients are published. Values
+// after clipping never are: what was clipped by value is noted, too, as a tensor whose norm is not known.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
+
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+#include <typeinfo>
+#include <vector>
+
+#include "clock.h"
+#include "dispatch.h"
+
+namespace foreshock::adapter {
+
+class GradientNorms {
+ public:
+  // Notes one norm. Within one backward pass the first of a tensor counts: a later one may follow the
+  // clipping.
+  // `number`: of a norm on a device, what the core knows it by; 0: it does not.
+  void Note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept {
+    const bool is_known = value.has_value() || number != 0;
+    Add(tensor, {.is_known = is_known, .value = value.value_or(0), .number = number});
+  }
+
+  // Norms of this one that are taken from now on do not count.
+  void NoteClipped(const at::Tensor& tensor) noexcept { Add(tensor, {.is_norm = false}); }
+
+  // The scaler divides these gradients after their norms were taken. By what, on a device, is not asked.
+  void Unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
+    const Turn turn(busy_);
+    if (!Has(turn)) return;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor& tensor = tensors.get(i);
+      Row* row = HasData(tensor) ? Find(*tensor.unsafeGetTensorImpl()) : nullptr;
+      if (!row) continue;
+      row->seen.is_known &= inverse_scale && row->seen.number == 0;
+      row->seen.value *= inverse_scale.value_or(0);
+    }
+  }
+
+  enum class Found { kNone, kSome, kAll };
+
+  // Fills `squares[i]` for tensor i from the norms noted in this backward pass, times inverse_scale; or
+  // numbers[i], where the core has the norm.
+  Found Match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
+              std::vector<double>* squares, std::vector<uint64_t>* numbers) noexcept {
+    const Turn turn(busy_);
+    if (!Has(turn)) return Found::kSome;
+    if (epoch_ != Clock().epoch()) Clear();
+    size_t found = 0, unusable = full_ ? 1 : 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const Row* row = Find(*tensors[i]);
+      if (!row) continue;
+      found += 1;
+      unusable += !row->seen.is_known || (row->seen.number != 0 && inverse_scale != 1);
+      (*numbers)[i] = row->seen.number;
+      const double value = row->seen.value * inverse_scale;
+      (*squares)[i] = value * value;
+    }
+    if (found == 0 && unusable == 0) return Found::kNone;
+    return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
+  }
+
+  // Whether, in this backward pass, norms were taken of tensors as large as one of the gradients or as all of
+  // them together, which are neither they nor the parameters (sorted). They may be copies, made by who clips.
+  bool MayBeOfCopies(const std::vector<const c10::TensorImpl*>& gradients,
+                     const std::vector<MemoryPlace>& parameters) {
+    const Turn turn(busy_);
+    if (!Has(turn)) return true;
+    if (epoch_ != Clock().epoch() || rows_.empty()) return false;
+    std::vector<int64_t> sizes(1);
+    for (const c10::TensorImpl* gradient : gradients) sizes.push_back(gradient->numel());
+    sizes[0] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    std::ranges::sort(sizes);
+    return std::ranges::any_of(rows_, [&](const Row& row) {
+      const MemoryPlace& place = row.mark.place();
+      return row.seen.is_norm && std::ranges::binary_search(sizes, place.elements) &&
+             !std::ranges::binary_search(parameters, place);
+    });
+  }
+
+  // There was no room for all of them.
+  bool IsFull() const noexcept { return has_no_room_.load(std::memory_order_relaxed); }
+
+  void Forget() noexcept {
+    const Turn turn(busy_);
+    if (Has(turn)) Clear();
+  }
+
+ private:
+  struct Seen {
+    bool is_norm = true;    // false: the tensor was clipped
+    bool is_known = false;  // false: a norm was taken that we could not read
+    double value = 0;
+    uint64_t number = 0;
+  };
+  struct Row {
+    MemoryMark mark;
+    uint32_t index;
+    Seen seen;
+  };
+
+  void Add(const at::Tensor& tensor, const Seen& seen) noexcept try {
+    const Turn turn(busy_);
+    if (!Has(turn)) return;
+    if (epoch_ != Clock().epoch()) Clear();
+    if (rows_.capacity() == 0) rows_.reserve(kMostMarks);
+    if (rows_.size() == kMostMarks) full_ = has_no_room_ = true;
+    if (rows_.size() < kMostMarks) {
+      const auto index = static_cast<uint32_t>(rows_.size());
+      rows_.push_back({MemoryMark(*tensor.unsafeGetTensorImpl()), index, seen});
+      sorted_ = false;
+    }
+  } catch (...) {
+    full_ = true;  // no memory for them
+  }
+
+  // What was seen first of this tensor.
+  Row* Find(const c10::TensorImpl& tensor) noexcept {
+    const auto before = [](const Row& a, const Row& b) {
+      return std::tie(a.mark.place(), a.index) < std::tie(b.mark.place(), b.index);
+    };
+    if (!sorted_) std::ranges::sort(rows_, before);
+    sorted_ = true;
+    const MemoryPlace place = PlaceOf(tensor);
+    const auto at =
+        std::ranges::lower_bound(rows_, place, {}, [](const Row& row) { return row.mark.place(); });
+    return at != rows_.end() && at->mark.place() == place ? &*at : nullptr;
+  }
+
+  void Clear() noexcept {
+    rows_.clear();
+    sorted_ = true;
+    full_ = has_no_room_ = false;
+    epoch_ = Clock().epoch();
+  }
+
+  // Whoever finds it taken drops its norms, and an incomplete list is not published.
+  bool Has(const Turn& turn) noexcept {
+    if (!turn.is_mine) full_ = true;
+    return turn.is_mine;
+  }
+
+  std::vector<Row> rows_;
+  bool sorted_ = true;
+  uint64_t epoch_ = 0;
+  std::atomic<bool> full_{false}, has_no_room_{false};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+};
+
+inline GradientNorms& Norms() {
+  static GradientNorms* norms = new GradientNorms;  // never destroyed: hooks outlive static destructors
+  return *norms;
+}
+
+// Common to the two operations that take norms: only real tensors without a history, outside backward passes.
+class NormHook final : public c10::OperatorKernel {
+ public:
+  explicit NormHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        self_(ArgumentIndex(schema, "self")),
+        order_(ArgumentIndex(schema, "ord")),
+        dimension_(ArgumentIndex(schema, "dim")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    if (!GoesToDevice(below) || InBackward() || in_list || !Peek(*stack, arguments_, dimension_).isNone()) {
+      return op.redispatchBoxed(below, stack);
+    }
+    const c10::IValue self = Peek(*stack, arguments_, self_);
+    const c10::IValue& order = Peek(*stack, arguments_, order_);
+    const bool euclidean =
+        (order.isInt() && order.toInt() == 2) || (order.isDouble() && order.toDouble() == 2);
+    {
+      const InList inside(self.isTensorList());
+      op.redispatchBoxed(below, stack);
+    }
+    Look(self, stack->back(), euclidean);
+  }
+
+ private:
+  // Where a list has no kernel of its own, torch takes the norms one by one: they are noted with the list.
+  static inline thread_local bool in_list = false;
+  struct InList {
+    explicit InList(bool is_list) { in_list = is_list; }
+    ~InList() { in_list = false; }
+  };
+
+  static void Look(const c10::IValue& self, const c10::IValue& result, bool euclidean) {
+    if (self.isTensor()) return LookAt(self.toTensor(), result.toTensor(), euclidean);
+    if (!self.isTensorList() || !result.isTensorList()) return;
+    const auto tensors = self.toTensorList(), norms = result.toTensorList();
+    // All at once; one by one, as where they are clipped without foreach, a kernel for each would cost too
+    // much.
+    std::vector<uint64_t> numbers(norms.size());
+    if (euclidean && norms.size() > 0 && norms.get(0).is_cuda())
+      numbers = FetchNumbers(norms, FORESHOCK_FETCH_NORM);
+    for (size_t i = 0; i < tensors.size() && i < norms.size(); ++i)
+      LookAt(tensors[i], norms[i], euclidean, numbers[i]);
+  }
+
+  static void LookAt(const at::Tensor& tensor, const at::Tensor& norm, bool euclidean,
+                     uint64_t number = 0) noexcept {
+    if (!HasData(tensor) || tensor.requires_grad()) return;
+    Norms().Note(tensor, euclidean ? ScalarOnCpu(norm) : std::nullopt, number);
+  }
+
+  const int arguments_, self_, order_, dimension_;
+};
+
+// _amp_foreach_non_finite_check_and_unscale_: gradients are divided by the scale in place.
+class UnscaleHook final : public c10::OperatorKernel {
+ public:
+  explicit UnscaleHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        self_(ArgumentIndex(schema, "self")),
+        found_(ArgumentIndex(schema, "found_inf")),
+        inverse_(ArgumentIndex(schema, "inv_scale")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    if (GoesToDevice(below))
+      Look(Peek(*stack, arguments_, self_), TensorOrUndefined(Peek(*stack, arguments_, found_)),
+           TensorOrUndefined(Peek(*stack, arguments_, inverse_)));
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  static void Look(const c10::IValue& tensors, const at::Tensor& found, const at::Tensor& inverse) noexcept {
+    Clock().SawScaler();
+    if (IsNumberOnDevice(found)) Watching().Watch(found, WatchedNumbers::Kind::kFound, 0);
+    if (IsNumberOnDevice(inverse)) Clock().SawScale(inverse);
+    if (tensors.isTensorList()) Norms().Unscale(tensors.toTensorList(), ScalarOnCpu(inverse));
+  }
+
+  const int arguments_, self_, found_, inverse_;
+};
+
+// The gradients that backward passes have left in the parameters since the last step. One that somebody made
+// and put there (`p.grad = f(p.grad)`) is as new as one of theirs: no version tells them apart.
+
+// Any thread; who finds it busy goes without, and that gradient is nobody's.
+class EngineGradients {
+ public:
+  void Note(const at::Tensor& gradient) noexcept try {
+    const Turn turn(busy_);
+    if (!turn.is_mine) return;
+    if (marks_.capacity() == 0) marks_.reserve(kMostMarks);
+    if (marks_.size() == kMostMarks) {
+      is_full_.store(true, std::memory_order_relaxed);
+      return;
+    }
+    marks_.emplace_back(*gradient.unsafeGetTensorImpl());
+    sorted_ = false;
+  } catch (...) {
+  }
+
+  bool Has(const c10::TensorImpl& gradient) noexcept {
+    const Turn turn(busy_);
+    if (!turn.is_mine) return false;
+    if (!sorted_) std::ranges::sort(marks_, {}, &MemoryMark::place);
+    sorted_ = true;
+    return std::ranges::binary_search(marks_, PlaceOf(gradient), {}, &MemoryMark::place);
+  }
+
+  // There was no room for all of them.
+  bool IsFull() const noexcept { return is_full_.load(std::memory_order_relaxed); }
+
+  void Forget() noexcept {
+    const Turn turn(busy_);
+    if (!turn.is_mine) return;
+    marks_.clear();
+    is_full_.store(false, std::memory_order_relaxed);
+  }
+
+ private:
+  std::vector<MemoryMark> marks_;
+  bool sorted_ = true;
+  std::atomic<bool> is_full_{false};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+};
+
+inline EngineGradients& OfEngine() {
+  static EngineGradients* gradients =
+      new EngineGradients;  // never destroyed: hooks outlive static destructors
+  return *gradients;
+}
+
+// The node that ends a backward pass at a parameter.
+inline bool InAccumulateGrad() {
+  const auto node = torch::autograd::get_current_node();  // the pointer's kind differs between versions
+  return node && std::strstr(typeid(*node).name(), "AccumulateGrad") != nullptr;
+}
+
+// detach: with it a parameter's first gradient of a step is put into place. (One that others hold is copied
+// instead, and the copying moves its version.) Not boxed: it is called all the time, nearly always outside
+// backward passes. Only sampled steps ask for values.
+inline at::Tensor Detach(c10::DispatchKeySet keys, const at::Tensor& self) {
+  static const auto below = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow("aten::detach", "")
+                                .typed<at::Tensor(const at::Tensor&)>();
+  const c10::DispatchKeySet rest = keys & kBelow;
+  if (InBackward() && foreshock_step_is_sampled() && GoesToDevice(rest) && HasData(self) &&
+      InAccumulateGrad())
+    OfEngine().Note(self);
+  return below.redispatch(rest, self);
+}
+
+// Clipping by value: the norms of what was clipped are not told, whoever takes them later and in whatever way
+// the values were written.
+
+inline void NoteClipped(const at::Tensor& tensor) noexcept {
+  if (HasData(tensor) && !tensor.requires_grad()) Norms().NoteClipped(tensor);
+}
+
+// The operations that clip_grad_value_ and its like call for a list of gradients, or hardly anybody.
+class ClipHook final : public c10::OperatorKernel {
+ public:
+  explicit ClipHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())), self_(ArgumentIndex(schema, "self")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    if (GoesToDevice(below)) Look(Peek(*stack, arguments_, self_));
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  static void Look(const c10::IValue& self) {
+    if (self.isTensor()) return NoteClipped(self.toTensor());
+    if (!self.isTensorList()) return;
+    for (const at::Tensor& tensor : self.toTensorList()) NoteClipped(tensor);
+  }
+
+  const int arguments_, self_;
+};
+
+// clamp_. Not boxed: models call it, too.
+inline at::Tensor& Clamp(c10::DispatchKeySet keys, at::Tensor& self, const std::optional<at::Scalar>& least,
+                         const std::optional<at::Scalar>& most) {
+  using Signature =
+      at::Tensor&(at::Tensor&, const std::optional<at::Scalar>&, const std::optional<at::Scalar>&);
+  static const auto below =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::clamp_", "").typed<Signature>();
+  const c10::DispatchKeySet rest = keys & kBelow;
+  if (GoesToDevice(rest)) NoteClipped(self);
+  return below.redispatch(rest, self, least, most);
+}
+
+inline void HookClipping(torch::Library& aten) {
+  aten.impl("clamp_", torch::CppFunction(TORCH_FN(Clamp)));
+  Hook<ClipHook>(aten, "clamp_", "Tensor");
+  for (const char* name : {"clamp_min_", "clamp_max_"})
+    for (const char* overload : {"", "Tensor"}) Hook<ClipHook>(aten, name, overload);
+  for (const char* name : {"_foreach_clamp_min_", "_foreach_clamp_max_"})
+    for (const char* overload : {"Scalar", "ScalarList", "List"}) Hook<ClipHook>(aten, name, overload);
+}
+
+// The gradients of one step, just before the optimizer uses them, from the parameters it was given.
+
+// Any thread; who finds it busy goes without. (The helper holds the interpreter lock, where there is one.)
+class GradientReport {
+ public:
+  // `parameters`: TensorImpl addresses, alive. `inverse_scale`: what the optimizer itself multiplies
+  // gradients by. `copies`: in-place writes per step of those who average them over ranks.
+  // `may_be_written_untold`: by kernels that move no version, so that nothing tells whether somebody clipped.
+  void Publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies,
+               bool may_be_written_untold) {
+    const Turn turn(busy_);
+    if (!turn.is_mine || !Collect(parameters, count) || gradients_.empty()) return;
+    const auto found = Norms().Match(tensors_, inverse_scale, &squares_, &numbers_);
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      gradients_[i].sum_of_squares = squares_[i];
+      gradients_[i].norm_fetched = numbers_[i];
+    }
+    if (found == GradientNorms::Found::kAll) return Send();
+    const bool none = found == GradientNorms::Found::kNone;
+    if (Norms().IsFull() || (none && OfEngine().IsFull())) return foreshock_gradients_too_many();
+    const bool untouched =
+        none && !may_be_written_untold && Untouched(copies) && !Norms().MayBeOfCopies(tensors_, Parameters());
+    if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      const bool is_of_pass = WasInGraph(*static_cast<const c10::TensorImpl*>(gradients_[i].identity));
+      if (!is_of_pass || !Values(*tensors_[i], &gradients_[i])) return;
+    }
+    Send();
+  }
+
+  // Time spent inside the core so far, which it accounts for itself.
+  uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
+
+  // After the step: what a gradient that is kept over the step (zeroed, not dropped) starts from.
+  void StepEnded() noexcept {
+    const Turn turn(busy_);
+    if (!turn.is_mine) return;
+    kept_ = sentinel_;
+    kept_version_ = sentinel_version_;
+    sentinel_ = nullptr;
+  }
+
+ private:
+  void Send() noexcept {
+    const uint64_t begin = NowNs();
+    foreshock_observe_gradients(gradients_.data(), gradients_.size());
+    core_ns_.fetch_add(NowNs() - begin, std::memory_order_relaxed);
+  }
+
+  // False if any gradient is a part of a larger one, or is not dense: local values never pose as global ones.
+  bool Collect(const void* const* parameters, size_t count) {
+    gradients_.clear();
+    tensors_.clear();
+    sentinel_ = nullptr;
+    for (size_t i = 0; i < count; ++i) {
+      auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(parameters[i]));
+      const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl->autograd_meta());
+      if (!meta || !meta->grad_.defined()) continue;
+      const at::Tensor& gradient = meta->grad_;
+      if (!HasData(gradient) || gradient.layout() != at::kStrided) return false;
+      foreshock_gradient entry{};
+      entry.size = sizeof(entry);
+      entry.version = FORESHOCK_ABI_VERSION;
+      entry.identity = impl;
+      gradients_.push_back(entry);
+      tensors_.push_back(gradient.unsafeGetTensorImpl());
+      const uint32_t version = gradient.unsafeGetTensorImpl()->version_counter().current_version();
+      if (!sentinel_ || version < sentinel_version_) {
+        sentinel_ = tensors_.back();
+        sentinel_version_ = version;
+      }
+    }
+    squares_.assign(tensors_.size(), 0);
+    numbers_.assign(tensors_.size(), 0);
+    return true;
+  }
+
+  // Has nobody changed the gradients since the backward passes wrote them? Every in-place write moves a
+  // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more. A gradient
+  // scaler's operation returns nothing and is no _foreach_ one: for such torch's code generator moves none
+  // (gen_inplace_or_view_type.py).
+  // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see; so
+  // does a gradient as new as theirs that they have not left. (Not seen: a write through `.data` or NumPy
+  // that is none of ClipHook's.)
+  bool Untouched(uint32_t copies) const noexcept {
+    const uint32_t passes = Clock().roots();
+    if (passes == 0) return false;
+    const uint32_t fresh = passes - 1 + copies;
+    if (sentinel_version_ != fresh)
+      return sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + copies;
+    return std::ranges::all_of(tensors_, [&](const c10::TensorImpl* gradient) {
+      return gradient->version_counter().current_version() != fresh || OfEngine().Has(*gradient);
+    });
+  }
+
+  // Sorted.
+  std::vector<MemoryPlace> Parameters() const {
+    std::vector<MemoryPlace> places;
+    for (const foreshock_gradient& row : gradients_) {
+      const auto& parameter = *static_cast<const c10::TensorImpl*>(row.identity);
+      if (parameter.has_storage()) places.push_back(PlaceOf(parameter));
+    }
+    std::ranges::sort(places);
+    return places;
+  }
+
+  // Whether any backward pass can have ended at this parameter. Else it is a copy in higher precision of what
+  // the model computes with (DeepSpeed, Megatron-LM, Apex), and somebody has put its gradient there, clipped
+  // or not.
+  static bool WasInGraph(const c10::TensorImpl& parameter) {
+    const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(parameter.autograd_meta());
+    const std::unique_lock<std::mutex> lock(meta->mutex_, std::try_to_lock);
+    return lock.owns_lock() && WasSet(meta->grad_accumulator_);
+  }
+
+  // A weak pointer that has pointed at something: the standard one, or c10's own in later versions of torch.
+  template <class T>
+  static bool WasSet(const std::weak_ptr<T>& pointer) {
+    const std::weak_ptr<T> never;
+    return pointer.owner_before(never) || never.owner_before(pointer);
+  }
+  template <class Pointer>
+  static auto WasSet(const Pointer& pointer) -> decltype(pointer.weak_use_count() != 0) {
+    return pointer.weak_use_count() != 0;
+  }
+
+  // On a device too: the core has them read behind what has written them, on the stream that is current here.
+  static bool Values(const c10::TensorImpl& gradient, foreshock_gradient* entry) {
+    const auto tensor =
+        at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&gradient)));
+    const uint32_t dtype = DtypeOf(tensor);  // what the core cannot square (complex numbers) is not nothing
+    entry->stream = StreamOf(tensor);
+    if ((!tensor.is_cpu() && !entry->stream) || !tensor.is_non_overlapping_and_dense() ||
+        dtype == FORESHOCK_DTYPE_NONE || !IsInMemory(tensor))
+      return false;
+    foreshock_tensor* values = &entry->values;
+    *values = {};
+    values->data = tensor.const_data_ptr();
+    values->dims = 1;
+    values->dtype = dtype;
+    values->device_type = DeviceOf(tensor);
+    values->device_index = tensor.get_device();
+    std::fill(values->shape, values->shape + FORESHOCK_TENSOR_DIMS, 1);
+    values->shape[0] = tensor.numel();
+    values->stride[0] = 1;
+    return true;
+  }
+
+  std::vector<foreshock_gradient> gradients_;
+  std::vector<const c10::TensorImpl*> tensors_;  // gradients of gradients_[i]
+  std::vector<double> squares_;
+  std::vector<uint64_t> numbers_;  // of norms on a device
+  std::atomic_flag busy_;
+  std::atomic<uint64_t> core_ns_{0};
+  const c10::TensorImpl* sentinel_ = nullptr;
+  const c10::TensorImpl* kept_ = nullptr;
+  uint32_t sentinel_version_ = 0, kept_version_ = 0;
+};
+
+inline GradientReport& Gradients() {
+  static GradientReport* report = new GradientReport;
+  return *report;
+}
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_

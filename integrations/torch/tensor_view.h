@@ -1,0 +1,227 @@
+// The stream that an operation on a CUDA tensor is given to, without a word of CUDA: torch keeps for each
+// thread and device which stream is current, and tells it through the guard that its CUDA library registers.
+// What is asked reads thread-local words of torch's; nothing is set up by it, since the tensor is there.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <typeinfo>
+
+#include "dispatch.h"
+
+// An adapter that is shipped loads on every glibc that its torch does; 2.34 gave the functions of the dynamic
+// loader a new version, and serves the old one too. Weak, since before that they are in libdl, where whoever
+// has loaded torch has them.
+#if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
+#if defined(__x86_64__)
+#define FORESHOCK_OLD_LOADER "GLIBC_2.2.5"
+#else
+#define FORESHOCK_OLD_LOADER "GLIBC_2.17"
+#endif
+#pragma weak dlopen
+#pragma weak dlsym
+__asm__(".symver dlopen, dlopen@" FORESHOCK_OLD_LOADER);
+__asm__(".symver dlsym, dlsym@" FORESHOCK_OLD_LOADER);
+// So did it with this function of libpthread, which torch itself needs.
+__asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FORESHOCK_OLD_LOADER);
+#define FORESHOCK_HAS_LOADER (dlopen != nullptr && dlsym != nullptr)
+#else
+#define FORESHOCK_HAS_LOADER true
+#endif
+
+namespace foreshock::adapter {
+
+// As the core's header has it: the legacy default stream, which the runtime calls by a null handle.
+inline constexpr uintptr_t kLegacyStream = 1;
+
+// The handle that torch's guard gives, where this torch's guards can (not yet in 2.6); false where not.
+template <typename Guard>
+bool StreamOfGuard(const Guard& guard, c10::Device device, void** handle) noexcept try {
+  if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
+    *handle = guard.getStreamNativeHandle(guard.getStream(device));
+    return true;
+  }
+  return false;
+} catch (...) {
+  return false;
+}
+
+// From torch's C shim for compiled graphs, whose functions never change: in its CUDA library, which every
+// other torch with a CUDA tensor has loaded.
+inline bool StreamOfShim(c10::Device device, void** handle) noexcept {
+  using CurrentStream = int32_t (*)(int32_t, void**);
+  static const CurrentStream current = [] {
+    if (!FORESHOCK_HAS_LOADER) return CurrentStream{nullptr};
+    for (const char* name :
+         {"libtorch_cuda.so", "libtorch_cuda.so." C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(
+                                  TORCH_VERSION_MINOR)}) {  // Debian's
+      void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+      void* symbol = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
+      if (symbol) return reinterpret_cast<CurrentStream>(symbol);
+    }
+    return CurrentStream{nullptr};
+  }();
+  return current && current(device.index(), handle) == 0;
+}
+
+// The current stream of this thread on the tensor's device: hooks are called before the operation switches to
+// that device, so another one may be current. Null: not a CUDA tensor, or nobody can tell.
+inline void* StreamOf(const at::Tensor& tensor) noexcept {
+  if (!tensor.is_cuda()) return nullptr;
+  static constinit std::atomic<bool> guard_tells{true};
+  const c10::Device device = tensor.device();
+  void* handle = nullptr;
+  bool known = false;
+  // Not by way of VirtualGuardImpl, whose messages want a newer C++ runtime than packages may (torch 2.8).
+  const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
+  if (guard_tells.load(std::memory_order_relaxed) && guard != nullptr) {
+    known = StreamOfGuard(*guard, device, &handle);
+    if (!known) guard_tells.store(false, std::memory_order_relaxed);  // an exception at every call is dear
+  }
+  if (!known && !StreamOfShim(device, &handle)) return nullptr;
+  return handle ? handle : reinterpret_cast<void*>(kLegacyStream);
+}
+
+// What a hook reads of a tensor: a view in the form of hook.h, the CUDA stream of its operation, and the
+// layer weight in its autograd history. Nothing here copies or changes a tensor.
+
+inline uint32_t DtypeOf(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return FORESHOCK_FP64;
+    case at::kFloat:
+      return FORESHOCK_FP32;
+    case at::kBFloat16:
+      return FORESHOCK_BF16;
+    case at::kHalf:
+      return FORESHOCK_FP16;
+    case at::kBool:
+      return FORESHOCK_BOOL;
+    default:
+      return FORESHOCK_DTYPE_NONE;
+  }
+}
+
+inline bool IsFp8(const at::Tensor& tensor) {
+  return tensor.is_floating_point() && tensor.element_size() == 1;
+}
+
+inline int32_t DeviceOf(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return FORESHOCK_DEVICE_CPU;
+  return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
+}
+
+// Absent for an undefined or empty tensor, and for one whose memory was taken away. const_data_ptr only:
+// data_ptr would copy a copy-on-write tensor.
+inline foreshock_tensor View(const at::Tensor& tensor) {
+  foreshock_tensor view{};
+  if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !IsInMemory(tensor)) return view;
+  view.data = tensor.const_data_ptr();
+  view.dtype = DtypeOf(tensor);
+  view.dims = static_cast<uint32_t>(tensor.dim());
+  view.device_type = DeviceOf(tensor);
+  view.device_index = tensor.get_device();
+  for (int64_t d = 0; d < FORESHOCK_TENSOR_DIMS; ++d) {
+    view.shape[d] = d < tensor.dim() ? tensor.size(d) : 1;
+    view.stride[d] = d < tensor.dim() ? tensor.stride(d) : 0;
+  }
+  return view;
+}
+
+// Which parameter did a query come from? The answer names the layer of a call. The query still carries its
+// autograd history below autograd, in the forward operation and, saved, in the backward one.
+//
+// Rule: breadth-first from the query's node to the first matrix multiplication; its weight argument, followed
+// only through unary nodes, must be a 2-D leaf. A frozen weight leaves no edge, and walking on past it would
+// name the layer before: then the answer is "unknown", never a guess. Costs about 10 us: sampled calls only.
+
+inline constexpr int kMaxNodes = 64;
+
+enum class NodeKind { kLeaf, kProduct, kUnary, kOther, kOpaque };
+
+// Kinds are told from the C++ type's own name: Node::name() takes the interpreter lock for nodes written in
+// Python.
+inline NodeKind KindOf(const torch::autograd::Node& node) {
+  const char* type = typeid(node).name();
+  if (std::strstr(type, "14AccumulateGrad")) return NodeKind::kLeaf;
+  const char* generated = std::strstr(type, "9generated");
+  if (!generated) return NodeKind::kOpaque;  // written by hand, or the other side of a compiled graph
+  const char* name = generated + std::strlen("9generated");
+  while (*name >= '0' && *name <= '9') ++name;
+  const auto is = [name](const char* prefix) { return std::strncmp(name, prefix, std::strlen(prefix)) == 0; };
+  for (const char* prefix :
+       {"AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward"}) {
+    if (is(prefix)) return NodeKind::kProduct;
+  }
+  // Anything that computes like a projection but is none we can read, or that ends the layer before.
+  for (const char* prefix :
+       {"Convolution", "ScaledDotProduct", "FlashAttention", "EfficientAttention", "Mkldnn"}) {
+    if (is(prefix)) return NodeKind::kOpaque;
+  }
+  for (const char* prefix :
+       {"TBackward", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Alias", "ToCopy",
+        "Expand", "Unsqueeze", "Squeeze", "Clone", "Slice", "Split", "Select", "Narrow", "Unbind", "Chunk"}) {
+    if (is(prefix)) return NodeKind::kUnary;
+  }
+  return NodeKind::kOther;
+}
+
+// The 2-D leaf at the end of a chain of unary nodes, else null.
+inline const void* LeafBehind(const torch::autograd::Node* node) {
+  for (int hops = 0; node && hops < kMaxNodes; ++hops) {
+    const NodeKind kind = KindOf(*node);
+    if (kind == NodeKind::kLeaf) {
+      const at::Tensor& leaf = static_cast<const torch::autograd::AccumulateGrad*>(node)->variable;
+      return leaf.dim() == 2 ? leaf.unsafeGetTensorImpl() : nullptr;
+    }
+    if (kind != NodeKind::kUnary || node->num_outputs() != 1) return nullptr;
+    node = node->next_edge(0).function.get();
+  }
+  return nullptr;
+}
+
+// Edges stand in schema order, absent ones included: (self, mat2), (input, weight, bias), but (bias, mat1,
+// mat2).
+inline const void* WeightOf(const torch::autograd::Node& product) {
+  const char* type = typeid(product).name();
+  const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
+  const uint32_t weight = bias_first ? 2 : 1;
+  return product.num_outputs() <= weight ? nullptr : LeafBehind(product.next_edge(weight).function.get());
+}
+
+// Address of the TensorImpl (Python: parameter._cdata) of the weight that made `query`; null when unknown.
+// Reads only; the caller holds a reference to `query`, hence to its graph.
+inline const void* LayerOf(const at::Tensor& query) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(query);
+  if (!meta || !meta->grad_fn_) return nullptr;
+  std::array<const torch::autograd::Node*, kMaxNodes> queue;
+  int tail = 0;
+  queue[tail++] = meta->grad_fn_.get();
+  for (int head = 0; head < tail; ++head) {
+    const torch::autograd::Node& node = *queue[head];
+    const NodeKind kind = KindOf(node);
+    if (kind == NodeKind::kProduct) return WeightOf(node);
+    if (kind == NodeKind::kOpaque) return nullptr;
+    for (const auto& edge : node.next_edges()) {
+      const auto* next = edge.function.get();
+      const bool seen = std::find(queue.begin(), queue.begin() + tail, next) != queue.begin() + tail;
+      if (next && !seen && tail < kMaxNodes) queue[tail++] = next;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
