@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
+#include <utility>
 
 #include "exporters/registry.h"
 
@@ -68,6 +70,103 @@ std::unique_ptr<segment::SegmentReader> Discovery::open(const std::string& name,
     if (file >= 0) close(file);
   *why = std::string(std::strerror(error)) + " (ulimit -n)";
   return nullptr;
+}
+
+namespace {
+
+bool is_same_place(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+bool is_unchanged(const struct stat& a, const struct stat& b) {
+  return is_same_place(a, b) && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
+         a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
+}
+
+// Time stamps are as coarse as the kernel's tick: two changes within one look like one.
+bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
+
+}  // namespace
+
+bool is_run_directory(const Directory& directory, bool* was_read) {
+  *was_read = true;
+  return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
+}
+
+std::vector<FoundRun> Tree::look() {
+  found_.clear();
+  followed_ = 0;
+  for (auto& [label, seen] : seen_) {
+    seen.here = false;
+    followed_ += seen.followed;
+  }
+  size_t of_nobody = 0;
+  was_read_ = true;
+  look_into(*root_, "", &of_nobody);
+  // What nobody could look at is not gone: followed anew, a run would forget all that it has learned.
+  if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.here; });
+  return std::exchange(found_, {});
+}
+
+// `prefix` "": the root, whose directories are runs or users. Else a user's.
+void Tree::look_into(const Directory& directory, const std::string& prefix, size_t* of_one) {
+  std::string why;
+  bool was_read = false;
+  const std::vector<std::string> names = directory.directories(&was_read);
+  was_read_ &= was_read;
+  for (const std::string& name : names) {
+    const std::string label = prefix + name;
+    const std::optional<struct stat> status = directory.status_of(name);
+    if (!status || !S_ISDIR(status->st_mode)) continue;
+    size_t of_user = 0;  // of this directory, if it is a user's or a run at the root
+    size_t* count = prefix.empty() ? &of_user : of_one;
+    const bool is_new = is_news(label, *status, count);
+    const auto known = seen_.find(label);
+    const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
+    if (!is_new && !may_be_user) continue;
+    std::unique_ptr<Directory> inside = directory.open_inside(name, &why);
+    const bool is_run = inside != nullptr && is_run_directory(*inside, &was_read);
+    if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;
+    if (inside == nullptr || !was_read) continue;
+    if (is_run) {
+      if (is_new) consider(label, std::move(inside), count);
+      continue;
+    }
+    seen_[label] = {inside->status(), false, false, is_settled(inside->status()), true};
+    if (prefix.empty()) look_into(*inside, label + "/", &of_user);
+  }
+}
+
+bool Tree::is_news(const std::string& label, const struct stat& now, size_t* of_one) {
+  const auto known = seen_.find(label);
+  if (known == seen_.end()) return true;
+  Seen& seen = known->second;
+  seen.here = true;
+  *of_one += seen.followed;
+  if (seen.followed) return !is_same_place(seen.status, now);
+  return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
+}
+
+void Tree::consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* of_one) {
+  const struct stat now = directory->status();
+  // Whose name would have to be changed could be mistaken for another's.
+  if (label_text(label) != label) {
+    refused_ += seen_.count(label) == 0;
+    seen_[label] = {now, false, false, true, true};
+    return;
+  }
+  if (followed_ >= kMostRuns || *of_one >= kMostRunsOfOne) return;
+  ++followed_;
+  ++*of_one;
+  seen_[label] = {now, true, false, true, true};
+  found_.push_back({label, label.substr(label.find('/') + 1), std::move(directory)});
+}
+
+void Tree::leave(const std::string& label, const Directory& directory, bool busy) {
+  const auto known = seen_.find(label);
+  const struct stat now = directory.status();
+  if (known == seen_.end() || !is_same_place(known->second.status, now)) return;
+  known->second = {now, false, busy, is_settled(now), true};
 }
 
 }  // namespace foreshock

@@ -1,8 +1,490 @@
 #include "agent/flagged.h"
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <deque>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "detect/thresholds.h"
+#include "segment/layout.h"
+#include "shadow/figures.h"
+#include "shadow/rounding.h"
+#include "shadow/stored_slice.h"
 
 namespace foreshock {
+namespace {
+
+// Beyond the limit by so much, one slice is enough: plain attention does not err four times less by chance,
+// unless hardly anything is rounded at all. Rounding once to p bits costs a row 2^-p of its norm at most;
+// what errs four times that is not such a case.
+constexpr double kFarBeyond = 4;
+
+// The reference's own error (shadow/reference.h): beside fp64 storage it is what plain attention errs too,
+// and no ratio says anything.
+constexpr double kReferenceError = 1e-13;
+
+double ratio_limit(const SliceDeviation& d) {
+  return d.backward ? kDeviationRatioBackward : kDeviationRatioForward;
+}
+
+bool is_beyond(const SliceDeviation& d, double times) {
+  return d.deviation_ratio && *d.deviation_ratio > times * ratio_limit(d) &&
+         d.relative_error_max.value_or(0) > kReferenceError;
+}
+
+bool is_far_beyond(const JudgedSlice& judged) {
+  const double once = std::ldexp(1.0, -format_of(judged.slice.dtype).precision);
+  return is_beyond(judged.deviation, kFarBeyond) &&
+         judged.deviation.relative_error_max.value_or(0) > kFarBeyond * once;
+}
+
+double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
+
+// Beyond what the reference shows too when it is merely rounded.
+bool errs_that_way(const SliceDeviation& d, double pooled) {
+  return (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > kBiasUlp;
+}
+
+bool is_rounded_reference(const JudgedSlice& judged) {
+  const AttentionSlice& slice = judged.slice;
+  const size_t count = static_cast<size_t>(slice.rows) * slice.value_dim;
+  for (size_t n = 0; n < count; ++n)
+    if (load_as_double(slice.out, slice.dtype, n) != round_to(slice.dtype, judged.reference.out[n]))
+      return false;
+  return true;
+}
+
+// What is known of the layer and pass of a slice.
+class Surroundings {
+ public:
+  Surroundings(const JudgedSlice& judged, const RankStatistics& rank)
+      : label_(judged.layer), watch_(rank.watch), pass_(judged.deviation.backward) {
+    const auto found = rank.layers.find(label_);
+    if (label_.empty() || found == rank.layers.end()) return;
+    layer_ = &found->second;
+    alarms_ = alarms_of(*layer_, pass_);
+  }
+
+  bool warns(DetectorId detector) const {
+    return !label_.empty() && watch_ != nullptr && watch_->level_of(detector, label_) == Level::kWarn;
+  }
+  bool has_alarm(std::string_view of) const {
+    return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.of == of; });
+  }
+  double pooled_bias() const {
+    const std::optional<Bias> bias = layer_ != nullptr ? layer_->pass[pass_].bias.bias() : std::nullopt;
+    return bias ? bias->ulp : 0;
+  }
+
+ private:
+  const std::string& label_;
+  const RankWatch* watch_;
+  const uint32_t pass_;
+  const LayerStatistics* layer_ = nullptr;
+  std::vector<LayerAlarm> alarms_;
+};
+
+bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings& around) {
+  const SliceDeviation& d = judged.deviation;
+  switch (reason) {
+    case FlagReason::kNonfinite:
+      return is_nonfinite(d);
+    case FlagReason::kDeviationRatio:
+      return is_far_beyond(judged) || (is_beyond(d, 1) && around.has_alarm("deviation_ratio"));
+    case FlagReason::kBias:
+      return (around.has_alarm("bias") || (!d.backward && around.warns(DetectorId::kBias))) &&
+             errs_that_way(d, around.pooled_bias());
+    case FlagReason::kOutputErrorDrift:
+      return d.backward && around.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
+    case FlagReason::kLogit:
+      return !d.backward && (around.warns(DetectorId::kMaxLogit) || around.warns(DetectorId::kLogitGrowth));
+    case FlagReason::kControl:
+      break;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank) {
+  const Surroundings around(judged, rank);
+  for (size_t n = 0; n < kFlagReasons; ++n)
+    if (const auto reason = static_cast<FlagReason>(n); is_flagged(reason, judged, around)) return reason;
+  return std::nullopt;
+}
+
+bool is_fit_as_control(const SliceDeviation& d) { return d.rows_compared > 0 && !is_beyond(d, 1); }
+
+namespace {
+
+// What may stand in a name of a file everywhere; a dot separates the parts.
+std::string plain(const std::string& text) {
+  std::string name = text.substr(0, 64);
+  for (char& c : name) {
+    const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                          c == '_' || c == '-' || c == '.';
+    if (!is_plain) c = '_';
+  }
+  if (name.empty() || name[0] == '.') name.insert(0, "_");
+  return name;
+}
+
+// The segment's nonce and the slice's ticket make it unlike that of any other slice.
+std::string name_of_file(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
+                         const RankStatistics& rank, const std::string& segment) {
+  char middle[64], end[40];
+  std::snprintf(middle, sizeof middle, ".rank%04d.step%08lld.%s.", rank.identity.rank,
+                static_cast<long long>(slot.step), segment::kPassNames[slot.pass]);
+  std::snprintf(end, sizeof end, "-%llu", static_cast<unsigned long long>(slot.ticket));
+  const std::string nonce = segment.size() > 8 ? segment.substr(segment.size() - 8) : segment;
+  const std::string label = layer.label.empty() ? "unknown" : plain(layer.label);
+  return plain(rank.run) + middle + label + "." + kFlagReasonNames[static_cast<int>(reason)] + "." +
+         plain(nonce) + end + kFlaggedSuffix;
+}
+
+// How much the rows see, in a framework's words; "none" where every row sees every key.
+const char* causal_of(const segment::Slot& slot) {
+  const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
+  const auto every = [&](int64_t shift) {
+    for (uint32_t row = 0; row < slot.rows; ++row) {
+      const int64_t sees = std::clamp(int64_t{slot.position[row]} + 1 + shift, int64_t{0}, keys);
+      if (slot.key_limit[row] != sees) return false;
+    }
+    return true;
+  };
+  if (std::all_of(slot.key_limit, slot.key_limit + slot.rows,
+                  [&](uint32_t k) { return k == slot.key_length; }))
+    return "none";
+  if (every(0)) return "top-left";
+  return every(keys - queries) ? "bottom-right" : "other";
+}
+
+std::map<std::string, std::string> facts_of_slot(const segment::Slot& slot) {
+  const auto text = [](auto number) { return std::to_string(number); };
+  return {{"step", text(slot.step)},
+          {"call", text(slot.call)},
+          {"ticket", text(slot.ticket)},
+          {"pass", segment::kPassNames[slot.pass]},
+          {"dtype", name_of(static_cast<DType>(slot.dtype))},
+          {"batch", text(slot.batch)},
+          {"kv_head", text(slot.kv_head)},
+          {"heads_in_slice", text(slot.heads_in_slice)},
+          {"query_length", text(slot.query_length)},
+          {"key_length", text(slot.key_length)},
+          {"scale", exact_text(slot.scale)},
+          {"causal", causal_of(slot)},
+          {"time", exact_text(1e-9 * static_cast<double>(slot.time_ns))}};
+}
+
+void add_facts_of_rank(const segment::Slot& slot, const RankStatistics& rank,
+                       std::map<std::string, std::string>* facts) {
+  const segment::Identity& id = rank.identity;
+  const auto op = static_cast<size_t>(slot.op);
+  (*facts)["run"] = rank.run;
+  (*facts)["rank"] = std::to_string(id.rank);
+  (*facts)["attempt"] = std::to_string(id.attempt);
+  (*facts)["host"] = segment::text_of(id.host);
+  (*facts)["framework"] = segment::text_of(id.framework);
+  (*facts)["op"] = slot.op >= 0 && op < rank.ops.size() ? segment::text_of(rank.ops[op].name) : "";
+  (*facts)["instruction_set"] = reference_target_name();
+  (*facts)["foreshock_version"] = FORESHOCK_VERSION;
+  (*facts)["reference_version"] = std::to_string(kReferenceVersion);
+}
+
+// What its layer looked like then: a bias is seen in many slices, hardly in one.
+void add_figures_of_layer(uint32_t pass, const std::string& label, const RankStatistics& rank,
+                          std::map<std::string, std::string>* facts) {
+  const auto found = rank.layers.find(label);
+  if (label.empty() || found == rank.layers.end()) return;
+  const PassStatistics& statistics = found->second.pass[pass];
+  (*facts)["layer.judged"] = std::to_string(statistics.judged);
+  if (const auto most = max_of(statistics.deviation_ratio))
+    (*facts)["layer.deviation_ratio_max"] = exact_text(*most);
+  const std::optional<Bias> bias = statistics.bias.bias();
+  if (!bias) return;
+  (*facts)["layer.bias_ulp"] = exact_text(bias->ulp);
+  if (bias->z) (*facts)["layer.bias_z"] = exact_text(*bias->z);
+}
+
+FlaggedSlice::Array array_of(const std::string& name, const StoredArray& from) {
+  return {name, from.type, from.shape,
+          from.bytes > 0 ? std::string(static_cast<const char*>(from.data), from.bytes) : ""};
+}
+
+StoredArray words_of(const uint32_t* words, uint32_t count) {
+  return {"U32", {count}, words, uint64_t{count} * sizeof *words};
+}
+
+uint64_t alignment_of(const std::string& type) {
+  return type == "F64" ? 8 : type == "F32" || type == "U32" ? 4 : type == "BOOL" ? 1 : 2;
+}
+
+}  // namespace
+
+uint64_t FlaggedSlice::bytes() const {
+  uint64_t sum = 0;
+  for (const Array& array : arrays) sum += array.bytes.size();
+  return sum;
+}
+
+FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
+                           const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
+  FlaggedSlice flagged;
+  flagged.name = name_of_file(reason, slot, layer, rank, segment);
+  flagged.reason = reason;
+  flagged.metadata = facts_of_slot(slot);
+  flagged.metadata["format"] = "foreshock slice";
+  flagged.metadata["schema"] = "1";
+  flagged.metadata["reason"] = kFlagReasonNames[static_cast<int>(reason)];
+  flagged.metadata["layer"] = layer.label;
+  flagged.metadata["layer_name"] = layer.name;
+  flagged.metadata["layer_source"] = layer.source;
+  add_facts_of_rank(slot, rank, &flagged.metadata);
+  add_figures_of_layer(slot.pass, layer.label, rank, &flagged.metadata);
+  for (const Figure& figure : figures_of(judged.deviation))
+    flagged.metadata[std::string("figure.") + figure.name] = figure.text;
+  for (const auto& [name, array] : arrays_of(judged.slice, judged.reference))
+    flagged.arrays.push_back(array_of(name, array));
+  flagged.arrays.push_back(array_of("position", words_of(slot.position, slot.rows)));
+  flagged.arrays.push_back(array_of("head", words_of(slot.head, slot.rows)));
+  return flagged;
+}
+
+std::string flagged_file(const FlaggedSlice& slice) {
+  // The widest first, without gaps: each is aligned, and other readers allow no gap.
+  std::vector<const FlaggedSlice::Array*> order;
+  for (const FlaggedSlice::Array& array : slice.arrays) order.push_back(&array);
+  std::stable_sort(order.begin(), order.end(),
+                   [](auto a, auto b) { return alignment_of(a->type) > alignment_of(b->type); });
+  nlohmann::json header = {{"__metadata__", slice.metadata}};
+  header["__metadata__"]["checksum"] = kNoChecksum;
+  uint64_t at = 0;
+  for (const FlaggedSlice::Array* array : order) {
+    const uint64_t end = at + array->bytes.size();
+    header[array->name] = {{"dtype", array->type}, {"shape", array->shape}, {"data_offsets", {at, end}}};
+    at = end;
+  }
+  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  std::string file(sizeof length, '\0');
+  file.reserve(sizeof length + length + at);
+  std::memcpy(file.data(), &length, sizeof length);
+  file += text;
+  const size_t header_end = file.size();
+  for (const FlaggedSlice::Array* array : order) file += array->bytes;
+  const size_t place = checksum_place(file, header_end);
+  return file.replace(place, kNoChecksum.size(), checksum_of(file, place));
+}
+
+namespace {
+
+constexpr std::string_view kPart = ".part";  // the end of a name while the file is written
+
+struct Usage {
+  uint64_t files = 0, bytes = 0;
+};
+
+// Counts the slices; takes away what an agent that was killed has left half-written.
+bool look(int folder, Usage* usage) {
+  const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* list = again >= 0 ? fdopendir(again) : nullptr;
+  if (list == nullptr) {
+    if (again >= 0) close(again);
+    return false;
+  }
+  while (const dirent* entry = readdir(list)) {
+    const std::string_view name = entry->d_name;
+    const bool is_part = name.ends_with(std::string(kFlaggedSuffix) + std::string(kPart));
+    struct stat status = {};
+    if ((!is_part && !name.ends_with(kFlaggedSuffix)) ||
+        fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    if (is_part && time(nullptr) - status.st_mtime > FlaggedFolder::kAbandonedSeconds &&
+        unlinkat(folder, entry->d_name, 0) == 0)
+      continue;
+    ++usage->files;
+    usage->bytes += static_cast<uint64_t>(status.st_size);
+  }
+  closedir(list);
+  return true;
+}
+
+bool write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return true;
+}
+
+bool write_file(int folder, const std::string& name, const std::string& bytes) {
+  const std::string part = name + std::string(kPart);
+  unlinkat(folder, part.c_str(), 0);
+  const int file = openat(folder, part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (file < 0) return false;
+  // A network disk may only say at close() that it is full.
+  const bool is_written = write_all(file, bytes);
+  const int failure = errno;
+  if (close(file) == 0 && is_written && renameat(folder, part.c_str(), folder, name.c_str()) == 0)
+    return true;
+  if (!is_written) errno = failure;
+  const int told = errno;
+  unlinkat(folder, part.c_str(), 0);
+  errno = told;
+  return false;
+}
+
+int open_folder(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return -1;
+  return open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+}  // namespace
+
+FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::string& bytes,
+                                            std::string* error) const {
+  const int folder = open_folder(path_);
+  Usage usage;
+  Outcome outcome = Outcome::kFailed;
+  if (folder >= 0 && look(folder, &usage)) {
+    const bool fits =
+        usage.files < kMostFiles && usage.bytes <= most_bytes_ && bytes.size() <= most_bytes_ - usage.bytes;
+    outcome = !fits ? Outcome::kFull : write_file(folder, name, bytes) ? Outcome::kWritten : Outcome::kFailed;
+  }
+  if (outcome == Outcome::kFailed) *error = path_ + ": " + std::strerror(errno);
+  if (outcome == Outcome::kFull)
+    *error = path_ + " holds " + std::to_string(usage.files) + " slices of " + std::to_string(usage.bytes) +
+             " bytes; no more are kept there";
+  if (folder >= 0) close(folder);
+  return outcome;
+}
+
+using std::chrono::milliseconds;
+
+namespace {
+constexpr milliseconds kAtEnd{3000};
+}
+
+struct FlaggedWriter::Shared {
+  explicit Shared(std::unique_ptr<const FlaggedFolder> to) : folder(std::move(to)) {}
+
+  const std::unique_ptr<const FlaggedFolder> folder;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<FlaggedSlice> waiting;
+  uint64_t waiting_bytes = 0;
+  bool is_writing = false, is_ending = false;
+  FlaggedCounts counts;
+  FlaggedFolder::Outcome last = FlaggedFolder::Outcome::kWritten;  // each trouble is told once
+
+  bool is_idle() const { return waiting.empty() && !is_writing; }
+};
+
+FlaggedWriter::FlaggedWriter(std::unique_ptr<const FlaggedFolder> folder)
+    : shared_(std::make_shared<Shared>(std::move(folder))) {}
+
+FlaggedWriter::~FlaggedWriter() {
+  const bool is_done = wait(kAtEnd);
+  {
+    const std::unique_lock lock(shared_->mutex);
+    shared_->is_ending = true;
+    shared_->changed.notify_all();
+  }
+  if (!thread_.joinable()) return;
+  if (is_done) {
+    thread_.join();
+  } else {
+    spdlog::error("--save-flagged: {} does not answer; slices that wait for it are lost", path());
+    thread_.detach();
+  }
+}
+
+void FlaggedWriter::offer(FlaggedSlice slice) {
+  const uint64_t bytes = slice.bytes();
+  const std::unique_lock lock(shared_->mutex);
+  // A slice that is larger than all that may wait, waits alone.
+  if (!shared_->waiting.empty() && shared_->waiting_bytes + bytes > kMostWaitingBytes) {
+    ++shared_->counts.dropped[static_cast<size_t>(FlaggedDrop::kBusy)];
+    return;
+  }
+  if (!thread_.joinable()) {
+    sigset_t all, before;  // signals are the main thread's
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      thread_ = std::thread(work, shared_);
+    } catch (const std::system_error&) {
+      ++shared_->counts.dropped[static_cast<size_t>(FlaggedDrop::kError)];
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!thread_.joinable()) return;
+  }
+  shared_->waiting_bytes += bytes;
+  shared_->waiting.push_back(std::move(slice));
+  shared_->changed.notify_all();
+}
+
+void FlaggedWriter::drop(FlaggedDrop why) {
+  const std::unique_lock lock(shared_->mutex);
+  ++shared_->counts.dropped[static_cast<size_t>(why)];
+}
+
+bool FlaggedWriter::wait(milliseconds most) {
+  std::unique_lock lock(shared_->mutex);
+  return shared_->changed.wait_for(lock, most, [&] { return shared_->is_idle(); });
+}
+
+FlaggedCounts FlaggedWriter::counts() const {
+  const std::unique_lock lock(shared_->mutex);
+  return shared_->counts;
+}
+
+const std::string& FlaggedWriter::path() const { return shared_->folder->path(); }
+
+void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
+  using Outcome = FlaggedFolder::Outcome;
+  std::unique_lock lock(shared->mutex);
+  for (;;) {
+    shared->changed.wait(lock, [&] { return !shared->waiting.empty() || shared->is_ending; });
+    if (shared->waiting.empty()) return;
+    const FlaggedSlice slice = std::move(shared->waiting.front());
+    shared->waiting.pop_front();
+    shared->waiting_bytes -= slice.bytes();
+    shared->is_writing = true;
+    lock.unlock();
+    std::string error;
+    const Outcome outcome = shared->folder->write(slice.name, flagged_file(slice), &error);
+    lock.lock();
+    if (outcome != Outcome::kWritten && outcome != shared->last) spdlog::error("--save-flagged: {}", error);
+    shared->last = outcome;
+    if (!error.empty()) shared->counts.problem = error;
+    if (outcome == Outcome::kWritten) ++shared->counts.saved[static_cast<size_t>(slice.reason)];
+    if (outcome == Outcome::kFull) ++shared->counts.dropped[static_cast<size_t>(FlaggedDrop::kQuota)];
+    if (outcome == Outcome::kFailed) ++shared->counts.dropped[static_cast<size_t>(FlaggedDrop::kError)];
+    shared->is_writing = false;
+    shared->changed.notify_all();
+  }
+}
 
 void FlaggedSlices::consider(const segment::Slot& slot, const JudgedSlice& judged, const LayerOfCall& layer,
                              const RankStatistics& rank, const std::string& segment) {

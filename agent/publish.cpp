@@ -1,15 +1,52 @@
 #include "agent/publish.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
+#include <string>
 
-#include "agent/json_values.h"
-#include "agent/publish_coverage.h"
-#include "agent/rank_facts.h"
+#include "agent/measured.h"
+#include "agent/restart_state.h"
 #include "detect/thresholds.h"
 #include "segment/layout.h"
 
 namespace foreshock {
+
+Ownership ownership_of(const segment::Identity& identity) {
+  if (identity.late_ready != 1 || identity.data_parallel < 0) return Ownership::kUnknown;
+  return identity.data_parallel == 0 ? Ownership::kOwner : Ownership::kReplica;
+}
+
+const char* name_of(Ownership ownership) {
+  switch (ownership) {
+    case Ownership::kOwner:
+      return "1";
+    case Ownership::kReplica:
+      return "0";
+    default:
+      return "unknown";
+  }
+}
+
+LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
+  for (bool alive : {true, false})  // the dead ones only where no living rank has the layer
+    for (const RankStatistics* rank : ranks) {
+      if (rank->alive != alive || ownership_of(rank->identity) != Ownership::kUnknown) continue;
+      for (const auto& layer : rank->layers) {
+        const auto [lowest, is_new] = lowest_.emplace(layer.first, rank->identity.rank);
+        if (!is_new && alive) lowest->second = std::min(lowest->second, rank->identity.rank);
+      }
+    }
+}
+
+bool LayerOwners::shows(const RankStatistics& rank, const std::string& label) const {
+  const Ownership ownership = ownership_of(rank.identity);
+  if (ownership != Ownership::kUnknown) return ownership == Ownership::kOwner;
+  const auto lowest = lowest_.find(label);
+  return lowest != lowest_.end() && lowest->second == rank.identity.rank;
+}
+
 namespace {
 
 using nlohmann::json;
@@ -379,6 +416,215 @@ void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables) 
 
 std::string text_of(const json& document, int indent) {
   return document.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
+namespace {
+
+using nlohmann::json;
+
+struct CoverageRatio {
+  std::optional<double> ratio;
+  const char* source = "none";
+};
+
+uint64_t sum(const uint64_t (&of)[segment::kPasses]) { return of[0] + of[1]; }
+
+bool has_graphs(const segment::Coverage& coverage) {
+  return coverage.graph_launches + coverage.unknown_launches + sum(coverage.recorded_calls) > 0;
+}
+
+bool counts_kernels(const segment::Coverage& coverage) { return coverage.kernel_count_state != 0; }
+
+// Calls seen over kernels launched, in the same steps. More calls than kernels: some have names that are not
+// known here, and nothing is claimed.
+std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
+  const auto seen = static_cast<double>(sum(coverage.kernel_count_calls));
+  const double ran =
+      static_cast<double>(sum(coverage.kernels)) + static_cast<double>(coverage.kernel_count_in_graphs);
+  if (coverage.kernel_count_steps == 0 || ran == 0 || seen > ran) return std::nullopt;
+  return seen / ran;
+}
+
+// The hooks saw what they counted, less what was only recorded; beside it ran what was launched. With graphs
+// of unknown content nothing is claimed.
+CoverageRatio ratio_of(const RankStatistics& rank) {
+  const segment::Coverage& coverage = rank.coverage;
+  if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
+  if (coverage.graph_launches == 0 || coverage.unknown_launches > 0) return {};
+  const auto calls = static_cast<double>(rank.calls(0) + rank.calls(1));
+  const double seen = calls - static_cast<double>(sum(coverage.recorded_calls));
+  const double ran = seen + static_cast<double>(sum(coverage.launched_calls));
+  if (!(seen >= 0 && ran > 0)) return {};
+  return {seen / ran, "graphs"};
+}
+
+void publish_graphs(const RankStatistics& rank, const std::string& number, Registry* registry) {
+  const segment::Coverage& coverage = rank.coverage;
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    registry->set(Metric::kAttentionRecordedTotal, {rank.run, number, segment::kPassNames[pass]},
+                  static_cast<double>(coverage.recorded_calls[pass]));
+    registry->set(Metric::kAttentionGraphCallsTotal, {rank.run, number, segment::kPassNames[pass]},
+                  static_cast<double>(coverage.launched_calls[pass]));
+  }
+  registry->set(Metric::kGraphLaunchesTotal, {rank.run, number, "known"},
+                static_cast<double>(coverage.graph_launches));
+  registry->set(Metric::kGraphLaunchesTotal, {rank.run, number, "unknown"},
+                static_cast<double>(coverage.unknown_launches));
+}
+
+void publish_kernels(const RankStatistics& rank, const std::string& number, Registry* registry) {
+  const segment::Coverage& coverage = rank.coverage;
+  registry->clear_metric(Metric::kKernelCountState, rank.run, number);
+  registry->set(Metric::kKernelCountState,
+                {rank.run, number, segment::kernel_count_state_name(coverage.kernel_count_state)}, 1);
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+    registry->set(Metric::kAttentionKernelsTotal, {rank.run, number, segment::kPassNames[pass]},
+                  static_cast<double>(coverage.kernels[pass]));
+}
+
+json by_pass(const uint64_t (&of)[segment::kPasses]) { return {{"forward", of[0]}, {"backward", of[1]}}; }
+
+}  // namespace
+
+void publish_coverage(const RankStatistics& rank, Registry* registry) {
+  const std::string number = std::to_string(rank.identity.rank);
+  const CoverageRatio known = ratio_of(rank);
+  registry->clear_metric(Metric::kAttentionCoverageRatio, rank.run, number);
+  registry->set(Metric::kAttentionCoverageRatio, {rank.run, number, known.source},
+                known.ratio.value_or(std::nan("")));
+  if (has_graphs(rank.coverage)) publish_graphs(rank, number, registry);
+  if (counts_kernels(rank.coverage)) publish_kernels(rank, number, registry);
+}
+
+json coverage_json(const RankStatistics& rank) {
+  const CoverageRatio known = ratio_of(rank);
+  json told = {{"ratio", number_or_null(known.ratio)}, {"source", known.source}};
+  const segment::Coverage& coverage = rank.coverage;
+  if (has_graphs(coverage))
+    told["graphs"] = {{"launches", coverage.graph_launches},
+                      {"unknown_launches", coverage.unknown_launches},
+                      {"recorded", by_pass(coverage.recorded_calls)},
+                      {"calls", by_pass(coverage.launched_calls)}};
+  if (counts_kernels(coverage))
+    told["kernels"] = {{"state", segment::kernel_count_state_name(coverage.kernel_count_state)},
+                       {"holder", segment::text_of(coverage.kernel_count_holder)},
+                       {"steps", coverage.kernel_count_steps},
+                       {"launched", by_pass(coverage.kernels)},
+                       {"calls", by_pass(coverage.kernel_count_calls)},
+                       {"in_graphs", coverage.kernel_count_in_graphs}};
+  return told;
+}
+
+void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry) {
+  const FlaggedCounts counts = writer.counts();
+  for (size_t n = 0; n < kFlagReasons; ++n)
+    registry->set(Metric::kFlaggedSlicesTotal, {run, kFlagReasonNames[n]},
+                  static_cast<double>(counts.saved[n]));
+  for (size_t n = 0; n < kFlaggedDrops; ++n)
+    registry->set(Metric::kFlaggedSlicesDroppedTotal, {run, kFlaggedDropNames[n]},
+                  static_cast<double>(counts.dropped[n]));
+}
+
+nlohmann::json flagged_json(const FlaggedWriter& writer) {
+  const FlaggedCounts counts = writer.counts();
+  nlohmann::json saved = nlohmann::json::object(), dropped = nlohmann::json::object();
+  for (size_t n = 0; n < kFlagReasons; ++n)
+    if (counts.saved[n] > 0) saved[kFlagReasonNames[n]] = counts.saved[n];
+  for (size_t n = 0; n < kFlaggedDrops; ++n)
+    if (counts.dropped[n] > 0) dropped[kFlaggedDropNames[n]] = counts.dropped[n];
+  return {{"directory", writer.path()}, {"saved", saved}, {"dropped", dropped}, {"problem", counts.problem}};
+}
+
+namespace {
+
+using nlohmann::json;
+
+// Of the benchmark, not of this run.
+json measured_json(const Measured& measured) {
+  return {{"right", number_or_null(measured.right)},
+          {"alarms", number_or_null(measured.alarms)},
+          {"precision", number_or_null(measured.precision())},
+          {"events", number_or_null(measured.events)},
+          {"hits", number_or_null(measured.hits)},
+          {"lift", number_or_null(measured.lift)},
+          {"lead_median", number_or_null(measured.lead_median)},
+          {"false_per_10k", number_or_null(measured.false_per_10k)},
+          {"proven", measured.is_proven()}};
+}
+
+json detectors_json(const RankWatch& watch) {
+  json detectors = json::array();
+  const auto states = watch.states();
+  for (size_t n = 0; n < kDetectors; ++n) {
+    const DetectorState& state = states[n];
+    if (state.values == 0) continue;
+    const Measured* measured = measured_of(kDetectorTable[n].name);
+    detectors.push_back({{"detector", kDetectorTable[n].name},
+                         {"level", name_of(state.level)},
+                         {"layer", text_or_null(state.layer)},
+                         {"since_step", count_or_null(state.since_step)},
+                         {"measured", measured != nullptr ? measured_json(*measured) : json(nullptr)},
+                         {"values", state.values},
+                         {"watches", state.watches},
+                         {"warnings", state.warnings},
+                         {"last_warn_step", count_or_null(state.last_warn_step)}});
+  }
+  return detectors;
+}
+
+json episode_json(const Episode& episode, int64_t onset) {
+  return {{"detector", info_of(episode.detector).name},
+          {"place", text_or_null(episode.place)},
+          {"layer", text_or_null(episode.layer)},
+          {"level", name_of(episode.most)},
+          {"since_step", episode.since_step},
+          {"warn_step", count_or_null(episode.warn_step)},
+          // Steps are far from the ends of their range wherever they are counted; elsewhere this wraps.
+          {"lead_steps",
+           static_cast<int64_t>(static_cast<uint64_t>(onset) - static_cast<uint64_t>(episode.since_step))}};
+}
+
+json loss_events_json(const RankWatch& watch) {
+  json events = json::array();
+  for (const LossEventSeen& seen : watch.loss_events()) {
+    json before = json::array();
+    for (const Episode& episode : seen.preceded_by) before.push_back(episode_json(episode, seen.onset_step));
+    events.push_back({{"event", name_of(seen.kind)},
+                      {"step", seen.onset_step},
+                      {"declared_step", seen.declared_step},
+                      {"preceded_by", before}});
+  }
+  return events;
+}
+
+}  // namespace
+
+void publish_precursors(const RankStatistics& rank, Registry* registry) {
+  if (rank.watch == nullptr) return;
+  const std::string number = std::to_string(rank.identity.rank);
+  const auto states = rank.watch->states();
+  registry->clear_metric(Metric::kPrecursorLayerInfo, rank.run, number);
+  for (size_t n = 0; n < kDetectors; ++n) {
+    const DetectorState& state = states[n];
+    if (state.values == 0) continue;
+    const auto set = [&](Metric metric, double value) {
+      registry->set(metric, {rank.run, number, kDetectorTable[n].name}, value);
+    };
+    set(Metric::kPrecursorLevel, static_cast<double>(state.level));
+    set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings));
+    if (state.warnings > 0) set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step));
+    if (state.level == Level::kWarn && !state.layer.empty())
+      registry->set(Metric::kPrecursorLayerInfo, {rank.run, number, kDetectorTable[n].name, state.layer}, 1);
+  }
+}
+
+json precursors_json(const RankWatch& watch) {
+  return {{"detectors", detectors_json(watch)}, {"loss_events", loss_events_json(watch)}};
+}
+
+json precursors_json(const RankStatistics& rank) {
+  return rank.watch != nullptr ? precursors_json(*rank.watch)
+                               : json{{"detectors", json::array()}, {"loss_events", json::array()}};
 }
 
 }  // namespace foreshock

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "agent/json_values.h"
+#include "agent/publish.h"
 
 namespace foreshock {
 namespace {

@@ -5,8 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "agent/head_spectra.h"
-#include "agent/rank.h"
+#include "agent/rank_state.h"
 #include "agent/weights.h"
 #include "exporters/registry.h"
 

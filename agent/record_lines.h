@@ -2,9 +2,12 @@
 #ifndef FORESHOCK_AGENT_RECORD_LINES_H_
 #define FORESHOCK_AGENT_RECORD_LINES_H_
 
-#include "agent/rank.h"
-#include "agent/slot_slice.h"
+#include <string>
+
+#include "agent/rank_state.h"
+#include "agent/tensor.h"
 #include "exporters/record.h"
+#include "exporters/record_line.h"
 #include "shadow/deviation.h"
 #include "shadow/layer_spectra.h"
 
@@ -22,6 +25,12 @@ SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorReco
                            const LayerSpectrum& spectrum);
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
+
+// Both of scope "node".
+TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram);
+// Of one that has its optimizer.
+OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot);
+ModelLine model_line(const std::string& run, const PoolSnapshot& pool);
 
 }  // namespace foreshock
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "agent/fnv.h"
-#include "agent/place.h"
+#include "agent/tensor.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

@@ -7,12 +7,94 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstdio>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "agent/node.h"
+#include "agent/publish.h"
+#include "agent/publish_weights.h"
 #include "agent/record_lines.h"
 
 namespace foreshock {
+
+Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run,
+                   Pipeline* pipeline)
+    : name(segment->name()), segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
+  rank.run = run;
+  pipeline_->refresh(*segment_, &rank);
+  pipeline_->take_up(*segment_, &rank);
+}
+
+void Followed::look(Clock::time_point now) {
+  if (is_finished()) return;
+  // The lock before the counters: a trainer that ends in between has stored its last count by then.
+  rank.alive = segment_->is_locked();
+  pipeline_->refresh(*segment_, &rank);
+  if (!rank.alive) rank.exit_status = segment_->exit_status();
+  if (rank.alive || !(rank.totals == seen_)) changed_ = now;
+  seen_ = rank.totals;
+}
+
+bool Followed::is_gone(Clock::time_point now, Clock::duration quiet) const {
+  return !rank.alive && now - changed_ >= quiet;
+}
+
+void Followed::finish(RunState state) {
+  if (is_finished()) return;
+  pipeline_->finish(*segment_, &rank);
+  rank.state = state;
+  rank.alive = segment_->is_locked();
+  segment_.reset();
+}
+
+namespace {
+
+constexpr size_t kMostBytes = 4096;
+
+RunState state_from(const std::string& word) {
+  if (word == "finished") return RunState::kFinished;
+  if (word == "preempted") return RunState::kPreempted;
+  return RunState::kFailed;
+}
+
+std::string exit_name(uint64_t launcher_id) { return "exit." + std::to_string(launcher_id) + ".json"; }
+
+// The number between "exit." and ".json"; 0 when there is none.
+uint64_t launcher_in(const std::string& name) {
+  uint64_t launcher = 0;
+  const char* end = name.data() + name.size() - 5;
+  const auto [stop, error] = std::from_chars(name.data() + 5, end, launcher);
+  return error == std::errc() && stop == end ? launcher : 0;
+}
+
+}  // namespace
+
+std::string summary_name(uint64_t launcher_id) { return "summary." + std::to_string(launcher_id) + ".json"; }
+
+std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id) {
+  if (launcher_id == 0 || !directory.has(exit_name(launcher_id))) return std::nullopt;
+  const std::optional<std::string> text = directory.read(exit_name(launcher_id), kMostBytes);
+  if (!text && is_shortage(errno)) return std::nullopt;  // it can be read later
+  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
+  return state_from(json["state"]);
+}
+
+std::vector<LauncherExit> unanswered_exits(const Directory& directory) {
+  std::vector<LauncherExit> exits;
+  for (const std::string& name : directory.names("exit.", ".json")) {
+    const uint64_t launcher = launcher_in(name);
+    if (launcher == 0 || directory.has(summary_name(launcher))) continue;
+    if (const std::optional<RunState> state = exit_of(directory, launcher))
+      exits.push_back({launcher, *state});
+  }
+  return exits;
+}
+
+bool has_launcher(const Directory& directory) { return directory.is_locked("run.lock"); }
+
 namespace {
 
 using namespace std::chrono_literals;
@@ -308,6 +390,169 @@ int Run::cores_per_rank() const {
 
 void Run::record_run(const RankStatistics& rank, const char* state) {
   if (record_ != nullptr) record_->write(run_line(rank, state));
+}
+
+// The part of Run that says what it knows: the series, the page's document, the summaries of launchers.
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kFlaggedAtMost = 2s;      // that a summary waits for the files of the last flagged slices
+constexpr size_t kMostRanksShown = 128;  // on the page
+
+RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
+  RunPosition furthest;
+  for (const auto& followed : all) {
+    const RankStatistics& rank = followed->rank;
+    if (!rank.current || rank.last_step.sequence == 0) continue;
+    furthest.step = std::max(furthest.step, rank.last_step.step);
+    furthest.interval = std::max(furthest.interval, rank.tensors.interval);
+  }
+  return furthest;
+}
+
+}  // namespace
+
+void Run::answer(const LauncherExit& exit) {
+  nlohmann::json summary = document(exit.launcher_id, false);
+  summary["run"] = options_.run_id;
+  summary["state"] = name_of(exit.state);
+  summary["other_ranks"] = std::count_if(followed_.begin(), followed_.end(), [&exit](const auto& each) {
+    return each->launcher_id() != exit.launcher_id;
+  });
+  if (flagged_ != nullptr) {
+    flagged_->writer().wait(kFlaggedAtMost);
+    summary["flagged"] = flagged_json(flagged_->writer());
+  }
+  if (record_ != nullptr)
+    summary["record_complete"] = record_->flush() && record_->lines_lost() == 0 && !record_was_incomplete_;
+  if (directory_->write(summary_name(exit.launcher_id), text_of(summary, 2) + "\n"))
+    exits_seen_.erase(exit.launcher_id);
+  else
+    spdlog::error("the summary of launcher {} cannot be written into {}", exit.launcher_id,
+                  directory_->path());
+}
+
+nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
+  nlohmann::json ranks = nlohmann::json::array();
+  std::vector<const Followed*> ordered;
+  for (const auto& followed : followed_)
+    if (launcher_id == 0 || followed->launcher_id() == launcher_id) ordered.push_back(followed.get());
+  std::stable_sort(ordered.begin(), ordered.end(), [](const Followed* a, const Followed* b) {
+    return a->rank.identity.rank < b->rank.identity.rank;
+  });
+  if (for_page && ordered.size() > kMostRanksShown)
+    std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
+  if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
+  const nlohmann::json optimizer = optimizer_json(pipeline_->weights().optimizer());  // of all ranks
+  for (const Followed* followed : ordered) {
+    ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
+                             : summary_of(followed->rank, cores_per_rank()));
+    ranks.back()["precursors"] = precursors_json(followed->rank);
+    ranks.back()["weights"] = weights_json(followed->rank, pipeline_->weights(), this->ranks());
+    ranks.back()["optimizer"] = optimizer;
+    ranks.back()["update_spectra"] = spectra_json(followed->rank, pipeline_->spectra());
+  }
+  nlohmann::json all = {
+      {"schema", 1}, {"run", options_.label}, {"state", name_of(state())}, {"ranks", ranks}};
+  // Who started them cannot be read, so every launcher is told.
+  if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
+  return all;
+}
+
+void Run::add_history(std::vector<HistoryTable>* tables) const {
+  for (const auto& followed : followed_)
+    if (followed->rank.current) foreshock::add_history(followed->rank, tables);
+}
+
+void Run::publish(Registry* registry) {
+  publish_ranks(registry);
+  publish_weights(options_.label, pipeline_->weights(), position_of(followed_), registry);
+  publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);
+  publish_spectra(options_.label, pipeline_->spectra(), registry);
+  registry->set(Metric::kRunInfo, {options_.label, user_}, 1);
+  for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
+    registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == this->state());
+  uint64_t refused = refusals_;
+  for (const auto& followed : followed_)
+    refused += followed->rank.refused_slots + followed->rank.refused_tensors;
+  registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));
+  save_watches();
+  if (flagged_ != nullptr) publish_flagged(options_.label, flagged_->writer(), registry);
+  if (record_ == nullptr) return;
+  registry->set(Metric::kMonitorErrorsTotal, {options_.label, "record"},
+                static_cast<double>(record_->errors()));
+  if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
+}
+
+void Run::publish_ranks(Registry* registry) {
+  std::vector<const RankStatistics*> current;
+  for (const auto& followed : followed_)
+    if (followed->rank.current) current.push_back(&followed->rank);
+  const LayerOwners owners(current);
+  for (const auto& followed : followed_) {
+    const RankStatistics& rank = followed->rank;
+    if (!rank.current) continue;
+    const auto is_shown = [&](const auto& label) { return owners.shows(rank, label); };
+    if (!std::all_of(followed->shown_layers.begin(), followed->shown_layers.end(), is_shown)) {
+      registry->clear_layers(options_.label,
+                             std::to_string(rank.identity.rank));  // another rank has taken over
+      followed->shown_layers.clear();
+    }
+    for (const auto& layer : rank.layers)
+      if (is_shown(layer.first)) followed->shown_layers.insert(layer.first);
+    publish_rank(rank, cores_per_rank(), registry, &owners);
+    publish_precursors(rank, registry);
+    publish_replicas(rank, pipeline_->weights().replicas(), registry);
+  }
+}
+
+// The part of Run that tells its ranks what the detectors make of the training.
+
+namespace {
+
+// Until the agent, at the lowest priority, has written what it read: a rank alone need not wait for others.
+constexpr double kAheadSeconds = 0.25;
+constexpr int64_t kMostAhead = 64;  // steps
+
+int64_t steps_ahead(double step_seconds) {
+  if (!(step_seconds > kAheadSeconds / kMostAhead)) return kMostAhead;
+  return static_cast<int64_t>(kAheadSeconds / step_seconds);
+}
+
+}  // namespace
+
+// That no rank of the node has come to when it hears of it.
+int64_t Run::step_to_act_from() const {
+  const int64_t soon = effective_step();
+  if (ranks() < 2) return soon;
+  double step_seconds = 0;
+  for (const auto& followed : followed_)
+    if (!followed->is_finished())
+      step_seconds = std::max(step_seconds, mean_of(followed->rank.step_seconds).value_or(0) /
+                                                static_cast<double>(followed->rank.stride.steps()));
+  return std::min(soon, INT64_MAX - kMostAhead) + steps_ahead(step_seconds);
+}
+
+// Written only when it has changed: of a level that lasts, the trainer itself counts the age.
+void Run::advise() {
+  std::set<int64_t> ranks;
+  for (const auto& followed : followed_)
+    if (!followed->is_finished()) ranks.insert(followed->rank.identity.rank);
+  const Signal signal = pipeline_->adviser().loudest(ranks);
+  if (signal == told_) return;
+  told_ = signal;
+  advice_ = {};
+  advice_.level = static_cast<uint32_t>(signal.level);
+  advice_.rank = static_cast<int32_t>(signal.rank);
+  advice_.since_step = signal.since_step;
+  advice_.from_step = step_to_act_from();
+  advice_.score = signal.score;
+  std::snprintf(advice_.detector, sizeof advice_.detector, "%s", signal.detector.c_str());
+  std::snprintf(advice_.layer, sizeof advice_.layer, "%s", signal.layer.c_str());
+  for (auto& followed : followed_)
+    if (!followed->is_finished()) followed->segment().set_advice(advice_);
 }
 
 }  // namespace foreshock

@@ -1,26 +1,88 @@
-// One run on this node as the agent follows it: the segments of its directory, what they have taught, and the
-// launchers that wait for a summary. One thread.
+// One run of this node: its directory, its ranks, its record, and when it is over.
 #ifndef FORESHOCK_AGENT_RUN_H_
 #define FORESHOCK_AGENT_RUN_H_
 
+#include <chrono>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "agent/burst.h"
+#include "agent/directory.h"
 #include "agent/discovery.h"
 #include "agent/flagged.h"
-#include "agent/followed.h"
-#include "agent/launcher_files.h"
-#include "agent/rank_facts.h"
-#include "agent/watch_state.h"
+#include "agent/pipeline.h"
+#include "agent/rank_state.h"
+#include "agent/restart_state.h"
+#include "agent/sampling.h"
 #include "exporters/record.h"
 #include "exporters/registry.h"
 
 namespace foreshock {
+
+class Followed {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
+
+  // Takes what is new. False when there was nothing, or nothing can come any more.
+  bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
+
+  // Reads the counters, and whether the trainer still holds its lock.
+  void look(Clock::time_point now);
+
+  // The trainer has let go of its lock, and nothing has moved since for `quiet`.
+  bool is_gone(Clock::time_point now, Clock::duration quiet) const;
+
+  // Its process has called exit(0): nothing more is to come, whatever its launcher still does.
+  bool has_exited_well() const { return !rank.alive && rank.exit_status == 0; }
+
+  // Judges what is left and lets the segment go.
+  void finish(RunState state);
+  bool is_finished() const { return segment_ == nullptr; }
+
+  uint64_t launcher_id() const { return rank.identity.launcher_id; }
+  // Not after finish().
+  segment::SegmentReader& segment() { return *segment_; }
+
+  const std::string name;  // of its segment
+  RankStatistics rank;
+  bool announced = false;              // in the record
+  std::set<std::string> shown_layers;  // that have had series
+
+ private:
+  std::unique_ptr<segment::SegmentReader> segment_;
+  Pipeline* pipeline_;
+  segment::Totals seen_;
+  Clock::time_point changed_;
+};
+
+// What a `foreshock run` and the agent tell each other through the run directory: `exit.<launcher>.json` (the
+// command of this launcher has ended, and how) is answered with `summary.<launcher>.json`.
+
+struct LauncherExit {
+  uint64_t launcher_id = 0;
+  RunState state = RunState::kFailed;
+};
+
+// Exits that have no summary yet.
+std::vector<LauncherExit> unanswered_exits(const Directory& directory);
+
+// How the command of this launcher ended; nothing when that has not been told, or cannot be read just now.
+std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id);
+
+std::string summary_name(uint64_t launcher_id);
+
+// Whether a launcher of this run lives: it holds a shared lock on run.lock.
+bool has_launcher(const Directory& directory);
+
+// One run on this node as the agent follows it: the segments of its directory, what they have taught, and the
+// launchers that wait for a summary. One thread.
 
 struct RunOptions {
   std::string run_id;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "agent/tensor_snapshot.h"
+#include "agent/tensor.h"
 
 namespace foreshock {
 

@@ -1,25 +1,102 @@
-// The weights of a run on this node: the parts that its ranks hold put together, tensor by tensor and step by
-// step; how far each has moved since its last snapshot and since its first one; and whether replicas agree.
+// The weights of a run on this node: puts the parts of each tensor together, follows its histogram and its
+// optimizer over the steps, compares replicas, and looks at the spectra of attention heads.
 #ifndef FORESHOCK_AGENT_WEIGHTS_H_
 #define FORESHOCK_AGENT_WEIGHTS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
-#include "agent/attempt_watch.h"
-#include "agent/optimizer_health.h"
 #include "agent/replicas.h"
-#include "agent/rollback_watch.h"
+#include "agent/tensor.h"
 #include "agent/weight_series.h"
+#include "segment/layout.h"
 #include "segment/parser.h"
 #include "shadow/histogram_reader.h"
+#include "shadow/layer_spectra.h"
 
 namespace foreshock {
+
+// Finds the restarts of a run: it may repeat steps, and what was known of them is about other values.
+class AttemptWatch {
+ public:
+  // Whether `record` is the first one of another attempt than all before, or the first at all. A rank that
+  // was not seen before may be one that begins late, unless its launcher numbers the attempt higher: after an
+  // elastic restart a node may have other ranks.
+  bool is_new(const segment::TensorRecord& record, const segment::Identity& identity) {
+    const bool is_first = starts_.empty();
+    const auto [found, joins] = starts_.try_emplace(identity.rank, identity.start_time_ns);
+    const bool starts_again = !joins && identity.start_time_ns > found->second;
+    if (starts_again) found->second = identity.start_time_ns;
+    const bool is_numbered_higher = attempt_ >= 0 && identity.attempt > attempt_;
+    attempt_ = std::max<int64_t>(attempt_, identity.attempt);
+    if (!is_first && !is_numbered_higher && (!starts_again || identity.start_time_ns <= begun_ns_))
+      return false;
+    begun_ns_ = record.time_ns;  // all ranks of this attempt that were seen before have started before
+    return true;
+  }
+
+ private:
+  std::map<int32_t, uint64_t> starts_;  // by rank, of its last process
+  uint64_t begun_ns_ = 0;
+  int64_t attempt_ = -1;  // the highest number so far; -1: nobody numbers them
+};
+
+// A trainer that goes back to an earlier state of its own without a restart repeats steps: what was known of
+// them is about other values. A step that is numbered far too high, once, ends the same way.
+
+// All ranks go back together, but are read one after the other: what a rank has shown before it went back,
+// and is read after another one went, is of before. Thread-compatible.
+class RollbackWatch {
+ public:
+  // A rank that does not go back at all is not waited for longer, by the clock of the trainers.
+  static constexpr uint64_t kPatienceNs = 10'000'000'000;
+
+  enum class Verdict { kGoesOn, kWentBack, kOfBefore };
+
+  // Records of a rank come as it wrote them.
+  Verdict take(const segment::TensorRecord& record, int32_t rank) {
+    Rank& one = ranks_[rank];
+    if (record.step < one.step) ++one.returns;
+    one.step = record.step;
+    if (one.returns > returns_) {
+      returns_ = one.returns;
+      one.behind_since_ns = 0;
+      return Verdict::kWentBack;
+    }
+    if (one.returns < returns_) {
+      // From its own first record on, or a run that goes back again and again would never hear it.
+      if (one.behind_since_ns == 0) one.behind_since_ns = record.time_ns;
+      if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kOfBefore;
+    }
+    one.returns = returns_;
+    one.behind_since_ns = 0;
+    return Verdict::kGoesOn;
+  }
+
+  void begin_anew() {
+    ranks_.clear();
+    returns_ = 0;
+  }
+
+ private:
+  struct Rank {
+    int64_t step = -1;
+    uint64_t returns = 0;
+    uint64_t behind_since_ns = 0;  // its first record that is of before; 0: it is not behind
+  };
+  std::map<int32_t, Rank> ranks_;
+  uint64_t returns_ = 0;  // of the rank that has gone back most often
+};
+
+// The weights of a run on this node: the parts that its ranks hold put together, tensor by tensor and step by
+// step; how far each has moved since its last snapshot and since its first one; and whether replicas agree.
 
 // Thread-compatible.
 class Weights {
@@ -101,6 +178,30 @@ class Weights {
   bool is_followed_before_ = false, is_any_taken_ = false;
   std::optional<int64_t> initial_unknown_;
   bool is_initial_unknown_told_ = false;
+};
+
+// What training does to the scores of attention heads: from the rows of query and key projections that
+// records of tensors carry to the spectra of a run on this node.
+
+class HeadSpectra {
+ public:
+  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of rows kept; layers beyond are not followed
+
+  // Takes the rows of one record, if it has any. A value when they complete a second look at a layer.
+  // Replicas show the same rows of the same step: they count once. `why`: what is wrong with the rows, if
+  // anything.
+  std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
+                                    const char** why);
+
+  // Over all layers that have a spectrum, each head counting once.
+  std::optional<LayerSpectrum> all_layers() const;
+  // Layers by label, and the smallest effective rank of a head of each.
+  std::map<std::string, double> smallest_effective_ranks() const;
+
+ private:
+  AttemptWatch attempt_;
+  LayerSpectra rows_{kMostBytes};
+  std::map<TensorKey, LayerSpectrum> spectra_;  // the name is the label of a layer
 };
 
 }  // namespace foreshock

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "agent/fnv.h"
+#include "segment/layout.h"
 #include "cli/libtorch_finder.h"
 #include "cli/process.h"
 #include "cli/python_finder.h"

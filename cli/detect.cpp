@@ -4,9 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "agent/json_values.h"
-#include "agent/publish_precursors.h"
-#include "agent/watches.h"
+#include "agent/detection.h"
+#include "agent/publish.h"
 #include "cli/commands.h"
 #include "cli/say.h"
 #include "cli/whole_file.h"

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "agent/json_values.h"
 #include "agent/measured.h"
+#include "agent/publish.h"
 #include "cli/report_texts.h"
 #include "cli/report_words.h"
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "agent/flagged_checksum.h"
+#include "agent/flagged.h"
 #include "shadow/stored_slice.h"
 
 namespace foreshock::cli {

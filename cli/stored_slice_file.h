@@ -1,4 +1,4 @@
-// Reads the file of a flagged slice (agent/flagged_file.h). Nothing in it is trusted.
+// Reads the file of a flagged slice (agent/flagged.h). Nothing in it is trusted.
 #ifndef FORESHOCK_CLI_STORED_SLICE_FILE_H_
 #define FORESHOCK_CLI_STORED_SLICE_FILE_H_
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "agent/history.h"
-#include "agent/watches.h"
+#include "agent/detection.h"
+#include "agent/rank_state.h"
 #include "cli/report_facts.h"
 #include "cli/report_strand.h"
 #include "exporters/record_reader.h"

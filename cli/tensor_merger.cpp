@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "agent/weight_lines.h"
+#include "agent/record_lines.h"
 #include "exporters/record_line.h"
 #include "shadow/stored_histogram.h"
 

@@ -40,7 +40,7 @@ constexpr Values kErrorComponents[] = {"segment", "record"};
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
 constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "logged", "unknown"};
-// Those of agent/flagged_reason.h and agent/flagged_writer.h.
+// Those of agent/flagged.h.
 constexpr Values kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
                                    "output_error_drift", "logit",           "control"};
 constexpr Values kFlaggedDrops[] = {"alike", "busy", "quota", "error"};

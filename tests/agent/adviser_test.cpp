@@ -1,6 +1,6 @@
-#include "agent/adviser.h"
-
 #include <gtest/gtest.h>
+
+#include "agent/alerts.h"
 
 namespace foreshock {
 namespace {

@@ -1,5 +1,3 @@
-#include "agent/alert_command.h"
-
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +9,7 @@
 #include <iterator>
 #include <thread>
 
+#include "agent/alerts.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {

@@ -1,7 +1,6 @@
-#include "agent/burst.h"
-
 #include <gtest/gtest.h>
 
+#include "agent/sampling.h"
 #include "detect/detector.h"
 #include "segment/layout.h"
 

@@ -1,6 +1,6 @@
-#include "agent/cadence.h"
-
 #include <gtest/gtest.h>
+
+#include "agent/sampling.h"
 
 namespace foreshock {
 namespace {

@@ -1,5 +1,3 @@
-#include "agent/flagged_folder.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -9,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "agent/flagged.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {

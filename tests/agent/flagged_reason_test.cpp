@@ -1,10 +1,9 @@
-#include "agent/flagged_reason.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "agent/watches.h"
+#include "agent/detection.h"
+#include "agent/flagged.h"
 #include "detect/thresholds.h"
 #include "tests/shadow/slice_data.h"
 

@@ -1,9 +1,9 @@
-#include "agent/flagged_writer.h"
-
 #include <gtest/gtest.h>
 
 #include <condition_variable>
 #include <mutex>
+
+#include "agent/flagged.h"
 
 namespace foreshock {
 namespace {

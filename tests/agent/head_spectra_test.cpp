@@ -1,11 +1,10 @@
-#include "agent/head_spectra.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "agent/weights.h"
 #include "segment/parser.h"
 
 namespace foreshock {

@@ -1,6 +1,6 @@
-#include "agent/histogram_quota.h"
-
 #include <gtest/gtest.h>
+
+#include "agent/pipeline.h"
 
 namespace foreshock {
 namespace {

@@ -1,9 +1,9 @@
-#include "agent/history.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+
+#include "agent/rank_state.h"
 
 namespace foreshock {
 namespace {

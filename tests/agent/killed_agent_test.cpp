@@ -10,7 +10,7 @@
 #include <map>
 
 #include "agent/pipeline.h"
-#include "agent/watch_state.h"
+#include "agent/restart_state.h"
 #include "exporters/record_reader.h"
 #include "tests/agent/segment_of_a_trainer.h"
 

@@ -1,5 +1,3 @@
-#include "agent/launcher_files.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -7,6 +5,7 @@
 
 #include <fstream>
 
+#include "agent/run.h"
 #include "tests/support/few_descriptors.h"
 #include "tests/support/temporary_directory.h"
 

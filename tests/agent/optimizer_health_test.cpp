@@ -1,10 +1,10 @@
-#include "agent/optimizer_health.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "agent/tensor.h"
 
 namespace foreshock {
 namespace {

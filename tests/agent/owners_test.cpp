@@ -1,6 +1,6 @@
-#include "agent/owners.h"
-
 #include <gtest/gtest.h>
+
+#include "agent/publish.h"
 
 namespace foreshock {
 namespace {

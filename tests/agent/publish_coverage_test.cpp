@@ -1,6 +1,6 @@
-#include "agent/publish_coverage.h"
-
 #include <gtest/gtest.h>
+
+#include "agent/publish.h"
 
 namespace foreshock {
 namespace {

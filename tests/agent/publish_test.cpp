@@ -7,8 +7,8 @@
 #include <set>
 #include <string>
 
-#include "agent/observe.h"
 #include "agent/pipeline.h"
+#include "agent/rank_state.h"
 #include "agent/record_lines.h"
 #include "foreshock/hook.h"
 #include "segment/layout.h"

@@ -1,10 +1,9 @@
-#include "agent/rank_facts.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <filesystem>
 
+#include "agent/restart_state.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {

@@ -1,11 +1,10 @@
-#include "agent/rank.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 
 #include "agent/publish.h"
+#include "agent/rank_state.h"
 
 namespace foreshock {
 namespace {

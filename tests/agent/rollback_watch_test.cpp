@@ -1,6 +1,6 @@
-#include "agent/rollback_watch.h"
-
 #include <gtest/gtest.h>
+
+#include "agent/weights.h"
 
 namespace foreshock {
 namespace {

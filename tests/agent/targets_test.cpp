@@ -1,5 +1,3 @@
-#include "agent/targets.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "agent/agent.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock {

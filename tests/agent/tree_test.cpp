@@ -1,10 +1,9 @@
-#include "agent/tree.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "agent/discovery.h"
 #include "tests/support/few_descriptors.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,11 +1,10 @@
-#include "agent/watch_state.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <fstream>
 #include <random>
 
+#include "agent/restart_state.h"
 #include "exporters/record_reader.h"
 #include "tests/support/temporary_directory.h"
 

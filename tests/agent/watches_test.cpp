@@ -1,10 +1,9 @@
-#include "agent/watches.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
+#include "agent/detection.h"
 #include "exporters/record_reader.h"
 
 namespace foreshock {

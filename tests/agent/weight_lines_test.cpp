@@ -1,7 +1,6 @@
-#include "agent/weight_lines.h"
-
 #include <gtest/gtest.h>
 
+#include "agent/record_lines.h"
 #include "exporters/record_line.h"
 
 namespace foreshock {

@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "agent/fnv.h"
+#include "segment/layout.h"
 #include "kernels/histogram.h"
 #include "shadow/stored_histogram.h"
 

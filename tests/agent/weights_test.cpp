@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "agent/weight_lines.h"
+#include "agent/record_lines.h"
 #include "lab/wasserstein.h"
 #include "tests/agent/written_parts.h"
 

@@ -150,7 +150,7 @@ def test_the_limits_of_a_scrape_are_above_what_an_agent_shows():
             of_a_run += math.prod(values.count(r"\|") + 1 for values in re.findall(r"= ([^,]*)", labels))
     constant = lambda path, name: int(re.search(rf"{name} = (\d+);", (ROOT / path).read_text())[1])  # noqa: E731
     budget = constant("exporters/registry.h", "kDefaultSeriesBudget")
-    runs = constant("agent/tree.h", "kMostRuns")
+    runs = constant("agent/discovery.h", "kMostRuns")
     told = (ROOT / "docs" / "operations.md").read_text()
     of_one, of_tree = map(int, re.search(r"`sample_limit: (\d+)` for agents of one run, `(\d+)` for", told).groups())
     assert of_a_run > 28
@@ -161,7 +161,7 @@ def test_the_limits_of_a_scrape_are_above_what_an_agent_shows():
 
 
 def variables_of_alerts():
-    return re.findall(r'variable\("([A-Z_]+)"', (ROOT / "agent" / "alert_command.cpp").read_text())
+    return re.findall(r'variable\("([A-Z_]+)"', (ROOT / "agent" / "alerts.cpp").read_text())
 
 
 def test_variables_of_alerts_are_explained():

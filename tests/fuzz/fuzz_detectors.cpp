@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "agent/watches.h"
+#include "agent/detection.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "agent/slot_slice.h"
+#include "agent/rank_state.h"
 #include "shadow/deviation.h"
 #include "tests/libmonitor/device_fixture.h"
 

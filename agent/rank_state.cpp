@@ -1,11 +1,292 @@
-#include "agent/observe.h"
+#include "agent/rank_state.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <limits>
 
+#include "detect/thresholds.h"
 #include "segment/layout.h"
 
 namespace foreshock {
+
+History::History(std::span<const Column> columns, size_t points) : columns_(columns), most_points_(points) {}
+
+// Point n and the one after it, if they lie in the same point of double the width, become one.
+void History::halve() {
+  const size_t points = cells_.size() / columns_.size();
+  std::vector<Cell> merged(cells_.size());
+  size_t last = 0;
+  for (size_t n = 0; n < points; ++n) {
+    last = static_cast<size_t>(((first_point_ + static_cast<int64_t>(n)) >> 1) - (first_point_ >> 1));
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      const Cell& from = cell(n, c);
+      Cell& to = merged[last * columns_.size() + c];
+      const bool larger = to.count == 0 || from.sum > to.sum;
+      if (columns_[c].keep == Keep::kMean)
+        to.sum += from.sum;
+      else if (from.count > 0 && larger)
+        to.sum = from.sum;
+      to.count += from.count;
+    }
+  }
+  merged.resize((last + 1) * columns_.size());
+  cells_ = std::move(merged);
+  first_point_ >>= 1;
+  ++shift_;
+}
+
+void History::make_room(int64_t step) {
+  while (static_cast<uint64_t>((step >> shift_) - first_point_) >= most_points_) halve();
+  const auto wanted = static_cast<size_t>((step >> shift_) - first_point_) + 1;
+  if (cells_.size() < wanted * columns_.size()) cells_.resize(wanted * columns_.size());
+}
+
+void History::add(int64_t step, size_t column, double value) {
+  if (step < 0 || !std::isfinite(value)) return;
+  if (first_point_ < 0) first_point_ = step;
+  if ((step >> shift_) < first_point_) return;
+  make_room(step);
+  Cell& to = cell(static_cast<size_t>((step >> shift_) - first_point_), column);
+  const auto narrow = static_cast<float>(value);
+  if (columns_[column].keep == Keep::kMean)
+    to.sum += narrow;
+  else if (to.count == 0 || narrow > to.sum)
+    to.sum = narrow;
+  ++to.count;
+}
+
+void History::copy_to(HistoryTable* table) const {
+  const size_t points = cells_.size() / columns_.size();
+  table->first_step = first_point_ < 0 ? 0 : first_point_ << shift_;
+  table->steps_per_point = int64_t{1} << shift_;
+  table->columns.clear();
+  for (size_t c = 0; c < columns_.size(); ++c) {
+    std::vector<float> values(points, std::numeric_limits<float>::quiet_NaN());
+    for (size_t n = 0; n < points; ++n) {
+      const Cell& from = cells_[n * columns_.size() + c];
+      if (from.count == 0) continue;
+      values[n] = columns_[c].keep == Keep::kMean ? from.sum / static_cast<float>(from.count) : from.sum;
+    }
+    table->columns.emplace_back(columns_[c].name, std::move(values));
+  }
+}
+
+namespace {
+
+double ratio_limit(uint32_t pass) { return pass == 0 ? kDeviationRatioForward : kDeviationRatioBackward; }
+
+bool is_alarm(const std::optional<Bias>& bias) {
+  return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > kBiasUlp;
+}
+
+// 1: at the alarm's threshold. What cannot be said is 0.
+double alarm_nearness(const LayerStatistics& layer) {
+  double nearness = 0;
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    const PassStatistics& statistics = layer.pass[pass];
+    if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
+    nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(pass));
+    const std::optional<Bias> bias = statistics.bias.bias();
+    if (bias && bias->z && std::fabs(*bias->z) > kBiasZ && !is_alarm(statistics.rounded_bias.bias()))
+      nearness = std::max(nearness, std::fabs(bias->ulp) / kBiasUlp);
+  }
+  return nearness;
+}
+
+std::optional<double> ratio_of(double train, double own, double agent, int cores_per_rank) {
+  if (train <= own) return std::nullopt;
+  return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
+}
+
+auto slices_beyond(const SampleWindow& ratios, uint32_t pass) {
+  return std::count_if(ratios.data(), ratios.data() + ratios.size(),
+                       [&](double x) { return x > ratio_limit(pass); });
+}
+
+}  // namespace
+
+// The more telling one first: a bias moves the ratio too.
+std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass) {
+  std::vector<LayerAlarm> alarms;
+  const PassStatistics& statistics = layer.pass[pass];
+  if (max_of(statistics.nonfinite_slices).value_or(0) > 0)
+    alarms.push_back({&layer, pass, "nonfinite", std::nullopt});
+  const std::optional<Bias> bias = statistics.bias.bias();
+  // What the reference shows too when it is merely rounded is no fault of the kernel.
+  if (is_alarm(bias) && !is_alarm(statistics.rounded_bias.bias()))
+    alarms.push_back({&layer, pass, "bias", bias->ulp});
+  const SampleWindow& ratios = statistics.deviation_ratio;
+  if (slices_beyond(ratios, pass) >= kSlicesBeyond)
+    alarms.push_back({&layer, pass, "deviation_ratio", max_of(ratios)});
+  return alarms;
+}
+
+bool is_nonfinite(const SliceDeviation& d) {
+  const auto is_infinite = [](const std::optional<double>& value) { return value && std::isinf(*value); };
+  return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max);
+}
+
+void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer) {
+  for (const LayerAlarm& alarm : alarms_of(*layer, pass)) {
+    const std::string of = alarm.of;
+    // The alarm stays for 64 slices; of these two each slice tells for itself whether it is so still.
+    if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
+    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(pass))) continue;
+    PastAlarm& past =
+        layer->pass[pass].past.try_emplace(of, PastAlarm{step, step, alarm.value}).first->second;
+    past.first_step = std::min(past.first_step, step);
+    past.last_step = std::max(past.last_step, step);
+    if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
+      past.most = alarm.value;
+  }
+}
+
+const char* name_of(RunState state) {
+  constexpr const char* kNames[] = {"running", "finished", "failed", "preempted"};
+  return kNames[static_cast<int>(state)];
+}
+
+LayerStatistics* RankStatistics::layer_of(const std::string& label) {
+  const auto found = layers.find(label);
+  if (found != layers.end()) return &found->second;
+  return layers.size() < kMostLayers ? &layers[label] : nullptr;
+}
+
+void RankStatistics::note_event(const char* what, int64_t step, const std::string& layer,
+                                std::optional<double> value) {
+  for (RankEvent& event : events) {
+    if (event.what != what || event.layer != layer) continue;
+    event.last_step = step;
+    event.value = value;
+    ++event.count;
+    return;
+  }
+  events.push_back({what, layer, step, step, 1, value});
+  if (events.size() > kMostEvents) events.pop_front();
+}
+
+uint64_t RankStatistics::calls(uint32_t which) const {
+  uint64_t sum = 0;
+  for (size_t op = 0; op < ops.size(); ++op)
+    if (ops[op].pass == which) sum += totals.calls[op];
+  return sum;
+}
+
+uint64_t RankStatistics::in_flight(uint32_t which) const {
+  uint64_t ended = judged[which];
+  for (uint64_t count : lost[which]) ended += count;
+  // The two are read one after the other: a slice judged in between must not make this negative.
+  return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
+}
+
+std::optional<double> RankStatistics::slowdown(int cores_per_rank) const {
+  return ratio_of(cost.train_seconds, cost.own_seconds, agent_seconds, cores_per_rank);
+}
+
+std::optional<double> RankStatistics::recent_slowdown(int cores_per_rank) const {
+  return ratio_of(recent_cost.train_seconds, recent_cost.own_seconds, recent_cost.agent_seconds,
+                  cores_per_rank);
+}
+
+const LayerStatistics* RankStatistics::worst_layer() const {
+  const LayerStatistics* worst = nullptr;
+  double most = -1;
+  for (const auto& [label, layer] : layers) {
+    if (layer.pass[0].judged + layer.pass[1].judged == 0) continue;
+    // An ordinal seen before the first name is one of the named layers.
+    if (layer.source == "ordinal" && layer_source != "ordinal") continue;
+    const double nearness = alarm_nearness(layer);
+    if (nearness > most) {
+      most = nearness;
+      worst = &layer;
+    }
+  }
+  return worst;
+}
+
+void RankStatistics::keep_what_is_told() {
+  history = History(kRankColumns, kRankPoints);
+  const LayerStatistics* worst = worst_layer();
+  std::erase_if(layers, [&](const auto& each) {
+    const LayerStatistics& layer = each.second;
+    bool is_told = &layer == worst || layer.nonfinite_steps > 0;
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+      is_told |= !layer.pass[pass].past.empty() || !alarms_of(layer, pass).empty();
+    return !is_told;
+  });
+  for (auto& each : layers) each.second.history = History(kLayerColumns, kLayerPoints);
+}
+
+std::vector<LayerAlarm> RankStatistics::alarms() const {
+  std::vector<LayerAlarm> found;
+  const auto add = [&](const LayerStatistics& layer) {
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+      const std::vector<LayerAlarm> own = alarms_of(layer, pass);
+      found.insert(found.end(), own.begin(), own.end());
+    }
+  };
+  add(unnamed);
+  for (const auto& [label, layer] : layers) add(layer);
+  return found;
+}
+
+namespace {
+
+template <class T>
+const T* data_of(segment::Bytes bytes) {
+  return bytes.empty() ? nullptr : reinterpret_cast<const T*>(bytes.data());
+}
+
+}  // namespace
+
+AttentionSlice slice_of(const segment::SlotView& view) {
+  const segment::Slot& slot = view.header;
+  AttentionSlice slice;
+  slice.dtype = static_cast<DType>(slot.dtype);
+  slice.rows = static_cast<int>(slot.rows);
+  slice.keys = static_cast<int>(slot.keys);
+  slice.head_dim = static_cast<int>(slot.head_dim);
+  slice.value_dim = static_cast<int>(slot.value_dim);
+  slice.scale = slot.scale;
+  slice.key_limit = slot.key_limit;
+  slice.query = data_of<void*>(view.payload[segment::kQuery]);
+  slice.key = data_of<void*>(view.payload[segment::kKey]);
+  slice.value = data_of<void*>(view.payload[segment::kValue]);
+  slice.out = data_of<void*>(view.payload[segment::kOut]);
+  slice.log_sum_exp = data_of<void*>(view.payload[segment::kLogSumExp]);
+  slice.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
+  slice.mask = data_of<void*>(view.payload[segment::kMask]);
+  slice.mask_dtype = static_cast<DType>(slot.mask_dtype);
+  slice.grad_out = data_of<void*>(view.payload[segment::kGradOut]);
+  slice.grad_query = data_of<void*>(view.payload[segment::kGradQuery]);
+  return slice;
+}
+
+LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
+                     const RankStatistics& rank) {
+  const auto source = static_cast<segment::LayerSource>(slot.layer_source);
+  LayerOfCall layer = {"", "", segment::name_of(source)};
+  if (slot.layer < 0) return layer;
+  if (source == segment::LayerSource::kOrdinal) {
+    // Where layers have names, an ordinal (a forward call of an evaluation, say) is one of them under another
+    // name.
+    if (rank.layer_source == segment::name_of(segment::LayerSource::kParameter) ||
+        rank.layer_source == segment::name_of(segment::LayerSource::kAnnotation))
+      return {"", "", segment::name_of(segment::LayerSource::kUnknown)};
+    // Not a layer's number but a place in the step, and called so: it can never be mistaken for a name.
+    char label[16];
+    std::snprintf(label, sizeof label, "call%03d", slot.layer);
+    layer.label = label;
+    return layer;
+  }
+  const segment::Layer record = segment.layer(static_cast<uint32_t>(slot.layer));
+  if (record.ready != 1) return layer;
+  layer.label = segment::text_of(record.label);
+  layer.name = segment::text_of(record.name);
+  return layer;
+}
+
 namespace {
 
 using segment::given;

@@ -1,6 +1,6 @@
-#include "agent/watches.h"
+#include "agent/detection.h"
 
-#include "agent/fnv.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {

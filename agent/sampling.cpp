@@ -1,13 +1,95 @@
-// The part of Run that says how often its ranks sample: one interval for all of the node, by what sampling
-// costs the slowest of them; and for a while a smaller one.
+#include "agent/sampling.h"
+
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <bit>
 
-#include "agent/cadence.h"
 #include "agent/run.h"
+#include "segment/layout.h"
 
 namespace foreshock {
+namespace {
+
+// Of the budget. What other steps cost is spent whatever the interval: once samples take so little beside it,
+// fewer of them would spare nothing, and none would come that could tell when the others cost less.
+constexpr double kLeastShare = 0.125;
+
+// From one sampled step to the next.
+double steps_told(const SamplingCost& cost, uint64_t interval) {
+  return std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
+}
+
+double share_of_samples(const SamplingCost& cost, uint64_t interval) {
+  const double per_sample =
+      cost.sampled_step_seconds + cost.agent.sampled_step_seconds - cost.other_step_seconds;
+  return std::max(per_sample, 0.0) / (steps_told(cost, interval) * cost.step_seconds);
+}
+
+}  // namespace
+
+std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores) {
+  const bool is_anew = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
+  const uint64_t sampled = now.sampled_steps - (is_anew ? 0 : before.sampled_steps);
+  const uint64_t steps = std::max(now.steps - (is_anew ? 0 : before.steps), sampled);
+  if (sampled < 2) return std::nullopt;
+  const double spent = std::max(now.cpu_seconds - before.cpu_seconds, 0.0);
+  // Ranks that are forgotten take their share of the judging with them.
+  const double judging = std::clamp(now.judging_seconds - (is_anew ? 0 : before.judging_seconds), 0.0, spent);
+  const double rest = spent - judging;
+  return AgentCost{judging / static_cast<double>(sampled) / cores, rest / static_cast<double>(steps) / cores};
+}
+
+double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
+  const double n = steps_told(cost, interval);
+  const double per_interval = cost.sampled_step_seconds + cost.agent.sampled_step_seconds +
+                              (n - 1) * cost.other_step_seconds + n * cost.agent.step_seconds;
+  return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
+}
+
+uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force) {
+  if (cost.step_seconds <= 0) return in_force;
+  uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
+  while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown &&
+         share_of_samples(cost, interval) > kLeastShare * max_slowdown)
+    interval *= 2;
+  if (interval != in_force) return interval;
+  while (interval > kLeastInterval && predicted_slowdown(cost, interval / 2) <= 0.8 * max_slowdown)
+    interval /= 2;
+  return interval;
+}
+
+namespace {
+
+// Steps between the decision and its taking effect: a rank further behind has been rolled back.
+constexpr int64_t kFurthestAhead = 64;
+
+}  // namespace
+
+std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
+                                int64_t from_step, const std::optional<Burst>& last) {
+  if (cost.step_seconds <= 0 || from_step < 0 || from_step > INT64_MAX - segment::kMostBurstSteps)
+    return std::nullopt;
+  if (last) {
+    const int64_t pause = kBurstPause * (last->until_step - last->from_step);
+    if (from_step >= last->from_step && from_step - last->until_step < pause) return std::nullopt;
+  }
+  uint64_t interval =
+      std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(cost.stride, 1, kMostInterval)));
+  while (interval < in_force && predicted_slowdown(cost, interval) > segment::kBurstSlowdown * max_slowdown)
+    interval *= 2;
+  if (interval > in_force / 2) return std::nullopt;
+  const int64_t steps = kBurstSamples * static_cast<int64_t>(interval);
+  return Burst{interval, from_step, from_step + std::min(steps, segment::kMostBurstSteps)};
+}
+
+bool is_ahead_or_on(const Burst& burst, int64_t step) {
+  return step < burst.until_step && step > burst.from_step - kFurthestAhead;
+}
+
+// The part of Run that says how often its ranks sample: one interval for all of the node, by what sampling
+// costs the slowest of them; and for a while a smaller one.
+
 namespace {
 
 // Ends of steps between a decision and its taking effect: every rank of the node must still be before it.

@@ -1,6 +1,7 @@
-// How often the ranks of a node sample: the smallest power of two of steps, from 8 up, that keeps the budget.
-#ifndef FORESHOCK_AGENT_CADENCE_H_
-#define FORESHOCK_AGENT_CADENCE_H_
+// Chooses one step in how many is sampled, from what it costs the trainers and the agent, and denser sampling
+// for a while after a warning.
+#ifndef FORESHOCK_AGENT_SAMPLING_H_
+#define FORESHOCK_AGENT_SAMPLING_H_
 
 #include <cstdint>
 #include <optional>
@@ -45,6 +46,28 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 // Where other steps alone break it, samples get an eighth of it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
+// A while of denser sampling, when a detector begins to stir: what it waits for comes sooner.
+
+struct Burst {
+  uint64_t interval;  // N in the steps [from, until)
+  int64_t from_step, until_step;
+};
+
+// So many sampled steps: an eighth of what the detectors' baselines remember (thresholds.h: 256 samples), so
+// that they do not take for usual what the burst is about.
+inline constexpr int64_t kBurstSamples = 32;
+// Then, for so many times as long, there is none: in the long run all bursts cost less than a quarter of
+// --max-slowdown, (kBurstSlowdown - 1) / (1 + 8).
+inline constexpr int64_t kBurstPause = 8;
+
+// A burst from `from_step` on: the smallest power of two of steps that costs no more than kBurstSlowdown
+// times the budget. Absent: not half as many as `in_force`, or `last` was too short a while ago.
+std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
+                                int64_t from_step, const std::optional<Burst>& last);
+
+// Whether a rank at this step may have one before it or be in the middle of it.
+bool is_ahead_or_on(const Burst& burst, int64_t step);
+
 }  // namespace foreshock
 
-#endif  // FORESHOCK_AGENT_CADENCE_H_
+#endif  // FORESHOCK_AGENT_SAMPLING_H_

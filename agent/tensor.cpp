@@ -1,4 +1,4 @@
-#include "agent/optimizer_health.h"
+#include "agent/tensor.h"
 
 #include <algorithm>
 #include <cmath>

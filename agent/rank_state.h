@@ -1,21 +1,66 @@
-// All that the agent knows of one rank. Plain data: the pipeline fills it, publish and state only read it.
-#ifndef FORESHOCK_AGENT_RANK_H_
-#define FORESHOCK_AGENT_RANK_H_
+// What the agent knows of one rank, and what a judged slice, an ended step, an event or a snapshot of a
+// tensor changes in it. Plain data: the pipeline fills it, publishing only reads it.
+#ifndef FORESHOCK_AGENT_RANK_STATE_H_
+#define FORESHOCK_AGENT_RANK_STATE_H_
 
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "agent/history.h"
+#include "agent/weights.h"
 #include "detect/watch.h"
 #include "detect/window.h"
+#include "exporters/http_routes.h"
+#include "exporters/record_line.h"
 #include "segment/layout.h"
 #include "segment/parser.h"
+#include "segment/reader.h"
 #include "shadow/bias.h"
+#include "shadow/deviation.h"
+#include "shadow/layer_spectra.h"
+#include "shadow/slice.h"
 
 namespace foreshock {
+
+// Values by step over a whole run, in bounded memory: points of one width in steps, a power of two, that
+// begin at its multiples. When there are too many, two neighbours become one. Thread-compatible.
+class History {
+ public:
+  enum class Keep { kMean, kMax };  // what becomes of several values of one point
+  struct Column {
+    std::string_view name;  // of static life
+    Keep keep;
+  };
+
+  // At most `points` points, 2 at least.
+  History(std::span<const Column> columns, size_t points);
+
+  // Steps before the first one added, and values that are not finite, are left out: events tell of those.
+  void add(int64_t step, size_t column, double value);
+
+  // Fills in the steps and columns.
+  void copy_to(HistoryTable* table) const;
+
+ private:
+  struct Cell {
+    float sum = 0;  // or the largest
+    uint32_t count = 0;
+  };
+
+  void make_room(int64_t step);
+  void halve();
+  Cell& cell(size_t point, size_t column) { return cells_[point * columns_.size() + column]; }
+
+  std::span<const Column> columns_;
+  size_t most_points_;
+  int64_t first_point_ = -1;  // its steps begin at first_point_ << shift_; -1: nothing yet
+  int shift_ = 0;
+  std::vector<Cell> cells_;  // by point, then column
+};
 
 using SampleWindow = Window<BiasPool::kSlices>;  // as many samples as the bias is pooled over
 using StepWindow = Window<64>;
@@ -253,6 +298,41 @@ struct RankStatistics {
   std::vector<LayerAlarm> alarms() const;
 };
 
+// Borrows from the view.
+AttentionSlice slice_of(const segment::SlotView& view);
+
+struct LayerOfCall {
+  std::string label, name, source;
+};
+
+// The label under which a call is counted, or an empty one: then it belongs to the rank alone.
+LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
+                     const RankStatistics& rank);
+
+void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
+                   RankStatistics* rank);
+
+// An agent before this one has taken the steps up to `last`, and `watch`, if there is one, knows what they
+// brought.
+void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
+
+void observe_step(const segment::StepRecord& step, RankStatistics* rank);
+
+// One that the detectors have found.
+void observe_event(const EventLine& line, RankStatistics* rank);
+
+// A snapshot of a tensor that this rank has completed: what the page draws.
+void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank);
+
+// Of heads that this rank has shown.
+void draw_spectrum(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
+
+// Once an interval.
+void draw_model(const Weights& weights, RankStatistics* rank);
+
+// Share of rows with a second score next to the largest.
+std::optional<double> near_tie_ratio(const SliceDeviation& deviation);
+
 }  // namespace foreshock
 
-#endif  // FORESHOCK_AGENT_RANK_H_
+#endif  // FORESHOCK_AGENT_RANK_STATE_H_

@@ -1,17 +1,20 @@
-// A shell command of the user's that is run when a detector warns or the loss goes wrong: --on-alert.
-#ifndef FORESHOCK_AGENT_ALERT_COMMAND_H_
-#define FORESHOCK_AGENT_ALERT_COMMAND_H_
+// How a warning leaves the agent: the command of --on-alert, and the advice to trainers.
+#ifndef FORESHOCK_AGENT_ALERTS_H_
+#define FORESHOCK_AGENT_ALERTS_H_
 
 #include <sys/types.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "detect/watch.h"
 #include "exporters/record_line.h"
 
 namespace foreshock {
@@ -72,6 +75,34 @@ class AlertCommand {
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 
+// What the trainers of a node are advised: the loudest detector of any of their ranks.
+
+// A detector above quiet. `since_step`: it has been at this level from then on.
+struct Signal {
+  Level level = Level::kQuiet;
+  int64_t rank = -1, since_step = 0;
+  std::string detector, layer;  // both "" when all is quiet
+  double score = 0;
+
+  bool operator==(const Signal&) const = default;
+};
+
+// One thread.
+class Adviser {
+ public:
+  // An event that the detectors of a rank have made, and what they are at after it.
+  void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
+
+  // What an agent before this one has left; since when is known of warnings only.
+  void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
+
+  // Of these ranks: the highest level, of equal ones the earliest.
+  Signal loudest(const std::set<int64_t>& ranks) const;
+
+ private:
+  std::map<int64_t, std::array<Signal, kDetectors>> signals_;
+};
+
 }  // namespace foreshock
 
-#endif  // FORESHOCK_AGENT_ALERT_COMMAND_H_
+#endif  // FORESHOCK_AGENT_ALERTS_H_

@@ -1,7 +1,7 @@
 // The detectors of every rank of a run, fed with the lines of the record: live, and from a file that was
 // recorded. What a line says is all they get to know, so the same lines give the same events.
-#ifndef FORESHOCK_AGENT_WATCHES_H_
-#define FORESHOCK_AGENT_WATCHES_H_
+#ifndef FORESHOCK_AGENT_DETECTION_H_
+#define FORESHOCK_AGENT_DETECTION_H_
 
 #include <map>
 #include <string>
@@ -74,4 +74,4 @@ class Watches {
 
 }  // namespace foreshock
 
-#endif  // FORESHOCK_AGENT_WATCHES_H_
+#endif  // FORESHOCK_AGENT_DETECTION_H_
