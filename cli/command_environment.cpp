@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-#include "cli/launcher_id.h"
 #include "cli/process.h"
+#include "cli/run_dir.h"
 
 namespace foreshock::cli {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/arguments.h"
-#include "cli/installation.h"
+#include "cli/options.h"
+#include "cli/torch.h"
 
 namespace foreshock::cli {
 

@@ -1,11 +1,12 @@
-// One function per command, each in the file of its name. They return the exit status of the process.
+// One function per command, each in the file of its name. They return the exit status of the process: 0, 1
+// when something could not be written or is not as it should be, 2 for wrong use.
 #ifndef FORESHOCK_CLI_COMMANDS_H_
 #define FORESHOCK_CLI_COMMANDS_H_
 
 #include <string>
 #include <vector>
 
-#include "cli/arguments.h"
+#include "cli/options.h"
 
 namespace foreshock::cli {
 
@@ -17,6 +18,16 @@ int resume(const Arguments& arguments);
 int doctor(const Arguments& arguments);
 int export_record(const Arguments& arguments);
 int detect(const Arguments& arguments);
+
+// Of the record of a run, or of several: one page, one record.
+int report(const std::vector<std::string>& words);
+int merge(const std::vector<std::string>& words);
+
+// Of the lab. `judge`: 0 within the gates, 1 beyond them; of flagged slices: 0 reproduced bit for bit, 1 not.
+// `compare`: 2 also for checkpoints that cannot be read or have nothing in common.
+int lab(const std::vector<std::string>& words);
+int judge(const std::vector<std::string>& words);
+int compare(const std::vector<std::string>& words);
 
 // foreshock docs detectors|metrics|options|record: the pages under docs/ that come from tables.
 int docs(const std::vector<std::string>& words);

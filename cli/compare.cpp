@@ -1,13 +1,11 @@
-#include "cli/compare.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <thread>
 
-#include "cli/many_files.h"
-#include "cli/progress_bar.h"
-#include "cli/whole_file.h"
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/terminal.h"
 #include "lab/comparison.h"
 #include "lab/comparison_json.h"
 #include "lab/comparison_table.h"

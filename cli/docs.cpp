@@ -3,7 +3,7 @@
 
 #include "agent/measured.h"
 #include "cli/commands.h"
-#include "cli/say.h"
+#include "cli/terminal.h"
 #include "detect/thresholds.h"
 #include "exporters/catalog.h"
 #include "exporters/record.h"

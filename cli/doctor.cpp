@@ -5,19 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "cli/adapter.h"
-#include "cli/agent_keeper.h"
-#include "cli/agent_state.h"
-#include "cli/base_directory.h"
+#include "cli/agent_client.h"
 #include "cli/command_environment.h"
 #include "cli/commands.h"
-#include "cli/installation.h"
 #include "cli/known_bad.h"
-#include "cli/libtorch_finder.h"
-#include "cli/live_runs.h"
 #include "cli/process.h"
-#include "cli/python_finder.h"
-#include "cli/summary_weights.h"
+#include "cli/run_dir.h"
+#include "cli/summary_parts.h"
+#include "cli/torch.h"
 #include "kernels/device_code.h"
 #include "libmonitor/cuda_driver.h"
 #include "shadow/reference.h"

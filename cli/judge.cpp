@@ -1,16 +1,62 @@
-#include "cli/judge.h"
+// foreshock judge on the file of a flagged slice: the same judgement again, bit for bit.
+#include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <system_error>
 #include <thread>
+#include <vector>
 
-#include "cli/judge_slice.h"
-#include "cli/python_script.h"
-#include "cli/stored_slice_file.h"
+#include "agent/flagged.h"
+#include "cli/commands.h"
 #include "lab/judgement.h"
+#include "lab/safetensors.h"
+#include "shadow/figures.h"
+#include "shadow/slice.h"
+#include "shadow/stored_slice.h"
 
 namespace foreshock::cli {
+
+// Computes reference, plain attention and deviation anew and prints them beside what is stored. The exit
+// status: 0 every bit is the stored one and the file is as it was written, 1 not so, 2 it cannot be judged.
+int judge_slice(const std::string& path);
+
+// Runs the operation again with torch: lab/python/foreshock_rerun.py. `words` are those after "judge". Comes
+// back only with 2, when that cannot be started.
+int judge_rerun(const std::vector<std::string>& words);
+
+// Reads the file of a flagged slice (agent/flagged.h). Nothing in it is trusted.
+
+struct StoredSlice {
+  std::map<std::string, std::string> metadata;
+  std::map<std::string, std::vector<char>> data;  // of all arrays, by name
+  AttentionSlice slice;                           // borrows from `data`
+  bool is_unchanged = false;                      // the checksum is right
+
+  // The text of a fact, made harmless for a terminal; "" where there is none.
+  std::string fact(const std::string& name) const;
+};
+
+// Whether it says that it is one.
+bool is_slice_file(const lab::Safetensors& file);
+
+// An empty string, or in one line why this is no slice that can be judged.
+std::string read_slice(const std::string& path, StoredSlice* stored);
+
+// The lab's Python programs, run with the caller's interpreter.
+
+// Becomes `script` of share/foreshock/lab with `words`, from which --python EXE is taken. Comes back only
+// when that cannot be done: 2, and one line has said why.
+int run_python_script(const std::string& script, std::vector<std::string> words);
+
 namespace {
 
 constexpr const char* kHelp =
@@ -144,6 +190,208 @@ int judge(const std::vector<std::string>& words) {
   Request request;
   const std::string problem = parse(words, &request);
   return problem.empty() ? judge_files(request) : wrong_use(problem);
+}
+
+namespace {
+
+// What was found about one stored array of the reference.
+struct Bits {
+  size_t values = 0, different = 0;
+};
+
+// NaN counts as one value: which of them comes out is up to the processor.
+Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& now, size_t count) {
+  Bits bits = {count, 0};
+  if (stored.size() != count * sizeof(double)) return {count, count};
+  for (size_t n = 0; n < count; ++n) {
+    double then;
+    std::memcpy(&then, stored.data() + n * sizeof then, sizeof then);
+    const bool is_same = std::isnan(then) ? std::isnan(now[n])
+                                          : std::bit_cast<uint64_t>(then) == std::bit_cast<uint64_t>(now[n]);
+    bits.different += !is_same;
+  }
+  return bits;
+}
+
+Bits compare_reference(const StoredSlice& stored, const Reference& reference) {
+  const AttentionSlice& slice = stored.slice;
+  const auto rows = static_cast<size_t>(slice.rows);
+  Bits sum;
+  const auto add = [&](const char* name, const std::vector<double>& now, size_t count) {
+    const auto found = stored.data.find(name);
+    const Bits bits =
+        found != stored.data.end() ? compare_bits(found->second, now, count) : Bits{count, count};
+    sum = {sum.values + bits.values, sum.different + bits.different};
+  };
+  add("reference_out", reference.out, rows * slice.value_dim);
+  add("reference_lse", reference.log_sum_exp, rows);
+  if (slice.backward()) add("reference_dq", reference.grad_query, rows * slice.head_dim);
+  return sum;
+}
+
+void print_head(const std::string& path, const StoredSlice& stored) {
+  const AttentionSlice& slice = stored.slice;
+  std::printf("%s\n", path.c_str());
+  const std::string reason = stored.fact("reason");
+  std::printf("  %s: run %s, rank %s, step %s, %s, layer %s%s\n",
+              reason == "control" ? "kept as control" : ("flagged for " + reason).c_str(),
+              stored.fact("run").c_str(), stored.fact("rank").c_str(), stored.fact("step").c_str(),
+              stored.fact("pass").c_str(), stored.fact("layer").c_str(),
+              stored.fact("layer_name").empty() ? "" : (" (" + stored.fact("layer_name") + ")").c_str());
+  std::printf("  %s, %s, %s on %s\n", stored.fact("op").c_str(), foreshock::name_of(slice.dtype),
+              stored.fact("framework").c_str(), stored.fact("host").c_str());
+  std::printf("  %d rows of %s queries, %d of %s keys, d %d, scale %g, causal %s\n\n", slice.rows,
+              stored.fact("query_length").c_str(), slice.keys, stored.fact("key_length").c_str(),
+              slice.head_dim, slice.scale, stored.fact("causal").c_str());
+}
+
+// Prints every figure; returns how many are not the stored ones.
+size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
+  size_t different = 0;
+  for (const Figure& figure : figures_of(deviation)) {
+    const std::string then = stored.fact(std::string("figure.") + figure.name);
+    const bool is_same = then == figure.text;
+    different += !is_same;
+    if (is_same && figure.text.empty()) continue;
+    std::printf("  %-34s %-24s %s\n", figure.name, figure.text.empty() ? "-" : figure.text.c_str(),
+                is_same ? "as stored" : ("stored: " + (then.empty() ? "-" : then)).c_str());
+  }
+  return different;
+}
+
+// Why the bits may not be the stored ones.
+std::string explanation(const StoredSlice& stored) {
+  if (!stored.is_unchanged) return "the file was changed after it was written (checksum)";
+  const std::string then = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);
+  if (then != now) return "it was judged by reference version " + then + ", this foreshock has " + now;
+  return "the file is as it was written by foreshock " + stored.fact("foreshock_version") +
+         " with instruction set " + stored.fact("instruction_set") + "; here it is " +
+         reference_target_name();
+}
+
+}  // namespace
+
+int judge_slice(const std::string& path) {
+  StoredSlice stored;
+  if (const std::string problem = read_slice(path, &stored); !problem.empty()) {
+    std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
+    return 2;
+  }
+  DeviationWorkspace workspace;
+  const SliceDeviation deviation = foreshock::judge(stored.slice, &workspace);
+  print_head(path, stored);
+  const size_t figures = print_figures(stored, deviation);
+  const Bits bits = compare_reference(stored, workspace.reference);
+  std::printf("  %-34s %zu values, %zu with other bits\n\n", "reference", bits.values, bits.different);
+  const bool is_reproduced = figures == 0 && bits.different == 0;
+  if (is_reproduced && stored.is_unchanged) return std::puts("reproduced bit for bit"), 0;
+  std::printf("%s: %s\n", is_reproduced ? "the figures are those stored, but" : "not reproduced",
+              explanation(stored).c_str());
+  return 1;
+}
+
+int judge_rerun(const std::vector<std::string>& words) {
+  return run_python_script("foreshock_rerun.py", words);
+}
+
+namespace {
+
+constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // a slice is no larger than a trainer's slots
+
+std::string text_of(const std::map<std::string, std::string>& metadata, const std::string& name) {
+  const auto found = metadata.find(name);
+  return found != metadata.end() ? found->second : "";
+}
+
+bool read_number(const std::string& text, double* number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
+  return error == std::errc() && end == text.data() + text.size() && std::isfinite(*number);
+}
+
+std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
+  for (const auto& [name, tensor] : file.tensors()) {
+    std::vector<char>& bytes = stored->data[name];
+    bytes.resize(tensor.bytes);
+    if (const std::string problem = file.read(tensor, 0, bytes.size(), bytes.data()); !problem.empty())
+      return problem;
+  }
+  return "";
+}
+
+// Over the whole file, as it lies there.
+bool is_as_written(const lab::Safetensors& file) {
+  uint64_t size = 0, length = 0;
+  std::string problem, bytes;
+  const int descriptor = lab::open_regular(file.path(), &size, &problem);
+  if (descriptor < 0) return false;
+  bytes.resize(size);
+  const bool is_read = lab::read_all(descriptor, 0, size, bytes.data());
+  close(descriptor);
+  if (!is_read || size < sizeof length) return false;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  if (length > size - sizeof length) return false;
+  const size_t place = checksum_place(bytes, sizeof length + length);
+  return place != bytes.npos && checksum_of(bytes, place) == bytes.substr(place, kNoChecksum.size());
+}
+
+}  // namespace
+
+std::string StoredSlice::fact(const std::string& name) const {
+  return lab::printable(text_of(metadata, name));
+}
+
+bool is_slice_file(const lab::Safetensors& file) {
+  return text_of(file.metadata(), "format") == "foreshock slice";
+}
+
+std::string read_slice(const std::string& path, StoredSlice* stored) {
+  lab::Safetensors file;
+  if (const std::string problem = file.open(path); !problem.empty()) return problem;
+  const std::string shown = lab::printable(path);
+  if (!is_slice_file(file)) return shown + " is no flagged slice";
+  stored->metadata = file.metadata();
+  if (const std::string schema = stored->fact("schema"); schema != "1")
+    return shown + " has schema '" + schema + "', this foreshock reads 1: use the one that wrote it";
+  double scale = 0;
+  if (!read_number(text_of(stored->metadata, "scale"), &scale)) return shown + ": its scale is no number";
+  if (file.size() > kMostBytes) return shown + " is too large to be a slice";
+  if (const std::string problem = read_arrays(file, stored); !problem.empty()) return problem;
+  StoredArrays arrays;
+  for (const auto& [name, tensor] : file.tensors())
+    arrays[name] = {tensor.type, tensor.shape, stored->data[name].data(), tensor.bytes};
+  if (const std::string problem = slice_from(arrays, scale, &stored->slice); !problem.empty())
+    return shown + ": " + problem;
+  stored->is_unchanged = is_as_written(file);
+  return "";
+}
+
+namespace {
+
+int fail(const std::string& problem) {
+  std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
+  return 2;
+}
+
+}  // namespace
+
+int run_python_script(const std::string& script, std::vector<std::string> words) {
+  std::string python = "python3";
+  if (const auto at = std::find(words.begin(), words.end(), "--python"); at != words.end()) {
+    if (at + 1 == words.end()) return fail("--python needs a value");
+    python = *(at + 1);
+    words.erase(at, at + 2);
+  }
+  std::error_code error;
+  const auto executable = std::filesystem::read_symlink("/proc/self/exe", error);
+  const auto path = executable.parent_path().parent_path() / "share/foreshock/lab" / script;
+  if (error || !std::filesystem::exists(path)) return fail("it is not installed at " + path.string());
+  std::vector<std::string> all{python, path.string()};
+  all.insert(all.end(), words.begin(), words.end());
+  std::vector<char*> arguments;
+  for (std::string& word : all) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  execvp(python.c_str(), arguments.data());
+  return fail("cannot run " + python + " (" + std::strerror(errno) + "): name one with --python");
 }
 
 }  // namespace foreshock::cli

@@ -2,12 +2,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <fstream>
+#include <thread>
 
-#include "cli/lab_request.h"
-#include "cli/progress_bar.h"
-#include "cli/whole_file.h"
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/terminal.h"
 #include "lab/study.h"
 #include "lab/study_json.h"
 #include "lab/table.h"
@@ -15,7 +20,242 @@
 namespace foreshock::cli {
 namespace {
 
-int wrong_use(const std::string& problem) {
+using lab::Point;
+
+bool to_int(const std::string& text, int* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+bool to_double(const std::string& text, double* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size() && std::isfinite(*value);
+}
+
+template <std::string Point::*member>
+bool set_text(const std::string& text, Point* point) {
+  point->*member = text;
+  return !text.empty();
+}
+
+template <int Point::*member>
+bool set_int(const std::string& text, Point* point) {
+  return to_int(text, &(point->*member));
+}
+
+bool set_scale(const std::string& text, Point* point) { return to_double(text, &point->scale); }
+
+bool set_first_seed(const std::string& text, Point* point) {
+  int seed = 0;
+  if (!to_int(text, &seed) || seed < 0) return false;
+  point->first_seed = static_cast<uint64_t>(seed);
+  return true;
+}
+
+bool set_key_order(const std::string& text, Point* point) {
+  point->reverse = text == "reverse";
+  return point->reverse || text == "forward";
+}
+
+bool set_pass(const std::string& text, Point* point) {
+  point->backward = text == "backward";
+  return point->backward || text == "forward";
+}
+
+struct Axis {
+  const char* flag;
+  const char* value;
+  bool (*set)(const std::string& text, Point* point);
+  bool in_named_sweeps;  // may be given beside the name of a sweep
+  const char* help;
+};
+
+constexpr Axis kAxes[] = {
+    {"--algorithm", "NAMES", set_text<&Point::algorithm>, false, "see --list (plain)"},
+    {"--format", "NAMES", set_text<&Point::format>, false,
+     "fp64 fp32 tf32 bf16 fp16 e4m3 e5m2, or p<precision>e<min>:<max exponent> (bf16)"},
+    {"--accumulator", "NAMES", set_text<&Point::accumulator>, false, "see --list (fp32; fp64 for fp64)"},
+    {"--rounding", "NAMES", set_text<&Point::rounding>, false, "rne, rtz, stochastic (rne)"},
+    {"--input", "LAWS", set_text<&Point::input>, false,
+     "normal uniform outlier one_signed flat shifted, ties:T[:GAP] (normal)"},
+    {"--n", "COUNTS", set_int<&Point::n>, false, "keys, classes, columns; side of an image (1024)"},
+    {"--d", "COUNTS", set_int<&Point::d>, false, "head dimension, channels, depth (64)"},
+    {"--rows", "COUNT", set_int<&Point::rows>, true, "query rows, output channels (256)"},
+    {"--block-q", "COUNTS", set_int<&Point::block_q>, false, "rows of a tile (64)"},
+    {"--block-k", "COUNTS", set_int<&Point::block_k>, false, "keys of a tile (64)"},
+    {"--splits", "COUNTS", set_int<&Point::splits>, false, "parts of split_k (4)"},
+    {"--key-order", "ORDERS", set_key_order, false, "forward or reverse (forward)"},
+    {"--scale", "FACTORS", set_scale, false, "multiplies the query (1)"},
+    {"--pass", "PASSES", set_pass, false, "forward or backward (forward)"},
+    {"--delta", "SOURCES", set_text<&Point::delta>, false, "backward: delta from out or probabilities (out)"},
+    {"--reference", "SOURCES", set_text<&Point::reference>, false, "of stored or original inputs (stored)"},
+    {"--seeds", "COUNT", set_int<&Point::seeds>, true, "runs per point (8; 16 where a bias is sought)"},
+    {"--first-seed", "NUMBER", set_first_seed, true, "the others follow it (1)"},
+};
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> parts(1);
+  for (char c : list) {
+    if (c == ',')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+struct Given {
+  const Axis* axis;
+  std::vector<std::string> values;
+};
+
+// Every combination of the points with the values given for one axis.
+std::string apply(const Given& given, std::vector<Point>* points) {
+  std::vector<Point> all;
+  for (const Point& point : *points)
+    for (const std::string& value : given.values) {
+      all.push_back(point);
+      if (!given.axis->set(value, &all.back()))
+        return std::string(given.axis->flag) + " does not take '" + value + "': " + given.axis->help;
+    }
+  *points = std::move(all);
+  return "";
+}
+
+double available_bytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string name;
+  double kilobytes = 0;
+  while (meminfo >> name >> kilobytes) {
+    if (name == "MemAvailable:") return 1024 * kilobytes;
+    meminfo.ignore(256, '\n');
+  }
+  return INFINITY;
+}
+
+std::string human(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g GiB", bytes / (1 << 30));
+  return text;
+}
+
+// Says no to what cannot be measured, and lowers the thread count until what can fits into memory.
+std::string check(LabRequest* request) {
+  const double room = 0.8 * available_bytes();
+  double most = 0;
+  for (const LabSweep& sweep : request->sweeps)
+    for (const Point& point : sweep.points) {
+      const std::string problem = lab::why_not(point);
+      if (!problem.empty()) return problem;
+      most = std::max(most, lab::bytes_needed(point));
+    }
+  if (most > room)
+    return "a point needs " + human(most) + " of memory, there are " + human(room) + ": lower --n or --rows";
+  request->threads = std::min(request->threads, std::max(1, static_cast<int>(room / most)));
+  return "";
+}
+
+std::string sweep_names() {
+  std::string names;
+  for (const lab::Sweep& sweep : lab::sweeps()) names += std::string(sweep.name) + ", ";
+  return names + "custom";
+}
+
+std::string choose(const std::vector<std::string>& names, const std::vector<Given>& axes,
+                   LabRequest* request) {
+  const bool free_axis =
+      std::any_of(axes.begin(), axes.end(), [](const Given& given) { return !given.axis->in_named_sweeps; });
+  std::vector<std::string> wanted = names;
+  if (wanted.empty() && free_axis) wanted = {"custom"};
+  if (wanted.empty()) wanted.assign(lab::default_sweeps().begin(), lab::default_sweeps().end());
+  for (const std::string& name : wanted) {
+    LabSweep chosen{lab::find_sweep(name), {Point{}}};
+    if (!chosen.sweep && name != "custom") return "there is no sweep '" + name + "': " + sweep_names();
+    if (chosen.sweep) chosen.points = chosen.sweep->points();
+    for (Point& point : chosen.points) point.sweep = name;
+    for (const Given& given : axes) {
+      if (chosen.sweep && !given.axis->in_named_sweeps)
+        return std::string(given.axis->flag) + " belongs to custom sweeps: leave out '" + name + "'";
+      if (chosen.sweep && given.values.size() > 1)
+        return std::string(given.axis->flag) + " takes one value here";
+      const std::string problem = apply(given, &chosen.points);
+      if (!problem.empty()) return problem;
+    }
+    request->sweeps.push_back(std::move(chosen));
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request) {
+  std::vector<std::string> names;
+  std::vector<Given> axes;
+  request->threads = std::max(1u, std::thread::hardware_concurrency());
+  for (size_t i = 0; i < words.size(); ++i) {
+    std::string flag = words[i], value;
+    if (flag == "--help" || flag == "-h") request->help = true;
+    if (flag == "--list") request->list = true;
+    if (request->help || request->list) return "";
+    if (!flag.starts_with("-")) {
+      names.push_back(flag);
+      continue;
+    }
+    const size_t equals = flag.find('=');
+    if (equals != std::string::npos) {
+      value = flag.substr(equals + 1);
+      flag.resize(equals);
+    } else if (i + 1 < words.size()) {
+      value = words[++i];
+    } else {
+      return flag + " needs a value: foreshock lab --help";
+    }
+    const auto axis =
+        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return flag == a.flag; });
+    if (axis != std::end(kAxes)) {
+      axes.push_back({axis, split(value)});
+    } else if (flag == "--threads") {
+      if (!to_int(value, &request->threads) || request->threads < 1)
+        return "--threads takes a number from 1 up";
+    } else if (flag == "--json" || flag == "--report") {
+      const std::string problem = why_no_file(value);
+      if (!problem.empty()) return problem;
+      (flag == "--json" ? request->json_path : request->page_path) = value;
+    } else {
+      return "there is no option '" + flag + "': foreshock lab --help";
+    }
+  }
+  const std::string problem = choose(names, axes, request);
+  return problem.empty() ? check(request) : problem;
+}
+
+std::string lab_help() {
+  std::string text =
+      "foreshock lab [SWEEP...] [options]\n"
+      "measure what algorithms, formats and tiles cost against fp64, beside plain\n\n"
+      "Sweeps (fig3 fig4 fig5 fig6 when none is named):\n";
+  char line[160];
+  for (const lab::Sweep& sweep : lab::sweeps()) {
+    std::snprintf(line, sizeof line, "  %-14s %s\n", sweep.name.data(), sweep.question.data());
+    text += line;
+  }
+  text +=
+      "  custom         every combination of the axes below\n\nAxes take comma "
+      "lists:\n";
+  for (const Axis& axis : kAxes) {
+    std::snprintf(line, sizeof line, "  %-14s %-8s %s\n", axis.flag, axis.value, axis.help);
+    text += line;
+  }
+  return text +
+         "\n  --json FILE             write the points as JSON\n"
+         "  --report FILE           write a page with charts, one self-contained file\n"
+         "  --threads COUNT         all cores when not given; results do not depend on it\n"
+         "  --list                  algorithms and accumulators\n";
+}
+
+namespace {
+
+int wrong_lab_use(const std::string& problem) {
   std::fprintf(stderr, "foreshock lab: %s\n", problem.c_str());
   return 2;
 }
@@ -51,7 +291,7 @@ int write(const std::string& path, const std::string& content) {
 int lab(const std::vector<std::string>& words) {
   LabRequest request;
   const std::string problem = parse_lab_request(words, &request);
-  if (!problem.empty()) return wrong_use(problem);
+  if (!problem.empty()) return wrong_lab_use(problem);
   if (request.help) return std::fputs(lab_help().c_str(), stdout), 0;
   if (request.list) return list_names(), 0;
 

@@ -1,15 +1,31 @@
-// foreshock lab: the numerics microbenchmark.
+// What `foreshock lab` was asked for, read from its words and checked before anything is measured.
 #ifndef FORESHOCK_CLI_LAB_H_
 #define FORESHOCK_CLI_LAB_H_
 
 #include <string>
 #include <vector>
 
+#include "lab/sweep.h"
+
 namespace foreshock::cli {
 
-// `words` are those after "lab". Returns the exit status: 0, 1 when a file could not be written, 2 for wrong
-// use.
-int lab(const std::vector<std::string>& words);
+struct LabSweep {
+  const lab::Sweep* sweep = nullptr;  // null: custom
+  std::vector<lab::Point> points;
+};
+
+struct LabRequest {
+  std::vector<LabSweep> sweeps;
+  int threads = 1;
+  std::string json_path, page_path;  // empty: not asked for
+  bool help = false, list = false;
+};
+
+// Fills `request`. An empty string, or one line that says what is wrong and what to do.
+std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request);
+
+// The options, one per line.
+std::string lab_help();
 
 }  // namespace foreshock::cli
 

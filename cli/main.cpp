@@ -9,12 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/compare.h"
-#include "cli/judge.h"
-#include "cli/lab.h"
-#include "cli/merge.h"
-#include "cli/report.h"
-#include "cli/say.h"
+#include "cli/terminal.h"
 #include "cli/version.h"
 
 namespace foreshock::cli {

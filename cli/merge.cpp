@@ -1,15 +1,17 @@
 #include "cli/merge.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
-#include "cli/progress_bar.h"
+#include "agent/record_lines.h"
+#include "cli/commands.h"
+#include "cli/files.h"
 #include "cli/record_index.h"
-#include "cli/say.h"
-#include "cli/tensor_merger.h"
-#include "cli/tensor_shares.h"
-#include "cli/whole_file.h"
+#include "cli/terminal.h"
+#include "exporters/record_line.h"
+#include "shadow/stored_histogram.h"
 
 namespace foreshock::cli {
 namespace {
@@ -216,6 +218,267 @@ int merge(const std::vector<std::string>& words) {
   if (const std::string problem = output.finish(); !problem.empty()) return say(problem), 1;
   merge.tell(output);
   return 0;
+}
+
+namespace {
+
+constexpr const char* kJob = "job";
+
+void start(const TensorLine& line, TensorSnapshot* snapshot) {
+  snapshot->key.name = line.tensor;
+  snapshot->key.tensor_parallel = static_cast<int32_t>(line.tensor_parallel.value_or(-1));
+  snapshot->key.pipeline_parallel = static_cast<int32_t>(line.pipeline_parallel.value_or(-1));
+  snapshot->key.expert_parallel = static_cast<int32_t>(line.expert_parallel.value_or(-1));
+  snapshot->key.rank = static_cast<int32_t>(line.of_rank.value_or(-1));
+  snapshot->layer = line.layer;
+  snapshot->step = line.step.value_or(-1);
+  snapshot->time = line.time.value_or(0);
+  snapshot->interval = std::max<uint64_t>(line.interval_steps.value_or(1), 1);
+  snapshot->attempt = static_cast<int32_t>(line.attempt.value_or(-1));
+  snapshot->whole_elements = line.whole_elements.value_or(0);
+  snapshot->shape = line.shape;
+}
+
+// What can be added up of a line, without its histogram.
+void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
+  const auto elements = static_cast<double>(line.elements.value_or(0));
+  snapshot->time = std::min(snapshot->time, line.time.value_or(snapshot->time));
+  snapshot->elements += line.elements.value_or(0);
+  snapshot->ranks += line.ranks.value_or(0);
+  const double rms = line.rms.value_or(std::nan(""));
+  snapshot->sum_of_squares += rms * rms * elements;
+  if (line.update_mean_abs && line.update_max_abs) {
+    const uint64_t updated = line.update_elements.value_or(line.elements.value_or(0));
+    snapshot->update_elements += updated;
+    snapshot->update_sum_magnitude =
+        snapshot->update_sum_magnitude.value_or(0) + *line.update_mean_abs * static_cast<double>(updated);
+    snapshot->update_max_magnitude =
+        std::max(snapshot->update_max_magnitude.value_or(0), *line.update_max_abs);
+  }
+  for (size_t at = 0; at + 4 <= std::min(line.part_offsets.size(), line.part_shapes.size()); at += 4) {
+    TensorPart part;
+    part.offset.assign(line.part_offsets.begin() + static_cast<ptrdiff_t>(at),
+                       line.part_offsets.begin() + static_cast<ptrdiff_t>(at) + 4);
+    part.shape.assign(line.part_shapes.begin() + static_cast<ptrdiff_t>(at),
+                      line.part_shapes.begin() + static_cast<ptrdiff_t>(at) + 4);
+    snapshot->parts.push_back(std::move(part));
+  }
+}
+
+bool is_whole(const TensorLine& line) { return line.elements && line.elements == line.whole_elements; }
+
+// Ranks, of whatever replica.
+void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to) {
+  std::vector<int64_t> odd;
+  uint64_t ranks = 0;
+  for (const auto& node : nodes) {
+    odd.insert(odd.end(), node.line.odd_ranks.begin(), node.line.odd_ranks.end());
+    ranks += node.line.ranks.value_or(0);
+  }
+  to->odd_ranks = odd;
+  to->ranks = ranks;
+}
+
+}  // namespace
+
+// Of replicas the first one; that they are equal is looked at here.
+std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::vector<NodeLine>& nodes) {
+  std::vector<const NodeLine*> result;
+  for (const NodeLine& node : nodes) {
+    if (!node.line.elements) continue;  // of a late replica
+    const auto same = std::find_if(result.begin(), result.end(), [&](const NodeLine* other) {
+      return other->line.part_offsets == node.line.part_offsets &&
+             other->line.part_shapes == node.line.part_shapes && other->line.elements == node.line.elements;
+    });
+    if (same == result.end()) {
+      result.push_back(&node);
+    } else if ((*same)->line.histogram_hash != node.line.histogram_hash) {
+      EventLine event;
+      event.run = node.line.run;
+      event.step = node.line.step;
+      event.time = node.line.time;
+      event.event = "weight_mismatch";
+      event.layer = node.line.layer;
+      event.detail =
+          node.line.tensor + " differs between the nodes of " + (*same)->path + " and " + node.path;
+      event_ = event;
+    }
+  }
+  // Sums come out alike in whatever order the records are named.
+  std::sort(result.begin(), result.end(),
+            [](const NodeLine* a, const NodeLine* b) { return a->line.part_offsets < b->line.part_offsets; });
+  return result;
+}
+
+std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts,
+                                       TensorSnapshot* snapshot) const {
+  start(parts[0]->line, snapshot);
+  for (const NodeLine* part : parts) {
+    const TensorLine& line = part->line;
+    const std::optional<std::string> bytes = from_base64(line.histogram);
+    Histogram histogram;
+    if (!bytes || !restore(*bytes, &histogram) ||
+        histogram.finite + histogram.non_finite() != line.elements.value_or(0))
+      return part->path + ": the histogram of " + line.tensor + " at step " + std::to_string(snapshot->step) +
+             " cannot be read";
+    if (line.interval_steps != parts[0]->line.interval_steps || line.dtype != parts[0]->line.dtype ||
+        line.shape != parts[0]->line.shape)
+      return line.tensor + " at step " + std::to_string(snapshot->step) + ": " + parts[0]->path + " and " +
+             part->path + " tell of different tensors";
+    merge(histogram, &snapshot->histogram);
+    add_sums(line, snapshot);
+  }
+  return "";
+}
+
+// First snapshots are those that the agents have, `initial_step`; where they know none, there is none here.
+void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
+  if (is_anew_) {
+    goes_on_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
+    series_.begin_anew(goes_on_);
+    is_anew_ = false;
+  }
+  if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
+  series_.take(!goes_on_, snapshot);
+  series_.pass(snapshot->step);
+  for (const PoolSnapshot& pool : series_.completed()) {
+    models_.push_back(model_line(tensor_->run, pool));
+    models_.back().scope = kJob;
+  }
+}
+
+std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
+  tensor_.reset();
+  models_.clear();
+  event_.reset();
+  std::vector<const NodeLine*> parts = different(nodes);
+  const auto whole =
+      std::find_if(parts.begin(), parts.end(), [](const auto* each) { return is_whole(each->line); });
+  if (whole != parts.end()) parts = {*whole};
+  uint64_t elements = 0;
+  bool has_histograms = true;
+  for (const NodeLine* part : parts) {
+    elements += *part->line.elements;
+    has_histograms &= !part->line.histogram.empty();
+  }
+  const bool is_complete = !parts.empty() && elements == parts[0]->line.whole_elements;
+  if (!is_complete || (!has_histograms && whole == parts.end())) return "";
+  if (whole != parts.end() && !has_histograms) {
+    tensor_ = parts[0]->line;
+  } else {
+    TensorSnapshot snapshot;
+    if (const std::string problem = put_together(parts, &snapshot); !problem.empty()) return problem;
+    tensor_ = parts[0]->line;
+    const std::string dtype = tensor_->dtype;
+    follow(parts[0]->line.initial_step, &snapshot);
+    if (!is_whole(*tensor_)) tensor_ = tensor_line(tensor_->run, snapshot, false);
+    tensor_->dtype = dtype;
+  }
+  tensor_->scope = kJob;
+  tensor_->histogram.clear();
+  add_ranks(nodes, &*tensor_);
+  return "";
+}
+
+namespace {
+
+constexpr size_t kDims = 4;  // numbers of a part
+
+// Numbers that a place in a tensor can have; their sums fit.
+bool are_places(const std::vector<int64_t>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(),
+                     [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
+}
+
+bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
+  return begin >= other + other_size || other >= begin + size;
+}
+
+}  // namespace
+
+TensorShares::Share TensorShares::share_of(const TensorLine& line) {
+  return {line.part_offsets, line.part_shapes, line.elements.value_or(0)};
+}
+
+void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
+  if (!line.elements || !line.whole_elements) return;  // of a late replica
+  Tensor& tensor = tensors_[{at.of, at.generation}];
+  tensor.name = line.tensor;
+  tensor.whole = *line.whole_elements;
+  tensor.of_record[at.record] = share_of(line);
+  if (tensor.of_record.size() == 1 && *line.elements < *line.whole_elements && line.histogram.empty())
+    tensor.has_histograms = false;
+  if (!line.histogram.empty()) tensor.has_histograms = true;
+}
+
+bool TensorShares::overlap(const Share& a, const Share& b) {
+  for (size_t i = 0; i + kDims <= a.offsets.size(); i += kDims)
+    for (size_t j = 0; j + kDims <= b.offsets.size(); j += kDims) {
+      bool apart = false;
+      for (size_t d = 0; d < kDims; ++d)
+        apart |= is_apart(a.offsets[i + d], a.shapes[i + d], b.offsets[j + d], b.shapes[j + d]);
+      if (!apart) return true;
+    }
+  return false;
+}
+
+std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
+  std::vector<std::pair<uint32_t, const Share*>> different;  // record and what it holds; replicas once
+  uint64_t elements = 0;
+  for (const auto& [record, share] : tensor->of_record) {
+    if (share.elements == tensor->whole) {
+      tensor->is_complete = true;
+      return "";
+    }
+    if (share.offsets.size() != share.shapes.size() || share.offsets.size() % kDims != 0 ||
+        !are_places(share.offsets) || !are_places(share.shapes))
+      return index.path(record) + ": the parts of " + tensor->name + " cannot be read";
+    const bool is_new = std::none_of(different.begin(), different.end(),
+                                     [&share = share](const auto& each) { return *each.second == share; });
+    if (!is_new) continue;
+    for (const auto& [other, theirs] : different)
+      if (overlap(*theirs, share))
+        return "parts of " + tensor->name + " in " + index.path(other) + " and " + index.path(record) +
+               " overlap: are they of one run?";
+    different.emplace_back(record, &share);
+    elements += share.elements;
+  }
+  if (elements != tensor->whole)
+    return tensor->name + ": " + std::to_string(elements) + " of its " + std::to_string(tensor->whole) +
+           " values are in these records; name the record of every node";
+  if (!tensor->has_histograms)
+    return index.path(tensor->of_record.begin()->first) + " has no histograms to put " + tensor->name +
+           " together by: run with --record-histograms 1GiB";
+  tensor->is_complete = true;
+  return "";
+}
+
+std::string TensorShares::check(const RecordIndex& index) {
+  std::string problem;
+  for (auto at = tensors_.begin(); at != tensors_.end();) {
+    const uint32_t tensor = at->first.first;
+    bool is_complete = false;
+    std::string why;
+    for (; at != tensors_.end() && at->first.first == tensor; ++at) {
+      const std::string of_generation = check(index, &at->second);
+      is_complete |= of_generation.empty();
+      if (why.empty()) why = of_generation;
+    }
+    if (!is_complete && problem.empty()) problem = why;
+  }
+  return problem;
+}
+
+bool TensorShares::is_complete(uint32_t generation, uint32_t tensor) const {
+  const auto found = tensors_.find({tensor, generation});
+  return found != tensors_.end() && found->second.is_complete;
+}
+
+bool TensorShares::is_usual(const TensorLine& line, const IndexedLine& at) const {
+  const auto found = tensors_.find({at.of, at.generation});
+  if (found == tensors_.end()) return false;
+  const auto share = found->second.of_record.find(at.record);
+  return share != found->second.of_record.end() && share->second == share_of(line);
 }
 
 }  // namespace foreshock::cli

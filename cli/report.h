@@ -1,15 +1,30 @@
-// foreshock report: the story of a run, from its record.
+// A story as JSON (what `foreshock report --json` prints; docs/report.md has its keys), and as one page that
+// needs nothing from outside: to be attached to a post-mortem, read and printed.
 #ifndef FORESHOCK_CLI_REPORT_H_
 #define FORESHOCK_CLI_REPORT_H_
 
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "cli/report_model.h"
 
 namespace foreshock::cli {
 
-// The words after `foreshock report`. Returns the exit status: 0, 1 when the page cannot be written, 2 when
-// the words or the records are not what they should be.
-int report(const std::vector<std::string>& words);
+// One line of valid UTF-8. Curves are thinned, keeping the least and the largest value of each stretch, so
+// that a page of it stays below 2 MB; what is not known or not finite is null.
+std::string report_json(const Story& story);
+
+// The files of cli/report/, embedded at build time, and their SHA-256 in hexadecimal.
+extern const std::string_view kReportHtml, kReportCss, kReportJs, kReportChart;
+extern const std::string_view kReportCssHash, kReportJsHash, kReportChartHash;
+
+// Stands in every page, near its beginning.
+inline constexpr std::string_view kReportMark = "<meta name=\"generator\" content=\"foreshock report\">";
+
+// `json`: of report_json(). Its text comes from a trainer: it is data in the page, and a policy in the page
+// lets no script run but the page's own and nothing be loaded.
+std::string report_page(const std::string& json);
 
 }  // namespace foreshock::cli
 

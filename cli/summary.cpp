@@ -4,18 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
-#include "cli/pass_totals.h"
-#include "cli/summary_coverage.h"
-#include "cli/summary_precursors.h"
-#include "cli/summary_ranks.h"
-#include "cli/summary_weights.h"
-#include "cli/summary_words.h"
-#include "cli/verdict.h"
+#include "cli/format.h"
+#include "cli/summary_parts.h"
 #include "detect/thresholds.h"
 #include "shadow/bias.h"
 
@@ -343,6 +341,294 @@ bool has_ranks(const std::string& json) {
   const Json summary = Json::parse(json, nullptr, false);
   return summary.is_object() && summary.contains("ranks") && summary["ranks"].is_array() &&
          !summary["ranks"].empty();
+}
+
+namespace {
+
+using Json = nlohmann::json;
+
+struct Sum {
+  uint64_t count = 0;
+  std::string text;  // "3 bias, 1 control"
+};
+
+Sum sum_of(const Json& flagged, const char* key) {
+  Sum sum;
+  if (!flagged.contains(key) || !flagged[key].is_object()) return sum;
+  for (const auto& [name, count] : flagged[key].items()) {
+    if (!count.is_number_unsigned()) continue;
+    sum.count += count.get<uint64_t>();
+    sum.text += (sum.text.empty() ? "" : ", ") + std::to_string(count.get<uint64_t>()) + " " + name;
+  }
+  return sum;
+}
+
+std::string text_in(const Json& flagged, const char* key) {
+  return flagged.contains(key) && flagged[key].is_string() ? flagged[key].get<std::string>() : "";
+}
+
+}  // namespace
+
+std::vector<std::string> flagged_lines(const std::string& json) {
+  const Json summary = Json::parse(json, nullptr, false);
+  if (!summary.is_object() || !summary.contains("flagged") || !summary["flagged"].is_object()) return {};
+  const Json& flagged = summary["flagged"];
+  const std::string folder = text_in(flagged, "directory"), problem = text_in(flagged, "problem");
+  const Sum saved = sum_of(flagged, "saved"), dropped = sum_of(flagged, "dropped");
+  std::vector<std::string> lines;
+  if (saved.count > 0)
+    lines.push_back(std::to_string(saved.count) + " flagged slices saved (" + saved.text +
+                    "): foreshock judge " + folder + "/*.slice.safetensors");
+  if (!problem.empty())
+    lines.push_back("not every flagged slice could be saved (" + dropped.text + "): " + problem);
+  return lines;
+}
+
+namespace {
+
+using Json = nlohmann::json;
+
+// Ranks of one job end within a step of each other: one may be killed before its last step is told.
+constexpr int64_t kSameStep = 1;
+constexpr size_t kMostNamed = 4;
+
+int64_t whole(const Json& rank, const char* key, int64_t fallback) {
+  return rank.contains(key) && rank[key].is_number() ? rank[key].get<int64_t>() : fallback;
+}
+
+std::string counted(size_t count, const char* one, const char* many) {
+  return std::to_string(count) + " " + (count == 1 ? one : many);
+}
+
+}  // namespace
+
+std::string ranks_text(const Json& ranks) {
+  std::set<int64_t> numbers, attempts;
+  for (const Json& rank : ranks) {
+    numbers.insert(whole(rank, "rank", -1));
+    attempts.insert(whole(rank, "attempt", 0));
+  }
+  std::string text = counted(numbers.size(), "rank", "ranks");
+  if (ranks.size() > numbers.size()) text += " in " + counted(ranks.size(), "process", "processes");
+  if (attempts.size() > 1) text += " (" + counted(attempts.size(), "attempt", "attempts") + ")";
+  return text;
+}
+
+std::string ended_early_text(const Json& ranks) {
+  int64_t attempt = 0, furthest = -1;
+  for (const Json& rank : ranks) attempt = std::max(attempt, whole(rank, "attempt", 0));
+  std::map<int64_t, int64_t> reached;  // by rank
+  for (const Json& rank : ranks) {
+    if (whole(rank, "attempt", 0) != attempt) continue;
+    int64_t& step = reached.emplace(whole(rank, "rank", -1), -1).first->second;
+    step = std::max(step, whole(rank, "step", -1));
+    furthest = std::max(furthest, step);
+  }
+  std::string text;
+  size_t early = 0;
+  for (const auto& [rank, step] : reached) {
+    if (step + kSameStep >= furthest) continue;
+    if (++early > kMostNamed) continue;
+    text += (text.empty() ? "" : ", ") + ("rank " + std::to_string(rank)) +
+            (step < 0 ? " before its first step" : " at step " + std::to_string(step));
+  }
+  if (early > kMostNamed) text += " and " + std::to_string(early - kMostNamed) + " more";
+  return text.empty() ? "" : text + ", of " + std::to_string(furthest);
+}
+
+std::string given_up_text(const Json& ranks) {
+  std::vector<int64_t> steps;
+  for (const Json& rank : ranks)
+    if (const int64_t step = whole(rank, "tensors_given_up_step", -1); step >= 0) steps.push_back(step);
+  if (steps.empty()) return "";
+  const int64_t first = *std::min_element(steps.begin(), steps.end());
+  const std::string since = "from step " + std::to_string(first) + " on";
+  if (steps.size() == ranks.size()) return since;
+  return since + " in " + std::to_string(steps.size()) + " of " + counted(ranks.size(), "rank", "ranks");
+}
+
+namespace {
+
+void add(std::optional<double>* total, std::optional<double> value) {
+  if (value) *total = total->value_or(0) + *value;
+}
+
+// Both, as the alarm of a layer.
+bool is_beyond(std::optional<double> ulp, std::optional<double> z) {
+  return std::fabs(ulp.value_or(0)) > kBiasUlp && std::fabs(z.value_or(0)) > kBiasZ;
+}
+
+// A large bias of one rank, from few slices, hides no sure one of another.
+void add_bias(const Json& pass, PassTotals* totals) {
+  const std::optional<double> bias = number(pass, "/bias_ulp"), z = number(pass, "/bias_z"),
+                              control = number(pass, "/rounded_reference_bias_ulp"),
+                              control_z = number(pass, "/rounded_reference_bias_z");
+  if (!bias) return;
+  // What the reference shows too when it is merely rounded is no fault of the kernel.
+  const bool biased = is_beyond(bias, z) && !is_beyond(control, control_z);
+  const bool larger = !totals->bias || std::fabs(*bias) > std::fabs(*totals->bias);
+  if (biased == totals->biased ? !larger : !biased) return;
+  totals->biased = biased;
+  totals->bias = bias;
+  totals->bias_z = z;
+}
+
+}  // namespace
+
+std::optional<double> number(const Json& json, const std::string& pointer) {
+  const Json::json_pointer path(pointer);
+  if (!json.contains(path) || !json[path].is_number()) return std::nullopt;
+  return json[path].get<double>();
+}
+
+std::string text(const Json& json, const std::string& pointer) {
+  const Json::json_pointer path(pointer);
+  std::string found = json.contains(path) && json[path].is_string() ? json[path].get<std::string>() : "";
+  std::replace_if(
+      found.begin(), found.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return found;
+}
+
+void add_reasons(std::map<std::string, double>* total, const Json& json, const std::string& pointer) {
+  const Json::json_pointer path(pointer);
+  if (!json.contains(path) || !json[path].is_object()) return;
+  for (const auto& [reason, value] : json[path].items()) {
+    if (value.is_number() && value.get<double>() > 0) (*total)[reason] += value.get<double>();
+  }
+}
+
+PassTotals totals_of(const Json& ranks, const std::string& pass) {
+  PassTotals totals;
+  double weight = 0, error = 0, ratio = 0;
+  for (const Json& rank : ranks) {
+    const std::string at = "/attention/" + pass;
+    add(&totals.calls, number(rank, at + "/calls"));
+    add(&totals.unsampled, number(rank, at + "/unsampled"));
+    add(&totals.sampled, number(rank, at + "/sampled"));
+    add(&totals.judged, number(rank, at + "/judged"));
+    add(&totals.nonfinite, number(rank, at + "/nonfinite"));
+    add(&totals.in_flight, number(rank, at + "/in_flight"));
+    add_reasons(&totals.skipped, rank, at + "/skipped");
+    add_reasons(&totals.lost, rank, at + "/lost");
+    const std::optional<double> judged = number(rank, at + "/judged"),
+                                mean = number(rank, at + "/deviation_ratio/mean"),
+                                relative = number(rank, at + "/relative_error/mean"),
+                                max = number(rank, at + "/deviation_ratio/max");
+    totals.compared = totals.compared || relative.has_value();
+    if (judged && mean && relative) {
+      weight += *judged;
+      ratio += *judged * *mean;
+      error += *judged * *relative;
+    }
+    if (max) totals.ratio_max = std::max(totals.ratio_max.value_or(*max), *max);
+    if (const Json::json_pointer path(at); rank.contains(path)) add_bias(rank[path], &totals);
+  }
+  if (weight > 0) {
+    totals.ratio_mean = ratio / weight;
+    totals.error_mean = error / weight;
+  }
+  return totals;
+}
+
+namespace {
+
+constexpr double kRatioAlarm[] = {kDeviationRatioForward, kDeviationRatioBackward};
+
+// What is most telling comes first: no figure holds what is not finite, and what is still so goes before what
+// has passed.
+enum Order { kNonfinite, kNow, kOverall, kPast };
+struct Finding {
+  Order order;
+  std::string text;
+};
+
+std::string place_of(const Json& alarm) {
+  const std::string layer = text(alarm, "/layer");
+  return (layer.empty() ? "calls without a layer " : "layer " + layer + " ") + text(alarm, "/pass");
+}
+
+// "layer 003 forward errs 7.8 times what plain attention errs"
+std::string alarm_text(const Json& alarm) {
+  const std::string of = text(alarm, "/of"), where = place_of(alarm);
+  const std::optional<double> value = number(alarm, "/value");
+  if (of == "bias") return where + " is biased by " + formatted("%+.2f ulp", value);
+  if (of == "nonfinite") return where + " gives NaN or Inf where the reference does not";
+  return where + " errs up to " + formatted("%.1f", value) + " times what its precision explains";
+}
+
+std::string past_text(const Json& alarm) {
+  const std::string of = text(alarm, "/of"), where = place_of(alarm);
+  const std::optional<double> most = number(alarm, "/most");
+  const std::string when = " at steps " + count(number(alarm, "/first_step")) + " to " +
+                           count(number(alarm, "/last_step")) + ", not of late";
+  if (of == "bias") return where + " was biased by up to " + formatted("%+.2f ulp", most) + when;
+  if (of == "nonfinite") return where + " gave NaN or Inf where the reference does not" + when;
+  return where + " erred up to " + formatted("%.1f", most) + " times what its precision explains" + when;
+}
+
+// Those that hold now and those that held, each once.
+std::vector<Finding> alarm_findings(const Json& ranks) {
+  std::vector<Finding> findings;
+  std::set<std::string> told;
+  for (const bool now : {true, false}) {
+    const Json::json_pointer alarms(now ? "/alarms" : "/past_alarms");
+    for (const Json& rank : ranks) {
+      if (!rank.contains(alarms) || !rank[alarms].is_array()) continue;
+      const std::string whose = ranks.size() > 1 ? "rank " + count(number(rank, "/rank")) + " " : "";
+      for (const Json& alarm : rank[alarms]) {
+        const std::string of = text(alarm, "/of");
+        if (!told.insert(whose + place_of(alarm) + " " + of).second) continue;
+        findings.push_back({of == "nonfinite" ? kNonfinite
+                            : now             ? kNow
+                                              : kPast,
+                            "attention of " + whose + (now ? alarm_text(alarm) : past_text(alarm))});
+      }
+    }
+  }
+  return findings;
+}
+
+// Of a whole pass, where no layer says it.
+void add_overall(const PassTotals& totals, int pass, std::vector<Finding>* findings) {
+  const std::string attention = std::string("attention ") + kPasses[pass];
+  if (totals.nonfinite.value_or(0) > 0)
+    findings->push_back({kNonfinite, attention + " gave NaN or Inf where the reference does not, in " +
+                                         count(totals.nonfinite) + " of " + count(totals.judged) +
+                                         " slices"});
+  if (totals.ratio_mean.value_or(0) > kRatioAlarm[pass])
+    findings->push_back({kOverall, attention + " errs more than its precision explains"});
+  else if (totals.biased)
+    findings->push_back({kOverall, attention + " is biased"});
+}
+
+bool has(const std::vector<Finding>& findings, Order order) {
+  return std::any_of(findings.begin(), findings.end(), [&](const Finding& f) { return f.order == order; });
+}
+
+}  // namespace
+
+// One layer's fault drowns in the mean over all layers, so layers come first.
+std::string verdict(const PassTotals (&passes)[2], const Json& ranks, const Paint& paint) {
+  std::vector<Finding> findings = alarm_findings(ranks), overall;
+  bool judged = false, compared = false;
+  for (int pass = 0; pass < 2; ++pass) {
+    judged = judged || passes[pass].judged.value_or(0) > 0;
+    compared = compared || passes[pass].compared;
+    add_overall(passes[pass], pass, &overall);
+  }
+  const bool layers_differ = has(findings, kNow), layers_break = has(findings, kNonfinite);
+  for (const Finding& finding : overall)
+    if (finding.order == kNonfinite ? !layers_break : !layers_differ) findings.push_back(finding);
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.order < b.order; });
+  if (!findings.empty()) {
+    const std::string more = findings.size() > 1 ? " (and " + count(findings.size() - 1) + " more)" : "";
+    return paint.bad(findings[0].text + more);
+  }
+  if (!judged) return "no attention was judged";
+  return compared ? paint.good("attention errs no more than its precision explains")
+                  : "of attention only the scores were judged: its output cannot be with dropout, or where "
+                    "what goes in is not finite";
 }
 
 }  // namespace foreshock::cli

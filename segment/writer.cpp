@@ -171,7 +171,7 @@ bool is_beyond_limit(uint64_t size) {
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur;
 }
 
-// The word for an errno; cli/off_files.cpp has the advice for each.
+// The word for an errno; cli/run_dir.cpp has the advice for each.
 const char* reason_of(int error) {
   switch (error) {
     case ENOSPC:

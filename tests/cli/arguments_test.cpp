@@ -1,9 +1,9 @@
-#include "cli/arguments.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+
+#include "cli/options.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,5 +1,3 @@
-#include "cli/base_directory.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/magic.h>
@@ -9,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "cli/run_dir.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

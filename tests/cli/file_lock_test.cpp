@@ -1,8 +1,7 @@
-#include "cli/file_lock.h"
-
 #include <gtest/gtest.h>
 #include <sys/file.h>
 
+#include "cli/files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

@@ -1,9 +1,9 @@
-#include "cli/launcher_id.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <set>
+
+#include "cli/run_dir.h"
 
 namespace foreshock::cli {
 namespace {

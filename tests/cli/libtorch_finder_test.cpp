@@ -1,9 +1,8 @@
-#include "cli/libtorch_finder.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "cli/torch.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

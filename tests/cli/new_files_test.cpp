@@ -1,11 +1,10 @@
-#include "cli/new_files.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <iterator>
 
+#include "cli/files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

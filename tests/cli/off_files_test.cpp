@@ -1,8 +1,7 @@
-#include "cli/off_files.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cli/run_dir.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

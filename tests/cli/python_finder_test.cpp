@@ -1,11 +1,10 @@
-#include "cli/python_finder.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
 
+#include "cli/torch.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

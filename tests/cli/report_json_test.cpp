@@ -1,10 +1,8 @@
-#include "cli/report_json.h"
-
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/report_page.h"
+#include "cli/report.h"
 #include "told_run.h"
 
 namespace foreshock::cli {

@@ -1,7 +1,7 @@
-#include "cli/report_page.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "cli/report.h"
 
 namespace foreshock::cli {
 namespace {

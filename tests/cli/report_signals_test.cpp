@@ -1,8 +1,8 @@
-#include "cli/report_signals.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "cli/report_model.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,5 +1,4 @@
-#include "cli/report_strand.h"
-
+#include "cli/report_builder.h"
 #include "told_run.h"
 
 namespace foreshock::cli {

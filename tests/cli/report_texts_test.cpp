@@ -1,12 +1,10 @@
-#include "cli/report_texts.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
 #include "agent/measured.h"
-#include "cli/report_words.h"
+#include "cli/report_text.h"
 
 namespace foreshock::cli {
 namespace {

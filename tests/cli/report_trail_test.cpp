@@ -1,6 +1,6 @@
-#include "cli/report_trail.h"
-
 #include <gtest/gtest.h>
+
+#include "cli/report_model.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,5 +1,3 @@
-#include "cli/run_directory.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -7,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/run_dir.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

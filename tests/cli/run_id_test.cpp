@@ -1,9 +1,9 @@
-#include "cli/run_id.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
+
+#include "cli/options.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,6 +1,6 @@
-#include "cli/screen.h"
-
 #include <gtest/gtest.h>
+
+#include "cli/terminal.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,8 +1,7 @@
-#include "cli/storyteller.h"
-
 #include <gmock/gmock.h>
 
-#include "cli/report_texts.h"
+#include "cli/report_builder.h"
+#include "cli/report_text.h"
 #include "told_run.h"
 
 namespace foreshock::cli {

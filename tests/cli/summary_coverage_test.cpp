@@ -1,9 +1,9 @@
-#include "cli/summary_coverage.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+
+#include "cli/summary_parts.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,6 +1,6 @@
-#include "cli/summary_flagged.h"
-
 #include <gtest/gtest.h>
+
+#include "cli/summary.h"
 
 namespace foreshock::cli {
 namespace {

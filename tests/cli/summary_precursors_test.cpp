@@ -1,9 +1,9 @@
-#include "cli/summary_precursors.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "cli/summary_parts.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,6 +1,6 @@
-#include "cli/summary_ranks.h"
-
 #include <gtest/gtest.h>
+
+#include "cli/summary.h"
 
 namespace foreshock::cli {
 namespace {

@@ -1,8 +1,7 @@
-#include "cli/summary_weights.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cli/summary_parts.h"
 #include "segment/layout.h"
 
 namespace foreshock::cli {

@@ -1,11 +1,10 @@
-#include "cli/tensor_merger.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
 #include "agent/record_lines.h"
+#include "cli/merge.h"
 #include "kernels/histogram.h"
 #include "shadow/stored_histogram.h"
 

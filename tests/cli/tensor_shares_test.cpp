@@ -1,6 +1,6 @@
-#include "cli/tensor_shares.h"
-
 #include <gtest/gtest.h>
+
+#include "cli/merge.h"
 
 namespace foreshock::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string>
 
-#include "cli/storyteller.h"
+#include "cli/report_builder.h"
 
 namespace foreshock::cli {
 

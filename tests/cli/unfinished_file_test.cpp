@@ -1,5 +1,3 @@
-#include "cli/unfinished_file.h"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -10,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "cli/files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

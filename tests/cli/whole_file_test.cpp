@@ -1,5 +1,3 @@
-#include "cli/whole_file.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -10,6 +8,7 @@
 #include <iterator>
 #include <set>
 
+#include "cli/files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace foreshock::cli {

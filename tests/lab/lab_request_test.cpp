@@ -1,6 +1,6 @@
-#include "cli/lab_request.h"
-
 #include <gtest/gtest.h>
+
+#include "cli/lab.h"
 
 namespace foreshock::cli {
 namespace {

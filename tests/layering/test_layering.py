@@ -26,7 +26,7 @@ def test_the_tree_is_layered():
         ("exporters/catalog.cpp", '  #  include "shadow/slice.h"'),
         ("integrations/torch/adapter.cpp", '#include "libmonitor/options.h"'),
         ("libmonitor/include/foreshock/hook.h", '#include "segment/layout.h"'),
-        ("agent/agent.cpp", '#include "cli/say.h"'),
+        ("agent/agent.cpp", '#include "cli/terminal.h"'),
     ],
 )
 def test_wrong_edges_are_found(tmp_path, path, line):

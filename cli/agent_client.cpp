@@ -1,0 +1,288 @@
+#include "cli/agent_client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "agent/node.h"
+#include "cli/process.h"
+#include "cli/run_dir.h"
+#include "exporters/http_get.h"
+#include "exporters/http_routes.h"
+
+namespace foreshock::cli {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kFirstPause{200}, kLongestPause{5000}, kShortLife{1000}, kStartTimeout{5000};
+
+// A path as it comes through JSON, which replaces what is no UTF-8.
+std::string through_json(const std::string& path) {
+  const std::string text =
+      nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json::parse(text).get<std::string>();
+}
+
+}  // namespace
+
+std::string AgentAddress::url() const {
+  if (address.starts_with("unix:")) return address;
+  const std::string host = address == "0.0.0.0" ? "127.0.0.1" : address == "::" ? "::1" : address;
+  const bool is_v6 = host.find(':') != std::string::npos;
+  const std::string page = "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + "/";
+  return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
+}
+
+// Of an agent that does not say, only a service is likely to be.
+bool AgentAddress::is_elsewhere() const {
+  return pid_namespace != 0 ? pid_namespace != foreshock::pid_namespace() : is_service;
+}
+
+bool AgentAddress::writes(const std::string& path) const { return through_json(path) == record; }
+
+bool AgentAddress::saves_flagged(const std::string& path) const { return through_json(path) == save_flagged; }
+
+std::optional<AgentAddress> read_agent_address(const std::string& directory) {
+  std::ifstream file(directory + "/agent.json");
+  const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
+  if (!json.is_object() || !json.value("pid", nlohmann::json()).is_number_integer() ||
+      !json.value("port", nlohmann::json()).is_number_integer() ||
+      !json.value("address", nlohmann::json()).is_string()) {
+    return std::nullopt;
+  }
+  AgentAddress agent;
+  agent.pid = json["pid"];
+  agent.address = json["address"];
+  agent.port = json["port"];
+  if (const auto space = json.find("pid_namespace"); space != json.end() && space->is_number_unsigned())
+    agent.pid_namespace = *space;
+  if (const auto record = json.find("record"); record != json.end() && record->is_string())
+    agent.record = *record;
+  if (const auto flagged = json.find("save_flagged"); flagged != json.end() && flagged->is_string())
+    agent.save_flagged = *flagged;
+  if (const auto run = json.find("run"); run != json.end() && run->is_string()) agent.run = *run;
+  if (const auto problem = json.find("problem"); problem != json.end() && problem->is_string())
+    agent.problem = *problem;
+  agent.is_service = json.value("service", nlohmann::json()) == true;
+  if (agent.is_elsewhere()) return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
+  if (agent.pid <= 0 || (kill(agent.pid, 0) != 0 && errno != EPERM)) return std::nullopt;
+  return agent;
+}
+
+void AgentKeeper::reap() {
+  if (pid_ < 0 || !poll_exit(pid_)) return;
+  const bool short_life = steady_clock::now() - started_ < kShortLife;
+  wait_after(short_life ? failures_ + 1 : 0);
+}
+
+void AgentKeeper::wait_after(int failures) {
+  failures_ = failures;
+  const milliseconds pause = std::min(kFirstPause * (1 << std::min(failures, 5)), kLongestPause);
+  next_start_ = steady_clock::now() + pause;
+  pid_ = -1;
+  starter_.release();
+}
+
+void AgentKeeper::wake() const {
+  if (is_service()) return;
+  const std::optional<AgentAddress> agent = read_agent_address(directory_);
+  if (agent && !agent->is_elsewhere()) kill(agent->pid, SIGCONT);
+}
+
+void AgentKeeper::kill_own() const {
+  if (pid_ > 0) kill(pid_, SIGKILL);
+}
+
+void AgentKeeper::tick() {
+  if (is_service()) return;
+  reap();
+  if (pid_ >= 0) {
+    const std::optional<AgentAddress> agent = read_agent_address(directory_);
+    const bool is_up = agent && agent->pid == pid_ && !agent->is_elsewhere();
+    if (is_up || steady_clock::now() - started_ > kStartTimeout) starter_.release();
+    return;
+  }
+  if (steady_clock::now() < next_start_) return;
+  // Only the holder of agent.start touches agent.lock, so no probe can take the lock from an agent that
+  // starts.
+  if (!starter_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
+  if (is_locked(directory_ + "/agent.lock")) {
+    failures_ = 0;  // somebody else's agent serves
+    starter_.release();
+    return;
+  }
+  start();
+}
+
+void AgentKeeper::start() {
+  const int log = open((directory_ + "/agent.log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  sigset_t none;
+  sigemptyset(&none);
+  const SpawnPlan plan = {.command = command_,
+                          .environment = own_environment(),
+                          .signal_mask = &none,
+                          .own_session = true,
+                          .output = log,
+                          .errors = log};
+  started_ = steady_clock::now();
+  start_error_ = spawn(plan, &pid_);
+  if (start_error_ != 0) wait_after(failures_ + 1);
+  if (log >= 0) close(log);
+}
+
+std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
+  const steady_clock::time_point end = steady_clock::now() + milliseconds(timeout_ms);
+  for (;;) {
+    tick();
+    std::optional<AgentAddress> agent = read_agent_address(directory_);
+    if (agent || has_failed() || steady_clock::now() >= end) return agent;
+    const timespec pause = {0, 20'000'000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+std::optional<AgentAddress> AgentKeeper::news() {
+  std::optional<AgentAddress> agent = read_agent_address(directory_);
+  if (!agent || told_ == std::pair(agent->pid_namespace, agent->pid)) return std::nullopt;
+  told_ = {agent->pid_namespace, agent->pid};
+  return agent;
+}
+
+std::string AgentKeeper::last_words() const {
+  if (is_service()) return "no service follows " + directory_ + "; is `foreshock agent --tree` running?";
+  if (start_error_ != 0) return command_[0] + ": " + std::strerror(start_error_);
+  std::ifstream log(directory_ + "/agent.log");
+  std::string line, last;
+  while (std::getline(log, line)) {
+    if (!line.empty()) last = line;
+  }
+  return last.empty() ? "it said nothing" : last;
+}
+
+namespace {
+
+constexpr int kStateTimeoutMs = 2000;
+constexpr const char* kTokenWanted = "answered 401";
+
+}  // namespace
+
+bool read_agent_state(const AgentAddress& agent, const std::string& token_file, std::string* json,
+                      std::string* error) {
+  struct stat status = {};
+  std::string problem;
+  const std::string token = token_file.empty() ? "" : read_token(token_file, &status, &problem);
+  // A service follows other runs too, and without a name tells of the one that came last.
+  const std::string path =
+      agent.run.empty() ? "/api/v1/state" : "/api/v1/state?run=" + percent_encoded(agent.run);
+  if (!http_get(agent.address, agent.port, path, kStateTimeoutMs, json, error, token)) {
+    if (token_file.empty() && error->find(kTokenWanted) != std::string::npos)
+      problem = "its token is shown with --token-file FILE";
+    if (!problem.empty()) *error += "; " + problem;
+    return false;
+  }
+  if (nlohmann::json::accept(*json)) return true;
+  *error = "the agent's answer is no JSON";
+  return false;
+}
+
+std::vector<LiveRun> live_runs(const std::string& run_id) {
+  std::vector<LiveRun> runs;
+  for (const std::string& base : base_directory_candidates()) {
+    std::error_code error;
+    for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(base, error)) {
+      if (!entry.is_directory(error)) continue;
+      const LiveRun run = {entry.path().filename(), entry.path()};
+      if (!run_id.empty() && run.run_id != run_id) continue;
+      if (read_agent_address(run.directory) || has_live_segment(run.directory)) runs.push_back(run);
+    }
+  }
+  std::sort(runs.begin(), runs.end(), [](const LiveRun& a, const LiveRun& b) { return a.run_id < b.run_id; });
+  return runs;
+}
+
+namespace {
+
+constexpr int kExitTimeoutMs = 30000;
+constexpr int kPollMs = 50;
+constexpr int kServiceTimeoutMs = 3000;  // it looks for new runs every second
+constexpr off_t kExitBytes = 4096;       // a page; the text has 60 bytes
+constexpr off_t kSpareBytes =
+    256 << 10;  // a summary has 3 KiB a rank: those of a large node, attempts included
+
+bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
+
+int create_reserved(const std::string& path, off_t bytes) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return errno;
+  if (is_shared_with_group(std::filesystem::path(path).parent_path())) fchmod(fd, 0660);
+  const int error = posix_fallocate(fd, 0, bytes);
+  close(fd);
+  return error;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+}  // namespace
+
+std::string ExitExchange::reserve(const std::string& directory) {
+  directory_ = directory;
+  const std::string launcher = std::to_string(launcher_id());
+  exit_ = directory + "/exit." + launcher + ".json";
+  summary_ = directory + "/summary." + launcher + ".json";
+  // In this order, since an exit file without a summary is one to be answered.
+  unlink(exit_.c_str());
+  unlink(summary_.c_str());
+  spare_ = directory + "/spare." + launcher;
+  for (const auto& [path, bytes] : {std::pair(exit_ + ".new", kExitBytes), std::pair(spare_, kSpareBytes)}) {
+    if (const int error = create_reserved(path, bytes); error != 0) return path + ": " + std::strerror(error);
+  }
+  return "";
+}
+
+void ExitExchange::tell(const ExitStatus& status, bool was_asked_to_stop) const {
+  const bool stopped = was_asked_to_stop || is_stop_signal(status.signal) ||
+                       (status.code > 128 && is_stop_signal(status.code - 128));
+  const char* state = stopped ? "preempted" : status.code == 0 ? "finished" : "failed";
+  const nlohmann::json json = {{"status", status.code}, {"signal", status.signal}, {"state", state}};
+  const std::string text = json.dump() + "\n", path = exit_ + ".new";
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return;
+  unlink(spare_.c_str());  // its place is the summary's
+  // Into the space that is there already; in one rename, so that the agent never reads half a file.
+  const bool written = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+                       ftruncate(fd, static_cast<off_t>(text.size())) == 0;
+  close(fd);
+  if (written) rename(path.c_str(), exit_.c_str());
+}
+
+ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keeper) const {
+  keeper->wake();
+  for (int waited = 0; waited < kExitTimeoutMs; waited += kPollMs) {
+    if (access(summary_.c_str(), R_OK) == 0) return {text_of(summary_), ""};
+    if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone, or cannot be written any more"};
+    if (keeper->has_failed()) return {"", "the agent ended early (" + keeper->last_words() + ")"};
+    if (keeper->is_service() && waited >= kServiceTimeoutMs && !is_locked(directory_ + "/agent.lock"))
+      return {"", keeper->last_words()};
+    keeper->tick();
+    if (signals->interrupted_within(kPollMs)) return {"", "interrupted"};
+  }
+  return {"", "the agent did not answer"};
+}
+
+}  // namespace foreshock::cli

@@ -1,0 +1,346 @@
+#include "cli/files.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+namespace foreshock::cli {
+namespace {
+
+constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
+                                SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
+
+// Changed only while the signals are held.
+std::vector<const char*> unfinished;
+
+class SignalsHeld {
+ public:
+  SignalsHeld() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+void remove_all_and_end(int number) {
+  for (const char* path : unfinished) unlink(path);
+  signal(number, SIG_DFL);
+  raise(number);  // it ends the process when this returns
+}
+
+// What is ignored (nohup), or somebody else's, is left so.
+void replace(int number, void (*from)(int), void (*to)(int)) {
+  struct sigaction now {};
+  if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) signal(number, to);
+}
+
+void watch_signals() {
+  for (const int number : kEnding) replace(number, SIG_DFL, remove_all_and_end);
+  replace(SIGXFSZ, SIG_DFL, SIG_IGN);
+}
+
+void leave_signals() {
+  for (const int number : kEnding) replace(number, remove_all_and_end, SIG_DFL);
+}
+
+}  // namespace
+
+UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory + "/.foreshock-XXXXXX") {
+  const SignalsHeld held;
+  descriptor_ = mkostemp(path_.data(), O_CLOEXEC);
+  if (descriptor_ < 0) {
+    path_.clear();
+    return;
+  }
+  if (unfinished.empty()) watch_signals();
+  unfinished.push_back(path_.c_str());
+}
+
+UnfinishedFile::~UnfinishedFile() {
+  const SignalsHeld held;
+  if (path_.empty()) return;
+  unlink(path_.c_str());
+  leave_out();
+}
+
+bool UnfinishedFile::finish(const std::string& name) {
+  const SignalsHeld held;
+  if (std::rename(path_.c_str(), name.c_str()) != 0) return false;
+  leave_out();
+  return true;
+}
+
+void UnfinishedFile::leave_out() {
+  std::erase(unfinished, path_.c_str());
+  path_.clear();
+  if (unfinished.empty()) leave_signals();
+}
+
+namespace {
+
+std::string directory_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
+}
+
+// Standard output or error, if that is what it is; else -1. What is opened anew by its name has a place of
+// its own in a file, and what was printed before would be written over.
+int standard_stream(const struct stat& at) {
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat own {};
+    if (fstat(stream, &own) == 0 && own.st_dev == at.st_dev && own.st_ino == at.st_ino) return stream;
+  }
+  return -1;
+}
+
+bool is_standard_output(const std::string& path) { return path.empty() || path == "-"; }
+
+// Whether what stands at `path` is written to and not replaced.
+bool is_stream(const std::string& path) {
+  struct stat at {};
+  if (is_standard_output(path)) return true;
+  if (stat(path.c_str(), &at) != 0 || S_ISDIR(at.st_mode)) return false;
+  return !S_ISREG(at.st_mode) || standard_stream(at) >= 0;
+}
+
+// A link that somebody else has laid where all may (/tmp): the kernel does not follow it either
+// (fs.protected_symlinks).
+bool is_trap(const struct stat& link, const std::string& directory) {
+  struct stat at {};
+  return link.st_uid != geteuid() && stat(directory.c_str(), &at) == 0 && link.st_uid != at.st_uid &&
+         (at.st_mode & S_ISVTX) != 0 && (at.st_mode & S_IWOTH) != 0;
+}
+
+// Where a link leads to; nothing when it is none.
+std::optional<std::string> next_of(const std::string& path, std::string* problem) {
+  const int place = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+  if (place < 0) return std::nullopt;
+  struct stat at {};
+  std::array<char, PATH_MAX> text;
+  const bool is_link = fstat(place, &at) == 0 && S_ISLNK(at.st_mode);
+  const ssize_t length = is_link ? readlinkat(place, "", text.data(), text.size()) : -1;
+  close(place);
+  if (length < 0) return std::nullopt;
+  if (is_trap(at, directory_of(path))) *problem = path + " is a link of somebody else: choose another place";
+  const std::string to(text.data(), static_cast<size_t>(length));
+  return to.starts_with('/') ? to : directory_of(path) + to;
+}
+
+// Where the links end that `path` may be the first of, whether anything stands there or not.
+std::string end_of_links(const std::string& path, std::string* problem) {
+  constexpr int kMost = 40;  // as many as the kernel follows
+  std::string at = path;
+  for (int n = 0; n < kMost && problem->empty(); ++n) {
+    const std::optional<std::string> next = next_of(at, problem);
+    if (!next) return at;
+    at = *next;
+  }
+  if (problem->empty()) *problem = path + " is a link that leads nowhere: choose another place";
+  return at;
+}
+
+mode_t usual_mode() {
+  const mode_t mask = umask(0);
+  umask(mask);
+  return 0666 & ~mask;
+}
+
+}  // namespace
+
+std::string why_no_file(const std::string& path) {
+  if (path.empty()) return "'' is no file name";
+  if (is_stream(path)) return "";
+  std::string problem;
+  const std::string target = end_of_links(path, &problem), directory = directory_of(target);
+  if (!problem.empty()) return problem;
+  struct stat at {};
+  if (target.back() == '/' || (stat(target.c_str(), &at) == 0 && S_ISDIR(at.st_mode)))
+    return "'" + path + "' is no file name" + (target.back() == '/' ? "" : " but a directory");
+  if (access(directory.c_str(), W_OK) != 0)
+    return "cannot write into " + directory + ": choose another place for " + path;
+  return "";
+}
+
+WholeFile::WholeFile(const std::string& path) : path_(path), target_(path) {
+  const int descriptor = is_stream(path) ? open_stream() : open_file();
+  if (!problem_.empty()) return;
+  file_ = descriptor < 0 ? nullptr : fdopen(descriptor, "wb");
+  if (file_ != nullptr) return;
+  // What holds the place of a stream that was closed is not open for writing.
+  fail(descriptor >= 0 && errno == EINVAL ? std::strerror(EBADF) : std::strerror(errno));
+  if (descriptor >= 0) ::close(descriptor);
+}
+
+WholeFile::~WholeFile() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+int WholeFile::open_stream() {
+  struct stat at {};
+  std::fflush(stdout);  // ours comes after what was printed
+  if (is_standard_output(path_)) return dup(STDOUT_FILENO);
+  const int own = stat(path_.c_str(), &at) == 0 ? standard_stream(at) : -1;
+  return own >= 0 ? dup(own) : open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+}
+
+int WholeFile::open_file() {
+  target_ = end_of_links(path_, &problem_);
+  if (!problem_.empty()) return -1;
+  struct stat before {};
+  const mode_t mode = stat(target_.c_str(), &before) == 0 ? before.st_mode & 0777 : usual_mode();
+  unfinished_.emplace(directory_of(target_));
+  if (unfinished_->descriptor() >= 0) fchmod(unfinished_->descriptor(), mode);
+  return unfinished_->descriptor();
+}
+
+void WholeFile::fail(const std::string& why) {
+  if (problem_.empty())
+    problem_ = (is_standard_output(path_) ? "standard output" : "cannot write " + path_) + ": " + why;
+}
+
+void WholeFile::write(std::string_view bytes) {
+  if (file_ != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size())
+    fail(std::strerror(errno));
+}
+
+void WholeFile::close() {
+  if (file_ != nullptr && std::fclose(file_) != 0) fail(std::strerror(errno));
+  file_ = nullptr;
+}
+
+const std::string& WholeFile::finish() {
+  close();
+  if (problem_.empty() && unfinished_ && !unfinished_->finish(target_)) fail(std::strerror(errno));
+  return problem_;
+}
+
+std::string write_whole_file(const std::string& path, std::string_view content) {
+  WholeFile file(path);
+  file.write(content);
+  return file.finish();
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string told(const std::string& problem) {
+  return problem.empty() ? ""
+                         : problem + "; none of the files is there: mend that, or choose another directory";
+}
+
+}  // namespace
+
+NewFiles::~NewFiles() {
+  files_.clear();
+  std::error_code ignored;
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder)
+    fs::remove(*folder, ignored);  // if empty
+}
+
+std::string NewFiles::make_folders(const fs::path& folder) {
+  std::error_code error;
+  if (folder.empty() || fs::exists(folder, error)) return "";
+  if (std::string problem = make_folders(folder.parent_path()); !problem.empty()) return problem;
+  if (fs::create_directory(folder, error)) made_.push_back(folder);
+  return error ? "cannot make " + folder.string() + ": " + error.message() : "";
+}
+
+std::string NewFiles::write(const std::string& name, std::string_view bytes) {
+  auto file = files_.find(name);
+  if (file == files_.end()) {
+    const fs::path path = folder_ / name;
+    std::error_code ignored;
+    if (fs::exists(path, ignored)) return path.string() + ": is there already; choose another directory";
+    if (const std::string problem = make_folders(path.parent_path()); !problem.empty()) return told(problem);
+    file = files_.try_emplace(name, path.string()).first;
+  }
+  file->second.write(bytes);
+  return told(file->second.problem());
+}
+
+std::string NewFiles::finish() {
+  for (auto& [name, file] : files_) {
+    file.close();
+    if (!file.problem().empty()) return told(file.problem());
+  }
+  std::vector<fs::path> there;
+  for (auto& [name, file] : files_) {
+    if (!file.finish().empty()) {
+      std::error_code ignored;
+      for (const fs::path& path : there) fs::remove(path, ignored);
+      return told(file.problem());
+    }
+    there.push_back(folder_ / name);
+  }
+  made_.clear();
+  return "";
+}
+
+FileLock& FileLock::operator=(FileLock&& other) noexcept {
+  if (this != &other) {
+    release();
+    descriptor_ = std::exchange(other.descriptor_, -1);
+  }
+  return *this;
+}
+
+bool FileLock::try_lock(const std::string& path, int operation) {
+  release();
+  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (descriptor < 0) return false;
+  if (flock(descriptor, operation | LOCK_NB) != 0) {
+    close(descriptor);
+    return false;
+  }
+  descriptor_ = descriptor;
+  return true;
+}
+
+bool FileLock::lock_within(const std::string& path, int operation, int timeout_ms) {
+  constexpr int kPauseMs = 10;
+  for (int waited = 0;; waited += kPauseMs) {
+    if (try_lock(path, operation)) return true;
+    if (waited >= timeout_ms) return false;
+    const timespec pause = {0, kPauseMs * 1000000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+void FileLock::release() {
+  if (descriptor_ >= 0) close(descriptor_);
+  descriptor_ = -1;
+}
+
+bool is_locked(const std::string& path) {
+  if (access(path.c_str(), F_OK) != 0) return false;
+  FileLock probe;
+  return !probe.try_lock(path, LOCK_SH);
+}
+
+void allow_many_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace foreshock::cli

@@ -1,0 +1,389 @@
+#include "cli/options.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string_view>
+
+#include "exporters/http_routes.h"
+
+namespace foreshock::cli {
+namespace {
+
+const Option* find_flag(const std::string& flag, uint32_t reader) {
+  for (const Option& row : kOptions) {
+    if (row.flag != nullptr && flag == row.flag && (row.readers & reader) != 0) return &row;
+  }
+  return nullptr;
+}
+
+bool is_place_to_listen(const std::string& address) {
+  unsigned char bytes[sizeof(in6_addr)];
+  return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
+         inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
+}
+
+// http or https with a host, of the characters of a URL only; no user, password, query or fragment.
+bool is_web_address(std::string_view url) {
+  constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
+  const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
+  const auto is_fit = [&](unsigned char c) {
+    return (c < 0x80 && std::isalnum(c) != 0) || kOthers.find(static_cast<char>(c)) != kOthers.npos;
+  };
+  return scheme != 0 && url.size() > scheme && url.size() <= 1024 && url[scheme] != '/' &&
+         std::all_of(url.begin(), url.end(), is_fit);
+}
+
+std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
+
+// As code in a Markdown table, where a bar would end the cell.
+std::string code(const std::string& text) {
+  if (text.empty()) return "";
+  std::string quoted(1, '`');
+  for (char c : text) {
+    if (c == '|') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + '`';
+}
+
+std::string flag_with_value(const Option& row) {
+  std::string text = or_empty(row.flag);
+  if (!text.empty() && row.value != nullptr) (text += ' ') += row.value;
+  return text;
+}
+
+std::string size_text(uint64_t bytes) {
+  return bytes % kMiB == 0 ? std::to_string(bytes / kMiB) + "MiB" : std::to_string(bytes / 1024) + "KiB";
+}
+
+// "from 1 to 64", "of 1MiB or more"; "" where every number will do.
+std::string bounds_text(const Option& row) {
+  if (row.most != UINT64_MAX) return "from " + std::to_string(row.least) + " to " + std::to_string(row.most);
+  return row.least > 0 ? "of " + size_text(row.least) + " or more" : "";
+}
+
+std::string number_wanted(OptionId id, const std::string& text, const std::string& what) {
+  uint64_t number = 0;
+  if (parse_number(id, text.c_str(), &number)) return "";
+  const std::string bounds = bounds_text(option(id));
+  return bounds.empty() ? what : what + " " + bounds;
+}
+
+// The row's help, with what its value is bounded by.
+std::string help_text(const Option& row) {
+  const std::string bounds = bounds_text(row);
+  return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
+}
+
+}  // namespace
+
+std::string value_wanted(OptionId id, const std::string& text) {
+  double ratio = 0;
+  bool on = false;
+  switch (id) {
+    case OptionId::kEvery:
+    case OptionId::kCountKernels:
+    case OptionId::kSeed:
+      return number_wanted(id, text, "a whole number");
+    case OptionId::kMaxSlowdown:
+      return parse_ratio(text.c_str(), &ratio) && ratio > 0 ? "" : "a share above zero such as 1% or 0.01";
+    case OptionId::kMemory:
+    case OptionId::kRecordHistograms:
+    case OptionId::kFlaggedQuota:
+      return number_wanted(id, text, "a size");
+    case OptionId::kSlices:
+    case OptionId::kMathPath:
+    case OptionId::kEnabled:
+      return parse_switch(text.c_str(), &on) ? "" : "on or off";
+    case OptionId::kWeights:
+      return text == "auto" || text == "off" ? ""
+                                             : number_wanted(id, text, "auto, off, or a number of steps");
+    case OptionId::kPort:
+      return number_wanted(id, text, "a port number");
+    case OptionId::kBind:
+      return is_place_to_listen(text) ? "" : "a numeric address such as 127.0.0.1, or unix:/PATH";
+    case OptionId::kGrafana:
+      return is_web_address(text) ? "" : "an address such as https://grafana.example.com";
+    case OptionId::kForgetAfter:
+      return number_wanted(id, text, "a number of seconds");
+    case OptionId::kAgent:
+      return text == "own" || text == "service" ? "" : "own or service";
+    case OptionId::kRunId:
+      return run_id_problem(text).empty()
+                 ? ""
+                 : "1 to 63 letters, digits, '_', '.' or '-', not starting with a dot";
+    default:
+      return "";
+  }
+}
+
+std::string Arguments::parse(const std::vector<std::string>& words, uint32_t reader) {
+  const bool takes_command = (reader & (kReaderRun | kReaderDoctor | kReaderExport | kReaderDetect)) != 0;
+  for (size_t at = 0; at < words.size(); ++at) {
+    const std::string& word = words[at];
+    if (word == "--help" || word == "-h") {
+      wants_help_ = true;
+      return "";
+    }
+    const bool is_option = word.size() > 1 && word[0] == '-' && word != "--";
+    if (!is_option) {
+      if (!takes_command)
+        return "take away '" + word + "': this command has options only (--help lists them)";
+      command_.assign(words.begin() + at + (word == "--" ? 1 : 0), words.end());
+      break;
+    }
+    if (std::string problem = take_flag(words, &at, reader); !problem.empty()) return problem;
+  }
+  return check_values(reader);
+}
+
+std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* at, uint32_t reader) {
+  const std::string& word = words[*at];
+  const size_t equals = word.find('=');
+  const std::string flag = word.substr(0, equals);
+  const Option* row = find_flag(flag, reader);
+  if (row == nullptr) return "there is no option " + flag + " here: --help lists what there is";
+  std::optional<std::string>& slot = flags_[static_cast<size_t>(row->id)];
+  if (row->value == nullptr) {
+    if (equals != std::string::npos) return flag + " takes no value";
+    slot = "1";
+  } else if (equals != std::string::npos) {
+    slot = word.substr(equals + 1);
+  } else if (*at + 1 < words.size() && !words[*at + 1].starts_with("--")) {  // "--" ends the options
+    slot = words[++*at];
+  }
+  if (!slot || slot->empty()) return "give " + flag + " a value: " + flag + " " + row->value;
+  return "";
+}
+
+std::string Arguments::check_values(uint32_t reader) const {
+  for (const Option& row : kOptions) {
+    if ((row.readers & reader) == 0) continue;
+    const std::string value = text(row.id);
+    if (value == row.fallback) continue;
+    if (const std::string wanted = value_wanted(row.id, value); !wanted.empty()) {
+      return std::string(has_flag(row.id) ? row.flag : row.variable) + " wants " + wanted + ", not '" +
+             value + "'";
+    }
+  }
+  return "";
+}
+
+std::string listening_problem(const Arguments& arguments) {
+  const std::string address = arguments.text(OptionId::kBind);
+  const bool is_ours =
+      address == "127.0.0.1" || address == "::1" || address == "localhost" || address.starts_with("unix:");
+  if (is_ours || !arguments.text(OptionId::kTokenFile).empty()) return "";
+  return "--bind " + address + " needs --token-file FILE: others can reach that address";
+}
+
+std::string Arguments::text(OptionId id) const {
+  const std::optional<std::string>& flag = flags_[static_cast<size_t>(id)];
+  return flag ? *flag : option_value(id);
+}
+
+std::string options_help(uint32_t reader) {
+  std::string text;
+  for (const Option& row : kOptions) {
+    if (row.flag == nullptr || (row.readers & reader) == 0) continue;
+    std::string left =
+        std::string("  ") + row.flag + (row.value != nullptr ? std::string(" ") + row.value : "");
+    left.resize(std::max<size_t>(left.size() + 2, 26), ' ');
+    text += left + help_text(row);
+    if (*row.fallback != '\0') ((text += " [") += row.fallback) += "]";
+    text += "\n";
+  }
+  return text;
+}
+
+std::string options_markdown() {
+  constexpr struct {
+    OptionReader reader;
+    const char* name;
+  } kReaders[] = {{kReaderRun, "run"},       {kReaderAgent, "agent"},
+                  {kReaderStatus, "status"}, {kReaderSwitch, "pause, resume"},
+                  {kReaderDoctor, "doctor"}, {kReaderExport, "export"},
+                  {kReaderDetect, "detect"}, {kReaderTrainer, "the trainer"}};
+  std::string text =
+      "# Options\n\n"
+      "Generated by `./dev docs` from `libmonitor/options.h`. A flag wins over its variable, a variable over "
+      "the "
+      "default.\n\n"
+      "| flag | variable | default | meaning | read by |\n| --- | --- | --- | --- | --- |\n";
+  for (const Option& row : kOptions) {
+    std::string readers;
+    for (const auto& [reader, name] : kReaders) {
+      if ((row.readers & reader) == 0) continue;
+      if (!readers.empty()) readers += ", ";
+      readers += name;
+    }
+    text += "| " + code(flag_with_value(row)) + " | " + code(or_empty(row.variable)) + " | " +
+            code(row.fallback) + " | " + help_text(row) + " | " + readers + " |\n";
+  }
+  return text;
+}
+
+namespace {
+
+constexpr size_t kLongest = 63;  // the segment keeps 64 bytes
+
+bool is_plain(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+         c == '-';
+}
+
+std::string from_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string made_to_fit(std::string text) {
+  if (text.size() > kLongest) text.resize(kLongest);
+  for (char& c : text) {
+    if (!is_plain(c)) c = '_';
+  }
+  if (text[0] == '.' || text == "lock") text[0] = '_';
+  return text;
+}
+
+std::string random_id() {
+  std::random_device device;
+  char digits[9];
+  std::snprintf(digits, sizeof digits, "%08x", device());
+  return digits;
+}
+
+std::string slurm_id() {
+  const std::string job = from_environment("SLURM_JOB_ID"), step = from_environment("SLURM_STEP_ID");
+  return job.empty() || step.empty() ? job : job + "." + step;
+}
+
+}  // namespace
+
+std::string run_id_problem(const std::string& run_id) {
+  if (run_id.empty() || run_id.size() > kLongest) return "give a run id of 1 to 63 characters";
+  for (char c : run_id) {
+    if (!is_plain(c)) return "use only letters, digits, '_', '.' and '-' in a run id, not '" + run_id + "'";
+  }
+  if (run_id[0] == '.' || run_id == "lock")
+    return "choose another run id than '" + run_id + "', which is reserved";
+  return "";
+}
+
+std::string default_run_id() {
+  if (const std::string id = from_environment("WANDB_RUN_ID"); !id.empty()) return made_to_fit(id);
+  if (const std::string id = slurm_id(); !id.empty()) return made_to_fit(id);
+  if (const std::string id = from_environment("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none") {
+    return made_to_fit(id);
+  }
+  return random_id();
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string output_problem(const Arguments& arguments, OptionId id) {
+  const std::string given = arguments.text(id);
+  if (given.empty()) return "";
+  const std::string path = absolute(given);
+  const std::string folder = fs::path(path).parent_path();
+  const bool exists = access(path.c_str(), F_OK) == 0;
+  const bool has_bad_name = !exists && errno != ENOENT;  // too long, a file as a folder, links in a circle
+  std::error_code error;
+  const bool is_directory = fs::is_directory(path, error);
+  const bool takes_directory = id == OptionId::kFileSd;  // a file in it for each run
+  if (has_bad_name || (is_directory && !takes_directory) ||
+      access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0) {
+    return std::string(option(id).flag) + ": " + given +
+           " cannot be written; name a file in a directory you may write";
+  }
+  return "";
+}
+
+std::string flagged_problem(const Arguments& arguments) {
+  const std::string path = absolute(arguments.text(OptionId::kSaveFlagged));
+  if (path.empty()) return "";
+  const bool is_there = mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
+  std::error_code error;
+  if (is_there && fs::is_directory(path, error) && access(path.c_str(), R_OK | W_OK | X_OK) == 0) return "";
+  return std::string(option(OptionId::kSaveFlagged).flag) + ": " + path +
+         " is no directory to write to; name one, or one to be made in a directory you may write";
+}
+
+std::string token_problem(const Arguments& arguments) {
+  const std::string path = absolute(arguments.text(OptionId::kTokenFile));
+  if (path.empty()) return "";
+  struct stat status = {};
+  std::string problem;
+  read_token(path, &status, &problem);
+  return problem.empty() ? "" : std::string(option(OptionId::kTokenFile).flag) + ": " + problem;
+}
+
+// A socket that is there already is the agent's affair: it takes away one that nobody listens on.
+std::string socket_problem(const std::string& path) {
+  struct stat there = {};
+  const bool is_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
+  const std::string folder = fs::path(path).parent_path();
+  return !is_file && access(folder.c_str(), W_OK | X_OK) == 0 ? ""
+                                                              : "name a socket in a directory you may write";
+}
+
+// Whether this machine has the address, of either family; the port is the agent's affair.
+template <class Address>
+std::string bind_problem(const Address& address) {
+  const int probe = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::string problem;
+  if (probe < 0 || bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+    problem = std::string(std::strerror(errno)) + "; name an address of this machine, or 127.0.0.1";
+  if (probe >= 0) close(probe);
+  return problem;
+}
+
+std::string address_problem(const std::string& text) {
+  sockaddr_storage address = {};
+  auto* of_v4 = reinterpret_cast<sockaddr_in*>(&address);
+  auto* of_v6 = reinterpret_cast<sockaddr_in6*>(&address);
+  if (inet_pton(AF_INET, text.c_str(), &of_v4->sin_addr) == 1)
+    address.ss_family = AF_INET;
+  else if (inet_pton(AF_INET6, text.c_str(), &of_v6->sin6_addr) == 1)
+    address.ss_family = AF_INET6;
+  else
+    return "";  // localhost
+  return bind_problem(address);
+}
+
+}  // namespace
+
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  return path.empty() ? "" : fs::absolute(path, error).string();
+}
+
+std::string written_files_problem(const Arguments& arguments) {
+  for (OptionId id : {OptionId::kSummary, OptionId::kRecord, OptionId::kFileSd})
+    if (const std::string problem = output_problem(arguments, id); !problem.empty()) return problem;
+  return flagged_problem(arguments);
+}
+
+std::string served_place_problem(const Arguments& arguments) {
+  if (const std::string problem = token_problem(arguments); !problem.empty()) return problem;
+  constexpr std::string_view kUnix = "unix:";
+  const std::string place = arguments.text(OptionId::kBind);
+  const std::string problem =
+      place.starts_with(kUnix) ? socket_problem(place.substr(kUnix.size())) : address_problem(place);
+  return problem.empty() ? "" : "--bind " + place + ": " + problem;
+}
+
+}  // namespace foreshock::cli

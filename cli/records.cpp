@@ -1,0 +1,257 @@
+// foreshock export: a record as files that other tools read.
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "agent/detection.h"
+#include "agent/publish.h"
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/terminal.h"
+#include "exporters/record_reader.h"
+#include "exporters/tensorboard.h"
+
+namespace foreshock::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a record's text may become in the name of a file: it may have come from anywhere.
+std::string file_name_of(const std::string& text) {
+  std::string name = text.substr(0, 64);
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-' && c != '.') c = '_';
+  if (name.empty() || name[0] == '.') name.insert(0, "_");
+  return name;
+}
+
+// Both writers: add() and finish() give "" or one line that says what went wrong.
+
+// One file per type of line: run.csv, step.csv, sample.csv, event.csv.
+class CsvFolder {
+ public:
+  explicit CsvFolder(const fs::path& folder) : files_(folder) {}
+
+  std::string add(const RecordLine& line) {
+    const std::string name = std::string(type_of(line)) + ".csv";
+    return files_.write(name, (files_.has(name) ? "" : csv_header(line)) + csv_row(line));
+  }
+  std::string finish() { return files_.finish(); }
+  bool empty() const { return files_.empty(); }
+
+ private:
+  NewFiles files_;
+};
+
+// One folder per run and rank, as TensorBoard shows one curve per folder.
+class TensorBoardFolder {
+ public:
+  explicit TensorBoardFolder(const fs::path& folder) : files_(folder) {}
+
+  std::string add(const RecordLine& line) { return write(scalars_.take(line)); }
+
+  std::string finish() {
+    const std::string problem = write(scalars_.finish());
+    return problem.empty() ? files_.finish() : problem;
+  }
+  bool empty() const { return files_.empty(); }
+
+ private:
+  std::string write(const std::vector<Scalar>& scalars) {
+    for (const Scalar& scalar : scalars) {
+      const std::string name = file_name_of(scalar.run) + "/rank_" + std::to_string(scalar.rank) +
+                               "/events.out.tfevents.0.foreshock";
+      std::string bytes = files_.has(name) ? "" : framed_record(version_event(scalar.time));
+      bytes +=
+          framed_record(scalar_event(scalar.time, scalar.step, scalar.tag, static_cast<float>(scalar.value)));
+      if (std::string problem = files_.write(name, bytes); !problem.empty()) return problem;
+    }
+    return "";
+  }
+
+  NewFiles files_;
+  RecordScalars scalars_;
+};
+
+void tell(const RecordReader& reader, uint64_t taken) {
+  std::string text = std::to_string(taken) + " lines exported";
+  if (reader.bad_lines() > 0)
+    text += ", " + std::to_string(reader.bad_lines()) + " left out (" + reader.first_problem() + ")";
+  if (reader.ends_torn()) text += "; the last line was cut off when its writer ended";
+  say(text);
+}
+
+template <class Folder>
+int copy_record(const std::string& record, const std::string& folder) {
+  std::string problem;
+  const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
+  Folder to(folder);
+  uint64_t taken = 0;
+  while (problem.empty()) {
+    const std::optional<RecordLine> line = reader->next();
+    if (!line) break;
+    problem = to.add(*line);
+    ++taken;
+  }
+  if (problem.empty() && taken == 0) problem = reader->why_nothing(record);
+  if (problem.empty()) problem = to.finish();
+  if (problem.empty() && to.empty())
+    problem = record + ": no line has a value of a step to draw; --csv takes every line";
+  if (!problem.empty()) {
+    say(problem);
+    return 1;
+  }
+  tell(*reader, taken);
+  return 0;
+}
+
+}  // namespace
+
+int export_record(const Arguments& arguments) {
+  const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
+  if (arguments.command().size() != 1 || csv.empty() == board.empty())
+    return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
+  allow_many_files();  // one for each rank
+  const std::string& record = arguments.command()[0];
+  return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
+}
+
+// foreshock detect: the detectors on a record, the same code that the agent ran while it was recorded.
+
+namespace {
+
+using Json = nlohmann::json;
+
+struct Found {
+  Watches watches;
+  std::vector<EventLine> events;
+  uint64_t lines = 0;
+};
+
+// One line for every value that a detector was given; numbers come back to the last bit.
+class ScoreTable {
+ public:
+  // "" or what is wrong.
+  std::string open(const std::string& path) {
+    std::error_code ignored;
+    if (std::filesystem::exists(path, ignored)) return path + ": is there already; choose another file";
+    file_.emplace(path).write("run,rank,step,detector,place,value,score,level\n");
+    return file_->problem();
+  }
+  void add(const std::string& run, int64_t rank, const std::vector<WatchReading>& readings) {
+    char numbers[96];
+    for (const WatchReading& each : readings) {
+      std::snprintf(numbers, sizeof numbers, "%.17g,%.17g,%s", each.value, each.reading.score,
+                    name_of(each.reading.level));
+      file_->write(csv_text(run) + ',' + std::to_string(rank) + ',' + std::to_string(each.step) + ',' +
+                   info_of(each.detector).name + ',' + csv_text(each.place) + ',' + numbers + '\n');
+    }
+  }
+  std::string finish() { return file_->finish(); }
+
+ private:
+  std::optional<WholeFile> file_;
+};
+
+void detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
+  std::vector<WatchReading> readings;
+  if (scores != nullptr) found->watches.collect(&readings);
+  while (const std::optional<RecordLine> line = reader.next()) {
+    ++found->lines;
+    std::visit(
+        [&](const auto& each) {
+          for (const EventLine& event : found->watches.observe(each)) found->events.push_back(event);
+          if (scores != nullptr) scores->add(each.run, found->watches.last_rank(), readings);
+        },
+        *line);
+  }
+}
+
+Json event_json(const EventLine& event) {
+  return {{"run", event.run},
+          {"rank", *event.rank},
+          {"step", *event.step},
+          {"event", event.event},
+          {"layer", text_or_null(event.layer)},
+          {"value", number_or_null(event.value)},
+          {"detector", text_or_null(event.detector)},
+          {"level", text_or_null(event.level)},
+          {"score", number_or_null(event.score)}};
+}
+
+Json document(const Found& found) {
+  Json events = Json::array(), ranks = Json::array();
+  for (const EventLine& event : found.events) events.push_back(event_json(event));
+  for (const auto& [key, watch] : found.watches.all()) {
+    Json rank = precursors_json(watch);
+    rank["run"] = key.first;
+    rank["rank"] = key.second;
+    ranks.push_back(rank);
+  }
+  return {{"schema", 1}, {"events", events}, {"ranks", ranks}};
+}
+
+void print_events(const Found& found) {
+  std::printf("%10s %5s  %-24s %-8s %-6s %7s\n", "step", "rank", "event", "layer", "level", "score");
+  for (const EventLine& event : found.events) {
+    const std::string& what = event.detector.empty() ? event.event : event.detector;
+    std::printf("%10lld %5lld  %-24s %-8s %-6s", static_cast<long long>(*event.step),
+                static_cast<long long>(*event.rank), printable(what).c_str(), printable(event.layer).c_str(),
+                event.level.c_str());
+    event.score ? std::printf(" %7.2f\n", *event.score) : std::printf("\n");
+  }
+}
+
+void print_loss_events(const Found& found) {
+  for (const auto& [key, watch] : found.watches.all())
+    for (const LossEventSeen& seen : watch.loss_events()) {
+      std::printf("\nrank %lld: %s at step %lld\n", static_cast<long long>(key.second), name_of(seen.kind),
+                  static_cast<long long>(seen.onset_step));
+      if (seen.preceded_by.empty()) std::printf("  no detector spoke before it\n");
+      for (const Episode& each : seen.preceded_by)
+        std::printf("  %lld steps before: %s%s%s (%s)\n",
+                    static_cast<long long>(seen.onset_step - each.since_step), info_of(each.detector).name,
+                    each.place.empty() ? "" : " of ", printable(each.place).c_str(), name_of(each.most));
+    }
+}
+
+void tell(const RecordReader& reader) {
+  if (reader.bad_lines() > 0)
+    say(std::to_string(reader.bad_lines()) + " lines left out (" + reader.first_problem() + ")");
+  if (reader.ends_torn()) say("the last line was cut off when its writer ended");
+}
+
+}  // namespace
+
+int detect(const Arguments& arguments) {
+  if (arguments.command().size() != 1)
+    return wrong_use("type: foreshock detect [--json] [--scores FILE.csv] RECORD.jsonl");
+  const std::string& record = arguments.command()[0];
+  const std::string table = arguments.text(OptionId::kScores);
+  ScoreTable scores;
+  Found found;
+  std::string problem;
+  const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
+  if (problem.empty() && !table.empty()) problem = scores.open(table);
+  if (problem.empty()) {
+    detect_in(*reader, table.empty() ? nullptr : &scores, &found);
+    if (found.lines == 0) problem = reader->why_nothing(record);
+  }
+  if (problem.empty() && !table.empty()) problem = scores.finish();
+  if (!problem.empty()) {
+    say(problem);
+    return 1;
+  }
+  if (arguments.has_flag(OptionId::kJson)) {
+    std::printf("%s\n", document(found).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  } else {
+    print_events(found);
+    print_loss_events(found);
+  }
+  tell(*reader);
+  return 0;
+}
+
+}  // namespace foreshock::cli

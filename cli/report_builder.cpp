@@ -1,0 +1,756 @@
+#include "cli/report_builder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
+#include <set>
+#include <tuple>
+
+#include "cli/format.h"
+#include "cli/report_text.h"
+
+namespace foreshock::cli {
+namespace {
+
+using Mark = StoryFact::Mark;
+
+constexpr int64_t kBack = StoryEvent::kBefore;
+constexpr int64_t kRecent = 64;       // steps over which a change of the rate counts
+constexpr double kRateFactor = 2;     // what schedules do in so few steps in warm-up only
+constexpr size_t kMostDetectors = 4;  // whose explanations are given
+constexpr size_t kMostNamed = 8;      // layers, ranks in a list
+
+std::string steps(int64_t number) {
+  return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
+}
+
+template <class List>
+std::string listed(const List& items) {
+  std::string text;
+  size_t named = 0;
+  for (const auto& item : items) {
+    if (named++ == kMostNamed) return text + " and " + std::to_string(items.size() - kMostNamed) + " more";
+    if (!text.empty()) text += ", ";
+    if constexpr (std::is_same_v<std::decay_t<decltype(item)>, std::string>)
+      text += item;
+    else
+      text += std::to_string(item);
+  }
+  return text;
+}
+
+bool is_of(const Notable& each, const StoryEvent& event) {
+  return each.attempt == event.attempt &&
+         std::find(event.ranks.begin(), event.ranks.end(), each.rank) != event.ranks.end();
+}
+
+std::string where_nonfinite(const Notable& of) {
+  const std::string what = of.what == "nonfinite"            ? "attention's result"
+                           : of.what == "nonfinite_gradient" ? "the gradient"
+                                                             : "the gradient norm";
+  return what + (of.layer.empty() ? "" : " of layer " + of.layer);
+}
+
+// Before the onset, in words: "3 steps before", "at the onset".
+std::string before_onset(const StoryEvent& event, int64_t step) {
+  const int64_t lead = steps_between(step, event.onset_step);
+  return lead > 0 ? steps(lead) + " before" : lead == 0 ? "at the onset" : steps(-lead) + " after";
+}
+
+StoryFact nonfinite(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  const Notable* first = nullptr;
+  for (const Notable& each : run.notables) {
+    const int64_t lead = steps_between(each.step, event.onset_step);
+    const bool counts = each.what.starts_with("nonfinite") && is_of(each, event) && lead <= kBack &&
+                        each.step <= event.declared_step;
+    if (counts && (first == nullptr || each.step < first->step)) first = &each;
+  }
+  const bool in_loss = std::any_of(event.steps.begin(), event.steps.end(), [&](const TrailStep& each) {
+    return each.step <= event.declared_step && each.loss && !std::isfinite(*each.loss);
+  });
+  StoryFact fact = {"NaN or infinite values", "none in the " + steps(kBack) + " before", Mark::kQuiet};
+  if (in_loss) fact = {fact.name, "in the loss; none was seen before it", Mark::kNotable};
+  if (first == nullptr) return fact;
+  fact.mark = Mark::kNotable;
+  fact.text = "first in " + where_nonfinite(*first) + ", " + before_onset(event, first->step);
+  if (first->step < event.onset_step) clues->push_back(Clue::kNonfinite);
+  return fact;
+}
+
+StoryFact layers(const StoryEvent& event, const RunSeen& run) {
+  std::set<std::string> watched, spoke;
+  for (const int64_t rank : event.ranks)
+    if (const auto of = run.signals.find(rank); of != run.signals.end()) watched.merge(of->second.layers());
+  for (const StorySign& sign : event.before)
+    if (!sign.layer.empty()) spoke.insert(sign.layer);
+  StoryFact fact = {"layers", "no layer was watched", Mark::kUnknown};
+  if (watched.empty()) return fact;
+  const size_t quiet = watched.size() > spoke.size() ? watched.size() - spoke.size() : 0;
+  if (spoke.empty())
+    return {fact.name, "all " + std::to_string(watched.size()) + " that were watched stayed quiet",
+            Mark::kQuiet};
+  return {fact.name,
+          "detectors spoke in " + listed(spoke) + "; " +
+              (quiet == 0 ? "no other was watched" : "the other " + std::to_string(quiet) + " stayed quiet"),
+          Mark::kNotable};
+}
+
+StoryFact ranks(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  const size_t all = run.trails.size();
+  if (all < 2) return {"ranks", "there is one rank in the record", Mark::kUnknown};
+  if (event.ranks.size() >= all)
+    return {"ranks", "seen on all " + std::to_string(all) + " in the record", Mark::kQuiet};
+  clues->push_back(Clue::kOneRank);
+  return {"ranks",
+          "seen on " + std::to_string(event.ranks.size()) + " of " + std::to_string(all) + ": rank " +
+              listed(event.ranks),
+          Mark::kNotable};
+}
+
+StoryFact replicas(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  for (const Notable& each : run.notables) {
+    if (each.what != "weight_mismatch" || each.attempt != event.attempt || each.step > event.onset_step)
+      continue;
+    clues->push_back(Clue::kReplicasDiffer);
+    return {"replicas",
+            "weights that should be equal differ from step " + std::to_string(each.step) + " on, seen " +
+                (each.rank < 0 ? "between nodes" : "on rank " + std::to_string(each.rank)) +
+                (each.layer.empty() ? "" : ", layer " + each.layer),
+            Mark::kNotable};
+  }
+  if (run.records > 1 && run.tensors > 0)
+    return {"replicas", "not compared between the records; `foreshock merge` does that", Mark::kUnknown};
+  if (run.replicas_compared > 0)
+    return {"replicas", "agreed bit for bit wherever weights were compared", Mark::kQuiet};
+  return {"replicas",
+          run.tensors > 0 ? "there are none to compare: each tensor is held once"
+                          : "not compared: no weights were followed",
+          Mark::kUnknown};
+}
+
+const TrailStep* step_at(const StoryEvent& event, int64_t step) {
+  const auto found = std::find_if(event.steps.begin(), event.steps.end(),
+                                  [&](const TrailStep& each) { return each.step >= step; });
+  return found != event.steps.end() ? &*found : nullptr;
+}
+
+// The rate moves before the step that it makes go wrong: what counts is until the onset.
+StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
+  const TrailStep* before = step_at(event, event.onset_step - std::min(event.onset_step, kRecent));
+  const TrailStep* at = step_at(event, event.onset_step);
+  StoryFact fact = {"learning rate", "not known", Mark::kUnknown};
+  if (before == nullptr || at == nullptr || !before->learning_rate || !at->learning_rate) return fact;
+  const double from = *before->learning_rate, to = *at->learning_rate;
+  const auto number = [](double value) { return formatted("%.3g", value); };
+  const std::string ago = steps(steps_between(before->step, event.onset_step)) + " before";
+  if (from == to) return {fact.name, number(to) + ", as " + ago, Mark::kQuiet};
+  fact = {fact.name, number(to) + "; " + number(from) + " " + ago, Mark::kQuiet};
+  const double low = std::min(from, to), high = std::max(from, to);
+  if (!(high >= kRateFactor * low)) return fact;
+  fact.mark = Mark::kNotable;
+  clues->push_back(Clue::kLearningRate);
+  return fact;
+}
+
+StoryFact batch(const StoryEvent& event) {
+  const TrailStep* at = step_at(event, event.onset_step);
+  if (at == nullptr || !at->batch_id)
+    return {"batch", "the training gave no batch_id, so its batches cannot be named", Mark::kUnknown};
+  return {"batch", "batch_id " + std::to_string(*at->batch_id) + " at the onset", Mark::kQuiet};
+}
+
+StoryFact left_out_steps(const StoryEvent& event, std::vector<Clue>* clues) {
+  const TrailStep* at = step_at(event, event.onset_step);
+  const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
+  if (at == nullptr || !at->skipped_steps || !before->skipped_steps)
+    return {"steps left out", "not known", Mark::kUnknown};
+  const uint64_t skipped =
+      *at->skipped_steps > *before->skipped_steps ? *at->skipped_steps - *before->skipped_steps : 0;
+  if (skipped == 0) return {"steps left out", "none before it", Mark::kQuiet};
+  clues->push_back(Clue::kSkippedSteps);
+  return {"steps left out",
+          count(static_cast<double>(skipped)) + " in the " +
+              steps(steps_between(before->step, event.onset_step)) + " before, by the gradient scaler",
+          Mark::kNotable};
+}
+
+StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  const auto of = run.trails.find(event.ranks[0]);
+  if (of == run.trails.end() || event.attempt >= of->second.attempts().size())
+    return {"restarts", "none before it", Mark::kQuiet};
+  const Trail::Attempt& attempt = of->second.attempts()[event.attempt];
+  std::optional<int64_t> went_on;
+  for (const int64_t step : of->second.went_on())
+    if (step > attempt.first && step <= std::min(event.onset_step, attempt.last)) went_on = step;
+  if (event.attempt == 0 && !went_on) return {"restarts", "none before it", Mark::kQuiet};
+  const int64_t first = went_on.value_or(attempt.first);
+  const int64_t since = steps_between(first, event.onset_step);
+  const std::string text = (went_on ? "another process went on from step " : "went back to step ") +
+                           std::to_string(first) + ", " + before_onset(event, first);
+  if (since > kBack) return {"restarts", text, Mark::kQuiet};
+  clues->push_back(Clue::kResumed);
+  return {"restarts", text, Mark::kNotable};
+}
+
+// Whether another attempt made the same steps, and what became of it.
+StoryFact run_again(const StoryEvent& event, const std::vector<StoryEvent>& events, const RunSeen& run,
+                    std::vector<Clue>* clues) {
+  constexpr int64_t kNear = 8;
+  const auto of = run.trails.find(event.ranks[0]);
+  size_t tries = 0, again = 0;
+  for (size_t n = 0; of != run.trails.end() && n < of->second.attempts().size(); ++n) {
+    const Trail::Attempt& attempt = of->second.attempts()[n];
+    if (n == event.attempt || attempt.first >= event.onset_step || attempt.last < event.declared_step)
+      continue;
+    ++tries;
+    again += std::any_of(events.begin(), events.end(), [&](const StoryEvent& each) {
+      const int64_t apart = steps_between(each.onset_step, event.onset_step);
+      return each.attempt == n && apart >= -kNear && apart <= kNear;
+    });
+  }
+  if (tries == 0) return {"the same steps again", "were not run again in this record", Mark::kUnknown};
+  clues->push_back(again > 0 ? Clue::kCameAgain : Clue::kDidNotComeAgain);
+  return {"the same steps again",
+          "were run " + std::to_string(tries) + (tries == 1 ? " more time" : " more times") +
+              ": it came again in " + (again == 0 ? "none" : std::to_string(again)),
+          Mark::kNotable};
+}
+
+StoryFact gaps(const StoryEvent& event, std::vector<Clue>* clues) {
+  int64_t missing = 0;
+  const TrailStep* last = nullptr;
+  std::optional<uint64_t> interval;
+  for (const TrailStep& each : event.steps) {
+    if (each.step > event.onset_step) break;
+    if (last != nullptr) missing += std::max<int64_t>(steps_between(last->step, each.step), 1) - 1;
+    if (each.interval) interval = each.interval;
+    last = &each;
+  }
+  std::string text =
+      missing == 0 ? "every step before it was seen" : steps(missing) + " before it were not seen";
+  if (interval && *interval > 0)
+    text += "; attention was to be sampled in one step of " + std::to_string(*interval);
+  if (missing == 0) return {"monitor", text, Mark::kQuiet};
+  clues->push_back(Clue::kMonitorGap);
+  return {"monitor", text, Mark::kNotable};
+}
+
+void add_once(const char* sentence, std::vector<std::string>* list) {
+  if (std::find(list->begin(), list->end(), sentence) == list->end()) list->push_back(sentence);
+}
+
+void add_text(const ReportText& text, StoryEvent* event) {
+  add_once(text.consistent_with, &event->consistent_with);
+  add_once(text.not_excluded, &event->not_excluded);
+  add_once(text.to_try, &event->to_try);
+}
+
+}  // namespace
+
+std::vector<StoryFact> facts_of(const StoryEvent& event, const std::vector<StoryEvent>& events,
+                                const RunSeen& run, std::vector<Clue>* clues) {
+  if (event.before.empty()) clues->push_back(Clue::kNothingBefore);
+  return {nonfinite(event, run, clues),
+          learning_rate(event, clues),
+          layers(event, run),
+          ranks(event, run, clues),
+          replicas(event, run, clues),
+          batch(event),
+          left_out_steps(event, clues),
+          restart(event, run, clues),
+          run_again(event, events, run, clues),
+          gaps(event, clues)};
+}
+
+void explain(const std::vector<Clue>& clues, StoryEvent* event) {
+  for (const Clue clue : clues) add_text(text_of(clue), event);
+  std::set<DetectorId> told;
+  for (const StorySign& sign : event->before)
+    if (told.size() < kMostDetectors && told.insert(sign.detector).second)
+      add_text(text_of(sign.detector), event);
+  add_text(text_of(event->kind), event);
+}
+
+namespace {
+
+// Earlier of two steps of which -1 is never.
+int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
+
+bool has_rank(const StoryEvent& event, int64_t rank) {
+  return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
+}
+
+int64_t later(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
+
+void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<StorySign>* signs) {
+  const StorySign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
+                          episode.warn_step, episode.end_step, {}};
+  const auto known = std::find_if(signs->begin(), signs->end(), [&](const StorySign& each) {
+    return each.detector == sign.detector && each.layer == sign.layer;
+  });
+  if (known == signs->end()) return signs->push_back(sign);
+  const auto is_near = [&](const StorySign& each) {
+    return each.end_step < 0 || steps_between(each.end_step, onset) <= StorySign::kNear;
+  };
+  if (is_near(*known) != is_near(sign) || !is_near(sign)) {
+    const bool is_later =
+        is_near(sign) == is_near(*known) ? sign.since_step > known->since_step : is_near(sign);
+    if (is_later) *known = sign;
+    return;
+  }
+  known->most = std::max(known->most, sign.most);
+  known->since_step = std::min(known->since_step, sign.since_step);
+  known->warn_step = earlier(known->warn_step, sign.warn_step);
+  known->end_step = later(known->end_step, sign.end_step);
+}
+
+// The detectors that have proven themselves come first; of those what warned; then the earliest.
+void sort_signs(std::vector<StorySign>* signs) {
+  const auto order = [](const StorySign& sign) {
+    return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
+  };
+  std::stable_sort(signs->begin(), signs->end(),
+                   [&](const StorySign& a, const StorySign& b) { return order(a) < order(b); });
+}
+
+}  // namespace
+
+std::optional<WatchEventKind> event_kind_of(std::string_view name) {
+  for (int kind = 0; kind < kWatchEventKinds; ++kind)
+    if (name == name_of(static_cast<WatchEventKind>(kind))) return static_cast<WatchEventKind>(kind);
+  return std::nullopt;
+}
+
+bool is_loss_event(WatchEventKind kind) {
+  return kind == WatchEventKind::kLossSpike || kind == WatchEventKind::kDivergence ||
+         kind == WatchEventKind::kLossRise;
+}
+
+void Strand::take(const EventLine& event, size_t attempt, int64_t declared) {
+  const std::optional<WatchEventKind> kind = event_kind_of(event.event);
+  if (!kind || !event.rank || !event.step) return;
+  ++taken_;
+  if (*kind == WatchEventKind::kPrecursor) take_level(event);
+  if (*kind == WatchEventKind::kResumed) precursors_[*event.rank].clear();
+  if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
+}
+
+void Strand::take_level(const EventLine& event) {
+  const std::optional<DetectorId> detector = detector_of(event.detector);
+  if (!detector) return;
+  const Level level = event.level == name_of(Level::kWarn)    ? Level::kWarn
+                      : event.level == name_of(Level::kWatch) ? Level::kWatch
+                                                              : Level::kQuiet;
+  warnings_ += level == Level::kWarn;
+  precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
+  const auto lasting = std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const StoryEpisode& each) {
+    return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
+           each.rank == *event.rank;
+  });
+  if (level == Level::kQuiet) {
+    if (lasting != episodes_.rend()) lasting->end_step = *event.step;
+    return;
+  }
+  const int64_t warned = level == Level::kWarn ? *event.step : -1;
+  if (lasting != episodes_.rend()) {
+    lasting->most = std::max(lasting->most, level);
+    lasting->warn_step = earlier(lasting->warn_step, warned);
+  } else if (episodes_.size() < kMostEpisodes) {
+    episodes_.push_back({*detector, event.layer, *event.rank, level, *event.step, warned, -1});
+  }
+}
+
+void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared) {
+  ++loss_events_;
+  const auto known = std::find_if(events_.begin(), events_.end(), [&](const StoryEvent& each) {
+    const int64_t apart = steps_between(each.onset_step, *event.step);
+    return each.kind == kind && each.attempt == attempt && apart >= -kSameEvent && apart <= kSameEvent &&
+           !has_rank(each, *event.rank);
+  });
+  if (known == events_.end() && events_.size() >= kMostEvents) {
+    ++left_out_;
+    return;
+  }
+  StoryEvent& one = known != events_.end() ? *known : events_.emplace_back();
+  if (one.ranks.empty()) {
+    one.kind = kind;
+    one.onset_step = *event.step;
+    one.declared_step = declared;
+    one.attempt = attempt;
+    if (detailed_ < kMostDetailed) open_.push_back(events_.size() - 1);
+    detailed_ += detailed_ < kMostDetailed;
+  }
+  one.ranks.push_back(*event.rank);
+  for (const Episode& episode : precursors_[*event.rank].before(*event.step))
+    add_sign(episode, *event.rank, one.onset_step, &one.before);
+  sort_signs(&one.before);
+}
+
+void Strand::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool last) {
+  std::erase_if(open_, [&](size_t index) {
+    StoryEvent& event = events_[index];
+    if (event.ranks[0] != rank || trail.recent().empty()) return false;
+    const int64_t now = trail.recent().back().step;
+    const bool far_enough =
+        now >= event.declared_step && steps_between(event.onset_step, now) >= StoryEvent::kAfter;
+    if (!far_enough && !last) return false;
+    for (const TrailStep& step : trail.recent()) {
+      const int64_t since = steps_between(event.onset_step, step.step);
+      if (since >= -StoryEvent::kBefore && since <= StoryEvent::kAfter) event.steps.push_back(step);
+    }
+    if (event.steps.empty()) return true;
+    for (StorySign& sign : event.before)
+      if (const auto of = signals.find(sign.rank); of != signals.end())
+        sign.points = of->second.around(sign.detector, sign.layer, event.steps.front().step, event.onset_step,
+                                        event.steps.back().step);
+    return true;
+  });
+}
+
+namespace {
+
+constexpr size_t kMostNotables = 4096;
+constexpr size_t kMostRanks = 4096;
+constexpr size_t kTimelinePoints = 1024;
+constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
+
+// "" for lines of tensors and the like, whose layer the readings belong to.
+template <class Line>
+std::string layer_of(const Line& line) {
+  if constexpr (requires { line.layer; }) return line.layer;
+  return "";
+}
+
+std::optional<double> time_of(const RecordLine& line) {
+  return std::visit([](const auto& each) { return each.time; }, line);
+}
+
+std::string time_text(double seconds) {
+  const auto whole = static_cast<time_t>(seconds);
+  std::tm parts = {};
+  char text[64] = "";
+  if (!(std::abs(seconds) < 1e11) || gmtime_r(&whole, &parts) == nullptr) return "not known";
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
+  return text;
+}
+
+std::string duration_text(double seconds) {
+  if (!(seconds >= 0) || seconds > 1e10) return "not known";
+  if (seconds < 120) return formatted("%.0f s", seconds);
+  return seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600);
+}
+
+std::vector<std::string> limits() {
+  return {
+      "What moved before an event is told, not what caused it: a sign and an event can have a common cause, "
+      "or "
+      "none.",
+      "Attention is sampled: what is shorter than the steps between two samples can be missed, and so can "
+      "what "
+      "befalls a single head or row.",
+      "The figures of the benchmark are from small trainings with planted faults, most of their events from "
+      "one "
+      "small net; how often a detector is right in a training like this one is not known.",
+      "Layers are named where the place of an attention call is known; a detector of gradients or of the "
+      "loss "
+      "names none.",
+  };
+}
+
+}  // namespace
+
+Storyteller::Storyteller() : timeline_(kTimeline, kTimelinePoints) { begin_record(); }
+
+void Storyteller::begin_record() {
+  if (watches_ != nullptr) end_record();
+  run_.records = ++records_;
+  watches_ = std::make_unique<Watches>();
+  watches_->collect(&readings_);
+}
+
+void Storyteller::end_record() {
+  for (const auto& [key, watch] : watches_->all()) {
+    close_events(key.second, true);
+    const auto states = watch.states();
+    for (size_t n = 0; n < kDetectors; ++n) {
+      totals_[n].values += states[n].values;
+      totals_[n].watches += states[n].watches;
+      totals_[n].warnings += states[n].warnings;
+      totals_[n].last_warn_step = std::max(totals_[n].last_warn_step, states[n].last_warn_step);
+    }
+  }
+  watches_.reset();
+}
+
+std::string Storyteller::take(const RecordLine& line) {
+  const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
+  if (run_id_.empty()) run_id_ = run;
+  if (run != run_id_ && !run.empty()) {
+    ++other_runs_;
+    return records_ == 1 ? "" : "it is of run " + run + ", the others of run " + run_id_;
+  }
+  const std::optional<int64_t> rank = std::visit(
+      [](const auto& each) -> std::optional<int64_t> {
+        if constexpr (requires { each.rank; }) return each.rank;
+        return std::nullopt;
+      },
+      line);
+  if (rank) {
+    const auto [of, is_new] = record_of_.emplace(*rank, records_);
+    if (!is_new && of->second != records_)
+      return "rank " + std::to_string(*rank) + " is in an earlier record too: name each node's record once";
+    if (record_of_.size() > kMostRanks) return "more than " + std::to_string(kMostRanks) + " ranks";
+  }
+  if (const std::optional<double> time = time_of(line); time && std::isfinite(*time)) {
+    if (first_time_ == 0) first_time_ = *time;
+    last_time_ = std::max(last_time_, *time);
+  }
+  std::visit(
+      [this](const auto& each) {
+        observe(each);
+        detect(each);
+      },
+      line);
+  if (rank) close_events(*rank, false);
+  return "";
+}
+
+void Storyteller::observe(const RunLine& line) {
+  if (!line.foreshock_version.empty()) version_ = line.foreshock_version;
+  if (!line.framework.empty()) framework_ = line.framework;
+  if (!line.executable.empty()) executable_ = line.executable;
+  world_size_ = std::max(world_size_, line.world_size.value_or(0));
+  if (!line.rank) return;
+  const auto [of, is_new] = lives_.emplace(*line.rank, line);
+  if (is_new) return;
+  // Told again of the same process when its agent has begun anew.
+  const RunLine& before = of->second;
+  if (line.state == "started" && (before.state == "ended" || before.pid != line.pid ||
+                                  before.attempt != line.attempt || before.host != line.host))
+    run_.trails[*line.rank].begin_process();
+  of->second = line;
+}
+
+void Storyteller::observe(const StepLine& line) {
+  if (!line.rank || !line.step) return;
+  Trail& trail = run_.trails[*line.rank];
+  if (trail.goes_back(line)) {
+    close_events(*line.rank, true);
+    run_.signals[*line.rank].forget_points();
+  }
+  trail.add(line);
+  run_.attention_calls += line.attention_calls.value_or(0);
+  if (!line.loss_source.empty()) loss_source_ = line.loss_source;
+  if (!line.step_source.empty()) step_source_ = line.step_source;
+  draw(line);
+}
+
+// One curve is enough to see the run: that of the rank that came first.
+void Storyteller::draw(const StepLine& line) {
+  losses_ += line.loss.has_value();
+  if (timeline_rank_ < 0) timeline_rank_ = *line.rank;
+  if (*line.rank != timeline_rank_ || !line.loss || *line.step < 0) return;
+  timeline_.add(*line.step, 0, *line.loss);
+  timeline_.add(*line.step, 1, *line.loss);
+}
+
+void Storyteller::observe(const SampleLine& line) { ++run_.slices[line.pass == "backward"]; }
+
+void Storyteller::observe(const TensorLine& line) {
+  ++run_.tensors;
+  run_.replicas_compared += line.ranks.value_or(0) > line.parts.value_or(1);
+}
+
+void Storyteller::observe(const EventLine& line) {
+  take_event(line, &recorded_);
+  if (line.event == kDetectorsBeginAnew) {
+    recorded_.begin_anew();
+    found_.begin_anew();
+  }
+  const bool is_notable = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
+  if (!is_notable || !line.step || run_.notables.size() >= kMostNotables) return;
+  // What differs between nodes is of no rank; the first one tells which attempt it is.
+  if (!line.rank && (line.event != "weight_mismatch" || run_.trails.empty())) return;
+  const auto trail = line.rank ? run_.trails.find(*line.rank) : run_.trails.begin();
+  const size_t attempts = trail != run_.trails.end() ? trail->second.attempts().size() : 0;
+  run_.notables.push_back(
+      {line.event, line.layer, line.rank.value_or(-1), *line.step, std::max<size_t>(attempts, 1) - 1});
+}
+
+template <class Line>
+void Storyteller::detect(const Line& line) {
+  readings_.clear();
+  const std::vector<EventLine>& events = watches_->observe(line);
+  if (!readings_.empty()) run_.signals[watches_->last_rank()].take(layer_of(line), readings_);
+  for (const EventLine& event : events) take_event(event, &found_);
+}
+
+void Storyteller::take_event(const EventLine& event, Strand* strand) {
+  if (!event.rank) return;
+  const auto trail = run_.trails.find(*event.rank);
+  if (trail == run_.trails.end() || trail->second.attempts().empty()) return strand->take(event, 0, 0);
+  const auto& attempts = trail->second.attempts();
+  strand->take(event, attempts.size() - 1, attempts.back().last);
+}
+
+void Storyteller::close_events(int64_t rank, bool last) {
+  const auto trail = run_.trails.find(rank);
+  if (trail == run_.trails.end()) return;
+  recorded_.close(rank, trail->second, run_.signals, last);
+  found_.close(rank, trail->second, run_.signals, last);
+}
+
+Story Storyteller::finish() {
+  end_record();
+  Story story;
+  story.from_record = recorded_.has_any();
+  Strand& told = story.from_record ? recorded_ : found_;
+  story.run = run_id_;
+  story.version = version_;
+  story.events = std::move(told.events());
+  story.episodes = told.episodes();
+  std::stable_sort(story.events.begin(), story.events.end(), [](const StoryEvent& a, const StoryEvent& b) {
+    return a.attempt != b.attempt ? a.attempt < b.attempt : a.onset_step < b.onset_step;
+  });
+  for (StoryEvent& event : story.events) {
+    event.title = title_of(event);
+    event.text = course_of(event);
+  }
+  for (StoryEvent& event : story.events) {
+    if (event.steps.empty()) continue;
+    std::vector<Clue> clues;
+    event.facts = facts_of(event, story.events, run_, &clues);
+    explain(clues, &event);
+  }
+  RunCounts counts = {0, losses_, told.warnings()};
+  for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
+  story.headline = "Run " + run_id_;
+  story.verdict = verdict_of(story, counts);
+  story.facts = facts();
+  story.coverage = coverage();
+  story.detectors = detectors();
+  story.events_note = events_note(told);
+  story.timeline.run = run_id_;
+  story.timeline.rank = timeline_rank_;
+  timeline_.copy_to(&story.timeline);
+  if (const auto trail = run_.trails.find(timeline_rank_); trail != run_.trails.end())
+    for (const Trail::Attempt& each : trail->second.attempts())
+      story.timeline_last_step = std::max(story.timeline_last_step, each.last);
+  if (told.left_out() > 0)
+    story.notes.push_back(count(static_cast<double>(told.left_out())) + " more loss events are not listed.");
+  if (other_runs_ > 0)
+    story.notes.push_back(count(static_cast<double>(other_runs_)) +
+                          " lines of other runs were left out: each run has a report of its own.");
+  story.limits = limits();
+  return story;
+}
+
+std::vector<StoryFact> Storyteller::facts() const {
+  using Mark = StoryFact::Mark;
+  std::vector<StoryFact> facts;
+  size_t attempts = 1;
+  int64_t first = 0, last = 0;
+  bool has_steps = false;
+  for (const auto& [rank, trail] : run_.trails) {
+    attempts = std::max(attempts, trail.attempts().size());
+    for (const Trail::Attempt& each : trail.attempts()) {
+      first = has_steps ? std::min(first, each.first) : each.first;
+      last = has_steps ? std::max(last, each.last) : each.last;
+      has_steps = true;
+    }
+  }
+  const bool ended = !lives_.empty() && std::all_of(lives_.begin(), lives_.end(), [](const auto& each) {
+    return each.second.state == "ended";
+  });
+  facts.push_back({"state", ended ? "ended" : "no end in the record: it goes on, or its agent was stopped",
+                   ended ? Mark::kQuiet : Mark::kNotable});
+  if (has_steps)
+    facts.push_back({"steps", count(static_cast<double>(first)) + " to " + count(static_cast<double>(last)) +
+                                  in_brackets(step_source_)});
+  if (first_time_ > 0)
+    facts.push_back({"time", time_text(first_time_) + " to " + time_text(last_time_) + " (" +
+                                 duration_text(last_time_ - first_time_) + ")"});
+  const size_t ranks = run_.trails.size();
+  facts.push_back(
+      {"ranks", std::to_string(ranks) +
+                    (world_size_ > static_cast<int64_t>(ranks) ? " of " + std::to_string(world_size_) : "")});
+  if (attempts > 1)
+    facts.push_back({"went back", std::to_string(attempts - 1) + (attempts == 2 ? " time" : " times") +
+                                      " to an earlier step"});
+  if (!executable_.empty() || !framework_.empty())
+    facts.push_back({"program", executable_ + (framework_.empty() ? "" : " (" + framework_ + ")")});
+  if (!loss_source_.empty()) facts.push_back({"loss", "as seen by " + loss_source_});
+  return facts;
+}
+
+std::vector<StoryFact> Storyteller::coverage() const {
+  using Mark = StoryFact::Mark;
+  uint64_t steps = 0, missed = 0;
+  size_t layers = 0;
+  for (const auto& [rank, trail] : run_.trails) {
+    steps += trail.steps();
+    missed += trail.missed();
+  }
+  for (const auto& [rank, signals] : run_.signals) layers = std::max(layers, signals.layers().size());
+  const auto counted = [](uint64_t number) { return count(static_cast<double>(number)); };
+  std::vector<StoryFact> facts;
+  facts.push_back(
+      {"steps", counted(steps) + " seen" + (missed > 0 ? ", " + counted(missed) + " not" : ", none missed"),
+       missed > 0 ? Mark::kNotable : Mark::kQuiet});
+  facts.push_back({"loss",
+                   losses_ == 0 ? "not known at any step"
+                   : losses_ <= kLossWindow
+                       ? "known at " + counted(losses_) + " steps, too few to tell a spike: that takes " +
+                             counted(kLossWindow) + " before it"
+                       : "known at " + counted(losses_) + " steps",
+                   losses_ <= kLossWindow ? Mark::kUnknown : Mark::kQuiet});
+  const uint64_t slices = run_.slices[0] + run_.slices[1];
+  facts.push_back({"attention",
+                   run_.attention_calls == 0 && slices == 0
+                       ? "no call was seen"
+                       : counted(run_.attention_calls) + " calls counted; " + counted(run_.slices[0]) +
+                             " slices forward and " + counted(run_.slices[1]) +
+                             " backward recomputed in fp64",
+                   slices == 0 ? Mark::kUnknown : Mark::kQuiet});
+  facts.push_back({"layers", layers == 0 ? "none is known by name" : counted(layers) + " were watched",
+                   layers == 0 ? Mark::kUnknown : Mark::kQuiet});
+  facts.push_back({"weights",
+                   run_.tensors == 0 ? "not followed"
+                                     : counted(run_.tensors) + " snapshots of tensors; " +
+                                           (run_.replicas_compared > 0 ? counted(run_.replicas_compared) +
+                                                                             " compared between replicas"
+                                                                       : "no replicas to compare"),
+                   run_.tensors == 0 ? Mark::kUnknown : Mark::kQuiet});
+  return facts;
+}
+
+std::vector<StoryDetector> Storyteller::detectors() const {
+  std::vector<StoryDetector> all;
+  for (size_t n = 0; n < kDetectors; ++n) {
+    StoryDetector one = totals_[n];
+    one.detector = static_cast<DetectorId>(n);
+    for (const auto& [rank, signals] : run_.signals)
+      one.layers = std::max(one.layers, signals.layers(one.detector).size());
+    all.push_back(one);
+  }
+  return all;
+}
+
+// Another foreshock may find other events in the same lines than the agent did that wrote them.
+std::string Storyteller::events_note(const Strand& told) const {
+  if (!recorded_.has_any() && !found_.has_any()) return "No detector spoke, then or now.";
+  if (&told == &found_)
+    return "The agent wrote no events of its detectors into this record; they were run over it now.";
+  if (recorded_.loss_events() == found_.loss_events() && recorded_.warnings() == found_.warnings())
+    return "The events are those that the agent wrote while the run went on; run over the record now, the "
+           "detectors give as many.";
+  const auto counted = [](uint64_t number) { return count(static_cast<double>(number)); };
+  return "The events are those that the agent wrote while the run went on: " +
+         counted(recorded_.loss_events()) + " loss events and " + counted(recorded_.warnings()) +
+         " warnings. Run over the record now, the detectors of "
+         "this version give " +
+         counted(found_.loss_events()) + " and " + counted(found_.warnings()) + ".";
+}
+
+}  // namespace foreshock::cli

@@ -1,0 +1,493 @@
+#include "cli/report_text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+
+#include "agent/measured.h"
+#include "cli/format.h"
+#include "detect/thresholds.h"
+
+namespace foreshock::cli {
+namespace {
+
+constexpr const char* kNoForward = "No forward slice of an attention call was judged.";
+constexpr const char* kNoBackward = "No backward slice of an attention call was judged.";
+constexpr const char* kNoNorm =
+    "No gradient norm was seen: nobody computes it (as clipping does), or gradients are sharded.";
+constexpr const char* kNoOptimizer =
+    "No state of an Adam-like optimizer was seen: another optimizer, one on a device that keeps its step "
+    "count "
+    "there (fused, capturable), or --weights off.";
+constexpr const char* kNoSpectrum =
+    "No whole query and key projections were seen: sharded, large ones on a device, or --weights off.";
+constexpr const char* kNoWeights =
+    "No weights were followed: --weights off, a device that could not be asked, or too short a run.";
+
+struct DetectorText {
+  DetectorId id;
+  ReportText text;
+  const char* without_values;
+};
+
+constexpr DetectorText kDetectorTexts[] = {
+    {DetectorId::kBias,
+     {"attention's output erred to one side",
+      "Rounding in this layer's attention kernel that errs to one side, as it can where the largest scores "
+      "of "
+      "a row are nearly equal.",
+      "That the error does no harm: an error to one side that has nothing to do with the gradient left the "
+      "loss alone in small test trainings.",
+      "Train on from a checkpoint before the first sign with this layer's attention in fp32, or unfused: if "
+      "the event stays away, the kernel had a part in it."},
+     kNoForward},
+    {DetectorId::kOutputErrorDrift,
+     {"the error of attention's output followed its gradient",
+      "Low precision in attention that harms: an error that keeps the sign of the gradient adds up from step "
+      "to step.",
+      "That something else drove the scores or the gradients of this layer up, and the error followed.",
+      "Train on from a checkpoint before the first sign with the output of this layer's attention in fp32: "
+      "if "
+      "the event stays away, precision had a part in it."},
+     kNoBackward},
+    {DetectorId::kDeviationForward,
+     {"attention's output erred more than its precision explains",
+      "A defect of the attention kernel, or of the hardware, for what this layer feeds it.",
+      "Inputs of unusual range or nearly equal scores, for which plain attention happens to err little.",
+      "Look whether `foreshock doctor` lists a defect of this version; let another kernel or version train "
+      "over the same steps."},
+     kNoForward},
+    {DetectorId::kDeviationBackward,
+     {"the gradient of attention's query erred more than its precision explains",
+      "A defect of the attention kernel's backward pass, or of the hardware, for what this layer feeds it.",
+      "Long rows: on the CPU the error of the backward pass in bf16 grows with the number of keys.",
+      "Look whether `foreshock doctor` lists a defect of this version; let another kernel or version train "
+      "over the same steps."},
+     kNoBackward},
+    {DetectorId::kMaxLogit,
+     {"attention scores became very large",
+      "Scores that grow without bound, until the softmax saturates and its gradients vanish or jump.",
+      "That large scores are the effect of too high a learning rate, or harmless in this head.",
+      "Normalise queries and keys, cap the scores, or lower the rate or raise the weight decay of these "
+      "projections."},
+     kNoForward},
+    {DetectorId::kLogitGrowth,
+     {"attention scores grew steadily", "Scores on their way out of the range that a softmax bears.",
+      "Ordinary growth early in a training, which ends by itself.",
+      "Normalise queries and keys, cap the scores, or lower the rate or raise the weight decay of these "
+      "projections."},
+     kNoForward},
+    {DetectorId::kEntropyDrop,
+     {"attention narrowed to few keys suddenly",
+      "Attention of this layer that collapses on few keys, as when scores or the learning rate run away.",
+      "Batches of another kind, for which attention is narrow by right; a layer that has just learned to "
+      "attend.",
+      "Compare the batches before and after; normalise queries and keys, or lower the learning rate."},
+     kNoForward},
+    {DetectorId::kGradientNorm,
+     {"the gradient norm jumped far above what it was",
+      "Batches unlike those before them, or a step that went too far.",
+      "That the gradient is large because the loss was already on its way up: a norm does not tell which "
+      "came "
+      "first.",
+      "Look at the batches just before; clip the gradient lower, or leave out steps whose norm is an "
+      "outlier."},
+     kNoNorm},
+    {DetectorId::kGradientGrowth,
+     {"the gradient norm grew steadily",
+      "A learning rate beyond what the curvature bears, while the optimizer still remembers smaller "
+      "gradients.",
+      "Growth that has another reason: data of another kind, scores or weights that run away.",
+      "From a checkpoint well before, train with a lower learning rate, a smaller beta2 (0.95) or a larger "
+      "eps."},
+     kNoNorm},
+    {DetectorId::kRmsStaleness,
+     {"the optimizer's memory of gradient sizes was too small",
+      "Updates that are too large since the second moment lags behind gradients that have grown.",
+      "That the gradients grew for a reason of their own, such as the data, and the lag followed.",
+      "A smaller beta2, or a bound on the size of each update; see whether the tensor is an embedding that "
+      "was rarely used."},
+     kNoOptimizer},
+    {DetectorId::kUpdateSpectrum,
+     {"updates of attention's projections fell into few directions",
+      "A common direction that builds up from step to step in this layer's query and key projections.",
+      "A training that has settled: less to learn gives updates of lower rank too.",
+      "Compare with a run that is well; train on with this layer's attention in fp32 and see whether the "
+      "rank "
+      "comes back."},
+     kNoSpectrum},
+    {DetectorId::kWeightShift,
+     {"weights moved faster than they used to",
+      "Steps that have become larger: a higher learning rate, larger gradients, or an optimizer out of step "
+      "with them.",
+      "A schedule that means it: warm-up, a new phase, another rate.",
+      "Look at the learning rate and the gradient norm at that step; lower the rate of this tensor's group."},
+     kNoWeights},
+};
+static_assert(std::size(kDetectorTexts) == kDetectors,
+              "a detector needs a row here: what its warning may mean");
+
+constexpr ReportText kSpike = {
+    "The loss jumped",
+    "A single bad batch, or one step that was too large: both leave a spike that may heal by itself.",
+    "The data: only the same batches, run again, can tell.",
+    "Go back to a checkpoint before it and train over the same steps twice, with the same batches and "
+    "without "
+    "those just before it."};
+constexpr ReportText kDivergence = {
+    "The loss was lost",
+    "A training that has left the region in which its steps make sense, or a value that overflowed.",
+    "The data, and every setting that changed shortly before.",
+    "Do not train on from here: go back to a checkpoint before the first sign, and change one thing at a "
+    "time."};
+constexpr ReportText kRise = {
+    "The loss rose slowly",
+    "A failure that adds up over many steps, such as a rate that is too high or an error that always has the "
+    "same sign.",
+    "Data that have become harder: compare with the loss on a held-out set.",
+    "Evaluate checkpoints from before and after on the same held-out data; if they differ, go back to the "
+    "one "
+    "before the first sign."};
+
+struct ClueText {
+  Clue clue;
+  ReportText text;
+};
+constexpr ClueText kClueTexts[] = {
+    {Clue::kNothingBefore,
+     {"no detector spoke before it",
+      "A sudden reason, such as one batch, a changed setting or a fault of the hardware: these have no "
+      "forerunner.",
+      "A forerunner that is not watched here, or that fell between two sampled steps.",
+      "Sample more often (--every 1) over the same steps, from a checkpoint before them."}},
+    {Clue::kLearningRate,
+     {"the learning rate had changed", "A learning rate that the training does not bear.",
+      "That the change of the rate is a coincidence of the schedule.",
+      "Repeat the steps with the rate that held before."}},
+    {Clue::kNonfinite,
+     {"values that are no numbers came first", "An overflow, or a division by nothing, that then spread.",
+      "That the place named is where it was first looked at, not where it began.",
+      "Go back, and look at the layer that was first not finite: its inputs, its scale, its precision."}},
+    {Clue::kReplicasDiffer,
+     {"replicas that should hold equal weights did not",
+      "A rank whose memory, arithmetic or communication has gone wrong.",
+      "Code that updates replicas differently by design.",
+      "Take the node of the rank that differs out, test its hardware, and go back to a checkpoint before "
+      "it."}},
+    {Clue::kResumed,
+     {"the training had just gone back to a checkpoint",
+      "A checkpoint that lacks something: optimizer state, schedule, or the place in the data.",
+      "That the steps would have failed in any case: they may lead there again.",
+      "Compare loss, learning rate and gradient norm of the first steps after it with those of the first "
+      "time."}},
+    {Clue::kSkippedSteps,
+     {"steps had been left out", "Gradients that overflowed in fp16, so that the scaler left steps out.",
+      "That this is the scaler finding its range, as it does at the start.",
+      "Look at the scale over time; train in bf16, or bound the scale's growth."}},
+    {Clue::kOneRank,
+     {"only some ranks had it", "The data of these ranks, or a fault of their hardware.",
+      "That the others saw it below the threshold.",
+      "Look at the batches of these ranks; run them on another node."}},
+    {Clue::kCameAgain,
+     {"the same steps, run again, gave it again",
+      "Something that repeats: the data in this order, the settings, or the state of the checkpoint.",
+      "That a fault of the hardware struck the same machine again.",
+      "Run the steps again without the batches just before it, and once on other machines."}},
+    {Clue::kDidNotComeAgain,
+     {"the same steps, run again, did not give it",
+      "Something that does not repeat: a fault of the hardware, or an order of operations that varies.",
+      "That data or settings were changed for the second time.",
+      "Note which machines took part the first time; test them."}},
+    {Clue::kMonitorGap,
+     {"steps before it were not seen", "Nothing: what happened in steps that were not seen is not known.",
+      "A forerunner in the steps that are missing.",
+      "See why the agent missed them: `foreshock status`, and the log of the agent."}},
+};
+static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
+
+}  // namespace
+
+const ReportText& text_of(DetectorId detector) { return kDetectorTexts[static_cast<size_t>(detector)].text; }
+
+const ReportText& text_of(WatchEventKind kind) {
+  if (kind == WatchEventKind::kDivergence) return kDivergence;
+  return kind == WatchEventKind::kLossRise ? kRise : kSpike;
+}
+
+const ReportText& text_of(Clue clue) { return kClueTexts[static_cast<size_t>(clue)].text; }
+
+const char* why_without_values(DetectorId detector) {
+  return kDetectorTexts[static_cast<size_t>(detector)].without_values;
+}
+
+std::optional<DetectorId> detector_of(std::string_view name) {
+  for (const DetectorInfo& info : kDetectorTable)
+    if (name == info.name) return info.id;
+  return std::nullopt;
+}
+
+namespace {
+
+constexpr int kBackFor = 3;  // losses in a row that make it back
+constexpr double kBackWithin = 0.1;
+constexpr int kUsual = 32;  // steps before an onset that it is compared with: a loss falls
+
+std::string number(double value) { return formatted("%.4g", value); }
+std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
+
+const char* name_of_event(WatchEventKind kind) {
+  return kind == WatchEventKind::kLossRise     ? "Slow rise of the loss"
+         : kind == WatchEventKind::kDivergence ? "The loss was lost"
+                                               : "Loss spike";
+}
+
+// The losses before the onset: their mean and the highest of them.
+struct Usual {
+  double mean = 0, highest = 0;
+  size_t count = 0;
+};
+Usual usual_of(const StoryEvent& event) {
+  Usual usual;
+  for (const TrailStep& each : event.steps) {
+    const int64_t lead = steps_between(each.step, event.onset_step);
+    if (lead <= 0 || lead > kUsual || !each.loss || !std::isfinite(*each.loss)) continue;
+    usual.highest = usual.count == 0 ? *each.loss : std::max(usual.highest, *each.loss);
+    usual.mean += *each.loss;
+    ++usual.count;
+  }
+  if (usual.count > 0) usual.mean /= static_cast<double>(usual.count);
+  return usual;
+}
+
+// Where the loss is back: the first of kBackFor losses in a row, after its peak, that are no higher than
+// before. A slow rise begins below that. -1: not yet.
+int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
+  int in_row = 0;
+  int64_t first = -1;
+  for (const TrailStep& each : event.steps) {
+    if (each.step < peak_at || !each.loss) continue;
+    if (!(*each.loss <= highest)) {
+      in_row = 0;
+      continue;
+    }
+    if (in_row++ == 0) first = each.step;
+    if (in_row == kBackFor) return first;
+  }
+  return -1;
+}
+
+// Means of kUsual losses in a row from the onset on: the highest, and the first after it that has lost all
+// but kBackWithin of its rise above `usual`. A step alone says little of a slow rise.
+struct Means {
+  double highest = -INFINITY;
+  int64_t highest_from = 0, back_from = -1;  // -1: not yet
+};
+Means means_of(const StoryEvent& event, double usual) {
+  Means found;
+  std::vector<const TrailStep*> row;
+  constexpr size_t kLong = kUsual;
+  double sum = 0;
+  for (const TrailStep& each : event.steps) {
+    if (each.step < event.onset_step || !each.loss || !std::isfinite(*each.loss)) continue;
+    row.push_back(&each);
+    sum += *each.loss;
+    if (row.size() > kLong) sum -= *row[row.size() - kLong - 1]->loss;
+    if (row.size() < kLong) continue;
+    const double mean = sum / kUsual;
+    const int64_t from = row[row.size() - kLong]->step;
+    if (mean > found.highest) found = {mean, from, -1};
+    if (mean <= usual + kBackWithin * (found.highest - usual) && found.back_from < 0) found.back_from = from;
+  }
+  return found;
+}
+
+std::string lead_text(const StoryEvent& event, int64_t step) {
+  return steps_text(steps_between(step, event.onset_step)) + " before";
+}
+
+// Of a name from a trainer.
+std::string in_layer(const std::string& layer) {
+  constexpr size_t kLongest = 64;
+  return layer.empty() ? "" : " in layer " + layer.substr(0, kLongest);
+}
+
+double median(std::vector<int64_t> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1
+             ? static_cast<double>(values[middle])
+             : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
+}
+
+// Of the detectors that warned before events the one that did so before most.
+std::string most_frequent_sign(const Story& story) {
+  std::map<DetectorId, std::vector<int64_t>> leads;
+  for (const StoryEvent& event : story.events) {
+    std::map<DetectorId, int64_t> earliest;
+    for (const StorySign& sign : event.before)
+      if (sign.warn_step >= 0) {
+        int64_t& lead = earliest.emplace(sign.detector, 0).first->second;
+        lead = std::max(lead, steps_between(sign.warn_step, event.onset_step));
+      }
+    for (const auto& [detector, lead] : earliest) leads[detector].push_back(lead);
+  }
+  const auto most = std::max_element(leads.begin(), leads.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.second.size(), median(a.second)) < std::pair(b.second.size(), median(b.second));
+  });
+  if (most == leads.end()) return "";
+  return std::string(text_of(most->first).plain) + " (before " + std::to_string(most->second.size()) +
+         ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
+}
+
+// Some faults reach the loss at once and are known by what warns a little later, before the loss tells
+// anything.
+std::string warned_after(const Story& story, const StoryEvent& event) {
+  const StoryEpisode* first = nullptr;
+  for (const StoryEpisode& each : story.episodes) {
+    const int64_t after = steps_between(event.onset_step, each.warn_step);
+    if (!is_proven(each.detector) || each.warn_step < event.onset_step || after > StoryEvent::kAfter)
+      continue;
+    if (first == nullptr || each.warn_step < first->warn_step) first = &each;
+  }
+  if (first == nullptr) return "";
+  return " After its onset warned first: " + std::string(text_of(first->detector).plain) +
+         in_layer(first->layer) + ", " + steps_text(steps_between(event.onset_step, first->warn_step)) +
+         " after.";
+}
+
+size_t foretold(const Story& story) {
+  return static_cast<size_t>(
+      std::count_if(story.events.begin(), story.events.end(), [](const StoryEvent& event) {
+        return std::any_of(event.before.begin(), event.before.end(),
+                           [](const StorySign& sign) { return sign.warn_step >= 0; });
+      }));
+}
+
+// The warning that came first, in words.
+std::string first_warning(const Story& story) {
+  const StoryEpisode* first = nullptr;
+  for (const StoryEpisode& each : story.episodes)
+    if (each.warn_step >= 0 && (first == nullptr || each.warn_step < first->warn_step)) first = &each;
+  if (first == nullptr) return "";
+  return ", first at step " + step_text(first->warn_step) + ": " + text_of(first->detector).plain +
+         in_layer(first->layer);
+}
+
+std::string verdict_without_events(const Story& story, const RunCounts& counts) {
+  const std::string begin = counts.losses == 0
+                                ? "The loss of this run is not known, so no loss event can be told"
+                                : "No loss event in " + steps_text(static_cast<int64_t>(counts.steps));
+  if (counts.warnings == 0) return begin + ", and no detector warned.";
+  return begin + "; detectors warned " + count(static_cast<double>(counts.warnings)) +
+         (counts.warnings == 1 ? " time" : " times") + first_warning(story) + ".";
+}
+
+// Of a slow rise, whose steps go up and down by more than it is.
+std::string course_of_rise(const StoryEvent& event, double usual) {
+  const std::string window = "mean of " + step_text(kUsual) + " steps";
+  std::string text = "The loss was " + number(usual) + " in the " + window + " just before";
+  const Means means = means_of(event, usual);
+  if (!std::isfinite(means.highest)) return text + "; what came after is not in the record.";
+  text += "; the highest such mean since was " + number(means.highest) + ", from step " +
+          step_text(means.highest_from) + " on. ";
+  const bool is_back = means.back_from >= 0;
+  text += is_back ? "It was back " + steps_text(steps_between(event.onset_step, means.back_from)) +
+                        " after the onset."
+                  : "It had not come back " +
+                        steps_text(steps_between(event.onset_step, event.steps.back().step)) +
+                        " after the onset.";
+  return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
+}
+
+}  // namespace
+
+std::string steps_text(int64_t number) {
+  return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
+}
+
+std::string title_of(const StoryEvent& event) {
+  return std::string(name_of_event(event.kind)) + " at step " + step_text(event.onset_step);
+}
+
+std::string course_of(const StoryEvent& event) {
+  if (event.steps.empty()) return "The run has more events than are told of one by one.";
+  const Usual usual = usual_of(event);
+  double highest = -INFINITY;
+  int64_t highest_at = 0;
+  const TrailStep* lost = nullptr;  // the first that is no number
+  for (const TrailStep& each : event.steps) {
+    if (each.step < event.onset_step || !each.loss || lost != nullptr) continue;
+    if (!std::isfinite(*each.loss)) lost = &each;
+    if (!(*each.loss > highest) || lost != nullptr) continue;
+    highest = *each.loss;
+    highest_at = each.step;
+  }
+  if (event.kind == WatchEventKind::kLossRise && usual.count > 0 && lost == nullptr)
+    return course_of_rise(event, usual.mean);
+  std::string text = usual.count > 0
+                         ? "The loss was " + number(usual.mean) + " on average in the steps just before"
+                         : "The loss";
+  const bool has_risen = std::isfinite(highest);
+  if (!has_risen && lost == nullptr) return text + "; what came after is not in the record.";
+  if (has_risen)
+    text += (usual.count > 0 ? " and rose to " : " rose to ") + number(highest) + " at step " +
+            step_text(highest_at);
+  if (lost != nullptr)
+    return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") + step_text(lost->step) +
+           " on it was NaN or infinite.";
+  text += ".";
+  const int64_t back = usual.count > 0 ? back_at(event, highest_at, usual.highest) : -1;
+  if (back >= 0)
+    return text + " It was back " + steps_text(steps_between(event.onset_step, back)) + " after the onset.";
+  return text + " It had not come back " +
+         steps_text(steps_between(event.onset_step, event.steps.back().step)) + " after the onset.";
+}
+
+bool is_proven(DetectorId detector) {
+  const Measured* measured = measured_of(info_of(detector).name);
+  return measured != nullptr && measured->is_proven();
+}
+
+std::string how_sure(const Measured* measured) {
+  if (measured == nullptr) return "Experimental: the benchmark has no figure for it.";
+  const std::string begin = measured->is_proven() ? "" : "Experimental. ";
+  const std::string events = count(measured->events) + " loss events";
+  if (!(measured->alarms > 0)) return begin + "In the benchmark it warned before none of " + events + ".";
+  std::string text = begin + "In the benchmark it warned before " + count(measured->hits) + " of " + events +
+                     "; " + count(measured->right) + " of its " + count(measured->alarms) +
+                     (measured->alarms == 1 ? " warning was" : " warnings were") + " followed by one";
+  if (std::isfinite(measured->lift))
+    text += ", " + formatted("%.2g", measured->lift) + " times what chance gives";
+  return text + ".";
+}
+
+std::string first_sign_of(const StoryEvent& event) {
+  if (event.before.empty()) return "nothing";
+  const StorySign& sign = event.before.front();  // they are in order
+  return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step) +
+         (is_proven(sign.detector) ? "" : " (an experimental detector)");
+}
+
+std::string verdict_of(const Story& story, const RunCounts& counts) {
+  if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
+  if (story.events.empty()) return verdict_without_events(story, counts);
+  const StoryEvent& first = story.events.front();
+  const size_t warned = foretold(story);
+  if (story.events.size() == 1)
+    return title_of(first) + ". " +
+           (first.before.empty() ? "No detector spoke before it."
+            : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
+            : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
+                                                       : "First to move: " + first_sign_of(first) + ".") +
+           (first.attempt == 0 ? warned_after(story, first) : "");
+  const std::string events = count(static_cast<double>(story.events.size()));
+  return events + " loss events, the first at step " + step_text(first.onset_step) + ". " +
+         (warned == 0 ? "No detector warned before any of them."
+                      : "A detector had warned before " +
+                            (warned == story.events.size() ? std::string("every one")
+                                                           : count(static_cast<double>(warned))) +
+                            " of them; most often: " + most_frequent_sign(story) + ".");
+}
+
+}  // namespace foreshock::cli

@@ -1,0 +1,82 @@
+// The phrases of a story: names of detectors, signals and facts, and sentences made of them.
+#ifndef FORESHOCK_CLI_REPORT_TEXT_H_
+#define FORESHOCK_CLI_REPORT_TEXT_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "agent/measured.h"
+#include "cli/report_model.h"
+#include "detect/thresholds.h"
+#include "detect/watch.h"
+
+namespace foreshock::cli {
+
+// Whole sentences, for a reader who knows trainings and not foreshock. None is empty.
+struct ReportText {
+  const char* plain;  // what was seen, in a few words, without an end: "gradient norm grew steadily"
+  const char* consistent_with;
+  const char* not_excluded;
+  const char* to_try;
+};
+
+// What the circumstances of an event say.
+enum class Clue : int {
+  kNothingBefore,    // no detector spoke before it
+  kLearningRate,     // it had changed
+  kNonfinite,        // values that are no numbers before it
+  kReplicasDiffer,   // weights that should be equal are not
+  kResumed,          // the training had just gone back to a checkpoint
+  kSkippedSteps,     // a gradient scaler had left steps out
+  kOneRank,          // other ranks had no event
+  kCameAgain,        // the same steps run again gave it again
+  kDidNotComeAgain,  // the same steps run again did not
+  kMonitorGap,       // steps before it were not seen
+  kCount
+};
+inline constexpr int kClues = static_cast<int>(Clue::kCount);
+
+const ReportText& text_of(DetectorId detector);
+// Of kLossSpike, kDivergence and kLossRise; of another kind: as of a spike.
+const ReportText& text_of(WatchEventKind kind);
+const ReportText& text_of(Clue clue);
+
+// Why a detector may have had no value in a whole run.
+const char* why_without_values(DetectorId detector);
+
+// Nothing: there is no detector of that name.
+std::optional<DetectorId> detector_of(std::string_view name);
+
+// How a report says things: sentences about a run and its events.
+
+// "1 step", "12 345 steps".
+std::string steps_text(int64_t number);
+
+// "Loss spike at step 2 310".
+std::string title_of(const StoryEvent& event);
+
+// What the loss did: from where, to where, and whether it came back.
+std::string course_of(const StoryEvent& event);
+
+// By what was measured of it; what is not is experimental.
+bool is_proven(DetectorId detector);
+
+// How far a detector can be believed, by what was measured of it; null: nothing was.
+std::string how_sure(const Measured* measured);
+
+// "the gradient norm grew steadily, 9 steps before", with the layer if there is one; "nothing" without a
+// sign.
+std::string first_sign_of(const StoryEvent& event);
+
+// What was seen of a run. Warnings are counted on all ranks.
+struct RunCounts {
+  uint64_t steps = 0, losses = 0, warnings = 0;
+};
+
+// One sentence or two on the whole run.
+std::string verdict_of(const Story& story, const RunCounts& counts);
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_REPORT_TEXT_H_

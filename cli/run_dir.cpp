@@ -1,0 +1,309 @@
+#include "cli/run_dir.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "agent/node.h"
+#include "libmonitor/options.h"
+
+namespace foreshock::cli {
+namespace {
+
+bool is_on_tmpfs(const std::string& path) {
+  struct statfs info;
+  return statfs(path.c_str(), &info) == 0 && info.f_type == TMPFS_MAGIC;
+}
+
+std::string parent_of(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
+}
+
+// Ours, and closed to others; to the group as well, unless the set-group-id bit says that it is a service's.
+bool is_private(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return false;
+  return (info.st_mode & 077) == 0 || ((info.st_mode & S_ISGID) != 0 && (info.st_mode & 07) == 0);
+}
+
+std::string named_for_user(const std::string& parent) {
+  return parent + "/foreshock-" + std::to_string(geteuid());
+}
+
+}  // namespace
+
+std::vector<std::string> base_directory_candidates() {
+  std::string given = option_value(OptionId::kBaseDirectory);
+  while (given.size() > 1 && given.back() == '/') given.pop_back();
+  if (!given.empty()) {
+    struct stat info;
+    const bool is_ours_to_make = stat(given.c_str(), &info) != 0;
+    return {is_private(given) || is_ours_to_make ? given : named_for_user(given)};
+  }
+  std::vector<std::string> candidates = {named_for_user("/dev/shm")};
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
+    candidates.push_back(std::string(runtime) + "/foreshock");
+  }
+  return candidates;
+}
+
+std::string prepare_base_directory(const std::string& path) {
+  if (path.empty() || path[0] != '/') return "'" + path + "' is not an absolute path";
+  if (!is_on_tmpfs(parent_of(path)) && !is_on_tmpfs(path)) return path + " is not on tmpfs";
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return path + ": " + std::strerror(errno);
+  if (!is_private(path))
+    return path + " is not a directory of this user with mode 0700 (or 2770, shared with a service)";
+  if (access(path.c_str(), W_OK | X_OK) != 0) return path + ": " + std::strerror(errno);
+  if (!is_on_tmpfs(path)) return path + " is not on tmpfs";
+  if (free_bytes(path) < kLeastFreeBytes) return "no space left on the tmpfs of " + path;
+  return "";
+}
+
+BaseDirectory choose_base_directory() {
+  BaseDirectory chosen;
+  for (const std::string& candidate : base_directory_candidates()) {
+    const std::string reason = prepare_base_directory(candidate);
+    if (reason.empty()) return {candidate, ""};
+    chosen.problem += (chosen.problem.empty() ? "" : "; ") + reason;
+  }
+  chosen.problem += "; set FORESHOCK_DIR to a directory on a tmpfs with room";
+  return chosen;
+}
+
+uint64_t free_bytes(const std::string& path) {
+  struct statvfs info;
+  if (statvfs(path.c_str(), &info) != 0) return 0;
+  // A tmpfs mounted without a size limit reports no blocks at all.
+  if (info.f_blocks == 0) return UINT64_MAX;
+  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kBaseLockTimeoutMs = 10000;  // a leaving run holds it while its agent ends
+constexpr int kAgentEndTimeoutMs = 5000;
+constexpr int kAgentDeathTimeoutMs = 1000;
+constexpr int kProbeTimeoutMs = 100;  // the agent looks at run.lock by taking it for a moment
+
+// The trainer locks its segment through one descriptor that it never reopens; we never map or lock it.
+bool is_live(const fs::path& segment) {
+  const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (descriptor < 0) return false;
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  const bool live = fcntl(descriptor, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  close(descriptor);
+  return live;
+}
+
+// Where there is no lock file there never was an agent, and no inode to make one, perhaps. Nobody starts an
+// agent meanwhile: runs do, and there is none.
+bool agent_is_gone(const std::string& directory, int timeout_ms) {
+  FileLock agent;
+  return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
+         agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
+}
+
+}  // namespace
+
+bool is_shared_with_group(const std::string& path) {
+  struct stat info;
+  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && (info.st_mode & S_ISGID) != 0;
+}
+
+bool has_live_segment(const std::string& directory) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    if (entry.path().extension() == ".seg" && is_live(entry.path())) return true;
+  }
+  return false;
+}
+
+bool remove_if_stale(const std::string& directory) {
+  // Only what a run has made: the base may be a directory that somebody else also uses.
+  if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
+  FileLock runs;
+  if (!runs.try_lock(directory + "/run.lock", LOCK_EX) || !agent_is_gone(directory, 0) ||
+      has_live_segment(directory)) {
+    return false;
+  }
+  std::error_code error;
+  fs::remove_all(directory, error);
+  return !error;
+}
+
+void remove_after_agent(const std::string& directory) {
+  if (access((directory + "/run.lock").c_str(), F_OK) != 0) return;
+  FileLock base_lock;
+  if (base_lock.lock_within(fs::path(directory).parent_path() / "lock", LOCK_EX, kBaseLockTimeoutMs))
+    remove_if_stale(directory);
+}
+
+std::string RunDirectory::enter(const std::string& base, const std::string& run_id, bool has_service) {
+  has_service_ = has_service;
+  base_ = base;
+  path_ = base + "/" + run_id;
+  FileLock base_lock;
+  if (!base_lock.lock_within(base + "/lock", LOCK_EX, kBaseLockTimeoutMs))
+    return base + "/lock cannot be taken";
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
+    std::error_code unknown;
+    if (entry.is_directory(unknown) && !entry.is_symlink(unknown)) remove_if_stale(entry.path());
+  }
+  if (error) return base + " cannot be read: " + error.message();
+  if (make_directory() != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
+  if (!use_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
+    return path_ + "/run.lock cannot be taken";
+  if (is_shared_with_group(path_)) chmod((path_ + "/run.lock").c_str(), 0660);
+  return "";
+}
+
+// Below a set-group-id directory the group is a service's, which follows the run without being root. The new
+// one inherits bit and group; a chmod by one who is not of that group would take the bit away.
+int RunDirectory::make_directory() const {
+  const mode_t before = umask(is_shared_with_group(base_) ? 07 : 077);
+  const int result = mkdir(path_.c_str(), 0770);
+  const int error = errno;
+  umask(before);
+  errno = error;
+  return result;
+}
+
+bool RunDirectory::leave(const std::function<void()>& stuck) {
+  FileLock base_lock;
+  if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
+  use_.release();
+  FileLock alone;  // nobody new can come while we hold the base
+  if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
+    return false;
+  alone.release();  // the agent ends when no run holds this lock
+  if (!has_service_ && !agent_is_gone(path_, kAgentEndTimeoutMs)) {
+    if (stuck == nullptr) return false;
+    stuck();
+    if (!agent_is_gone(path_, kAgentDeathTimeoutMs)) return false;
+  }
+  std::error_code error;
+  fs::remove_all(path_, error);
+  return !error;
+}
+
+namespace {
+
+constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // PROC_PID_INIT_INO; the others follow on it
+constexpr int kBitsOfPid = 22;                     // PID_MAX_LIMIT
+
+}  // namespace
+
+uint64_t launcher_id(pid_t pid, uint64_t pid_namespace) {
+  const uint64_t container = pid_namespace > kNamespaceOfNode ? pid_namespace - kNamespaceOfNode : 0;
+  return container << kBitsOfPid | static_cast<uint64_t>(pid);
+}
+
+uint64_t launcher_id() { return launcher_id(getpid(), pid_namespace()); }
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Advice {
+  const char* reason;
+  const char* text;
+};
+
+constexpr Advice kAdvice[] = {
+    {"adapter_missing",
+     "no adapter was built for its torch; run `foreshock doctor -- COMMAND` with the same command"},
+    {"adapter_not_loadable",
+     "the adapter does not load; remove it from the cache and run `foreshock doctor`"},
+    {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
+    {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
+    {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},
+    {"memory_limit",
+     "the memory limit of its cgroup or container leaves no room for a segment; raise it by a few MiB"},
+    {"no_directory", "its run directory is gone or not writable; start it with `foreshock run`"},
+    {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup, seccomp)"},
+    {"no_descriptor", "it has no file descriptor left; raise `ulimit -n`"},
+    {"file_limit", "its files are limited to less than a segment; raise `ulimit -f` to 4 MiB or more"},
+    {"not_permitted",
+     "a sandbox refused a call that the monitor needs (seccomp or a security module); run "
+     "`foreshock doctor -- COMMAND` inside it"},
+    {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
+    {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
+};
+
+// "off.1234.no_space" -> "no_space"; "" for any other name.
+std::string reason_of(const std::string& file) {
+  if (file.rfind("off.", 0) != 0) return "";
+  const size_t dot = file.find('.', 4);
+  return dot == std::string::npos ? "" : file.substr(dot + 1);
+}
+
+// Without a launcher's number in it, a file may be anybody's.
+bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
+  uint64_t owner = 0;
+  return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
+}
+
+}  // namespace
+
+std::string advice_for(const std::string& reason) {
+  for (const Advice& row : kAdvice) {
+    if (reason == row.reason) return row.text;
+  }
+  return "run `foreshock doctor -- COMMAND` to see more";
+}
+
+OffFiles off_files(const std::string& directory) {
+  OffFiles files;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    if (!reason_of(entry.path().filename()).empty())
+      files[entry.path().filename()] = entry.last_write_time(error);
+  }
+  return files;
+}
+
+std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
+                                   uint64_t launcher_id) {
+  std::map<std::string, int> processes;
+  for (const auto& file : off_files(directory)) {
+    const auto before = earlier.find(file.first);
+    if (before != earlier.end() && before->second == file.second) continue;
+    if (may_belong_to(directory + "/" + file.first, launcher_id)) ++processes[reason_of(file.first)];
+  }
+  std::vector<std::string> lines;
+  for (const auto& [reason, count] : processes) {
+    lines.push_back("monitoring was off in " + std::to_string(count) +
+                    (count == 1 ? " process (" : " processes (") + reason + "): " + advice_for(reason));
+  }
+  return lines;
+}
+
+std::string other_ranks_line() {
+  return "no segment of its own: the training was started by another `foreshock run` of this run id, inside "
+         "the command or beside it, which tells of it";
+}
+
+std::string no_segment_line(const std::string& directory) {
+  struct statvfs info = {};
+  if (statvfs(directory.c_str(), &info) == 0 && info.f_files > 0 && info.f_favail == 0)
+    return "no segment seen: the tmpfs of " + directory + " has no inode left, so none could be made";
+  return "no segment seen: no training step or attention call was met in the command; "
+         "`foreshock doctor -- COMMAND` tells what is seen";
+}
+
+}  // namespace foreshock::cli

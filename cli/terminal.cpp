@@ -1,0 +1,175 @@
+#include "cli/terminal.h"
+
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace foreshock::cli {
+
+std::string printable(std::string text) {
+  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  std::replace_if(text.begin(), text.end(), is_control, '?');
+  return text;
+}
+
+void say(const std::string& line) {
+  const std::string text = printable("foreshock: " + line) + '\n';
+  // A standard error that is closed, or a pipe that nobody reads, must not keep the command from running.
+  sigset_t pipe, pending, before;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  sigpending(&pending);
+  sigprocmask(SIG_BLOCK, &pipe, &before);
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  const timespec at_once = {0, 0};
+  if (sigismember(&pending, SIGPIPE) == 0) sigtimedwait(&pipe, nullptr, &at_once);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
+int wrong_use(const std::string& line) {
+  say(line);
+  return kWrongUse;
+}
+
+namespace {
+
+// Terminals that know mode 2026 show a frame only when it is whole; the others pass over it.
+constexpr std::string_view kBegin = "\033[?2026h\033[H", kEnd = "\033[?2026l";
+constexpr std::string_view kClearLine = "\033[K", kClearBelow = "\033[J";
+constexpr std::string_view kHideCursor = "\033[?25l\033[2J", kShowCursor = "\033[?25h";
+
+volatile std::sig_atomic_t g_stop = 0;
+void ask_to_stop(int) { g_stop = 1; }
+void wake_up(int) {}  // ends a sleep early
+
+void put(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
+    if (written <= 0) return;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+// Length of the colour that `text` begins with; 0: none.
+size_t colour_length(std::string_view text) {
+  if (!text.starts_with("\033[")) return 0;
+  const size_t end = text.find_first_not_of("0123456789;", 2);
+  return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
+}
+
+bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string fit_line(std::string_view line, size_t columns) {
+  std::string fitted;
+  bool coloured = false;
+  size_t used = 0;
+  for (size_t at = 0; at < line.size();) {
+    if (const size_t length = colour_length(line.substr(at)); length > 0) {
+      fitted += line.substr(at, length);
+      coloured = true;
+      at += length;
+      continue;
+    }
+    if (!continues_character(line[at]) && ++used > columns) break;
+    fitted += line[at++];
+  }
+  return coloured ? fitted + "\033[0m" : fitted;
+}
+
+std::string frame_of(const std::string& text, size_t columns, size_t rows) {
+  const std::vector<std::string_view> lines = lines_of(text);
+  const size_t most = std::max<size_t>(rows, 1);
+  const size_t shown = lines.size() <= most ? lines.size() : most - 1;
+  std::string frame(kBegin);
+  // A row is cleared before it is written: after a full one the cursor still stands on its last character.
+  const auto add_row = [&](size_t n, std::string_view line) {
+    if (n > 0) frame += "\r\n";
+    (frame += kClearLine) += fit_line(line, columns);
+  };
+  for (size_t n = 0; n < shown; ++n) add_row(n, lines[n]);
+  if (shown < lines.size())
+    add_row(shown, "... " + std::to_string(lines.size() - shown) + " more lines");
+  else if (shown < most)
+    (frame += shown > 0 ? "\r\n" : "") += kClearBelow;
+  return frame += kEnd;
+}
+
+bool Screen::is_terminal() {
+  const char* kind = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && kind != nullptr && std::strcmp(kind, "dumb") != 0;
+}
+
+Screen::Screen() {
+  g_stop = 0;
+  const auto handle = [&](int signal, void (*handler)(int)) {
+    struct sigaction action = {}, before = {};
+    action.sa_handler = handler;
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN &&
+        sigaction(signal, &action, nullptr) == 0)
+      before_.emplace_back(signal, before);
+  };
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) handle(signal, ask_to_stop);
+  handle(SIGWINCH, wake_up);
+  measure();
+  put(kHideCursor);
+}
+
+Screen::~Screen() {
+  put("\r\n");
+  put(kShowCursor);
+  for (const auto& [signal, before] : before_) sigaction(signal, &before, nullptr);
+}
+
+void Screen::measure() {
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) return;
+  columns_ = size.ws_col;
+  rows_ = size.ws_row;
+}
+
+void Screen::draw(const std::string& text) {
+  measure();
+  put(frame_of(text, columns_, rows_));
+}
+
+bool Screen::wait(int seconds) {
+  const timespec pause = {seconds, 0};
+  if (g_stop == 0) nanosleep(&pause, nullptr);
+  measure();
+  return g_stop == 0;
+}
+
+ProgressBar::ProgressBar(const std::string& name) : name_(name), on_(isatty(STDERR_FILENO)) {}
+
+ProgressBar::~ProgressBar() {
+  if (on_) std::fprintf(stderr, "\r\033[K");
+}
+
+void ProgressBar::show(double done) {
+  constexpr int kWidth = 40;
+  const int filled = static_cast<int>(done * kWidth);
+  if (!on_ || filled == shown_) return;
+  shown_ = filled;
+  std::fprintf(stderr, "\r%-12s [%s%s] %3.0f %%", name_.c_str(), std::string(filled, '#').c_str(),
+               std::string(kWidth - filled, '.').c_str(), 100 * done);
+}
+
+}  // namespace foreshock::cli

@@ -1,0 +1,344 @@
+#include "cli/torch.h"
+
+#include <elf.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "cli/process.h"
+#include "cli/terminal.h"
+#include "cli/version.h"
+#include "libmonitor/options.h"
+#include "segment/layout.h"
+
+namespace foreshock::cli {
+
+Installation find_installation() {
+  std::error_code ignored;
+  const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const std::filesystem::path root = executable.parent_path().parent_path();
+  const std::filesystem::path share = root / "share" / "foreshock";
+  return {executable, root / "lib" / "libforeshock.so", share / "python", share / "torch", root / "include"};
+}
+
+std::string installation_problem(const Installation& installation) {
+  for (const std::string& path :
+       {installation.library, installation.python_helper + "/foreshock_torch/__init__.py",
+        installation.adapter_sources + "/build_adapter.py", installation.headers + "/foreshock/hook.h"}) {
+    if (access(path.c_str(), R_OK) != 0) return path + " is missing; build or install foreshock again";
+  }
+  // The dynamic linker splits LD_PRELOAD at both and expands the third; there is no way to quote them.
+  if (installation.library.find_first_of(" :$") != std::string::npos) {
+    return "the path " + installation.library +
+           " cannot be preloaded; move foreshock to one without ' ', ':' and '$'";
+  }
+  if (installation.python_helper.find(':') != std::string::npos)
+    return "a ':' in the path of foreshock breaks PYTHONPATH";
+  return "";
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kBuildTimeoutMs = 15 * 60 * 1000;
+
+std::string cache_root() {
+  if (const char* given = option_value(OptionId::kCache); *given != '\0') return given;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
+    return std::string(cache) + "/foreshock";
+  }
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') {
+    return std::string(home) + "/.cache/foreshock";
+  }
+  return "";
+}
+
+// FNV-1a over the names and contents of the sources, so that an adapter never outlives what it was built
+// from.
+std::string hash_of_sources(const Installation& installation) {
+  std::vector<fs::path> files;
+  std::error_code ignored;
+  for (const std::string& folder : {installation.adapter_sources, installation.headers + "/foreshock"}) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+      const std::string kind = entry.path().extension();
+      if (kind == ".cpp" || kind == ".h" || entry.path().filename() == "build_adapter.py")
+        files.push_back(entry.path());
+    }
+  }
+  std::sort(files.begin(), files.end(),
+            [](const fs::path& a, const fs::path& b) { return a.filename() < b.filename(); });
+  uint64_t hash = fnv1a("");
+  for (const fs::path& path : files) {
+    std::ifstream file(path, std::ios::binary);
+    hash = fnv1a(path.filename().native(), hash);
+    hash = fnv1a(std::string(std::istreambuf_iterator<char>(file), {}), hash);
+  }
+  return hexadecimal(hash);
+}
+
+std::string last_line(const std::string& text) {
+  const size_t end = text.find_last_not_of("\n ");
+  if (end == std::string::npos) return "no output";
+  const size_t start = text.find_last_of('\n', end);
+  return text.substr(start == std::string::npos ? 0 : start + 1,
+                     end - (start == std::string::npos ? 0 : start + 1) + 1);
+}
+
+Adapter read_answer(const Captured& answer, const std::string& python) {
+  const nlohmann::json json = nlohmann::json::parse(answer.output, nullptr, false);
+  if (!json.is_object()) {
+    std::string why = answer.start_error != 0 ? std::strerror(answer.start_error)
+                      : answer.timed_out      ? "it took longer than 15 minutes"
+                                              : last_line(answer.errors);
+    return {"failed", "", "", "the adapter could not be prepared with " + python + ": " + why};
+  }
+  const auto text = [&json](const char* key) {
+    return json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : std::string();
+  };
+  Adapter adapter = {text("state"), text("torch"), text("path"), text("reason")};
+  if (json.contains("seconds") && json["seconds"].is_number()) adapter.seconds = json["seconds"];
+  return adapter;
+}
+
+}  // namespace
+
+std::string adapter_cache(const Installation& installation) {
+  const std::string root = cache_root();
+  if (root.empty()) return "";
+  return root + "/adapters-" + kVersion + "-" + hash_of_sources(installation);
+}
+
+Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
+                        const std::string& libtorch) {
+  if (cache.empty())
+    return {"failed", "", "", "there is no place for the adapter: set FORESHOCK_CACHE to a directory"};
+  std::vector<std::string> command = {python,      installation.adapter_sources + "/build_adapter.py",
+                                      "--cache",   cache,
+                                      "--library", installation.library,
+                                      "--include", installation.headers};
+  if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
+  return read_answer(
+      run_and_capture(command, own_environment(), kBuildTimeoutMs,
+                      [] { say("preparing the adapter for this torch (once, about a minute) ..."); }),
+      python);
+}
+
+Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
+                            const std::string& cache) {
+  if (libtorch.library.empty())
+    return {"failed", "", "", "the dynamic linker finds no libtorch_cpu.so for it; set LD_LIBRARY_PATH"};
+  if (libtorch.home.empty())
+    return {"failed", "", "", libtorch.library + " has no headers in ../include; install LibTorch whole"};
+  const char* path = std::getenv("PATH");
+  const std::string python = look_up("python3", path != nullptr ? path : "/usr/bin:/bin");
+  if (python.empty())
+    return {"no_python", "", "", "python3 builds the adapter, and there is none in PATH; install it"};
+  return prepare_adapter(installation, python, cache, libtorch.home);
+}
+
+namespace {
+
+std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
+// python, python3, python3.11, pypy3
+bool is_python_name(const std::string& name) {
+  for (const char* stem : {"python", "pypy"}) {
+    if (name.rfind(stem, 0) == 0 &&
+        name.find_first_not_of("0123456789.", std::string(stem).size()) == std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What can be had of a training without the helper: ParameterClock of integrations/torch/clock.h.
+constexpr const char* kWithoutHelper =
+    "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
+
+// -I, -E, or a cluster of one-letter options with them (-uE); not -X..., -W..., --long.
+char isolating_letter(const std::string& option) {
+  if (option.find_first_not_of("bBdEiIOPqRsSuvx", 1) != std::string::npos) return 0;
+  if (option.find('I') != std::string::npos) return 'I';
+  return option.find('E') != std::string::npos ? 'E' : 0;
+}
+
+bool is_program(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
+}
+
+std::string search_path() {
+  const char* path = std::getenv("PATH");
+  return path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin";
+}
+
+std::vector<std::string> options_from(const std::vector<std::string>& command, size_t at) {
+  std::vector<std::string> options;
+  for (; at < command.size() && command[at].size() > 1 && command[at][0] == '-'; ++at) {
+    if (command[at] == "-c" || command[at] == "-m") break;
+    options.push_back(command[at]);
+  }
+  return options;
+}
+
+}  // namespace
+
+std::string helper_problem(const FoundPython& python) {
+  for (const std::string& option : python.options) {
+    if (const char letter = isolating_letter(option); letter != 0)
+      return std::string("python -") + letter + (letter == 'I' ? " (isolated mode)" : "") +
+             " ignores PYTHONPATH, by which the helper comes: leave it out" + kWithoutHelper;
+  }
+  const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
+  if (autoload != nullptr && std::string(autoload) == "0")
+    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") + kWithoutHelper;
+  return "";
+}
+
+bool starts_a_command(const std::string& program) {
+  static constexpr const char* kWrappers[] = {"env",     "nice",   "ionice", "numactl", "taskset",
+                                              "timeout", "stdbuf", "nohup",  "setsid",  "time",
+                                              "chrt",    "srun",   "mpirun", "mpiexec"};
+  return std::find(std::begin(kWrappers), std::end(kWrappers), base_name(program)) != std::end(kWrappers);
+}
+
+std::string look_up(const std::string& name, const std::string& path) {
+  if (name.empty()) return "";
+  if (name.find('/') != std::string::npos) return is_program(name) ? name : "";
+  std::istringstream directories(path);
+  for (std::string directory; std::getline(directories, directory, ':');) {
+    const std::string candidate = (directory.empty() ? "." : directory) + "/" + name;
+    if (is_program(candidate)) return candidate;
+  }
+  return "";
+}
+
+std::string script_interpreter(const std::string& script, const std::string& path) {
+  std::ifstream file(script, std::ios::binary);
+  std::string first, second;
+  if (file.get() != '#' || file.get() != '!' || !std::getline(file, first)) return "";
+  std::istringstream words(first);
+  std::string interpreter, word;
+  words >> interpreter;
+  if (base_name(interpreter) == "env") {
+    while (words >> word) {
+      if (word[0] != '-' && word.find('=') == std::string::npos) break;
+    }
+    interpreter = look_up(word, path);
+  } else if (base_name(interpreter) == "sh" && std::getline(file, second) &&
+             second.rfind("'''exec' ", 0) == 0) {
+    std::istringstream rest(second.substr(9));
+    rest >> interpreter;
+    interpreter.erase(std::remove(interpreter.begin(), interpreter.end(), '"'), interpreter.end());
+  }
+  return is_python_name(base_name(interpreter)) ? interpreter : "";
+}
+
+FoundPython find_python(const std::vector<std::string>& command) {
+  const std::string path = search_path();
+  for (size_t at = 0; at < command.size(); ++at) {
+    const std::string program = look_up(command[at], path);
+    if (is_python_name(base_name(command[at])) && !program.empty()) {
+      return {program, true, options_from(command, at + 1)};
+    }
+    if (const std::string python = program.empty() ? "" : script_interpreter(program, path);
+        !python.empty()) {
+      return {python, true, {}};
+    }
+    if (at == 0 && !starts_a_command(command[0])) break;
+  }
+  return {look_up("python3", path), false, {}};
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kListTimeoutMs = 20000;
+
+// `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)`, or `=> not found`. False: not linked.
+bool read_list(const std::string& list, std::string* library) {
+  std::istringstream lines(list);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name, arrow, path;
+    words >> name >> arrow >> path;
+    if (name.rfind("libtorch_cpu.so", 0) != 0 && name.find("/libtorch_cpu.so") == std::string::npos) continue;
+    *library = arrow == "=>" ? (path[0] == '/' ? path : "") : name;
+    return true;
+  }
+  return false;
+}
+
+bool lists_libtorch(const std::string& program, std::string* library) {
+  const std::string linker = program_interpreter(program);
+  if (linker.empty()) return false;
+  // As ldd does it. Without a dynamic linker of its own the program would be run.
+  std::vector<std::string> environment = own_environment();
+  set_environment(&environment, "LD_TRACE_LOADED_OBJECTS", "1");
+  const Captured list = run_and_capture({linker, program}, environment, kListTimeoutMs);
+  return list.start_error == 0 && read_list(list.output, library);
+}
+
+// Headers lie beside the libraries: <home>/include, <home>/lib.
+std::string home_of(const std::string& library) {
+  std::error_code error;
+  const fs::path home = fs::canonical(library, error).parent_path().parent_path();
+  return !error && fs::exists(home / "include" / "ATen" / "ATen.h", error) ? home.string() : "";
+}
+
+bool read_header(std::ifstream* file, Elf64_Ehdr* header) {
+  if (!file->read(reinterpret_cast<char*>(header), sizeof *header)) return false;
+  return std::string(reinterpret_cast<char*>(header->e_ident), SELFMAG) == ELFMAG &&
+         header->e_ident[EI_CLASS] == ELFCLASS64 && header->e_phentsize == sizeof(Elf64_Phdr);
+}
+
+}  // namespace
+
+std::string program_interpreter(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  Elf64_Ehdr header = {};
+  if (!read_header(&file, &header)) return "";
+  for (int n = 0; n < header.e_phnum; ++n) {
+    Elf64_Phdr part = {};
+    file.seekg(static_cast<std::streamoff>(header.e_phoff + n * sizeof part));
+    if (!file.read(reinterpret_cast<char*>(&part), sizeof part)) return "";
+    if (part.p_type != PT_INTERP || part.p_filesz < 2 || part.p_filesz > 4096) continue;
+    std::string name(part.p_filesz - 1, '\0');
+    file.seekg(static_cast<std::streamoff>(part.p_offset));
+    return file.read(name.data(), static_cast<std::streamsize>(name.size())) ? name : "";
+  }
+  return "";
+}
+
+bool is_static_program(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  Elf64_Ehdr header = {};
+  return read_header(&file, &header) && program_interpreter(path).empty();
+}
+
+FoundLibtorch find_libtorch(const std::vector<std::string>& command) {
+  const char* path = std::getenv("PATH");
+  for (size_t at = 0; at < command.size(); ++at) {
+    const std::string program = look_up(command[at], path != nullptr ? path : "/usr/bin:/bin");
+    std::string library;
+    if (!program.empty() && lists_libtorch(program, &library)) {
+      std::error_code ignored;
+      return {fs::absolute(program, ignored), library, library.empty() ? "" : home_of(library)};
+    }
+    if (at == 0 && !starts_a_command(command[0])) break;
+  }
+  return {};
+}
+
+}  // namespace foreshock::cli
