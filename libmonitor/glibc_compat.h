@@ -8,6 +8,7 @@
 #ifndef FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
 #define FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
 
+#include <dlfcn.h>  // clang asks for a declaration before #pragma weak
 #include <features.h>
 
 #ifdef __GLIBC__

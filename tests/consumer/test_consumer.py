@@ -54,6 +54,24 @@ def test_find_package(prefix, tmp_path, base):
     check(build, prefix / "lib" / "libforeshock.so", base)
 
 
+def test_find_package_under_a_path_with_spaces(tmp_path, base):
+    """Such a library cannot be preloaded, but it can be linked."""
+    prefix = tmp_path / "a prefix"
+    run("cmake", "--install", monitored.BUILD, "--prefix", prefix)
+    build = build_consumer(tmp_path / "a build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    (base / "run").mkdir(mode=0o700)
+    environment = {"FORESHOCK_DIR": str(base), "FORESHOCK_RUN_ID": "run"}
+    assert run(build / "linked", **environment) == "abi 1 enabled 1\n"
+    assert run(build / "annotated_linked", RANK="1", **environment) == "enabled 1\n"
+
+
+def test_soname_has_the_version_of_the_interface(prefix):
+    """A later library with another interface would not be taken for this one."""
+    text = run("readelf", "-dW", prefix / "lib" / "libforeshock.so")
+    assert "soname: [libforeshock.so.1]" in text
+    assert (prefix / "lib" / "libforeshock.so.1").resolve() == (prefix / "lib" / "libforeshock.so").resolve()
+
+
 def test_add_subdirectory(tmp_path, base):
     """Only the guest library is built, so nothing of what the agent needs has to be there."""
     hidden = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("Boost", "spdlog", "prometheus-cpp", "hwy")]
