@@ -1,14 +1,13 @@
-"""Alertmanager's configuration: one notification of a run for each receiver, and no precursors beside the incident they
-announced."""
+"""Alertmanager's configuration: one notification per run and receiver; precursors are inhibited by their incident."""
 
 from rule import Values
 
 TEXT = """\
-# Written by `./dev docs` from dashboards/values.toml. The receivers are webhooks, for want of yours: put e-mail, chat
-# or your ticket system in their place. The label `owner` is the user whose run it is:
+# Written by `./dev docs` from dashboards/values.toml. The receivers are placeholders: replace them with e-mail, chat or
+# your ticket system. The label `owner` is the user whose run it is:
 # '{{{{ .CommonLabels.owner }}}}@example.org'.
 route:
-  # However many ranks alert: one group for each run, and of each group one notification for a receiver.
+  # One group per run, however many ranks alert; a receiver gets one notification per group.
   group_by: [cluster, namespace, run]
   group_wait: {wait}
   group_interval: {again}
@@ -18,30 +17,30 @@ route:
   - matchers: [severity="page"]
     receiver: page
     group_wait: {page_wait}
-  # Experimental detectors: to be seen in Alertmanager and Prometheus, told to nobody.
+  # Experimental detectors: visible in Alertmanager and Prometheus, sent to no receiver.
   - matchers: [severity="info"]
-    receiver: nobody
-  # What is of no run, and what is wrong with the monitor, is for those who run the cluster.
+    receiver: none
+  # Problems of the monitor itself, also of no particular run, are for the operators of the cluster.
   - matchers: [kind="monitor"]
     receiver: operators
     group_by: [cluster, alertname]
 
 inhibit_rules:
-# The loss goes wrong: what announced it is in the dashboard, nobody needs to be told of it now.
+# During an incident its precursors are visible on the dashboard and not sent.
 - source_matchers: [kind="incident"]
   target_matchers: [kind=~"precursor|agreement"]
   equal: [cluster, namespace, run]
-# An agent that does not answer makes ranks and steps seem missing.
+# If an agent does not answer, ranks and steps only seem to be missing.
 - source_matchers: [alertname="ForeshockNoData"]
   target_matchers: [alertname=~"ForeshockRanksMissing|ForeshockTrainingStalled"]
   equal: [cluster, namespace, run]
-# Where ranks are missing the others wait.
+# If ranks are missing, the others wait for them.
 - source_matchers: [alertname="ForeshockRanksMissing"]
   target_matchers: [alertname="ForeshockTrainingStalled"]
   equal: [cluster, namespace, run]
 
 receivers:
-- name: nobody
+- name: none
 - name: page
   webhook_configs:
   - url: {page}

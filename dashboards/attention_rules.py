@@ -1,6 +1,20 @@
-"""Attention that errs more than its precision explains, weights that change too much, replicas that differ."""
+"""Attention errors beyond what the precision explains, too large weight changes, replicas that differ."""
 
-from rule import CHOICE, JOB, OF_LABELS, RANK, TARGET, UNLESS_ENDED, Alert, Group, Record, Values, where
+from rule import (
+    AT_STEP,
+    CHOICE,
+    JOB,
+    RANK,
+    RUN,
+    TARGET,
+    UNLESS_ENDED,
+    Alert,
+    Group,
+    Record,
+    Values,
+    ranks,
+    where,
+)
 
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
@@ -46,10 +60,12 @@ def bias(of: dict) -> Alert:
         )
         or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
         """,
-        "Attention errs in one direction",
-        "Run {{ $labels.run }}: {{ $labels.pass }} attention has a bias that rounding does not explain"
-        # The detector is fed in the forward pass only: its layers say nothing of backward.
-        '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}.",
+        RUN + ": {{ $labels.pass }} attention is biased",
+        "The error of {{ $labels.pass }} attention has a direction that rounding does not explain"
+        # The detector sees the forward pass only: its layers are not those of backward.
+        '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}" + AT_STEP
+        + ". A bias may be harmless, but not together with ForeshockAttentionErrorDrift."
+        " Compare the kernel with another one on the same batch.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -62,9 +78,11 @@ def deviation(of: dict) -> Alert:
         or {RATIO}{{pass="backward"}} > {of["backward"]}
         or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
-        "Attention errs more than its precision explains",
-        "Run {{ $labels.run }}: {{ $labels.pass }} attention errs several times as much as unfused attention in the"
-        " same precision" + where('(printf "deviation_%s" $labels.pass)') + ".",
+        RUN + ": the error of {{ $labels.pass }} attention is above its limit",
+        "The error of {{ $labels.pass }} attention is more than"
+        f' {{{{ if eq $labels.pass "forward" }}}}{of["forward"]}{{{{ else }}}}{of["backward"]}{{{{ end }}}} times that'
+        " of unfused attention in the same precision" + where('(printf "deviation_%s" $labels.pass)') + AT_STEP
+        + ". Update or change the kernel. If it is one rank only, test its device.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -76,9 +94,11 @@ def update_ratio(of: dict) -> Alert:
         {UPDATE} > {of["at_least"]}
         and {UPDATE} > {of["growth"]} * quantile_over_time(0.5, {UPDATE}[{of["window"]}])
         """,
-        "Steps change the weights too much",
-        "Run {{ $labels.run }}: one step changes a matrix by {{ $value | humanizePercentage }} of its norm, several"
-        " times what it was.",
+        RUN + ": a step changed a matrix by {{ $value | humanizePercentage }}",
+        f"One step changes a matrix by {{{{ $value | humanizePercentage }}}} of its norm{AT_STEP}, more than"
+        f" {of['growth']} times the median of the last {of['window']}."
+        " Such a step can undo what was learned. If the learning"
+        " rate was not changed, look for a rank that resumed without its optimizer state.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -106,17 +126,16 @@ def differing_ranks(of: dict) -> Record:
 
 
 def replica_mismatch() -> Alert:
-    # One alert for a run, however many of its ranks: each would cost the queries of its own texts.
-    which = (
-        f'{{{{ with printf "topk(8, {DIFFERS}{{{CHOICE}}})" {OF_LABELS} | query }}}}'
-        '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
-    )
+    # One alert for a run, however many of its ranks: each alert costs the queries of its texts.
     return Alert(
         "ForeshockReplicaMismatch", "training", "weights", "fleet",
         f"count by ({JOB}) ({DIFFERS})",
-        "Replicas of the weights differ",
-        "Run {{ $labels.run }}: data-parallel replicas of the weights are not all equal. Ranks that differ from the"
-        f" majority, or all where there is none: {{{{ $value }}}}, among them{which}.",
+        f"{RUN}: replicas of the weights differ",
+        "Data-parallel replicas of the weights, which must be equal, differ in {{ $value }} ranks"
+        f"{ranks(f'{DIFFERS}{{{CHOICE}}}').replace(' on rank', ':')}{AT_STEP}. These differ from the majority, or are"
+        " all ranks if there is no majority. A device computes or stores wrong values, or the replicas started unequal."
+        " Stop, and resume without that device from a checkpoint before the difference.",
+        severity="page",
     )  # fmt: skip
 
 

@@ -1,45 +1,54 @@
-"""What the agent's detectors see. They count steps; the rules only carry it on, and hold it long enough to be read."""
+"""Alerts from the agent's detectors. Detectors count steps; the rules keep a warning long enough to be read."""
 
-from rule import JOB, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, where
-from standing import Default, remark, severity, told_of
+from rule import AT_STEP, JOB, RUN, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
+from standing import Default, alerting, remark, severity
 
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
 
-# Alert, component, dashboard, summary, what each detector sees.
-TABLE: list[tuple[str, str, str, str, dict[str, str]]] = [
+# Alert, component, dashboard, summary, what each detector sees, what it means and what to do first.
+TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
     (
         "ForeshockAttentionErrorDrift", "attention", "attention",
-        "The error of attention drifts",
+        "the attention error follows the gradient",
         {"output_error_drift": "the error of attention's output keeps its sign along the gradient"},
+        "Such an error pushes the training in one direction and can end in a loss explosion. Keep checkpoints from now"
+        " on, and plan a change of the attention kernel or its precision.",
     ),
     (
         "ForeshockAttentionLogitGrowth", "attention", "attention",
-        "Attention's logits are, or will soon be, where softmax saturates",
+        "attention logits saturate softmax",
         {
-            "max_logit": "the largest scaled score is where softmax saturates",
-            "logit_growth": "the largest scaled score grows and will soon be where softmax saturates",
+            "max_logit": "the largest scaled score has reached 100, where softmax saturates",
+            "logit_growth": "the largest scaled score grows towards 100, where softmax saturates",
         },
+        "Saturated attention learns slowly and can break the loss. Lower the learning rate, or add QK-norm or a softcap"
+        " before the next restart.",
     ),
     (
         "ForeshockGradientGrowth", "optimizer", "overview",
-        "The gradient norm grows",
+        "the gradient norm grows",
         {
-            "gradient_growth": "the gradient norm before clipping grows as it does before a spike",
-            "gradient_norm": "the gradient norm before clipping is far above what it was",
+            "gradient_growth": "the gradient norm before clipping grows steadily, as before a loss spike",
+            "gradient_norm": "the gradient norm before clipping is far above its usual range",
         },
+        "Once, before a spike that recovers, it needs no action. If it repeats, lower the learning rate, lengthen the"
+        " warm-up or raise eps.",
     ),
     (
         "ForeshockOptimizerStale", "optimizer", "weights",
         "Adam's second moment is stale",
         {"rms_staleness": "gradients have outgrown the second moment that Adam divides by"},
+        "Steps are larger than intended. Lower beta2 (0.95), clip updates, or lower the learning rate.",
     ),
     (
         "ForeshockWeightShift", "weights", "weights",
-        "Weights move in another way than before",
+        "weights move differently than before",
         {
-            "weight_shift": "weights move faster than they used to",
-            "update_spectrum": "weights move along fewer directions than they used to",
+            "weight_shift": "weights move faster than before",
+            "update_spectrum": "weights move in fewer directions than before",
         },
+        "A change of the learning rate does this too. Otherwise keep an earlier checkpoint and compare it with the"
+        " newest (foreshock compare).",
     ),
 ]  # fmt: skip
 
@@ -49,8 +58,8 @@ def warned(detectors: str, level: float) -> str:
     return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
 
 
-def detector_records(told: list[str], window: str) -> list[Record]:
-    those = f'detector=~"{"|".join(told)}"'
+def detector_records(detectors: list[str], window: str) -> list[Record]:
+    those = f'detector=~"{"|".join(detectors)}"'
     return [
         Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level{{{those}}} {UNLESS_ENDED})"),
         Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total{{{those}}}[{window}]))"),
@@ -58,36 +67,46 @@ def detector_records(told: list[str], window: str) -> list[Record]:
 
 
 def detector_alert(
-    name: str, component: str, dashboard: str, summary: str, seen: dict[str, str], of: dict, default: Default
+    name: str,
+    component: str,
+    dashboard: str,
+    summary: str,
+    seen: dict[str, str],
+    action: str,
+    of: dict,
+    default: Default,
 ) -> Alert:
-    told = told_of(seen, default)
+    used = alerting(seen, default)
+    fact = " or ".join(used.values())
     return Alert(
-        name, "precursor", component, dashboard, warned("|".join(told), of["level"]), summary,
-        f"Run {{{{ $labels.run }}}}: {' or '.join(told.values())}{where()}"
-        f" (detector {{{{ $labels.detector }}}}{remark(told, default)}).",
-        keep=of["keep"], severity=severity(told, default),
+        name, "precursor", component, dashboard, warned("|".join(used), of["level"]), f"{RUN}: {summary}",
+        f"{fact[0].upper()}{fact[1:]}{where()}"
+        f" (detector {{{{ $labels.detector }}}}{warned_at()}{remark(used, default)}). {action}",
+        keep=of["keep"], severity=severity(used, default),
     )  # fmt: skip
 
 
 def entropy_collapse(values: Values, default: Default) -> Alert:
     of, entropy = values["entropy_collapse"], "run:foreshock_attention_entropy_nats:min"
+    at = warned_at('"entropy_drop"')
     return Alert(
         "ForeshockAttentionEntropyCollapse", "precursor", "attention", "attention",
-        # The detector sees how suddenly, the hour that it lasts: attention that learns to look falls and comes back.
+        # The detector finds the sudden fall, the hour that it lasts: the entropy of attention that learns recovers.
         f"""
         {entropy} < {of["share"]} * avg_over_time({entropy}[{of["window"]}])
         and on ({JOB}) ({warned("entropy_drop", values["detectors"]["level"])})
         """,
-        "The entropy of attention collapses",
-        f"Run {{{{ $labels.run }}}}: mean entropy of the attention weights fell to {VALUE} nats"
+        f"{RUN}: the attention entropy collapsed",
+        f"The mean entropy of the attention weights fell to {VALUE} nats"
         + where('"entropy_drop"')
-        + f" (detector entropy_drop{remark(['entropy_drop'], default)}).",
+        + f" (detector entropy_drop{at}{remark(['entropy_drop'], default)}). Heads attend to single tokens."
+        " If the loss falls too, the model is learning; if logits grow, lower the learning rate.",
         keep=of["keep"], severity=severity(["entropy_drop"], default),
     )  # fmt: skip
 
 
 def logit_forecast(of: dict) -> Alert:
-    """Apart from what detectors say of logits: a straight line must hold for minutes, a warning may be brief."""
+    """Separate from the detectors of logits: a straight line must hold for minutes, a warning may be brief."""
     logit = "run:foreshock_attention_logit_abs:max"
     return Alert(
         "ForeshockAttentionLogitForecast", "precursor", "attention", "attention",
@@ -96,9 +115,10 @@ def logit_forecast(of: dict) -> Alert:
         and predict_linear({logit}[{of["window"]}], {of["horizon"]}) > {of["limit"]}
         and {logit} > {of["growth"]} * avg_over_time({logit}[{of["window"]}])
         """,
-        "Attention's logits grow towards where softmax saturates",
-        f"Run {{{{ $labels.run }}}}: the largest scaled score is {VALUE}, and by the line of the last"
-        f" {of['window']} beyond what attention bears in {{{{ {of['horizon']} | humanizeDuration }}}}.",
+        f"{RUN}: attention logits will saturate softmax",
+        f"The largest scaled score is {VALUE}{AT_STEP}. A straight line through the last {of['window']} passes"
+        f" {of['limit']}, where softmax saturates, within {{{{ {of['horizon']} | humanizeDuration }}}}. Lower the"
+        " learning rate, or add QK-norm or a softcap before the next restart.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -111,19 +131,21 @@ def agreement(of: dict) -> Alert:
           count by ({JOB}, component) (ALERTS{{alertstate="firing",kind="precursor",severity="ticket"}})
         ) >= {of["components"]}
         """,
-        "Precursors of different kinds agree",
-        "Run {{ $labels.run }}: {{ $value }} of attention, optimizer and weights show what comes before a loss event.",
+        f"{RUN}: precursors of different kinds agree",
+        f"{{{{ $value }}}} of attention, optimizer and weights show signs that often come before a loss event{AT_STEP}."
+        " Together they are stronger evidence than each alone."
+        " Make sure that an earlier checkpoint is kept, and watch the loss for the next hour.",
         keep=of["keep"],
     )  # fmt: skip
 
 
 def detector_rules(values: Values, default: Default) -> Group:
     of = values["detectors"]
-    told = sorted({"entropy_drop", *(name for *_, seen in TABLE for name in told_of(seen, default))})
+    used = sorted({"entropy_drop", *(name for *_, seen, _ in TABLE for name in alerting(seen, default))})
     return Group(
         "foreshock-precursors",
         [
-            *detector_records(told, of["window"]),
+            *detector_records(used, of["window"]),
             Record(
                 "run:foreshock_attention_logit_abs:max",
                 f"max by ({JOB}) (foreshock_attention_logit_abs_max {UNLESS_ENDED})",

@@ -1,6 +1,6 @@
 """Trainings that stand still, lack ranks or are not seen. Absence counts only while the run is running."""
 
-from rule import JOB, TARGET, UNLESS_ENDED, Alert, Group, Record, Values
+from rule import AT_STEP, JOB, RUN, TARGET, UNLESS_ENDED, Alert, Group, Record, Values
 
 RUNNING = "run:foreshock_running:max"
 RANKS, WORLD = "run:foreshock_rank_up:sum", "run:foreshock_world_size:max"
@@ -8,7 +8,8 @@ LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
 
 
 def world() -> str:
-    """As the living know it: an elastic job that goes on with fewer ranks lacks none. Where none lives, as all did."""
+    """World size as reported by ranks that are alive, because an elastic job may continue with fewer ranks; if none is
+    alive, as reported by all."""
     size = "foreshock_world_size"
     return f"max by ({JOB}) ({size} {UNLESS_ENDED}) or max by ({JOB}) ({size})"
 
@@ -21,8 +22,10 @@ def stalled(of: dict) -> Alert:
         and on ({JOB}) {RANKS} > 0
         and on ({JOB}) {RUNNING} == 1
         """,
-        "A training makes no steps",
-        "Run {{ $labels.run }}: no optimizer step for {{ $value | humanizeDuration }}, though its processes live.",
+        RUN + ": no optimizer step for {{ $value | humanizeDuration }}",
+        f"The processes are alive, but no optimizer step has ended for {{{{ $value | humanizeDuration }}}}"
+        f"{AT_STEP}. A long evaluation or checkpoint looks the same."
+        " Find the rank with the lowest step on the dashboard and take its stack (py-spy dump).",
     )  # fmt: skip
 
 
@@ -33,8 +36,9 @@ def ranks_missing(of: dict) -> Alert:
         {WORLD} - {RANKS} > 0
         and on ({JOB}) {RUNNING} == 1
         """,
-        "Ranks of a training are missing",
-        "Run {{ $labels.run }}: {{ $value }} ranks are dead, or on nodes that nobody watches or reaches.",
+        RUN + ": {{ $value }} ranks are missing",
+        "{{ $value }} ranks of the job are dead, or on nodes that are not watched or not scraped. The other ranks may"
+        " wait for them. If the launcher does not restart them, restart the job without their nodes.",
         of["for"],
     )  # fmt: skip
 
@@ -42,15 +46,16 @@ def ranks_missing(of: dict) -> Alert:
 def no_data(of: dict) -> Alert:
     return Alert(
         "ForeshockNoData", "training", "fleet", "fleet",
-        # A run that has ended is told so, or its agent is no target any more; this one's is, and does not answer.
+        # If a run has ended, its state says so or its agent is no longer a target. Here the agent is still a target.
         f"""
         count by ({JOB}) (
           last_over_time(foreshock_run_state{{state="running"}}[{of["window"]}]) == 1
           and on ({TARGET}) up == 0
         )
         """,
-        "An agent does not answer while its training runs",
-        "Run {{ $labels.run }}: {{ $value }} agents that last said it was running cannot be scraped.",
+        f"{RUN}: its agent does not answer",
+        "{{ $value }} agents whose run was running cannot be scraped. The training is not affected, but other alerts of"
+        " the run cannot fire. Check the node, then restart the agent.",
         of["for"],
     )  # fmt: skip
 
@@ -60,9 +65,9 @@ def run_id_shared(of: dict) -> Alert:
         "ForeshockRunIdShared", "monitor", "fleet", "fleet",
         # A rank that moves to another node is up at one agent only, but for a scrape or two.
         f"count by ({JOB}) (count by ({JOB}, rank) (foreshock_rank_up == 1) > 1)",
-        "Two trainings have one run id",
-        "Run {{ $labels.run }}: {{ $value }} ranks are alive at more than one agent. Two trainings use this run id, or"
-        " one agent is scraped twice; figures and alerts of the run mix both. Start each with its own --run-id.",
+        f"{RUN}: two trainings use this run id",
+        "{{ $value }} ranks are alive at more than one agent. Two trainings use this run id, or one agent is scraped"
+        " twice. Figures and alerts of the run mix both. Start each training with its own --run-id.",
         of["for"],
     )  # fmt: skip
 
@@ -75,7 +80,7 @@ def fleet_rules(values: Values) -> Group:
             Record(RANKS, f"sum by ({JOB}) (foreshock_rank_up)"),
             Record(WORLD, world()),
             Record("run:foreshock_step:max", f"max by ({JOB}) (foreshock_step)"),
-            # Those that live may not have made their first step yet: how long ago an attempt made its last is not it.
+            # Ranks that are alive may not have made a step yet; the last step of an ended attempt does not count.
             Record(LAST_STEP, f"max by ({JOB}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),
             stalled(values["stalled"]),
             ranks_missing(values["ranks_missing"]),

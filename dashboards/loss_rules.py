@@ -1,6 +1,6 @@
-"""The incidents: values that are no numbers, and a loss that rises. Only these two page."""
+"""The incidents: NaN or Inf, and a rising loss."""
 
-from rule import JOB, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
+from rule import AT_STEP, CHOICE, JOB, RUN, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 
 LOSS = "run:foreshock_loss_window:avg"
 
@@ -10,11 +10,10 @@ def non_finite(of: dict) -> Alert:
     values, skipped, steps = (f"foreshock_{name}_total" for name in ("nonfinite_values", "skipped_steps", "steps"))
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
-        # A gradient scaler that tries too large a scale makes gradients infinite and leaves the step out: no incident,
-        # unless it does so all the time; where one decides on a device, nobody knows. The first that it tells, with the
-        # first step, may be that it has left some out, which is no increase. A loss that is NaN now may
-        # have been so when the agent came; of what is finite nothing is left times 0, and of an attempt that ended
-        # the last loss stays.
+        # A gradient scaler with too large a scale makes gradients infinite and skips the step: not an incident, unless
+        # it does so all the time. If it decides on a device, its decisions are unknown. Its first
+        # report may already count skipped steps, which is not an increase. A loss may have been NaN before the agent
+        # started: a finite loss times 0 is 0. An attempt that ended keeps its last loss.
         f"""
         sum by ({JOB}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])
@@ -37,8 +36,14 @@ def non_finite(of: dict) -> Alert:
           "site", "loss_scale", "", ""
         )
         """,
-        "NaN or Inf in a training",
-        "Run {{ $labels.run }}: values that are not finite in {{ $labels.site }}.",
+        RUN + ': {{ if eq $labels.site "loss_scale" }}the gradient scaler skips most steps'
+        "{{ else }}NaN or Inf in {{ $labels.site }}{{ end }}",
+        '{{ if eq $labels.site "loss_scale" }}More than half of all steps are skipped because gradients overflow'
+        "{{ else }}Values that are not finite in {{ $labels.site }}"
+        + ranks(f"sum by (rank) (increase({values}{{{CHOICE},site=%q}}[{window}])) > 0", " $labels.site")
+        + "{{ end }}"
+        + f"{AT_STEP}. The training computes with invalid numbers. Stop it unless the framework skipped the step, and"
+        " resume from a checkpoint before the first event.",
         severity="page",
     )  # fmt: skip
 
@@ -48,9 +53,11 @@ def diverging(of: dict) -> Alert:
     return Alert(
         "ForeshockLossDiverging", "incident", "loss", "overview",
         f"{LOSS} > {median} + {of['excess']} * abs({median})",
-        "The loss is rising",
-        f"Run {{{{ $labels.run }}}}: the mean loss of the last 64 steps, {VALUE}, is well above the median"
-        f" of {of['baseline']}.",
+        f"{RUN}: the loss is rising",
+        f"The mean loss of the last 64 steps is {VALUE}{AT_STEP}, more than {of['excess'] * 100:g} % above its"
+        f" median of the last {of['baseline']}."
+        " See on the dashboard what changed before it. If the data did not change, resume"
+        " from a checkpoint before the rise.",
         of["for"], of["keep"], "page",
     )  # fmt: skip
 

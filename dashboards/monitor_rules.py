@@ -1,6 +1,6 @@
-"""The monitor itself: what it does not see, what it loses, what it costs."""
+"""The monitor itself: coverage, losses, cost."""
 
-from rule import JOB, RANK, TARGET, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
+from rule import JOB, RANK, RUN, TARGET, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
@@ -19,8 +19,8 @@ def increase(metric: str, window: str) -> str:
 
 
 def calls() -> list[Record]:
-    """Summed up over the ranks first: half an hour of each of them would be much to read. Of forward, which has all the
-    calls that backward has; what the budget or the owner leaves out is meant to be left out."""
+    """Rates summed over ranks, because half an hour of every rank would be expensive to read. Forward calls only; they
+    include those of backward. Calls skipped for the budget or by --slices are intended."""
     skipped, sampled = (f"foreshock_attention_{what}_total" for what in ("skipped", "samples"))
     return [
         Record(SKIPPED, f'sum by ({JOB}) (rate({skipped}{{pass="forward",reason!~"budget|off"}}[5m]))'),
@@ -48,8 +48,9 @@ def coverage(of: dict) -> Alert:
     return Alert(
         "ForeshockCoverageLow", "monitor", "monitor", "monitor",
         f"({reasons})\nand on ({JOB}) max by ({JOB}) (foreshock_run_state{{state=\"running\"}}) == 1",
-        "Much of a training's attention is not judged",
-        "Run {{ $labels.run }}: {{ $labels.why }}. What is not seen raises no alarm.",
+        f"{RUN}: much of its attention is not judged",
+        "Reason: {{ $labels.why }}. Attention that is not seen raises no alarm. Run foreshock doctor on the command,"
+        " and see the reasons in the panel 'Skipped and lost'.",
         of["for"],
     )  # fmt: skip
 
@@ -74,8 +75,9 @@ def degraded(of: dict) -> Alert:
                 f" and on ({RANK}) foreshock_rank_up == 1)",
             ),
         ),
-        "foreshock itself is not well",
-        "Run {{ $labels.run }}: {{ $labels.why }}. The training is not affected; its figures may be incomplete.",
+        RUN + ": foreshock has a problem ({{ $labels.why }})",
+        "Reason: {{ $labels.why }}. The training is not affected; its figures may be incomplete. See foreshock status"
+        " and the end of the agent's log.",
         of["for"],
     )  # fmt: skip
 
@@ -84,8 +86,9 @@ def overhead(of: dict) -> Alert:
     return Alert(
         "ForeshockOverheadHigh", "monitor", "monitor", "monitor",
         f"{SLOWDOWN} > {of['slowdown']}",
-        "foreshock costs more than it may",
-        f"Run {{{{ $labels.run }}}}: the slowest rank pays {VALUE} times what --max-slowdown allows.",
+        f"{RUN}: foreshock costs more than allowed",
+        f"The slowest rank pays {VALUE} times what --max-slowdown allows. The training is slower than it need be."
+        " Stop the cost at once with foreshock pause, or lower it permanently with a larger --every.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -94,8 +97,9 @@ def series_dropped(of: dict) -> Alert:
     return Alert(
         "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
         f"sum by ({TARGET}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
-        "An agent leaves series out",
-        "Agent {{ $labels.instance }} has more series than its budget: some layers or ranks are not shown.",
+        "Agent {{ $labels.instance }}: series limit reached",
+        "The agent has more series than its limit and leaves out some layers or ranks. Mostly harmless. Give it fewer"
+        " runs, or report rank coordinates, so that only the owners of layers export them.",
     )  # fmt: skip
 
 
@@ -113,6 +117,6 @@ def monitor_rules(values: Values) -> Group:
             overhead(values["overhead"]),
             series_dropped(values["series_dropped"]),
         ],
-        # They read more series than any other group, and none of it is urgent: all but the last waits for minutes.
+        # These rules read more series than any other group and are not urgent: most of them wait for minutes anyway.
         interval="1m",
     )

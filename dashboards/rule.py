@@ -32,11 +32,11 @@ class Alert(typing.NamedTuple):
     component: str  # what it looks at
     dashboard: str  # uid, without "foreshock-"
     expression: str
-    summary: str
-    description: str
+    summary: str  # names the run (or agent) and the fact
+    description: str  # where, what it means, what to do first
     hold: str | None = None  # how long it must be so
     keep: str | None = None  # how long it stays after it was so
-    severity: str = "ticket"  # or page, or info, of which nobody is told
+    severity: str = "ticket"  # or page, or info, which is sent to no receiver
 
 
 class Group(typing.NamedTuple):
@@ -47,8 +47,8 @@ class Group(typing.NamedTuple):
     interval: str | None = None  # between two evaluations, where Prometheus' own is needlessly short
 
 
-# Whose run it is: who has it now, or, since it must be known when the agent is gone, who had it in the last day; nobody
-# where that is not one user. A template, since a join would lose the alert where nobody knows.
+# The user that owns the run now or, because it must be known when the agent is gone, did so during the last day; empty
+# if that is not exactly one user. A template, because a join would drop the alert if the owner is unknown.
 CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)  # for printf, with OF_LABELS as its arguments
 OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
@@ -60,9 +60,8 @@ OWNER = (
 )
 
 
-# Where a detector warns, or did just now. A rank tells one layer of a detector only, the first by name: examples, maybe
-# not where it began. A template too: as labels they would make an alert of each, and another one whenever a layer
-# joins.
+# Layers in which a detector warns, or did in the last minutes. A rank exports one layer per detector, the first by
+# name: these are examples. A template and no label: each layer would be an alert of its own.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
     f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'
@@ -70,12 +69,39 @@ LAYERS = (
 )
 
 
-# For an alert's text, what it is about: `humanize` would write a loss of 0.8 as 800m.
+# The value of an alert's expression: `humanize` would write a loss of 0.8 as 800m.
 VALUE = '{{ $value | printf "%.4g" }}'
+
+RUN = "Run {{ $labels.run }}"
+
+# The step of the run while the alert fires: " (current step 1200)", or nothing. The record has the step of the cause.
+AT_STEP = (
+    f'{{{{ with printf "run:foreshock_step:max{{{CHOICE}}}" {OF_LABELS} | query }}}}'
+    "{{ range . }} (current step {{ .Value }}){{ end }}{{ end }}"
+)
+
+# Where a detector warned last: ", at step 1200 on rank 3", or nothing.
+WARNED_AT = (
+    f'{{{{ with printf "topk(1, foreshock_precursor_last_event_step{{{CHOICE},detector=%q}})" {OF_LABELS} DETECTOR'
+    " | query }}{{ range . }}, at step {{ .Value }} on rank {{ .Labels.rank }}{{ end }}{{ end }}"
+)
+
+
+def warned_at(detector: str = "$labels.detector") -> str:
+    return WARNED_AT.replace("DETECTOR", detector)
+
+
+def ranks(expression: str, more: str = "") -> str:
+    """Template of " on rank 3 5": up to eight ranks of `expression`, which has CHOICE in its braces. `more`: arguments
+    of printf after those of CHOICE."""
+    return (
+        f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on rank'
+        '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
+    )
 
 
 def where(detector: str = "$labels.detector") -> str:
-    """For an alert's text: ", e.g. in layer 003 007", or nothing. `detector`: an expression of templates."""
+    """Returns the template of ", e.g. in layer 003 007", or of nothing. `detector`: an expression of templates."""
     return LAYERS.replace("DETECTOR", detector)
 
 
@@ -104,7 +130,7 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
     if alert.keep:
         lines.append(f"    keep_firing_for: {alert.keep}")
     labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
-    of_run = "$labels.run" in alert.description
+    of_run = "$labels.run" in alert.summary
     annotations = {
         "summary": alert.summary,
         "description": alert.description,

@@ -117,7 +117,7 @@ class Notifications(http.server.BaseHTTPRequestHandler):
         say(f"a notification to {who}, {body['status']}, {of}:")
         for name in sorted({alert["labels"]["alertname"] for alert in body["alerts"]}):
             texts = next(a["annotations"] for a in body["alerts"] if a["labels"]["alertname"] == name)
-            say(f"  {name}: {texts['description']} See {texts['runbook_url']}")
+            say(f"  {name}: {texts['summary']}. {texts['description']} See docs/runbook.md#{name.lower()}")
 
     def log_message(self, *_words: object) -> None:
         pass

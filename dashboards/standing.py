@@ -1,6 +1,5 @@
-"""Which detectors may be relied on: those that the bench of bench/precursors found quiet where nothing is wrong, and
-that foretold failures of a kind there or named the layer of a planted error. All others are experimental: boards
-show them; an alert is made of them only where no default detector sees the same, and nobody is told of that one."""
+"""Divides detectors into default and experimental, by the results of bench/precursors. Dashboards show both. An alert
+uses experimental detectors only where no default one watches the same, and is sent to no receiver then."""
 
 import json
 import pathlib
@@ -19,16 +18,16 @@ def standing(detector: str, default: Default) -> str:
     return "default" if detector in default else "experimental"
 
 
-def told_of(seen: dict[str, str], default: Default) -> dict[str, str]:
-    """Of the detectors that an alert could be made from those that it is: the default ones, or, where none is, all."""
+def alerting(seen: dict[str, str], default: Default) -> dict[str, str]:
+    """Selects the detectors that an alert uses: the default ones of `seen`, or all if no default one is in it."""
     return {name: what for name, what in seen.items() if name in default} or seen
 
 
 def severity(detectors: Iterable[str], default: Default) -> str:
-    """Nobody is sent to work by what was not shown to be right."""
+    """Only default detectors raise tickets."""
     return "ticket" if default.issuperset(detectors) else "info"
 
 
 def remark(detectors: Iterable[str], default: Default) -> str:
-    """For an alert's text."""
+    """Marks an alert's text if its detectors are experimental."""
     return "" if default.issuperset(detectors) else ", experimental"

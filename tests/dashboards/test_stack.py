@@ -83,7 +83,7 @@ def test_a_training_that_goes_wrong_is_told_within_seconds(stack, show_line):
     fault.touch()
     broken = time.time()
     told, found = running.wait_for(
-        r"stack:   (\w+): Run (\S+): values that are not finite in (?:loss|gradient|attention_\w+)\. See (\S+)"
+        r"stack:   (\w+): Run (\S+): NaN or Inf in (?:loss|gradient|attention_\w+)\. .* See (\S+)"
     )
     assert found.group(1, 3) == ("ForeshockNonFinite", "docs/runbook.md#foreshocknonfinite")
     running.wait_for(f"stack: a notification to page, firing, run {found.group(2)}:")

@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -50,9 +51,11 @@ def test_an_error_of_attention_is_told_in_one_notification_with_run_layer_and_ru
     of = {each["labels"]["alertname"]: each for each in notification["alerts"]}
     drift = of["ForeshockAttentionErrorDrift"]
     assert drift["labels"]["run"] == run
-    assert drift["annotations"]["description"].startswith(f"Run {run}: ")
+    assert drift["annotations"]["summary"].startswith(f"Run {run}: ")
     assert f" in layer {FAULTY_LAYER} (" in drift["annotations"]["description"]
-    page, _, anchor = drift["annotations"]["runbook_url"].partition("#")
-    titles = [line.strip("# ").lower() for line in (monitored.ROOT / page).read_text().splitlines() if "## " in line]
+    assert re.search(r", at step \d+ on rank 0\)", drift["annotations"]["description"])
+    _, _, anchor = drift["annotations"]["runbook_url"].partition("#")
+    runbook = (monitored.ROOT / "docs" / "runbook.md").read_text()
+    titles = [line.strip("# ").lower() for line in runbook.splitlines() if "## " in line]
     assert anchor in titles
     show_line("alerts", f"attention of a layer errs: one notification, of {', '.join(sorted(of))}")

@@ -26,14 +26,14 @@ def test_count_does_not_rise(folder):
 
 def found_in(name: str, text: str) -> list[tuple[str, int, str]]:
     places = language.places_in(pathlib.Path(name), text)
-    return sorted(((kind, line, phrase) for kind, line, phrase, _ in places), key=lambda place: place[1])
+    return sorted(((kind, line, phrase) for kind, line, phrase, _ in places), key=lambda place: (place[1], place[0]))
 
 
 def test_finds_comments_and_strings_and_leaves_code():
     source = 'int told = 1;  // nobody asks\nconst char* help = "it tells "\n    "of none";\n/* done\n * anew */\n'
     assert found_in("a.cpp", source) == [("comments", 1, "nobody"), ("prose", 2, "tells"), ("comments", 5, "anew")]
     source = '"""Whoever reads."""\nerr = 1\nprint("told")  # in earnest\n'
-    assert found_in("a.py", source) == [("comments", 1, "Whoever"), ("prose", 3, "told"), ("comments", 3, "in earnest")]
+    assert found_in("a.py", source) == [("comments", 1, "Whoever"), ("comments", 3, "in earnest"), ("prose", 3, "told")]
 
 
 def test_finds_phrases_broken_over_lines():
