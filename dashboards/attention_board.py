@@ -1,14 +1,14 @@
-"""What the attention of one run errs by, and where."""
+"""Attention errors of one run, by pass and layer."""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
-from panel import Query, by_step, layers, limited, lines, of_ranks
+from panel import LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, limited, lines, of_ranks
 from rule import Values
 
 PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'
 
 
 def worst(metric: str, more: str = "", what: str = "") -> Query:
-    """Of the chosen ranks the five worst."""
+    """Selects the five worst of the chosen ranks."""
     return Query(f"topk(5, max by (rank) ({metric}{more}))", f"rank {{{{rank}}}}{what}")
 
 
@@ -21,9 +21,9 @@ def errors(values: Values) -> Row:
             limited(
                 lines(
                     "Deviation ratio",
-                    "Error of the kernel over what unfused attention in the same precision errs by; the"
-                    " five worst ranks. Healthy is below 1.",
-                    "none",
+                    "Error of the kernel over the error of unfused attention in the same precision, of the five worst"
+                    " ranks. Healthy is below 1; above the dashed lines an alert fires.",
+                    RATIO,
                     worst(ratio),
                 ),
                 ("orange", limit["forward"]),
@@ -32,9 +32,9 @@ def errors(values: Values) -> Row:
             limited(
                 lines(
                     "Bias",
-                    "Signed error of the output, pooled over slices, of the worst rank; the rounded reference is the"
-                    " control.",
-                    "none",
+                    "Size of the mean signed error of the output, of the worst rank. The rounded reference is the"
+                    " control: it should stay near 0.",
+                    ULP,
                     Query(f"max by (of) (abs({of_ranks('attention_bias_ulp', PASS)}))", "{{of}}"),
                 ),
                 ("red", bias["ulp"]),
@@ -42,43 +42,45 @@ def errors(values: Values) -> Row:
             limited(
                 lines(
                     "Bias, z",
-                    "The bias in standard errors between slices, of the worst rank.",
-                    "none",
+                    "The same bias in standard errors between slices, of the worst rank.",
+                    SIGMA,
                     Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
                 ),
                 ("red", bias["z"]),
             ),
             layers(
                 "Deviation ratio by layer",
-                "Mean of the last samples of each layer, the worst of the ranks.",
+                "Mean over the last samples of each layer, of the worst rank. Healthy is below 1.",
                 of_ranks("layer_attention_deviation_ratio", PASS),
+                RATIO,
                 0,
                 limit["backward"],
             ),
             layers(
                 "Bias by layer",
-                "Size of the pooled bias of each layer in ulp, the worst of the ranks.",
+                "Size of the mean signed error of each layer, of the worst rank.",
                 f"abs({of_ranks('layer_attention_bias_ulp', PASS)})",
+                ULP,
                 0,
                 4 * bias["ulp"],
             ),
             lines(
                 "Relative error",
-                "L2 over L2 per row against the reference: mean and largest of the last samples.",
+                "Error against the fp64 reference, L2 norm over L2 norm per row: mean and largest of the last samples.",
                 "percentunit",
                 Query(f"max by (stat) ({of_ranks('attention_relative_error', PASS)})", "{{stat}}"),
             ),
             lines(
                 "Error of log-sum-exp",
-                "Largest of the last samples, in nats.",
-                "none",
+                "Largest error of the log-sum-exp over the last samples.",
+                NATS,
                 Query(f"max({of_ranks('attention_lse_error_abs_max')})", "largest"),
             ),
             limited(
                 lines(
                     "Layers in alarm",
-                    "Layers beyond a limit, by what is beyond it, of the rank that has most.",
-                    "none",
+                    "Number of layers beyond a limit, by kind of limit, of the rank with most.",
+                    LAYERS,
                     Query(f"max by (of) ({of_ranks('attention_alarm_layers', PASS)})", "{{of}}"),
                 ),
                 ("red", 1),
@@ -94,35 +96,36 @@ def scores(values: Values) -> Row:
         [
             by_step(
                 "Largest logit, by step",
-                "Largest magnitude of a scaled score over the last samples.",
-                "none",
+                "Largest magnitude of a scaled score over the last samples. Softmax saturates near 100.",
+                NATS,
                 Query(f"max({of_ranks('attention_logit_abs_max')})", "largest"),
             ),
             by_step(
                 "Entropy, by step",
-                "Of the attention weights of a row, in nats: mean and least of the ranks.",
-                "none",
+                "Entropy of the attention weights of a row: mean and smallest of the ranks.",
+                NATS,
                 Query(f"avg({of_ranks('attention_entropy_nats', MEAN)})", "mean"),
-                Query(f"min({of_ranks('attention_entropy_nats', LEAST)})", "least"),
+                Query(f"min({of_ranks('attention_entropy_nats', LEAST)})", "smallest"),
             ),
             layers(
                 "Largest logit by layer",
-                "Of the last samples of each layer.",
+                "Largest magnitude of a scaled score over the last samples of each layer.",
                 of_ranks("layer_attention_logit_abs_max"),
+                NATS,
                 0,
                 values["logit_forecast"]["limit"],
             ),
             lines(
                 "Entropy",
-                "Of the attention weights of a row, in nats, over the ranks.",
-                "none",
+                "Entropy of the attention weights of a row, of the lowest and the highest rank.",
+                NATS,
                 Query(f"min by (stat) ({entropy})", "{{stat}}, lowest rank"),
                 Query(f"max by (stat) ({entropy})", "{{stat}}, highest rank"),
                 width=6,
             ),
             lines(
                 "Near ties",
-                "Share of rows whose second largest score lies within 1/512 of the largest.",
+                "Share of rows whose second largest score is within 1/512 of the largest.",
                 "percentunit",
                 Query(f"max({of_ranks('attention_near_tie_ratio')})", "highest rank"),
                 width=6,
@@ -135,7 +138,7 @@ def attention(values: Values) -> Board:
     return Board(
         "attention",
         "foreshock: attention",
-        "What attention errs by against its fp64 reference, and its scores.",
+        "Error of attention against its fp64 reference, and its scores.",
         [run_variable(), rank_variable(), pass_variable()],
         [errors(values), scores(values)],
     )

@@ -1,4 +1,4 @@
-"""What all dashboards have: how they are found, their variables, the alerts drawn into them, the way to the others."""
+"""Parts of all dashboards: identity, variables, drawn alerts, links to the other dashboards."""
 
 import json
 import typing
@@ -17,8 +17,8 @@ from panel import OF_CLUSTER, OF_RUN, OF_SCOPE, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 
-# What is read of an alert that is drawn. Grafana's data source leaves title and tags empty without it; the description
-# of dashboards that the builders are made from does not know these fields.
+# Fields of a drawn alert. Without them Grafana's data source leaves title and tags empty; the schema of the builders
+# does not have them.
 READ = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
 
 ALL = VariableOption(True, ["All"], ["$__all"])
@@ -38,13 +38,13 @@ class Board(typing.NamedTuple):
 
 
 def asked(name: str, query: str, label: str) -> dashboard.QueryVariable:
-    """A variable whose values Prometheus knows, asked anew when the time range changes."""
+    """A variable with values from Prometheus, read again when the time range changes."""
     variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(query)
     return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NUMERICAL_ASC)
 
 
 def scope_variables() -> list[dashboard.QueryVariable]:
-    """Cluster and namespace: choose them where runs of two have one id."""
+    """Cluster and namespace, to separate runs with the same id."""
     clusters = asked("cluster", "label_values(foreshock_step, cluster)", "Cluster")
     namespaces = asked("namespace", f"label_values(foreshock_step{{{OF_CLUSTER}}}, namespace)", "Namespace")
     return [each.multi(False).include_all(True).all_value(".*").current(ALL) for each in (clusters, namespaces)]

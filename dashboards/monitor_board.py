@@ -1,7 +1,22 @@
-"""What the monitor sees of one run, what it leaves out, and what it costs."""
+"""Coverage, losses and cost of the monitor in one run."""
 
 from board import Board, Row, run_variable
-from panel import Query, limited, lines, logarithmic, number, number_now, of_living, of_run, per_second, rows
+from panel import (
+    COUNT,
+    RANKS,
+    RATIO,
+    STEPS,
+    Query,
+    limited,
+    lines,
+    logarithmic,
+    number,
+    number_now,
+    of_living,
+    of_run,
+    per_second,
+    rows,
+)
 from rule import Values
 
 TRAINER = ',component="trainer"'
@@ -16,32 +31,33 @@ def sees() -> Row:
         [
             number(
                 "No attention seen",
-                "Ranks that made ten steps without a call that can be seen.",
-                "none",
+                "Ranks that made ten steps without a visible attention call.",
+                RANKS,
                 Query(f"sum({of_living('no_attention_seen')})"),
                 ("red", 1),
             ),
             number_now(
                 "At work",
-                "Ranks that live and whose part of the monitor in the trainer is on.",
+                "Living ranks in which foreshock is switched on.",
                 Query(f"sum({of_living('monitor_enabled', TRAINER)})"),
+                RANKS,
             ),
             number(
                 "Sampled every",
-                "Steps between two sampled ones.",
-                "none",
+                "Steps from one sampled step to the next.",
+                STEPS,
                 Query(f"max({of_living('sample_interval_steps')})"),
             ),
             number(
                 "Steps lost",
-                "Step records overwritten before the agent read them.",
-                "none",
+                "Step records that were overwritten before the agent read them.",
+                STEPS,
                 Query(f"sum({of_run('steps_lost_total')})"),
                 ("orange", 1),
             ),
             lines(
                 "Attention calls",
-                "Every call ends as unsampled, skipped or sampled.",
+                "Attention calls per second. Every call ends as unsampled, skipped or sampled.",
                 "cps",
                 *(
                     Query(per_second(of_run(f"attention_{fate}_total"), "pass"), f"{{{{pass}}}} {fate}")
@@ -51,7 +67,7 @@ def sees() -> Row:
             ),
             lines(
                 "Skipped and lost",
-                "Calls that were to be judged and were not, by reason.",
+                "Calls per second that should have been judged and were not, by reason.",
                 "cps",
                 Query(skipped, "skipped, {{reason}}"),
                 Query(lost, "lost, {{reason}}"),
@@ -59,14 +75,14 @@ def sees() -> Row:
             ),
             lines(
                 "In flight",
-                "Slices taken and not judged yet.",
-                "none",
+                "Number of slices taken and not judged yet.",
+                COUNT,
                 Query(f"sum by (pass) ({of_living('attention_in_flight')})", "{{pass}}"),
                 width=6,
             ),
             lines(
                 "Judged",
-                "Slices compared with the reference.",
+                "Slices per second that were compared with the reference.",
                 "cps",
                 Query(per_second(of_run("attention_judged_total"), "pass"), "{{pass}}"),
                 width=6,
@@ -83,22 +99,22 @@ def costs(values: Values) -> Row:
             limited(
                 lines(
                     "Slowdown over its limit",
-                    "Of the slowest rank; 1 is what --max-slowdown allows.",
-                    "none",
+                    "Measured slowdown of the slowest rank over its limit --max-slowdown; 1 is the limit.",
+                    RATIO,
                     Query(over, "slowest rank"),
                 ),
                 ("red", values["overhead"]["slowdown"]),
             ),
             lines(
                 "Cost",
-                "Share of a rank's wall time that the monitor takes, by place, of the dearest rank.",
+                "Share of a rank's wall time that foreshock takes, by place, of the most expensive rank.",
                 "percentunit",
                 Query(f"max by (where) ({per_second(of_run('overhead_seconds_total'), 'where, rank')})", "{{where}}"),
             ),
             lines(
                 "Errors",
-                "Failures of the monitor itself, since the run began.",
-                "none",
+                "Number of failures of foreshock itself since the start of the run.",
+                COUNT,
                 Query(f"sum by (component) ({of_run('monitor_errors_total')})", "{{component}}"),
             ),
         ],
@@ -109,28 +125,35 @@ def agents() -> Row:
     return Row(
         "All agents",
         [
-            lines("Answering", "Agents that answer Prometheus.", "none", Query(f"sum({UP})", "agents")),
+            lines(
+                "Answering", "Number of agents that answer Prometheus.", "suffix: agents", Query(f"sum({UP})", "agents")
+            ),
             lines(
                 "Series",
-                "Of the agents with most; 4096 is the budget.",
-                "none",
+                "Number of series of the five largest agents; 4096 is the limit.",
+                COUNT,
                 Query(f"topk(5, scrape_samples_scraped {OF_AGENTS})", "{{instance}}"),
             ),
             logarithmic(
                 lines(
                     "Scrape",
-                    "How long Prometheus waited, for the five slowest agents.",
+                    "Duration of a scrape, of the five slowest agents.",
                     "s",
                     Query(f"topk(5, scrape_duration_seconds {OF_AGENTS})", "{{instance}}"),
                 )
             ),
             rows(
                 "Series left out",
-                "Agents that were over their budget.",
-                "none",
+                "Number of series that agents left out because of their limit.",
+                COUNT,
                 Query("topk(10, foreshock_series_dropped_total)"),
             ),
-            rows("Versions", "How many agents of each.", "none", Query("count by (version) (foreshock_build_info)")),
+            rows(
+                "Versions",
+                "Number of agents of each version.",
+                "suffix: agents",
+                Query("count by (version) (foreshock_build_info)"),
+            ),
         ],
     )
 
@@ -139,7 +162,7 @@ def monitor(values: Values) -> Board:
     return Board(
         "monitor",
         "foreshock: monitor",
-        "What the monitor sees, leaves out and costs.",
+        "Coverage, losses and cost of foreshock.",
         [run_variable()],
         [sees(), costs(values), agents()],
     )

@@ -1,7 +1,16 @@
-"""How is the training? The first dashboard that one opens, of one run."""
+"""State of one training: the first dashboard to open."""
 
 from board import ALERTS, Board, Row, run_variable
 from panel import (
+    COUNT,
+    LAYERS,
+    NATS,
+    NO_UNIT,
+    PER_SECOND,
+    RANKS,
+    RATIO,
+    SIGMA,
+    STEPS,
     Query,
     by_step,
     layers,
@@ -27,30 +36,32 @@ def now(values: Values) -> Row:
         "Now",
         [
             state_of_run(),
-            name("Owner", "The user whose run it is.", Query(f"max by (user) ({of_run('run_info')})", "{{user}}")),
-            number_now("Ranks up", "Ranks whose processes live.", Query(f"sum({of_run('rank_up')})")),
-            number("Step", "The last optimizer step that ended.", "none", Query(f"max({of_living('step')})")),
+            name("Owner", "The user that owns the run.", Query(f"max by (user) ({of_run('run_info')})", "{{user}}")),
+            number_now("Ranks up", "Ranks whose processes are alive.", Query(f"sum({of_run('rank_up')})"), RANKS),
+            number("Step", "The last optimizer step that ended.", STEPS, Query(f"max({of_living('step')})")),
             number(
-                "Last loss", "Loss of the last step, mean of the ranks.", "none", Query(f"avg({of_living('loss')})")
+                "Last loss",
+                "Loss of the last step, mean over the ranks, in its own unit.",
+                NO_UNIT,
+                Query(f"avg({of_living('loss')})"),
             ).decimals(4),
             number(
                 "Layers in alarm",
-                "Layers whose attention errs more than precision explains, or is biased: of the rank, pass and kind of"
-                " error that have most.",
-                "none",
+                "Layers whose attention error is beyond a limit, for the rank, pass and kind of error with most.",
+                LAYERS,
                 Query(f"max({of_living('attention_alarm_layers')})"),
                 ("red", 1),
             ),
             number(
                 "Slowdown",
-                "What the monitor costs the slowest rank, of its time.",
+                "Share of its time that foreshock costs the slowest rank; orange above the limit of the alert.",
                 "percentunit",
                 Query(f"max({of_living('slowdown_ratio')})"),
                 ("orange", 0.01 * values["overhead"]["slowdown"]),
             ),
             number_now(
                 "Since last step",
-                "Time since any rank ended an optimizer step, also where that was before the run ended.",
+                "Time since any rank ended an optimizer step, also for a run that has ended.",
                 Query(f"time() - max(last_over_time({of_run('last_step_timestamp_seconds')}[$__range]))"),
                 "s",
                 ("red", values["stalled"]["seconds"]),
@@ -66,15 +77,15 @@ def loss() -> Row:
         [
             by_step(
                 "Loss",
-                "Loss of the last step, and mean of the last 64; means of the ranks.",
-                "none",
+                "Loss of the last step, and mean of the last 64 steps; means over the ranks, in the unit of the loss.",
+                NO_UNIT,
                 Query(f"avg({of_living('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),
             ),
             by_step(
                 "Gradient norm",
-                "L2 norm of the whole gradient before clipping, and the largest of the last 64 steps.",
-                "none",
+                "L2 norm of the whole gradient before clipping (no unit), and the largest of the last 64 steps.",
+                NO_UNIT,
                 Query(f"max({of_living('gradient_norm')})", "norm"),
                 Query(f"max({of_living('gradient_norm_window_max')})", "largest of 64"),
             ),
@@ -89,21 +100,21 @@ def before(values: Values) -> Row:
         [
             states(
                 "Precursors",
-                "How loud each detector is, on the loudest rank and layer; the runbook says which are experimental.",
+                "Level of each detector, the highest of all ranks and layers. The runbook says which are experimental.",
                 Query(f"max by (detector) ({of_living('precursor_level')})", "{{detector}}"),
                 DETECTOR_LEVELS,
             ),
             states(
                 "Alerts",
-                "Alerts of this run that fire.",
+                "Firing alerts of this run.",
                 Query(f"max by (alertname) ({ALERTS})", "{{alertname}}"),
                 FIRING,
             ).no_value("none"),
             limited(
                 lines(
                     "Deviation ratio",
-                    "Error of the attention kernel over the noise floor, which is 1; the worst rank.",
-                    "none",
+                    "Error of the attention kernel over the noise floor, of the worst rank. Healthy is below 1.",
+                    RATIO,
                     Query(f"max by (pass) ({ratio})", "{{pass}}"),
                 ),
                 ("orange", values["deviation"]["forward"]),
@@ -112,9 +123,9 @@ def before(values: Values) -> Row:
             limited(
                 lines(
                     "Bias",
-                    "Signed error of the output in standard errors between slices; the rounded reference is the"
+                    "Mean signed error of the output in standard errors between slices. The rounded reference is the"
                     " control.",
-                    "none",
+                    SIGMA,
                     Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
                 ),
                 ("red", bias["z"]),
@@ -122,22 +133,23 @@ def before(values: Values) -> Row:
             limited(
                 lines(
                     "Largest logit",
-                    "Largest magnitude of a scaled score over the last samples.",
-                    "none",
+                    "Largest magnitude of a scaled score over the last samples. Softmax saturates near 100.",
+                    NATS,
                     Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
                 ),
                 ("red", values["logit_forecast"]["limit"]),
             ),
             layers(
                 "Gradient norm by layer",
-                "Before clipping, the largest of the ranks.",
+                "L2 norm of each layer's gradient before clipping (no unit), largest of the ranks.",
                 of_living("layer_gradient_norm"),
+                NO_UNIT,
             ),
             limited(
                 lines(
                     "NaN and Inf",
-                    "Values that are not finite, since the run began, by where they were.",
-                    "none",
+                    "Number of values that are NaN or infinite since the start of the run, by place.",
+                    COUNT,
                     Query(f"sum by (site) ({of_run('nonfinite_values_total')})", "{{site}}"),
                     width=12,
                 ),
@@ -153,21 +165,21 @@ def progress() -> Row:
         [
             lines(
                 "Steps per second",
-                "Optimizer steps, of the slowest and the fastest rank.",
-                "none",
+                "Optimizer steps per second of the slowest and the fastest rank.",
+                PER_SECOND,
                 Query(f"min({steps_per_second()})", "slowest"),
                 Query(f"max({steps_per_second()})", "fastest"),
             ),
             lines(
                 "Learning rate",
-                "Of the last step.",
-                "none",
+                "Learning rate of the last step (no unit).",
+                NO_UNIT,
                 Query(f"max({of_living('learning_rate')})", "learning rate"),
             ),
             lines(
                 "Logged by the training",
-                "What the training itself logs with W&B, TensorBoard, Trainer or Lightning.",
-                "none",
+                "Values that the training itself logs with W&B, TensorBoard, Trainer or Lightning, in its own units.",
+                NO_UNIT,
                 Query(f"avg by (name) ({of_living('logged_value')})", "{{name}}"),
             ),
         ],
@@ -178,7 +190,7 @@ def overview(values: Values) -> Board:
     return Board(
         "overview",
         "foreshock: overview",
-        "How a training is, and what moved before its loss did.",
+        "State of a training, and what moved before its loss did.",
         [run_variable()],
         [now(values), loss(), before(values), progress()],
     )

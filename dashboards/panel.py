@@ -1,4 +1,4 @@
-"""Kinds of panels. Each shows one thing, says in its description what that is, and asks the chosen data source.
+"""Kinds of panels. Each shows one thing, describes it, and reads from the chosen data source.
 
 Built with Grafana's own typed builders for its version 10.4, whose dashboards later versions read too.
 """
@@ -30,15 +30,27 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from rule import RANK
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
-# Where no series has such a label, it is empty and matches ".*".
+# A label that no series has is empty and matches ".*".
 OF_CLUSTER = 'cluster=~"$cluster"'
 OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
 OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
-# As in the rules: a rank that ended shows its last values for as long as its run goes on without it.
+# As in the rules: a rank that ended keeps its last values while its run continues without it.
 UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up{{{OF_RUN}}} == 0"
-# Fine enough for a wide screen; more would only make the server work.
+# Fine enough for a wide screen; more points only cost the server time.
 MOST_POINTS = 300
+
+# Units, as Grafana writes them behind a value. A title names the unit where the axis cannot.
+RATIO = "suffix:x"
+ULP = "suffix: ulp"
+SIGMA = "suffix: sigma"
+NATS = "suffix: nats"
+STEPS = "suffix: steps"
+RANKS = "suffix: ranks"
+LAYERS = "suffix: layers"
+COUNT = "short"
+PER_SECOND = "cps"
+NO_UNIT = "none"  # norms, weights and learning rates
 
 
 class Query(typing.NamedTuple):
@@ -55,7 +67,7 @@ def of_living(metric: str, more: str = "") -> str:
 
 
 def of_ranks(metric: str, more: str = "") -> str:
-    """Of the chosen ones that live."""
+    """Selects the chosen ranks that are alive."""
     return f"(foreshock_{metric}{{{OF_RANKS}{more}}} {UNLESS_ENDED})"
 
 
@@ -64,7 +76,7 @@ def per_second(counter: str, labels: str) -> str:
 
 
 def steps_per_second() -> str:
-    """Of each rank that lives: the others are no slow ones."""
+    """Selects ranks that are alive: a dead rank is not a slow one."""
     return f"{per_second(of_run('steps_total'), 'rank')} and on (rank) {of_run('rank_up')} == 1"
 
 
@@ -80,7 +92,7 @@ def target(number: int, query: Query) -> prometheus.Dataquery:
 
 
 def limits(*steps: tuple[str, float]) -> ThresholdsConfig:
-    """Colours from these values on."""
+    """Returns the colours that start at these values."""
     config = ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE)
     return config.steps([Threshold(None, "green"), *(Threshold(value, colour) for colour, value in steps)])
 
@@ -101,8 +113,8 @@ def number(title: str, description: str, unit: str, query: Query, *steps: tuple[
 
 
 def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
-    """What is so at the end of the time shown, and nothing that was so before: an agent goes with its run, and the last
-    that it said would stand there as if it were true."""
+    """Shows only a value at the end of the time range: an agent ends with its run, and its last value would look
+    current."""
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
@@ -111,14 +123,14 @@ def number_now(title: str, description: str, query: Query, unit: str = "none", *
 
 
 def name(title: str, description: str, query: Query) -> stat.Panel:
-    """The legends of the series that there are: one, as a rule."""
+    """Shows the legends of the series, usually one."""
     return number(title, description, "none", query).text_mode(BigValueTextMode.NAME)
 
 
 def state_of_run() -> stat.Panel:
     query = Query(f"max by (state) ({of_run('run_state')} == 1)", "{{state}}")
-    description = "Of the run, from its exit status and signal, as its agents say at the end of the time shown."
-    return present(name("State", description, query), query, "not seen any more")
+    description = "State of the run at the end of the time range, from its exit status and signal."
+    return present(name("State", description, query), query, "no longer seen")
 
 
 def lines(title: str, description: str, unit: str, *queries: Query, width: int = 8) -> timeseries.Panel:
@@ -135,10 +147,10 @@ def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
     return panel.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
 
 
-# Grafana draws nothing over an axis that stands still or goes back, as steps do while a trainer evaluates, and when it
-# goes on from a checkpoint. So a step is left out that a later one of the panel reaches again: what is seen is what the
-# run is made of in the end, and of equal ones the last. A millionth for each second tells equal ones apart.
-# Of all ranks, also of one that ended: to leave that out at every step of the subquery costs several times as much.
+# Grafana draws nothing over an axis that stands still or goes back. Steps stand still while a trainer evaluates, and go
+# back when it resumes from a checkpoint. So a step is left out if a later point of the panel reaches it again: the
+# panel shows the final history of the run. A millionth per second orders equal steps. All ranks are read, also ended
+# ones: to leave these out at every step of the subquery costs several times as much.
 STEP = f"max({of_run('step')})"
 LATER = f"({STEP} - time() / 1e6)"
 SHOWN = f"({LATER} and on () vector(time()) <= ${{__to}} / 1000)"
@@ -146,7 +158,7 @@ ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset 
 
 
 def by_step(title: str, description: str, unit: str, *queries: Query, width: int = 12) -> trend.Panel:
-    """Over training steps instead of time."""
+    """Draws over training steps instead of time."""
     over = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
     builder = begin(trend.Panel(), title, description, [Query(ASCENDING, "step"), *over])
     builder.unit(unit).span(width).height(8).x_field("step").show_points(VisibilityMode.NEVER)
@@ -156,8 +168,10 @@ def by_step(title: str, description: str, unit: str, *queries: Query, width: int
     return builder.transformations([join, leave])
 
 
-def layers(title: str, description: str, expression: str, least: float | None = None, most: float | None = None):
-    """Layer by time; `least` and `most`: ends of the colours."""
+def layers(
+    title: str, description: str, expression: str, unit: str, least: float | None = None, most: float | None = None
+) -> heatmap.Panel:
+    """Draws layer by time; `least` and `most`: ends of the colours."""
     builder = begin(heatmap.Panel(), title, description, [Query(f"max by (layer) ({expression})", "{{layer}}")])
     colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
     colours.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5)
@@ -165,11 +179,11 @@ def layers(title: str, description: str, expression: str, least: float | None = 
         if value is not None:
             end(value)
     builder.calculate(False).color(colours).cell_gap(0).max_data_points(MOST_POINTS)
-    return builder.unit("none").span(12).height(10)
+    return builder.unit(unit).span(12).height(10)
 
 
 def states(title: str, description: str, query: Query, names: dict[str, tuple[str, str]]) -> statetimeline.Panel:
-    """One line for each series; `names`: word and colour of each value."""
+    """Draws one line for each series; `names`: word and colour of each value."""
     builder = begin(statetimeline.Panel(), title, description, [query])
     results = {value: ValueMappingResult(word, colour) for value, (word, colour) in names.items()}
     builder.mappings([ValueMap(results)])
@@ -178,7 +192,7 @@ def states(title: str, description: str, query: Query, names: dict[str, tuple[st
 
 
 def rows(title: str, description: str, unit: str, query: Query, width: int = 12) -> table.Panel:
-    """A table of what is now, one row for each series."""
+    """Draws a table of current values, one row for each series."""
     builder = begin(table.Panel(), title, description, [])
     builder.with_target(target(0, query).instant().format(PromQueryFormat.TABLE))
     leave = {"Time": True, "__name__": True, "job": True, "instance": True}

@@ -1,7 +1,7 @@
-"""How the weights of one run move, and how the optimizer is."""
+"""Movement of the weights of one run, and state of its optimizer."""
 
 from board import Board, Row, run_variable
-from panel import Query, by_step, layers, limited, lines, logarithmic, of_living, of_run
+from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, limited, lines, logarithmic, of_living, of_run
 from rule import Values
 
 MEAN, MAX = ',stat="mean"', ',stat="max"'
@@ -19,17 +19,17 @@ def weights_row() -> Row:
             logarithmic(
                 lines(
                     "W1",
-                    "Wasserstein distance of all weights of a node to those one interval before, and to the first;"
-                    " the node that moved most.",
-                    "none",
+                    "Wasserstein distance of all weights of a node to the previous and to the first snapshot, in units"
+                    " of the weights; of the node that moved most.",
+                    NO_UNIT,
                     Query(f"max by (ref, interval) ({distance})", "{{ref}}, interval {{interval}}"),
                 )
             ),
             logarithmic(
                 lines(
                     "W1 of the tensor that moved most",
-                    "The same of one tensor.",
-                    "none",
+                    "The same of the single tensor that moved most, in units of the weights.",
+                    NO_UNIT,
                     Query(
                         f"max by (ref, interval) ({of_run('weight_wasserstein_distance', MAX)})",
                         "{{ref}}, interval {{interval}}",
@@ -39,37 +39,43 @@ def weights_row() -> Row:
             logarithmic(
                 lines(
                     "Change in a step",
-                    "Mean magnitude of what one optimizer step changes: of all weights, and of the tensor"
-                    " that changes most.",
-                    "none",
+                    "Mean magnitude of the change by one optimizer step, in units of the weights: of all weights, and"
+                    " of the tensor that changes most.",
+                    NO_UNIT,
                     Query(f"max by (stat) ({of_run('weight_update_mean_abs')})", "{{stat}}"),
                 )
             ),
             layers(
                 "W1 by layer, since the interval before",
-                "Of the tensor of the layer that moved most.",
+                "W1 to the previous snapshot of the layer's tensor that moved most, in units of the weights.",
                 moved("previous"),
+                NO_UNIT,
             ),
-            layers("W1 by layer, since the start", "Of the tensor of the layer that moved most.", moved("initial")),
+            layers(
+                "W1 by layer, since the start",
+                "W1 to the first snapshot of the layer's tensor that moved most, in units of the weights.",
+                moved("initial"),
+                NO_UNIT,
+            ),
             lines(
                 "Root mean square",
-                "Of all weights of a node.",
-                "none",
+                "Root mean square of all weights of a node, in units of the weights.",
+                NO_UNIT,
                 Query(f"max({of_run('weight_rms')})", "largest"),
                 Query(f"min({of_run('weight_rms')})", "smallest"),
             ),
             lines(
                 "Not followed",
-                "Tensors whose turn it was and that were left out, by reason, and snapshots dropped.",
-                "none",
+                "Number of due snapshots that were skipped, by reason, and of snapshots that the agent dropped.",
+                COUNT,
                 Query(f"sum by (reason) ({of_run('weight_skipped_total')})", "{{reason}}"),
                 Query(f"sum({of_run('weight_snapshots_dropped_total')})", "dropped"),
             ),
             limited(
                 lines(
                     "Replicas that differ",
-                    "Snapshots in which a rank's bits differed from those of its replicas; the five ranks with most.",
-                    "none",
+                    "Snapshots in which a rank's weights differed from its replicas; the five ranks with most.",
+                    COUNT,
                     Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
                 ),
                 ("red", 1),
@@ -84,49 +90,50 @@ def optimizer_row(values: Values) -> Row:
         [
             by_step(
                 "Update ratio, by step",
-                "Norm of what one step changed over the norm of the weights: of all, and of the matrix"
-                " that changed most.",
+                "Norm of the change by one step over the norm of the weights: of all, and of the matrix that changed"
+                " most.",
                 "percentunit",
                 Query(f"max({of_run('optimizer_update_ratio', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_update_ratio', MAX)})", "most"),
             ),
             by_step(
                 "Staleness of Adam, by step",
-                "Root of the mean of g²/v: of all tensors, and of the stalest. Above 2.3 steps are larger than meant.",
-                "none",
+                "Root of the mean of g²/v: mean over tensors, and largest. Above 2.3, steps are larger than intended.",
+                RATIO,
                 Query(f"max({of_run('optimizer_rms_staleness', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_rms_staleness', MAX)})", "stalest"),
             ),
             lines(
                 "Surprise and epsilon",
-                "Share of values whose squared gradient is beyond 50 times the second moment, and of"
-                " those whose second moment's root is below eps.",
+                "Share of values whose squared gradient is above 50 times Adam's second moment, and of values whose"
+                " second moment has a root below eps.",
                 "percentunit",
                 Query(f"max({of_run('optimizer_surprise_ratio')})", "surprise"),
                 Query(f"max({of_run('optimizer_epsilon_dominated_ratio')})", "epsilon"),
             ),
             lines(
                 "Effective rank",
-                "Of the increment of a head's W_Q W_K^T between two snapshots: smallest and mean.",
-                "none",
+                "Rank of the change of a head's W_Q W_K^T between two snapshots: smallest and mean of the heads.",
+                "suffix: dimensions",
                 Query(f"min by (stat) ({of_run('attention_update_effective_rank')})", "effective, {{stat}}"),
                 Query(f"min by (stat) ({of_run('attention_update_stable_rank')})", "stable, {{stat}}"),
             ),
             lines(
                 "Size of the increment",
-                "Frobenius norm of that increment: mean and largest head.",
-                "none",
+                "Frobenius norm of the same change (no unit): mean and largest head.",
+                NO_UNIT,
                 Query(f"max by (stat) ({of_run('attention_update_norm')})", "{{stat}}"),
             ),
             layers(
                 "Effective rank by layer",
-                "Smallest of the heads of a layer.",
+                "Smallest effective rank of the heads of a layer.",
                 of_run("layer_attention_update_effective_rank"),
+                "suffix: dimensions",
             ),
             lines(
                 "Learning rate",
-                "Of the last step.",
-                "none",
+                "Learning rate of the last step (no unit).",
+                NO_UNIT,
                 Query(f"max({of_living('learning_rate')})", "learning rate"),
                 width=12,
             ),
@@ -138,7 +145,7 @@ def weights(values: Values) -> Board:
     return Board(
         "weights",
         "foreshock: weights and optimizer",
-        "How weights move, and how the optimizer is.",
+        "Movement of the weights, and state of the optimizer.",
         [run_variable()],
         [weights_row(), optimizer_row(values)],
     )

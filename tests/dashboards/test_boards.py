@@ -128,7 +128,10 @@ def test_panels_lie_beside_each_other_below_their_rows(board):
 @each_panel
 def test_a_panel_explains_itself(board, panel):
     assert panel["description"].endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"]
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    is_word = panel["type"] == "state-timeline" or panel.get("options", {}).get("textMode") == "name"
+    # A value without a unit (a norm, the loss) is described as such.
+    assert unit != "none" or is_word or "unit" in panel["description"] or panel["title"] == "Owners"
     assert panel["targets"]
     for part in (panel, *panel["targets"]):
         assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
