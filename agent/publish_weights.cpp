@@ -113,7 +113,7 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
   set(Metric::kWeightChecksumMismatchTotal, replicas.mismatches(rank.identity.rank));
   for (uint32_t reason = 0; reason < segment::kTensorSkips; ++reason)
     registry->set(Metric::kWeightSkippedTotal, {rank.run, number, segment::kTensorSkipNames[reason]},
-                  static_cast<double>(rank.tensors.skips(reason)));
+                  static_cast<double>(rank.tensors.skipped[reason]));
   const Replicas::OfRank* whole = replicas.of(rank.identity.rank);
   if (whole == nullptr) return;
   // Both of one interval, or a reader would compare what cannot be compared.
@@ -140,7 +140,7 @@ nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, 
   const char* replicas = replicas_text(weights, rank.identity.world_size, ranks_here);
   json skipped = json::object();
   for (uint32_t reason = 0; reason < segment::kTensorSkips; ++reason)
-    skipped[segment::kTensorSkipNames[reason]] = rank.tensors.skips(reason);
+    skipped[segment::kTensorSkipNames[reason]] = rank.tensors.skipped[reason];
   json unfollowed = json::object();
   for (uint32_t reason = 0; reason < segment::kTensorUnfollowed; ++reason)
     if (rank.tensors.unfollowed[reason] > 0)
@@ -183,7 +183,7 @@ nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spect
   const auto all = spectra.all_layers();
   json skipped = json::object();
   for (uint32_t reason = 0; reason < segment::kTensorHeadSkips; ++reason)
-    skipped[segment::kTensorHeadSkipNames[reason]] = rank.tensors.head_skips(reason);
+    skipped[segment::kTensorHeadSkipNames[reason]] = rank.tensors.heads_skipped[reason];
   json result = {{"layers", spectra.smallest_effective_ranks().size()},
                  {"heads", all ? all->heads : 0},
                  {"norm", nullptr},

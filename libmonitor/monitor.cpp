@@ -58,11 +58,11 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   count_call(counting, op);
   const uint32_t hot = g_guest.hot();
   if ((hot & kHotSwitchedOff) != 0) {
-    counting.add(counting.block->skipped(pass, FORESHOCK_SKIP_OFF));
+    counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_OFF]);
     return 0;
   }
   if ((hot & kHotNoBudget) != 0) {
-    counting.add(counting.block->skipped(pass, FORESHOCK_SKIP_BUDGET));
+    counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_BUDGET]);
     return 0;
   }
   if ((hot & kHotSampledStep) == 0) {
@@ -110,7 +110,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
                                     const OpenCall& open, uint32_t pass) {
   segment::ThreadBlock& block = *counting.block;
   const auto skip = [&](int reason) {
-    counting.add(block.skipped(pass, static_cast<uint32_t>(reason)));
+    counting.add(block.skipped[pass][reason]);
     return Taken{};
   };
   CheckedCall checked;
@@ -200,8 +200,8 @@ void Monitor::skip(int32_t op, uint32_t reason) {
   if (open.op < 0 || open.waking) return;
   const Counting counting = g_guest.counting();
   const bool is_known = open.op == op && reason < FORESHOCK_SKIP_REASONS;
-  counting.add(counting.block->skipped(g_guest.pass_of(open.op),
-                                       is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}));
+  counting.add(counting.block
+                   ->skipped[g_guest.pass_of(open.op)][is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
 }
 
 // -- life --

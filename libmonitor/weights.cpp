@@ -304,7 +304,6 @@ void WeightFollower::describe(const Weight& of, uint32_t number, DType type, int
                               TensorRecord* record) const {
   *record = {};
   record->kind = segment::TensorKind::kSnapshot;
-  record->header_size = sizeof(TensorRecord);
   record->step = step;
   record->time_ns = realtime_ns();
   record->interval = cadence_.interval();

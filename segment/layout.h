@@ -1,6 +1,6 @@
 // What lies in a .seg file (the trainer stores) and in its .ctl file (the agent stores). Plain structs of
-// fixed size; every record may grow at its end, which is why the offset table carries record sizes.
-// segment/SEGMENT.md tells the protocol. All words are little-endian, native on every platform supported.
+// fixed size. The agent reads exactly one layout version: raise kLayoutVersion when any struct here changes.
+// segment/SEGMENT.md describes the protocol. All words are little-endian, native on every supported platform.
 #ifndef FORESHOCK_SEGMENT_LAYOUT_H_
 #define FORESHOCK_SEGMENT_LAYOUT_H_
 
@@ -34,15 +34,12 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 5;
-inline constexpr uint32_t kOldestLayoutVersion = 1;  // that the agent reads
+inline constexpr uint32_t kLayoutVersion = 6;
 
-inline constexpr uint32_t kPasses = 2;             // 0 forward, 1 backward
-inline constexpr uint32_t kSkipReasons = 13;       // the order of FORESHOCK_SKIP_... in hook.h
-inline constexpr uint32_t kFirstSkipReasons = 11;  // that the first versions knew
+inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
+inline constexpr uint32_t kSkipReasons = 13;  // in the order of FORESHOCK_SKIP_... in hook.h
 inline constexpr uint32_t kLostReasons = 4;
 inline constexpr uint32_t kMaxOps = 64;
-inline constexpr uint32_t kMaxOpsOfVersion2 = 32;
 inline constexpr uint32_t kThreadBlocks = 64;  // the last one is shared by all further threads
 inline constexpr uint32_t kStepRecords = 1024;
 inline constexpr uint32_t kMaxLayers = 512;
@@ -68,11 +65,11 @@ enum RegionId : uint32_t {
   kLayers,
   kSlots,
   kProgress,
-  kScalarNames,  // from version 2 on
-  kTensors,      // one TensorRing
+  kScalarNames,
+  kTensors,  // one TensorRing
   kUnseenNames,
   kCoverage,
-  kRegions = 16
+  kRegions
 };
 
 struct Region {
@@ -85,16 +82,12 @@ struct Region {
 struct Header {
   char magic[8];
   uint32_t layout_version;
-  uint32_t header_size;
+  uint32_t reserved;
   uint64_t file_size;
   uint64_t nonce;
   Region regions[kRegions];
-  uint32_t slot_header_size;  // of the Slot that the writer knew: payloads may begin right after it
-  uint32_t reserved;
 };
-static_assert(sizeof(Header) == 424);
-inline constexpr uint32_t kHeaderOfVersion1 = 224;  // up to the eighth region
-inline constexpr uint32_t kSlotOfVersion1 = 528;    // up to device_end_ns
+static_assert(sizeof(Header) == 296);
 
 // Late facts bear their own ready flag, stored last with release order; before it they are not read.
 struct Identity {
@@ -129,22 +122,15 @@ struct Op {
 // One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled. Cache
 // lines of their own, so that threads do not take them from each other.
 struct alignas(64) ThreadBlock {
-  uint64_t claimed;                         // 1: in use
-  uint64_t older_calls[kMaxOpsOfVersion2];  // where versions 1 and 2 have `calls`; zero since
+  uint64_t claimed;  // 1: in use
+  uint64_t calls[kMaxOps];
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
-  uint64_t first_skipped[kPasses][kFirstSkipReasons];
+  uint64_t skipped[kPasses][kSkipReasons];
   uint64_t hook_ns;  // time spent in sampled calls, measured
   uint64_t step_ns;  // time spent at step ends and over gradients, measured
-  uint64_t later_skipped[kPasses][kSkipReasons - kFirstSkipReasons];  // zero before there were such reasons
-  uint64_t calls[kMaxOps];  // at the end, where more of them take nothing's place
-
-  uint64_t& skipped(uint32_t pass, uint32_t reason) {
-    return reason < kFirstSkipReasons ? first_skipped[pass][reason]
-                                      : later_skipped[pass][reason - kFirstSkipReasons];
-  }
 };
-static_assert(sizeof(ThreadBlock) == 1088);
+static_assert(sizeof(ThreadBlock) == 832);
 
 // In StepRecord::given: a scaler leaves steps out on a device, so skipped_steps is not known.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
@@ -219,7 +205,6 @@ struct Coverage {
   uint64_t numbers_skipped[kSkipReasons];  // of these, not sent for
 };
 static_assert(sizeof(Coverage) == 312);
-inline constexpr uint64_t kCoverageOfVersion5 = offsetof(Coverage, numbers_skipped);  // the least
 
 enum class KernelCountState : uint32_t {
   kNotAsked,
@@ -312,7 +297,7 @@ struct Slot {
   // A slice that is larger than a slot lies in several, of consecutive tickets: each holds a range of its
   // keys (payloads kKey, kValue, kMask), the first one everything else as well.
   uint64_t first_ticket;  // of the first part
-  uint32_t part, parts;   // parts 0: this slot holds the whole slice, as every slot of version 1 does
+  uint32_t part, parts;   // parts 0: this slot holds the whole slice
   uint32_t first_key, part_keys;
   uint32_t without_out;  // 1: dropout has changed the output, which is not here (forward only)
   // Not kNotPacked: rows, keys, limits, positions and lengths above are those of a sequence as long as the
@@ -470,7 +455,6 @@ enum TensorSkip : uint32_t {
   kTensorDeviceFull,    // nothing was free there now of what results wait in; or it was being set up
   kTensorSkips
 };
-inline constexpr uint32_t kTensorFirstSkips = kTensorCapture;  // those that have always been counted
 inline constexpr const char* kTensorSkipNames[kTensorSkips] = {
     "budget", "ring_full", "too_large", "device",        "format",
     "layout", "unknown",   "capture",   "device_memory", "device_full"};
@@ -497,7 +481,6 @@ enum TensorHeadSkip : uint32_t {
   kHeadsDevice,    // the tensor lies on a device, and is too large for its values to be fetched
   kTensorHeadSkips
 };
-inline constexpr uint32_t kTensorFirstHeadSkips = kHeadsDevice;
 inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {"sharded", "ring_full", "shape",
                                                                        "too_large", "device"};
 
@@ -510,23 +493,12 @@ struct TensorRing {
   uint64_t interval;  // steps between two snapshots of a tensor; 0: none are taken
   uint64_t tensors, elements;  // named, as far as this rank holds them
   uint64_t taken;              // records of tensors so far
-  uint64_t skipped[kTensorFirstSkips];
-  uint64_t heads_skipped[kTensorFirstHeadSkips];
+  uint64_t skipped[kTensorSkips];
+  uint64_t heads_skipped[kTensorHeadSkips];
   uint64_t due;  // turns so far: taken + skipped + awaited, but for those of the step that is being taken
   uint64_t unfollowed[kTensorUnfollowed];  // tensors of the table that was named last
-  // Behind here 0 of a trainer that does not know them.
-  uint64_t later_skipped[kTensorSkips - kTensorFirstSkips];
-  uint64_t later_heads_skipped[kTensorHeadSkips - kTensorFirstHeadSkips];
-  uint64_t awaited;  // turns whose results a device has not brought yet
+  uint64_t awaited;                        // turns whose results a device has not brought yet
   uint64_t reserved[4];
-
-  const uint64_t& skips(uint32_t reason) const {
-    return reason < kTensorFirstSkips ? skipped[reason] : later_skipped[reason - kTensorFirstSkips];
-  }
-  const uint64_t& head_skips(uint32_t reason) const {
-    return reason < kTensorFirstHeadSkips ? heads_skipped[reason]
-                                          : later_heads_skipped[reason - kTensorFirstHeadSkips];
-  }
 };
 static_assert(sizeof(TensorRing) == 256);
 // A region of this size counts and holds no record.
@@ -553,7 +525,7 @@ enum TensorPayloadId : uint32_t {
   kTensorPayloads = 8
 };
 
-// Places in the payload kTensorReductions; NaN: not known. They may be appended to.
+// Places in the payload kTensorReductions; NaN: not known.
 enum TensorReduction : uint32_t {
   kSumOfSquares,        // of the values after the step; NaN and Inf included
   kUpdateSumMagnitude,  // of the change that this one step made
@@ -567,7 +539,7 @@ enum TensorReduction : uint32_t {
 struct TensorRecord {
   uint64_t bytes;  // of the whole record, a multiple of 64
   TensorKind kind;
-  uint32_t header_size;  // of the TensorRecord that the writer knew
+  uint32_t reserved;
   int64_t step;
   uint64_t time_ns;   // CLOCK_REALTIME
   uint64_t interval;  // in force
@@ -608,7 +580,7 @@ static_assert(sizeof(TensorHeads) == 24);
 constexpr uint64_t values_offset(uint32_t count) { return sizeof(TensorHeads) + (count + 1) / 2 * 8; }
 
 // What a trainer's optimizer says of one tensor at one step: a payload of the tensor's record, fp64 numbers.
-// They may be appended to.
+//
 
 // Places in the payload; NaN: not known. Sums are over the rank's part, and over what is finite; those of the
 // second moment are kernels/sums.h.

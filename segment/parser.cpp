@@ -9,29 +9,26 @@
 namespace foreshock::segment {
 namespace {
 
-// What must be found in each region. Records of today may be longer than the least, which is what version 1
-// had, or shorter than what a later writer has.
+// What each region must hold: records of one size (slots and tensors: at least of this size), and how many.
 struct Expected {
   RegionId id;
-  uint64_t least_record;
+  uint64_t record_size;
   uint64_t least_count, most_count;
 };
 constexpr Expected kExpected[] = {
-    {kIdentity, 344, 1, 1},
-    {kOps, 72, 1, kMaxOps},
-    {kThreads, 576, 1, kThreadBlocks},
-    {kSteps, 240, 1, kStepRecords},
-    {kLayers, 200, 1, kMaxLayers},
-    {kProgress, 64, 1, 1},
-    {kSlots, kSlotOfVersion1, 0, kMaxSlots},
+    {kIdentity, sizeof(Identity), 1, 1},
+    {kOps, sizeof(Op), 1, kMaxOps},
+    {kThreads, sizeof(ThreadBlock), 1, kThreadBlocks},
+    {kSteps, sizeof(StepRecord), 1, kStepRecords},
+    {kLayers, sizeof(Layer), 1, kMaxLayers},
+    {kProgress, sizeof(Progress), 1, 1},
+    {kSlots, sizeof(Slot), 0, kMaxSlots},
     {kScalarNames, sizeof(ScalarName), 0, kMaxScalars},
     {kUnseenNames, sizeof(UnseenName), 0, kMaxUnseen},
     {kTensors, kTensorHeadOnly, 0, 1},
-    {kCoverage, kCoverageOfVersion5, 0, 1},
+    {kCoverage, sizeof(Coverage), 0, 1},
 };
-// What a hostile file can make the agent read at once: 4 MiB of steps at most. And no product below may
-// overflow.
-constexpr uint64_t kMostRecord = 4096;
+// Limits what a hostile file can make the agent read at once, and keeps every product below from overflowing.
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;  // a record may fill it, and is read as a whole
 
@@ -75,9 +72,9 @@ const char* check_dimensions(const Slot& slot) {
   return nullptr;
 }
 
-// The agent and the library in the trainer come from different releases when one was upgraded in mid-run.
+// The agent and the trainer's library come from different releases if one was upgraded during the run.
 const char* check_version(uint32_t version) {
-  if (version < kOldestLayoutVersion)
+  if (version < kLayoutVersion)
     return "its layout is older than this agent reads: upgrade foreshock where the trainer runs";
   if (version > kLayoutVersion)
     return "its layout is newer than this agent's: upgrade foreshock where the agent runs, and start the "
@@ -92,8 +89,8 @@ const char* check_region(const Expected& expected, const Region& region, uint64_
   if (region.count == 0) return nullptr;
   const uint64_t most = expected.id == kSlots     ? kMostSlot
                         : expected.id == kTensors ? kMostTensors
-                                                  : kMostRecord;
-  if (region.record_size < expected.least_record || region.record_size > most || region.record_size % 8 != 0)
+                                                  : expected.record_size;
+  if (region.record_size < expected.record_size || region.record_size > most || region.record_size % 8 != 0)
     return "region with an impossible record size";
   if (region.offset % 64 != 0 || region.offset > file_size ||
       region.record_size * region.count > file_size - region.offset)
@@ -104,55 +101,40 @@ const char* check_region(const Expected& expected, const Region& region, uint64_
 }  // namespace
 
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header) {
-  if (bytes.size() < kHeaderOfVersion1) return "too short for a segment";
-  *header = {};
-  std::memcpy(header, bytes.data(), kHeaderOfVersion1);
+  if (bytes.size() < sizeof(Header)) return "too short for a segment";
+  std::memcpy(header, bytes.data(), sizeof(Header));
   if (std::memcmp(header->magic, kSegmentMagic, sizeof kSegmentMagic) != 0) return "not a foreshock segment";
   if (const char* why = check_version(header->layout_version)) return why;
-  const bool is_first = header->layout_version == 1;
-  const size_t needed = is_first ? kHeaderOfVersion1 : sizeof(Header);
-  if (header->header_size < needed || bytes.size() < needed) return "header too small";
-  std::memcpy(header, bytes.data(), needed);
-  if (is_first) header->slot_header_size = kSlotOfVersion1;
   if (header->file_size != file_size) return "file size differs from the header's";
-  if (header->slot_header_size < kSlotOfVersion1 || header->slot_header_size > kMostRecord ||
-      header->slot_header_size % 8 != 0)
-    return "slot header of an impossible size";
   for (const Expected& expected : kExpected) {
     if (const char* why = check_region(expected, header->regions[expected.id], file_size)) return why;
   }
-  const Region& slots = header->regions[kSlots];
-  if (slots.count > 0 && slots.record_size < header->slot_header_size)
-    return "slots without room for a header";
   return nullptr;
 }
 
-Totals parse_threads(Bytes region, const Region& shape) {
+Totals parse_threads(Bytes region) {
   Totals totals;
   const auto add = [](auto& to, const auto& from) {
     auto* a = reinterpret_cast<uint64_t*>(&to);
     const auto* b = reinterpret_cast<const uint64_t*>(&from);
     for (size_t n = 0; n < sizeof(to) / sizeof(uint64_t); ++n) a[n] += b[n];
   };
-  for (uint64_t n = 0; n < shape.count; ++n) {
-    auto block = record_at<ThreadBlock>(region, shape.record_size, n);
+  for (uint64_t n = 0; n < region.size() / sizeof(ThreadBlock); ++n) {
+    const auto block = record_at<ThreadBlock>(region, n);
     add(totals.calls, block.calls);
-    for (uint32_t op = 0; op < kMaxOpsOfVersion2; ++op) totals.calls[op] += block.older_calls[op];
     add(totals.unsampled, block.unsampled);
     add(totals.sampled, block.sampled);
-    for (uint32_t pass = 0; pass < kPasses; ++pass)
-      for (uint32_t reason = 0; reason < kSkipReasons; ++reason)
-        totals.skipped[pass][reason] += block.skipped(pass, reason);
+    add(totals.skipped, block.skipped);
     totals.hook_ns += block.hook_ns;
     totals.step_ns += block.step_ns;
   }
   return totals;
 }
 
-std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t cursor, uint64_t* lost) {
+std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost) {
   std::vector<StepRecord> records;
-  for (uint64_t n = 0; n < shape.count; ++n) {
-    const auto record = record_at<StepRecord>(region, shape.record_size, n);
+  for (uint64_t n = 0; n < region.size() / sizeof(StepRecord); ++n) {
+    const auto record = record_at<StepRecord>(region, n);
     if (record.sequence % 2 == 0 && record.sequence / 2 > cursor) records.push_back(record);
   }
   std::sort(records.begin(), records.end(),
@@ -180,10 +162,9 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
   sizes[kGradQuery] = backward ? rows * slot.head_dim * element : 0;
 }
 
-const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view) {
-  if (bytes.size() < header_size) return "slot too short";
-  view->header = {};
-  std::memcpy(&view->header, bytes.data(), std::min<size_t>(header_size, sizeof(Slot)));
+const char* parse_slot(Bytes bytes, SlotView* view) {
+  if (bytes.size() < sizeof(Slot)) return "slot too short";
+  std::memcpy(&view->header, bytes.data(), sizeof(Slot));
   const Slot& slot = view->header;
   if (const char* why = check_dimensions(slot)) return why;
   uint64_t sizes[kPayloads];
@@ -195,7 +176,7 @@ const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view) {
       view->payload[id] = {};
       continue;
     }
-    if (payload.offset < header_size || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
+    if (payload.offset < sizeof(Slot) || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
         payload.bytes > bytes.size() - payload.offset)
       return "payload outside the slot";
     view->payload[id] = bytes.subspan(payload.offset, payload.bytes);
@@ -208,8 +189,6 @@ namespace {
 constexpr int64_t kStepsEnd = int64_t{1} << 62;
 constexpr uint64_t kMostElements = uint64_t{1} << 48;  // counts of that many fit where W1 is computed
 constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // a TiB of fp32
-constexpr uint32_t kFirstHeader =
-    504;  // of the first release that wrote such records; they grow at their end
 constexpr uint32_t kFp32 = 2, kBf16 = 3, kFp16 = 4;
 
 const char* check_shapes(const TensorRecord& record) {
@@ -279,17 +258,14 @@ const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uin
 const char* parse_tensor(Bytes bytes, TensorView* view) {
   *view = {};
   TensorRecord& record = view->record;
-  if (bytes.size() < kFirstHeader) return "tensor record too short";
-  std::memcpy(&record, bytes.data(), kFirstHeader);
+  if (bytes.size() < sizeof record) return "tensor record too short";
+  std::memcpy(&record, bytes.data(), sizeof record);
   if (record.bytes != bytes.size()) return "tensor record of another length";
-  if (record.header_size < kFirstHeader || record.header_size > bytes.size())
-    return "tensor record with an impossible header";
-  std::memcpy(&record, bytes.data(), std::min<size_t>(record.header_size, sizeof record));
   if (const char* why = check_record(record)) return why;
   for (uint32_t id = 0; id < kTensorPayloads; ++id) {
     const Payload& payload = record.payload[id];
     if (payload.bytes == 0) continue;
-    if (payload.offset < record.header_size || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
+    if (payload.offset < sizeof record || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
         payload.bytes > bytes.size() - payload.offset)
       return "payload outside the tensor record";
     view->payload[id] = bytes.subspan(payload.offset, payload.bytes);

@@ -23,8 +23,8 @@ inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
 inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
 
 // Null when `bytes` (the first page of a file of `file_size` bytes) is a header this program can follow, else
-// why not. On success *header is filled, as a writer of today would, every region lies inside the file, and
-// all but the slots are small; a region that the writer did not know has no records.
+// why not. On success every region lies inside the file, has records of the size that layout.h gives them,
+// and is small, except for slots and tensors. A region that the trainer has no use for has no records.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
 // Text fields cut at the first NUL, never beyond their array.
@@ -35,14 +35,11 @@ std::string text_of(const char (&field)[N]) {
   return std::string(field, length);
 }
 
-// One record of a region; zero-filled where the writer knew fewer fields.
+// Record `index` of a region of Ts; all zero if it lies outside.
 template <class T>
-T record_at(Bytes region, uint64_t record_size, uint64_t index) {
+T record_at(Bytes region, uint64_t index) {
   T value = {};
-  const uint64_t at = record_size * index;
-  if (at + record_size > region.size()) return value;
-  const size_t known = record_size < sizeof(T) ? record_size : sizeof(T);
-  std::memcpy(&value, region.data() + at, known);
+  if (index < region.size() / sizeof(T)) std::memcpy(&value, region.data() + index * sizeof(T), sizeof(T));
   return value;
 }
 
@@ -56,10 +53,10 @@ struct Totals {
   uint64_t step_ns = 0;
   bool operator==(const Totals&) const = default;
 };
-Totals parse_threads(Bytes region, const Region& shape);
+Totals parse_threads(Bytes region);
 
 // Step records with numbers in (cursor, newest], oldest first, each whole; `*lost` counts those overwritten.
-std::vector<StepRecord> parse_steps(Bytes region, const Region& shape, uint64_t cursor, uint64_t* lost);
+std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
 // A slot's header and its payload, checked against each other: every offset and size fits, dimensions are
 // those of the sizes, limits and indices are in range. Of a slice in several slots it is one part, to be
@@ -71,8 +68,7 @@ struct SlotView {
 // Bytes that each payload of a slot has by its dimensions; 0: it is absent.
 void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]);
 
-// `header_size`: Header::slot_header_size.
-const char* parse_slot(Bytes bytes, uint32_t header_size, SlotView* view);
+const char* parse_slot(Bytes bytes, SlotView* view);
 
 // Reads a record of a tensor that a trainer left: as segment/parser.h, nothing in it is trusted.
 

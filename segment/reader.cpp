@@ -100,16 +100,9 @@ bool SegmentReader::read_region(RegionId id, std::vector<std::byte>* into) const
   return read_exactly(segment_, into->data(), into->size(), region.offset);
 }
 
-// One record, as far as its writer knew it; the rest stays zero.
-template <class T>
-bool SegmentReader::read_record(uint64_t record_size, uint64_t offset, T* into) const {
-  *into = {};
-  return read_exactly(segment_, into, std::min<size_t>(record_size, sizeof(T)), offset);
-}
-
 Identity SegmentReader::identity() const {
   if (!read_region(kIdentity, &region_)) return {};
-  return record_at<Identity>(region_, header_.regions[kIdentity].record_size, 0);
+  return record_at<Identity>(region_, 0);
 }
 
 std::optional<int> SegmentReader::exit_status() const {
@@ -122,7 +115,7 @@ std::vector<Op> SegmentReader::ops() const {
   if (!read_region(kOps, &region_)) return ops;
   const Region& region = header_.regions[kOps];
   for (uint64_t n = 0; n < region.count; ++n) {
-    const auto op = record_at<Op>(region_, region.record_size, n);
+    const auto op = record_at<Op>(region_, n);
     if (op.ready != 1 || op.pass >= kPasses) break;
     ops.push_back(op);
   }
@@ -134,7 +127,7 @@ std::vector<Layer> SegmentReader::layers() const {
   if (!read_region(kLayers, &region_)) return layers;
   const Region& region = header_.regions[kLayers];
   for (uint64_t n = 0; n < region.count; ++n) {
-    const auto layer = record_at<Layer>(region_, region.record_size, n);
+    const auto layer = record_at<Layer>(region_, n);
     if (layer.ready != 1) break;
     layers.push_back(layer);
   }
@@ -145,7 +138,7 @@ Layer SegmentReader::layer(uint32_t index) const {
   const Region& region = header_.regions[kLayers];
   Layer layer = {};
   if (index < region.count)
-    read_record(region.record_size, region.offset + region.record_size * index, &layer);
+    read_exactly(segment_, &layer, sizeof layer, region.offset + sizeof layer * index);
   return layer;
 }
 
@@ -154,7 +147,7 @@ std::vector<std::string> SegmentReader::scalar_names() const {
   const Region& region = header_.regions[kScalarNames];
   if (region.count == 0 || !read_region(kScalarNames, &region_)) return names;
   for (uint64_t n = 0; n < region.count; ++n) {
-    const auto scalar = record_at<ScalarName>(region_, region.record_size, n);
+    const auto scalar = record_at<ScalarName>(region_, n);
     if (scalar.ready != 1) break;
     names.push_back(text_of(scalar.name));
   }
@@ -166,7 +159,7 @@ std::vector<UnseenName> SegmentReader::unseen_names() const {
   const Region& region = header_.regions[kUnseenNames];
   if (region.count == 0 || !read_region(kUnseenNames, &region_)) return names;
   for (uint64_t n = 0; n < region.count; ++n) {
-    const auto unseen = record_at<UnseenName>(region_, region.record_size, n);
+    const auto unseen = record_at<UnseenName>(region_, n);
     if (unseen.ready != 1) break;
     names.push_back(unseen);
   }
@@ -176,12 +169,12 @@ std::vector<UnseenName> SegmentReader::unseen_names() const {
 Coverage SegmentReader::coverage() const {
   const Region& region = header_.regions[kCoverage];
   if (region.count == 0 || !read_region(kCoverage, &region_)) return {};
-  return record_at<Coverage>(region_, region.record_size, 0);
+  return record_at<Coverage>(region_, 0);
 }
 
 Totals SegmentReader::totals() const {
   if (!read_region(kThreads, &region_)) return {};
-  return parse_threads(region_, header_.regions[kThreads]);
+  return parse_threads(region_);
 }
 
 uint64_t SegmentReader::now_ns() {
@@ -203,24 +196,23 @@ bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   const Region& region = header_.regions[kSteps];
   const uint64_t at = region.offset + region.record_size * (seen.sequence / 2 % region.count);
   uint64_t again = 0;
-  if (!read_record(region.record_size, at, whole) || whole->sequence != seen.sequence ||
+  if (!read_exactly(segment_, whole, sizeof *whole, at) || whole->sequence != seen.sequence ||
       !read_exactly(segment_, &again, sizeof again, at) || again != seen.sequence)
     return false;
   return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
 }
 
-// The few records from `next` on, and in `shape` how many; in most trainings nothing else is new. False, and
-// `shape` as it was: there are more, or they begin anew at the ring's start.
-bool SegmentReader::read_few_steps(uint64_t next, Region* shape) const {
+// Reads up to 16 records from `next` on into region_; in most trainings nothing else is new. False if there
+// may be more of them, or if the newest ones lie at the front of the ring.
+bool SegmentReader::read_few_steps(uint64_t next) const {
   constexpr uint64_t kFew = 16;
-  const uint64_t first = next % shape->count, count = std::min(kFew, shape->count - first);
-  region_.resize(shape->record_size * count);
-  const uint64_t at = shape->offset + shape->record_size * first;
+  const Region& steps = header_.regions[kSteps];
+  const uint64_t first = next % steps.count, count = std::min(kFew, steps.count - first);
+  region_.resize(sizeof(StepRecord) * count);
+  const uint64_t at = steps.offset + sizeof(StepRecord) * first;
   if (!read_exactly(segment_, region_.data(), region_.size(), at)) return false;
-  const auto last = record_at<StepRecord>(region_, shape->record_size, count - 1);
-  if (last.sequence >= 2 * (next + count - 1)) return false;
-  shape->count = count;
-  return true;
+  const auto last = record_at<StepRecord>(region_, count - 1);
+  return last.sequence < 2 * (next + count - 1);
 }
 
 std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
@@ -233,11 +225,9 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
                     region.offset + region.record_size * (next % region.count)) ||
       sequence < 2 * next)
     return records;
-  Region read = region;
-  if (!(sequence == 2 * next && read_few_steps(next, &read)) && !read_region(kSteps, &region_))
-    return records;
+  if (!(sequence == 2 * next && read_few_steps(next)) && !read_region(kSteps, &region_)) return records;
   uint64_t lost = 0;
-  const std::vector<StepRecord> found = parse_steps(region_, read, control_.step_cursor, &lost);
+  const std::vector<StepRecord> found = parse_steps(region_, control_.step_cursor, &lost);
   for (const StepRecord& record : found) {
     const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
     // One is missing that is not overwritten: it was stored while the ring was read, and so were those behind
@@ -282,7 +272,7 @@ StepRecord SegmentReader::last_step() const {
   const Region& region = header_.regions[kSteps];
   StepRecord record = {};
   const uint64_t at = region.offset + region.record_size * (control_.step_cursor % region.count);
-  if (control_.step_cursor == 0 || !read_record(region.record_size, at, &record)) return {};
+  if (control_.step_cursor == 0 || !read_exactly(segment_, &record, sizeof record, at)) return {};
   return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
 }
 
@@ -366,8 +356,7 @@ uint64_t SegmentReader::sequence_of(uint32_t slot) const {
 
 Slot SegmentReader::header_of(uint32_t slot) const {
   Slot header = {};
-  read_exactly(segment_, &header, std::min<size_t>(header_.slot_header_size, sizeof header),
-               slot_offset(slot));
+  read_exactly(segment_, &header, sizeof header, slot_offset(slot));
   return header;
 }
 
@@ -376,7 +365,7 @@ Slot SegmentReader::header_of(uint32_t slot) const {
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
   const Slot head = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;
-  uint64_t end = header_.slot_header_size;
+  uint64_t end = sizeof(Slot);
   for (const Payload& payload : head.payload)
     if (payload.offset <= size && payload.bytes <= size - payload.offset)
       end = std::max(end, payload.offset + payload.bytes);
@@ -388,7 +377,7 @@ bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, 
   buffer_.resize(end);
   if (!read_exactly(segment_, buffer_.data(), end, slot_offset(slot))) return false;
   if (sequence_of(slot) != sequence) return false;
-  *why = parse_slot({buffer_.data(), end}, header_.slot_header_size, view);
+  *why = parse_slot({buffer_.data(), end}, view);
   if (*why == nullptr && view->header.ticket != sequence / 2) *why = "ticket differs";
   return true;
 }

@@ -116,9 +116,7 @@ class SegmentReader {
   bool is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const;
   bool read_step(const StepRecord& seen, StepRecord* whole) const;
   bool read_region(RegionId id, std::vector<std::byte>* into) const;
-  bool read_few_steps(uint64_t next, Region* shape) const;
-  template <class T>
-  bool read_record(uint64_t record_size, uint64_t offset, T* into) const;
+  bool read_few_steps(uint64_t next) const;
   uint64_t slot_offset(uint32_t slot) const;
   uint64_t sequence_of(uint32_t slot) const;
   uint32_t slots() const { return static_cast<uint32_t>(header_.regions[kSlots].count); }

@@ -261,8 +261,6 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   Header header = {};
   std::memcpy(header.magic, kSegmentMagic, sizeof header.magic);
   header.layout_version = kLayoutVersion;
-  header.header_size = sizeof(Header);
-  header.slot_header_size = sizeof(Slot);
   header.nonce = request.nonce;
   header.file_size = lay_out(header.regions, request.slots, request.slot_bytes, request.tensor_bytes);
 
@@ -462,7 +460,6 @@ void TensorWriter::publish(const TensorRecord* record) {
     auto* filler = reinterpret_cast<TensorRecord*>(at(written));  // only its first 16 bytes are sure to fit
     filler->bytes = filler_;
     filler->kind = TensorKind::kFiller;
-    filler->header_size = sizeof(TensorRecord);
   }
   store(ring_->taken, ring_->taken + 1);
   store(ring_->written, written + filler_ + record->bytes, std::memory_order_release);
@@ -471,13 +468,11 @@ void TensorWriter::publish(const TensorRecord* record) {
 void TensorWriter::count_due(uint64_t turns) { store(ring_->due, ring_->due + turns); }
 
 void TensorWriter::count_skipped(TensorSkip reason, uint64_t turns) {
-  const uint64_t& count = ring_->skips(reason);
-  store(const_cast<uint64_t&>(count), count + turns);
+  store(ring_->skipped[reason], ring_->skipped[reason] + turns);
 }
 
 void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
-  const uint64_t& count = ring_->head_skips(reason);
-  store(const_cast<uint64_t&>(count), count + 1);
+  store(ring_->heads_skipped[reason], ring_->heads_skipped[reason] + 1);
 }
 
 void TensorWriter::tell_awaited(uint64_t turns) { store(ring_->awaited, turns); }

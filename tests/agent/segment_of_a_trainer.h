@@ -133,7 +133,6 @@ class SegmentOfATrainer {
     constexpr uint32_t kHeads = 2, kDim = 2, kWidth = 4, kValues = 3 * kHeads * kDim * kWidth;
     *record = {};
     record->kind = segment::TensorKind::kSnapshot;
-    record->header_size = sizeof *record;
     record->step = step;
     record->interval = interval;
     record->snapshot = static_cast<uint64_t>(step) / interval;

@@ -1,5 +1,3 @@
-#include "libmonitor/process.h"
-
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -8,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "libmonitor/process.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {

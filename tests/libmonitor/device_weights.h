@@ -87,8 +87,8 @@ class DeviceWeightsTest : public DeviceTest {
   void expect_skipped(uint32_t reason, uint64_t count, uint64_t taken) {
     const segment::TensorRing ring = this->ring();
     uint64_t skipped = 0;
-    for (uint32_t each = 0; each < segment::kTensorSkips; ++each) skipped += ring.skips(each);
-    EXPECT_EQ(ring.skips(reason), count) << segment::kTensorSkipNames[reason];
+    for (uint32_t each = 0; each < segment::kTensorSkips; ++each) skipped += ring.skipped[each];
+    EXPECT_EQ(ring.skipped[reason], count) << segment::kTensorSkipNames[reason];
     EXPECT_EQ(ring.taken, taken);
     EXPECT_EQ(ring.due, ring.taken + skipped + ring.awaited);
   }

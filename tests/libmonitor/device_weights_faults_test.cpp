@@ -158,7 +158,7 @@ TEST_F(DeviceWeightsFaults, ALostContextIsNotAwaitedForEver) {
     EXPECT_EQ(ring().awaited, 0u);
   });
   // What was on its way, those that found the context lost, and none that nobody has shown.
-  EXPECT_EQ(ring().skips(segment::kTensorDevice), 1u + kSteps);
+  EXPECT_EQ(ring().skipped[segment::kTensorDevice], 1u + kSteps);
   EXPECT_EQ(ring().taken, 0u);
 }
 
@@ -205,7 +205,7 @@ TEST_F(DeviceWeightsFaults, MoreTensorsThanAreAwaitedAtOnce) {
     weights.set_up();
     for (int n = 0; n < 4; ++n) weights.step(false);
     EXPECT_EQ(ring().awaited, 60u);
-    EXPECT_EQ(ring().skips(segment::kTensorDeviceFull), 20u + 20u);
+    EXPECT_EQ(ring().skipped[segment::kTensorDeviceFull], 20u + 20u);
     fake_cuda::run_all();
     weights.trainer.end_step();
     weights.step();
@@ -225,8 +225,8 @@ TEST_F(DeviceWeightsFaults, AResetDeviceIsSetUpAgain) {
     weights.trainer.end_step();
   });
   // One never came, one met the new context.
-  EXPECT_EQ(ring().skips(segment::kTensorDevice), 1u);
-  EXPECT_EQ(ring().skips(segment::kTensorDeviceFull), 2u);
+  EXPECT_EQ(ring().skipped[segment::kTensorDevice], 1u);
+  EXPECT_EQ(ring().skipped[segment::kTensorDeviceFull], 2u);
   EXPECT_EQ(ring().taken, 2u);
 }
 
@@ -320,7 +320,7 @@ TEST_F(DeviceWeightsFaults, BesideAttentionOnAnotherThread) {
   EXPECT_GT(ring.taken, 0u);
   EXPECT_EQ(ring.awaited, 0u);
   EXPECT_EQ(ring.due,
-            ring.taken + ring.skips(segment::kTensorDeviceFull) + ring.skips(segment::kTensorRingFull));
+            ring.taken + ring.skipped[segment::kTensorDeviceFull] + ring.skipped[segment::kTensorRingFull]);
 }
 
 // The time on the trainer's stream is the weights' cost, as the host's is: a device that is slow at it makes

@@ -147,7 +147,7 @@ TEST_F(LiveDeviceWeightsTest, ACaptureIsNotSpoilt) {
     weights.train();
     EXPECT_EQ(device.call("cuStreamEndCapture", weights.stream, &graph), 0);
     EXPECT_NE(graph, nullptr);
-    EXPECT_EQ(open()->tensor_ring().skips(segment::kTensorCapture), 5u);
+    EXPECT_EQ(open()->tensor_ring().skipped[segment::kTensorCapture], 5u);
   });
 }
 

@@ -26,7 +26,7 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
       std::memcpy(bytes.data(), &slot, sizeof slot);
       copy_slot(checked, slice, slot, bytes.data());
       segment::SlotView view;
-      const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), sizeof(segment::Slot), &view);
+      const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), &view);
       ASSERT_EQ(why, nullptr) << why;
       const auto payload = [&](segment::PayloadId id) {
         return reinterpret_cast<const float*>(view.payload[id].data());
@@ -74,7 +74,7 @@ TEST(SliceCopy, WithDropoutTheOutputStaysBehind) {
   std::memcpy(bytes.data(), &slot, sizeof slot);
   copy_slot(checked, slice, slot, bytes.data());
   segment::SlotView view;
-  const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), sizeof(segment::Slot), &view);
+  const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), &view);
   ASSERT_EQ(why, nullptr) << why;
   EXPECT_EQ(slot.without_out, 1u);
   EXPECT_TRUE(view.payload[segment::kOut].empty());

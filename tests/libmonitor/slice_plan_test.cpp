@@ -23,7 +23,7 @@ std::vector<char> written(const CheckedCall& checked, const Slice& slice, const 
 
 segment::SlotView parsed(const std::vector<char>& bytes) {
   segment::SlotView view;
-  const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), sizeof(segment::Slot), &view);
+  const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), &view);
   EXPECT_EQ(why, nullptr) << why;
   return view;
 }

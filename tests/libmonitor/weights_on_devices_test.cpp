@@ -238,9 +238,9 @@ TEST_F(WeightsOnDevices, OfAnotherKindAreLeftOutWithTheReason) {
     EXPECT_EQ(count_of("cuLaunchKernel"), 0);
   });
   const segment::TensorRing ring = this->ring();
-  EXPECT_EQ(ring.skips(segment::kTensorFormat), 1u);
-  EXPECT_EQ(ring.skips(segment::kTensorLayout), 2u);
-  EXPECT_EQ(ring.skips(segment::kTensorDevice), 2u);
+  EXPECT_EQ(ring.skipped[segment::kTensorFormat], 1u);
+  EXPECT_EQ(ring.skipped[segment::kTensorLayout], 2u);
+  EXPECT_EQ(ring.skipped[segment::kTensorDevice], 2u);
 }
 
 // Half of the optimizer on the host: the parameter is told, the moment is not known.
@@ -282,7 +282,7 @@ TEST_F(WeightsOnDevices, HeadsOfWhatIsCountedThereAreNotShown) {
     weights.trainer.end_step();
   });
   const segment::TensorRing ring = this->ring();
-  EXPECT_EQ(ring.head_skips(segment::kHeadsDevice), 2u);
+  EXPECT_EQ(ring.heads_skipped[segment::kHeadsDevice], 2u);
   for (const auto& [key, record] : records())
     EXPECT_EQ(record.payload[segment::kTensorHeadRows].empty(), key.first == "1.q_proj.weight") << key.first;
 }

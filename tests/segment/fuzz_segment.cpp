@@ -69,13 +69,12 @@ void parse_whole_file(Bytes file) {
     const Region& shape = header.regions[id];
     return file.subspan(shape.offset, shape.record_size * shape.count);
   };
-  parse_threads(region(kThreads), header.regions[kThreads]);
+  parse_threads(region(kThreads));
   uint64_t lost = 0;
-  parse_steps(region(kSteps), header.regions[kSteps], 3, &lost);
-  if (header.regions[kScalarNames].count > 0)
-    text_of(record_at<ScalarName>(region(kScalarNames), header.regions[kScalarNames].record_size, 0).name);
+  parse_steps(region(kSteps), 3, &lost);
+  if (header.regions[kScalarNames].count > 0) text_of(record_at<ScalarName>(region(kScalarNames), 0).name);
   for (uint64_t n = 0; n < header.regions[kLayers].count; ++n)
-    text_of(record_at<Layer>(region(kLayers), header.regions[kLayers].record_size, n).label);
+    text_of(record_at<Layer>(region(kLayers), n).label);
   if (header.regions[kTensors].count > 0) parse_tensors(region(kTensors).subspan(sizeof(TensorRing)));
   const Region& slots = header.regions[kSlots];
   const auto slot = [&](uint64_t n) {
@@ -83,7 +82,7 @@ void parse_whole_file(Bytes file) {
   };
   for (uint64_t n = 0; n < slots.count; ++n) {
     SlotView view;
-    if (parse_slot(slot(n), header.slot_header_size, &view) != nullptr) continue;
+    if (parse_slot(slot(n), &view) != nullptr) continue;
     use(view);
     if (view.header.parts < 2) {
       use_settled(view);
@@ -93,7 +92,7 @@ void parse_whole_file(Bytes file) {
     const char* why = joined.begin(view, slots.record_size * slots.count);
     for (uint64_t part = 1; why == nullptr && part < view.header.parts; ++part) {
       SlotView tail;
-      why = parse_slot(slot(n + part), header.slot_header_size, &tail);
+      why = parse_slot(slot(n + part), &tail);
       if (why == nullptr) why = joined.add(tail);
     }
     if (why == nullptr) use_settled(joined.take());
@@ -112,27 +111,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 1: {
       SlotView view;
-      const uint32_t header_size = (data[0] & 4) != 0 ? sizeof(Slot) : kSlotOfVersion1;
-      if (parse_slot(bytes, header_size, &view) != nullptr) break;
+      if (parse_slot(bytes, &view) != nullptr) break;
       use(view);
       if (view.header.parts < 2) use_settled(view);
       break;
     }
     case 2: {
       uint64_t lost = 0;
-      const Region shape = {0, sizeof(StepRecord), bytes.size() / sizeof(StepRecord)};
-      parse_steps(bytes, shape, data[0], &lost);
+      parse_steps(bytes, data[0], &lost);
       break;
     }
     case 4:
       parse_tensors(bytes);
       break;
-    case 3: {
-      // 576: the block of layout versions 1 and 2.
-      const uint64_t block_size = (data[0] & 4) != 0 ? sizeof(ThreadBlock) : 576;
-      parse_threads(bytes, {0, block_size, bytes.size() / block_size});
+    case 3:
+      parse_threads(bytes);
       break;
-    }
   }
   return 0;
 }

@@ -48,7 +48,7 @@ struct PackedSlice {
 
   const char* parse(SlotView* view) {
     std::memcpy(bytes.data(), &slot, sizeof slot);
-    return parse_slot(bytes, sizeof slot, view);
+    return parse_slot(bytes, view);
   }
 };
 

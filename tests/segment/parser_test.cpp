@@ -52,7 +52,7 @@ const char* parse_changed(const std::function<void(Slot&)>& change) {
   change(slot);
   std::memcpy(bytes.data(), &slot, sizeof slot);
   SlotView view;
-  return parse_slot(bytes, sizeof(Slot), &view);
+  return parse_slot(bytes, &view);
 }
 
 void make_forward(Slot& slot) {
@@ -63,7 +63,7 @@ void make_forward(Slot& slot) {
 TEST(ParseSlot, AcceptsWhatTheWriterMakes) {
   const std::vector<std::byte> bytes = good_slot();
   SlotView view;
-  ASSERT_EQ(parse_slot(bytes, sizeof(Slot), &view), nullptr);
+  ASSERT_EQ(parse_slot(bytes, &view), nullptr);
   EXPECT_EQ(view.payload[kKey].size(), 96u);
   EXPECT_EQ(view.payload[kMask].size(), 6u);
 }
@@ -133,7 +133,7 @@ TEST(ParseSlot, RefusesEveryTruncation) {
   for (size_t size = 0; size + 64 < bytes.size(); size += 8) {
     SlotView view;
     // The last payload ends within the last 64 bytes; anything shorter cannot hold it.
-    EXPECT_NE(parse_slot(Bytes(bytes).first(size), sizeof(Slot), &view), nullptr) << size;
+    EXPECT_NE(parse_slot(Bytes(bytes).first(size), &view), nullptr) << size;
   }
 }
 
@@ -152,55 +152,38 @@ StepRecord step_record(uint64_t number) {
 }
 
 TEST(ParseSteps, OrdersAndCountsWhatWasOverwritten) {
-  const Region shape = {0, sizeof(StepRecord), 4};
   std::vector<StepRecord> ring(4);
   for (uint64_t number = 5; number <= 8; ++number) ring[number % 4] = step_record(number);
   uint64_t lost = 0;
-  auto steps = parse_steps(std::as_bytes(std::span(ring)), shape, 2, &lost);
+  auto steps = parse_steps(std::as_bytes(std::span(ring)), 2, &lost);
   ASSERT_EQ(steps.size(), 4u);
   EXPECT_EQ(steps.front().step, 5);
   EXPECT_EQ(steps.back().step, 8);
   EXPECT_EQ(lost, 2u);  // 3 and 4
-  steps = parse_steps(std::as_bytes(std::span(ring)), shape, 7, &lost);
+  steps = parse_steps(std::as_bytes(std::span(ring)), 7, &lost);
   ASSERT_EQ(steps.size(), 1u);
   EXPECT_EQ(lost, 0u);
   // A record being written is neither read nor believed.
   ring[9 % 4].sequence = 2 * 9 - 1;
-  steps = parse_steps(std::as_bytes(std::span(ring)), shape, 5, &lost);
+  steps = parse_steps(std::as_bytes(std::span(ring)), 5, &lost);
   ASSERT_EQ(steps.size(), 3u);
   EXPECT_EQ(lost, 0u);
 }
 
-TEST(ParseThreads, CallsOfAnOlderWriterAreFoundWhereItPutThem) {
-  constexpr uint64_t kOlder = 576;  // bytes of a block of versions 1 and 2
-  std::vector<std::byte> region(kOlder * 2);
+TEST(ParseThreads, SumsTheBlocks) {
+  std::vector<ThreadBlock> region(2);
   for (uint64_t n = 0; n < 2; ++n) {
-    ThreadBlock block = {};
-    block.older_calls[31] = 10 + n;
-    block.sampled[1] = 3;
-    std::memcpy(region.data() + n * kOlder, &block, offsetof(ThreadBlock, calls));
+    region[n].calls[3] = 10 + n;
+    region[n].calls[kMaxOps - 1] = 1;
+    region[n].sampled[1] = 3;
+    region[n].skipped[1][2] = 5;
+    region[n].skipped[0][kSkipReasons - 1] = 7;
   }
-  const Totals totals = parse_threads(region, {0, kOlder, 2});
-  EXPECT_EQ(totals.calls[31], 21u);
-  EXPECT_EQ(totals.sampled[1], 6u);
-  EXPECT_EQ(std::accumulate(totals.calls, totals.calls + kMaxOps, uint64_t{0}), 21u);
-}
-
-TEST(ParseThreads, SumsBlocksOfALongerRecord) {
-  // A later writer may have appended fields: the record size says where the next block begins.
-  const uint64_t record_size = sizeof(ThreadBlock) + 64;
-  std::vector<std::byte> region(record_size * 2);
-  for (uint64_t n = 0; n < 2; ++n) {
-    ThreadBlock block = {};
-    block.calls[3] = 10 + n;
-    block.calls[kMaxOps - 1] = 1;
-    block.skipped(1, 2) = 5;
-    block.skipped(0, kSkipReasons - 1) = 7;
-    std::memcpy(region.data() + n * record_size, &block, sizeof block);
-  }
-  const Totals totals = parse_threads(region, {0, record_size, 2});
+  const Totals totals = parse_threads(std::as_bytes(std::span(region)));
   EXPECT_EQ(totals.calls[3], 21u);
   EXPECT_EQ(totals.calls[kMaxOps - 1], 2u);
+  EXPECT_EQ(std::accumulate(totals.calls, totals.calls + kMaxOps, uint64_t{0}), 23u);
+  EXPECT_EQ(totals.sampled[1], 6u);
   EXPECT_EQ(totals.skipped[1][2], 10u);
   EXPECT_EQ(totals.skipped[0][kSkipReasons - 1], 14u);
 }

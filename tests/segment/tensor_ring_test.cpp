@@ -28,7 +28,6 @@ class TensorRingTest : public SegmentFiles {
     *record = {};
     record->bytes = need;
     record->kind = TensorKind::kSnapshot;
-    record->header_size = sizeof(TensorRecord);
     record->step = step;
     record->interval = record->tensors = 1;
     record->dims = 1;
@@ -122,7 +121,6 @@ TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
       {"beyond", [](TensorRecord& r) { r.bytes = uint64_t{1} << 40; }},
       {"filler", [](TensorRecord& r) { r.kind = TensorKind::kFiller; }},
       {"kind", [](TensorRecord& r) { r.kind = static_cast<TensorKind>(7); }},
-      {"header", [](TensorRecord& r) { r.header_size = 8; }},
       {"format", [](TensorRecord& r) { r.dtype = 1; }},
       {"step", [](TensorRecord& r) { r.step = -1; }},
       {"interval", [](TensorRecord& r) { r.interval = 0; }},

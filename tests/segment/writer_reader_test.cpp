@@ -16,6 +16,32 @@
 namespace foreshock::segment {
 namespace {
 
+// Overwrites one word of a file of the segment.
+void store_word(const std::string& path, std::streamoff offset, uint32_t value) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(offset);
+  file.write(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+TEST_F(SegmentFiles, AnotherLayoutVersionIsRefusedWithTheSideToUpgrade) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  const std::string path = directory_ + "/0-0000000000000010";
+  const auto refusal = [&] {
+    std::string why;
+    EXPECT_EQ(SegmentReader::open(directory_, "0-0000000000000010", &why), nullptr);
+    return why;
+  };
+  store_word(path + ".seg", offsetof(Header, layout_version), kLayoutVersion + 1);
+  EXPECT_NE(refusal().find("upgrade foreshock where the agent runs"), std::string::npos) << refusal();
+  store_word(path + ".seg", offsetof(Header, layout_version), kLayoutVersion - 1);
+  EXPECT_NE(refusal().find("upgrade foreshock where the trainer runs"), std::string::npos) << refusal();
+  store_word(path + ".seg", offsetof(Header, layout_version), kLayoutVersion);
+  EXPECT_NE(open(), nullptr);
+  store_word(path + ".ctl", offsetof(Control, layout_version), kLayoutVersion - 1);
+  EXPECT_NE(refusal().find("control file"), std::string::npos) << refusal();
+}
+
 TEST_F(SegmentFiles, ALimitOfFileSizesIsARefusalNotASignal) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);

@@ -8,26 +8,21 @@ SKIP_REASONS = (
     "budget", "ring_full", "dropout", "capture", "nested", "fp8", "mask", "layout", "too_large", "off", "unknown",
     "device", "device_memory",
 )  # fmt: skip
-FIRST_SKIP_REASONS = 11  # the others have a place of their own
 LOST_REASONS = ("torn", "agent_absent", "refused", "unsupported")
 PASSES = ("forward", "backward")
 OP_NAME = 64  # bytes of an operation's name
 CONSUMPTION_OFFSET, MAX_SLOTS = 256, 60
-BLOCK = struct.Struct("<129Q")  # of a thread
-CALLS = 65  # the first word of its counts by operation
+MAX_OPS = 64
+# Of a thread: words of its block, and where its counts begin.
+BLOCK = struct.Struct(f"<{1 + MAX_OPS + 4 + 2 * len(SKIP_REASONS) + 2}Q")
+CALLS, UNSAMPLED, SAMPLED, SKIPPED = 1, 1 + MAX_OPS, 3 + MAX_OPS, 5 + MAX_OPS
+COSTS = SKIPPED + 2 * len(SKIP_REASONS)
 IDENTITY, OPS, THREADS, STEPS, LAYERS, SLOTS = range(6)
 STEP_RECORD = struct.Struct("<QqQQdddQIIIIQQQQ")
 STEP_FIELDS = (
     "sequence", "step", "time_ns", "duration_ns", "loss", "learning_rate", "gradient_norm", "batch_id", "given",
     "loss_source", "step_source", "sampled", "calls", "skipped_steps", "interval", "cost_ns",
 )  # fmt: skip
-
-
-def _word_of_skip(number: int, reason: int) -> int:
-    if reason < FIRST_SKIP_REASONS:
-        return 37 + FIRST_SKIP_REASONS * number + reason
-    later = len(SKIP_REASONS) - FIRST_SKIP_REASONS
-    return 61 + later * number + reason - FIRST_SKIP_REASONS
 
 
 class Segment:
@@ -74,11 +69,11 @@ class Segment:
             skipped, lost = dict.fromkeys(SKIP_REASONS, 0), dict.fromkeys(LOST_REASONS, 0)
             for at in self._records(THREADS):
                 words = BLOCK.unpack_from(self.bytes, at)
-                counts["calls"] += sum(n for n, of in zip(words[CALLS:], passes, strict=True) if of == number)
-                counts["unsampled"] += words[33 + number]
-                counts["sampled"] += words[35 + number]
+                counts["calls"] += sum(n for n, of in zip(words[CALLS:UNSAMPLED], passes, strict=True) if of == number)
+                counts["unsampled"] += words[UNSAMPLED + number]
+                counts["sampled"] += words[SAMPLED + number]
                 for index, reason in enumerate(SKIP_REASONS):
-                    skipped[reason] += words[_word_of_skip(number, index)]
+                    skipped[reason] += words[SKIPPED + len(SKIP_REASONS) * number + index]
             for slot in range(MAX_SLOTS):
                 words = struct.unpack_from("<Q10I", self.control, CONSUMPTION_OFFSET + 64 * slot)
                 counts["judged"] += words[1 + number]
@@ -89,7 +84,7 @@ class Segment:
 
     def cost_ns(self) -> int:
         blocks = [BLOCK.unpack_from(self.bytes, at) for at in self._records(THREADS)]
-        return sum(words[59] + words[60] for words in blocks)
+        return sum(sum(words[COSTS:]) for words in blocks)
 
     def steps(self) -> list[dict]:
         """The step records that are in the ring, oldest first."""
