@@ -453,11 +453,20 @@ class GradientReport {
   bool Untouched(uint32_t copies) const noexcept {
     const uint32_t passes = Clock().roots();
     if (passes == 0) return false;
+    if (passes > 1 && copies == 0 && AreNew()) return true;
     const uint32_t fresh = passes - 1 + copies;
     if (sentinel_version_ != fresh)
       return sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + copies;
     return std::ranges::all_of(tensors_, [&](const c10::TensorImpl* gradient) {
       return gradient->version_counter().current_version() != fresh || OfEngine().Has(*gradient);
+    });
+  }
+
+  // Whether all gradients are as one backward pass has left them: an optimizer that calls its closure several
+  // times drops the gradients before each evaluation.
+  bool AreNew() const noexcept {
+    return std::ranges::all_of(tensors_, [](const c10::TensorImpl* gradient) {
+      return gradient->version_counter().current_version() == 0 && OfEngine().Has(*gradient);
     });
   }
 

@@ -10,18 +10,18 @@ opt = {optimizer}
 truth, results, called = [], [], 0
 torch.manual_seed(1)
 for n in range(4):
-    x, first = torch.randn(8, 6), True
+    x = torch.randn(8, 6)
     def closure():
-        global first, called
+        global called, square
         called += 1
         opt.zero_grad()
         loss = model(x).square().sum()
         loss.backward()
-        if first: truth.append(sum(p.grad.double().square().sum().item() for p in model.parameters()))
-        first = False
+        square = sum(p.grad.double().square().sum().item() for p in model.parameters())
         if {clip}: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
         return loss
     results.append(opt.step({closure}).item())
+    truth.append(square)
 values = [p.detach().double().sum().item() for p in model.parameters()]
 """
 TOLD = TRAINING + "print(json.dumps([events(), truth, results, values, called]))"
@@ -40,7 +40,7 @@ def filled(text: str, **words: str) -> str:
 @pytest.mark.parametrize(
     ("optimizer", "closure"), [(ADAM, "closure"), (ADAM, "closure=closure"), (LBFGS, "closure")], ids=str
 )
-def test_the_norm_is_that_of_the_gradients_which_the_closure_makes(trainer, optimizer, closure, clip) -> None:
+def test_norm_is_that_of_the_last_evaluation(trainer, optimizer, closure, clip) -> None:
     words = {"optimizer": optimizer, "closure": closure, "clip": clip}
     rows, truth, results, values, called = trainer(filled(TOLD, **words))
     squares = [sum(row["squares"].values()) for row in rows if row["event"] == "gradients"]
@@ -54,7 +54,7 @@ def test_the_norm_is_that_of_the_gradients_which_the_closure_makes(trainer, opti
     assert [results, values] == alone, "to the last bit, as if nobody looked"
 
 
-def test_what_a_closure_raises_is_the_trainers(trainer) -> None:
+def test_exception_in_a_closure_reaches_the_trainer(trainer) -> None:
     said, steps = trainer(
         """
         weight = torch.nn.Parameter(torch.ones(2, 2))
@@ -74,3 +74,90 @@ def test_what_a_closure_raises_is_the_trainers(trainer) -> None:
     )
     assert said == ["KeyError('mine')"]
     assert len(steps) == 2
+
+
+# What step() may be called with; `seen` is what the optimizer's own step gets.
+CALLERS_OWN = """
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters): super().__init__(parameters, {"lr": 0.1})
+    def step(self, *args, **kwargs):
+        got = [*args, *kwargs.values()][0]
+        seen.append(got)
+        loss = {call}
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]: p.sub_(p.grad, alpha=0.1)
+        return loss
+model = torch.nn.Linear(4, 2)
+opt = Own(model.parameters())
+seen, hooked = [], []
+opt.register_step_pre_hook(lambda optimizer, args, kwargs: hooked.append([*args[1:], *kwargs.values()][0]))
+def closure(backward=True):
+    opt.zero_grad()
+    loss = model(torch.ones(3, 4)).square().sum()
+    loss.backward()
+    return loss
+closure.batch_size = 3
+given = {given}
+losses = []
+for _ in range(3):
+    if given is model: closure()
+    losses.append(float(opt.step({how})))
+print(json.dumps([all(each is given for each in seen + hooked), len(seen), len(hooked), losses]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "call"),
+    [
+        ("closure", "given", "got(False)"),
+        ("closure", "given", "got(backward=False)"),
+        ("closure", "given", "got() * 0 + got.batch_size"),
+        ("closure", "closure=given", "got(False)"),
+        ("model", "given", "len(list(got.parameters()))"),
+    ],
+    ids=["positional argument", "keyword argument", "attribute", "by_name", "model"],
+)
+def test_the_callers_object_reaches_step_and_its_hooks(trainer, given, how, call) -> None:
+    """Whatever it is called with, and whatever it is: step() and the user's own hooks get the caller's object."""
+    code = filled(CALLERS_OWN, given=given, how=how, call=call)
+    same, *rest = trainer(code)
+    assert same
+    assert rest[:2] == [3, 3]
+    alone = trainer("import json\ntorch.manual_seed(0)\ntorch.set_num_threads(1)\n" + code, monitored=False)
+    assert [same, *rest] == alone
+
+
+@pytest.mark.parametrize("given", ["closure", "closure=closure"])
+def test_weights_before_a_step_with_a_closure_are_seen(trainer, given) -> None:
+    rows = trainer(
+        f"""
+        model = torch.nn.Linear(4, 2)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        def closure():
+            opt.zero_grad()
+            loss = model(torch.ones(3, 4)).square().sum()
+            loss.backward()
+            return loss
+        for _ in range(3): opt.step({given})
+        print(json.dumps(events()))
+        """
+    )
+    looks = [(row["event"], row.get("when")) for row in rows if row["event"] in ("weight", "step")]
+    assert (
+        looks
+        == [("weight", 1)] * 2 + [("step", None)] + ([("weight", 0)] * 2 + [("weight", 1)] * 2 + [("step", None)]) * 2
+    )
+
+
+def test_a_closure_without_a_backward_pass_is_no_step(trainer) -> None:
+    rows = trainer(
+        """
+        model = torch.nn.Linear(4, 2)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            if step != 2: model(torch.ones(3, 4)).square().sum().backward()
+            opt.step(lambda: None); opt.zero_grad()
+        print(json.dumps(events()))
+        """
+    )
+    assert [row["event"] for row in rows].count("step") == 3

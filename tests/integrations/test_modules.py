@@ -124,3 +124,18 @@ print(json.dumps([before, after, [again, [p._cdata for p in model.parameters()]]
     assert [row["event"] for row in after] == ["names_forgotten"]
     rows, addresses = again
     assert {row["identity"] for row in rows if row["event"] == "name"} == set(addresses)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    ["copy.deepcopy(model)", "pickle.loads(pickle.dumps(model))", "torch.load(saved(model), weights_only=False)"],
+)
+def test_a_copied_model_has_names(trainer, copied: str) -> None:
+    """A copy registers no parameter and no module; its state is handed over."""
+    assert trainer(f"""{BLOCKS}
+import copy, io, pickle
+import __main__; __main__.Block = Block
+def saved(model): file = io.BytesIO(); torch.save(model, file); file.seek(0); return file
+model = {copied}
+train(model); print(json.dumps(told()))
+""") == [[], [1, 2, 3], LAYERS]

@@ -168,3 +168,7 @@ print(json.dumps([sorted({(len(row), *set(row)) for row in rows}), truth]))
 """)
     assert rows
     assert all(row in truth for row in rows)
+
+
+def test_torch_finds_no_kernel_without_schema(trainer) -> None:
+    assert trainer("print(json.dumps(torch._C._dispatch_find_dangling_impls()))") == []

@@ -38,7 +38,7 @@ class Monitor:
     UNSEEN_CALLS = 3  # calls without any backward pass seen, after which every call counts
     LOOK_AT = 4  # parameters whose optimizer state is looked at for the step
     MOST_FAILURES = 3  # to name models
-    SEARCH_AT = 3  # tick at which modules are searched for, if names are still missing
+    SETTLED = 3  # ticks after which a process that is not monitored yet will not be
 
     def __init__(self, torch: Any, core: Core) -> None:
         self.core = core
@@ -56,7 +56,7 @@ class Monitor:
         self._pieces = Pieces()
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         share = min(limit, Pace.SHARE)
-        self._naming, self._searching = Pace(16, share), Pace(1, share)
+        self._naming = Pace(16, share)
         self._fuse = Fuse(limit)
         self._given_up = 0  # to name tensors and to tell of their gradients and values: the bits of a step's record
         self._failures = 0
@@ -66,7 +66,7 @@ class Monitor:
         self._state_seen: tuple[int, int] | None = None
         self._named_for: tuple[list[int], list[int]] = ([], [])  # optimizers, addresses of their parameters
         self._called: dict[int, tuple[Named, str]] = {}  # name and layer's label by address, as the core has them
-        self._missing_names = self._described = self._placed = self._has_forgotten = False
+        self._described = self._placed = self._has_forgotten = False
         self._whole = True
         self._ticks = 0
         self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it
@@ -77,7 +77,7 @@ class Monitor:
     def note_module(self, module: Any) -> None:
         """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
         of an attention; with it there is a segment, and two of rank 0 cannot be."""
-        if self._given_up:
+        if self._given_up or self.modules.has(module):
             return
         begin = time.perf_counter_ns()
         self.modules.note(module)
@@ -93,6 +93,8 @@ class Monitor:
             if not has_stepped:
                 in_core = self._late(optimizer, self.weights.before)
         elif self._goes_on(optimizer):
+            if has_stepped:
+                self.weights.forget_due()  # a closure without a backward pass
             if not self._given_up:
                 self._pieces.go_on(optimizer)
         elif self._given_up:
@@ -100,6 +102,23 @@ class Monitor:
         else:
             in_core = self._begin(optimizer, has_stepped)
         self._spend(begin, in_core)
+
+    def before_closure(self, optimizer: Any) -> None:
+        """A step is about to call a closure, in which the gradients are made (Lightning, LBFGS). The closure is the
+        caller's and is passed on untouched, so the gradients are read when the step has ended: those of its last call.
+        Only the weights are read now, since the step changes them."""
+        begin = time.perf_counter_ns()
+        in_core = 0
+        if self._clock is not None and self._clock() not in (None, optimizer):
+            in_core = self._late(optimizer, self.weights.before)
+        elif not self._given_up:
+            self.weights.due()
+            in_core = self.weights.before(optimizer)
+        self._spend(begin, in_core)
+
+    def after_closure(self, optimizer: Any) -> None:
+        self.before_step(optimizer, has_stepped=True)
+        self.after_step(optimizer)
 
     def _begin(self, optimizer: Any, has_stepped: bool) -> int:
         """Nanoseconds spent in the core, which accounts for them itself; as of the others here."""
@@ -284,9 +303,8 @@ class Monitor:
         """`addresses` of what `optimizers` step; of those `unfollowed` it is only said that nobody follows them."""
         if self._pieces.addresses:
             addresses = list(dict.fromkeys([*self._pieces.addresses, *addresses]))
-        search = self._missing_names and self._ticks >= self.SEARCH_AT and self._searching.allows()
         these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
-        if these == self._named_for and not search:
+        if these == self._named_for:
             return
         if self._owners.has_lost or (self._named_for[1] and not set(self._named_for[1]) <= set(addresses)):
             self._owners.has_lost = False
@@ -294,26 +312,18 @@ class Monitor:
         if not self._naming.allows():
             return
         begin = time.perf_counter_ns()
-        self._name_anew(optimizers, unfollowed, these, search)
-        spent = time.perf_counter_ns() - begin
-        self._naming.spend(spent)
-        if search:
-            self._searching.spend(spent)
+        self._name_anew(optimizers, unfollowed, these)
+        self._naming.spend(time.perf_counter_ns() - begin)
 
-    def _name_anew(
-        self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]], search: bool
-    ) -> None:
+    def _name_anew(self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]]) -> None:
         addresses = these[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._described:
             self.core.describe(place(parameters, self.modules.alive()))
             self._described = True
-        if search:
-            self.modules.search()
         self._named_for = these
-        named, labels = self._call(self.modules.named(addresses), goes_on=not search)
+        named, labels = self._call(self.modules.named(addresses))
         self._owners.watch(self.modules.owners(named))
-        self._missing_names = not search and not set(addresses) <= named.keys()
         self._whole = self._is_whole(parameters, named)
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in self._in_order(named)]
         self.core.name_parameters(rows)
@@ -322,15 +332,13 @@ class Monitor:
             self._forget_names()
         replicas = Replicas(parameters, self.modules.alive())
         is_told = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
-        if not is_told or (not self.core.is_monitored() and self._ticks < self.SEARCH_AT):
+        if not is_told or (not self.core.is_monitored() and self._ticks < self.SETTLED):
             self._named_for = ([], [])  # to be told again at the next step
 
-    def _call(
-        self, named: dict[int, tuple[Named, Any]], goes_on: bool
-    ) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
+    def _call(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
         """Parameters with their names, and {name: label of its layer}. What was followed before goes on as it was
         called, although another model beside it would have it told apart: a series does not change its name."""
-        before = self._called if goes_on else {}
+        before = self._called
         labels = labels_of(named)
         called = {a: before.get(a, (row, labels[row.name])) for a, (row, _) in named.items()}
         self._called = called
@@ -358,8 +366,7 @@ class Monitor:
 
     def compiled_step(self, optimizer: Any) -> None:
         """A step whose hooks torch.compile has traced away; its gradients are still there."""
-        self.before_step(optimizer, has_stepped=True)
-        self.after_step(optimizer)
+        self.after_closure(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
         begin = time.perf_counter_ns()

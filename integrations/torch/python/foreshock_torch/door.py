@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -42,39 +43,22 @@ def guarded(name: str, *arguments: Any) -> None:
             mine.core.core.foreshock_off(reason.encode()[:47])
 
 
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    """May hand the step another closure: see `looking`."""
+def takes_closure(args: Any, kwargs: Any) -> bool:
+    """Whether step() was called with anything callable. `args` begin with the optimizer."""
+    return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
-        return None
-    if callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": looking(kwargs["closure"], optimizer)}
-    if len(args) > 1 and callable(args[1]):
-        return (args[0], looking(args[1], optimizer), *args[2:]), kwargs
-    guarded("before_step", optimizer)
-    return None
-
-
-def looking(closure: Any, optimizer: Any) -> Any:
-    """The gradients of a step with a closure (Lightning's, LBFGS's) are made in it: before it there are none, or those
-    of the step before. The first time that it has ended is the moment just before the step."""
-    has_looked = False
-
-    def look() -> Any:
-        nonlocal has_looked
-        result = closure()
-        if not has_looked:
-            has_looked = True
-            guarded("before_step", optimizer)
-        return result
-
-    return look
+        return
+    guarded("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         step_traced(optimizer)
         return
-    guarded("after_step", optimizer)
+    guarded("after_closure" if takes_closure(args, kwargs) else "after_step", optimizer)
 
 
 def _compiled_step(optimizer: Any) -> None:
@@ -82,9 +66,25 @@ def _compiled_step(optimizer: Any) -> None:
 
 
 def _module_grows(module: Any, name: str, part: Any) -> None:
-    if monitor is not None and not torch.compiler.is_compiling():
-        with contextlib.suppress(Exception):
-            monitor.note_module(module)
+    if monitor is None or torch.compiler.is_dynamo_compiling():
+        return
+    try:
+        monitor.note_module(module)
+    except Exception:  # without contextlib, whose calls a profiler would record
+        return
+
+
+def _note_copies(modules: Any) -> None:
+    """Copied and unpickled modules register nothing. Each takes its state over through this method of their base class,
+    which torch's own compiler wraps in the same way (torch/_dynamo/mutation_guard.py)."""
+    original = modules.Module.__setstate__
+
+    @functools.wraps(original)
+    def __setstate__(self: Any, state: Any) -> None:  # noqa: N807
+        original(self, state)
+        _module_grows(self, "", None)
+
+    modules.Module.__setstate__ = __setstate__
 
 
 def _adapter_path() -> str:
@@ -132,5 +132,6 @@ def enter(load: bool = False) -> None:
     optimizers.register_optimizer_step_post_hook(_after_step)
     modules.register_module_parameter_registration_hook(_module_grows)
     modules.register_module_module_registration_hook(_module_grows)
+    _note_copies(modules)
     monitor = mine
     tap.active = True

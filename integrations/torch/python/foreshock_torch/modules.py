@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from .names import Named, number_of, plain_name
@@ -44,19 +45,23 @@ def is_gathered(shard: Any) -> bool:
 
 
 class Modules:
-    """Modules as they register their parameters, by weak reference."""
+    """Modules as they register their parameters or take over the state of a copied or pickled one, by weak reference.
+
+    A module that does neither has no names here; all live objects would have to be searched for it, which stalls the
+    trainer and fills its profile.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._seen: dict[int, Any] = {}
         self.copies = 0  # in-place writes per step into gradients by those who average them over ranks
 
-    def note(self, module: Any) -> None:
-        import weakref
+    def has(self, module: Any) -> bool:
+        reference = self._seen.get(id(module))
+        return reference is not None and reference() is module
 
-        key = id(module)
-        if key not in self._seen or self._seen[key]() is not module:
-            self._seen[key] = weakref.ref(module)
+    def note(self, module: Any) -> None:
+        self._seen[id(module)] = weakref.ref(module)
 
     def alive(self) -> list[Any]:
         return [module for ref in list(self._seen.values()) if (module := ref()) is not None]
@@ -66,14 +71,6 @@ class Modules:
         alive = self.alive()
         children = {id(child) for module in alive for child in module.children()}
         return [module for module in alive if id(module) not in children]
-
-    def search(self) -> None:
-        """Finds modules that never registered anything here (unpickled, copied). Slow: once, and late."""
-        import gc
-
-        for thing in gc.get_objects():
-            if issubclass(type(thing), self._torch.nn.Module):
-                self.note(thing)
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
         """{address: (name, parameter)} of trees that hold any parameter in `wanted`, the fullest tree first.
