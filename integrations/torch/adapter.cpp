@@ -3,8 +3,6 @@
 // functions it calls are those of the libforeshock.so that is in the process already. The reading order is
 // attention.h first.
 #include <atomic>
-#include <cstring>
-#include <memory>
 #include <new>
 #include <sstream>
 #include <string>
@@ -13,6 +11,7 @@
 #include "attention_ops.h"
 #include "attention_paths.h"
 #include "gradients.h"
+#include "late_ops.h"
 #include "weight_report.h"
 
 // What shared_ptr asks for to spare atomics, new in glibc 2.32. With one of our own ("there are threads",
@@ -39,30 +38,10 @@ std::string StringOf(const std::stringbuf& buffer) { return OldStringOf(buffer);
 namespace foreshock::adapter {
 namespace {
 
-// Leaked on purpose: a library that is destroyed takes its kernels out.
-torch::Library& LibraryOf(const std::string& space) {
-  return *new torch::Library(torch::Library::IMPL, space, c10::DispatchKey::BackendSelect, __FILE__,
-                             __LINE__);
-}
-
-// torch's own operations are there or not; those of other packages may come later, and a kernel may be
-// waiting.
-int HookAttention(torch::Library& aten) {
-  int hooked = 0;
-  for (const AttentionOp& op : kAttentionOps) {
-    const bool is_torch = !std::strcmp(op.space, "aten");
-    if (is_torch && !c10::Dispatcher::singleton().findSchema({std::string("aten::") + op.name, op.overload}))
-      continue;
-    const std::string known_as = is_torch ? op.name : std::string(op.space) + "::" + op.name;
-    const int32_t number = foreshock_register_op(known_as.c_str(), op.pass);
-    if (number < 0) break;  // no room left: the most common operations come first
-    torch::Library& library = is_torch ? aten : LibraryOf(op.space);
-    const std::string name = *op.overload ? std::string(op.name) + "." + op.overload : op.name;
-    library.impl(name.c_str(),
-                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AttentionHook>(op, number)));
-    hooked += is_torch;
-  }
-  return hooked;
+// Called all the time, so operations that have arrived are hooked soon where no interpreter does it.
+at::Tensor DetachAndHookArrived(c10::DispatchKeySet keys, const at::Tensor& self) {
+  LateOps::HookArrived();
+  return Detach(keys, self);
 }
 
 void HookMathPath(torch::Library& aten) {
@@ -72,8 +51,10 @@ void HookMathPath(torch::Library& aten) {
 }
 
 int HookAll() {
-  torch::Library& aten = LibraryOf("aten");
-  const int hooked = HookAttention(aten);
+  // Leaked: destroying a library removes its kernels.
+  auto& aten =
+      *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  const int hooked = LateOps::Start();
   HookMathPath(aten);
   RegisterShims();
   ParameterClock::Instance().Enable();
@@ -86,7 +67,7 @@ int HookAll() {
   Hook<NormHook>(aten, "_foreach_norm", "Scalar");
   Hook<NormHook>(aten, "linalg_vector_norm", "");
   HookClipping(aten);
-  aten.impl("detach", torch::CppFunction(TORCH_FN(Detach)));
+  aten.impl("detach", torch::CppFunction(TORCH_FN(DetachAndHookArrived)));
   UnknownOps::Listen();
   return hooked;
 }

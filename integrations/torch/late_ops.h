@@ -1,0 +1,107 @@
+// Hooks the attention operations of other packages once their schemas are registered.
+//
+// A kernel for an operation without a schema would be hooked sooner, but torch lists such kernels as dangling
+// (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
+// so the kernel cannot be registered there and then. Under Python it is registered by a pending call of the
+// interpreter, which runs before the import that brought the operation returns to its caller; without Python,
+// when HookArrived() is next called.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
+
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "attention.h"
+#include "attention_ops.h"
+#include "dispatch.h"
+
+namespace foreshock::adapter {
+
+// Puts an AttentionHook on an operation whose schema is registered. Returns false if there is no schema or
+// the core has no room for another operation. Leaks the library: destroying it would remove its kernels.
+inline bool HookAttentionOp(const AttentionOp& op) {
+  const std::string qualified = std::string(op.space) + "::" + op.name;
+  if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
+  const bool is_torch = !std::strcmp(op.space, "aten");
+  const int32_t number = foreshock_register_op((is_torch ? op.name : qualified).c_str(), op.pass);
+  if (number < 0) return false;
+  auto* library =
+      new torch::Library(torch::Library::IMPL, op.space, c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  const std::string name = *op.overload ? std::string(op.name) + "." + op.overload : op.name;
+  library->impl(name.c_str(),
+                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AttentionHook>(op, number)));
+  return true;
+}
+
+// Thread-safe. Never destroyed.
+class LateOps final : public c10::OpRegistrationListener {
+ public:
+  // Hooks what is registered already, torch's own operations included, and listens for the rest. Call once.
+  // Returns how many of torch's are hooked.
+  static int Start() {
+    LateOps& ops = Instance();
+    new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
+        std::unique_ptr<c10::OpRegistrationListener>(&ops)));
+    ops.Hook();
+    return ops.hooked_of_torch_;
+  }
+
+  // One atomic load unless an operation has arrived.
+  static void HookArrived() noexcept {
+    if (Instance().has_arrived_.load(std::memory_order_relaxed)) Instance().Hook();
+  }
+
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    const c10::OperatorName& name = op.operator_name();
+    for (const AttentionOp& known : kAttentionOps) {
+      if (name.overload_name != known.overload || name.name != std::string(known.space) + "::" + known.name)
+        continue;
+      if (!has_arrived_.exchange(true, std::memory_order_relaxed)) AskInterpreter();
+    }
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+
+ private:
+  static constexpr size_t kOps = std::size(kAttentionOps);
+
+  static LateOps& Instance() {
+    static LateOps* ops = new LateOps;
+    return *ops;
+  }
+
+  // The table's order is that of importance, should the core run out of room.
+  void Hook() noexcept try {
+    const Turn turn(busy_);
+    if (!turn.is_mine) return;
+    has_arrived_.store(false, std::memory_order_relaxed);
+    for (size_t n = 0; n < kOps; ++n) {
+      if (is_hooked_[n] || !HookAttentionOp(kAttentionOps[n])) continue;
+      is_hooked_[n] = true;
+      hooked_of_torch_ += !std::strcmp(kAttentionOps[n].space, "aten");
+    }
+  } catch (...) {
+    foreshock_off("adapter_late_ops");
+  }
+
+  // Py_AddPendingCall may be called without the interpreter lock.
+  static void AskInterpreter() noexcept {
+    using Function = int (*)(void*);
+    static const auto add =
+        reinterpret_cast<int (*)(Function, void*)>(dlsym(RTLD_DEFAULT, "Py_AddPendingCall"));
+    if (add) add([](void*) { return HookArrived(), 0; }, nullptr);
+  }
+
+  std::array<bool, kOps> is_hooked_{};
+  int hooked_of_torch_ = 0;
+  std::atomic<bool> has_arrived_{true};  // until Start() has hooked what was there before
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+};
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
