@@ -51,7 +51,7 @@ def test_norm_is_that_of_the_last_evaluation(trainer, optimizer, closure, clip) 
     assert not [row for row in rows if row["event"] == "off"]
     assert called == (4 if optimizer == ADAM else 12)
     alone = trainer(filled(ALONE, **words) + "print(json.dumps([results, values]))", monitored=False)
-    assert [results, values] == alone, "to the last bit, as if nobody looked"
+    assert [results, values] == alone, "to the last bit, as without the monitor"
 
 
 def test_exception_in_a_closure_reaches_the_trainer(trainer) -> None:

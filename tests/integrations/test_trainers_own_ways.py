@@ -170,5 +170,49 @@ print(json.dumps([sorted({(len(row), *set(row)) for row in rows}), truth]))
     assert all(row in truth for row in rows)
 
 
+PROFILED = """
+import copy, json
+import torch
+from torch.profiler import ProfilerActivity, profile
+torch.manual_seed(0); torch.set_num_threads(1)
+def events_of(work):
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as found: work()
+    return len(found.profiler.kineto_results.events())
+model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()) for _ in range(LAYERS)])
+def train():
+    for _ in range(8):
+        opt.zero_grad(); model(torch.ones(4, 16)).square().mean().backward(); opt.step()
+def begin():
+    global model, opt
+    model = copy.deepcopy(model); opt = torch.optim.AdamW(model.parameters()); train()
+print(json.dumps([events_of(begin), events_of(train)]))
+"""
+
+
+def test_a_profile_with_stacks_holds_little_of_ours(trainer) -> None:
+    """A fifth of its events at most, and in each step a number that does not grow with the model."""
+    a_step = []
+    for layers in (4, 16):
+        code = PROFILED.replace("LAYERS", str(layers))
+        (bare, bare_steps), (watched, watched_steps) = trainer(code, monitored=False), trainer(code)
+        assert watched <= 1.2 * bare, (watched, bare)
+        a_step.append((watched_steps - bare_steps) / 8)
+    assert a_step[0] == a_step[1] <= 120, a_step
+
+
+def test_names_come_when_the_profile_with_stacks_has_ended(trainer) -> None:
+    rows = trainer(f"""{TOY}
+from torch.profiler import ProfilerActivity, profile
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+def train():
+    for _ in range(2): opt.zero_grad(); backward(model); opt.step()
+with profile(activities=[ProfilerActivity.CPU], with_stack=True): train()
+during = events(); train(); print(json.dumps([during, events()]))
+""")
+    kinds = [[row["event"] for row in part] for part in rows]
+    assert [kind.count("step") for kind in kinds] == [2, 2]
+    assert [kind.count("name") for kind in kinds] == [0, 2]
+
+
 def test_torch_finds_no_kernel_without_schema(trainer) -> None:
     assert trainer("print(json.dumps(torch._C._dispatch_find_dangling_impls()))") == []

@@ -25,6 +25,13 @@ from .unseen import LOOK_AT, attention_unseen
 from .weights import ENDED, Weights
 
 
+def is_profiled() -> bool:
+    """Whether a profiler records every Python call of this thread (torch.profiler with stacks, cProfile): it would
+    record those of ours. Names, weights and gradients wait meanwhile, since their number of calls grows with the model;
+    steps are still counted."""
+    return sys.getprofile() is not None
+
+
 def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
     """{parameter's name: its layer's label}: by the framework's own number where there is one, else by path."""
     rows = [row for row, _ in named.values()]
@@ -97,7 +104,7 @@ class Monitor:
                 self.weights.forget_due()  # a closure without a backward pass
             if not self._given_up:
                 self._pieces.go_on(optimizer)
-        elif self._given_up:
+        elif self._given_up or is_profiled():
             in_core = self._begin_bare(optimizer)
         else:
             in_core = self._begin(optimizer, has_stepped)
@@ -111,7 +118,7 @@ class Monitor:
         in_core = 0
         if self._clock is not None and self._clock() not in (None, optimizer):
             in_core = self._late(optimizer, self.weights.before)
-        elif not self._given_up:
+        elif not self._given_up and not is_profiled():
             self.weights.due()
             in_core = self.weights.before(optimizer)
         self._spend(begin, in_core)
@@ -231,7 +238,7 @@ class Monitor:
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
         if clock is not None and clock is not optimizer:
-            if not self._given_up:
+            if not self._given_up and not is_profiled():
                 self._others.stepped(optimizer, clock, backwards > 0)
             calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:

@@ -17,9 +17,9 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
     # An operator of higher order fills this cache when it is first called, be it by the compiler.
     if getattr(flex, "_dispatch_cache", None):
         found.append(("flex_attention", USED))
-    if any(name == "flash_attn.cute" or name.startswith("flash_attn.cute.") for name in list(modules)):
+    if "flash_attn.cute" in modules:  # there before any module in it
         found.append(("flash_attn.cute (flash-attn 4)", IMPORTED))
-    # Of later versions the library stands before the functions themselves (libmonitor/interpose_transformer_engine.cpp).
+    # The library interposes the functions of later versions (libmonitor/interpose_transformer_engine.cpp).
     engine = modules.get("transformer_engine")
     if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):
         found.append(("transformer_engine before 2.0", IMPORTED))
