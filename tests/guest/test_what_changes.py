@@ -1,0 +1,34 @@
+"""docs/security.md lists what changes in a trainer's process; the tests that it names exist."""
+
+import re
+
+from monitored import ROOT
+
+SECTION = "## What changes in your process"
+
+
+def test_named_tests_exist():
+    text = (ROOT / "docs" / "security.md").read_text().split(SECTION)[1].split("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", text))
+    there = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        there |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+    assert len(named) > 20
+    assert named - there == set()
+
+
+def test_every_registration_of_the_helper_is_listed():
+    """What door.py registers or replaces in torch, by the names of the calls that do it."""
+    text = (ROOT / "docs" / "security.md").read_text().split(SECTION)[1]
+    door = (ROOT / "integrations" / "torch" / "python" / "foreshock_torch" / "door.py").read_text()
+    known = {
+        "register_optimizer_step_pre_hook": "Optimizer hooks",
+        "register_optimizer_step_post_hook": "Optimizer hooks",
+        "register_module_parameter_registration_hook": "Module hooks",
+        "register_module_module_registration_hook": "Module hooks",
+        "Module.__setstate__": "torch.nn.Module.__setstate__",
+    }
+    assert set(re.findall(r"\.(register_\w+)\(", door)) <= known.keys()
+    assert all(row in text for row in known.values())
+    replaced = set(re.findall(r"^    (\w+\.[\w.]+) = ", door, re.MULTILINE))
+    assert replaced == {"modules.Module.__setstate__", "tap.active"}, "the second is a module of ours"
