@@ -1,4 +1,4 @@
-"""Builds the fake core and the adapter once, and runs pieces of training in fresh processes under them."""
+"""Builds the fake core and the adapter once, and runs pieces of training in processes of their own under them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from monitored import known_instructions
 from torch_version import TORCH
+from zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEGRATION = ROOT / "integrations" / "torch"
@@ -107,24 +108,47 @@ def host_cuda(request: pytest.FixtureRequest) -> str:
     return str(target)
 
 
+# Read when torch is imported or before: a piece with one of these must begin in a process that has them.
+READ_AT_IMPORT = ("FORESHOCK", "HOST_CUDA", "LD_", "PYTHON", "TORCH", "OMP_")
+
+
+@pytest.fixture(scope="session")
+def zygote(fake_core: Path, adapters: Path, tmp_path_factory: pytest.TempPathFactory):
+    """zygote(monitored, environment): a process to fork from, under the fake core or without it, with this environment.
+    One is kept for each kind that is asked for."""
+    kept: dict[tuple, Zygote] = {}
+
+    def get(monitored: bool, environment: dict[str, str]) -> Zygote:
+        kind = (monitored, *sorted(environment.items()))
+        if kind not in kept:
+            env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | known_instructions()
+            env |= {"OMP_NUM_THREADS": "1"}
+            if monitored:
+                paths = [str(INTEGRATION / "python"), str(ROOT / "tests" / "support")]
+                env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": os.pathsep.join(paths)}
+                env |= {"FORESHOCK_DIR": str(tmp_path_factory.mktemp("zygote")), "FORESHOCK_ADAPTERS": str(adapters)}
+            before, torch, after = PREAMBLE.partition("import torch\n")
+            begin = before + torch + (after if monitored else "")
+            # Every optimizer imports this when it is made, which takes nearly as long as torch itself.
+            kept[kind] = Zygote(begin + "import torch._dynamo\n", env | environment)
+        return kept[kind]
+
+    yield get
+    for each in kept.values():
+        each.close()
+
+
 @pytest.fixture
-def trainer(fake_core: Path, adapters: Path, tmp_path: Path):
+def trainer(zygote, tmp_path: Path):
     """trainer(code, **environment) runs code after PREAMBLE under the fake core; gives what it prints last, as JSON."""
 
     def run(code: str, monitored: bool = True, **environment: str) -> object:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
-        env |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-        env |= known_instructions()
-        if monitored:
-            paths = [str(INTEGRATION / "python"), str(ROOT / "tests" / "support")]
-            env |= {"LD_PRELOAD": str(fake_core), "PYTHONPATH": os.pathsep.join(paths)}
-            env |= {"FORESHOCK_DIR": str(tmp_path), "FORESHOCK_ADAPTERS": str(adapters)}
-        begin = PREAMBLE if monitored else "".join(PREAMBLE.partition("import torch\n")[:2])
+        at_import = {name: text for name, text in environment.items() if name.startswith(READ_AT_IMPORT)}
+        later = {name: text for name, text in environment.items() if name not in at_import}
+        later |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         # Autograd has a thread for each device, which may hold a tensor of Python's when the interpreter ends.
         end = "\nsys.stdout.flush(); os._exit(0)" if "HOST_CUDA" in environment else ""
-        script = begin + textwrap.dedent(code) + end
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, env=env | environment, timeout=300)
+        done = zygote(monitored, at_import).run(textwrap.dedent(code) + end, later, tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
 
