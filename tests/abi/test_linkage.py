@@ -9,6 +9,8 @@ import native
 import pytest
 from segment_file import assert_calls_conserved, segments
 
+pytestmark = pytest.mark.quick
+
 SOURCE = str(pathlib.Path(__file__).resolve().parent / "linkage.c")
 DIRECT, TABLE, WEAK, OPENED = ("-DWAY=1", "-DWAY=2", "-DWAY=3", "-DWAY=4")
 STEPS, CALLS = 50, 60  # more calls than the 1024 after which the switch is looked at

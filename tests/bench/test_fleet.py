@@ -11,6 +11,8 @@ import monitored
 import pytest
 from scraping import needs
 
+pytestmark = pytest.mark.long
+
 
 @needs["prometheus"]
 def test_one_prometheus_scrapes_agents_and_evaluates_our_rules_over_them(tmp_path, show_line):

@@ -5,6 +5,8 @@ import math
 import pathlib
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench" / "precursors"))
 
@@ -15,6 +17,8 @@ import provenance  # noqa: E402
 import recipes  # noqa: E402
 import recording  # noqa: E402
 import scoring  # noqa: E402
+
+pytestmark = pytest.mark.quick
 
 
 def written(path: pathlib.Path, losses: list[float], norms: list[float]) -> pathlib.Path:

@@ -21,6 +21,8 @@ import recipes  # noqa: E402
 import scoring  # noqa: E402
 import tables  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 
 def bench(out: pathlib.Path, *words: str) -> subprocess.CompletedProcess:
     command = [sys.executable, str(PROGRAM), "--short", "--out", str(out), *words]

@@ -12,6 +12,8 @@ import sys
 import browser
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "bench" / "yardsticks.py"
 TOY = ("--size", "toy", "--steps", "20", "--every", "5", "--replicates", "2")

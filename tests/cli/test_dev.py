@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -113,6 +115,7 @@ def test_failing_stage_fails_the_whole(dev, monkeypatch, capsys, reports):
     ],
 )
 def test_stages_of_each_tier(dev, monkeypatch, capsys, reports, words, stages):
+    monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(dev.sys, "argv", ["dev", "test", *words])
     monkeypatch.setattr(dev, "python_tests_and_builds", lambda *_: 0)
     monkeypatch.setattr(dev, "python_tests", lambda *_: 0)
@@ -224,6 +227,44 @@ def test_times_of_folders_and_of_the_slowest_tests(dev, expanded):
     assert lines[0] == ["folder", "tests", "seconds", "CPU", "s"]
     assert lines[1:4] == [["ctest", "2", "4", "4"], ["agent", "2", "1", "1"], ["all", "4", "5", "5"]]
     assert lines[-2:] == [["3.0", "3.0", "fuzz_options", "fuzz_options"], ["1.0", "1.0", "lab_test", "lab_test"]]
+
+
+def test_all_tests_of_root_have_the_packages_and_every_torch(dev, monkeypatch):
+    ran = []
+    monkeypatch.setattr(dev.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(dev, "run", lambda *words, **_: ran.append(tuple(map(str, words[1:]))) or 0)
+    stages = dev.stages_of("all")
+    for name in list(stages)[5:]:
+        assert stages[name]() == 0
+    packaging = ROOT / "packaging"
+    assert ran[0] == (str(packaging / "test_package.py"),)
+    assert {words[0] for words in ran[1:]} == {str(packaging / "test_torch.py")}
+    assert {release.rpartition(".")[0] for _, release in ran[1:]} >= {"2.6", "2.13", "2.14"}
+
+
+LISTED = """Suite.
+  Works
+  Names
+Sizes/Many.
+  Holds/0  # GetParam() = 4
+  Holds/1  # GetParam() = 5
+"""
+
+
+def test_cases_that_a_program_lists(dev):
+    assert list(dev.listing.gtest_cases(LISTED)) == [
+        "Suite.Works",
+        "Suite.Names",
+        "Sizes/Many.Holds/0",
+        "Sizes/Many.Holds/1",
+    ]
+
+
+def test_every_tier_has_what_the_one_before_has(dev):
+    tiers = {"quick": {"a"}, "full": {"a", "c", "b"}, "all": {"a", "b", "c", "d"}}
+    assert list(dev.listing.by_first_tier(tiers)) == [("quick", "a"), ("full", "b"), ("full", "c"), ("all", "d")]
+    with pytest.raises(AssertionError, match="not in the tier all"):
+        list(dev.listing.by_first_tier(tiers | {"all": {"a", "b"}}))
 
 
 def test_children_have_default_signals_however_the_tests_were_started(tmp_path):

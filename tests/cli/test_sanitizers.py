@@ -7,6 +7,8 @@ import subprocess
 import monitored
 import pytest
 
+pytestmark = pytest.mark.quick
+
 BUILD = monitored.BUILD
 # What code needs that starts a thread: of libstdc++, of glibc.
 THREAD_STARTS = ("_ZNSt6thread15_M_start_thread", "pthread_create")

@@ -17,6 +17,8 @@ from alert_rules import DASHBOARDS, VALUES, alerts
 from alertmanager import alertmanager_yaml
 from scraping import ended, free_port, get, needs, wait_until
 
+pytestmark = pytest.mark.quick
+
 CONFIG = DASHBOARDS / "alertmanager" / "alertmanager.yml"
 RANKS = 2000
 

@@ -14,6 +14,8 @@ from board import READ
 from generate import texts
 from scraping import needs
 
+pytestmark = pytest.mark.quick
+
 FILES = sorted((DASHBOARDS / "grafana").glob("*.json"))
 BOARDS = {file.stem: json.loads(file.read_text()) for file in FILES}
 PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] != "row"]

@@ -16,6 +16,8 @@ import pytest
 from alert_rules import DASHBOARDS, ROOT
 from scraping import Prometheus, ended, needs, prometheus, wait_until
 
+pytestmark = pytest.mark.long
+
 RULES = DASHBOARDS / "rules" / "foreshock.yml"
 BOARDS = {file.stem: json.loads(file.read_text()) for file in sorted((DASHBOARDS / "grafana").glob("*.json"))}
 TARGETS = [

@@ -12,9 +12,12 @@ from alert_rules import DASHBOARDS, DEFAULT, ROOT, TESTS, VALUES, promtool_tests
 from healthy_run import all_series, healthy_file
 
 BIN = ROOT / "build" / "prometheus3" / "usr" / "bin"
-pytestmark = pytest.mark.skipif(
-    not (BIN / "promtool").exists(), reason="no Prometheus 3 in build/prometheus3: python dashboards/prometheus3.py"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (BIN / "promtool").exists(), reason="no Prometheus 3 in build/prometheus3: python dashboards/prometheus3.py"
+    ),
+]
 
 
 def test_it_is_one():

@@ -8,6 +8,8 @@ import pytest
 from alert_rules import TESTS, VALUES, group, promtool_tests
 from scraping import needs
 
+pytestmark = pytest.mark.long
+
 FACTORS = {"half more": 1.5, "a third less": 1 / 1.5}
 # For each file of tests: the group that it is about, and the sections of values that it holds.
 HELD = {

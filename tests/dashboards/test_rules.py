@@ -11,6 +11,8 @@ import yaml
 from alert_rules import DASHBOARDS, DEFAULT, ROOT, TESTS, VALUES, alerts, detector_rules, promtool_tests, rules
 from scraping import needs
 
+pytestmark = pytest.mark.quick
+
 RULES = yaml.safe_load((DASHBOARDS / "rules" / "foreshock.yml").read_text())
 ALERTS = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
 EXPRESSIONS = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]

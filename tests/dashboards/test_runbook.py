@@ -7,6 +7,8 @@ import pytest
 from alert_rules import ROOT, VALUES, alerts
 from runbook import PAGE, RESULTS, runbook
 
+pytestmark = pytest.mark.quick
+
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.S | re.M))
 PAGES = [ROOT / "docs" / name for name in ("runbook.md", "operations.md", "alerts.md")]
 

@@ -12,6 +12,8 @@ import monitored
 import pytest
 from scraping import get, needs, wait_until
 
+pytestmark = pytest.mark.long
+
 TRAINING = """
 import math, os, sys, time
 sys.path.insert(0, {support!r})

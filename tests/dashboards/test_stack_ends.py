@@ -13,6 +13,8 @@ from alert_rules import DASHBOARDS
 from scraping import needs, wait_until
 from stack import end, held_signals
 
+pytestmark = pytest.mark.long
+
 both = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 SLEEPING = [sys.executable, "-c", "import time; time.sleep(300)"]
 

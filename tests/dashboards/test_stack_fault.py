@@ -15,6 +15,8 @@ import monitored
 import pytest
 from scraping import needs
 
+pytestmark = pytest.mark.long
+
 SECONDS = 90  # of training; it errs from a third of it on, and Alertmanager waits for half a minute
 FAULTY_LAYER = "001"
 

@@ -13,6 +13,8 @@ from scraping import needs
 sys.path.insert(0, str(DASHBOARDS))
 import panel  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 MINUTES = 40
 Steps = list[int | None]
 

@@ -11,6 +11,8 @@ import subprocess
 import pytest
 import yaml
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def compose(deploy, tmp_path):

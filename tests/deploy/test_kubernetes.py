@@ -14,6 +14,8 @@ import pytest
 import yaml
 from lightkube.models import batch_v1, core_v1
 
+pytestmark = pytest.mark.quick
+
 KINDS = {"Secret": core_v1.Secret, "Job": batch_v1.Job}
 # Of the Prometheus operator's API reference, monitoring.coreos.com/v1; a string is a scalar of any kind.
 SELECTOR = {"matchLabels": {str: str}}

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 import yaml
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def text(deploy) -> str:

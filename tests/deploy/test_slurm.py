@@ -13,6 +13,8 @@ import pytest
 from scraping import ended, wait_until
 from service import Service
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def node(base, tmp_path) -> dict[str, str]:

@@ -9,6 +9,8 @@ import subprocess
 import monitored
 import pytest
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def unit(deploy, tmp_path) -> pathlib.Path:

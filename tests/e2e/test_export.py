@@ -11,6 +11,8 @@ import subprocess
 import pytest
 from monitored import FORESHOCK
 
+pytestmark = pytest.mark.quick
+
 
 def step(number: int, **more: object) -> dict:
     return {"schema": 1, "type": "step", "run": "r", "rank": 0, "step": number, "time": 100.0 + number} | more

@@ -12,6 +12,7 @@ import pathlib
 
 import pytest
 from monitored import EVERYTHING_AND_WEIGHTS, PYTHON, Run, assert_conserved, run_monitored, run_plain
+from tiers import keep
 
 STEPS = 8
 CASES = [
@@ -24,6 +25,7 @@ CASES = [
     "ddp",
 ]
 COMPILED = ["compiled_model", "compiled_optimizer"]
+KEPT = ("accumulation", "ddp")
 LAYERS = {"compiled_model": 2, "compiled_optimizer": 1}  # else 3
 # Forward calls: layers x micro-batches x steps x recomputation; backward ones without the recomputation.
 MICRO_BATCHES = {"accumulation": 4}
@@ -84,7 +86,7 @@ def ranks(case: str) -> range:
     return range(2 if case == "ddp" else 1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
 def test_every_bit_is_the_same(trainings, case):
     runs = trainings(case)
     assert len(bits(runs.plain)) == len(ranks(case))
@@ -94,7 +96,7 @@ def test_every_bit_is_the_same(trainings, case):
     assert losses[-1] < 0.8 * losses[0]  # a training, not a fixed point
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
 def test_every_call_is_counted_and_every_sample_judged(trainings, case):
     runs = trainings(case)
     for rank in ranks(case):
@@ -120,7 +122,7 @@ def order_of_layers(case: str) -> list[tuple[str, int]]:
     return forward + [call for one in backward for call in (("forward", one[1]), one)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
 def test_samples_name_their_layer(trainings, case):
     order = order_of_layers(case)
     sources = collections.Counter()
@@ -139,7 +141,7 @@ def test_samples_name_their_layer(trainings, case):
         assert (blind > 0) == (case == "checkpoint_reentrant")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
 def test_torch_s_profiler_counts_the_same_calls(trainings, case):
     # The first step of a compiled model is left out: tracing calls the operations on tensors without data.
     steps = STEPS - 1 if case == "compiled_model" else STEPS
@@ -147,7 +149,7 @@ def test_torch_s_profiler_counts_the_same_calls(trainings, case):
         assert told["profiler"] == {name: calls // STEPS * steps for name, calls in expected_calls(case).items()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
 def test_losses_are_the_training_s_own(trainings, case):
     runs = trainings(case)
     micro = MICRO_BATCHES.get(case, 1)
@@ -158,7 +160,7 @@ def test_losses_are_the_training_s_own(trainings, case):
         assert seen == pytest.approx(means, rel=1e-6)
 
 
-@pytest.mark.parametrize("case", COMPILED)
+@pytest.mark.parametrize("case", keep(COMPILED))
 def test_compile_caches_keep_their_keys_and_work_without_us(trainings, case):
     runs = trainings(case)
     assert runs.plain_keys

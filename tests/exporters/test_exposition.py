@@ -8,6 +8,8 @@ import sys
 import pytest
 from scraping import ended, get, half_open_clients, needs, prometheus, promtool_complaints, scrape_milliseconds
 
+pytestmark = pytest.mark.quick
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
 

@@ -3,7 +3,10 @@
 import pathlib
 import re
 
+import pytest
 from monitored import ROOT
+
+pytestmark = pytest.mark.quick
 
 
 def test_every_named_test_exists():

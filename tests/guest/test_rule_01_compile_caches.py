@@ -8,6 +8,8 @@ import textwrap
 import monitored
 import pytest
 
+pytestmark = pytest.mark.long
+
 TRAINING = textwrap.dedent("""
     import sys
     sys.path.insert(0, {support!r})

@@ -7,6 +7,8 @@ import math
 import pytest
 from torch_version import TORCH
 
+pytestmark = pytest.mark.quick
+
 
 def test_forward_and_backward_are_seen_once(trainer) -> None:
     rows = trainer("""

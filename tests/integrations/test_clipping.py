@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("adapters")
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("adapters")]
 
 TRAINING = """
 from torch import nn

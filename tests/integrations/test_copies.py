@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
 from foreshock_torch import pace  # noqa: E402
 
+pytestmark = pytest.mark.quick
+
 MODEL = """
 from torch import nn
 class Toy(nn.Module):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 EXAMPLES = str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "examples")
 LEGACY = 1  # the default stream, as foreshock_attention_call.stream has it

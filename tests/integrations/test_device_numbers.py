@@ -8,6 +8,7 @@ import math
 
 import pytest
 from device_training import MODEL, trained
+from tiers import keep
 
 STEPS = 12
 
@@ -50,9 +51,12 @@ os._exit(0)
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("item",), ("accumulate",), ("cross_entropy",), ("cross_entropy", "accumulate"), ("scaler",)]
-    + [("scaler", "cross_entropy", "accumulate", "item")]
-    + [("sum",), ("sum", "accumulate"), ("sum", "accumulate", "item")],
+    keep(
+        [(), ("item",), ("accumulate",), ("cross_entropy",), ("cross_entropy", "accumulate"), ("scaler",)]
+        + [("scaler", "cross_entropy", "accumulate", "item")]
+        + [("sum",), ("sum", "accumulate"), ("sum", "accumulate", "item")],
+        *[(), ("scaler", "cross_entropy", "accumulate", "item"), ("sum", "accumulate")],
+    ),
     ids=" ".join,
 )
 def test_the_loss_of_each_step_is_that_of_the_training(host_cuda, words) -> None:
@@ -84,7 +88,9 @@ def test_the_norm_of_the_gradient_before_clipping(host_cuda) -> None:
         assert norm == pytest.approx(norms[step - 1], rel=(8 / 2 + 1) * 2**-24)
 
 
-@pytest.mark.parametrize("words", [("scaler", "clip"), ("scaler", "cross_entropy")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", keep([("scaler", "clip"), ("scaler", "cross_entropy")], ("scaler", "clip")), ids=" ".join
+)
 def test_steps_that_a_scaler_leaves_out_are_known(host_cuda, words) -> None:
     run = trained(host_cuda, TRAINING, *words)
     skipped = [step["skipped_steps"] for step in run.of("step")]

@@ -7,6 +7,8 @@ import math
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 MASK, LAYOUT, FP8 = 6, 7, 5  # FORESHOCK_SKIP_... of hook.h
 NONE, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # FORESHOCK_CAUSAL_...
 

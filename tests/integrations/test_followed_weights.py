@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("adapters")
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("adapters")]
 
 GAN = """
 def half(): return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))

@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
 from foreshock_torch.fuse import Fuse, limit_of  # noqa: E402
 
+pytestmark = pytest.mark.quick
+
 MS = 1_000_000
 GIVEN_UP = 16  # FORESHOCK_GIVEN_UP_TENSORS
 

@@ -20,6 +20,8 @@ from foreshock_torch.names import (  # noqa: E402
     plain_name,
 )
 
+pytestmark = pytest.mark.quick
+
 MODEL = """
 from torch import nn
 from torch.utils.checkpoint import checkpoint

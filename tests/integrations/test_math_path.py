@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.quick
+
 OP = "_scaled_dot_product_attention_math"
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
 OFF = 9  # FORESHOCK_SKIP_OFF

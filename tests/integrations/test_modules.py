@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from torch_version import TORCH
 
+pytestmark = pytest.mark.quick
+
 BLOCKS = """
 from torch import nn
 class Block(nn.Module):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 LAYOUT, MASK, DROPOUT, FP8, UNKNOWN = 7, 6, 2, 5, 10  # FORESHOCK_SKIP_... of hook.h
 
 PACKAGES = """

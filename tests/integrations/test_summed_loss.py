@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 
 def test_it_is_told_with_the_weight_of_its_targets(trainer) -> None:
     """Of those that are not ignored, by class where classes weigh; the pieces of a pass together."""

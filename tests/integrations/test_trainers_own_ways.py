@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 TOY = """
 class Toy(torch.nn.Module):
     def __init__(self):

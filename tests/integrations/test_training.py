@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 TOY = """
 from torch import nn
 class Toy(nn.Module):

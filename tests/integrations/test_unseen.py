@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
 from foreshock_torch.unseen import IMPORTED, attention_unseen
+
+pytestmark = pytest.mark.quick
 
 
 def test_flash_attn_4_is_seen_once_it_is_imported() -> None:

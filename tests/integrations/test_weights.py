@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("adapters")
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("adapters")]
 
 TRAINING = """
 model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.LayerNorm(4))

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+pytestmark = pytest.mark.quick
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")) / "bin" / "adam_program"
 FORMATS = {torch.float64: 1, torch.float32: 2, torch.bfloat16: 3, torch.float16: 4}

@@ -15,6 +15,8 @@ import stored_tensors as stored
 from scipy.stats import wasserstein_distance
 from scraping import wait_until
 
+pytestmark = pytest.mark.quick
+
 FORMATS = {"BF16": stored.bf16, "F16": stored.fp16, "F32": stored.fp32, "F64": stored.fp64}
 # Both sides sum up to 10^5 terms of one sign, pairwise or in eight chains: 10^5 / 8 * 2^-53 = 1.4e-12 is the worst
 # case, of which roundings that differ in sign leave a hundredth.

@@ -8,6 +8,8 @@ import time
 import pytest
 import report_page
 
+pytestmark = pytest.mark.quick
+
 STATISTICS = ("max_abs", "mean_abs", "std_abs", "relative_l2", "bias_ulp", "bias_z", "ratio_to_plain")
 QUICK = ("--n", "64,128", "--rows", "16", "--d", "16", "--algorithm", "plain,flash2_shipped", "--seeds", "8")
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAID_OUT_BY = 14  # Debian 12's clang-format; another one breaks some lines elsewhere
 

@@ -11,6 +11,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import language  # noqa: E402
 
+pytestmark = pytest.mark.quick
+
 LIMITS = language.limits()
 COUNTS = language.count()
 

@@ -12,6 +12,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from check_includes import wrong_edges  # noqa: E402
 
+pytestmark = pytest.mark.quick
+
 
 def test_the_tree_is_layered():
     assert wrong_edges(ROOT) == []

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OF_THE_TRAINING = ["integrations/torch/python", "integrations/torch/*.py", "lab/python", "packaging/newcomer*.py"]
 

@@ -13,6 +13,8 @@ import tempfile
 import monitored
 import pytest
 
+pytestmark = pytest.mark.quick
+
 PROGRAM = monitored.BUILD / "bin" / "device_code_program"
 KERNELS = monitored.LIBRARY.with_name("libforeshock.fatbin")
 IN_OPEN, NONBLOCKING = 0x20, os.O_NONBLOCK

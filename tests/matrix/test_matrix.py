@@ -15,6 +15,8 @@ import native
 import pytest
 from monitored import EVERYTHING, EVERYTHING_AND_WEIGHTS, PYTHON, Run, assert_conserved, run_monitored, run_plain
 
+pytestmark = pytest.mark.long
+
 FOLDER = pathlib.Path(__file__).resolve().parent
 STEPS, LAYERS = 6, 2
 HEAD_DIMS = [8, 16]  # of the layers in matrix_training.py: a sample shows where it was taken

@@ -8,6 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.quick
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")) / "bin" / "spectrum_program"
 
