@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 
 __all__ = ["advice", "report", "tap"]
+__version__ = "0.1.0"
 
 try:
     from foreshock_torch import report
