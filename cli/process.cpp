@@ -113,7 +113,7 @@ void end_like(const ExitStatus& status) {
 int status_of_failed_start(int error) { return error == ENOENT ? 127 : 126; }
 
 Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-                         int timeout_ms, void (*waiting)()) {
+                         int timeout_ms, void (*progress)(const Captured&)) {
   Captured result;
   Pipe output, errors;
   const SpawnPlan plan = {
@@ -133,15 +133,12 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
       kill(pid, SIGKILL);
       break;
     }
-    if (waiting != nullptr && elapsed >= 1000) {
-      waiting();
-      waiting = nullptr;
-    }
     pollfd ready[2] = {{output_open ? output.read_end : -1, POLLIN, 0},
                        {errors_open ? errors.read_end : -1, POLLIN, 0}};
     poll(ready, 2, std::min(100, timeout_ms - elapsed));
     if (ready[0].revents != 0) output_open = read_some(output.read_end, &result.output);
     if (ready[1].revents != 0) errors_open = read_some(errors.read_end, &result.errors);
+    if (progress != nullptr && (ready[0].revents | ready[1].revents) != 0) progress(result);
   }
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {

@@ -46,10 +46,10 @@ struct Captured {
   std::string output, errors;
 };
 
-// Runs a command to its end, or kills it after `timeout_ms`. `waiting`, if given, is called once after a
-// second.
+// Runs a command to its end, or kills it after `timeout_ms`. `progress`, if given, is called with what the
+// command has written so far whenever that has grown.
 Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-                         int timeout_ms, void (*waiting)() = nullptr);
+                         int timeout_ms, void (*progress)(const Captured&) = nullptr);
 
 // Our own environment as "NAME=value".
 std::vector<std::string> own_environment();

@@ -110,6 +110,15 @@ Adapter read_answer(const Captured& answer, const std::string& python) {
   return adapter;
 }
 
+// The builder says so itself (build_adapter.py): a cached adapter may take seconds to check on a busy
+// machine.
+void say_once_that_it_builds(const Captured& so_far) {
+  static bool was_said = false;
+  if (was_said || so_far.errors.find("building\n") == std::string::npos) return;
+  was_said = true;
+  say("preparing the adapter for this torch (once, about a minute) ...");
+}
+
 }  // namespace
 
 std::string adapter_cache(const Installation& installation) {
@@ -127,10 +136,8 @@ Adapter prepare_adapter(const Installation& installation, const std::string& pyt
                                       "--library", installation.library,
                                       "--include", installation.headers};
   if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
-  return read_answer(
-      run_and_capture(command, own_environment(), kBuildTimeoutMs,
-                      [] { say("preparing the adapter for this torch (once, about a minute) ..."); }),
-      python);
+  return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, say_once_that_it_builds),
+                     python);
 }
 
 Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,

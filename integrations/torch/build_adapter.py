@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 SOURCES = Path(__file__).resolve().parent
 PREBUILT = SOURCES.parent / "adapters"  # where a package has them
@@ -203,6 +203,19 @@ def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace) -
     return [str(program)]
 
 
+def announce() -> None:
+    """Reports to the caller (cli/torch.cpp) that the answer will take a minute."""
+    print("building", file=sys.stderr, flush=True)
+
+
+def lock_exclusively(lock: IO[str]) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        announce()  # another process is building
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def compile_adapter(home: Path, include: Path, target: Path) -> str:
     """Gives the compiler's name."""
     if not (home / "include" / "ATen" / "ATen.h").is_file():
@@ -210,6 +223,7 @@ def compile_adapter(home: Path, include: Path, target: Path) -> str:
         raise BuildError("failed", f"torch has no C++ headers in {where}; install libtorch-dev or a wheel of torch")
     compiler = find_compiler()
     command = compile_command(compiler, home, include, "adapter.cpp", target)
+    announce()
     run_or_fail(command, COMPILE_SECONDS, "compiling the adapter")
     return compiler
 
@@ -260,7 +274,7 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
             return answer | {"state": "ready"}
         place.parent.mkdir(parents=True, exist_ok=True)
         with (place.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_exclusively(lock)
             if not arguments.force and is_current(place, sources, identity):  # somebody else has built it meanwhile
                 return answer | {"state": "ready"}
             state = replace(place, torch, sources, arguments)

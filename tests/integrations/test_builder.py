@@ -18,13 +18,16 @@ sys.path.insert(0, str(ROOT / "packaging"))
 
 import elf  # noqa: E402
 
+sys.path.insert(0, str(ROOT / "integrations" / "torch"))
+import build_adapter as builder  # noqa: E402
+
 INTEGRATION = ROOT / "integrations" / "torch"
 INCLUDE = ROOT / "libmonitor" / "include"
 BUILDER = INTEGRATION / "build_adapter.py"
 
 
 def make_torch(folder: Path, version: str) -> dict[str, str]:
-    """Environment of a Python that would import a torch of this version (which nobody must import)."""
+    """Environment of a Python that would import a torch of this version (which must not be imported)."""
     home = folder / "torch"
     home.mkdir()
     (home / "__init__.py").write_text("raise SystemExit('imported')\n")
@@ -50,6 +53,23 @@ def test_cached_is_ready_at_once(build_adapter, fake_core: Path, adapters: Path)
     # The aim is 0.15 s; importing torch would be seconds. What else runs on the machine does not count here, but
     # what it does to the caches does, so the best of five with room.
     assert min(seconds) < 0.4
+
+
+def test_a_cached_adapter_is_not_announced_as_being_built(fake_core: Path, adapters: Path) -> None:
+    """`foreshock run` announces a build when this line comes (cli/torch.cpp)."""
+    command = [sys.executable, str(BUILDER), "--library", str(fake_core), "--include", str(INCLUDE), "--cache"]
+    cached = subprocess.run([*command, str(adapters)], capture_output=True, text=True, check=True)
+    assert (json.loads(cached.stdout)["state"], cached.stderr) == ("ready", "")
+
+
+def test_a_build_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    said = []
+    monkeypatch.setattr(builder, "run_or_fail", lambda *_: said.append(capfd.readouterr().err))
+    (tmp_path / "include" / "ATen").mkdir(parents=True)
+    (tmp_path / "include" / "ATen" / "ATen.h").touch()
+    monkeypatch.setattr(builder, "compile_command", lambda *_: [])
+    builder.compile_adapter(tmp_path, INCLUDE, tmp_path / "adapter.so")
+    assert said == ["building\n"], "before the compiler runs"
 
 
 def test_it_asks_for_nothing_that_the_oldest_system_lacks(build_adapter, fake_core: Path, adapters: Path) -> None:
