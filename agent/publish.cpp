@@ -332,6 +332,9 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"state", name_of(rank.state)},
       {"steps", rank.steps + rank.steps_lost},
       {"steps_lost", rank.steps_lost},
+      {"step_restarts", rank.step_restarts},
+      {"layers_mixed",
+       std::ranges::any_of(rank.layers, [](const auto& each) { return each.second.is_mixed; })},
       {"taken_up_step", count_or_null(rank.taken_up_step)},
       {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
       {"step_source", segment::step_source_name(rank.last_step.step_source)},
@@ -367,6 +370,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
         {"skipped", by_reason(segment::kSkipReasonNames, rank.coverage.numbers_skipped)},
         {"late", rank.coverage.numbers_late}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
+      {"train_seconds", rank.cost.train_seconds},
       {"slowdown_ratio", number_or_null(rank.slowdown(cores_per_rank))}};
 }
 

@@ -1,6 +1,7 @@
 #include "agent/rank_state.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -88,7 +89,8 @@ double alarm_nearness(const LayerStatistics& layer) {
     if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
     nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(pass));
     const std::optional<Bias> bias = statistics.bias.bias();
-    if (bias && bias->z && std::fabs(*bias->z) > kBiasZ && !is_alarm(statistics.rounded_bias.bias()))
+    if (bias && bias->z && std::fabs(*bias->z) > kBiasZ && !layer.is_mixed &&
+        !is_alarm(statistics.rounded_bias.bias()))
       nearness = std::max(nearness, std::fabs(bias->ulp) / kBiasUlp);
   }
   return nearness;
@@ -114,7 +116,7 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass) {
     alarms.push_back({&layer, pass, "nonfinite", std::nullopt});
   const std::optional<Bias> bias = statistics.bias.bias();
   // What the reference shows too when it is merely rounded is no fault of the kernel.
-  if (is_alarm(bias) && !is_alarm(statistics.rounded_bias.bias()))
+  if (is_alarm(bias) && !layer.is_mixed && !is_alarm(statistics.rounded_bias.bias()))
     alarms.push_back({&layer, pass, "bias", bias->ulp});
   const SampleWindow& ratios = statistics.deviation_ratio;
   if (slices_beyond(ratios, pass) >= kSlicesBeyond)
@@ -481,6 +483,31 @@ std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
   return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
 }
 
+// Hash of what the calls of one layer have in common.
+uint64_t kind_of(const segment::Slot& slot) {
+  uint64_t hash = 1;
+  for (const uint64_t part : {uint64_t{slot.dtype}, uint64_t{slot.head_dim}, uint64_t{slot.value_dim},
+                              std::bit_cast<uint64_t>(slot.scale), uint64_t{slot.heads_in_slice}})
+    hash = (hash ^ part) * 0x9e3779b97f4a7c15;
+  return hash | 1;
+}
+
+void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
+  const uint64_t kind = kind_of(slot);
+  uint64_t& known = layer->kind[slot.pass];
+  if (layer->source == "ordinal" && known != 0 && known != kind) layer->is_mixed = true;
+  known = kind;
+}
+
+// The number falls by one or more; one that is told twice is the same step.
+void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
+  const segment::StepRecord& last = rank->last_step;
+  if (last.sequence == 0 || step.step < 0 || step.step >= last.step || step.step_source != last.step_source)
+    return;
+  ++rank->step_restarts;
+  for (auto& [label, layer] : rank->layers) layer.is_mixed |= layer.source == "ordinal";
+}
+
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank) {
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
@@ -493,11 +520,14 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
   add_pass(deviation, cluster, &statistics.pass[slot.pass]);
+  if (known != nullptr) {
+    statistics.label = layer.label;
+    statistics.name = layer.name;
+    statistics.source = layer.source;
+    note_kind(slot, &statistics);
+  }
   note_alarms(deviation, slot.step, slot.pass, &statistics);
   if (known == nullptr) return;
-  statistics.label = layer.label;
-  statistics.name = layer.name;
-  statistics.source = layer.source;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   draw_layer(slot, deviation, &statistics);
 }
@@ -527,6 +557,7 @@ void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatis
 }
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
+  note_restart(step, rank);
   rank->last_step = step;
   observe_end_of_gradient(step, rank);
   rank->stride.tell(step.step);

@@ -161,6 +161,10 @@ inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
 
 struct LayerStatistics {
   std::string label, name, source;
+  // Set for a layer known by its ordinal alone once it holds calls of unlike shape, operation or training:
+  // its mean over them says nothing about any of them, so it has no alarm for bias.
+  bool is_mixed = false;
+  uint64_t kind[segment::kPasses] = {};  // hash of what its calls have in common; 0: no call yet
   PassStatistics pass[segment::kPasses];
   ScoreStatistics scores;
   std::optional<double> gradient_norm;
@@ -233,6 +237,8 @@ struct RankStatistics {
   std::string layer_source = "unknown";
 
   uint64_t steps = 0, steps_lost = 0;
+  uint64_t step_restarts =
+      0;  // times that the step number fell: another training, or a checkpoint was loaded
   segment::StepRecord last_step = {};
   // The first one since which nobody names tensors, or tells of them, since that has cost too much or, where
   // it failed, since they could not be named; -1: none.

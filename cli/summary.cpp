@@ -154,6 +154,27 @@ std::string layer_fact(const Json& rank) {
   return worst + (source.empty() || source == "unknown" ? "" : " (named by " + source + ")");
 }
 
+constexpr double kShortSeconds = 10;
+
+// A ratio of few seconds says little of the program around them: set-up is most of our time in them.
+std::string base_of_slowdown(const Json& ranks) {
+  std::optional<double> least;
+  for (const Json& rank : ranks)
+    if (const auto seconds = number(rank, "/train_seconds"))
+      least = std::min(least.value_or(*seconds), *seconds);
+  return least && *least < kShortSeconds ? " of " + formatted("%.2f", least) + " s in steps" : "";
+}
+
+std::string restarts_fact(const Json& ranks) {
+  double restarts = 0;
+  for (const Json& rank : ranks) restarts += number(rank, "/step_restarts").value_or(0);
+  if (restarts == 0) return "";
+  return fact("several trainings", "the step number fell " + count(restarts) +
+                                       (restarts == 1 ? " time" : " times") +
+                                       " within a process; losses, norms and") +
+         fact("", "layers without a name are pooled over these trainings");
+}
+
 std::string slowdown_fact(const PassTotals (&passes)[2], const Json& ranks) {
   std::optional<double> most;
   for (const Json& rank : ranks) {
@@ -164,9 +185,15 @@ std::string slowdown_fact(const PassTotals (&passes)[2], const Json& ranks) {
   if (!most) return "unknown";
   const std::optional<double> interval = number(ranks[0], "/sample_interval_steps");
   std::string often;
-  if (interval && passes[0].sampled.value_or(0) + passes[1].sampled.value_or(0) > 0)
-    often = *interval == 1 ? ", every step was sampled" : ", one step in " + count(interval) + " was sampled";
-  return formatted("%.2f %%", most) + (ranks.size() > 1 ? " (slowest rank)" : "") + often;
+  if (interval && passes[0].sampled.value_or(0) + passes[1].sampled.value_or(0) > 0) {
+    // The interval is the last one: calls that were not sampled show that it was longer before.
+    const bool was_longer = passes[0].unsampled.value_or(0) + passes[1].unsampled.value_or(0) > 0;
+    often = *interval != 1 ? ", one step in " + count(interval) + " was sampled"
+            : was_longer   ? ", every step was sampled at the end"
+                           : ", every step was sampled";
+  }
+  return formatted("%.2f %%", most) + (ranks.size() > 1 ? " (slowest rank)" : "") + base_of_slowdown(ranks) +
+         often;
 }
 
 std::string rank_lines(const Json& ranks) {
@@ -292,10 +319,12 @@ std::string summary_text(const std::string& json, bool colour) {
     if (ranks[0].contains("gradient")) out += gradient_fact(ranks[0]);
   } else {
     out += rank_lines(ranks);
-    if (const std::string early = ended_early_text(ranks); !early.empty() && state != "running")
+    if (const std::string early = ended_early_text(ranks);
+        !early.empty() && state != "running" && restarts_fact(ranks).empty())
       out += fact("ended early", early);
   }
-  out += lost_steps_fact(ranks) + precursors_facts(ranks) + weights_facts(ranks, paint);
+  out +=
+      restarts_fact(ranks) + lost_steps_fact(ranks) + precursors_facts(ranks) + weights_facts(ranks, paint);
   return out + fact("slowdown", slowdown_fact(passes, ranks)) + given_up_fact(ranks) + paused_fact(ranks) +
          refused_fact(summary) + "\n";
 }
@@ -459,13 +488,14 @@ bool is_beyond(std::optional<double> ulp, std::optional<double> z) {
 }
 
 // A large bias of one rank, from few slices, hides no sure one of another.
-void add_bias(const Json& pass, PassTotals* totals) {
+// `is_mixed`: the rank pools calls of unlike kind, of which a mean error says nothing.
+void add_bias(const Json& pass, bool is_mixed, PassTotals* totals) {
   const std::optional<double> bias = number(pass, "/bias_ulp"), z = number(pass, "/bias_z"),
                               control = number(pass, "/rounded_reference_bias_ulp"),
                               control_z = number(pass, "/rounded_reference_bias_z");
   if (!bias) return;
   // What the reference shows too when it is merely rounded is no fault of the kernel.
-  const bool biased = is_beyond(bias, z) && !is_beyond(control, control_z);
+  const bool biased = is_beyond(bias, z) && !is_beyond(control, control_z) && !is_mixed;
   const bool larger = !totals->bias || std::fabs(*bias) > std::fabs(*totals->bias);
   if (biased == totals->biased ? !larger : !biased) return;
   totals->biased = biased;
@@ -521,7 +551,8 @@ PassTotals totals_of(const Json& ranks, const std::string& pass) {
       error += *judged * *relative;
     }
     if (max) totals.ratio_max = std::max(totals.ratio_max.value_or(*max), *max);
-    if (const Json::json_pointer path(at); rank.contains(path)) add_bias(rank[path], &totals);
+    const bool is_mixed = rank.contains("layers_mixed") && rank["layers_mixed"] == true;
+    if (const Json::json_pointer path(at); rank.contains(path)) add_bias(rank[path], is_mixed, &totals);
   }
   if (weight > 0) {
     totals.ratio_mean = ratio / weight;

@@ -80,6 +80,44 @@ TEST(Rank, ABiasIsAnAlarmUnlessTheRoundedReferenceHasItToo) {
   EXPECT_TRUE(rank_of(layer).alarms().empty());
 }
 
+TEST(Rank, UnrelatedCallsUnderOneOrdinalHaveNoAlarmForBias) {
+  LayerStatistics layer = sound_layer("001");
+  for (int n = 0; n < 64; ++n) layer.pass[0].bias.add({0, 0, n, 0}, {0.6 + (n % 2 == 0 ? 0.03 : -0.03), 1});
+  expect_alarm(layer, 0, "bias");
+  layer.is_mixed = true;
+  EXPECT_TRUE(rank_of(layer).alarms().empty());
+}
+
+TEST(Rank, CallsOfUnlikeShapeOfOneOrdinalAreMixed) {
+  segment::Slot slot = {};
+  slot.step = 1;
+  slot.head_dim = slot.value_dim = 64;
+  for (const char* source : {"ordinal", "parameter"}) {
+    RankStatistics rank;
+    observe_slice(slot, {.label = "000", .source = source}, {}, &rank);
+    observe_slice(slot, {.label = "000", .source = source}, {}, &rank);
+    EXPECT_FALSE(rank.layers.at("000").is_mixed);
+    segment::Slot other = slot;
+    other.head_dim = other.value_dim = 32;
+    observe_slice(other, {.label = "000", .source = source}, {}, &rank);
+    EXPECT_EQ(rank.layers.at("000").is_mixed, source == std::string("ordinal"));
+  }
+}
+
+TEST(Rank, AFallingStepNumberIsAnotherTraining) {
+  RankStatistics rank;
+  rank.layers["000"].source = "ordinal";
+  uint64_t sequence = 0;
+  for (const int64_t step : {1, 2, 3, 3, 1, 2, 1}) {
+    segment::StepRecord record = {};
+    record.sequence = sequence += 2;
+    record.step = step;
+    observe_step(record, &rank);
+  }
+  EXPECT_EQ(rank.step_restarts, 2u);
+  EXPECT_TRUE(rank.layers["000"].is_mixed);
+}
+
 TEST(Rank, ValuesThatAreNotFiniteAreAnAlarm) {
   LayerStatistics layer = sound_layer("001");
   layer.pass[0].nonfinite_slices.add(1);

@@ -80,7 +80,29 @@ TEST(Summary, TellsHowOftenStepsWereSampled) {
   often["sample_interval_steps"] = 8;
   EXPECT_THAT(text_of(Json::array({often})), HasSubstr("0.61 %, one step in 8 was sampled\n"));
   often["sample_interval_steps"] = 1;
+  for (const char* pass : {"forward", "backward"}) often["attention"][pass]["unsampled"] = 0;
   EXPECT_THAT(text_of(Json::array({often})), HasSubstr("0.61 %, every step was sampled\n"));
+  often["attention"]["forward"]["unsampled"] = 404;
+  EXPECT_THAT(text_of(Json::array({often})), HasSubstr("0.61 %, every step was sampled at the end\n"));
+}
+
+TEST(Summary, SlowdownOfAFewSecondsNamesThem) {
+  Json brief = rank(0, 0.71);
+  brief["train_seconds"] = 0.294;
+  EXPECT_THAT(text_of(Json::array({brief})), HasSubstr("0.61 % of 0.29 s in steps"));
+  brief["train_seconds"] = 70;
+  EXPECT_THAT(text_of(Json::array({brief})), Not(HasSubstr("s in steps")));
+}
+
+TEST(Summary, SeveralTrainingsOfOneProcessAreSaidToBePooled) {
+  Json first = rank(0, 0.71), second = rank(1, 0.7);
+  first["step"] = 30;
+  second["step"] = 3;
+  EXPECT_THAT(text_of(Json::array({first, second})), HasSubstr("ended early"));
+  first["step_restarts"] = 4;
+  const std::string text = text_of(Json::array({first, second}));
+  EXPECT_THAT(text, HasSubstr("several trainings   the step number fell 4 times within a process"));
+  EXPECT_THAT(text, Not(HasSubstr("ended early")));
 }
 
 TEST(Summary, WhatWasGivenUpIsToldWithTheReason) {

@@ -30,7 +30,7 @@ from suites import PROGRAMS, REQUIRES, SUITES, Suite  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BASE_PYTHON = ROOT / ".venv" / "bin" / "python"
-FORESHOCK = ROOT / "build" / "release" / "bin" / "foreshock"
+FORESHOCK = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")) / "bin" / "foreshock"
 SUITE_SECONDS = 3600
 # How each suite is run, in this order; None: without the monitor.
 MODES: dict[str, tuple[str, ...] | None] = {
