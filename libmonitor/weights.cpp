@@ -439,7 +439,7 @@ void WeightFollower::end_step(double step_seconds, double cost_seconds, bool is_
   ++round_;
   if (count_ == 0) return;
   segment::TensorRing& ring = *writer_.ring();
-  cadence_.begin_interval(static_cast<double>(bytes_));
+  cadence_.choose_interval(static_cast<double>(bytes_));
   std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
 }
 
@@ -454,13 +454,33 @@ void WeightCadence::start(double max_slowdown, uint64_t fixed) {
 void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes) {
   const double theirs = std::max(step_seconds - cost_seconds, 0.0);
   step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (theirs - step_seconds_);
-  if (bytes > 0) seconds_per_byte_ += kWeight * (cost_seconds / bytes - seconds_per_byte_);
+  if (bytes > 0) {
+    const double usual = seconds_per_byte() * bytes + kLookSeconds;
+    cost_sum_ = kKept * cost_sum_ + std::min(cost_seconds, kMostTimes * usual);
+    byte_sum_ = kKept * byte_sum_ + bytes;
+  }
   balance_ = std::clamp(balance_ + share_ * theirs - cost_seconds, -8 * earnings(), earnings());
 }
 
-void WeightCadence::begin_interval(double bytes) {
+uint64_t WeightCadence::interval_for(double bytes) const {
+  uint64_t interval = kFirstInterval;
+  const double cost = bytes * seconds_per_byte(), earned_a_step = share_ * step_seconds_;
+  while (interval < kLongestInterval && cost > earned_a_step * static_cast<double>(interval)) interval *= 2;
+  return interval;
+}
+
+void WeightCadence::choose_interval(double bytes) {
   if (is_fixed_ || is_unlimited_ || step_seconds_ == 0) return;
-  while (interval_ < kLongestInterval && bytes * seconds_per_byte_ > earnings()) interval_ *= 2;
+  const uint64_t wanted = interval_for(bytes);
+  if (wanted >= interval_) {
+    interval_ = wanted;
+    calm_ = 0;
+    return;
+  }
+  longest_in_calm_ = calm_ == 0 ? wanted : std::max(longest_in_calm_, wanted);
+  if (++calm_ < kCalm) return;
+  interval_ = longest_in_calm_;
+  calm_ = 0;
 }
 
 bool WeightCadence::allows() const {

@@ -88,21 +88,33 @@ class WeightCadence {
   void end_step(double step_seconds, double cost_seconds, double bytes);
   // The budget of all that the monitor does is overdrawn, or is not any more: a share of it is nobody's own.
   void wait(bool is_overdrawn) { waits_ = is_overdrawn; }
-  // All tensors together have so many bytes. Called where an interval begins: there it may become longer.
-  void begin_interval(double bytes);
+  // All tensors together have `bytes`. Called once a step: the interval becomes longer at once when the share
+  // does not pay for it, and shorter when a shorter one has been paid for over kCalm steps.
+  void choose_interval(double bytes);
   // Whether another tensor may be read: what is owed is less than an interval's share.
   bool allows() const;
 
  private:
   static constexpr double kShare = 0.25;         // of max_slowdown
   static constexpr double kFirstCost = 2.5e-10;  // seconds per byte, until it was measured
-  static constexpr double kWeight = 0.1;         // of a new step in the running means
+  static constexpr double kFirstBytes = 1e6;     // weight of that guess
+  static constexpr double kWeight = 0.1;         // of a new step in the running mean of its length
+  static constexpr double kKept = 1 - 1.0 / 64;  // of the sums, at each look
+  // A look that was preempted costs a hundred times what it should: more than this many times counts as if it
+  // were as many. kLookSeconds is what the smallest look may cost.
+  static constexpr double kMostTimes = 8, kLookSeconds = 5e-5;
+  static constexpr int kCalm = 128;  // steps
   double earnings() const { return share_ * static_cast<double>(interval_) * step_seconds_; }
+  double seconds_per_byte() const { return cost_sum_ / byte_sum_; }
+  uint64_t interval_for(double bytes) const;
 
   double share_ = 0;
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, waits_ = false;
-  double step_seconds_ = 0, seconds_per_byte_ = kFirstCost, balance_ = 0;
+  double step_seconds_ = 0, balance_ = 0;
+  double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // of the last looks
+  int calm_ = 0;                  // steps in a row for which a shorter interval would have been paid for
+  uint64_t longest_in_calm_ = 0;  // the longest that they asked for
 };
 
 // One caller at a time.
