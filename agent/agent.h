@@ -24,6 +24,7 @@ struct AgentOptions {
   std::string grafana;             // address of a Grafana that has our dashboards; empty: none
   std::string record;              // JSONL file; empty: none. Of a single run only.
   uint64_t record_histograms = 0;  // bytes for histograms of weights in it
+  uint64_t record_size = 0;        // bytes that are kept of it; 0: all
   std::string save_flagged;        // agent/flagged.h; empty: no slice is kept. Of a single run only.
   uint64_t flagged_quota = 0;      // bytes
   double max_slowdown = 0.01;

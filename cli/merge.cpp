@@ -93,6 +93,7 @@ class Merge {
   TensorShares shares_;
   TensorMerger merger_;
   bool has_histograms_ = false;
+  uint64_t lines_written_ = 0;
   uint64_t tensors_ = 0, left_out_ = 0, mismatches_ = 0;
 };
 
@@ -106,7 +107,7 @@ std::string Merge::read(const std::vector<std::string>& paths) {
     });
     if (!problem.empty()) return problem;
   }
-  index_.sort();
+  if (std::string problem = index_.sort(); !problem.empty()) return problem;
   return shares_.check(index_);
 }
 
@@ -160,28 +161,33 @@ void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, 
 
 std::string Merge::write(Output* output) {
   ProgressBar bar("merge");
-  const Lines& lines = index_.lines();
   uint32_t generation = 0;
-  for (auto at = lines.begin(); at != lines.end() && output->problem().empty();) {
-    bar.show(static_cast<double>(at - lines.begin()) / static_cast<double>(lines.size()));
-    if (at->generation != generation) merger_.begin_anew();
-    generation = at->generation;
-    const auto is_other = [&](const IndexedLine& line) {
-      return line.generation != at->generation || line.step != at->step || line.kind != at->kind ||
-             line.of != at->of;
+  Lines group;  // lines of one rank, tensor or model at one step
+  IndexedLine line;
+  bool has_line = index_.next(&line);
+  for (uint64_t done = 0; has_line && output->problem().empty(); done += group.size()) {
+    bar.show(static_cast<double>(done) / static_cast<double>(index_.count()));
+    if (line.generation != generation) merger_.begin_anew();
+    generation = line.generation;
+    group.assign(1, line);
+    const auto belongs = [&] {
+      return line.generation == group[0].generation && line.step == group[0].step &&
+             line.kind == group[0].kind && line.of == group[0].of;
     };
-    const auto end = std::find_if(at + 1, lines.end(), is_other);
+    while ((has_line = index_.next(&line)) && belongs()) group.push_back(line);
     std::string problem;
-    if (at->kind == IndexedLine::Kind::kTensor)
-      problem = write_tensor(at, end, output);
-    else if (at->kind == IndexedLine::Kind::kModel)
-      write_model(at, end, output);
+    if (group[0].kind == IndexedLine::Kind::kTensor)
+      problem = write_tensor(group.begin(), group.end(), output);
+    else if (group[0].kind == IndexedLine::Kind::kModel)
+      write_model(group.begin(), group.end(), output);
     else
-      problem = write_others(at, end, output);
+      problem = write_others(group.begin(), group.end(), output);
     if (!problem.empty()) return problem;
-    at = end;
+    lines_written_ += group.size();
   }
-  return "";
+  return lines_written_ == index_.count() || !output->problem().empty()
+             ? ""
+             : "the temporary file of the index cannot be read";
 }
 
 void Merge::tell(const Output& output) const {

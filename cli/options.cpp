@@ -100,6 +100,7 @@ std::string value_wanted(OptionId id, const std::string& text) {
       return parse_ratio(text.c_str(), &ratio) && ratio > 0 ? "" : "a share above zero such as 1% or 0.01";
     case OptionId::kMemory:
     case OptionId::kRecordHistograms:
+    case OptionId::kRecordSize:
     case OptionId::kFlaggedQuota:
       return number_wanted(id, text, "a size");
     case OptionId::kSlices:

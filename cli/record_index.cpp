@@ -1,9 +1,18 @@
 #include "cli/record_index.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <type_traits>
 
 namespace foreshock::cli {
+
+static_assert(std::is_trivially_copyable_v<IndexedLine>, "written as bytes");
+
 namespace {
 
 using Kind = IndexedLine::Kind;
@@ -76,7 +85,7 @@ std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
 
 std::string RecordIndex::place(const RecordLine& line, Position* position, IndexedLine* to) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
-  if (lines_.empty() && run_.empty()) run_ = run;
+  if (count_ == 0 && run_.empty()) run_ = run;
   if (run != run_)
     return paths_[0] + " is of run " + run_ + ", " + paths_[to->record] + " of run " + run +
            ": only records of one run can be merged";
@@ -122,8 +131,14 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   if (reader == nullptr) return problem;
   const auto record = static_cast<uint32_t>(paths_.size());
   paths_.push_back(path);
-  files_.emplace_back(path, std::ios::binary);
-  const size_t before = lines_.size();
+  std::vector<Part>& parts = parts_.emplace_back();
+  uint64_t begin = 0;
+  if (has_older_part(path)) {
+    begin = std::filesystem::file_size(older_part(path), ignored);
+    parts.push_back({std::ifstream(older_part(path), std::ios::binary), 0, 0});
+  }
+  parts.push_back({std::ifstream(path, std::ios::binary), begin, begin});
+  const uint64_t before = count_;
   Position position;
   while (const std::optional<RecordLine> line = reader->next()) {
     IndexedLine to;
@@ -132,22 +147,102 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
     to.bytes = reader->bytes();
     if (problem = place(*line, &position, &to); !problem.empty()) return problem;
     lines_.push_back(to);
+    ++count_;
     visit(*line, to);
+    if (lines_.size() >= most_)
+      if (problem = write_piece(); !problem.empty()) return problem;
   }
-  if (lines_.size() == before) return reader->why_nothing(path);
+  if (count_ == before) return reader->why_nothing(path);
   if (reader->ends_torn()) torn_ += (torn_.empty() ? "" : ", ") + path;
   if (reader->bad_lines() > 0 && bad_lines_ == 0) first_problem_ = path + ", " + reader->first_problem();
   bad_lines_ += reader->bad_lines();
   return "";
 }
 
-void RecordIndex::sort() { std::sort(lines_.begin(), lines_.end()); }
+std::string RecordIndex::write_piece() {
+  const char* folder = std::getenv("TMPDIR");
+  std::string path =
+      std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/foreshock-merge-XXXXXX";
+  if (temporary_ == nullptr) {
+    const int file = mkstemp(path.data());
+    if (file < 0) return path + ": " + std::strerror(errno) + "; set TMPDIR to a folder with room";
+    unlink(path.c_str());
+    temporary_.reset(fdopen(file, "w+b"));
+  }
+  std::sort(lines_.begin(), lines_.end());
+  const uint64_t at = pieces_.empty() ? 0 : pieces_.back().end;
+  const bool is_written =
+      temporary_ != nullptr &&
+      std::fwrite(lines_.data(), sizeof(IndexedLine), lines_.size(), temporary_.get()) == lines_.size() &&
+      std::fflush(temporary_.get()) == 0;
+  if (!is_written)
+    return path.substr(0, path.rfind('/')) + ": no room for the index; set TMPDIR to another folder";
+  pieces_.push_back({at, at + lines_.size(), {}, 0});
+  lines_.clear();
+  return "";
+}
+
+std::string RecordIndex::sort() {
+  if (pieces_.empty()) {
+    std::sort(lines_.begin(), lines_.end());
+    return "";
+  }
+  if (std::string problem = write_piece(); !problem.empty()) return problem;
+  for (size_t n = 0; n < pieces_.size(); ++n)
+    if (fill(&pieces_[n])) heap_.push_back(n);
+  std::make_heap(heap_.begin(), heap_.end(), Later{&pieces_});
+  return "";
+}
+
+// The next lines of a piece, when those that were read have been handed out. False at its end.
+bool RecordIndex::fill(Piece* piece) {
+  if (piece->next < piece->read.size()) return true;
+  const size_t room = std::max<size_t>(most_ / pieces_.size(), 1);
+  piece->read.resize(std::min<uint64_t>(piece->end - piece->at, room));
+  piece->next = 0;
+  if (piece->read.empty()) return false;
+  const bool is_read =
+      std::fseek(temporary_.get(), static_cast<long>(piece->at * sizeof(IndexedLine)), SEEK_SET) == 0 &&
+      std::fread(piece->read.data(), sizeof(IndexedLine), piece->read.size(), temporary_.get()) ==
+          piece->read.size();
+  piece->at += piece->read.size();
+  if (!is_read) piece->read.clear();
+  return is_read;
+}
+
+bool RecordIndex::next(IndexedLine* line) {
+  if (pieces_.empty()) {
+    if (next_ >= lines_.size()) return false;
+    *line = lines_[next_++];
+    return true;
+  }
+  if (heap_.empty()) return false;
+  const Later later = {&pieces_};
+  std::pop_heap(heap_.begin(), heap_.end(), later);
+  Piece& piece = pieces_[heap_.back()];
+  *line = piece.read[piece.next++];
+  if (fill(&piece))
+    std::push_heap(heap_.begin(), heap_.end(), later);
+  else
+    heap_.pop_back();
+  return true;
+}
 
 std::string RecordIndex::text(const IndexedLine& line) {
-  std::ifstream& file = files_[line.record];
-  file.clear();
+  std::vector<Part>& parts = parts_[line.record];
+  Part& part = line.offset >= parts.back().begin ? parts.back() : parts.front();
+  std::ifstream& file = part.file;
+  uint64_t& position = part.position;
   std::string text(line.bytes, '\0');
-  file.seekg(static_cast<std::streamoff>(line.offset));
+  constexpr uint64_t kNear = 4096;
+  if (file.good() && position <= line.offset && line.offset - position <= kNear) {
+    file.ignore(
+        static_cast<std::streamsize>(line.offset - position));  // a seek throws away what was read ahead
+  } else {
+    file.clear();
+    file.seekg(static_cast<std::streamoff>(line.offset - part.begin));
+  }
+  position = line.offset + line.bytes;
   if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) return "";
   return text;
 }

@@ -97,7 +97,7 @@ std::vector<std::string> agent_command(const Installation& installation, const A
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
   if (is_followed_by_service(arguments)) return {};
   for (OptionId id : {OptionId::kBind, OptionId::kPort, OptionId::kMaxSlowdown, OptionId::kEvery,
-                      OptionId::kRecordHistograms, OptionId::kFlaggedQuota}) {
+                      OptionId::kRecordHistograms, OptionId::kRecordSize, OptionId::kFlaggedQuota}) {
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
   }
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
@@ -281,6 +281,7 @@ int agent(const Arguments& arguments) {
   parse_bytes(arguments.text(OptionId::kFlaggedQuota).c_str(), &options.flagged_quota);
   options.record = arguments.text(OptionId::kRecord);
   parse_bytes(arguments.text(OptionId::kRecordHistograms).c_str(), &options.record_histograms);
+  parse_bytes(arguments.text(OptionId::kRecordSize).c_str(), &options.record_size);
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &options.max_slowdown);
   parse_count(arguments.text(OptionId::kEvery).c_str(), &options.every);
   parse_count(arguments.text(OptionId::kForgetAfter).c_str(), &options.forget_after_seconds);

@@ -19,13 +19,11 @@
 namespace foreshock {
 namespace {
 
-constexpr char kFirstBytes[] = R"({"schema":1,)";  // of every line
-
 bool starts_like_a_record(int file, off_t size) {
-  char head[sizeof kFirstBytes - 1];
+  char head[kFirstRecordBytes.size()];
   const auto length = static_cast<size_t>(std::min<off_t>(size, sizeof head));
   return pread(file, head, length, 0) == static_cast<ssize_t>(length) &&
-         std::memcmp(head, kFirstBytes, length) == 0;
+         std::memcmp(head, kFirstRecordBytes.data(), length) == 0;
 }
 
 // Bytes up to and including the last newline.
@@ -54,7 +52,8 @@ std::string prepare(int file, off_t* size) {
 
 }  // namespace
 
-std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::string* error, WriteCall write) {
+std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::string* error, WriteCall write,
+                                             uint64_t most) {
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
   struct stat status = {};
   if (file < 0 || fstat(file, &status) != 0) {
@@ -71,22 +70,42 @@ std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::strin
     return nullptr;
   }
   return std::unique_ptr<RecordFile>(
-      new RecordFile(file, path, is_regular, status.st_ino, static_cast<uint64_t>(size), write));
+      new RecordFile(file, path, is_regular, status.st_ino, static_cast<uint64_t>(size), write, most));
 }
 
 RecordFile::RecordFile(int file, std::string path, bool is_regular, uint64_t inode, uint64_t size,
-                       WriteCall write)
+                       WriteCall write, uint64_t most)
     : file_(file),
       path_(std::move(path)),
       is_regular_(is_regular),
       inode_(inode),
       size_(size),
+      most_(most),
       write_(write) {}
 
 RecordFile::~RecordFile() { close(file_); }
 
+// Where that fails, the part that is there goes on.
+void RecordFile::begin_new_part() {
+  const std::string next = path_ + ".new";
+  const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
+  struct stat status = {};
+  if (file < 0) return;
+  if (flock(file, LOCK_EX | LOCK_NB) != 0 || fstat(file, &status) != 0 ||
+      rename(path_.c_str(), older_part(path_).c_str()) != 0 || rename(next.c_str(), path_.c_str()) != 0) {
+    unlink(next.c_str());
+    close(file);
+    return;
+  }
+  close(file_);
+  file_ = file;
+  inode_ = status.st_ino;
+  size_ = 0;
+}
+
 RecordFile::Appended RecordFile::append(std::string_view lines) {
   Appended result;
+  if (most_ > 0 && is_regular_ && size_ > 0 && size_ + lines.size() > most_ / 2) begin_new_part();
   size_t written = 0;
   while (written < lines.size() && result.error == 0) {
     const ssize_t n = write_(file_, lines.data() + written, lines.size() - written);
@@ -115,12 +134,13 @@ struct RecordWriter::Shared {
   Shared(std::unique_ptr<RecordFile> to, int spool_file) : file(std::move(to)), spool(spool_file) {}
 
   const std::unique_ptr<RecordFile> file;  // of the thread, while is_writing
-  std::mutex mutex;                        // of everything below
+  const bool is_regular = file != nullptr && file->is_regular();
+  std::mutex mutex;  // of everything below
   std::condition_variable changed;
   RecordSpool spool;
   std::string waiting;           // lines that are not in the file
   size_t handed_over = 0;        // bytes of them that were handed over, and are in the spool if it is whole
-  uint64_t size = 0;             // of the file
+  uint64_t size = 0, inode = 0;  // of the file
   uint64_t asked = 0, done = 0;  // attempts to write
   bool is_writing = false, is_ending = false;
   Clock::time_point began;  // the attempt that goes on
@@ -130,7 +150,7 @@ struct RecordWriter::Shared {
 
   bool put(const std::string& line);
   void hand_over();
-  bool survives() const { return file->is_regular() && spool.is_whole(); }
+  bool survives() const { return is_regular && spool.is_whole(); }
   void fail(const std::string& why);
   void look_for_hang();
   void attempt(std::unique_lock<std::mutex>* lock);
@@ -146,8 +166,7 @@ bool RecordWriter::Shared::put(const std::string& line) {
 
 void RecordWriter::Shared::hand_over() {
   if (handed_over == waiting.size()) return;
-  if (file->is_regular())
-    spool.add(std::string_view(waiting).substr(handed_over), {file->inode(), size + handed_over});
+  if (is_regular) spool.add(std::string_view(waiting).substr(handed_over), {inode, size + handed_over});
   handed_over = waiting.size();
 }
 
@@ -175,11 +194,19 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
   size = file->size();
   waiting.erase(0, appended.bytes);
   handed_over -= appended.bytes;
+  const bool is_another_file = inode != file->inode();
+  inode = file->inode();
   if (appended.error != 0)
     fail(std::strerror(appended.error));
   else
     is_failing = false;
-  if (handed_over == 0) spool.clear();
+  if (handed_over == 0) {
+    spool.clear();
+  } else if (is_another_file) {  // to which the lines in the spool belong now
+    spool.clear();
+    handed_over = 0;
+    hand_over();
+  }
   done = number;
   changed.notify_all();
 }
@@ -194,13 +221,13 @@ void RecordWriter::Shared::work() {
 }
 
 std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::string* error, int spool,
-                                                 WriteCall write) {
+                                                 WriteCall write, uint64_t most) {
   std::signal(SIGXFSZ, SIG_IGN);
-  auto shared = std::make_shared<Shared>(RecordFile::open(path, error, write), spool);
+  auto shared = std::make_shared<Shared>(RecordFile::open(path, error, write, most), spool);
   if (shared->file == nullptr) return nullptr;
   shared->size = shared->file->size();
-  if (shared->file->is_regular())
-    shared->waiting = shared->spool.missing({shared->file->inode(), shared->size});
+  shared->inode = shared->file->inode();
+  if (shared->is_regular) shared->waiting = shared->spool.missing({shared->inode, shared->size});
   shared->handed_over = shared->waiting.size();
   std::unique_lock lock(shared->mutex);
   shared->attempt(&lock);  // the spool is cleared if it has succeeded
@@ -301,7 +328,7 @@ std::string RecordWriter::take_error() {
 
 uint64_t RecordWriter::size() const {
   const std::unique_lock lock(shared_->mutex);
-  if (!shared_->file->is_regular()) return 0;
+  if (!shared_->is_regular) return 0;
   return shared_->size + (shared_->survives() ? shared_->handed_over : 0);
 }
 

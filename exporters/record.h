@@ -26,7 +26,10 @@ class RecordFile {
  public:
   // Creates the file, or goes on behind the last whole line of a record already there. Refuses a file that is
   // not a record, and one that another writer holds. Null: *error is one line.
-  static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write);
+  // `most` bytes are kept, 0: all. At half of them the file is renamed to older_part(path), in place of an
+  // older one, and a new one begins.
+  static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write,
+                                          uint64_t most = 0);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
@@ -45,13 +48,15 @@ class RecordFile {
   uint64_t inode() const { return inode_; }
 
  private:
-  RecordFile(int file, std::string path, bool is_regular, uint64_t inode, uint64_t size, WriteCall write);
+  RecordFile(int file, std::string path, bool is_regular, uint64_t inode, uint64_t size, WriteCall write,
+             uint64_t most);
+  void begin_new_part();
 
-  const int file_;
+  int file_;
   const std::string path_;
   const bool is_regular_;
-  const uint64_t inode_;
-  uint64_t size_;
+  uint64_t inode_, size_;
+  const uint64_t most_;
   const WriteCall write_;
 };
 
@@ -69,9 +74,9 @@ class RecordWriter {
   // Creates the file, or goes on behind the last whole line of a record already there, at once with the lines
   // of `spool` that it lacks. Refuses a file that is not a record, and one that another writer holds. Null:
   // *error is one line. Ignores SIGXFSZ from now on, so that a size limit is an error and not the end of the
-  // process. `spool`: a descriptor as RecordSpool takes it over, or -1.
+  // process. `spool`: a descriptor as RecordSpool takes it over, or -1. `most`: as of RecordFile.
   static std::unique_ptr<RecordWriter> open(const std::string& path, std::string* error, int spool = -1,
-                                            WriteCall write = ::write);
+                                            WriteCall write = ::write, uint64_t most = 0);
   // Flushes. With a file that hangs the thread is left behind, and what waits is lost.
   ~RecordWriter();
   RecordWriter(const RecordWriter&) = delete;

@@ -146,6 +146,15 @@ struct EventLine {
   std::optional<double> score;
 };
 
+// Where the lines before those of the record at `path` are, if it is kept in two parts.
+inline std::string older_part(const std::string& path) { return path + ".1"; }
+
+// Every line of a record begins with it.
+inline constexpr std::string_view kFirstRecordBytes = R"({"schema":1,)";
+
+// Whether older_part(path) is there and is a record: any file may have such a name.
+bool has_older_part(const std::string& path);
+
 // A longer line is not written and not read: bytes.
 inline constexpr size_t kLongestRecordLine = 4 << 20;
 

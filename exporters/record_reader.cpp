@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -128,9 +129,19 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
   return complain("a type that this foreshock does not know; use a newer one");
 }
 
-RecordReader::RecordReader(std::ifstream file) : file_(std::move(file)), buffer_(kLongestLine + 2) {}
+bool has_older_part(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(older_part(path), ignored)) return false;
+  std::ifstream file(older_part(path), std::ios::binary);
+  std::string head(kFirstRecordBytes.size(), '\0');
+  return file.read(head.data(), static_cast<std::streamsize>(head.size())) && head == kFirstRecordBytes;
+}
 
-std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::string* error) {
+RecordReader::RecordReader(std::ifstream file, std::ifstream next)
+    : file_(std::move(file)), next_(std::move(next)), buffer_(kLongestLine + 2) {}
+
+std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::string* error,
+                                                 bool with_older_part) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   // A folder can be opened, but not read.
@@ -140,7 +151,10 @@ std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::s
     return nullptr;
   }
   file.clear();
-  return std::unique_ptr<RecordReader>(new RecordReader(std::move(file)));
+  std::ifstream older;
+  if (with_older_part && has_older_part(path)) older.open(older_part(path), std::ios::binary);
+  if (!older.is_open()) return std::unique_ptr<RecordReader>(new RecordReader(std::move(file), {}));
+  return std::unique_ptr<RecordReader>(new RecordReader(std::move(older), std::move(file)));
 }
 
 bool RecordReader::seek(uint64_t offset) {
@@ -160,7 +174,12 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   *whole = !file_.eof();
   offset_ = read_;
   read_ += read;
-  if (read == 0 && !*whole) return false;
+  if (read == 0 && !*whole) {
+    if (!next_.is_open()) return false;
+    file_ = std::move(next_);
+    next_ = {};
+    return read_line(text, whole);
+  }
   if (file_.fail() && *whole) {  // longer than the buffer
     file_.clear();
     file_.ignore(std::numeric_limits<std::streamsize>::max(), '\n');

@@ -28,14 +28,17 @@ class RecordReader {
  public:
   static constexpr size_t kLongestLine = kLongestRecordLine;  // a longer one is a bad line
 
-  // Null: *error is one line.
-  static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error);
+  // Of a record that is kept in two parts (--record-size), the older one is read first, unless
+  // `with_older_part` is false; offsets then go on from one to the other. Null: *error is one line.
+  static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error,
+                                            bool with_older_part = true);
 
   // The next line that can be read; bad ones before it are passed over and counted. Nothing: the end of the
   // file.
   std::optional<RecordLine> next();
 
-  // Goes on at this byte, the first of a line. False when the file is shorter.
+  // Goes on at this byte, the first of a line, of a file opened without its older part. False when it is
+  // shorter.
   bool seek(uint64_t offset);
 
   // Where the line that next() gave last stands in the file, without its newline.
@@ -52,11 +55,11 @@ class RecordReader {
   std::string why_nothing(const std::string& path) const;
 
  private:
-  explicit RecordReader(std::ifstream file);
+  RecordReader(std::ifstream file, std::ifstream next);
   bool read_line(std::string_view* text, bool* whole);
   void note_bad(const std::string& why);
 
-  std::ifstream file_;
+  std::ifstream file_, next_;  // next_: the newer part, while the older one is read
   std::vector<char> buffer_;
   uint64_t offset_ = 0, bytes_ = 0, read_ = 0;
   uint64_t lines_ = 0, bad_lines_ = 0;

@@ -39,6 +39,7 @@ enum class OptionId : uint32_t {
   kBind,
   kRecord,
   kRecordHistograms,
+  kRecordSize,
   kOnAlert,
   kSaveFlagged,
   kFlaggedQuota,
@@ -132,6 +133,11 @@ inline constexpr Option kOptions[kOptionCount] = {
      "put up to BYTES of weight histograms into the record, for `foreshock merge` of several nodes; a "
      "snapshot of a "
      "tensor takes 10 to 30 KiB in bf16, 100 to 500 KiB in fp32",
+     kReaderRun | kReaderAgent, kMiB},
+    {OptionId::kRecordSize, "--record-size", "FORESHOCK_RECORD_SIZE", "0", "BYTES",
+     "keep at most BYTES of the record: at half of it FILE becomes FILE.1, which replaces an older one, and "
+     "the "
+     "record goes on in a new FILE. `report`, `detect`, `export` and `merge` read both. 0: keep all of it",
      kReaderRun | kReaderAgent, kMiB},
     {OptionId::kOnAlert, "--on-alert", "FORESHOCK_ON_ALERT", "", "COMMAND",
      "shell command to run when a detector warns or the loss goes wrong; FORESHOCK_ALERT_ variables tell it "

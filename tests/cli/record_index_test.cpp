@@ -42,10 +42,11 @@ class Index : public testing::Test {
     std::ofstream(path, std::ios::binary) << content;
     return index_.add(path, [this](const RecordLine&, const IndexedLine&) { ++visited_; });
   }
-  std::vector<std::string> sorted() {
-    index_.sort();
+  std::vector<std::string> sorted() { return sorted(&index_); }
+  static std::vector<std::string> sorted(RecordIndex* index) {
+    EXPECT_EQ(index->sort(), "");
     std::vector<std::string> texts;
-    for (const IndexedLine& line : index_.lines()) texts.push_back(index_.text(line) + "\n");
+    for (IndexedLine line; index->next(&line);) texts.push_back(index->text(line) + "\n");
     return texts;
   }
 
@@ -92,7 +93,7 @@ TEST_F(Index, ARestartThatRepeatsStepsComesAfterWhatWasBefore) {
 
 TEST_F(Index, BadLinesAreCountedAndALineCutOffIsNone) {
   ASSERT_EQ(add("a", step(0, 1) + "something\n" + step(0, 2) + step(0, 3).substr(0, 20)), "");
-  EXPECT_EQ(index_.lines().size(), 2u);
+  EXPECT_EQ(index_.count(), 2u);
   EXPECT_EQ(index_.bad_lines(), 1u);
   EXPECT_NE(index_.first_problem().find("line 2"), std::string::npos);
 }
@@ -102,6 +103,32 @@ TEST_F(Index, WhatDoesNotBelongTogetherIsNamed) {
   EXPECT_NE(add("job", tensor(1, "job")).find("is merged already"), std::string::npos);
   EXPECT_EQ(add("a", step(0, 1)), "");
   EXPECT_NE(add("b", step(0, 1)).find("rank 0 is in both"), std::string::npos);
+}
+
+// As of a record of 10^8 lines, with room for a hundred.
+TEST_F(Index, WhatDoesNotFitIntoMemoryIsSortedInPieces) {
+  std::string texts[2];
+  for (int n = 1; n <= 3000; ++n)
+    for (int rank = 0; rank < 2; ++rank) texts[rank] += step(rank, n);
+  RecordIndex small(100);
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_EQ(add(rank == 0 ? "a" : "b", texts[rank]), "");
+    const auto ignore = [](const RecordLine&, const IndexedLine&) {};
+    ASSERT_EQ(small.add(directory_.path() + (rank == 0 ? "/a" : "/b"), ignore), "");
+  }
+  const std::vector<std::string> found = sorted(&small);
+  EXPECT_EQ(found.size(), 6000u);
+  EXPECT_EQ(found, sorted());
+  EXPECT_EQ(small.pieces(), 60u + 1u);
+}
+
+TEST_F(Index, ARecordInTwoPartsIsOne) {
+  std::ofstream(directory_.path() + "/a.1", std::ios::binary) << step(0, 1) << step(0, 2);
+  ASSERT_EQ(add("a", step(0, 3)), "");
+  ASSERT_EQ(add("b", step(1, 1) + step(1, 2) + step(1, 3)), "");
+  const std::vector<std::string> expected = {step(0, 1), step(1, 1), step(0, 2),
+                                             step(1, 2), step(0, 3), step(1, 3)};
+  EXPECT_EQ(sorted(), expected);
 }
 
 }  // namespace

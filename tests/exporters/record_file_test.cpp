@@ -96,5 +96,22 @@ TEST_F(RecordFileTest, KnowsItsFile) {
   EXPECT_FALSE(RecordFile::open("/dev/null", &error, ::write)->is_regular());
 }
 
+TEST_F(RecordFileTest, AtHalfOfItsSizeItBecomesTheOlderPart) {
+  std::string error;
+  const auto file = RecordFile::open(path_, &error, ::write, 4 * first_.size());
+  ASSERT_NE(file, nullptr) << error;
+  std::string all;
+  for (int n = 0; n < 5; ++n) {
+    const std::string line = R"({"schema":1,"step":)" + std::to_string(n) + "}\n";
+    EXPECT_EQ(file->append(line).error, 0);
+    all += line;
+  }
+  std::ifstream older(older_part(path_), std::ios::binary);
+  const std::string before = {std::istreambuf_iterator<char>(older), {}};
+  EXPECT_EQ(before + bytes(), all.substr(all.size() - 3 * first_.size())) << "two lines are gone";
+  EXPECT_EQ(file->size(), first_.size());
+  EXPECT_EQ(RecordFile::open(path_, &error, ::write), nullptr) << "the new part is locked too";
+}
+
 }  // namespace
 }  // namespace foreshock

@@ -172,5 +172,27 @@ TEST_F(RecordReaderTest, WhatIsNoFileIsRefused) {
   EXPECT_EQ(error, "record /tmp: Is a directory");
 }
 
+// What --record-size has left: the older part first, whose lines a reader of the newer one alone lacks.
+TEST_F(RecordReaderTest, ARecordInTwoPartsIsReadAsOne) {
+  std::ofstream(older_part(path_)) << to_json_line(step_line(1)) + "\n" + to_json_line(step_line(2)) + "\n";
+  put(to_json_line(step_line(3)) + "\n");
+  std::vector<int64_t> steps;
+  std::vector<uint64_t> offsets;
+  const auto reader = open();
+  while (const std::optional<RecordLine> line = reader->next()) {
+    steps.push_back(*std::get<StepLine>(*line).step);
+    offsets.push_back(reader->offset());
+  }
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 2, 3}));
+  const uint64_t bytes = to_json_line(step_line(1)).size() + 1;
+  EXPECT_EQ(offsets, (std::vector<uint64_t>{0, bytes, 2 * bytes}));
+  std::string error;
+  EXPECT_EQ(std::get<StepLine>(*RecordReader::open(path_, &error, false)->next()).step, 3);
+  std::ofstream(older_part(path_)) << "not a record\n";
+  EXPECT_EQ(std::get<StepLine>(*open()->next()).step, 3)
+      << "of another program's file of that name nothing is read";
+  std::filesystem::remove(older_part(path_));
+}
+
 }  // namespace
 }  // namespace foreshock
