@@ -5,7 +5,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 2\n";
+constexpr char kMagic[] = "foreshock detectors 3\n";
 constexpr uint64_t kMostRanks = 4096;
 
 // Of the table: with another one the state means something else.
@@ -118,20 +118,16 @@ const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
   RankWatch* watch =
       line.rank && line.step && line.effective_rank_mean ? watch_for(line.run, *line.rank) : nullptr;
   if (watch == nullptr) return lines_found_;
-  // Over another number of steps an increment is another thing.
-  const std::string place = line.layer + "/" + std::to_string(line.steps.value_or(0));
-  watch->observe(DetectorId::kUpdateSpectrum, place, line.layer, *line.step, *line.effective_rank_mean, 0,
-                 &found_);
+  watch->observe(DetectorId::kUpdateSpectrum, line.layer, line.layer, *line.step, *line.effective_rank_mean,
+                 0, &found_, static_cast<int64_t>(line.steps.value_or(0)));
   return end(line.run, *line.rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
   if (line.scope == "job" || !line.step || !line.wasserstein_previous) return lines_found_;
-  // Another interval makes another series.
-  return observe_of_run(line.run, DetectorId::kWeightShift,
-                        line.tensor + "/" + std::to_string(line.interval_steps.value_or(0)), line.layer,
-                        *line.step, *line.wasserstein_previous);
+  return observe_of_run(line.run, DetectorId::kWeightShift, line.tensor, line.layer, *line.step,
+                        *line.wasserstein_previous, static_cast<int64_t>(line.interval_steps.value_or(0)));
 }
 
 const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
@@ -143,11 +139,11 @@ const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
 
 const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, DetectorId detector,
                                                       const std::string& place, const std::string& layer,
-                                                      int64_t step, double value) {
+                                                      int64_t step, double value, int64_t span) {
   const auto lowest = watches_.lower_bound({run, INT64_MIN});
   if (lowest == watches_.end() || lowest->first.first != run) return lines_found_;
   const int64_t rank = lowest->first.second;
-  watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &found_);
+  watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &found_, span);
   return end(run, rank);
 }
 

@@ -61,7 +61,7 @@ class Watches {
   // Of the lowest rank of a run.
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
-                                               int64_t step, double value);
+                                               int64_t step, double value, int64_t span = 0);
   const std::vector<EventLine>& end(const std::string& run, int64_t rank);
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;

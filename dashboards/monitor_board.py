@@ -144,9 +144,9 @@ def agents() -> Row:
             ),
             rows(
                 "Series left out",
-                "Number of series that agents left out because of their limit.",
+                "Series that agents left out because of their limit, and series that detectors have no room for.",
                 COUNT,
-                Query("topk(10, foreshock_series_dropped_total)"),
+                Query("topk(10, foreshock_series_dropped_total) or topk(10, foreshock_precursor_series_dropped)"),
             ),
             rows(
                 "Versions",

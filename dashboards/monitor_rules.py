@@ -103,6 +103,16 @@ def series_dropped(of: dict) -> Alert:
     )  # fmt: skip
 
 
+def detector_series_dropped() -> Alert:
+    return Alert(
+        "ForeshockDetectorSeriesDropped", "monitor", "monitor", "monitor",
+        f"max by ({JOB}, detector) (foreshock_precursor_series_dropped {UNLESS_ENDED}) > 0",
+        "Run {{ $labels.run }}: detector {{ $labels.detector }} does not follow all of its series",
+        f"The detector has no room for {VALUE} tensors or layers of a rank; their warnings are missing. All other series"
+        " are watched. Mostly harmless for models with many tensors. Give layers names that do not change.",
+    )  # fmt: skip
+
+
 def monitor_rules(values: Values) -> Group:
     return Group(
         "foreshock-monitor",
@@ -116,6 +126,7 @@ def monitor_rules(values: Values) -> Group:
             degraded(values["degraded"]),
             overhead(values["overhead"]),
             series_dropped(values["series_dropped"]),
+            detector_series_dropped(),
         ],
         # These rules read more series than any other group and are not urgent: most of them wait for minutes anyway.
         interval="1m",

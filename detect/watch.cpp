@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace foreshock {
 
@@ -84,6 +85,8 @@ void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
                   .place = {},
                   .layer = {}});
   series_.clear();
+  std::fill(std::begin(count_), std::end(count_), size_t{0});
+  for (auto& names : refused_) names.clear();
   precursors_.clear();
   loss_rule_.restart();
   rise_rule_.restart();
@@ -105,28 +108,71 @@ void RankWatch::observe_loss(int64_t step, double loss, std::vector<WatchEvent>*
 
 void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t declared, double loss,
                                 std::vector<WatchEvent>* out) {
+  LossCount& count = losses_[static_cast<size_t>(kind)];
+  if (count.count++ == 0) count.first_step = onset;
+  count.last_step = onset;
   loss_events_.push_back({kind, onset, declared, precursors_.before(onset)});
   if (loss_events_.size() > kMostLossEvents) loss_events_.pop_front();
   out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
 }
 
-RankWatch::Series* RankWatch::series_of(DetectorId detector, const std::string& place,
-                                        const std::string& layer) {
+// Of the quiet ones, or of all where none is quiet, the one without a value for longest.
+void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out) {
+  const auto begin = series_.lower_bound({static_cast<int>(detector), ""});
+  const auto end = series_.lower_bound({static_cast<int>(detector) + 1, ""});
+  const auto rank = [](const SeriesMap::value_type& each) {
+    return std::pair(each.second.detector.level(), each.second.last_used);
+  };
+  const auto found =
+      std::min_element(begin, end, [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  if (found == end) return;
+  end_episode(*found, step, NAN, out);
+  series_.erase(found);
+  --count_[static_cast<size_t>(detector)];
+  ++given_up_[static_cast<size_t>(detector)];
+}
+
+// A series that goes away cannot stay above quiet for good.
+void RankWatch::end_episode(const SeriesMap::value_type& series, int64_t step, double value,
+                            std::vector<WatchEvent>* out) {
+  const auto& [key, of] = series;
+  if (of.detector.level() == Level::kQuiet) return;
+  precursors_.note(of.detector.id(), key.second, of.layer, Level::kQuiet, step);
+  out->push_back(
+      {WatchEventKind::kPrecursor, step, value, of.detector.id(), key.second, of.layer, Level::kQuiet, 0});
+}
+
+RankWatch::SeriesMap::iterator RankWatch::series_of(DetectorId detector, const std::string& place,
+                                                    const std::string& layer, int64_t step,
+                                                    std::vector<WatchEvent>* out) {
+  const auto id = static_cast<size_t>(detector);
   const Key key = {static_cast<int>(detector), place.substr(0, kLongestName)};
   const auto found = series_.find(key);
-  if (found != series_.end()) return &found->second;
-  if (series_.size() < kMostSeries)
-    return &series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first->second;
-  ++series_left_out_;
-  return nullptr;
+  if (found != series_.end()) return found;
+  if (is_per_tensor(detector) && count_[id] >= kMostTensors) {
+    if (refused_[id].size() < kMostDroppedNames) refused_[id].insert(std::hash<std::string>()(key.second));
+    return series_.end();
+  }
+  if (!is_per_tensor(detector) && count_[id] >= kMostLayers) give_up_one(detector, step, out);
+  ++count_[id];
+  return series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first;
 }
 
 Reading RankWatch::observe(DetectorId detector, const std::string& place, const std::string& layer,
-                           int64_t step, double value, double control, std::vector<WatchEvent>* out) {
-  Series* series = series_of(detector, place, layer);
-  if (series == nullptr) return {};
-  const Level before = series->detector.level();
-  const Reading reading = series->detector.observe(step, value, control);
+                           int64_t step, double value, double control, std::vector<WatchEvent>* out,
+                           int64_t span) {
+  const auto found = series_of(detector, place, layer, step, out);
+  if (found == series_.end()) return {};
+  const std::string& name = found->first.second;
+  Series& series = found->second;
+  series.last_used = ++used_;
+  if (series.span != span) {
+    end_episode(*found, step, value, out);
+    series.detector = Detector(detector);
+    series.span = span;
+  }
+  const Level before = series.detector.level();
+  const Reading reading = series.detector.observe(step, value, control);
   if (readings_ != nullptr) readings_->push_back({detector, place, step, value, reading});
   DetectorState& state = counts_[static_cast<size_t>(detector)];
   ++state.values;
@@ -134,9 +180,9 @@ Reading RankWatch::observe(DetectorId detector, const std::string& place, const 
   state.watches += reading.level == Level::kWatch && before == Level::kQuiet;
   state.warnings += reading.level == Level::kWarn;
   if (reading.level == Level::kWarn) state.last_warn_step = step;
-  precursors_.note(detector, place.substr(0, kLongestName), series->layer, reading.level, step);
-  out->push_back({WatchEventKind::kPrecursor, step, value, detector, place.substr(0, kLongestName),
-                  series->layer, reading.level, reading.score});
+  precursors_.note(detector, name, series.layer, reading.level, step);
+  out->push_back(
+      {WatchEventKind::kPrecursor, step, value, detector, name, series.layer, reading.level, reading.score});
   return reading;
 }
 
@@ -147,6 +193,10 @@ Level RankWatch::level_of(DetectorId detector, const std::string& place) const {
 
 std::array<DetectorState, kDetectors> RankWatch::states() const {
   std::array<DetectorState, kDetectors> states = counts_;
+  for (size_t n = 0; n < kDetectors; ++n) {
+    states[n].series = count_[n];
+    states[n].series_dropped = given_up_[n] + refused_[n].size();
+  }
   for (const auto& [key, series] : series_) {
     DetectorState& state = states[static_cast<size_t>(key.first)];
     if (series.detector.level() <= state.level) continue;

@@ -3,13 +3,16 @@
 #ifndef FORESHOCK_DETECT_WATCH_H_
 #define FORESHOCK_DETECT_WATCH_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -99,6 +102,7 @@ enum class WatchEventKind : int {
   kPrecursor,              // a detector's level has changed to `level`
 };
 inline constexpr int kWatchEventKinds = 6;
+inline constexpr int kLossEventKinds = 3;  // the first ones
 const char* name_of(WatchEventKind kind);
 
 struct WatchEvent {
@@ -127,17 +131,36 @@ struct LossEventSeen {
   std::vector<Episode> preceded_by;
 };
 
+// Loss events of one kind over all attempts, by their onsets; -1: none.
+struct LossCount {
+  uint64_t count = 0;
+  int64_t first_step = -1, last_step = -1;
+};
+
 struct DetectorState {
   Level level = Level::kQuiet;                     // the highest of all places
   std::string layer;                               // one that has it
   int64_t since_step = -1;                         // it has been above quiet there; -1: it is quiet
   int64_t last_warn_step = -1;                     // -1: never
   uint64_t values = 0, watches = 0, warnings = 0;  // given; times that a level has risen to it
+  size_t series = 0;                               // that it follows
+  uint64_t series_dropped = 0;                     // that its room has no place for, or had to give up
 };
 
+// Detectors of single tensors, of which a model has many times as many as layers.
+constexpr bool is_per_tensor(DetectorId id) {
+  return id == DetectorId::kRmsStaleness || id == DetectorId::kWeightShift;
+}
+
+// Every detector has room of its own, so that no series of one can keep out another's. The detectors of the
+// loss and of the gradient norm have one series each. Those of layers take in every new layer: when the room
+// is full, the series that has been quiet and without a value for longest is given up. Those of tensors
+// refuse further ones instead: tensors come in turns, and each would be given up before its next value.
 class RankWatch {
  public:
-  static constexpr size_t kMostSeries = 8192;  // further ones are left out and counted
+  static constexpr size_t kMostLayers = 4096;           // series of one detector
+  static constexpr size_t kMostTensors = 8192;          // likewise
+  static constexpr size_t kMostDroppedNames = 1 << 17;  // of one detector; further ones are not counted
   static constexpr size_t kMostLossEvents = 64;
 
   // An optimizer step has ended. What is not known is absent. Events are appended to `*out`.
@@ -145,19 +168,21 @@ class RankWatch {
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 
   // A value of a series of one detector. `place`: a layer's label or a tensor's name; `layer`: the label (""
-  // unknown).
+  // unknown). `span`: steps that the value covers. A series whose span changes starts to learn again, since
+  // its earlier values mean something else.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
-                  double value, double control, std::vector<WatchEvent>* out);
+                  double value, double control, std::vector<WatchEvent>* out, int64_t span = 0);
 
   // Of the last loss, if it was one of the last step.
   const LossVerdict& loss_verdict() const { return loss_verdict_; }
   // The last kMostLossEvents.
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
+  // `kind`: a loss event. Counts only grow, whatever restarts.
+  const LossCount& losses(WatchEventKind kind) const { return losses_[static_cast<size_t>(kind)]; }
   // Of one series; quiet where there is none.
   Level level_of(DetectorId detector, const std::string& place) const;
   // Looks at all places: not for every value.
   std::array<DetectorState, kDetectors> states() const;
-  uint64_t series_left_out() const { return series_left_out_; }
 
   // Every reading from now on is appended to `*readings`; null: none. No part of the state.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
@@ -170,26 +195,37 @@ class RankWatch {
   struct Series {
     Detector detector;
     std::string layer;
+    int64_t span = 0;
+    uint64_t last_used = 0;  // of used_
   };
+  using SeriesMap = std::map<Key, Series>;
 
   void observe_loss(int64_t step, double loss, std::vector<WatchEvent>* out);
   void note_loss_event(WatchEventKind kind, int64_t onset, int64_t declared, double loss,
                        std::vector<WatchEvent>* out);
   void resume(int64_t step, std::vector<WatchEvent>* out);
-  Series* series_of(DetectorId detector, const std::string& place, const std::string& layer);
+  SeriesMap::iterator series_of(DetectorId detector, const std::string& place, const std::string& layer,
+                                int64_t step, std::vector<WatchEvent>* out);
+  void give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out);
+  void end_episode(const SeriesMap::value_type& series, int64_t step, double value,
+                   std::vector<WatchEvent>* out);
   template <class State>
   void series_fields(State& state);
 
-  std::map<Key, Series> series_;
+  SeriesMap series_;
+  size_t count_[kDetectors] = {};  // of series_
+  uint64_t used_ = 0;              // values so far
+  uint64_t given_up_[kDetectors] = {};
+  std::unordered_set<uint64_t> refused_[kDetectors];  // hashes of the names of tensors
   LossEventRule loss_rule_;
   LossRiseRule rise_rule_;
   LossVerdict loss_verdict_;
   Precursors precursors_;
   std::deque<LossEventSeen> loss_events_;
+  std::array<LossCount, kLossEventKinds> losses_;
   std::array<DetectorState, kDetectors> counts_;  // without level and layer
   bool has_step_ = false, gradient_is_nonfinite_ = false;
   int64_t last_step_ = 0;
-  uint64_t series_left_out_ = 0;
   std::vector<WatchReading>* readings_ = nullptr;
 };
 
@@ -197,7 +233,8 @@ template <class State>
 void RankWatch::series_fields(State& state) {
   if constexpr (State::kReads) {
     series_.clear();
-    const uint64_t count = state.count(kMostSeries);
+    std::fill(std::begin(count_), std::end(count_), size_t{0});
+    const uint64_t count = state.count(kDetectors * std::max(kMostLayers, kMostTensors));
     for (uint64_t n = 0; n < count && state.good(); ++n) {
       int id = 0;
       std::string place, layer;
@@ -207,8 +244,10 @@ void RankWatch::series_fields(State& state) {
       state.require(id >= 0 && id < static_cast<int>(kDetectors));
       if (!state.good()) return;
       Series series = {Detector(static_cast<DetectorId>(id)), std::move(layer)};
+      state(series.span);
+      state(series.last_used);
       series.detector.fields(state);
-      series_.insert_or_assign({id, std::move(place)}, std::move(series));
+      count_[id] += series_.insert_or_assign({id, std::move(place)}, std::move(series)).second;
     }
   } else {
     state(static_cast<uint64_t>(series_.size()));
@@ -216,6 +255,8 @@ void RankWatch::series_fields(State& state) {
       state(key.first);
       state(key.second);
       state(series.layer);
+      state(series.span);
+      state(series.last_used);
       series.detector.fields(state);
     }
   }
@@ -243,7 +284,13 @@ void RankWatch::fields(State& state) {
   state(has_step_);
   state(gradient_is_nonfinite_);
   state(last_step_);
-  state(series_left_out_);
+  for (LossCount& each : losses_) {
+    state(each.count);
+    state(each.first_step);
+    state(each.last_step);
+  }
+  state(used_);
+  for (uint64_t& number : given_up_) state(number);
 }
 
 }  // namespace foreshock

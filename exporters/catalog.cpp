@@ -268,6 +268,11 @@ constexpr MetricInfo kTable[] = {
     {kPrecursorLayerInfo, "foreshock_precursor_layer_info", kGauge, "1",
      "Always 1; the label layer names a layer in which the detector warns. Absent while it does not.",
      kRankDetectorLayer},
+    {kPrecursorSeriesDropped, "foreshock_precursor_series_dropped", kGauge, "series",
+     "Tensors that a detector does not follow since its room is full, or layers that it has given up for "
+     "newer "
+     "ones. Absent where there are none.",
+     kRankDetector},
     {kWeightWassersteinDistance, "foreshock_weight_wasserstein_distance", kGauge, "1",
      "Wasserstein distance W1 of the weights to their snapshot one interval before, and to the first one: of "
      "all "

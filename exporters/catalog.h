@@ -78,6 +78,7 @@ enum class Metric : uint16_t {
   kPrecursorEventsTotal,
   kPrecursorLastEventStep,
   kPrecursorLayerInfo,
+  kPrecursorSeriesDropped,
   // the weights
   kWeightWassersteinDistance,
   kLayerWeightWassersteinDistance,

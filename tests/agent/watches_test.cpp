@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "agent/detection.h"
 #include "exporters/record_reader.h"
@@ -201,6 +202,40 @@ TEST(Watches, RanksAndRunsAreApartAndBounded) {
   anew.run = "";
   watches.observe(anew);
   EXPECT_EQ(watches.all().size(), 0u);
+}
+
+// The layers come after the tensors of experts, on the lowest rank: a deviation ratio of 10 in five of them.
+TEST(Watches, ARecordOfAHundredThousandTensorsWarnsInAllFiveLayers) {
+  Watches watches;
+  watches.observe(sample(1, "forward", 0, 0));  // the rank that the tensors' series belong to
+  for (int n = 0; n < 100000; ++n) {
+    TensorLine tensor;
+    tensor.run = "run";
+    tensor.step = 1;
+    tensor.tensor = "experts." + std::to_string(n);
+    tensor.interval_steps = 64;
+    tensor.wasserstein_previous = 1e-3;
+    watches.observe(tensor);
+    OptimizerLine optimizer;
+    optimizer.run = "run";
+    optimizer.step = 1;
+    optimizer.tensor = tensor.tensor;
+    optimizer.rms_staleness = 1;
+    watches.observe(optimizer);
+  }
+  std::set<std::string> warned;
+  for (int64_t step = 2; step <= 4; ++step)
+    for (const char* layer : {"000", "001", "002", "003", "004"}) {
+      SampleLine line = sample(step, "forward", 0, 0);
+      line.layer = layer;
+      line.deviation_ratio = 10;
+      for (const EventLine& event : watches.observe(line))
+        if (event.detector == "deviation_forward" && event.level == "warn") warned.insert(event.layer);
+    }
+  EXPECT_EQ(warned, (std::set<std::string>{"000", "001", "002", "003", "004"}));
+  const auto states = watches.watch_of("run", 0)->states();
+  EXPECT_EQ(states[static_cast<size_t>(DetectorId::kWeightShift)].series_dropped,
+            100000 - RankWatch::kMostTensors);
 }
 
 }  // namespace

@@ -256,18 +256,111 @@ TEST(Watch, AStateOfAnyBytesDoesNoHarm) {
   }
 }
 
+// Feeds `count` values of one series, steps 1, 2, ...
+void feed(RankWatch* watch, DetectorId detector, const std::string& place, int count, double value,
+          std::vector<WatchEvent>* events, int64_t span = 0) {
+  for (int step = 1; step <= count; ++step)
+    watch->observe(detector, place, place, step, value, 0, events, span);
+}
+
+DetectorState state_of(const RankWatch& watch, DetectorId detector) {
+  return watch.states()[static_cast<size_t>(detector)];
+}
+
+// Models with experts have 10^5 tensors, and their values come before those of the first layer.
+TEST(Watch, AHundredThousandTensorsKeepNoLayerOut) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  const int tensors = 100000;
+  for (int n = 0; n < tensors; ++n)
+    for (DetectorId detector : {DetectorId::kRmsStaleness, DetectorId::kWeightShift})
+      watch.observe(detector, "experts." + std::to_string(n), "", 1, 1, 0, &events);
+  for (const char* layer : {"000", "001", "002", "003", "004"}) {
+    events.clear();
+    feed(&watch, DetectorId::kDeviationForward, layer, 3, 10, &events);
+    ASSERT_FALSE(events.empty()) << layer;
+    EXPECT_EQ(events.back().level, Level::kWarn);
+    EXPECT_EQ(events.back().layer, layer);
+  }
+  const DetectorState state = state_of(watch, DetectorId::kWeightShift);
+  EXPECT_EQ(state.series, RankWatch::kMostTensors);
+  EXPECT_EQ(state.series_dropped, tensors - RankWatch::kMostTensors);
+  EXPECT_EQ(state_of(watch, DetectorId::kDeviationForward).series_dropped, 0u);
+}
+
+TEST(Watch, AThousandLayersWarnEachForItself) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (int layer = 0; layer < 1000; ++layer)
+    for (DetectorId detector :
+         {DetectorId::kBias, DetectorId::kDeviationForward, DetectorId::kMaxLogit, DetectorId::kLogitGrowth,
+          DetectorId::kEntropyDrop, DetectorId::kDeviationBackward, DetectorId::kOutputErrorDrift,
+          DetectorId::kUpdateSpectrum})
+      watch.observe(detector, std::to_string(layer), std::to_string(layer), 1, 1, 0, &events);
+  events.clear();
+  for (int layer = 0; layer < 1000; ++layer)
+    feed(&watch, DetectorId::kMaxLogit, std::to_string(layer), 2, 500, &events);
+  EXPECT_EQ(state_of(watch, DetectorId::kMaxLogit).warnings, 1000u);
+  EXPECT_EQ(state_of(watch, DetectorId::kMaxLogit).series_dropped, 0u);
+}
+
+// A trainer that makes up new names all the time: what is new is followed, what is old and quiet goes.
+TEST(Watch, TheLayerThatIsQuietForLongestGivesUpItsPlace) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  feed(&watch, DetectorId::kMaxLogit, "warns", 2, 500, &events);
+  for (size_t n = 0; n < 2 * RankWatch::kMostLayers; ++n)
+    watch.observe(DetectorId::kMaxLogit, "new" + std::to_string(n), "", 1, 1, 0, &events);
+  EXPECT_EQ(watch.level_of(DetectorId::kMaxLogit, "warns"), Level::kWarn);
+  events.clear();
+  feed(&watch, DetectorId::kMaxLogit, "last", 2, 500, &events);
+  EXPECT_EQ(events.size(), 1u);
+  const DetectorState state = state_of(watch, DetectorId::kMaxLogit);
+  EXPECT_EQ(state.series, RankWatch::kMostLayers);
+  EXPECT_EQ(state.series_dropped, RankWatch::kMostLayers + 2);
+}
+
+// Where every series is above quiet, the one that goes ends its episode: nothing would ever end it later.
+TEST(Watch, ASeriesThatIsGivenUpIsQuiet) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (size_t n = 0; n < RankWatch::kMostLayers; ++n)
+    feed(&watch, DetectorId::kMaxLogit, std::to_string(n), 2, 500, &events);
+  events.clear();
+  watch.observe(DetectorId::kMaxLogit, "new", "new", 9, 1, 0, &events);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].place, "0");
+  EXPECT_EQ(events[0].level, Level::kQuiet);
+}
+
+// Distances of weights over twice the steps are larger without anything being wrong.
+TEST(Watch, AnotherIntervalIsLearnedInTheSameSeries) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  int64_t step = 0;
+  for (int64_t interval = 64; interval <= 65536; interval *= 2)
+    for (int n = 0; n < 40; ++n)
+      watch.observe(DetectorId::kWeightShift, "w", "", ++step, static_cast<double>(interval) * (1 + n % 2), 0,
+                    &events, interval);
+  EXPECT_TRUE(events.empty());
+  EXPECT_EQ(state_of(watch, DetectorId::kWeightShift).series, 1u);
+  EXPECT_EQ(state_of(watch, DetectorId::kWeightShift).values, 440u);
+}
+
 TEST(Watch, SeriesAreBoundedAndNamesCut) {
   RankWatch watch;
   std::vector<WatchEvent> events;
-  for (size_t n = 0; n < RankWatch::kMostSeries + 10; ++n)
+  for (size_t n = 0; n < RankWatch::kMostLayers + 10; ++n)
     watch.observe(DetectorId::kMaxLogit, std::to_string(n) + std::string(5000, 'x'), "", 1, 1, 0, &events);
-  EXPECT_EQ(watch.series_left_out(), 10u);
+  EXPECT_EQ(state_of(watch, DetectorId::kMaxLogit).series_dropped, 10u);
   StateWriter writer;
   watch.fields(writer);
   StateReader reader(writer.bytes());
   RankWatch again;
   again.fields(reader);
   EXPECT_TRUE(reader.good());
+  EXPECT_EQ(state_of(again, DetectorId::kMaxLogit).series, RankWatch::kMostLayers);
+  EXPECT_EQ(state_of(again, DetectorId::kMaxLogit).series_dropped, 10u);
 }
 
 }  // namespace
