@@ -1,0 +1,222 @@
+// The trainer of bench/soak.py: drives the C ABI as fast as it is told, with attention, losses, scalars and
+// weights, and stands still after each part so that both processes can be measured.
+//
+//   bench_soak steps COUNT PARTS RATE    COUNT steps at RATE a second, new names of layers and scalars all
+//   the
+//                                        time
+//   bench_soak restarts COUNT PARTS      COUNT processes of five steps each, one after the other
+//
+// After each part it prints "PID DONE" and waits for a line.
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "foreshock/hook.h"
+
+extern char** environ;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
+constexpr long kStepsOfAName = 100;  // then a layer and a scalar have new ones
+
+template <class Struct>
+Struct sized() {
+  Struct of = {};
+  of.size = sizeof of;
+  of.version = FORESHOCK_ABI_VERSION;
+  return of;
+}
+
+class Trainer {
+ public:
+  Trainer() {
+    forward_ = foreshock_register_op("soak_forward", FORESHOCK_FORWARD);
+    for (int n = 0; n < kWeights; ++n) weights_[n].fill(0.5F);
+  }
+
+  void step() {
+    ++step_;
+    for (int layer = 0; layer < kLayers; ++layer) attend(layer);
+    observe_weights();
+    const long name = step_ / kStepsOfAName;
+    const std::string scalar_name = "made_up_" + std::to_string(name);
+    auto scalar = sized<foreshock_scalar>();
+    scalar.name = scalar_name.c_str();
+    scalar.value = static_cast<double>(step_);
+    scalar.step = -1;
+    foreshock_observe_scalars(&scalar, 1);
+    auto record = sized<foreshock_step>();
+    record.step = step_;
+    record.step_source = FORESHOCK_STEP_REPORTED;
+    record.loss = 2 + 0.1 * random();
+    record.gradient_norm = std::exp(0.1 * random());
+    record.given = FORESHOCK_GIVEN_LOSS | FORESHOCK_GIVEN_GRADIENT_NORM;
+    foreshock_step_end(&record);
+  }
+
+ private:
+  double random() {
+    state_ = state_ * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<double>(state_ >> 40) / (1 << 24) - 0.5;
+  }
+
+  static foreshock_tensor view(const float* data, int dim) {
+    foreshock_tensor tensor = {};
+    tensor.data = data;
+    tensor.dtype = FORESHOCK_FP32;
+    tensor.dims = 4;
+    const int64_t shape[] = {1, 1, kLength, dim}, stride[] = {kLength * dim, kLength * dim, dim, 1};
+    std::memcpy(tensor.shape, shape, sizeof shape);
+    std::memcpy(tensor.stride, stride, sizeof stride);
+    return tensor;
+  }
+
+  void attend(int layer) {
+    const int wanted = foreshock_attention_enter(forward_, FORESHOCK_NEEDS_GRADIENT);
+    for (auto* each : {&query_, &key_, &value_})
+      for (float& x : *each) x = static_cast<float>(random());
+    for (int i = 0; i < kLength; ++i) attend_row(i);
+    if (wanted == 0) return;
+    auto call = sized<foreshock_attention_call>();
+    const std::string name =
+        layer == 0 ? "new." + std::to_string(step_ / kStepsOfAName) : "blocks." + std::to_string(layer);
+    call.op = forward_;
+    call.causal = FORESHOCK_CAUSAL_TOP_LEFT;
+    call.scale = 1 / std::sqrt(static_cast<double>(kDim));
+    call.query = view(query_.data(), kDim);
+    call.key = view(key_.data(), kDim);
+    call.value = view(value_.data(), kDim);
+    call.out = view(out_.data(), kDim);
+    call.log_sum_exp = view(log_sum_exp_.data(), 1);
+    call.log_sum_exp.dims = 3;
+    call.layer_name = name.c_str();
+    foreshock_attention_leave(&call);
+  }
+
+  void attend_row(int i) {
+    double sum = 0, sums[kDim] = {};
+    for (int j = 0; j <= i; ++j) {
+      double score = 0;
+      for (int d = 0; d < kDim; ++d)
+        score += static_cast<double>(query_[i * kDim + d]) * static_cast<double>(key_[j * kDim + d]);
+      const double weight = std::exp(score / std::sqrt(static_cast<double>(kDim)));
+      sum += weight;
+      for (int d = 0; d < kDim; ++d) sums[d] += weight * static_cast<double>(value_[j * kDim + d]);
+    }
+    for (int d = 0; d < kDim; ++d) out_[i * kDim + d] = static_cast<float>(sums[d] / sum);
+    log_sum_exp_[i] = static_cast<float>(std::log(sum));
+  }
+
+  void observe_weights() {
+    if (!are_named_) name_weights();
+    uint32_t due[kWeights] = {};
+    const size_t count = foreshock_weights_due(due, kWeights);
+    for (auto& weight : weights_)
+      for (float& x : weight) x += 1e-3F * static_cast<float>(random());
+    foreshock_weight_state states[kWeights] = {};
+    for (size_t n = 0; n < count; ++n) {
+      states[n] = sized<foreshock_weight_state>();
+      states[n].number = due[n];
+      foreshock_tensor& tensor = states[n].parameter;
+      tensor.data = weights_[due[n]].data();
+      tensor.dtype = FORESHOCK_FP32;
+      tensor.dims = 1;
+      for (int d = 0; d < FORESHOCK_TENSOR_DIMS; ++d) tensor.shape[d] = tensor.stride[d] = 1;
+      tensor.shape[0] = static_cast<int64_t>(weights_[due[n]].size());
+      states[n].optimizer_step = -1;
+    }
+    foreshock_observe_weights(states, count, FORESHOCK_AFTER_STEP);
+  }
+
+  void name_weights() {
+    foreshock_weight named[kWeights];
+    std::string names[kWeights];
+    for (int n = 0; n < kWeights; ++n) {
+      names[n] = "blocks." + std::to_string(n) + ".weight";
+      named[n] = sized<foreshock_weight>();
+      named[n].name = names[n].c_str();
+      named[n].dims = 1;
+      for (int d = 0; d < FORESHOCK_TENSOR_DIMS; ++d) named[n].shape[d] = named[n].part[d] = 1;
+      named[n].shape[0] = named[n].part[0] = static_cast<int64_t>(weights_[n].size());
+    }
+    are_named_ = foreshock_name_weights(named, kWeights) > 0;
+  }
+
+  int32_t forward_ = -1;
+  long step_ = 0;
+  uint64_t state_ = 1;
+  bool are_named_ = false;
+  std::array<float, kLength * kDim> query_, key_, value_, out_;
+  std::array<float, kLength> log_sum_exp_;
+  std::array<std::array<float, 4096>, kWeights> weights_;
+};
+
+// False: nobody wants another part.
+bool end_part(long done) {
+  std::printf("%d %ld\n", getpid(), done);
+  std::fflush(stdout);
+  char line[16];
+  return std::fgets(line, sizeof line, stdin) != nullptr;
+}
+
+int drive(long count, long parts, double rate) {
+  Trainer trainer;
+  for (long part = 1; part <= parts; ++part) {
+    const long first = count * (part - 1) / parts, last = count * part / parts;
+    const auto begin = Clock::now();
+    for (long n = first; n < last; ++n) {
+      trainer.step();
+      if ((n - first) % 16 == 15)
+        std::this_thread::sleep_until(
+            begin + std::chrono::duration_cast<Clock::duration>(
+                        std::chrono::duration<double>(static_cast<double>(n - first) / rate)));
+    }
+    if (!end_part(last)) return 1;
+  }
+  return 0;
+}
+
+int restart(const char* self, long count, long parts) {
+  for (long part = 1; part <= parts; ++part) {
+    const long first = count * (part - 1) / parts, last = count * part / parts;
+    for (long n = first; n < last; ++n) {
+      char steps[] = "short";
+      char* const words[] = {const_cast<char*>(self), steps, nullptr};
+      pid_t child = 0;
+      int status = 0;
+      if (posix_spawn(&child, self, nullptr, nullptr, words, environ) != 0) return 1;
+      if (waitpid(child, &status, 0) != child || status != 0) return 1;
+    }
+    if (!end_part(last)) return 1;
+  }
+  return 0;
+}
+
+int train_shortly() {
+  Trainer trainer;
+  for (int n = 0; n < 5; ++n) trainer.step();
+  return 0;
+}
+
+}  // namespace
+
+int main(int words, char** word) {
+  const std::string what = words > 1 ? word[1] : "";
+  if (what == "short") return train_shortly();
+  if (what == "steps" && words == 5) return drive(std::atol(word[2]), std::atol(word[3]), std::atof(word[4]));
+  if (what == "restarts" && words == 4) return restart(word[0], std::atol(word[2]), std::atol(word[3]));
+  std::fputs("bench_soak steps COUNT PARTS RATE | restarts COUNT PARTS; started by bench/soak.py\n", stderr);
+  return 2;
+}

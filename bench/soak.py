@@ -1,0 +1,196 @@
+"""Whether anything grows in a long training: 10^6 steps through the C ABI, and 10^4 restarts, in minutes.
+
+    python bench/soak.py [--short] [--steps 1000000] [--restarts 10000] [--json FILE]
+
+A trainer without a framework (soak.cpp) runs under `foreshock run --record`, with a new name of a layer and of a scalar
+every hundred steps. It stands still after every tenth part; then both processes, the run's directory, the pages and the
+record are measured. Printed for each quantity: its value at the start (after three parts, when all tables have what
+they hold) and at the end, the growth for each 10^5 steps or 10^3 restarts, and the growth that BOUNDS allows. Exits
+with 1 if a quantity grows by more: one that is not in BOUNDS may not grow at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
+PARTS, WARM_UP = 10, 3  # parts
+RATE = 4000  # steps a second: an agent on a busy core keeps up
+SETTLED = 2.5  # seconds until what has ended is published
+
+
+class Bound(NamedTuple):
+    """Growth that is allowed between the warm-up and the end: of any length, and for each step or restart."""
+
+    once: float
+    each: float = 0
+    why: str = ""
+
+
+KIB, MIB = 1024, 1024**2
+BOUNDS = {
+    "trainer RSS": Bound(256 * KIB, why="pages that are touched for the first time"),
+    "agent RSS": Bound(3 * MIB, why="free lists of malloc"),
+    "run directory": Bound(512 * KIB, why="the saved state, whose detectors fill their windows"),
+    "agent.log": Bound(512 * KIB, why="rotated at 256 KiB, one older part"),
+    "/metrics": Bound(2 * KIB, why="digits of numbers"),
+    "/api/v1/state": Bound(16 * KIB, why="digits, and events of which 64 are kept"),
+    "record": Bound(64 * KIB, each=700, why="lines of steps, samples and tensors"),
+}
+RESTART_BOUNDS = BOUNDS | {
+    "agent RSS": Bound(8 * MIB, why="free lists of malloc, and statistics of the last processes"),
+    "/api/v1/state": Bound(64 * KIB, why="the last processes of each rank"),
+    "record": Bound(64 * KIB, each=9000, why="lines of each process"),
+}
+
+
+def rss(pid: int) -> int:
+    """Anonymous memory: the segment is shared, and fixed."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) * KIB for line in status.splitlines() if line.startswith("RssAnon:"))
+
+
+def entries(folder: str) -> int:
+    return len(os.listdir(folder))
+
+
+def fetched(address: str, port: int, path: str) -> int:
+    with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=30) as answer:
+        return len(answer.read())
+
+
+def sizes(paths: list[pathlib.Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+class Soak:
+    """One training under `foreshock run`."""
+
+    def __init__(self, scratch: pathlib.Path, base: pathlib.Path, *command: str) -> None:
+        self.directory, self.record = base / "soak", scratch / "record.jsonl"
+        self.summary = scratch / "summary.json"
+        line = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "soak", "--port", "0"]
+        line += ["--record", str(self.record), "--summary", str(self.summary)]
+        line += ["--", str(BUILD / "bin" / "bench_soak"), *command]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK")}
+        self.process = subprocess.Popen(
+            line, env=kept | {"FORESHOCK_DIR": str(base)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def measure(self, with_trainer: bool) -> tuple[int, dict[str, int]] | None:
+        """After the next part: how much is done, and every quantity. None: it has ended."""
+        line = self.process.stdout.readline()
+        if not line:
+            return None
+        pid, done = map(int, line.split())
+        time.sleep(SETTLED)
+        agent = json.loads((self.directory / "agent.json").read_text())
+        files = list(self.directory.iterdir())
+        found = {}
+        if with_trainer:
+            found |= {
+                "trainer RSS": rss(pid),
+                "trainer descriptors": entries(f"/proc/{pid}/fd"),
+                "trainer threads": entries(f"/proc/{pid}/task"),
+            }
+        found |= {
+            "agent RSS": rss(agent["pid"]),
+            "agent descriptors": entries(f"/proc/{agent['pid']}/fd"),
+            "agent threads": entries(f"/proc/{agent['pid']}/task"),
+            "files": len(files),
+            "run directory": sizes([path for path in files if path.suffix not in (".seg", ".ctl", ".log")]),
+            "segments": sizes([path for path in files if path.suffix in (".seg", ".ctl")]),
+            "agent.log": sizes([path for path in files if path.name.startswith("agent.log")]),
+            "/metrics": fetched(agent["address"], agent["port"], "/metrics"),
+            "/api/v1/state": fetched(agent["address"], agent["port"], "/api/v1/state"),
+            "record": self.record.stat().st_size,
+        }
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return done, found
+
+    def end(self) -> dict:
+        _, errors = self.process.communicate(timeout=120)
+        if self.process.returncode != 0 or not self.summary.exists():
+            sys.exit(f"the training did not end well ({self.process.returncode}):\n{errors}")
+        return json.loads(self.summary.read_text())
+
+
+def judged(looks: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], each: int) -> list[dict]:
+    """One row for each quantity; `each`: steps or restarts that the growth is printed for."""
+    (first, start), (last, end) = looks[WARM_UP - 1], looks[-1]
+    rows = []
+    for name, value in end.items():
+        bound = bounds.get(name, Bound(0))
+        growth, allowed = value - start[name], bound.once + bound.each * (last - first)
+        rows.append(
+            {"what": name, "start": start[name], "end": value, "growth": growth * each / (last - first),
+             "allowed": allowed * each / (last - first), "ok": growth <= allowed}
+        )  # fmt: skip
+    return rows
+
+
+def show(title: str, unit: str, rows: list[dict]) -> None:
+    print(f"{title}\n{'':22}{'start':>14}{'end':>14}{'growth':>14}{'allowed':>14}  {unit}")
+    for row in rows:
+        numbers = "".join(f"{row[key]:14,.0f}" for key in ("start", "end", "growth", "allowed"))
+        print(f"{row['what']:22}{numbers}  {'' if row['ok'] else 'GROWS'}")
+
+
+def soak(kind: str, count: int, each: int, bounds: dict[str, Bound]) -> list[dict]:
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-"))
+    base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-", dir="/dev/shm"))
+    try:
+        rate = [str(RATE)] if kind == "steps" else []
+        one = Soak(scratch, base, kind, str(count), str(PARTS), *rate)
+        looks = []
+        while (look := one.measure(kind == "steps")) is not None:
+            looks.append(look)
+        summary = one.end()
+        if len(looks) != PARTS:
+            sys.exit(f"{len(looks)} of {PARTS} parts ran")
+        rows = judged(looks, bounds, each)
+        size = len(json.dumps(summary))
+        rows.append({"what": "summary", "start": 0, "end": size, "growth": 0, "allowed": 0, "ok": size < MIB})
+        show(f"{count:,} {kind}", f"bytes or a number; growth for each {each:,} {kind}", rows)
+        return rows
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="20,000 steps and 700 restarts")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--restarts", type=int, default=10_000)
+    parser.add_argument("--json", type=pathlib.Path, help="write the rows there")
+    options = parser.parse_args()
+    if options.short:
+        options.steps, options.restarts = 20_000, 700
+    rows = {}
+    if options.steps:
+        rows["steps"] = soak("steps", options.steps, 100_000, BOUNDS)
+    if options.restarts:
+        rows["restarts"] = soak("restarts", options.restarts, 1000, RESTART_BOUNDS)
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
+    grows = [row["what"] for each in rows.values() for row in each if not row["ok"]]
+    print(f"soak: {'grows: ' + ', '.join(grows) if grows else 'nothing grows'}")
+    return 1 if grows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
