@@ -30,6 +30,8 @@ using Clock = Run::Clock;
 
 constexpr std::chrono::milliseconds kShortestSleep = 1ms;
 constexpr std::chrono::milliseconds kLongestSleep = 32ms;
+constexpr const char* kLogFile = "agent.log";  // that the launcher has opened
+constexpr off_t kMostLogBytes = 256 << 10;
 constexpr auto kPublishEvery = 1s;
 constexpr auto kCadenceEvery = 2s;
 constexpr auto kDiscoverEvery = 200ms;
@@ -66,6 +68,7 @@ class Agent {
   void discover(Clock::time_point now);
   void choose_cadences();
   nlohmann::json state_of_agent() const;
+  void bound_log();
   void publish();
   void publish_targets(Published* published);
   bool is_needed() const;
@@ -129,7 +132,8 @@ bool Agent::take_one(std::string* error) {
                                options_.record_histograms,
                                &alerts_,
                                options_.save_flagged,
-                               options_.flagged_quota};
+                               options_.flagged_quota,
+                               options_.record_size};
   std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
   if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
   return !runs_.empty();
@@ -308,7 +312,28 @@ nlohmann::json Agent::state_of_agent() const {
             {"directories_refused", tree_ != nullptr ? tree_->refused() : 0}}}};
 }
 
+// The log lies in shared memory, and the commands of --on-alert write into it too.
+void Agent::bound_log() {
+  struct stat log = {};
+  if (is_service() || runs_.empty() || fstat(STDERR_FILENO, &log) != 0 || !S_ISREG(log.st_mode) ||
+      log.st_size <= kMostLogBytes)
+    return;
+  const Directory& directory = runs_[0].run->directory();
+  const std::optional<struct stat> named = directory.status_of(kLogFile);
+  if (!named || named->st_ino != log.st_ino || named->st_dev != log.st_dev) return;
+  const int file = directory.open_file(kLogFile, O_RDONLY);
+  if (file < 0) return;
+  std::string end(static_cast<size_t>(kMostLogBytes), '\0');
+  const ssize_t read = pread(file, end.data(), end.size(), log.st_size - kMostLogBytes);
+  close(file);
+  end.resize(static_cast<size_t>(std::max<ssize_t>(read, 0)));
+  directory.write(std::string(kLogFile) + ".1", end);
+  if (ftruncate(STDERR_FILENO, 0) != 0) return;
+  spdlog::info("the log was longer than {} KiB: its end is in {}.1", kMostLogBytes >> 10, kLogFile);
+}
+
 void Agent::publish() {
+  bound_log();
   for (ServedRun& each : runs_) each.run->publish(&registry_);
   registry_.set(Metric::kBuildInfo, {FORESHOCK_VERSION}, 1);
   auto published = std::make_shared<Published>();

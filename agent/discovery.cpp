@@ -31,10 +31,14 @@ bool leaves_enough(int file) {
 std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most,
                                                                      std::vector<Refusal>* refused) {
   std::vector<std::unique_ptr<segment::SegmentReader>> found;
+  unread_ = 0;
   const std::vector<std::string> files = directory_.names("", ".seg");
   for (const std::string& file : files) {
-    if (found.size() >= most) break;
     if (known_.count(file) != 0) continue;
+    if (found.size() >= most) {
+      ++unread_;
+      continue;
+    }
     const std::string name = file.substr(0, file.size() - 4);
     std::string why;
     bool is_short = false;

@@ -31,6 +31,8 @@ class Discovery {
 
   // Segments that the last look had no descriptors for: each look tries them again.
   size_t waiting() const { return waiting_.size(); }
+  // Segments that the last look did not come to, since it had found as many as it may.
+  size_t unread() const { return unread_; }
 
  private:
   std::unique_ptr<segment::SegmentReader> open(const std::string& name, bool* is_short,
@@ -39,6 +41,7 @@ class Discovery {
   const Directory& directory_;
   std::set<std::string> known_;    // of those that are still there
   std::set<std::string> waiting_;  // none of those
+  size_t unread_ = 0;
 };
 
 // A tree of run directories that an administrator has made: ROOT/<run id> or ROOT/<user>/<run id>. Finds

@@ -63,7 +63,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
     if (const StepLine line = step_line(*rank, step); !told_.take(line)) detect(line, rank);
-    rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
+    find_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
   hand_over();
@@ -150,12 +150,16 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   const bool is_new = !told_.take(line);
   if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
-  rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
+  find_watch(rank);
   if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
     flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                        segment.name());
   hand_over();
   segment.consume_judged(ready);
+}
+
+void Pipeline::find_watch(RankStatistics* rank) const {
+  rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
 }
 
 // What is taken from a segment is never seen again: the lines first.
@@ -164,6 +168,7 @@ void Pipeline::hand_over() {
 }
 
 void Pipeline::take_up(const SegmentReader& segment, RankStatistics* rank) {
+  find_watch(rank);
   if (segment.steps_taken() + segment.steps_lost() == 0) return;
   foreshock::take_up(segment.last_step(), watches_.watch_of(rank->run, rank->identity.rank), rank);
 }
@@ -240,7 +245,7 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
     if (alerts_ != nullptr) alerts_->tell(event, AlertCommand::Clock::now());
     note_level(event);
   }
-  rank->watch = watches_.watch_of(rank->run, rank->identity.rank);
+  find_watch(rank);
 }
 
 void Pipeline::tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,

@@ -98,6 +98,7 @@ class Pipeline {
   void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
             std::optional<double> value, bool is_new = true);
 
+  void find_watch(RankStatistics* rank) const;
   void hand_over();
   void note_level(const EventLine& event);
   template <class Line>

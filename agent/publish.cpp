@@ -165,7 +165,8 @@ void publish_training(const RankStatistics& rank, RankWriter& to) {
   to.set(Metric::kLossWindow, mean_of(rank.loss_window), "mean");
   to.set(Metric::kLossWindow, max_of(rank.loss_window), "max");
   to.set(Metric::kLossZscore, rank.loss_zscore);
-  to.set(Metric::kLossSpikesTotal, uint64_t{rank.spike_steps.size()});
+  if (const auto spikes = rank.losses(WatchEventKind::kLossSpike))
+    to.set(Metric::kLossSpikesTotal, spikes->count);
   to.set(Metric::kGradientNorm, rank.gradient_norm);
   to.set(Metric::kGradientNormWindowMax, max_of(rank.gradient_window));
   to.set(Metric::kGradientNormZscore, rank.gradient_zscore);
@@ -316,6 +317,11 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
     if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, to);
 }
 
+using Losses = std::optional<LossCount>;
+json count_of(const Losses& losses) { return losses ? json(losses->count) : json(nullptr); }
+json first_of(const Losses& losses) { return losses ? count_or_null(losses->first_step) : json(nullptr); }
+json last_of(const Losses& losses) { return losses ? count_or_null(losses->last_step) : json(nullptr); }
+
 json given_up_reason(const RankStatistics& rank) {
   if (rank.tensors_given_up_step < 0) return nullptr;
   return rank.tensors_given_up_failed ? "failure" : "cost";
@@ -323,6 +329,8 @@ json given_up_reason(const RankStatistics& rank) {
 
 json summary_of(const RankStatistics& rank, int cores_per_rank) {
   const LayerStatistics* worst = rank.worst_layer();
+  const auto spikes = rank.losses(WatchEventKind::kLossSpike),
+             divergences = rank.losses(WatchEventKind::kDivergence);
   json nonfinite = json::array();
   for (const auto& [label, layer] : rank.layers)
     if (layer.nonfinite_steps > 0) nonfinite.push_back(label);
@@ -356,10 +364,12 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"loss",
        {{"first", number_or_null(rank.first_loss)},
         {"last", number_or_null(rank.last_loss)},
-        {"spikes", rank.loss_events_known ? json(rank.spike_steps.size()) : json(nullptr)},
-        {"spike_steps", rank.spike_steps},
-        {"divergences", rank.loss_events_known ? json(rank.divergence_steps.size()) : json(nullptr)},
-        {"divergence_steps", rank.divergence_steps},
+        {"spikes", count_of(spikes)},
+        {"first_spike_step", first_of(spikes)},
+        {"last_spike_step", last_of(spikes)},
+        {"divergences", count_of(divergences)},
+        {"first_divergence_step", first_of(divergences)},
+        {"last_divergence_step", last_of(divergences)},
         {"source", segment::loss_source_name(rank.loss_source)}}},
       {"gradient",
        {{"norm", number_or_null(rank.gradient_norm)},
@@ -569,6 +579,8 @@ json detectors_json(const RankWatch& watch) {
                          {"since_step", count_or_null(state.since_step)},
                          {"measured", measured != nullptr ? measured_json(*measured) : json(nullptr)},
                          {"values", state.values},
+                         {"series", state.series},
+                         {"series_dropped", state.series_dropped},
                          {"watches", state.watches},
                          {"warnings", state.warnings},
                          {"last_warn_step", count_or_null(state.last_warn_step)}});
@@ -617,18 +629,27 @@ void publish_precursors(const RankStatistics& rank, Registry* registry) {
     set(Metric::kPrecursorLevel, static_cast<double>(state.level));
     set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings));
     if (state.warnings > 0) set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step));
+    // Of a healthy rank none: the budget of its series has no room for what is nearly always 0.
+    if (state.series_dropped > 0)
+      set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped));
     if (state.level == Level::kWarn && !state.layer.empty())
       registry->set(Metric::kPrecursorLayerInfo, {rank.run, number, kDetectorTable[n].name, state.layer}, 1);
   }
 }
 
 json precursors_json(const RankWatch& watch) {
-  return {{"detectors", detectors_json(watch)}, {"loss_events", loss_events_json(watch)}};
+  uint64_t count = 0;
+  for (int kind = 0; kind < kLossEventKinds; ++kind)
+    count += watch.losses(static_cast<WatchEventKind>(kind)).count;
+  return {{"detectors", detectors_json(watch)},
+          {"loss_events", loss_events_json(watch)},
+          {"loss_event_count", count}};
 }
 
 json precursors_json(const RankStatistics& rank) {
-  return rank.watch != nullptr ? precursors_json(*rank.watch)
-                               : json{{"detectors", json::array()}, {"loss_events", json::array()}};
+  return rank.watch != nullptr
+             ? precursors_json(*rank.watch)
+             : json{{"detectors", json::array()}, {"loss_events", json::array()}, {"loss_event_count", 0}};
 }
 
 }  // namespace foreshock

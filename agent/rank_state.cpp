@@ -182,6 +182,11 @@ uint64_t RankStatistics::in_flight(uint32_t which) const {
   return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
 }
 
+std::optional<LossCount> RankStatistics::losses(WatchEventKind kind) const {
+  if (!loss_events_known || !current) return std::nullopt;
+  return watch != nullptr ? watch->losses(kind) : LossCount();
+}
+
 std::optional<double> RankStatistics::slowdown(int cores_per_rank) const {
   return ratio_of(cost.train_seconds, cost.own_seconds, agent_seconds, cores_per_rank);
 }
@@ -381,19 +386,25 @@ void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cos
   sum->agent_seconds = keep * sum->agent_seconds + step.agent_seconds;
 }
 
-void note_loss_event(WatchEventKind kind, int64_t step, RankStatistics* rank) {
-  if (kind != WatchEventKind::kLossSpike && kind != WatchEventKind::kDivergence) return;
-  std::vector<int64_t>& steps =
-      kind == WatchEventKind::kLossSpike ? rank->spike_steps : rank->divergence_steps;
-  if (steps.size() < kMostSpikes) steps.push_back(step);
+// A step that took a second and twenty times the usual has waited for something: a trainer that was stopped,
+// the monitor that was paused, a checkpoint. Counted as training time, it would hide for minutes what the
+// monitor costs.
+constexpr double kMostTimes = 20, kShortestPause = 1;
+constexpr size_t kStepsToKnow = 16;
+
+double training_seconds(double seconds, double cost, const StepWindow& usual) {
+  if (seconds < kShortestPause || usual.size() < kStepsToKnow) return seconds;
+  const double median = median_of(usual);
+  return seconds - cost > kMostTimes * median ? median + cost : seconds;
 }
 
 void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   const double seconds = 1e-9 * static_cast<double>(step.duration_ns),
                cost = 1e-9 * static_cast<double>(step.cost_ns);
-  const RankStatistics::Cost spent = {seconds, cost, rank->agent_seconds - rank->cost.agent_seconds};
+  const double trained = training_seconds(seconds, cost, rank->step_seconds);
+  const RankStatistics::Cost spent = {trained, cost, rank->agent_seconds - rank->cost.agent_seconds};
   add_cost(spent, 1, &rank->cost);
-  add_cost(spent, std::exp(-seconds / kRecentSeconds), &rank->recent_cost);
+  add_cost(spent, std::exp(-trained / kRecentSeconds), &rank->recent_cost);
   rank->step_seconds.add(seconds - cost);
   rank->history.add(step.step, kColumnStepSeconds, seconds);
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
@@ -533,8 +544,6 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {
-  for (const WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence})
-    if (line.event == name_of(kind)) note_loss_event(kind, *line.step, rank);
   // The end of an alarm is no event to the reader of a page.
   if (line.level == name_of(Level::kQuiet)) return;
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
@@ -545,9 +554,6 @@ void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatis
   rank->taken_up_step = last.step;
   rank->loss_events_known = watch != nullptr;
   observe_giving_up(last, rank);
-  if (watch != nullptr)
-    for (const LossEventSeen& event : watch->loss_events())
-      note_loss_event(event.kind, event.onset_step, rank);
   if (given(last, segment::kGivenLoss)) {
     rank->last_loss = last.loss;
     rank->loss_source = last.loss_source;

@@ -3,6 +3,7 @@
 #ifndef FORESHOCK_AGENT_RANK_STATE_H_
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -69,6 +70,14 @@ template <size_t n>
 std::optional<double> mean_of(const Window<n>& window) {
   const auto summary = window.summary();
   return summary ? std::optional<double>(summary->mean) : std::nullopt;
+}
+// Of a window that is not empty.
+template <size_t n>
+double median_of(const Window<n>& window) {
+  std::vector<double> values(window.data(), window.data() + window.size());
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 template <size_t n>
 std::optional<double> min_of(const Window<n>& window) {
@@ -192,7 +201,6 @@ struct LoggedScalar {
 
 // A trainer has at most kMaxLayers names; one that makes up new ones all the time is not followed further.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
-inline constexpr size_t kMostSpikes = 4096;  // kept by step
 
 // What is wrong with the attention of one layer, or of the calls whose layer is not known (label "").
 // `value`: the largest ratio or the bias in ulp; absent for NaN and Inf.
@@ -247,11 +255,14 @@ struct RankStatistics {
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
-  const RankWatch* watch = nullptr;  // its detectors; null until a line has come to them
-  std::vector<int64_t> spike_steps, divergence_steps;
+  // The detectors of its rank, over all attempts: null until a line has come to them, and in a process that a
+  // later one has replaced, so that what they have seen is published once.
+  const RankWatch* watch = nullptr;
   // An agent before this one has taken its steps up to this one; -1: none has.
   int64_t taken_up_step = -1;
   bool loss_events_known = true;  // those of the steps before too
+  // Over all attempts; nothing: an earlier agent may have seen some, or a later process has them.
+  std::optional<LossCount> losses(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_reference;
   std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it

@@ -197,7 +197,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
     return record->write(anew);
   }
   std::string error;
-  const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error);
+  const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
   for (EventLine& event : replay(*reader, watches, told)) {
     event.time = seconds_since_1970();
@@ -205,9 +205,16 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   }
 }
 
-bool WatchState::save(const Directory& directory, const RecordWriter* record, const Watches& watches) {
-  if (watches.lines() == saved_lines_) return true;
-  if (!directory.write(kFile, watches.save(record != nullptr ? record->size() : kNoRecord))) return false;
+bool WatchState::save(const Directory& directory, const RecordWriter* record, const Watches& watches,
+                      bool is_last) {
+  const Clock::time_point now = Clock::now();
+  if (watches.lines() == saved_lines_ || (now < next_ && !is_last)) return true;
+  const std::string bytes = watches.save(record != nullptr ? record->size() : kNoRecord);
+  // Small ones are written whenever there is anything new.
+  const double seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;
+  if (seconds > 0.25)
+    next_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  if (!directory.write(kFile, bytes)) return false;
   saved_lines_ = watches.lines();
   return true;
 }

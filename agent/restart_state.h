@@ -3,6 +3,7 @@
 #ifndef FORESHOCK_AGENT_RESTART_STATE_H_
 #define FORESHOCK_AGENT_RESTART_STATE_H_
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -99,12 +100,18 @@ class WatchState {
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, ToldLines* told);
 
-  // Replaces the file, if there is anything new; the first time always. What is in the record's buffer must
-  // have been written before. False when it cannot be written: the run goes on without.
-  bool save(const Directory& directory, const RecordWriter* record, const Watches& watches);
+  // Replaces the file, if there is anything new; the first time always. A large one is replaced less often,
+  // at a mean rate of kBytesPerSecond, unless it `is_last`. What is in the record's buffer must have been
+  // written before. False when it cannot be written: the run goes on without.
+  bool save(const Directory& directory, const RecordWriter* record, const Watches& watches,
+            bool is_last = false);
 
  private:
+  static constexpr double kBytesPerSecond = 1 << 20;
+  using Clock = std::chrono::steady_clock;
+
   uint64_t saved_lines_ = UINT64_MAX;  // nothing was saved yet
+  Clock::time_point next_ = {};
 };
 
 }  // namespace foreshock

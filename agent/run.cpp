@@ -108,6 +108,10 @@ constexpr auto kGoneAfterExit = 100ms;
 constexpr auto kDrainAtMost = 5s;
 // Of one run on one node, those of earlier attempts included. Each costs two descriptors while it lives.
 constexpr size_t kMostSegments = 512;
+// Of them those that have ended and were replaced, whose figures the summary has.
+constexpr size_t kMostReplaced = 256;
+// A command whose trainings have all ended well may start the next one at once.
+constexpr auto kFinishedAfter = 2s;
 constexpr uint64_t kMostRefusalsTold = 20;
 constexpr size_t kMostExitsAtOnce = 64;
 // There while lines wait that an agent that is killed would take along, and for good once some are lost.
@@ -135,7 +139,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   std::unique_ptr<Run> run(new Run(options, std::move(directory), lock));
   if (!options.record.empty()) {
     const int spool = run->directory_->open_file(kRecordSpool, O_RDWR | O_CREAT | O_APPEND);
-    run->record_ = RecordWriter::open(options.record, error, spool);
+    run->record_ = RecordWriter::open(options.record, error, spool, ::write, options.record_size);
     if (run->record_ == nullptr) return nullptr;
   }
   run->pipeline_ = std::make_unique<Pipeline>(run->record_.get(), options.histogram_bytes, options.alerts);
@@ -165,15 +169,15 @@ Run::Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lo
 }
 
 Run::~Run() {
-  save_watches();
+  save_watches(true);
   close(lock_);
 }
 
 // The record first: the state says how far it goes.
-void Run::save_watches() {
+void Run::save_watches(bool is_last) {
   if (pipeline_ == nullptr) return;
   flush_record();
-  watch_state_.save(*directory_, record_.get(), pipeline_->watches());
+  watch_state_.save(*directory_, record_.get(), pipeline_->watches(), is_last);
   for (const auto& followed : followed_)
     if (!followed->is_finished()) facts_.note(followed->name, followed->rank);
   facts_.save(*directory_);
@@ -203,6 +207,7 @@ bool Run::poll() {
 }
 
 bool Run::discover(Registry* registry) {
+  if (followed_.size() >= kMostSegments) look_for_life(Clock::now());
   make_room();
   may_have_room_ = false;
   std::vector<Discovery::Refusal> refused;
@@ -218,17 +223,23 @@ bool Run::discover(Registry* registry) {
   return !found.empty();
 }
 
-// The oldest of those that a later process of the same rank has followed, when there are too many.
+// The oldest of those that a later process of the same rank has replaced, when there are too many.
 void Run::make_room() {
-  if (followed_.size() < kMostSegments) return;
-  const auto oldest = std::find_if(followed_.begin(), followed_.end(), [](const auto& each) {
-    return each->is_finished() && !each->rank.current;
-  });
+  const auto is_over = [](const auto& each) { return each->is_finished() && !each->rank.current; };
+  auto over = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), is_over));
+  const bool is_full = followed_.size() >= kMostSegments;
+  if (over <= kMostReplaced && !is_full) return;
   if (!told_of_limit_)
-    spdlog::warn("{}: more than {} processes have trained; {}", options_.label, kMostSegments,
-                 oldest != followed_.end() ? "the summary has the latest" : "further ones are not followed");
+    spdlog::warn("{}: more than {} processes have trained; {}", options_.label, followed_.size(),
+                 over > 0 ? "the summary has the latest" : "further ones are not followed");
   told_of_limit_ = true;
-  if (oldest != followed_.end()) followed_.erase(oldest);
+  const size_t kept = is_full ? std::min(over, kMostReplaced / 2) : kMostReplaced;
+  std::erase_if(followed_, [&](const auto& each) {
+    if (over <= kept || !is_over(each)) return false;
+    --over;
+    ++processes_left_out_;
+    return true;
+  });
 }
 
 void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry) {
@@ -240,7 +251,9 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   for (auto& other : followed_) {
     if (other->rank.identity.rank != rank.identity.rank) continue;
     // By the nonces: one that had to wait may have been replaced meanwhile.
-    (other->name < followed->name ? other->rank : rank).current = false;
+    RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
+    replaced.current = false;
+    replaced.watch = nullptr;
   }
   if (rank.current) registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
@@ -250,11 +263,13 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
 }
 
 void Run::look_for_life(Clock::time_point now) {
+  looked_at_ = now;
   for (auto& followed : followed_) {
     if (followed->is_finished()) continue;
     followed->look(now);
     if (followed->rank.identity.late_ready == 1) announce(*followed);
-    if (!followed->is_gone(now, kGoneAfter)) continue;
+    const bool is_replaced = !followed->rank.current;
+    if (!followed->is_gone(now, is_replaced ? kGoneAfterExit : kGoneAfter)) continue;
     // A launcher that lives may still tell how it ended; one of an earlier agent's time may have done so.
     if (!has_launcher(*directory_))
       finish(*followed, exit_of(*directory_, followed->launcher_id()).value_or(RunState::kFailed));
@@ -307,15 +322,18 @@ bool Run::is_replaced(const Followed& followed) const {
 // The state of the run is the worst end of any of its commands, once all have ended.
 void Run::note_end(RunState state) {
   worst_ = std::max(worst_, state, is_better);
-  if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
+  if (std::all_of(followed_.begin(), followed_.end(),
+                  [this](const auto& each) { return each->is_finished(); }))
     state_ = worst_;
 }
 
 RunState Run::state() const {
-  const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [](const auto& each) {
-    return !each->rank.current || each->is_finished() || each->has_exited_well();
+  const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [this](const auto& each) {
+    return !each->rank.current || each->is_finished() ||
+           (each->has_exited_well() && each->is_gone(looked_at_, kFinishedAfter));
   });
-  if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended || discovery_.waiting() > 0)
+  if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended || discovery_.waiting() > 0 ||
+      discovery_.unread() > 0)
     return state_;
   return std::max(worst_, RunState::kFinished, is_better);
 }
@@ -458,6 +476,7 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
       {"schema", 1}, {"run", options_.label}, {"state", name_of(state())}, {"ranks", ranks}};
   // Who started them cannot be read, so every launcher is told.
   if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
+  all["processes_left_out"] = processes_left_out_;
   return all;
 }
 

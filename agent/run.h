@@ -95,6 +95,7 @@ struct RunOptions {
   AlertCommand* alerts = nullptr;  // outlives the run; null: nobody is told
   std::string save_flagged;        // directory of flagged slices; empty: none is kept
   uint64_t flagged_quota = 0;      // bytes
+  uint64_t record_size = 0;        // bytes that are kept of the record; 0: all
 };
 
 class Run {
@@ -177,7 +178,7 @@ class Run {
   void note_end(RunState state);
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
-  void save_watches();
+  void save_watches(bool is_last = false);
   void flush_record();
   int cores_per_rank() const;
   size_t ranks_that_live() const;
@@ -200,6 +201,8 @@ class Run {
   std::string refusal_;                           // why the last of them was
   bool may_have_room_ = false;                    // segments were let go since the last look for new ones
   bool told_of_limit_ = false;
+  Clock::time_point looked_at_ = {};                  // for life
+  uint64_t processes_left_out_ = 0;                   // replaced ones that have made room
   uint64_t interval_ = 0;                             // what the ranks were told; 0: nothing yet
   AgentWork at_cadence_;                              // when the interval was last thought over
   std::optional<AgentCost> agent_cost_;               // then

@@ -1,4 +1,4 @@
-// The trainer of bench/soak.py: drives the C ABI as fast as it is told, with attention, losses, scalars and
+// The trainer of bench/soak.py: drives the C ABI at a given rate, with attention, losses, scalars and
 // weights, and stands still after each part so that both processes can be measured.
 //
 //   bench_soak steps COUNT PARTS RATE    COUNT steps at RATE a second, new names of layers and scalars all
@@ -163,7 +163,7 @@ class Trainer {
   std::array<std::array<float, 4096>, kWeights> weights_;
 };
 
-// False: nobody wants another part.
+// False at the end of the input: no further part is wanted.
 bool end_part(long done) {
   std::printf("%d %ld\n", getpid(), done);
   std::fflush(stdout);

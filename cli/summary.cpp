@@ -93,9 +93,9 @@ std::string events_text(const Json& rank, const std::string& one, const std::str
                         const std::string& key) {
   const std::optional<double> number_of = number(rank, "/loss/" + key + "s");
   if (number_of.value_or(0) == 0) return "";
-  const Json::json_pointer first("/loss/" + key + "_steps/0");
+  const std::optional<double> first = number(rank, "/loss/first_" + key + "_step");
   return ", " + (*number_of == 1 ? one : count(number_of) + " " + several) +
-         (rank.contains(first) ? ", first at step " + rank[first].dump() : "");
+         (first ? ", first at step " + formatted("%.0f", *first) : "");
 }
 
 std::string loss_events_text(const Json& rank) {
@@ -241,6 +241,13 @@ std::string refused_text(const Json& summary) {
          " of this run cannot be followed: " + text(summary, "/refused/why");
 }
 
+std::string left_out_fact(const Json& summary) {
+  const double processes = number(summary, "/processes_left_out").value_or(0);
+  if (processes == 0) return "";
+  return fact(
+      "", count(processes) + " earlier processes of this run are not in these figures: it started too many");
+}
+
 std::string refused_fact(const Json& summary) {
   const std::string refused = refused_text(summary);
   return refused.empty() ? "" : fact("refused", refused);
@@ -326,7 +333,7 @@ std::string summary_text(const std::string& json, bool colour) {
   out +=
       restarts_fact(ranks) + lost_steps_fact(ranks) + precursors_facts(ranks) + weights_facts(ranks, paint);
   return out + fact("slowdown", slowdown_fact(passes, ranks)) + given_up_fact(ranks) + paused_fact(ranks) +
-         refused_fact(summary) + "\n";
+         refused_fact(summary) + left_out_fact(summary) + "\n";
 }
 
 std::string brief_text(const std::string& json, bool colour) {

@@ -161,27 +161,46 @@ std::string what_came_before(const Json& event) {
   return list.empty() ? "no detector before it" : "before it " + list;
 }
 
-std::vector<std::string> loss_events_of(const Json& ranks) {
+// `*more`: how many there were besides.
+std::vector<std::string> loss_events_of(const Json& ranks, double* more) {
   std::vector<std::string> lines;
-  for (const Json& rank : ranks)
-    for (const Json& each : list_of(rank, "loss_events"))
+  *more = 0;
+  for (const Json& rank : ranks) {
+    const Json& events = list_of(rank, "loss_events");
+    for (const Json& each : events)
       lines.push_back(text(each, "/event") + " at step " + count(number(each, "/step")) +
                       on_rank(ranks, rank) + "; " + what_came_before(each));
+    const auto listed = static_cast<double>(events.size());
+    *more += std::max(number(rank, "/precursors/loss_event_count").value_or(listed) - listed, 0.0);
+  }
   return lines;
 }
 
-std::string facts(const char* name, const std::vector<std::string>& lines) {
+std::vector<std::string> dropped_of(const Json& ranks) {
+  std::vector<std::string> lines;
+  for (const Json& rank : ranks)
+    for (const Json& each : list_of(rank, "detectors"))
+      if (const double dropped = number(each, "/series_dropped").value_or(0); dropped > 0)
+        lines.push_back(text(each, "/detector") + " has no room for " + count(dropped) + " of its series" +
+                        on_rank(ranks, rank));
+  return lines;
+}
+
+std::string facts(const char* name, const std::vector<std::string>& lines, double more = 0) {
   std::string all;
   for (size_t n = 0; n < std::min(lines.size(), kMostLines); ++n) all += fact(n == 0 ? name : "", lines[n]);
-  if (lines.size() > kMostLines)
-    all += fact("", "and " + count(static_cast<double>(lines.size() - kMostLines)) + " more");
+  if (lines.size() > kMostLines) more += static_cast<double>(lines.size() - kMostLines);
+  if (more > 0) all += fact("", "and " + count(more) + " more");
   return all;
 }
 
 }  // namespace
 
 std::string precursors_facts(const Json& ranks) {
-  return facts("detectors", warnings_of(ranks)) + facts("loss events", loss_events_of(ranks));
+  double more = 0;
+  const std::vector<std::string> losses = loss_events_of(ranks, &more);
+  return facts("detectors", warnings_of(ranks)) + facts("not watched", dropped_of(ranks)) +
+         facts("loss events", losses, more);
 }
 
 namespace {

@@ -108,8 +108,8 @@ def detector_series_dropped() -> Alert:
         "ForeshockDetectorSeriesDropped", "monitor", "monitor", "monitor",
         f"max by ({JOB}, detector) (foreshock_precursor_series_dropped {UNLESS_ENDED}) > 0",
         "Run {{ $labels.run }}: detector {{ $labels.detector }} does not follow all of its series",
-        f"The detector has no room for {VALUE} tensors or layers of a rank; their warnings are missing. All other series"
-        " are watched. Mostly harmless for models with many tensors. Give layers names that do not change.",
+        f"The detector has no room for {VALUE} tensors or layers of a rank; their warnings are missing. All other"
+        " series are watched. Mostly harmless for models with many tensors. Give layers names that do not change.",
     )  # fmt: skip
 
 

@@ -135,9 +135,8 @@ inline constexpr Option kOptions[kOptionCount] = {
      "tensor takes 10 to 30 KiB in bf16, 100 to 500 KiB in fp32",
      kReaderRun | kReaderAgent, kMiB},
     {OptionId::kRecordSize, "--record-size", "FORESHOCK_RECORD_SIZE", "0", "BYTES",
-     "keep at most BYTES of the record: at half of it FILE becomes FILE.1, which replaces an older one, and "
-     "the "
-     "record goes on in a new FILE. `report`, `detect`, `export` and `merge` read both. 0: keep all of it",
+     "keep at most BYTES of the record: at half of it FILE is renamed to FILE.1, replacing an older one, "
+     "and a new FILE is started. `report`, `detect`, `export` and `merge` read both. 0: keep all of it",
      kReaderRun | kReaderAgent, kMiB},
     {OptionId::kOnAlert, "--on-alert", "FORESHOCK_ON_ALERT", "", "COMMAND",
      "shell command to run when a detector warns or the loss goes wrong; FORESHOCK_ALERT_ variables tell it "

@@ -134,8 +134,8 @@ TEST(Pipeline, ASpikeOfTheLossIsAnEventWithItsStep) {
   for (int n = 1; n <= 200; ++n) trainer.step(n, 2.0 + 0.01 * (n % 7));
   for (int n = 201; n <= 204; ++n) trainer.step(n, 9.0);
   pipeline.poll(*reader, &rank);
-  ASSERT_EQ(rank.spike_steps.size(), 1u);
-  EXPECT_EQ(rank.spike_steps[0], 201);
+  EXPECT_EQ(rank.losses(WatchEventKind::kLossSpike)->count, 1u);
+  EXPECT_EQ(rank.losses(WatchEventKind::kLossSpike)->first_step, 201);
 }
 
 TEST(Pipeline, ALossThatStaysUpIsASpikeAndADivergence) {
@@ -147,8 +147,8 @@ TEST(Pipeline, ALossThatStaysUpIsASpikeAndADivergence) {
     trainer.step(n, n < 300 ? 1 + 1e-3 * std::sin(n) : 50);
     pipeline.poll(*reader, &rank);
   }
-  EXPECT_EQ(rank.spike_steps, std::vector<int64_t>{300});
-  EXPECT_EQ(rank.divergence_steps, std::vector<int64_t>{300});
+  EXPECT_EQ(rank.losses(WatchEventKind::kLossSpike)->first_step, 300);
+  EXPECT_EQ(rank.losses(WatchEventKind::kDivergence)->first_step, 300);
 }
 
 TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
@@ -160,7 +160,7 @@ TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
     trainer.step(n, n < 290 ? 1 + 1e-3 * std::sin(n) : 50);
     before.poll(*reader, &rank);
   }
-  ASSERT_EQ(rank.spike_steps, std::vector<int64_t>{290});
+  ASSERT_EQ(rank.losses(WatchEventKind::kLossSpike)->first_step, 290);
 
   for (const bool restored : {true, false}) {
     Pipeline after(nullptr);
@@ -174,7 +174,9 @@ TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
     EXPECT_EQ(taken.taken_up_step, restored ? 300 : 301);
     EXPECT_EQ(taken.last_loss, restored ? 50 : 40);
     EXPECT_EQ(taken.loss_events_known, restored);
-    EXPECT_EQ(taken.spike_steps, restored ? std::vector<int64_t>{290} : std::vector<int64_t>{});
+    const std::optional<LossCount> spikes = taken.losses(WatchEventKind::kLossSpike);
+    EXPECT_EQ(spikes.has_value(), restored);
+    EXPECT_EQ(spikes ? spikes->first_step : -1, restored ? 290 : -1);
     trainer.step(restored ? 301 : 302, 40);
     after.poll(*reader, &taken);
     EXPECT_FALSE(taken.first_loss) << "the first of the rank is not the first of this agent";

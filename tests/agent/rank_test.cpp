@@ -126,5 +126,27 @@ TEST(Rank, ValuesThatAreNotFiniteAreAnAlarm) {
   EXPECT_TRUE(rank_of(layer).alarms().empty()) << "none among the last slices";
 }
 
+segment::StepRecord step_of(int64_t number, double seconds, double cost) {
+  segment::StepRecord step = {};
+  step.sequence = static_cast<uint64_t>(number);
+  step.step = number;
+  step.duration_ns = static_cast<uint64_t>(1e9 * seconds);
+  step.cost_ns = static_cast<uint64_t>(1e9 * cost);
+  return step;
+}
+
+// SIGSTOP for ten minutes, or `foreshock pause`: the next step lasts as long as it stood still.
+TEST(Rank, APauseIsNoTrainingTime) {
+  RankStatistics rank;
+  for (int n = 1; n <= 200; ++n) observe_step(step_of(n, 0.1, 0.001), &rank);
+  const double before = *rank.recent_slowdown(1);
+  EXPECT_NEAR(before, 0.001 / 0.099, 1e-6);
+  observe_step(step_of(201, 600, 0.001), &rank);
+  EXPECT_NEAR(*rank.recent_slowdown(1), before, 1e-6);
+  EXPECT_NEAR(*rank.slowdown(1), before, 1e-6);
+  for (int n = 202; n <= 400; ++n) observe_step(step_of(n, 3, 0.001), &rank);
+  EXPECT_LT(*rank.recent_slowdown(1), 0.1 * before) << "steps that have become longer are no pauses";
+}
+
 }  // namespace
 }  // namespace foreshock

@@ -304,5 +304,96 @@ TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
     for (const auto& [number, times] : *told) EXPECT_EQ(times, 1) << number;
 }
 
+// The losses of `steps` steps from `from` on, of which every `apart` the last three are high.
+void train(SegmentOfATrainer* trainer, Run* run, int64_t from, int64_t steps, int64_t apart) {
+  for (int64_t n = 0; n < steps; ++n) {
+    const bool is_high = apart > 0 && n % apart >= apart - 3;
+    trainer->step(from + n, is_high ? 50 : 1 + 1e-3 * static_cast<double>(n % 7));
+    if (n % 16 == 15) run->poll();
+  }
+  run->poll();
+}
+
+TEST(Run, FourAttemptsWithNineSpikesSayNine) {
+  std::string error;
+  SegmentOfATrainer first;
+  first.writer.identity()->launcher_id = kLauncher;
+  auto run = open_run(job_options(), first);
+  ASSERT_NE(run, nullptr);
+  Registry registry;
+  std::vector<std::unique_ptr<SegmentOfATrainer>> later;
+  int64_t step = 1;
+  for (uint64_t attempt = 0; attempt < 4; ++attempt) {
+    SegmentOfATrainer* trainer = &first;
+    if (attempt > 0) {
+      later.push_back(std::make_unique<SegmentOfATrainer>(first.directory, 0, 0x10 + attempt));
+      trainer = later.back().get();
+      trainer->writer.identity()->launcher_id = kLauncher;
+    }
+    run->discover(&registry);
+    train(trainer, run.get(), step, 200, 0);
+    train(trainer, run.get(), step + 200, attempt == 0 ? 60 : 40, 20);
+    step += attempt == 0 ? 260 : 240;
+  }
+  const auto counted = [&] {
+    run->publish(&registry);
+    uint64_t spikes = 0, listed = 0;
+    const nlohmann::json ranks = run->document(kLauncher, false)["ranks"];
+    for (const nlohmann::json& rank : ranks) {
+      if (rank["loss"]["spikes"].is_number()) spikes += rank["loss"]["spikes"].get<uint64_t>();
+      listed += rank["precursors"]["loss_events"].size();
+    }
+    return std::pair(spikes, listed);
+  };
+  EXPECT_EQ(counted(), std::pair(uint64_t{9}, uint64_t{9}));
+  EXPECT_NE(exposition(*registry.snapshot()).find("foreshock_loss_spikes_total{run=\"job\",rank=\"0\"} 9"),
+            std::string::npos);
+}
+
+TEST(Run, CountsOfLossEventsDoNotFallWhenTheAgentRestarts) {
+  SegmentOfATrainer trainer;
+  trainer.writer.identity()->launcher_id = kLauncher;
+  for (const int64_t spikes : {240, 241}) {
+    const auto run = open_run(job_options(), trainer);
+    ASSERT_NE(run, nullptr);
+    Registry registry;
+    run->discover(&registry);
+    if (spikes == 240) train(&trainer, run.get(), 1, 200, 0);
+    train(&trainer, run.get(), spikes == 240 ? 201 : 201 + 240 * 20, spikes == 240 ? 240 * 20 : 20, 20);
+    run->publish(&registry);
+    const nlohmann::json rank = run->document(kLauncher, false)["ranks"][0];
+    EXPECT_EQ(rank["loss"]["spikes"], spikes);
+    EXPECT_EQ(rank["loss"]["first_spike_step"], 218);
+    EXPECT_EQ(rank["loss"]["last_spike_step"], 218 + (spikes - 1) * 20);
+    EXPECT_EQ(rank["precursors"]["loss_event_count"], spikes);
+  }
+}
+
+// A command that starts its training again a hundred times a second. Its processes look gone, as above.
+TEST(Run, ARestartStormIsDrainedAndItsSegmentsRemoved) {
+  SegmentOfATrainer first;
+  std::string error;
+  const auto run = open_run(job_options(), first);
+  ASSERT_NE(run, nullptr);
+  const auto launcher = Directory::open(first.directory, &error);
+  ASSERT_GE(launcher->lock("run.lock", LOCK_SH), 0);
+  for (uint64_t n = 1; n <= 700; ++n) SegmentOfATrainer(first.directory, 0, 0x10 + n).step(1, 2.0);
+  Registry registry;
+  auto now = Run::Clock::now();
+  run->discover(&registry);
+  EXPECT_EQ(run->state(), RunState::kRunning) << "not all of them were looked at";
+  for (int second = 0; second < 10; ++second) {
+    run->look_for_life(now += 1s);
+    run->discover(&registry);
+  }
+  size_t segments = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(first.directory))
+    segments += entry.path().extension() == ".seg";
+  EXPECT_EQ(segments, 1u) << "the launcher may still report how the last one ended";
+  const nlohmann::json document = run->document(0, false);
+  EXPECT_LE(document["ranks"].size(), 258u);
+  EXPECT_EQ(document["processes_left_out"].get<uint64_t>() + document["ranks"].size(), 701u);
+}
+
 }  // namespace
 }  // namespace foreshock

@@ -194,7 +194,7 @@ TEST(Summary, NamesWhatIsWrong) {
   Json broken = rank(0, 0.9);
   broken["gradient"] = {{"norm", 1.5}, {"nonfinite_layers", {"002"}}};
   broken["loss"]["spikes"] = 1;
-  broken["loss"]["spike_steps"] = Json::array({812});
+  broken["loss"]["first_spike_step"] = 812;
   EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("1 spike, first at step 812"));
   EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("not finite at times in layer 002"));
 }
@@ -202,10 +202,10 @@ TEST(Summary, NamesWhatIsWrong) {
 TEST(Summary, ALossThatIsLostIsNoSpike) {
   Json lost = rank(0, 0.9);
   lost["loss"]["divergences"] = 1;
-  lost["loss"]["divergence_steps"] = Json::array({300});
+  lost["loss"]["first_divergence_step"] = 300;
   EXPECT_THAT(text_of(Json::array({lost})), HasSubstr("(nll), diverged, first at step 300"));
   lost["loss"]["spikes"] = 2;
-  lost["loss"]["spike_steps"] = Json::array({120, 300});
+  lost["loss"]["first_spike_step"] = 120;
   EXPECT_THAT(text_of(Json::array({lost})),
               HasSubstr(", 2 spikes, first at step 120, diverged, first at step 300"));
 }
