@@ -513,8 +513,9 @@ void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
 // The number falls by one or more; one that is told twice is the same step.
 void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
   const segment::StepRecord& last = rank->last_step;
-  if (last.sequence == 0 || step.step < 0 || step.step >= last.step || step.step_source != last.step_source)
-    return;
+  if (last.sequence == 0) return;
+  const bool has_fallen = step.step >= 0 && step.step < last.step && step.step_source == last.step_source;
+  if (!has_fallen && !given(step, segment::kGivenOtherTraining)) return;
   ++rank->step_restarts;
   for (auto& [label, layer] : rank->layers) layer.is_mixed |= layer.source == "ordinal";
 }

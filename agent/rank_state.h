@@ -245,8 +245,9 @@ struct RankStatistics {
   std::string layer_source = "unknown";
 
   uint64_t steps = 0, steps_lost = 0;
-  uint64_t step_restarts =
-      0;  // times that the step number fell: another training, or a checkpoint was loaded
+  // Times that the step number fell or the optimizer was replaced: another training, or a checkpoint was
+  // loaded.
+  uint64_t step_restarts = 0;
   segment::StepRecord last_step = {};
   // The first one since which nobody names tensors, or tells of them, since that has cost too much or, where
   // it failed, since they could not be named; -1: none.

@@ -169,10 +169,9 @@ std::string restarts_fact(const Json& ranks) {
   double restarts = 0;
   for (const Json& rank : ranks) restarts += number(rank, "/step_restarts").value_or(0);
   if (restarts == 0) return "";
-  return fact("several trainings", "the step number fell " + count(restarts) +
-                                       (restarts == 1 ? " time" : " times") +
-                                       " within a process; losses, norms and") +
-         fact("", "layers without a name are pooled over these trainings");
+  return fact("several trainings", "the optimizer was replaced, or the step number fell, " + count(restarts) +
+                                       (restarts == 1 ? " time" : " times") + " in a process;") +
+         fact("", "losses, norms and layers without a name are pooled over these trainings");
 }
 
 std::string slowdown_fact(const PassTotals (&passes)[2], const Json& ranks) {

@@ -370,7 +370,8 @@ enum : uint32_t {
   kGivenGradientNorm = 4,
   kGivenBatchId = 8,
   kGivenUpTensors = 16,
-  kGivenUpFailed = 32
+  kGivenUpFailed = 32,
+  kGivenOtherTraining = 64
 };
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }

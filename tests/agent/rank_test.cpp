@@ -115,6 +115,12 @@ TEST(Rank, AFallingStepNumberIsAnotherTraining) {
     observe_step(record, &rank);
   }
   EXPECT_EQ(rank.step_restarts, 2u);
+  segment::StepRecord counted = {};
+  counted.sequence = sequence += 2;
+  counted.step = 2;
+  counted.given = segment::kGivenOtherTraining;
+  observe_step(counted, &rank);
+  EXPECT_EQ(rank.step_restarts, 3u) << "numbers that the helper counts do not fall";
   EXPECT_TRUE(rank.layers["000"].is_mixed);
 }
 

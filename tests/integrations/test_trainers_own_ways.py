@@ -218,3 +218,16 @@ during = events(); train(); print(json.dumps([during, events()]))
 
 def test_torch_finds_no_kernel_without_schema(trainer) -> None:
     assert trainer("print(json.dumps(torch._C._dispatch_find_dangling_impls()))") == []
+
+
+def test_the_first_step_of_another_training_is_marked(trainer) -> None:
+    """Its steps are numbered on, since SGD keeps no number of them."""
+    rows = trainer(f"""{TOY}
+import gc
+for _ in range(3):
+    model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2): opt.zero_grad(); backward(model); opt.step()
+    del model, opt; gc.collect()
+print(json.dumps(events("step")))
+""")
+    assert [row["given"] & 64 for row in rows] == [0, 0, 64, 0, 64, 0]

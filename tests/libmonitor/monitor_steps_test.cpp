@@ -145,6 +145,7 @@ TEST_F(MonitorSteps, AFirstStepThatNothingWasSeenOfTookNoTime) {
 TEST_F(MonitorSteps, WhatTheCallerHasGivenUpIsInItsRecord) {
   static_assert(uint32_t{FORESHOCK_GIVEN_UP_TENSORS} == segment::kGivenUpTensors);
   static_assert(uint32_t{FORESHOCK_GIVEN_UP_FAILED} == segment::kGivenUpFailed);
+  static_assert(uint32_t{FORESHOCK_GIVEN_OTHER_TRAINING} == segment::kGivenOtherTraining);
   in_child({}, [] {
     Trainer trainer;
     trainer.step(1, 1);

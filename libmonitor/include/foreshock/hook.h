@@ -152,7 +152,10 @@ enum {
   /* No number: the caller has given up naming tensors and telling of their gradients and values, for good,
      since that has cost several times what may be spent, or with the next one since it failed. */
   FORESHOCK_GIVEN_UP_TENSORS = 16,
-  FORESHOCK_GIVEN_UP_FAILED = 32
+  FORESHOCK_GIVEN_UP_FAILED = 32,
+  /* No number: the first step of another optimizer, after the one that made the steps so far was destroyed.
+   */
+  FORESHOCK_GIVEN_OTHER_TRAINING = 64
 };
 
 enum {

@@ -9,7 +9,16 @@ import time
 from collections import deque
 from typing import Any
 
-from .core import COUNTED, GIVEN_UP, GIVEN_UP_FAILED, LOSS_REPORTED, OPTIMIZER_STATE, REPORTED, Core
+from .core import (
+    COUNTED,
+    GIVEN_OTHER_TRAINING,
+    GIVEN_UP,
+    GIVEN_UP_FAILED,
+    LOSS_REPORTED,
+    OPTIMIZER_STATE,
+    REPORTED,
+    Core,
+)
 from .fuse import Fuse, limit_of
 from .modules import Modules, is_part
 from .names import Named, layer_labels, naming_order, numbered_labels
@@ -66,6 +75,7 @@ class Monitor:
         self._naming = Pace(16, share)
         self._fuse = Fuse(limit)
         self._given_up = 0  # to name tensors and to tell of their gradients and values: the bits of a step's record
+        self._once = 0  # bits of the next step's record alone
         self._failures = 0
         self._calls: dict[int, int] = {}  # of the others since the last tick
         self._unseen_calls = 0
@@ -215,9 +225,9 @@ class Monitor:
         self._pass_losses()
         self.core.logs.tick()
         self._spend(begin, -self.core.logs.take_spent())
-        self.core.step_end(step, source, self._rate, self.batch_id, self._spent_ns, self._given_up)
+        self.core.step_end(step, source, self._rate, self.batch_id, self._spent_ns, self._given_up | self._once)
         self._rate = self.batch_id = None
-        self._spent_ns = 0
+        self._spent_ns = self._once = 0
 
     def _pass_losses(self) -> None:
         while self._losses:
@@ -249,6 +259,7 @@ class Monitor:
                 return False
         if clock is not optimizer:
             if self._clock is not None:
+                self._once = GIVEN_OTHER_TRAINING if clock is None else 0
                 self._called = {}  # another training: an address may be another tensor's now
             self._clock, self._state_seen = weakref.ref(optimizer), None
             self._others = Others()
