@@ -40,9 +40,9 @@ SUITES = (
     Suite("skorch", "1.4.0", ("skorch/tests/test_utils.py", "skorch/tests/test_net.py", "skorch/tests/test_dataset.py",
                               "skorch/tests/test_toy.py", "skorch/tests/test_regressor.py"),
           leave_out=("parallel", "multiprocessing")),
-    Suite("linear_operator", "0.6.1", ("test/operators/dense_linear_operator_test.py",
-                                       "test/operators/diag_linear_operator_test.py",
-                                       "test/operators/kronecker_product_linear_operator_test.py")),
+    Suite("linear_operator", "0.6.1", ("test/operators/test_dense_linear_operator.py",
+                                       "test/operators/test_diag_linear_operator.py",
+                                       "test/operators/test_kronecker_product_linear_operator.py")),
     Suite("torch_optimizer", "0.3.0", ("tests",)),
 )  # fmt: skip
 
