@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -29,7 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
-constexpr long kStepsOfAName = 100;  // then a layer and a scalar have new ones
+constexpr long kNames = 100000;  // of a layer and of a scalar, one after the other
 
 template <class Struct>
 Struct sized() {
@@ -41,7 +42,7 @@ Struct sized() {
 
 class Trainer {
  public:
-  Trainer() {
+  explicit Trainer(long steps) : steps_of_a_name_(std::max(steps / kNames, 1L)) {
     forward_ = foreshock_register_op("soak_forward", FORESHOCK_FORWARD);
     for (int n = 0; n < kWeights; ++n) weights_[n].fill(0.5F);
   }
@@ -50,7 +51,7 @@ class Trainer {
     ++step_;
     for (int layer = 0; layer < kLayers; ++layer) attend(layer);
     observe_weights();
-    const long name = step_ / kStepsOfAName;
+    const long name = step_ / steps_of_a_name_;
     const std::string scalar_name = "made_up_" + std::to_string(name);
     auto scalar = sized<foreshock_scalar>();
     scalar.name = scalar_name.c_str();
@@ -90,8 +91,7 @@ class Trainer {
     for (int i = 0; i < kLength; ++i) attend_row(i);
     if (wanted == 0) return;
     auto call = sized<foreshock_attention_call>();
-    const std::string name =
-        layer == 0 ? "new." + std::to_string(step_ / kStepsOfAName) : "blocks." + std::to_string(layer);
+    const std::string name = "new." + std::to_string(step_ / steps_of_a_name_) + "." + std::to_string(layer);
     call.op = forward_;
     call.causal = FORESHOCK_CAUSAL_TOP_LEFT;
     call.scale = 1 / std::sqrt(static_cast<double>(kDim));
@@ -155,6 +155,7 @@ class Trainer {
   }
 
   int32_t forward_ = -1;
+  const long steps_of_a_name_;
   long step_ = 0;
   uint64_t state_ = 1;
   bool are_named_ = false;
@@ -172,7 +173,7 @@ bool end_part(long done) {
 }
 
 int drive(long count, long parts, double rate) {
-  Trainer trainer;
+  Trainer trainer(count);
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;
     const auto begin = Clock::now();
@@ -205,7 +206,7 @@ int restart(const char* self, long count, long parts) {
 }
 
 int train_shortly() {
-  Trainer trainer;
+  Trainer trainer(5);
   for (int n = 0; n < 5; ++n) trainer.step();
   return 0;
 }
