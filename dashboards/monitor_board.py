@@ -17,7 +17,7 @@ from panel import (
     per_second,
     rows,
 )
-from rule import Values
+from rule import UNLESS_ENDED, Values
 
 TRAINER = ',component="trainer"'
 UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_build_info)"
@@ -146,7 +146,10 @@ def agents() -> Row:
                 "Series left out",
                 "Series that agents left out because of their limit, and series that detectors have no room for.",
                 COUNT,
-                Query("topk(10, foreshock_series_dropped_total) or topk(10, foreshock_precursor_series_dropped)"),
+                Query(
+                    "topk(10, foreshock_series_dropped_total)"
+                    f" or topk(10, foreshock_precursor_series_dropped {UNLESS_ENDED})"
+                ),
             ),
             rows(
                 "Versions",
