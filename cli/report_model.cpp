@@ -12,7 +12,9 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
     if (!layer.empty() && known.size() < kMostSeries) known.insert(layer);
     const std::pair key(static_cast<int>(reading.detector), reading.place);
     const auto found = series_.find(key);
-    if (found == series_.end() && series_.size() >= kMostSeries) continue;
+    size_t& count = is_per_tensor(reading.detector) ? tensors_ : others_;
+    if (found == series_.end() && count >= kMostSeries) continue;
+    count += found == series_.end();
     Series& series = found != series_.end() ? found->second : series_[key];
     series.layer = layer;
     series.points.push_back({reading.step, reading.value, reading.reading.score});

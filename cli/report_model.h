@@ -27,7 +27,7 @@ struct SignalPoint {
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;   // of a series; the oldest go
-  static constexpr size_t kMostSeries = 8192;  // further ones are left out
+  static constexpr size_t kMostSeries = 8192;  // of tensors, and of all else; further ones are left out
 
   // Of one line of the record, whose layer is `layer` ("": of none).
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
@@ -43,7 +43,10 @@ class Signals {
   std::set<std::string> layers() const;
 
   // Another attempt begins.
-  void forget_points() { series_.clear(); }
+  void forget_points() {
+    series_.clear();
+    tensors_ = others_ = 0;
+  }
 
  private:
   struct Series {
@@ -51,6 +54,7 @@ class Signals {
     std::deque<SignalPoint> points;
   };
   std::map<std::pair<int, std::string>, Series> series_;  // by detector and place
+  size_t tensors_ = 0, others_ = 0;                       // of series_
   std::set<std::string> layers_[kDetectors];
 };
 

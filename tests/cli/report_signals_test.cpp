@@ -39,5 +39,13 @@ TEST(ReportSignals, LayersAreKnownAfterTheirPointsAreForgotten) {
   EXPECT_TRUE(signals.around(DetectorId::kWeightShift, "003", 0, 9, 9).empty());
 }
 
+TEST(ReportSignals, TensorsLeaveRoomForLayers) {
+  Signals signals;
+  for (size_t n = 0; n < 2 * Signals::kMostSeries; ++n)
+    signals.take("", {reading(std::to_string(n), 1, 1, 0)});
+  signals.take("003", {{DetectorId::kBias, "003", 1, 2, {Level::kWarn, 1}}});
+  EXPECT_EQ(signals.around(DetectorId::kBias, "003", 1, 1, 1).size(), 1u);
+}
+
 }  // namespace
 }  // namespace foreshock::cli
