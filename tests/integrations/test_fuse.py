@@ -162,7 +162,7 @@ def test_parameters_that_are_other_ones_at_every_step(trainer) -> None:
     assert {"name", "weight_name", "weight", "gradients"} <= {row["event"] for row in before}
     assert {row["event"] for row in after} == {"step", "loss", "names_forgotten"}
     assert sum(row["event"] == "names_forgotten" for row in after) == 1, "they are other tensors' by now"
-    assert notes <= 15 + 13 * 10, "fifteen when the model is made, and ten at each step so far"
+    assert notes == 6, "five layers and their list, when the model is made"
     assert all(rows[n]["learning_rate"] == 1e-3 for n in steps)
     # Nobody has slept in what is left of it.
     assert sum(rows[n]["prepare_ns"] for n in steps[given_up.index(True) + 1 :]) < 100 * MS
@@ -175,7 +175,7 @@ def test_a_sound_training_and_one_without_limit_give_nothing_up(trainer, changin
     assert len(steps) == 40
     assert not [row for row in steps if row["given"] & GIVEN_UP]
     assert times >= 16 if changing else times <= 3
-    assert notes == 15 + (40 * 10 if changing else 0)
+    assert notes == 6, "five layers and their list, however often they get other parameters"
     assert sum(row["event"] == "gradients" for row in rows) >= 39
     assert any(row["event"] == "names_forgotten" for row in rows) == changing, "other tensors may lie where they were"
 
@@ -216,4 +216,4 @@ print(json.dumps(spent))
     assert all(spent > 10 * MS for name in ("stepped", "_note") for spent in told[name][1:]), told
     assert all(spent > 10 * MS for spent in told["begin"]), told
     assert sum(spent > 10 * MS for spent in told["_look_for_unseen"]) == 1, told  # the tenth tick
-    assert told["note"][0] > 20 * MS, "a weight and a bias"
+    assert told["note"][0] > 10 * MS, "one module"
