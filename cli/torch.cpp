@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cli/process.h"
+#include "cli/run_dir.h"
 #include "cli/terminal.h"
 #include "cli/version.h"
 #include "libmonitor/options.h"
@@ -31,6 +32,8 @@ Installation find_installation() {
 }
 
 std::string installation_problem(const Installation& installation) {
+  if (installation.executable.empty())
+    return "/proc is not mounted here; foreshock finds its own files and the trainer's state through it";
   for (const std::string& path :
        {installation.library, installation.python_helper + "/foreshock_torch/__init__.py",
         installation.adapter_sources + "/build_adapter.py", installation.headers + "/foreshock/hook.h"}) {
@@ -119,22 +122,31 @@ void say_once_that_it_builds(const Captured& so_far) {
   say("preparing the adapter for this torch (once, about a minute) ...");
 }
 
+std::string cache_name(const Installation& installation) {
+  return std::string("adapters-") + kVersion + "-" + hash_of_sources(installation);
+}
+
 }  // namespace
+
+std::string Adapter::folder() const { return fs::path(path).parent_path().parent_path().string(); }
 
 std::string adapter_cache(const Installation& installation) {
   const std::string root = cache_root();
   if (root.empty()) return "";
-  return root + "/adapters-" + kVersion + "-" + hash_of_sources(installation);
+  return root + "/" + cache_name(installation);
 }
 
 Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
                         const std::string& libtorch) {
-  if (cache.empty())
+  const std::string base = choose_base_directory().path;
+  if (cache.empty() && base.empty())
     return {"failed", "", "", "there is no place for the adapter: set FORESHOCK_CACHE to a directory"};
   std::vector<std::string> command = {python,      installation.adapter_sources + "/build_adapter.py",
-                                      "--cache",   cache,
                                       "--library", installation.library,
                                       "--include", installation.headers};
+  if (!cache.empty()) command.insert(command.end(), {"--cache", cache});
+  // The dot hides it from agents that look for runs there.
+  if (!base.empty()) command.insert(command.end(), {"--fallback", base + "/." + cache_name(installation)});
   if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
   return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, say_once_that_it_builds),
                      python);

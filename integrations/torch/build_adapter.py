@@ -1,12 +1,14 @@
 """Builds, tests and caches the adapter for the torch of the Python that runs this file, or for a LibTorch.
 
-    python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--torch DIR] [--prebuilt DIR] [--force]
+    python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--fallback DIR] [--torch DIR]
+                            [--prebuilt DIR] [--force]
 
 Prints one JSON line {"state", "torch", "path", "reason", "seconds"} and exits 0; wrong use exits 2. States: ready
 (was cached), prebuilt (came with foreshock for exactly this torch, tested now), built, no_torch, unsupported,
 no_compiler, failed. `reason` is one line that says what to do. Nothing of this runs inside a trainer: what it leaves
 is DIR/torch-<version>-<git>/adapter.so, which the trainer only loads. Standard library only. When the cache has the
-adapter torch is not imported.
+adapter torch is not imported. Where the cache cannot be written (a read-only home), DIR is the fallback, and a prebuilt
+adapter is linked there instead of copied: the fallback is on a tmpfs, which may be mounted noexec.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -30,7 +33,9 @@ SOURCES = Path(__file__).resolve().parent
 PREBUILT = SOURCES.parent / "adapters"  # where a package has them
 # Minor versions this adapter was tested with. The dispatcher's C++ interface changes between any two.
 SUPPORTED = {f"2.{minor}" for minor in range(6, 16)}
-FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
+FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-s"]
+FLAGS += ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now"]
+FLAGS += ["-fcf-protection"] if platform.machine() == "x86_64" else []
 COMPILERS = ["g++", "c++", "clang++"]
 COMPILE_SECONDS, TEST_SECONDS = 600, 120
 
@@ -161,7 +166,9 @@ def prebuilt_name(version: str, git: str, abi: str) -> str:
 def compile_command(compiler: str, home: Path, include: Path, source: str, target: Path) -> list[str]:
     """For a shared library, or for a program where `target` has no suffix."""
     flags = FLAGS if target.suffix else [flag for flag in FLAGS if flag != "-shared"]
-    includes = ["-I", str(include)]
+    # No path of this machine in what torch's checks print: equal sources give equal adapters.
+    includes = [f"-ffile-prefix-map={folder}={name}" for folder, name in ((home, "torch"), (SOURCES, "foreshock"))]
+    includes += [f"-ffile-prefix-map={include}=include", "-I", str(include)]
     for path in (home / "include", home / "include" / "torch" / "csrc" / "api" / "include"):
         includes += ["-isystem", str(path)]
     libraries = [f"-L{home / 'lib'}", f"-Wl,-rpath-link,{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
@@ -228,19 +235,26 @@ def compile_adapter(home: Path, include: Path, target: Path) -> str:
     return compiler
 
 
-def fill(work: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
-    """Puts a tested adapter and its stamp into `work`; gives the state, prebuilt or built."""
+def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argparse.Namespace) -> str:
+    """Puts a tested adapter and its stamp into `work`; gives the state, prebuilt or built.
+
+    `in_place`: a prebuilt one is linked.
+    """
     target = work / "adapter.so"
     prebuilt = prebuilt_adapter(arguments.prebuilt, *torch, sources)
     state, compiler = "prebuilt", ""
     if prebuilt is not None:
-        shutil.copyfile(prebuilt, target)
+        if in_place:
+            target.symlink_to(prebuilt.resolve())
+        else:
+            shutil.copyfile(prebuilt, target)
         try:
             self_test(target, torch, arguments)
         except BuildError as error:
             if compiler_or_none() is None:
                 raise BuildError("failed", f"the prebuilt adapter does not work here: {error.reason}") from error
             prebuilt = None  # what is compiled here may fit better
+            target.unlink()
     if prebuilt is None:
         state, compiler = "built", compile_adapter(torch.home, arguments.include, target)
         self_test(target, torch, arguments)
@@ -251,15 +265,25 @@ def fill(work: Path, torch: Torch, sources: str, arguments: argparse.Namespace) 
 
 
 def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
-    """Fills a directory beside `place`, then gives it the name: nobody sees half of it."""
+    """Fills a directory beside `place`, then gives it the name: it is never seen half filled."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
-        state = fill(work, torch, sources, arguments)
+        state = fill(work, torch, sources, place.parent == arguments.fallback, arguments)
         if place.exists():
             place.rename(Path(scratch) / "old")
         work.rename(place)
     return state
+
+
+def prepare_in(place: Path, torch: Torch, sources: str, identity: str, arguments: argparse.Namespace) -> str:
+    """Puts the adapter at `place`; gives the state. OSError: nothing can be written there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (place.parent / "lock").open("w") as lock:
+        lock_exclusively(lock)
+        if not arguments.force and is_current(place, sources, identity):  # another process has built it meanwhile
+            return "ready"
+        return replace(place, torch, sources, arguments)
 
 
 def prepare(arguments: argparse.Namespace) -> dict[str, str]:
@@ -267,18 +291,20 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
     answer = {"torch": torch.version, "path": "", "reason": ""}
     try:
         require_supported(torch.version)
-        place = arguments.cache / f"torch-{torch.version}-{torch.git[:12]}"
-        answer["path"] = str(place / "adapter.so")
         sources, identity = source_digest(arguments.include), identity_of(torch.home, torch.git)
-        if not arguments.force and is_current(place, sources, identity):
-            return answer | {"state": "ready"}
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with (place.parent / "lock").open("w") as lock:
-            lock_exclusively(lock)
-            if not arguments.force and is_current(place, sources, identity):  # somebody else has built it meanwhile
-                return answer | {"state": "ready"}
-            state = replace(place, torch, sources, arguments)
-        return answer | {"state": state}
+        folders = [folder for folder in (arguments.cache, arguments.fallback) if folder is not None]
+        places = [folder / f"torch-{torch.version}-{torch.git[:12]}" for folder in folders]
+        for place in places:
+            if not arguments.force and is_current(place, sources, identity):
+                return answer | {"state": "ready", "path": str(place / "adapter.so")}
+        for place in places:
+            try:
+                state = prepare_in(place, torch, sources, identity, arguments)
+                return answer | {"state": state, "path": str(place / "adapter.so")}
+            except OSError:
+                if place == places[-1]:
+                    raise
+        raise BuildError("failed", "there is no place for the adapter: set FORESHOCK_CACHE to a directory")
     except BuildError as error:
         return answer | {"state": error.state, "reason": error.reason, "path": ""}
     except OSError as error:
@@ -287,14 +313,19 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the PyTorch adapter of foreshock.")
-    parser.add_argument("--cache", type=Path, required=True, help="directory the adapters are kept in")
+    parser.add_argument("--cache", type=Path, help="directory the adapters are kept in")
+    parser.add_argument("--fallback", type=Path, help="directory for the adapter if the cache cannot be written")
     parser.add_argument("--library", type=Path, required=True, help="libforeshock.so, for the self-test")
     parser.add_argument("--include", type=Path, required=True, help="directory with foreshock/hook.h")
     parser.add_argument("--torch", type=Path, help="directory of a LibTorch: its include/ and lib/")
     parser.add_argument("--prebuilt", type=Path, default=PREBUILT, help="directory of adapters built before")
     parser.add_argument("--force", action="store_true", help="build even if the cache has it")
     arguments = parser.parse_args()
-    arguments.cache = arguments.cache.resolve()
+    if arguments.cache is None and arguments.fallback is None:
+        parser.error("give --cache or --fallback")
+    for name in ("cache", "fallback"):
+        folder = getattr(arguments, name)
+        setattr(arguments, name, folder.resolve() if folder is not None else None)
     for path in (arguments.library, arguments.include / "foreshock" / "hook.h"):
         if not path.is_file():
             parser.error(f"{path} does not exist")

@@ -46,7 +46,9 @@ TEST_F(AdapterTest, ABrokenInterpreterIsAReason) {
               HasSubstr("cannot load"));
   EXPECT_THAT(prepare_with("echo '[1'").reason, HasSubstr("could not be prepared"));
   EXPECT_THAT(prepare_adapter({}, "/nonexistent/python", "/cache").reason, HasSubstr("No such file"));
+  setenv("FORESHOCK_DIR", "relative", 1);  // no base directory either
   EXPECT_THAT(prepare_adapter({}, "/nonexistent/python", "").reason, HasSubstr("FORESHOCK_CACHE"));
+  unsetenv("FORESHOCK_DIR");
 }
 
 TEST_F(AdapterTest, TheCacheChangesWithTheSources) {

@@ -43,12 +43,11 @@ def count(rows, kind, passes=(0, 1)): return sum(r["event"] == kind and r.get("p
 """
 
 
-def build(cache: Path, library: Path, *more: str, python: str = sys.executable, env: dict | None = None) -> dict:
+def build(cache: Path | None, library: Path, *more: str, python: str = sys.executable, env: dict | None = None) -> dict:
     command = [
         python,
         str(BUILDER),
-        "--cache",
-        str(cache),
+        *([] if cache is None else ["--cache", str(cache)]),
         "--library",
         str(library),
         "--include",

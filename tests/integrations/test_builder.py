@@ -123,6 +123,21 @@ def test_prebuilt_needs_no_compiler(build_adapter, fake_core: Path, prebuilt: Pa
     assert build_adapter(tmp_path / "cache", fake_core, *options, env=NO_COMPILER)["state"] == "ready"
 
 
+@pytest.mark.parametrize("home", ["absent", "read-only"])
+def test_prebuilt_is_loaded_in_place_where_the_cache_cannot_be_written(
+    home: str, build_adapter, fake_core: Path, prebuilt: Path, tmp_path: Path
+) -> None:
+    """A copy would not do: the fallback is on a tmpfs, from which containers may not map code."""
+    options = ("--prebuilt", str(prebuilt.parent), "--fallback", str(tmp_path / "base"))
+    cache = Path("/proc/none") if home == "read-only" else None  # even root cannot make this one
+    answer = build_adapter(cache, fake_core, *options, env=NO_COMPILER)
+    assert answer["state"] == "prebuilt", answer
+    adapter = Path(answer["path"])
+    assert adapter.parent.parent == tmp_path / "base"
+    assert adapter.resolve() == prebuilt / "adapter.so"
+    assert build_adapter(cache, fake_core, *options, env=NO_COMPILER)["state"] == "ready"
+
+
 @pytest.mark.parametrize("spoil", ["version", "git", "abi", "sources"])
 def test_prebuilt_for_another_is_not_taken(
     spoil: str, build_adapter, fake_core: Path, prebuilt: Path, tmp_path: Path
