@@ -100,7 +100,8 @@ int Agent::run() {
     return error.empty() ? 0 : fail(error);
   }
   publish();
-  if (!server_.start(options_.bind, options_.port, &error, options_.token_file)) return fail(error);
+  if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
+    return fail(error);
   publish();  // the address is known, and whether Prometheus can be told of it
   if (is_service())
     spdlog::info("serving {} at {}", options_.tree, server_.place());
@@ -140,15 +141,12 @@ bool Agent::take_one(std::string* error) {
 }
 
 bool Agent::say_address(const Run& run) {
-  const nlohmann::json address = {{"pid", getpid()},
-                                  {"pid_namespace", pid_namespace()},
-                                  {"address", server_.address()},
-                                  {"port", server_.port()},
-                                  {"run", run.label()},
-                                  {"record", options_.record},
-                                  {"save_flagged", options_.save_flagged},
-                                  {"service", is_service()},
-                                  {"problem", target_problem_}};
+  const bool moved = options_.last_port > 0 && server_.port() > options_.port;
+  const nlohmann::json address = {
+      {"pid", getpid()},           {"pid_namespace", pid_namespace()},        {"address", server_.address()},
+      {"port", server_.port()},    {"port_taken", moved ? options_.port : 0}, {"run", run.label()},
+      {"record", options_.record}, {"save_flagged", options_.save_flagged},   {"service", is_service()},
+      {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.place());
   // A path may be of any bytes.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -19,6 +19,7 @@ struct AgentOptions {
   std::string tree;  // of an administrator, agent/discovery.h; then the agent stays until it is told to stop
   std::string bind = "127.0.0.1";
   int port = 9847;
+  int last_port = 0;               // the first free port from `port` to this; 0: `port` or an error
   std::string token_file;          // exporters/http_routes.h; empty: none
   std::string file_sd;             // file for Prometheus' file_sd, kept current; empty: none
   std::string grafana;             // address of a Grafana that has our dashboards; empty: none

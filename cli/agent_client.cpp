@@ -67,6 +67,8 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
   agent.pid = json["pid"];
   agent.address = json["address"];
   agent.port = json["port"];
+  if (const auto taken = json.find("port_taken"); taken != json.end() && taken->is_number_integer())
+    agent.port_taken = *taken;
   if (const auto space = json.find("pid_namespace"); space != json.end() && space->is_number_unsigned())
     agent.pid_namespace = *space;
   if (const auto record = json.find("record"); record != json.end() && record->is_string())

@@ -21,6 +21,7 @@ struct AgentAddress {
   uint64_t pid_namespace = 0;  // in which that is its pid
   std::string address;
   int port = 0;
+  int port_taken = 0;                          // the one that it would have had; 0 if it was free
   std::string record;                          // the file it writes; "" for none
   std::string save_flagged;                    // the directory of flagged slices; "" for none
   std::string run;                             // as the agent calls it; "" when it does not say

@@ -88,9 +88,22 @@ std::string help_text(const Option& row) {
 
 }  // namespace
 
+bool parse_ports(const std::string& text, int* port, int* last_port) {
+  const size_t dash = text.find('-');
+  uint64_t first = 0, last = 0;
+  if (!parse_number(OptionId::kPort, text.substr(0, dash).c_str(), &first)) return false;
+  if (dash != std::string::npos &&
+      (!parse_number(OptionId::kPort, text.substr(dash + 1).c_str(), &last) || first == 0 || last < first))
+    return false;
+  *port = static_cast<int>(first);
+  *last_port = static_cast<int>(last);
+  return true;
+}
+
 std::string value_wanted(OptionId id, const std::string& text) {
   double ratio = 0;
   bool on = false;
+  int port = 0, last_port = 0;
   switch (id) {
     case OptionId::kEvery:
     case OptionId::kCountKernels:
@@ -111,7 +124,8 @@ std::string value_wanted(OptionId id, const std::string& text) {
       return text == "auto" || text == "off" ? ""
                                              : number_wanted(id, text, "auto, off, or a number of steps");
     case OptionId::kPort:
-      return number_wanted(id, text, "a port number");
+      return parse_ports(text, &port, &last_port) ? ""
+                                                  : number_wanted(id, "", "a port number, or FIRST-LAST,");
     case OptionId::kBind:
       return is_place_to_listen(text) ? "" : "a numeric address such as 127.0.0.1, or unix:/PATH";
     case OptionId::kGrafana:
@@ -187,6 +201,12 @@ std::string listening_problem(const Arguments& arguments) {
       address == "127.0.0.1" || address == "::1" || address == "localhost" || address.starts_with("unix:");
   if (is_ours || !arguments.text(OptionId::kTokenFile).empty()) return "";
   return "--bind " + address + " needs --token-file FILE: others can reach that address";
+}
+
+bool Arguments::is_given(OptionId id) const {
+  const char* variable = option(id).variable;
+  const char* value = variable != nullptr ? std::getenv(variable) : nullptr;
+  return has_flag(id) || (value != nullptr && *value != '\0');
 }
 
 std::string Arguments::text(OptionId id) const {

@@ -23,6 +23,7 @@ class Arguments {
   std::string text(OptionId id) const;
 
   bool has_flag(OptionId id) const { return flags_[static_cast<size_t>(id)].has_value(); }
+  bool is_given(OptionId id) const;  // by a flag or by its variable
   bool wants_help() const { return wants_help_; }
   const std::vector<std::string>& command() const { return command_; }
 
@@ -37,6 +38,9 @@ class Arguments {
 
 // "" when `text` is a fit value of `id`, else what is wanted, e.g. "a whole number".
 std::string value_wanted(OptionId id, const std::string& text);
+
+// "9847", or "9847-9946": the first free one of these (*last_port is 0 for a single port).
+bool parse_ports(const std::string& text, int* port, int* last_port);
 
 // "" when the agent may listen where --bind says, else what to do.
 std::string listening_problem(const Arguments& arguments);

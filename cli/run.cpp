@@ -27,6 +27,7 @@ namespace foreshock::cli {
 namespace {
 
 constexpr int kAgentStartTimeoutMs = 5000;
+constexpr int kPortsTried = 100;  // from the default on
 
 // Replaces this process by the command: its exit status needs no passing on.
 int run_alone(const std::vector<std::string>& command) {
@@ -79,13 +80,18 @@ std::string run_problem(const Arguments& arguments) {
 }
 
 // Prepares the adapter; "" when the trainer may find what it needs.
+// `*cache` becomes the directory in which the adapter is.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
-                            const std::string& cache) {
-  if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty())
-    return prepare_adapter_for(installation, libtorch, cache).reason;
+                            std::string* cache) {
+  if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
+    const Adapter adapter = prepare_adapter_for(installation, libtorch, *cache);
+    if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
+    return adapter.reason;
+  }
   const FoundPython python = find_python(command);
   if (python.executable.empty()) return "";
-  const Adapter adapter = prepare_adapter(installation, python.executable, cache);
+  const Adapter adapter = prepare_adapter(installation, python.executable, *cache);
+  if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
   // A guessed interpreter says nothing about the command, which may be a C++ trainer.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
@@ -96,8 +102,12 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
   if (is_followed_by_service(arguments)) return {};
-  for (OptionId id : {OptionId::kBind, OptionId::kPort, OptionId::kMaxSlowdown, OptionId::kEvery,
-                      OptionId::kRecordHistograms, OptionId::kRecordSize, OptionId::kFlaggedQuota}) {
+  // A given port is where the user scrapes, so only the default may move on.
+  std::string ports = arguments.text(OptionId::kPort);
+  if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
+  command.insert(command.end(), {option(OptionId::kPort).flag, ports});
+  for (OptionId id : {OptionId::kBind, OptionId::kMaxSlowdown, OptionId::kEvery, OptionId::kRecordHistograms,
+                      OptionId::kRecordSize, OptionId::kFlaggedQuota}) {
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
   }
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
@@ -161,10 +171,13 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
   if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
-      const std::string problem = "no agent can be had: " + keeper.last_words();
+      const std::string words = keeper.last_words();  // in a file of the directory
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
-      return run_unmonitored(arguments.command(), problem);
+      // An error before the command starts, as an address of --bind that this machine lacks.
+      if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos)
+        return wrong_use(words + "; choose another --port, or 0 for any free one");
+      return run_unmonitored(arguments.command(), "no agent can be had: " + words);
     }
     say("no agent yet: " + keeper.last_words());
   }
@@ -174,7 +187,9 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     keeper.tick();
     const auto agent = keeper.news();
     if (!agent) return;
-    say("run " + monitored.run_id + ", page at " + agent->url());
+    const std::string moved =
+        agent->port_taken == 0 ? "" : " (port " + std::to_string(agent->port_taken) + " is taken)";
+    say("run " + monitored.run_id + ", page at " + agent->url() + moved);
     if (!agent->is_service && !agent->problem.empty()) say(agent->problem);
     if (!record.empty() && !agent->writes(record))
       say(record + " is not written: the agent of run " + monitored.run_id +
@@ -225,8 +240,8 @@ int run(const Arguments& arguments) {
   if (!problem.empty()) return run_unmonitored(command, problem);
   const BaseDirectory base = choose_base_directory();
   if (!base.problem.empty()) return run_unmonitored(command, base.problem);
-  const std::string cache = adapter_cache(installation);
-  problem = adapter_problem(installation, command, cache);
+  std::string cache = adapter_cache(installation);
+  problem = adapter_problem(installation, command, &cache);
   if (!problem.empty()) return run_unmonitored(command, problem);
 
   const std::string given_id = arguments.text(OptionId::kRunId);
@@ -272,7 +287,7 @@ int agent(const Arguments& arguments) {
   const std::string run_id = arguments.text(OptionId::kRunId);
   options.run_id = run_id.empty() ? last_component(options.directory) : run_id;
   options.bind = arguments.text(OptionId::kBind);
-  options.port = std::atoi(arguments.text(OptionId::kPort).c_str());
+  parse_ports(arguments.text(OptionId::kPort), &options.port, &options.last_port);
   options.token_file = arguments.text(OptionId::kTokenFile);
   options.file_sd = arguments.text(OptionId::kFileSd);
   options.grafana = without_slashes(arguments.text(OptionId::kGrafana));

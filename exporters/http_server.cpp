@@ -186,7 +186,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr size_t kMaxConnections = 256;
-constexpr int kPortsTried = 100;
 constexpr milliseconds kAcceptPause(100);  // after a failed accept, e.g. no file descriptor left
 
 constexpr std::string_view kUnix = "unix:";
@@ -223,7 +222,7 @@ struct HttpServer::Impl {
 
   beast::error_code listen(const std::string& wanted_address, int wanted_port);
   beast::error_code listen_at(const std::string& path);
-  beast::error_code bind(int port_wanted);
+  beast::error_code bind(int wanted, int last);
   void accept();
   template <class Socket>
   void on_accept(beast::error_code error, Socket socket);
@@ -267,14 +266,14 @@ beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   return error;
 }
 
-// The first free port of a hundred.
-beast::error_code HttpServer::Impl::bind(int wanted) {
+// `wanted`, or the first free port up to `last`.
+beast::error_code HttpServer::Impl::bind(int wanted, int last) {
   if (is_socket_path(address)) return listen_at(address.substr(kUnix.size()));
   beast::error_code failure;
-  for (int tried = 0; tried < kPortsTried && wanted + tried <= 65535; ++tried) {
-    failure = listen(address, wanted + tried);
-    if (failure != asio::error::address_in_use || wanted == 0) break;
-  }
+  int tried = wanted;
+  do {
+    failure = listen(address, tried);
+  } while (failure == asio::error::address_in_use && ++tried <= last);
   return failure;
 }
 
@@ -333,14 +332,15 @@ HttpServer::HttpServer() : impl_(std::make_unique<Impl>()) {}
 HttpServer::~HttpServer() { stop(); }
 
 bool HttpServer::start(const std::string& wanted_address, int port, std::string* error,
-                       const std::string& token_file) {
+                       const std::string& token_file, int last_port) {
   const std::string address = wanted_address == "localhost" ? "127.0.0.1" : wanted_address;
   const auto fail = [&](const std::string& why) {
     *error = "cannot listen on '" + address + "': " + why;
     return false;
   };
   if (const std::string why = refusal_of(address, !token_file.empty()); !why.empty()) return fail(why);
-  if (port < 0 || port > 65535) return fail("port " + std::to_string(port) + " must be 0 to 65535");
+  if (port < 0 || port > 65535 || last_port > 65535)
+    return fail("port " + std::to_string(std::max(port, last_port)) + " must be 0 to 65535");
   stop();
   std::unique_ptr<BearerToken> token;
   if (!token_file.empty() && (token = BearerToken::open(token_file, error)) == nullptr) return false;
@@ -350,7 +350,7 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
   impl_->pause.emplace(*impl_->context);
   impl_->address = address;
   impl_->port = 0;
-  if (const beast::error_code failure = impl_->bind(port)) {
+  if (const beast::error_code failure = impl_->bind(port, last_port)) {
     stop();
     return fail((is_socket_path(address) ? "" : "port " + std::to_string(port) + ": ") + failure.message());
   }

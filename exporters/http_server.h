@@ -23,10 +23,11 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that is
-  // ours alone (0600). `port` 0: any free one; a busy port: the next free one of 100. With a `token_file`
-  // (BearerToken) everything but /healthz wants the token; an address that is neither loopback nor a
-  // socket needs one. False: *error is one line.
-  bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "");
+  // ours alone (0600). `port` 0: any free one. A port that is taken is an error, unless `last_port` is
+  // larger: then the first free one up to that. With a `token_file` (BearerToken) everything but /healthz
+  // wants the token; an address that is neither loopback nor a socket needs one. False: *error is one line.
+  bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "",
+             int last_port = 0);
 
   // Valid after start().
   const std::string& address() const;  // as bound: numeric, or unix:PATH

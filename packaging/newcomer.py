@@ -62,7 +62,7 @@ def environment_with_torch(wheels, release):
 
 def scrape(line):
     """What /metrics of the agent in "foreshock: run X, page at URL" says of this run."""
-    address = re.search(r"page at (http://\S+?)/?$", line).group(1)
+    address = re.search(r"page at (http://\S+?)/?( |$)", line).group(1)
     with urllib.request.urlopen(address + "/metrics", timeout=10) as page:
         return page.read().decode()
 

@@ -64,7 +64,9 @@ TEST(Arguments, NumbersHaveBounds) {
       {OptionId::kMemory, {"1MiB", "1048576", "64MiB", "1000GiB"}, {"0", "1", "1MB", "1048575"}},
       {OptionId::kRecordHistograms, {"0", "1MiB", "2GiB"}, {"1", "64KiB"}},
       {OptionId::kFlaggedQuota, {"4KiB", "12KiB"}, {"0", "1", "4095"}},
-      {OptionId::kPort, {"0", "65535"}, {"65536"}},
+      {OptionId::kPort,
+       {"0", "65535", "9847-9946", "1-1"},
+       {"65536", "9847-", "-9847", "2-1", "0-5", "1-65536"}},
       {OptionId::kForgetAfter, {"0", "604800"}, {"604801"}},
   };
   for (const auto& [id, good, bad] : kCases) {

@@ -1,5 +1,6 @@
 """`foreshock run` around plain commands: what it must never change, and what it leaves behind."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -7,6 +8,7 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -241,6 +243,50 @@ def test_a_command_that_never_trains_ends_with_one_line(foreshock, environment):
     assert len(lines) == 2, lines
     assert "page at http://127.0.0.1:" in lines[0]
     assert "no segment seen" in lines[1]
+
+
+@pytest.fixture
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_taken_port_that_was_asked_for_is_an_error(foreshock, environment, taken_port, base):
+    """Before the command starts: Prometheus would scrape whatever listens there."""
+    result = run(foreshock, environment, "echo", "started", options=("--port", str(taken_port)))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"port {taken_port}: Address already in use; choose another --port" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert run(foreshock, environment | {"FORESHOCK_PORT": str(taken_port)}, "true").returncode == 2
+
+
+def test_taken_port_is_an_error_for_an_agent(foreshock, environment, taken_port, base):
+    (base / "me").mkdir(mode=0o700)
+    command = [foreshock, "agent", "--dir", str(base / "me"), "--port", str(taken_port)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert f"port {taken_port}: Address already in use" in result.stderr
+
+
+def test_default_port_moves_on_and_the_first_line_says_so(foreshock, environment):
+    del environment["FORESHOCK_PORT"]
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # another process may have it
+            stack.enter_context(socket.create_server(("127.0.0.1", 9847)))
+        first = run(foreshock, environment, "true").stderr.splitlines()[0]
+    port = int(re.search(r"page at http://127\.0\.0\.1:(\d+)/ \(port 9847 is taken\)$", first).group(1))
+    assert 9847 < port <= 9946
+
+
+def test_without_proc_the_command_runs_and_one_line_says_why(foreshock, environment):
+    command = f"umount -l /proc && exec {foreshock} run -- echo started"
+    result = subprocess.run(
+        ["unshare", "--mount", "--", "sh", "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    if "unshare failed" in result.stderr:
+        pytest.skip("needs the right to unmount")
+    assert (result.returncode, result.stdout) == (0, "started\n")
+    assert "not monitoring: /proc is not mounted here" in result.stderr
 
 
 def test_a_trainer_that_the_agent_cannot_follow_is_not_one_that_never_trained(foreshock, environment, base, tmp_path):

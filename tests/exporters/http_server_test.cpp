@@ -202,9 +202,16 @@ TEST_F(Server, PublishingWhileManyReadIsSafe) {
   writer.join();
 }
 
-TEST_F(Server, TakesTheNextFreePort) {
+TEST_F(Server, ReportsAPortThatIsTaken) {
   HttpServer second;
-  ASSERT_TRUE(second.start("localhost", server_.port(), &error_)) << error_;
+  EXPECT_FALSE(second.start("localhost", server_.port(), &error_));
+  EXPECT_EQ(error_, "cannot listen on '127.0.0.1': port " + std::to_string(server_.port()) +
+                        ": Address already in use");
+}
+
+TEST_F(Server, TakesTheNextFreePortOfARange) {
+  HttpServer second;
+  ASSERT_TRUE(second.start("localhost", server_.port(), &error_, "", server_.port() + 100)) << error_;
   EXPECT_GT(second.port(), server_.port());
   EXPECT_LE(second.port(), server_.port() + 100);
 }
