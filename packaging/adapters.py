@@ -19,9 +19,9 @@ class AdapterError(Exception):
     """One line that says which torch has no adapter and why."""
 
 
-def build(python: Path, library: Path) -> Path:
+def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
     """Directory of the adapter for the torch of `python`, tested under `library`."""
-    command = [python, BUILDER, "--cache", CACHE, "--library", library, "--include", INCLUDE]
+    command = [python, BUILDER, "--cache", cache, "--library", library, "--include", INCLUDE]
     answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     if answer["state"] not in ("ready", "built"):
         raise AdapterError(f"torch {answer['torch']}: {answer['reason']}")

@@ -66,6 +66,11 @@ def statement_of(component: Component) -> str:
     return "\n".join(line.strip().removeprefix(".") for line in max(stanzas, key=len).splitlines()) + "\n"
 
 
+def referred(text: str) -> set[str]:
+    """Names of the licences that a statement refers to, as they are called below common-licenses/."""
+    return set(re.findall(r"common-licenses/([\w.+-]*[\w+])", text))
+
+
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
     """Writes a statement for each component below `folder`, and in full every licence that one of them refers to."""
     folder.mkdir(parents=True)
@@ -73,9 +78,8 @@ def copy_licenses(folder: Path, torch_license: Path | None) -> None:
     if torch_license is not None:
         texts[TORCH] = torch_license.read_text()
     for component, text in texts.items():
-        referred = set(re.findall(rf"{COMMON}/([\w.+-]*[\w+])", text))
-        referred |= {name.removesuffix("-or-later") for name in re.findall(r"[\w.-]+", component.license)}
-        for name in referred:
+        declared = {name.removesuffix("-or-later") for name in re.findall(r"[\w.-]+", component.license)}
+        for name in referred(text) | declared:
             if (COMMON / name).is_file():
                 (folder / "common-licenses").mkdir(exist_ok=True)
                 shutil.copyfile(COMMON / name, folder / "common-licenses" / name)

@@ -30,6 +30,7 @@ OUTPUT = ROOT / "build" / "packages"
 DEPENDENCIES = ROOT / "build" / "package-dependencies"
 DOCUMENTS = Path("share") / "doc" / "foreshock"
 SBOM = "foreshock.spdx.json"
+REQUIRED = ("bin/foreshock", "lib/libforeshock.so", "lib/libforeshock.fatbin", "include/foreshock/hook.h")
 # Addresses of the project for the wheel's metadata, by label; set them where the project is published.
 PROJECT_URLS: dict[str, str] = {}
 CLASSIFIERS = [
@@ -54,12 +55,15 @@ def run(*command: str | Path, **more: object) -> None:
         raise PackageError(f"{' '.join(map(str, command[:4]))} ... failed:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
-def version() -> str:
-    return subprocess.check_output([BUILD / "bin" / "foreshock", "--version"], text=True).split()[1]
+def version(prefix: Path) -> str:
+    return subprocess.check_output([prefix / "bin" / "foreshock", "--version"], text=True).split()[1]
 
 
 def commit_time() -> str:
-    """Seconds; every file of a package carries it, so that the same tree gives the same package."""
+    """Seconds; every file of a package carries it, so that the same tree gives the same package. SOURCE_DATE_EPOCH
+    replaces it."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return given
     return subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
 
 
@@ -79,21 +83,28 @@ def compile_all() -> None:
         run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
 
 
-def install(tree: Path, releases: list[str]) -> None:
-    """Everything a package holds, laid out below `tree` as below any prefix."""
+def install(tree: Path, releases: list[str], build: Path = BUILD, cache: Path = adapters.CACHE) -> None:
+    """Everything a package holds, laid out below `tree` as below any prefix: from `build`, with adapters of `cache`."""
     shutil.rmtree(tree, ignore_errors=True)
-    run("cmake", "--install", BUILD, "--prefix", tree, "--strip")
+    run("cmake", "--install", build, "--prefix", tree, "--strip")
+    fill(tree, releases, cache)
+
+
+def fill(tree: Path, releases: list[str], cache: Path) -> None:
+    """Adds what is not installed by CMake: documents, licences, adapters, the list of parts."""
     documents = tree / DOCUMENTS
     components.copy_licenses(documents / "licenses", torch_license(releases))
     for name in ("README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, documents)
     shutil.copytree(ROOT / "docs", documents / "docs")
     for release in releases:
-        built = adapters.build(python_of(release), tree / "lib" / "libforeshock.so")
+        built = adapters.build(python_of(release), tree / "lib" / "libforeshock.so", cache)
         place = adapters.ship(built, tree / "share" / "foreshock" / "adapters")
         print(f"package: adapter {place.name}", flush=True)
-    (documents / SBOM).write_text(sbom.document(version(), int(commit_time()), releases, tree))
-    check(tree)
+    for path in tree.rglob("*"):  # whatever the umask was
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+    (documents / SBOM).write_text(sbom.document(version(tree), int(commit_time()), releases, tree))
 
 
 def torch_license(releases: list[str]) -> Path | None:
@@ -111,12 +122,14 @@ def python_of(release: str) -> Path:
     return ours if answer.stdout.strip() == release else torch_versions.python_with(release)
 
 
-def check(tree: Path) -> None:
+def check(tree: Path, releases: list[str]) -> None:
     """That every part is there, and that nothing in it asks for more than the oldest system has."""
-    for part in ("bin/foreshock", "lib/libforeshock.so", "lib/libforeshock.fatbin", "include/foreshock/hook.h"):
+    for part in REQUIRED:
         if not (tree / part).exists():
             hint = "; install nvcc 12.8 or later" if part.endswith(".fatbin") else ""
             raise PackageError(f"{part} is missing in {tree}{hint}")
+    if len(list(tree.glob("share/foreshock/adapters/*/adapter.so"))) != len(releases):
+        raise PackageError(f"share/foreshock/adapters: an adapter of {' '.join(releases)} is missing in {tree}")
     for path in sorted(path for path in tree.rglob("*") if path.is_file() and elf.is_elf(path)):
         if wrong := elf.problems(path):
             raise PackageError(f"{path.relative_to(tree)}: {'; '.join(wrong)}")
@@ -126,8 +139,8 @@ def check(tree: Path) -> None:
             raise PackageError(f"{path.relative_to(tree)} needs {' '.join(newer)}, which Debian 11 lacks")
 
 
-def make_tarball(tree: Path) -> Path:
-    target = OUTPUT / f"{tree.name}-linux-{platform.machine()}.tar.gz"
+def make_tarball(tree: Path, output: Path = OUTPUT) -> Path:
+    target = output / f"{tree.name}-linux-{platform.machine()}.tar.gz"
     same = ["--sort=name", f"--mtime=@{commit_time()}", "--owner=0", "--group=0", "--numeric-owner"]
     environment = os.environ | {"GZIP": "-n"}
     run("tar", "-C", tree.parent, *same, "-czf", target, tree.name, env=environment)
@@ -158,10 +171,10 @@ def metadata(name: str, license_files: list[str]) -> str:
     ])  # fmt: skip
 
 
-def make_wheel(tree: Path) -> Path:
+def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
     """The tree below the prefix of a Python: bin, lib, share and include are found from the executable's place."""
-    name = version()
-    folder = ROOT / "build" / "package-wheel" / f"foreshock-{name}"
+    name = version(tree)
+    folder = tree.with_name("wheel") / f"foreshock-{name}"
     shutil.rmtree(folder.parent, ignore_errors=True)
     data = folder / f"foreshock-{name}.data"
     shutil.copytree(tree, data / "data", ignore=shutil.ignore_patterns("bin"))
@@ -182,8 +195,8 @@ def make_wheel(tree: Path) -> Path:
     wheel = ["Wheel-Version: 1.0", "Generator: foreshock", "Root-Is-Purelib: false", f"Tag: {WHEEL_TAG}"]
     (information / "WHEEL").write_text("\n".join(wheel) + "\n")
     environment = os.environ | {"SOURCE_DATE_EPOCH": commit_time()}
-    run(sys.executable, "-m", "wheel", "pack", folder, "--dest-dir", OUTPUT, env=environment)
-    return OUTPUT / f"foreshock-{name}-{WHEEL_TAG}.whl"
+    run(sys.executable, "-m", "wheel", "pack", folder, "--dest-dir", output, env=environment)
+    return output / f"foreshock-{name}-{WHEEL_TAG}.whl"
 
 
 def main() -> None:
@@ -196,8 +209,9 @@ def main() -> None:
         parser.error(f"torch {unknown[0]} is not one of {' '.join(torch_versions.RELEASES)}")
     try:
         compile_all()
-        tree = ROOT / "build" / "package-tree" / f"foreshock-{version()}"
+        tree = ROOT / "build" / "package-tree" / f"foreshock-{version(BUILD)}"
         install(tree, releases)
+        check(tree, releases)
         OUTPUT.mkdir(parents=True, exist_ok=True)
         for path in (make_tarball(tree), make_wheel(tree)):
             print(f"package: {path.relative_to(ROOT)}, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
