@@ -24,7 +24,7 @@
 
 #include "detect/thresholds.h"
 #include "segment/layout.h"
-#include "shadow/figures.h"
+#include "shadow/judgement.h"
 #include "shadow/rounding.h"
 #include "shadow/stored_slice.h"
 

@@ -17,7 +17,7 @@
 #include "agent/rank_state.h"
 #include "segment/layout.h"
 #include "segment/parser.h"
-#include "shadow/deviation.h"
+#include "shadow/judgement.h"
 
 namespace foreshock {
 

@@ -16,7 +16,7 @@
 #include "agent/weights.h"
 #include "exporters/record.h"
 #include "segment/reader.h"
-#include "shadow/deviation.h"
+#include "shadow/judgement.h"
 
 namespace foreshock {
 

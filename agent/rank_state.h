@@ -20,10 +20,9 @@
 #include "segment/layout.h"
 #include "segment/parser.h"
 #include "segment/reader.h"
-#include "shadow/bias.h"
-#include "shadow/deviation.h"
-#include "shadow/layer_spectra.h"
+#include "shadow/judgement.h"
 #include "shadow/slice.h"
+#include "shadow/spectrum.h"
 
 namespace foreshock {
 

@@ -8,8 +8,8 @@
 #include "agent/tensor.h"
 #include "exporters/record.h"
 #include "exporters/record_line.h"
-#include "shadow/deviation.h"
-#include "shadow/layer_spectra.h"
+#include "shadow/judgement.h"
+#include "shadow/spectrum.h"
 
 namespace foreshock {
 

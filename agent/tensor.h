@@ -13,7 +13,6 @@
 #include "segment/layout.h"
 #include "segment/parser.h"
 #include "shadow/histogram.h"
-#include "shadow/wasserstein.h"
 
 namespace foreshock {
 
@@ -103,7 +102,7 @@ struct TensorSnapshot {
   uint64_t ranks = 0;                         // that hold any of them
   std::vector<int64_t> shape;
   Histogram histogram;
-  std::string stored;  // the same, shadow/stored_histogram.h
+  std::string stored;  // the same, shadow/histogram.h
   std::optional<int64_t> previous_step, initial_step;
   std::optional<Wasserstein> previous, initial;  // W1 to the snapshot an interval before, and to the first
   double sum_of_squares = 0;

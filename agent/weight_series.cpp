@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "segment/layout.h"
-#include "shadow/stored_histogram.h"
+#include "shadow/histogram.h"
 
 namespace foreshock {
 namespace {

@@ -18,8 +18,8 @@
 #include "agent/weight_series.h"
 #include "segment/layout.h"
 #include "segment/parser.h"
-#include "shadow/histogram_reader.h"
-#include "shadow/layer_spectra.h"
+#include "shadow/histogram.h"
+#include "shadow/spectrum.h"
 
 namespace foreshock {
 

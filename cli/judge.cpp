@@ -19,7 +19,7 @@
 #include "cli/commands.h"
 #include "lab/judgement.h"
 #include "lab/safetensors.h"
-#include "shadow/figures.h"
+#include "shadow/judgement.h"
 #include "shadow/slice.h"
 #include "shadow/stored_slice.h"
 

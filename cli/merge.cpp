@@ -11,7 +11,7 @@
 #include "cli/record_index.h"
 #include "cli/terminal.h"
 #include "exporters/record_line.h"
-#include "shadow/stored_histogram.h"
+#include "shadow/histogram.h"
 
 namespace foreshock::cli {
 namespace {

@@ -15,7 +15,7 @@
 #include "cli/format.h"
 #include "cli/summary_parts.h"
 #include "detect/thresholds.h"
-#include "shadow/bias.h"
+#include "shadow/judgement.h"
 
 namespace foreshock::cli {
 namespace {

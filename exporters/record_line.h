@@ -95,7 +95,7 @@ struct TensorLine {
   std::optional<uint64_t> update_elements, nonfinite_values;
   std::string histogram_hash;
   std::vector<int64_t> odd_ranks;
-  std::string histogram;  // base64 of shadow/stored_histogram.h
+  std::string histogram;  // base64 of shadow/histogram.h
 };
 
 // All values of a layer, or of the model, over one interval.
@@ -378,7 +378,7 @@ inline constexpr Field<TensorLine> kTensorFields[] = {
      "Ranks whose values differ from their data-parallel replicas' in any bit; all of them where two differ "
      "and no third one decides."},
     {"histogram", &TensorLine::histogram, "",
-     "The distribution of its values, with --record-histograms: base64 of what shadow/stored_histogram.h "
+     "The distribution of its values, with --record-histograms: base64 of what shadow/histogram.h "
      "describes."},
 };
 

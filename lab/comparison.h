@@ -9,7 +9,7 @@
 
 #include "lab/checkpoint.h"
 #include "shadow/difference.h"
-#include "shadow/wasserstein.h"
+#include "shadow/histogram.h"
 
 namespace foreshock::lab {
 
@@ -22,7 +22,7 @@ struct PairOfCheckpoints {
 struct Distance {
   uint64_t elements = 0;
   Wasserstein wasserstein;
-  double noise_floor = 0;  // W1 of independent draws, see shadow/wasserstein.h
+  double noise_floor = 0;  // W1 of independent draws, see shadow/histogram.h
   double magnitude = 0;    // mean |a|, the scale to see it on
   Difference difference;
   uint64_t non_finite_a = 0, non_finite_b = 0;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "shadow/mask.h"
+#include "shadow/slice.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shadow/plain.cpp"

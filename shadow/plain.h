@@ -18,7 +18,7 @@ struct PlainWorkspace {
 };
 
 // Forward, and for a backward slice dQ with delta taken from the rounded output, and dP and dS rounded too.
-// A row that sees no key has out 0 and grad_query 0. The slice must be valid (deviation.h).
+// A row that sees no key has out 0 and grad_query 0. The slice must be valid (judgement.h).
 void plain(const AttentionSlice& slice, PlainWorkspace* workspace);
 
 }  // namespace foreshock

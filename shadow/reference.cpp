@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "shadow/mask.h"
 #include "shadow/reference_scalar.h"
+#include "shadow/slice.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shadow/reference.cpp"

@@ -36,7 +36,7 @@ struct Reference {
 };
 
 // A row that sees no key has out 0, log_sum_exp -Inf, grad_query 0. Infinities and NaN of the inputs
-// propagate. The slice must be valid (deviation.h).
+// propagate. The slice must be valid (judgement.h).
 void reference(const AttentionSlice& slice, Reference* result);
 
 // The instruction sets compiled in that this machine has, as bits of hwy/detect_targets.h, and the name of

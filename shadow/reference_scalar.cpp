@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "shadow/elementary.h"
-#include "shadow/mask.h"
+#include "shadow/slice.h"
 
 namespace foreshock {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "shadow/deviation.h"
+#include "shadow/judgement.h"
 
 namespace foreshock {
 namespace {

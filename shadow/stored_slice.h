@@ -29,7 +29,7 @@ using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
 // The slice that these arrays are; it borrows their data, which is aligned to 8 bytes. Nothing in them is
-// trusted. An empty string (the slice is then valid, deviation.h), or what is wrong.
+// trusted. An empty string (the slice is then valid, judgement.h), or what is wrong.
 std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice);
 
 }  // namespace foreshock

@@ -6,7 +6,7 @@
 
 #include "segment/layout.h"
 #include "kernels/histogram.h"
-#include "shadow/stored_histogram.h"
+#include "shadow/histogram.h"
 
 namespace foreshock {
 namespace {

@@ -6,7 +6,7 @@
 #include "agent/record_lines.h"
 #include "cli/merge.h"
 #include "kernels/histogram.h"
-#include "shadow/stored_histogram.h"
+#include "shadow/histogram.h"
 
 namespace foreshock::cli {
 namespace {

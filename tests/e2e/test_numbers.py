@@ -51,7 +51,7 @@ def samples(run) -> dict[tuple[str, str], list[dict]]:
 
 
 def pooled_bias(lines: list[dict], errors: str = "bias_error_sum") -> tuple[float, float]:
-    """Bias in ulp and z between clusters, from the definition in shadow/bias.h, slowly."""
+    """Bias in ulp and z between clusters, from the definition in shadow/judgement.h, slowly."""
     sums = collections.defaultdict(lambda: [0.0, 0.0])
     for line in lines:
         cluster = sums[line["batch"], line["kv_head"], line["step"]]

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "agent/rank_state.h"
-#include "shadow/deviation.h"
+#include "shadow/judgement.h"
 #include "tests/libmonitor/device_fixture.h"
 
 namespace foreshock {

@@ -1,10 +1,8 @@
-#include "shadow/deviation.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "shadow/bias.h"
+#include "shadow/judgement.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {

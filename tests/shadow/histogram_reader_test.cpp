@@ -1,5 +1,3 @@
-#include "shadow/histogram_reader.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -7,6 +5,7 @@
 #include <random>
 
 #include "kernels/histogram.h"
+#include "shadow/histogram.h"
 
 namespace foreshock {
 namespace {

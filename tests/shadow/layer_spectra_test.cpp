@@ -1,10 +1,8 @@
-#include "shadow/layer_spectra.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "shadow/update_spectrum.h"
+#include "shadow/spectrum.h"
 
 namespace foreshock {
 namespace {

@@ -1,7 +1,6 @@
-#include "shadow/mask.h"
-
 #include <gtest/gtest.h>
 
+#include "shadow/slice.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "shadow/mask.h"
 #include "shadow/reference.h"
+#include "shadow/slice.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {

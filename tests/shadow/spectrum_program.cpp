@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "shadow/update_spectrum.h"
+#include "shadow/spectrum.h"
 
 int main() {
   uint64_t sizes[2];

@@ -1,10 +1,8 @@
-#include "shadow/stored_histogram.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "shadow/wasserstein.h"
+#include "shadow/histogram.h"
 #include "tests/shadow/weights.h"
 
 namespace foreshock {

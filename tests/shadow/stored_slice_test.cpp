@@ -5,7 +5,7 @@
 #include <charconv>
 #include <limits>
 
-#include "shadow/figures.h"
+#include "shadow/judgement.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {

@@ -1,11 +1,11 @@
-#include "shadow/wasserstein.h"
+#include "lab/wasserstein.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numbers>
 
-#include "lab/wasserstein.h"
+#include "shadow/histogram.h"
 #include "tests/shadow/weights.h"
 
 namespace foreshock {

@@ -1,4 +1,4 @@
-"""The stored histogram of a tensor, as shadow/stored_histogram.h defines it, from its bits with numpy."""
+"""The stored histogram of a tensor, as shadow/histogram.h defines it, from its bits with numpy."""
 
 import numpy
 

@@ -1,6 +1,7 @@
-#include "shadow/deviation.h"
+#include "shadow/judgement.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -246,6 +247,86 @@ SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace)
   describe_scores(slice, workspace->reference, &d);
   if (d.backward) measure_drift(slice, workspace->reference, &d);
   return d;
+}
+
+void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {
+  if (!std::isfinite(sums.numerator) || !(sums.denominator > 0) || !std::isfinite(sums.denominator)) return;
+  entries_[next_] = {cluster, sums};
+  next_ = (next_ + 1) % kSlices;
+  size_ = std::min(size_ + 1, kSlices);
+}
+
+std::optional<Bias> BiasPool::bias() const {
+  if (size_ == 0) return std::nullopt;
+  std::array<Entry, kSlices> clusters;
+  size_t count = 0;
+  BiasSums all;
+  for (size_t i = 0; i < size_; ++i) {
+    const Entry& entry = entries_[i];
+    all.numerator += entry.sums.numerator;
+    all.denominator += entry.sums.denominator;
+    const auto end = clusters.begin() + count;
+    const auto found =
+        std::find_if(clusters.begin(), end, [&](const Entry& e) { return e.cluster == entry.cluster; });
+    if (found == end) {
+      clusters[count++] = entry;
+    } else {
+      found->sums.numerator += entry.sums.numerator;
+      found->sums.denominator += entry.sums.denominator;
+    }
+  }
+  Bias result = {all.numerator / all.denominator, std::nullopt, static_cast<int>(size_),
+                 static_cast<int>(count)};
+  if (count < kMinClusters) return result;
+  double squares = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double error = clusters[i].sums.numerator - result.ulp * clusters[i].sums.denominator;
+    squares += error * error;
+  }
+  const double deviation = std::sqrt(squares * count / (count - 1)) / all.denominator;
+  if (deviation > 0) result.z = result.ulp / deviation;
+  return result;
+}
+
+namespace {
+
+std::string text_of(const std::optional<double>& value) { return value ? exact_text(*value) : ""; }
+
+}  // namespace
+
+std::string exact_text(double value) {
+  char text[32];
+  const std::to_chars_result end = std::to_chars(text, text + sizeof text, value);
+  return std::string(text, end.ptr);
+}
+
+std::vector<Figure> figures_of(const SliceDeviation& d) {
+  return {
+      {"relative_error_mean", text_of(d.relative_error_mean)},
+      {"relative_error_max", text_of(d.relative_error_max)},
+      {"error_norm", exact_text(d.kernel_error_norm)},
+      {"plain_error_norm", exact_text(d.plain_error_norm)},
+      {"deviation_ratio", text_of(d.deviation_ratio)},
+      {"effective_rows", text_of(d.effective_rows)},
+      {"plain_effective_rows", text_of(d.plain_effective_rows)},
+      {"bias_error_sum", exact_text(d.bias.numerator)},
+      {"bias_ulp_sum", exact_text(d.bias.denominator)},
+      {"rounded_reference_bias_error_sum", exact_text(d.rounded_bias.numerator)},
+      {"rounded_reference_bias_ulp_sum", exact_text(d.rounded_bias.denominator)},
+      {"grad_out_drift", text_of(d.grad_out_drift)},
+      {"lse_error_abs_max", text_of(d.lse_error_abs_max)},
+      {"logit_abs_max", text_of(d.logit_abs_max)},
+      {"entropy_nats_min", text_of(d.entropy_min)},
+      {"entropy_nats_mean", text_of(d.entropy_mean)},
+      {"rows_compared", std::to_string(d.rows_compared)},
+      {"rows_not_comparable", std::to_string(d.rows_not_comparable)},
+      {"rows_with_keys", std::to_string(d.rows_with_keys)},
+      {"near_tie_rows", std::to_string(d.near_tie_rows)},
+      {"nonfinite_inputs", std::to_string(d.nonfinite_inputs)},
+      {"nonfinite_out", std::to_string(d.nonfinite_out)},
+      {"nonfinite_lse", std::to_string(d.nonfinite_lse)},
+      {"nonfinite_grad_query", std::to_string(d.nonfinite_grad_query)},
+  };
 }
 
 }  // namespace foreshock
