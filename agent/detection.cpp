@@ -1,5 +1,7 @@
 #include "agent/detection.h"
 
+#include <algorithm>
+
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -63,6 +65,13 @@ void watches_fields(State& state, Map& watches) {
 
 }  // namespace
 
+// The larger of the two, which have the same limit. Records of reference version 1 have no fused_ratio.
+static std::optional<double> error_ratio(const SampleLine& line) {
+  if (!line.deviation_ratio || !line.fused_ratio)
+    return line.deviation_ratio ? line.deviation_ratio : line.fused_ratio;
+  return std::max(*line.deviation_ratio, *line.fused_ratio);
+}
+
 void Watches::begin() {
   lines_found_.clear();
   found_.clear();
@@ -102,12 +111,12 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   };
   if (line.pass == "forward") {
     give(DetectorId::kBias, line.bias_ulp, line.rounded_reference_bias_ulp.value_or(0));
-    give(DetectorId::kDeviationForward, line.deviation_ratio);
+    give(DetectorId::kDeviationForward, error_ratio(line));
     give(DetectorId::kMaxLogit, line.logit_abs_max);
     give(DetectorId::kLogitGrowth, line.logit_abs_max);
     give(DetectorId::kEntropyDrop, line.entropy_nats_mean);
   } else {
-    give(DetectorId::kDeviationBackward, line.deviation_ratio);
+    give(DetectorId::kDeviationBackward, error_ratio(line));
     give(DetectorId::kOutputErrorDrift, line.grad_out_drift);
   }
   return end(line.run, *line.rank);

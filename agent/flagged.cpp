@@ -45,7 +45,7 @@ double ratio_limit(const SliceDeviation& d) {
 }
 
 bool is_beyond(const SliceDeviation& d, double times) {
-  return d.deviation_ratio && *d.deviation_ratio > times * ratio_limit(d) &&
+  return std::max(d.deviation_ratio.value_or(0), d.fused_ratio.value_or(0)) > times * ratio_limit(d) &&
          d.relative_error_max.value_or(0) > kReferenceError;
 }
 
@@ -57,9 +57,10 @@ bool is_far_beyond(const JudgedSlice& judged) {
 
 double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
-// Beyond what the reference shows too when it is merely rounded.
+// Beyond what a sound algorithm shows too on this slice, and the reference when it is merely rounded.
 bool errs_that_way(const SliceDeviation& d, double pooled) {
-  return (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > kBiasUlp;
+  return per_ulp(excess_bias(d)) * (pooled < 0 ? -1 : 1) > kBiasUlp &&
+         (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > kBiasUlp;
 }
 
 bool is_rounded_reference(const JudgedSlice& judged) {
@@ -107,7 +108,8 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings
     case FlagReason::kNonfinite:
       return is_nonfinite(d);
     case FlagReason::kDeviationRatio:
-      return is_far_beyond(judged) || (is_beyond(d, 1) && around.has_alarm("deviation_ratio"));
+      return is_far_beyond(judged) ||
+             (is_beyond(d, 1) && (around.has_alarm("deviation_ratio") || around.has_alarm("fused_ratio")));
     case FlagReason::kBias:
       return (around.has_alarm("bias") || (!d.backward && around.warns(DetectorId::kBias))) &&
              errs_that_way(d, around.pooled_bias());

@@ -54,7 +54,8 @@ struct JudgedSlice {
 
 // What is out of the ordinary about it:
 //  nonfinite           NaN or Inf where the reference is finite;
-//  deviation_ratio     its ratio is beyond the limit and so are others of its layer's last 64 (one may be so
+//  deviation_ratio     its error over a noise floor is beyond the limit and so are others of its layer's last
+//  64 (one may be so
 //                      by chance), or it is far beyond at once;
 //  bias                its layer's bias is an alarm, or the detector warns, and this slice errs that way;
 //  output_error_drift  the detector warns (backward), and the output is not the exact result merely rounded;

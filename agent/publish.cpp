@@ -192,6 +192,7 @@ json by_reason(const char* const (&names)[kCount], const uint64_t (&counts)[kCou
 json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const PassStatistics& statistics = rank.pass[pass];
   const std::optional<Bias> bias = statistics.bias.bias();
+  const std::optional<Bias> excess = statistics.excess_bias.bias();
   const std::optional<Bias> control = statistics.rounded_bias.bias();
   const auto ulp = [](const std::optional<Bias>& of) { return of ? json(of->ulp) : json(nullptr); };
   const auto z = [](const std::optional<Bias>& of) { return of ? number_or_null(of->z) : json(nullptr); };
@@ -210,8 +211,16 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"deviation_ratio",
            {{"mean", number_or_null(mean_of(statistics.deviation_ratio))},
             {"max", number_or_null(max_of(statistics.deviation_ratio))}}},
+          {"fused_ratio",
+           {{"mean", number_or_null(mean_of(statistics.fused_ratio))},
+            {"max", number_or_null(max_of(statistics.fused_ratio))}}},
+          {"lse_error_ratio_max", number_or_null(max_of(statistics.lse_error_ratio))},
+          {"partial", statistics.partial},
+          {"layers_judged", rank.layers_judged[pass]},
           {"bias_ulp", ulp(bias)},
           {"bias_z", z(bias)},
+          {"excess_bias_ulp", ulp(excess)},
+          {"excess_bias_z", z(excess)},
           {"rounded_reference_bias_ulp", ulp(control)},
           {"rounded_reference_bias_z", z(control)}};
 }
@@ -222,6 +231,8 @@ json layer_json(const LayerStatistics& layer) {
           {"name", layer.name.empty() ? json(nullptr) : json(layer.name)},
           {"deviation_ratio", number_or_null(mean_of(layer.pass[0].deviation_ratio))},
           {"deviation_ratio_backward", number_or_null(mean_of(layer.pass[1].deviation_ratio))},
+          {"fused_ratio", number_or_null(mean_of(layer.pass[0].fused_ratio))},
+          {"fused_ratio_backward", number_or_null(mean_of(layer.pass[1].fused_ratio))},
           {"bias_ulp", bias ? json(bias->ulp) : json(nullptr)},
           {"bias_z", bias ? number_or_null(bias->z) : json(nullptr)},
           {"logit_abs_max", number_or_null(max_of(layer.scores.logit))},
@@ -250,7 +261,8 @@ json alarms_json(const RankStatistics& rank) {
     alarms.push_back({{"layer", text_or_null(alarm.layer->label)},
                       {"pass", segment::kPassNames[alarm.pass]},
                       {"of", alarm.of},
-                      {"value", number_or_null(alarm.value)}});
+                      {"value", number_or_null(alarm.value)},
+                      {"last_step", count_or_null(alarm.last_step)}});
   return alarms;
 }
 
@@ -259,7 +271,7 @@ json alarms_json(const RankStatistics& rank) {
 void publish_alarms(const RankStatistics& rank, RankWriter& to) {
   std::map<std::pair<uint32_t, std::string>, uint64_t> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    for (const char* of : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, of}] = 0;
+    for (const char* of : kAlarmKinds) layers[{pass, of}] = 0;
   for (const LayerAlarm& alarm : rank.alarms()) ++layers[{alarm.pass, alarm.of}];
   for (const auto& [key, count] : layers)
     to.set(Metric::kAttentionAlarmLayers, count, segment::kPassNames[key.first], key.second);
@@ -327,6 +339,12 @@ json given_up_reason(const RankStatistics& rank) {
   return rank.tensors_given_up_failed ? "failure" : "cost";
 }
 
+// A NaN is no number in JSON.
+static json nonfinite_name(const std::optional<double>& value) {
+  if (!value || std::isfinite(*value)) return nullptr;
+  return std::isnan(*value) ? "nan" : *value > 0 ? "inf" : "-inf";
+}
+
 json summary_of(const RankStatistics& rank, int cores_per_rank) {
   const LayerStatistics* worst = rank.worst_layer();
   const auto spikes = rank.losses(WatchEventKind::kLossSpike),
@@ -364,6 +382,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"loss",
        {{"first", number_or_null(rank.first_loss)},
         {"last", number_or_null(rank.last_loss)},
+        {"last_nonfinite", nonfinite_name(rank.last_loss)},
         {"spikes", count_of(spikes)},
         {"first_spike_step", first_of(spikes)},
         {"last_spike_step", last_of(spikes)},

@@ -81,17 +81,26 @@ bool is_alarm(const std::optional<Bias>& bias) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > kBiasUlp;
 }
 
+// The last step at which the layer's slices showed it; of a bias, which only the pool shows, of the last
+// slice.
+int64_t last_supported(const PassStatistics& pass, const char* of) {
+  const auto found = pass.past.find(of);
+  return found != pass.past.end() ? found->second.last_step : pass.last_step;
+}
+
 // 1: at the alarm's threshold. What cannot be said is 0.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     const PassStatistics& statistics = layer.pass[pass];
     if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
-    nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(pass));
-    const std::optional<Bias> bias = statistics.bias.bias();
-    if (bias && bias->z && std::fabs(*bias->z) > kBiasZ && !layer.is_mixed &&
+    for (const SampleWindow* ratios : {&statistics.deviation_ratio, &statistics.fused_ratio})
+      nearness = std::max(nearness, max_of(*ratios).value_or(0) / ratio_limit(pass));
+    nearness = std::max(nearness, max_of(statistics.lse_error_ratio).value_or(0));
+    const std::optional<Bias> excess = statistics.excess_bias.bias();
+    if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
         !is_alarm(statistics.rounded_bias.bias()))
-      nearness = std::max(nearness, std::fabs(bias->ulp) / kBiasUlp);
+      nearness = std::max(nearness, std::fabs(excess->ulp) / kBiasUlp);
   }
   return nearness;
 }
@@ -101,26 +110,34 @@ std::optional<double> ratio_of(double train, double own, double agent, int cores
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
 }
 
-auto slices_beyond(const SampleWindow& ratios, uint32_t pass) {
-  return std::count_if(ratios.data(), ratios.data() + ratios.size(),
-                       [&](double x) { return x > ratio_limit(pass); });
+bool several_beyond(const SampleWindow& values, double limit) {
+  return std::count_if(values.data(), values.data() + values.size(), [&](double x) { return x > limit; }) >=
+         kSlicesBeyond;
 }
 
 }  // namespace
+
+bool is_biased(const PassStatistics& pass) {
+  const std::optional<Bias> own = pass.bias.bias(), excess = pass.excess_bias.bias();
+  return is_alarm(own) && is_alarm(excess) && (own->ulp > 0) == (excess->ulp > 0) &&
+         !is_alarm(pass.rounded_bias.bias());
+}
 
 // The more telling one first: a bias moves the ratio too.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass) {
   std::vector<LayerAlarm> alarms;
   const PassStatistics& statistics = layer.pass[pass];
-  if (max_of(statistics.nonfinite_slices).value_or(0) > 0)
-    alarms.push_back({&layer, pass, "nonfinite", std::nullopt});
-  const std::optional<Bias> bias = statistics.bias.bias();
-  // What the reference shows too when it is merely rounded is no fault of the kernel.
-  if (is_alarm(bias) && !layer.is_mixed && !is_alarm(statistics.rounded_bias.bias()))
-    alarms.push_back({&layer, pass, "bias", bias->ulp});
-  const SampleWindow& ratios = statistics.deviation_ratio;
-  if (slices_beyond(ratios, pass) >= kSlicesBeyond)
-    alarms.push_back({&layer, pass, "deviation_ratio", max_of(ratios)});
+  const auto add = [&](const char* of, const std::optional<double>& value) {
+    alarms.push_back({&layer, pass, of, value, last_supported(statistics, of)});
+  };
+  if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
+  if (is_biased(statistics) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
+  // One fault is one alarm: the second is of errors that unfused attention has too, as under large scores.
+  if (several_beyond(statistics.deviation_ratio, ratio_limit(pass)))
+    add("deviation_ratio", max_of(statistics.deviation_ratio));
+  else if (several_beyond(statistics.fused_ratio, ratio_limit(pass)))
+    add("fused_ratio", max_of(statistics.fused_ratio));
+  if (several_beyond(statistics.lse_error_ratio, 1)) add("log_sum_exp", max_of(statistics.lse_error_ratio));
   return alarms;
 }
 
@@ -132,9 +149,12 @@ bool is_nonfinite(const SliceDeviation& d) {
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer) {
   for (const LayerAlarm& alarm : alarms_of(*layer, pass)) {
     const std::string of = alarm.of;
-    // The alarm stays for 64 slices; of these two each slice tells for itself whether it is so still.
+    // The alarm stays for 64 slices; but for a bias, each slice shows for itself whether it still is so.
     if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
     if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(pass))) continue;
+    if (of == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > ratio_limit(pass))) continue;
+    if (of == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > 1)) continue;
+    if (of == "bias" && !(deviation.bias.denominator > 0)) continue;
     PastAlarm& past =
         layer->pass[pass].past.try_emplace(of, PastAlarm{step, step, alarm.value}).first->second;
     past.first_step = std::min(past.first_step, step);
@@ -304,12 +324,17 @@ void add(SampleWindow& window, const std::optional<double>& value) {
 
 void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassStatistics* pass) {
   ++pass->judged;
+  pass->last_step = cluster.step;
+  pass->partial += deviation.partial;
   pass->nonfinite += is_nonfinite(deviation);
   pass->nonfinite_slices.add(is_nonfinite(deviation));
   add(pass->relative_error_mean, deviation.relative_error_mean);
   add(pass->relative_error_max, deviation.relative_error_max);
   add(pass->deviation_ratio, deviation.deviation_ratio);
+  add(pass->fused_ratio, deviation.fused_ratio);
+  add(pass->lse_error_ratio, deviation.lse_error_ratio);
   pass->bias.add(cluster, deviation.bias);
+  pass->excess_bias.add(cluster, excess_bias(deviation));
   pass->rounded_bias.add(cluster, deviation.rounded_bias);
 }
 
@@ -531,6 +556,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   observe_attention_gradient(deviation.nonfinite_grad_query, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
+  rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics.pass[slot.pass]);
   if (known != nullptr) {
     statistics.label = layer.label;

@@ -100,9 +100,17 @@ struct PassStatistics {
   uint64_t judged = 0, nonfinite = 0;     // slices, and those among them that gave NaN or Inf
   SampleWindow nonfinite_slices;          // 1 for such a slice, else 0
   std::map<std::string, PastAlarm> past;  // by LayerAlarm::of
-  SampleWindow relative_error_mean, relative_error_max, deviation_ratio;
-  BiasPool bias, rounded_bias;
+  SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
+  // Of the kernel, what it exceeds that of a sound algorithm by on the same slices, and of the reference
+  // rounded.
+  BiasPool bias, excess_bias, rounded_bias;
+  uint64_t partial = 0;    // slices of calls that saw a part of the keys (context parallelism)
+  int64_t last_step = -1;  // of the last slice judged
 };
+
+// Whether the kernel has a bias of its own: large and sure, beyond what a sound algorithm has on the same
+// slices and beyond what the rounded reference has.
+bool is_biased(const PassStatistics& pass);
 
 struct ScoreStatistics {
   SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
@@ -206,11 +214,16 @@ inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
-  const char* of;  // deviation_ratio, bias or nonfinite
+  const char* of;  // one of kAlarmKinds
   std::optional<double> value;
+  // Of the last slice that supports it; an alarm holds until 64 later slices have replaced it, and after a
+  // divergence there may be none.
+  int64_t last_step = -1;
 };
+inline constexpr const char* kAlarmKinds[] = {"nonfinite", "bias", "deviation_ratio", "fused_ratio",
+                                              "log_sum_exp"};
 
-// Of one layer in one pass: nonfinite before bias before deviation_ratio.
+// Of one layer in one pass, in the order of kAlarmKinds.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass);
 // Keeps those that hold at `step`, once its slice is in `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer);
@@ -242,6 +255,7 @@ struct RankStatistics {
   std::map<std::string, LayerStatistics> layers;  // by label
   LayerStatistics unnamed;                        // calls whose layer is not known
   std::string layer_source = "unknown";
+  uint64_t layers_judged[segment::kPasses] = {};  // named ones with a judged slice
 
   uint64_t steps = 0, steps_lost = 0;
   // Times that the step number fell or the optimizer was replaced: another training, or a checkpoint was

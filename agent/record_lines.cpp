@@ -58,6 +58,9 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.error_norm = deviation.kernel_error_norm;
   line.plain_error_norm = deviation.plain_error_norm;
   line.deviation_ratio = deviation.deviation_ratio;
+  line.fused_error_norm = deviation.fused_error_norm;
+  line.fused_ratio = deviation.fused_ratio;
+  line.reference_norm = deviation.reference_norm;
   line.effective_rows = deviation.effective_rows;
   line.plain_effective_rows = deviation.plain_effective_rows;
   line.grad_out_drift = deviation.grad_out_drift;
@@ -68,6 +71,10 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
     line.rounded_reference_bias_ulp = deviation.rounded_bias.numerator / deviation.rounded_bias.denominator;
   }
   line.rounded_reference_bias_error_sum = deviation.rounded_bias.numerator;
+  if (deviation.floor_bias.denominator > 0)
+    line.floor_bias_ulp = deviation.floor_bias.numerator / deviation.floor_bias.denominator;
+  if (deviation.backward) line.partial = deviation.partial;
+  line.lse_error_ratio = deviation.lse_error_ratio;
   line.lse_error_abs_max = deviation.lse_error_abs_max;
   line.logit_abs_max = deviation.logit_abs_max;
   line.entropy_nats_min = deviation.entropy_min;

@@ -64,11 +64,15 @@ struct SampleLine {
   std::optional<double> error_norm,
       plain_error_norm;                   // of the kernel, and of plain attention: the noise floor
   std::optional<double> deviation_ratio;  // the one over the other
+  // Of fused attention, the other noise floor, and the ratio to it; norm of the reference.
+  std::optional<double> fused_error_norm, fused_ratio, reference_norm;
   // Rows that both errors together, and that of plain attention, are spread over.
   std::optional<double> effective_rows, plain_effective_rows;
   // The bias over several samples is the quotient of the sums: add the sums up, do not average the quotients.
   std::optional<double> bias_ulp, bias_error_sum, bias_ulp_sum;
-  std::optional<double> rounded_reference_bias_ulp, rounded_reference_bias_error_sum;
+  std::optional<double> rounded_reference_bias_ulp, rounded_reference_bias_error_sum, floor_bias_ulp;
+  std::optional<bool> partial;
+  std::optional<double> lse_error_ratio;
   std::optional<double> lse_error_abs_max, logit_abs_max;
   std::optional<double> entropy_nats_min, entropy_nats_mean, near_tie_ratio;
   std::optional<double> grad_out_drift;
@@ -292,6 +296,11 @@ inline constexpr Field<SampleLine> kSampleFields[] = {
     {"deviation_ratio", &SampleLine::deviation_ratio, "ratio",
      "Error of the kernel over the noise floor. Absent of a backward slice where too few rows decide it: "
      "effective_rows below 3 and plain_effective_rows below 8."},
+    {"fused_error_norm", &SampleLine::fused_error_norm, "1",
+     "The other noise floor: error_norm of fused attention in the same precision, with scores in fp32."},
+    {"fused_ratio", &SampleLine::fused_ratio, "ratio",
+     "Error of the kernel over the error of fused attention. Absent where deviation_ratio would be."},
+    {"reference_norm", &SampleLine::reference_norm, "1", "Norm of the reference over the rows compared."},
     {"effective_rows", &SampleLine::effective_rows, "rows",
      "Rows that the two errors are spread over: (sum of e)^2 over sum of e^2, e the squared errors of both "
      "in a "
@@ -309,7 +318,15 @@ inline constexpr Field<SampleLine> kSampleFields[] = {
      "Control: the same bias of the reference rounded once."},
     {"rounded_reference_bias_error_sum", &SampleLine::rounded_reference_bias_error_sum, "1",
      "Its sum of errors."},
+    {"floor_bias_ulp", &SampleLine::floor_bias_ulp, "ulp",
+     "Control: the same bias of unfused attention, or of fused attention where unfused errs four times "
+     "more."},
+    {"partial", &SampleLine::partial, "",
+     "Backward: the call saw a part of the keys that its log-sum-exp covers, as with context parallelism."},
     {"lse_error_abs_max", &SampleLine::lse_error_abs_max, "nats", "Largest error of the log-sum-exp."},
+    {"lse_error_ratio", &SampleLine::lse_error_ratio, "ratio",
+     "Largest error of the log-sum-exp over what rounding the scores once explains, doubled. Above 1 it is "
+     "wrong."},
     {"logit_abs_max", &SampleLine::logit_abs_max, "nats", "Largest magnitude of a scaled score."},
     {"entropy_nats_min", &SampleLine::entropy_nats_min, "nats", "Smallest entropy of the weights of a row."},
     {"entropy_nats_mean", &SampleLine::entropy_nats_mean, "nats", "Mean entropy of the weights of a row."},

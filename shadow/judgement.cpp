@@ -52,88 +52,149 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
   d->nonfinite_grad_query = count_nonfinite(s.grad_query, s.dtype, rows * head);
 }
 
-// One row of the judged tensor in all its versions.
+// One row of the judged tensor in all its versions. `given` is what the call was asked for, and what fused
+// stands beside; `reference` is attention over the slice, and what plain stands beside. Forward they are the
+// same.
 struct Row {
   const void* trainer;
   size_t first;  // element
   DType dtype;
   const double* reference;
+  const double* given;
   const double* plain;
+  const double* fused;
+  const double* key_mean;  // null forward
   int columns;
 
   double trainer_at(int c) const { return load_as_double(trainer, dtype, first + c); }
 
+  bool is_finite() const {
+    for (int c = 0; c < columns; ++c)
+      if (!std::isfinite(trainer_at(c))) return false;
+    return true;
+  }
+
   // The exact value lies beyond what the format holds, and the trainer has the Inf that it rounds to: there
   // is nothing to compare, or the control itself would raise an alarm.
-  bool overflows_rightly(int c) const {
+  bool overflows_rightly(int c, const double* exact) const {
     const double x = trainer_at(c);
-    return std::isinf(x) && std::isfinite(reference[c]) && x == round_to(dtype, reference[c]);
+    return std::isinf(x) && std::isfinite(exact[c]) && x == round_to(dtype, exact[c]);
   }
 };
 
-double squared_norm(const Row& row) {
+double squared_norm(const Row& row, const double* exact) {
   double sum = 0;
   for (int c = 0; c < row.columns; ++c)
-    if (!row.overflows_rightly(c)) sum += row.reference[c] * row.reference[c];
+    if (!row.overflows_rightly(c, exact)) sum += exact[c] * exact[c];
   return sum;
 }
 
-void add_bias(const Row& row, SliceDeviation* d) {
-  for (int c = 0; c < row.columns; ++c) {
-    const double exact = row.reference[c];
-    const double ulp = ulp_at(row.dtype, exact);
-    const double sign = exact > 0 ? 1 : exact < 0 ? -1 : 0;
-    const double trainer_error = (row.trainer_at(c) - exact) * sign;
-    const double rounded_error = (round_to(row.dtype, exact) - exact) * sign;
-    if (std::isfinite(trainer_error)) {
-      d->bias.numerator += trainer_error;
-      d->bias.denominator += ulp;
-    }
-    if (std::isfinite(rounded_error)) {
-      d->rounded_bias.numerator += rounded_error;
-      d->rounded_bias.denominator += ulp;
-    }
-  }
-}
-
-double squared_error(const Row& row, bool of_plain) {
+template <class ValueAt>
+double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   double sum = 0;
   for (int c = 0; c < row.columns; ++c) {
-    if (row.overflows_rightly(c)) continue;
-    const double error = (of_plain ? row.plain[c] : row.trainer_at(c)) - row.reference[c];
+    if (row.overflows_rightly(c, exact)) continue;
+    const double error = value_at(c) - exact[c];
     sum += error * error;
   }
   return std::isnan(sum) ? kInfinity : sum;
 }
 
-// Sums over the compared rows, until they become means and norms.
-struct Errors {
-  double relative_sum = 0, relative_max = 0;
-  double kernel = 0, plain = 0;                      // squares
-  double squares_of_both = 0, squares_of_plain = 0;  // fourth powers: of a row's kernel + plain, of its plain
-  int rows_with_plain = 0;
+// The same without the component along the mean key. Rounding of the gradients of scores adds up along it:
+// where the keys of a layer have a large part in common, that alone is larger than a wrong gradient.
+template <class ValueAt>
+double squared_error_across(const Row& row, ValueAt value_at) {
+  double along = 0, norm = 0;
+  for (int c = 0; c < row.columns; ++c) {
+    along += (value_at(c) - row.given[c]) * row.key_mean[c];
+    norm += row.key_mean[c] * row.key_mean[c];
+  }
+  const double share = norm > 0 ? along / norm : 0;
+  double sum = 0;
+  for (int c = 0; c < row.columns; ++c) {
+    const double error = value_at(c) - row.given[c] - share * row.key_mean[c];
+    sum += error * error;
+  }
+  return std::isnan(sum) ? kInfinity : sum;
+}
+
+// The squared errors of the kernel and of one floor, over the compared rows where the floor is finite.
+struct AgainstFloor {
+  double kernel = 0, floor = 0;
+  double squares_of_both = 0, squares_of_floor = 0;  // fourth powers: of a row's kernel + floor, of its floor
+  int rows = 0;
+
+  void add(double row_kernel, double row_floor) {
+    if (!(row_floor < kInfinity)) return;
+    ++rows;
+    kernel += row_kernel;
+    floor += row_floor;
+    squares_of_both += (row_kernel + row_floor) * (row_kernel + row_floor);
+    squares_of_floor += row_floor * row_floor;
+  }
 };
 
+// Sums over the compared rows, until they become means and norms.
+struct Errors {
+  double relative_sum = 0, relative_max = 0, given_norm = 0;
+  AgainstFloor plain, fused, fused_across;
+  BiasSums plain_bias, given_bias, fused_bias;
+};
+
+// Whether the precision resolves an element at all: fused attention has three bits of it right. Where a
+// softmax has saturated, or keys have a large part in common, some are the difference of nearly equal sums,
+// and what is left is rounding: its sign, in units in the last place of nearly nothing, tells nothing about
+// the kernel.
+bool is_resolved(const Row& row, int c) {
+  return std::fabs(row.fused[c] - row.given[c]) <= 0.125 * std::fabs(row.given[c]);
+}
+
+// Signed errors of `value_at` against `exact`.
+template <class ValueAt>
+void add_bias(const Row& row, const double* exact, ValueAt value_at, BiasSums* sums) {
+  for (int c = 0; c < row.columns; ++c) {
+    if (!is_resolved(row, c)) continue;
+    const double sign = exact[c] > 0 ? 1 : exact[c] < 0 ? -1 : 0;
+    const double error = (value_at(c) - exact[c]) * sign;
+    if (!std::isfinite(error)) continue;
+    sums->numerator += error;
+    sums->denominator += ulp_at(row.dtype, exact[c]);
+  }
+}
+
+void add_biases(const Row& row, Errors* errors, SliceDeviation* d) {
+  const auto trainer = [&](int c) { return row.trainer_at(c); };
+  add_bias(row, row.reference, trainer, &d->bias);
+  add_bias(
+      row, row.reference, [&](int c) { return round_to(row.dtype, row.reference[c]); }, &d->rounded_bias);
+  add_bias(
+      row, row.reference, [&](int c) { return row.plain[c]; }, &errors->plain_bias);
+  add_bias(row, row.given, trainer, &errors->given_bias);
+  add_bias(
+      row, row.given, [&](int c) { return row.fused[c]; }, &errors->fused_bias);
+}
+
 void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
-  const double norm = squared_norm(row);
+  const double norm = squared_norm(row, row.reference), given_norm = squared_norm(row, row.given);
   if (!(norm > 0) || !(norm < kInfinity)) {
     ++d->rows_not_comparable;
     return;
   }
   ++d->rows_compared;
-  const double kernel = squared_error(row, false);
-  const double plain = squared_error(row, true);
+  const auto trainer = [&](int c) { return row.trainer_at(c); };
+  const double kernel = squared_error(row, row.reference, trainer);
   const double relative = std::sqrt(kernel / norm);
   errors->relative_sum += relative;
   errors->relative_max = std::max(errors->relative_max, relative);
-  if (plain < kInfinity) {
-    ++errors->rows_with_plain;
-    errors->kernel += kernel;
-    errors->plain += plain;
-    errors->squares_of_both += (kernel + plain) * (kernel + plain);
-    errors->squares_of_plain += plain * plain;
+  errors->plain.add(kernel, squared_error(row, row.reference, [&](int c) { return row.plain[c]; }));
+  if (given_norm < kInfinity) {
+    errors->given_norm += given_norm;
+    const auto fused = [&](int c) { return row.fused[c]; };
+    errors->fused.add(squared_error(row, row.given, trainer), squared_error(row, row.given, fused));
+    if (row.key_mean != nullptr && row.is_finite())
+      errors->fused_across.add(squared_error_across(row, trainer), squared_error_across(row, fused));
   }
-  add_bias(row, d);
+  add_biases(row, errors, d);
 }
 
 std::optional<double> effective_count(double sum, double sum_of_squares) {
@@ -143,23 +204,43 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
 
 // Whether the ratio is more than that of two single draws, see kLeastEffectiveRows. Forward each element of a
 // row is rounded for itself: there a row is a sample.
-bool is_decided(const SliceDeviation& d) {
-  return !d.backward || !d.effective_rows || *d.effective_rows >= kLeastEffectiveRows ||
-         d.plain_effective_rows.value_or(0) >= kEnoughPlainRows;
+bool is_decided(bool backward, const AgainstFloor& against) {
+  const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
+  return !backward || !both || *both >= kLeastEffectiveRows ||
+         effective_count(against.floor, against.squares_of_floor).value_or(0) >= kEnoughPlainRows;
+}
+
+std::optional<double> error_ratio(bool backward, const AgainstFloor& against) {
+  if (against.rows == 0 || !(against.kernel > 0 || against.floor > 0) || !is_decided(backward, against))
+    return std::nullopt;
+  return against.floor > 0 ? std::sqrt(against.kernel) / std::sqrt(against.floor) : kInfinity;
+}
+
+// Of the two floors the one that can tell something, with the kernel's bias against the same exact values.
+void choose_control(const Errors& errors, SliceDeviation* d) {
+  d->floor_bias = errors.plain_bias;
+  if (!(errors.plain.floor > kMuchNoisier * kMuchNoisier * errors.fused.floor)) return;
+  d->bias = errors.given_bias;
+  d->floor_bias = errors.fused_bias;
 }
 
 void summarise(const Errors& errors, SliceDeviation* d) {
+  choose_control(errors, d);
   if (d->rows_compared > 0) {
     d->relative_error_mean = errors.relative_sum / d->rows_compared;
     d->relative_error_max = errors.relative_max;
   }
-  d->kernel_error_norm = std::sqrt(errors.kernel);
-  d->plain_error_norm = std::sqrt(errors.plain);
-  d->effective_rows = effective_count(errors.kernel + errors.plain, errors.squares_of_both);
-  d->plain_effective_rows = effective_count(errors.plain, errors.squares_of_plain);
-  if (errors.rows_with_plain > 0 && (errors.kernel > 0 || errors.plain > 0) && is_decided(*d)) {
-    d->deviation_ratio = errors.plain > 0 ? d->kernel_error_norm / d->plain_error_norm : kInfinity;
-  }
+  const AgainstFloor& plain = errors.plain;
+  d->kernel_error_norm = std::sqrt(plain.kernel);
+  d->plain_error_norm = std::sqrt(plain.floor);
+  d->fused_error_norm = std::sqrt(errors.fused.floor);
+  d->reference_norm = std::sqrt(errors.given_norm);
+  d->effective_rows = effective_count(plain.kernel + plain.floor, plain.squares_of_both);
+  d->plain_effective_rows = effective_count(plain.floor, plain.squares_of_floor);
+  d->deviation_ratio = error_ratio(d->backward, plain);
+  d->fused_ratio = error_ratio(d->backward, errors.fused);
+  if (const auto across = error_ratio(d->backward, errors.fused_across); d->fused_ratio && across)
+    d->fused_ratio = std::max(*d->fused_ratio, *across);
 }
 
 void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDeviation* d) {
@@ -171,8 +252,12 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
   Errors errors;
   for (int r = 0; r < slice.rows; ++r) {
     row.first = static_cast<size_t>(r) * row.columns;
-    row.reference = (backward ? w.reference.grad_query : w.reference.out).data() + row.first;
-    row.plain = (backward ? w.plain.grad_query : w.plain.out).data() + row.first;
+    row.key_mean = backward ? w.reference.key_mean.data() + row.first : nullptr;
+    row.given = (backward ? w.reference.given_grad_query : w.reference.out).data() + row.first;
+    row.reference =
+        backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
+    row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
+    row.fused = (backward ? w.floors.fused.grad_query : w.floors.fused.out).data() + row.first;
     compare_row(row, &errors, d);
   }
   summarise(errors, d);
@@ -184,6 +269,22 @@ void raise(double value, std::optional<double>* max) {
   *max = max->has_value() ? std::max(**max, known) : known;
 }
 
+void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, SliceDeviation* d) {
+  if (slice.backward() && ref.partial[row] != 0) {
+    ++d->partial_rows;
+    return;
+  }
+  const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
+  const double rounded = round_to(slice.log_sum_exp_dtype, ref.log_sum_exp[row]);
+  if (!std::isfinite(rounded) && given == rounded) return;
+  const double error = std::fabs(given - ref.log_sum_exp[row]);
+  raise(error, &d->lse_error_abs_max);
+  raise(error / lse_tolerance(slice.dtype, ref.logit_abs_max[row]), &d->lse_error_ratio);
+}
+
+// Nearly all: a row whose other keys have next to no weight is not told from one that has none.
+constexpr double kPartialShare = 0.75;
+
 void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
   double entropy_sum = 0;
   int entropy_rows = 0;
@@ -193,24 +294,21 @@ void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDev
     d->near_tie_rows += ref.near_tie[r];
     raise(std::isnan(ref.log_sum_exp[r]) ? kInfinity : ref.logit_abs_max[r], &d->logit_abs_max);
     if (!std::isfinite(ref.log_sum_exp[r])) continue;
-    if (slice.log_sum_exp != nullptr) {
-      const double trainer = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, r);
-      const double rounded = round_to(slice.log_sum_exp_dtype, ref.log_sum_exp[r]);
-      if (std::isfinite(rounded) || trainer != rounded)
-        raise(std::fabs(trainer - ref.log_sum_exp[r]), &d->lse_error_abs_max);
-    }
+    if (slice.log_sum_exp != nullptr) compare_lse(slice, ref, r, d);
     ++entropy_rows;
     entropy_sum += ref.entropy_nats[r];
     d->entropy_min = d->entropy_min ? std::min(*d->entropy_min, ref.entropy_nats[r]) : ref.entropy_nats[r];
   }
   if (entropy_rows > 0) d->entropy_mean = entropy_sum / entropy_rows;
+  d->partial = d->partial_rows > 0 && d->partial_rows >= kPartialShare * entropy_rows &&
+               d->lse_error_ratio.value_or(0) <= 1;
 }
 
 void measure_drift(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
   double sum = 0;
   bool any = false;
   for (int r = 0; r < slice.rows; ++r) {
-    if (!std::isfinite(ref.log_sum_exp[r])) continue;
+    if (!std::isfinite(ref.log_sum_exp[r]) || ref.partial[r] != 0) continue;
     any = true;
     for (int c = 0; c < slice.value_dim; ++c) {
       const size_t index = static_cast<size_t>(r) * slice.value_dim + c;
@@ -222,6 +320,18 @@ void measure_drift(const AttentionSlice& slice, const Reference& ref, SliceDevia
 }
 
 }  // namespace
+
+BiasSums excess_bias(const SliceDeviation& d) {
+  if (!(d.bias.denominator > 0) || !(d.floor_bias.denominator > 0)) return {};
+  const double floor = d.floor_bias.numerator / d.floor_bias.denominator;
+  return {d.bias.numerator - floor * d.bias.denominator, d.bias.denominator};
+}
+
+double lse_tolerance(DType dtype, double logit_abs_max) {
+  constexpr double kSummedInFp32 = 0x1p-15;  // dot products and sums of weights, thousands of terms each
+  const double rounding = std::ldexp(1.0, -format_of(dtype).precision);
+  return std::max(rounding, kSummedInFp32) * std::max(1.0, logit_abs_max);
+}
 
 bool is_valid(const AttentionSlice& s) {
   if (!is_floating(s.dtype)) return false;
@@ -241,7 +351,7 @@ SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace)
   count_all_nonfinite(slice, &d);
   reference(slice, &workspace->reference);
   if (slice.out != nullptr) {
-    plain(slice, &workspace->plain);
+    compute_noise_floors(slice, workspace->reference, &workspace->floors);
     compare(slice, *workspace, &d);
   }
   describe_scores(slice, workspace->reference, &d);
@@ -251,39 +361,65 @@ SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace)
 
 void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {
   if (!std::isfinite(sums.numerator) || !(sums.denominator > 0) || !std::isfinite(sums.denominator)) return;
+  constexpr double kRise = 0.5, kFall = 0.05;  // octaves a slice: their quotient makes the percentile
+  const double octave = std::log2(sums.denominator);
+  if (!has_usual_) usual_octave_ = octave;
+  has_usual_ = true;
+  usual_octave_ += octave > usual_octave_ ? std::min(kRise, octave - usual_octave_) : -kFall;
+  if (octave < usual_octave_ + std::log2(kNegligible)) return;
   entries_[next_] = {cluster, sums};
   next_ = (next_ + 1) % kSlices;
   size_ = std::min(size_ + 1, kSlices);
 }
 
-std::optional<Bias> BiasPool::bias() const {
-  if (size_ == 0) return std::nullopt;
-  std::array<Entry, kSlices> clusters;
+size_t BiasPool::add_up(std::array<BiasSums, kSlices>* clusters) const {
+  std::array<BiasCluster, kSlices> known;
   size_t count = 0;
-  BiasSums all;
   for (size_t i = 0; i < size_; ++i) {
     const Entry& entry = entries_[i];
-    all.numerator += entry.sums.numerator;
-    all.denominator += entry.sums.denominator;
-    const auto end = clusters.begin() + count;
-    const auto found =
-        std::find_if(clusters.begin(), end, [&](const Entry& e) { return e.cluster == entry.cluster; });
-    if (found == end) {
-      clusters[count++] = entry;
-    } else {
-      found->sums.numerator += entry.sums.numerator;
-      found->sums.denominator += entry.sums.denominator;
+    const auto found = std::find(known.begin(), known.begin() + count, entry.cluster);
+    const size_t at = found - known.begin();
+    if (at == count) {
+      known[count++] = entry.cluster;
+      (*clusters)[at] = {};
     }
+    (*clusters)[at].numerator += entry.sums.numerator;
+    (*clusters)[at].denominator += entry.sums.denominator;
+  }
+  return count;
+}
+
+std::optional<Bias> BiasPool::bias() const {
+  if (size_ == 0) return std::nullopt;
+  std::array<BiasSums, kSlices> clusters;
+  const size_t count = add_up(&clusters);
+  std::array<double, kSlices> weights;
+  for (size_t i = 0; i < count; ++i) weights[i] = clusters[i].denominator;
+  std::nth_element(weights.begin(), weights.begin() + count / 2, weights.begin() + count);
+  const double most = kMostWeight * weights[count / 2];
+  BiasSums all;
+  double squared_weights = 0;
+  for (size_t i = 0; i < count; ++i) {
+    BiasSums& sums = clusters[i];
+    const double shrink = std::min(1.0, most / sums.denominator);
+    sums.numerator *= shrink;
+    sums.denominator *= shrink;
+    all.numerator += sums.numerator;
+    all.denominator += sums.denominator;
+    squared_weights += sums.denominator * sums.denominator;
   }
   Bias result = {all.numerator / all.denominator, std::nullopt, static_cast<int>(size_),
                  static_cast<int>(count)};
-  if (count < kMinClusters) return result;
+  const double effective = all.denominator * all.denominator / squared_weights;
+  if (count < kMinClusters || effective < kLeastEffective) return result;
   double squares = 0;
   for (size_t i = 0; i < count; ++i) {
-    const double error = clusters[i].sums.numerator - result.ulp * clusters[i].sums.denominator;
+    const BiasSums& sums = clusters[i];
+    const double error =
+        (sums.numerator - result.ulp * sums.denominator) / (1 - sums.denominator / all.denominator);
     squares += error * error;
   }
-  const double deviation = std::sqrt(squares * count / (count - 1)) / all.denominator;
+  const double deviation = std::sqrt(squares * (count - 1) / count) / all.denominator;
   if (deviation > 0) result.z = result.ulp / deviation;
   return result;
 }
@@ -307,14 +443,21 @@ std::vector<Figure> figures_of(const SliceDeviation& d) {
       {"error_norm", exact_text(d.kernel_error_norm)},
       {"plain_error_norm", exact_text(d.plain_error_norm)},
       {"deviation_ratio", text_of(d.deviation_ratio)},
+      {"fused_error_norm", exact_text(d.fused_error_norm)},
+      {"fused_ratio", text_of(d.fused_ratio)},
+      {"reference_norm", exact_text(d.reference_norm)},
       {"effective_rows", text_of(d.effective_rows)},
       {"plain_effective_rows", text_of(d.plain_effective_rows)},
       {"bias_error_sum", exact_text(d.bias.numerator)},
       {"bias_ulp_sum", exact_text(d.bias.denominator)},
       {"rounded_reference_bias_error_sum", exact_text(d.rounded_bias.numerator)},
       {"rounded_reference_bias_ulp_sum", exact_text(d.rounded_bias.denominator)},
+      {"floor_bias_error_sum", exact_text(d.floor_bias.numerator)},
+      {"floor_bias_ulp_sum", exact_text(d.floor_bias.denominator)},
       {"grad_out_drift", text_of(d.grad_out_drift)},
       {"lse_error_abs_max", text_of(d.lse_error_abs_max)},
+      {"lse_error_ratio", text_of(d.lse_error_ratio)},
+      {"partial_rows", std::to_string(d.partial_rows)},
       {"logit_abs_max", text_of(d.logit_abs_max)},
       {"entropy_nats_min", text_of(d.entropy_min)},
       {"entropy_nats_mean", text_of(d.entropy_mean)},

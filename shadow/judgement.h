@@ -1,5 +1,6 @@
-// The judgement on one slice: how far the trainer's result is from the reference, beside what the same
-// precision costs anyway (plain attention) and beside the reference rounded once, which no alarm may fire on.
+// Judges one slice: compares the trainer's result with the reference, and its error with the noise floors
+// (noise_floor.h) and with the reference rounded once, on which no alarm may fire. Pools signed errors of
+// many slices into a bias.
 #ifndef FORESHOCK_SHADOW_JUDGEMENT_H_
 #define FORESHOCK_SHADOW_JUDGEMENT_H_
 
@@ -10,13 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "shadow/plain.h"
+#include "shadow/noise_floor.h"
 #include "shadow/reference.h"
 #include "shadow/slice.h"
 
 namespace foreshock {
 
-// The two sums that a signed bias is the ratio of (BiasPool). Over elements finite in both.
+// The two sums that a signed bias is the ratio of (BiasPool). Over elements finite in both that the precision
+// resolves: of which fused attention has three bits right.
 struct BiasSums {
   double numerator = 0;    // sum of (x - x*) sign(x*); positive: away from zero
   double denominator = 0;  // sum of ulp(x*) in the storage format
@@ -44,8 +46,9 @@ struct SliceDeviation {
   // no row was compared.
   std::optional<double> relative_error_mean, relative_error_max;
   // Root of the sum of squares over the compared rows; plain is itself finite there, else the row is in
-  // neither norm.
-  double kernel_error_norm = 0, plain_error_norm = 0;
+  // neither norm. Of fused, likewise, over the rows where it is finite.
+  double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
+  double reference_norm = 0;  // of what fused_error_norm is an error of
   // Over how many rows they are spread: (sum of e)^2 / sum of e^2, 1 to the rows they are taken over. Of
   // both: e is the row's squared error of the trainer plus that of plain. Absent where it is 0 or not finite.
   std::optional<double> effective_rows, plain_effective_rows;
@@ -53,13 +56,28 @@ struct SliceDeviation {
   // decide it (kLeastEffectiveRows); +Inf when only plain's is 0, or the trainer's result is not finite where
   // plain's is.
   std::optional<double> deviation_ratio;
+  // The same beside fused attention, and for a backward slice against the gradient that the given out and
+  // log_sum_exp define (Reference::given_grad_query). Above the limit, the call itself is wrong. If only
+  // deviation_ratio is, a backward call may have been given a wrong output. Backward the larger one of two:
+  // over all components of the errors, and without the one along the mean key.
+  std::optional<double> fused_ratio;
 
   BiasSums bias;          // of the trainer's result
-  BiasSums rounded_bias;  // of the reference rounded once: the control
+  BiasSums rounded_bias;  // control: of the reference rounded once
+  // Control: of plain attention, or of fused attention where plain errs kMuchNoisier times more, as under
+  // large scores. Both are sound, so a bias that they share is no fault of the kernel.
+  BiasSums floor_bias;
 
-  // Over rows that see a key. Absent: no such row, or (lse) no log_sum_exp given. +Inf: the trainer's is not
-  // finite.
+  // Backward: rows whose given log_sum_exp is above that of the slice's own keys (Reference::partial). It
+  // covers keys of other calls too, as with context parallelism; all is judged with it there.
+  int partial_rows = 0;
+  bool partial = false;  // nearly all rows with keys are, and no row is below
+
+  // Over rows that see a key and are not partial. Absent: no such row, or (lse) no log_sum_exp given. +Inf:
+  // the trainer's is not finite.
   std::optional<double> lse_error_abs_max;
+  // Largest error over lse_tolerance(). Above 1 rounding of the scores does not explain it.
+  std::optional<double> lse_error_ratio;
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf when one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
@@ -76,11 +94,21 @@ struct SliceDeviation {
   std::optional<double> grad_out_drift;
 };
 
+// What rounding every score once to the format explains of an error of log_sum_exp, doubled. Sums of products
+// in fp32 give less, which is what the lower bound covers.
+double lse_tolerance(DType dtype, double logit_abs_max);
+
 // Grows to the largest slice seen, then allocates no more. One per thread.
 struct DeviationWorkspace {
   Reference reference;
-  PlainWorkspace plain;
+  NoiseFloors floors;
 };
+
+// Plain attention is then too noisy a control for a bias.
+inline constexpr double kMuchNoisier = 4;
+
+// What the kernel's bias exceeds that of the floor by, over the same elements. Empty if either has none.
+BiasSums excess_bias(const SliceDeviation& deviation);
 
 // Whether a slice can be judged: known formats, sizes in range, no array missing. judge() needs it.
 bool is_valid(const AttentionSlice& slice);
@@ -106,8 +134,9 @@ struct Bias {
   int clusters;
 };
 
-// The last 64 slices of one layer and pass (or of many ranks' such). The kernel's result and the rounded
-// reference each have a pool of their own. Copyable plain data: its state can be saved as it is.
+// The last 64 slices of one layer and pass (or of many ranks' such). The kernel's result, its excess over the
+// floor and the rounded reference each have a pool of their own. Copyable plain data: its state can be saved
+// as it is.
 //
 // The bias is a ratio of sums, b = sum S / sum D, since a mean of per-element ratios is ruled by elements
 // near zero. With S_g and D_g the sums of cluster g of G, the error of b is to first order
@@ -117,10 +146,19 @@ struct Bias {
 // about Student with G - 1 degrees of freedom when there is no bias. Treating the rows of one slice as
 // independent instead would give |z| in the hundreds for a reference rounded once: they share keys and
 // values.
+//
+// No cluster decides alone. The weight D_g of a cluster is limited to kMostWeight times the median one (S_g
+// shrinks with it), each e_g is divided by 1 - D_g / sum D (a cluster that rules b would have no residual),
+// and z needs an effective number of clusters, (sum D)^2 / sum D^2, of kLeastEffective. In a run that
+// diverges, a single slice can have a million times the gradient of all others.
 class BiasPool {
  public:
   static constexpr size_t kSlices = 64;
   static constexpr int kMinClusters = 16;
+  static constexpr double kMostWeight = 4, kLeastEffective = 8;
+  // A slice with less than this share of what is usual here is left out: of a gradient that has died, only
+  // the rounding of what cancelled is left.
+  static constexpr double kNegligible = 0x1p-7;
 
   // Sums that are not finite, or with nothing in them, are left out.
   void add(const BiasCluster& cluster, const BiasSums& sums);
@@ -133,6 +171,12 @@ class BiasPool {
     BiasCluster cluster;
     BiasSums sums;
   };
+  // The sums of each cluster; returns how many there are.
+  size_t add_up(std::array<BiasSums, kSlices>* clusters) const;
+
+  // Follows about the 90th percentile of denominators, in octaves, over a hundred slices and more.
+  double usual_octave_ = 0;
+  bool has_usual_ = false;
   std::array<Entry, kSlices> entries_ = {};
   size_t size_ = 0;
   size_t next_ = 0;

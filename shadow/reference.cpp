@@ -30,14 +30,14 @@ struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
   double *max, *second, *min, *sum, *weighted, *factor, *limit;
-  double *grad_out, *grad_query, *grad_scores, *delta;
+  double *grad_out, *grad_query, *key_sum, *grad_scores, *delta;
 
   Workspace(const AttentionSlice& slice, std::vector<double>* scratch)
       : stride(padded_rows<double>(slice.rows)) {
     const size_t rows = stride, head = slice.head_dim, value = slice.value_dim, tile = kReferenceTile;
     const size_t backward = slice.backward() ? 1 : 0;
-    const size_t total = rows * (head + value + tile + 7 + backward * (value + head + tile + 1)) +
-                         tile * (head + value) + 16 * 8;
+    const size_t total = rows * (head + value + tile + 7 + backward * (value + 2 * head + tile + 1)) +
+                         tile * (head + value) + 17 * 8;
     if (scratch->size() < total + 8) scratch->resize(total + 8);
     next_ = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
     query = take(head * rows);
@@ -48,6 +48,7 @@ struct Workspace {
     for (double** row : {&max, &second, &min, &sum, &weighted, &factor, &limit}) *row = take(rows);
     grad_out = take(backward * value * rows);
     grad_query = take(backward * head * rows);
+    key_sum = take(backward * head * rows);
     grad_scores = take(backward * tile * rows);
     delta = take(backward * rows);
   }
@@ -162,8 +163,7 @@ HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int lea
   }
 }
 
-// grad_scores becomes weight * (grad_weight - delta), with weights from scores as they come out of the
-// product.
+// Scores, as they come out of the product, become weights, and grad_scores weight * (grad_weight - delta).
 HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
@@ -175,7 +175,9 @@ HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool l
       V score = hn::Load(d, w.scores + t * w.stride + row);
       if (limited) score = hn::IfThenElse(hn::Lt(hn::Set(d, first + t), limit), score, lowest);
       double* grad = w.grad_scores + t * w.stride + row;
-      hn::Store(hn::Mul(exp_lanes(hn::Sub(score, shift)), hn::Sub(hn::Load(d, grad), delta)), d, grad);
+      const V weight = exp_lanes(hn::Sub(score, shift));
+      hn::Store(weight, d, w.scores + t * w.stride + row);
+      hn::Store(hn::Mul(weight, hn::Sub(hn::Load(d, grad), delta)), d, grad);
     }
   }
 }
@@ -190,6 +192,7 @@ HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int le
                      w.grad_scores);
     grad_score_tile(w, first, count, least_limit < first + count);
     multiply<double>({w.grad_scores, w.stride, w.keys, head, 1, count, true}, slice.head_dim, w.grad_query);
+    multiply<double>({w.scores, w.stride, w.keys, head, 1, count, true}, slice.head_dim, w.key_sum);
   }
 }
 
@@ -220,10 +223,9 @@ void store_forward(const AttentionSlice& slice, const Workspace& w, Reference* r
 
 void store_backward(const AttentionSlice& slice, const Workspace& w, Reference* result) {
   for (int row = 0; row < slice.rows; ++row) {
-    const double sum = w.sum[row];
-    double* grad = &result->grad_query[static_cast<size_t>(row) * slice.head_dim];
     for (int k = 0; k < slice.head_dim; ++k) {
-      grad[k] = sum == 0 ? 0 : w.grad_query[k * w.stride + row] / sum * slice.scale;
+      const int at = k * w.stride + row;
+      finish_gradient(slice, row, k, w.sum[row], w.grad_query[at], w.key_sum[at], result);
     }
   }
 }
@@ -237,9 +239,10 @@ void reference_lanes(const AttentionSlice& slice, Reference* result) {
   if (!slice.backward()) return;
   load_lanes(slice.grad_out, slice.dtype, slice.rows, slice.value_dim, 1.0, w.grad_out);
   std::fill_n(w.grad_query, slice.head_dim * w.stride, 0.0);
+  std::fill_n(w.key_sum, slice.head_dim * w.stride, 0.0);
   std::fill_n(w.delta, w.stride, 0.0);
   for (int row = 0; row < slice.rows; ++row) {
-    finish_delta(slice, row, result);
+    prepare_backward(slice, row, result);
     w.delta[row] = result->delta[row];
   }
   backward(slice, w, least_limit);

@@ -15,7 +15,7 @@
 namespace foreshock {
 
 // Goes up whenever a bit of any result may change.
-inline constexpr int kReferenceVersion = 1;
+inline constexpr int kReferenceVersion = 2;
 inline constexpr int kReferenceTile = 48;
 // A second score this close to the maximum (natural logarithm units) makes a near tie: bf16 casts both
 // weights to one.
@@ -29,14 +29,27 @@ struct Reference {
   std::vector<double> logit_abs_max;  // [rows]; 0: it sees none
   std::vector<double> entropy_nats;   // [rows], of the attention weights; 0 when the row sees no key
   std::vector<uint8_t> near_tie;      // [rows]
-  std::vector<double> delta;          // [rows], sum of grad_out * out; backward slices only
-  std::vector<double> grad_query;     // [rows][head_dim]; backward slices only
+  // Backward slices only. grad_query is the gradient of attention over the keys of the slice.
+  std::vector<double> delta;       // [rows], sum of grad_out * out
+  std::vector<double> grad_query;  // [rows][head_dim]
+  // The gradient that the given out and log_sum_exp define, with weights exp(score - log_sum_exp): what a
+  // backward kernel is asked for. With context parallelism they cover more keys than those of the slice, and
+  // only this gradient is meant.
+  std::vector<double> given_grad_query;  // [rows][head_dim]
+  std::vector<double> share;             // [rows], sum of the weights of this slice's keys: 1 if they are all
+  std::vector<double> given_delta;       // [rows], sum of grad_out * given out
+  std::vector<double> key_mean;          // [rows][head_dim], of the keys by their weights
+  std::vector<uint8_t> partial;          // [rows], the given log_sum_exp is above log_sum_exp: see is_above()
 
   std::vector<double> scratch;
 };
 
+// Whether `given` is above the log-sum-exp of a row by more than sums in fp32 err: it then covers more keys.
+bool is_above(double given, double log_sum_exp, double logit_abs_max);
+
 // A row that sees no key has out 0, log_sum_exp -Inf, grad_query 0. Infinities and NaN of the inputs
-// propagate. The slice must be valid (judgement.h).
+// propagate. Without a given log_sum_exp, that of the slice is the given one. The
+// slice must be valid (judgement.h).
 void reference(const AttentionSlice& slice, Reference* result);
 
 // The instruction sets compiled in that this machine has, as bits of hwy/detect_targets.h, and the name of

@@ -70,10 +70,10 @@ void forward_row(const AttentionSlice& slice, int row, double* scores, Reference
   result->scratch[row] = sums.sum;
 }
 
-void backward_row(const AttentionSlice& slice, int row, Reference* result) {
-  double* grad = &result->grad_query[static_cast<size_t>(row) * slice.head_dim];
-  std::fill_n(grad, slice.head_dim, 0.0);
-  finish_delta(slice, row, result);
+void backward_row(const AttentionSlice& slice, int row, double* scratch, Reference* result) {
+  double *grad = scratch, *key_sum = scratch + slice.head_dim;
+  std::fill_n(scratch, 2 * slice.head_dim, 0.0);
+  prepare_backward(slice, row, result);
   for (int key = 0; key < slice.keys; ++key) {
     double grad_weight = 0;
     for (int c = 0; c < slice.value_dim; ++c) {
@@ -83,11 +83,26 @@ void backward_row(const AttentionSlice& slice, int row, Reference* result) {
     const double weight = exp_nonpositive(score_of(slice, row, key) - shift_of(result->logit_max[row]));
     const double grad_score = weight * (grad_weight - result->delta[row]);
     for (int k = 0; k < slice.head_dim; ++k) {
-      grad[k] = std::fma(grad_score, element(slice, slice.key, key, slice.head_dim, k), grad[k]);
+      const double key_k = element(slice, slice.key, key, slice.head_dim, k);
+      grad[k] = std::fma(grad_score, key_k, grad[k]);
+      key_sum[k] = std::fma(weight, key_k, key_sum[k]);
     }
   }
-  const double sum = result->scratch[row];
-  for (int k = 0; k < slice.head_dim; ++k) grad[k] = sum == 0 ? 0 : grad[k] / sum * slice.scale;
+  for (int k = 0; k < slice.head_dim; ++k)
+    finish_gradient(slice, row, k, result->scratch[row], grad[k], key_sum[k], result);
+}
+
+// exp() of any sign. Scores far above the given log_sum_exp overflow to Inf, which no comparison uses.
+double exp_of(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
+
+double delta_of(const AttentionSlice& slice, int row, const double* out) {
+  double sum = 0;
+  for (int c = 0; c < slice.value_dim; ++c) {
+    const size_t index = static_cast<size_t>(row) * slice.value_dim + c;
+    const double value = out != nullptr ? out[index] : load_as_double(slice.out, slice.dtype, index);
+    sum = std::fma(load_as_double(slice.grad_out, slice.dtype, index), value, sum);
+  }
+  return sum;
 }
 
 void resize_up(std::vector<double>* values, size_t size) {
@@ -105,8 +120,12 @@ void resize_reference(const AttentionSlice& slice, Reference* result) {
   }
   if (result->near_tie.size() < kMaxSliceRows) result->near_tie.resize(kMaxSliceRows);
   if (!slice.backward()) return;
-  resize_up(&result->delta, kMaxSliceRows);
+  for (auto* values : {&result->delta, &result->share, &result->given_delta})
+    resize_up(values, kMaxSliceRows);
+  if (result->partial.size() < kMaxSliceRows) result->partial.resize(kMaxSliceRows);
   resize_up(&result->grad_query, rows * slice.head_dim);
+  resize_up(&result->given_grad_query, rows * slice.head_dim);
+  resize_up(&result->key_mean, rows * slice.head_dim);
 }
 
 void finish_row(const RowSums& sums, int row, Reference* result) {
@@ -118,22 +137,39 @@ void finish_row(const RowSums& sums, int row, Reference* result) {
   result->near_tie[row] = sums.max - sums.second <= kNearTie;
 }
 
-void finish_delta(const AttentionSlice& slice, int row, Reference* result) {
-  double sum = 0;
-  for (int c = 0; c < slice.value_dim; ++c) {
-    const size_t index = static_cast<size_t>(row) * slice.value_dim + c;
-    sum = std::fma(load_as_double(slice.grad_out, slice.dtype, index), result->out[index], sum);
-  }
-  result->delta[row] = sum;
+bool is_above(double given, double log_sum_exp, double logit_abs_max) {
+  constexpr double kSummedInFp32 = 0x1p-15;  // dot products and sums of weights, thousands of terms each
+  return given - log_sum_exp > kSummedInFp32 * std::max(1.0, logit_abs_max) && given < kInfinity;
+}
+
+void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
+  result->delta[row] = delta_of(slice, row, result->out.data());
+  result->given_delta[row] = delta_of(slice, row, nullptr);
+  result->share[row] = 1;
+  result->partial[row] = 0;
+  if (slice.log_sum_exp == nullptr) return;
+  const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
+  result->share[row] = exp_of(result->log_sum_exp[row] - given);
+  result->partial[row] = is_above(given, result->log_sum_exp[row], result->logit_abs_max[row]);
+}
+
+void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
+                     Reference* result) {
+  const size_t at = static_cast<size_t>(row) * slice.head_dim + k;
+  const double shift = result->delta[row] - result->given_delta[row];
+  result->grad_query[at] = sum == 0 ? 0 : grad / sum * slice.scale;
+  result->key_mean[at] = sum == 0 ? 0 : key_sum / sum;
+  result->given_grad_query[at] =
+      sum == 0 ? 0 : std::fma(shift, key_sum, grad) / sum * result->share[row] * slice.scale;
 }
 
 void reference_scalar(const AttentionSlice& slice, Reference* result) {
   resize_reference(slice, result);
-  resize_up(&result->scratch, kMaxSliceRows + kReferenceTile);
+  resize_up(&result->scratch, kMaxSliceRows + kReferenceTile + 2 * slice.head_dim);
   double* scores = result->scratch.data() + kMaxSliceRows;
   for (int row = 0; row < slice.rows; ++row) {
     forward_row(slice, row, scores, result);
-    if (slice.backward()) backward_row(slice, row, result);
+    if (slice.backward()) backward_row(slice, row, scores + kReferenceTile, result);
   }
 }
 

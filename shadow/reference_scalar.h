@@ -20,10 +20,16 @@ struct RowSums {
   double weighted;  // of exp(score - max) * (score - max), <= 0
 };
 
-// Shared by both forms. Sizes the vectors; fills the scalars of a row; fills delta from out.
+// Shared by both forms. Sizes the vectors; fills the scalars of a row; fills delta, given_delta, share and
+// partial of a backward row.
 void resize_reference(const AttentionSlice& slice, Reference* result);
 void finish_row(const RowSums& sums, int row, Reference* result);
-void finish_delta(const AttentionSlice& slice, int row, Reference* result);
+void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
+
+// What the sums over the keys leave of a backward row: of grad_scores * key, and of weight * key, with
+// weights exp(score - max). Element `k` of both gradients.
+void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
+                     Reference* result);
 
 // What is subtracted from the scores: the maximum, or 0 for a row without a key, whose weights are then
 // exp(-Inf).

@@ -63,7 +63,7 @@ class HeatMap {
 
   // Until the reader chooses: the signal that an alarm is about.
   suggest(alarm) {
-    const column = alarm && (alarm.of === "bias" ? "bias_ulp" : alarm.of === "deviation_ratio" ? "deviation_ratio_" + alarm.pass : null);
+    const column = alarm && (alarm.of === "bias" ? "bias_ulp" : ["deviation_ratio", "fused_ratio"].includes(alarm.of) ? "deviation_ratio_" + alarm.pass : null);
     const index = SIGNALS.findIndex((signal) => signal.column === column);
     if (!this.isChosen && index >= 0) this.signal.value = index;
   }

@@ -56,6 +56,7 @@ class Scene {
       const BiasCluster cluster = {n, 0, n, 0};
       const double noise = 0.01 * (n % 2 == 0 ? 1 : -1);  // a spread, for the standard error
       pass.bias.add(cluster, {of_kernel + noise, 1});
+      pass.excess_bias.add(cluster, {of_kernel - of_rounded + noise, 1});
       pass.rounded_bias.add(cluster, {of_rounded + noise, 1});
     }
   }
@@ -163,7 +164,7 @@ TEST(FlaggedReason, AWarningOfTheDriftIsOfTheBackwardPass) {
   backward.warn(DetectorId::kOutputErrorDrift);
   EXPECT_EQ(backward.reason(), "output_error_drift");
   Scene forward;
-  forward.set_out(5, 0.25);
+  forward.bias_out();
   forward.warn(DetectorId::kOutputErrorDrift);
   EXPECT_EQ(forward.reason(), "");
 }

@@ -72,6 +72,31 @@ TEST(BiasPool, NoSpreadNoZ) {
   EXPECT_FALSE(pool.bias()->z.has_value());
 }
 
+// A run that diverges, as seen with a learning rate growing until NaN: one slice of an exploding step has a
+// million times the gradient of all others, and rules a ratio of sums alone.
+TEST(BiasPool, OneHugeSliceDecidesNothing) {
+  std::mt19937_64 engine(5);
+  std::normal_distribution<double> normal;
+  BiasPool pool;
+  for (int i = 0; i < 40; ++i) pool.add(step(i), {1000 * 0.05 * normal(engine), 1000});
+  const Bias before = *pool.bias();
+  pool.add(step(50), {80 * 1e9, 1e9});  // +80 ulp
+  EXPECT_LT(std::fabs(*pool.bias()->z), 6);
+  EXPECT_LT(std::fabs(pool.bias()->ulp), 10);
+  EXPECT_LT(std::fabs(before.ulp), 0.05);
+}
+
+TEST(BiasPool, SlicesOfAGradientThatHasDiedAreLeftOut) {
+  BiasPool pool;
+  for (int i = 0; i < 20; ++i) pool.add(step(i), {i % 2 == 0 ? 30.0 : -30.0, 1000});
+  for (int i = 0; i < 40; ++i) pool.add(step(20 + i), {-2.5e-3, 1e-3});
+  EXPECT_EQ(pool.bias()->slices, 20);
+  EXPECT_LT(std::fabs(pool.bias()->ulp), 0.01);
+  // A gradient that has become small for good is judged again.
+  for (int i = 0; i < 1000; ++i) pool.add(step(100 + i), {1e-4, 1e-3});
+  EXPECT_NEAR(pool.bias()->ulp, 0.1, 1e-9);
+}
+
 // How often |z| exceeds `limit` over many pools of healthy slices of uneven weight, `slices_per_cluster` of
 // which share one error.
 double exceedance(int clusters, int slices_per_cluster, double limit, double bias) {

@@ -11,7 +11,7 @@
 namespace foreshock {
 
 struct QuadRow {
-  std::vector<__float128> out, grad_query;
+  std::vector<__float128> out, grad_query, given_grad_query;
   __float128 log_sum_exp, entropy;
   double logit_max, logit_abs_max;
 };
@@ -35,8 +35,13 @@ inline QuadRow quad_attention(const SliceData& data, int row) {
     score.push_back(sum);
     seen.push_back(j);
   }
-  QuadRow result{
-      std::vector<__float128>(s.value_dim), std::vector<__float128>(s.head_dim), 0, 0, -INFINITY, 0};
+  QuadRow result{std::vector<__float128>(s.value_dim),
+                 std::vector<__float128>(s.head_dim),
+                 std::vector<__float128>(s.head_dim),
+                 0,
+                 0,
+                 -INFINITY,
+                 0};
   __float128 max = score.at(0), total = 0;
   for (const __float128 x : score) {
     max = x > max ? x : max;
@@ -54,8 +59,13 @@ inline QuadRow quad_attention(const SliceData& data, int row) {
     for (int c = 0; c < s.value_dim; ++c)
       result.out[c] += weight[i] * data.value.get(size_t(seen[i]) * s.value_dim + c);
   }
-  __float128 delta = 0;
-  for (int c = 0; c < s.value_dim; ++c) delta += result.out[c] * data.grad_out.get(row * s.value_dim + c);
+  __float128 delta = 0, given_delta = 0;
+  for (int c = 0; c < s.value_dim; ++c) {
+    const __float128 grad_out = data.grad_out.get(row * s.value_dim + c);
+    delta += grad_out * result.out[c];
+    given_delta += grad_out * data.out.get(row * s.value_dim + c);
+  }
+  const __float128 given = s.log_sum_exp != nullptr ? data.log_sum_exp.get(row) : result.log_sum_exp;
   for (size_t i = 0; i < seen.size(); ++i) {
     __float128 grad_weight = 0;
     for (int c = 0; c < s.value_dim; ++c) {
@@ -63,8 +73,12 @@ inline QuadRow quad_attention(const SliceData& data, int row) {
                      data.value.get(size_t(seen[i]) * s.value_dim + c);
     }
     const __float128 grad_score = weight[i] * (grad_weight - delta) * s.scale;
-    for (int k = 0; k < s.head_dim; ++k)
-      result.grad_query[k] += grad_score * data.key.get(size_t(seen[i]) * s.head_dim + k);
+    const __float128 given_grad_score = expq(score[i] - given) * (grad_weight - given_delta) * s.scale;
+    for (int k = 0; k < s.head_dim; ++k) {
+      const __float128 key = data.key.get(size_t(seen[i]) * s.head_dim + k);
+      result.grad_query[k] += grad_score * key;
+      result.given_grad_query[k] += given_grad_score * key;
+    }
   }
   return result;
 }

@@ -58,7 +58,20 @@ void expect_bit_equal_everywhere(const SliceData& data) {
     if (!s.backward()) return;
     expect_same_bits(fast.delta, truth.delta, s.rows, "delta");
     expect_same_bits(fast.grad_query, truth.grad_query, size_t(s.rows) * s.head_dim, "grad_query");
+    expect_same_bits(fast.given_grad_query, truth.given_grad_query, size_t(s.rows) * s.head_dim, "given");
+    expect_same_bits(fast.share, truth.share, s.rows, "share");
+    for (int r = 0; r < s.rows; ++r) ASSERT_EQ(fast.partial[r], truth.partial[r]);
   });
+}
+
+// What a backward call is given: any output, and a log-sum-exp that covers more keys than the slice has.
+SliceData with_given(SliceData data) {
+  data.out.fill([&] { return data.normal(data.engine); });
+  data.log_sum_exp = PackedArray(DType::kFp32, data.shape.rows);
+  Reference ref;
+  reference(data.view(), &ref);
+  for (int row = 0; row < data.shape.rows; ++row) data.log_sum_exp.set(row, ref.log_sum_exp[row] + 0.3 * row);
+  return data;
 }
 
 double relative_error(const double* got, const std::vector<__float128>& exact) {
@@ -88,6 +101,8 @@ void expect_close_to_quad(const SliceData& data) {
     EXPECT_NEAR(ref.logit_abs_max[row], exact.logit_abs_max, kTolerance);
     if (s.backward()) {
       EXPECT_LE(relative_error(&ref.grad_query[size_t(row) * s.head_dim], exact.grad_query), kTolerance);
+      EXPECT_LE(relative_error(&ref.given_grad_query[size_t(row) * s.head_dim], exact.given_grad_query),
+                kTolerance);
     }
   }
 }
@@ -107,6 +122,7 @@ TEST(Reference, WithinToleranceOfBinary128) {
   for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64}) {
     SCOPED_TRACE(name_of(dtype));
     expect_close_to_quad(SliceData({dtype, 16, 700, 64, 64, true}));
+    expect_close_to_quad(with_given(SliceData({dtype, 16, 700, 64, 64, true})));
   }
   expect_close_to_quad(SliceData({DType::kBf16, 16, 300, 128, 128, true}));
 }
@@ -145,6 +161,7 @@ TEST(Reference, BitEqualOverLengthsAndRows) {
       expect_bit_equal_everywhere(data);
       data.causal();
       expect_bit_equal_everywhere(data);
+      expect_bit_equal_everywhere(with_given(data));
     }
   }
 }
@@ -168,6 +185,10 @@ TEST(Reference, BitEqualWithMasks) {
     for (int key = 0; key < 150; ++key) data.mask.set(4 * 150 + key, hidden);  // row 4 sees nothing
     data.key_limit[2] = 0;
     data.key_limit[3] = 49;
+    expect_bit_equal_everywhere(data);
+    data = with_given(data);
+    for (const auto& [row, given] : {std::pair{0, kInfinity}, {1, -kInfinity}, {5, kNaN}, {6, -1e30}})
+      data.log_sum_exp.set(row, given);
     expect_bit_equal_everywhere(data);
   }
 }
@@ -259,8 +280,8 @@ uint64_t hash_bits(uint64_t hash, const std::vector<double>& values, size_t coun
 
 // Inputs by integer arithmetic only, so that they are the same everywhere. If this fails, the bits of the
 // reference have changed: raise kReferenceVersion, then put the new number here.
-TEST(Reference, BitsOfVersionOne) {
-  ASSERT_EQ(kReferenceVersion, 1);
+TEST(Reference, BitsOfVersionTwo) {
+  ASSERT_EQ(kReferenceVersion, 2);
   SliceData data({DType::kBf16, 13, 331, 72, 40, true});
   uint64_t state = 1;
   auto draw = [&] {
@@ -269,6 +290,9 @@ TEST(Reference, BitsOfVersionOne) {
   };
   for (PackedArray* array : {&data.query, &data.key, &data.value, &data.grad_out}) array->fill(draw);
   for (int row = 0; row < 13; ++row) data.key_limit[row] = 331 - 20 * row;
+  data.out.fill(draw);
+  data.log_sum_exp = PackedArray(DType::kFp32, 13);
+  data.log_sum_exp.fill([] { return 6.25; });
   AttentionSlice s = data.view();
   s.scale = 0.125;
   Reference ref;
@@ -278,7 +302,21 @@ TEST(Reference, BitsOfVersionOne) {
   hash = hash_bits(hash, ref.log_sum_exp, 13);
   hash = hash_bits(hash, ref.entropy_nats, 13);
   hash = hash_bits(hash, ref.grad_query, 13 * 72);
-  EXPECT_EQ(hash, 12451845661782132687u);
+  hash = hash_bits(hash, ref.given_grad_query, 13 * 72);
+  EXPECT_EQ(hash, 4043241517043298772u);
+}
+
+// exp(score - given) summed over the keys of the slice.
+TEST(Reference, ShareOfTheGivenLogSumExp) {
+  SliceData data({DType::kFp32, 3, 60, 8, 8, true});
+  data = with_given(data);
+  Reference ref;
+  reference(data.view(), &ref);
+  for (int row = 0; row < 3; ++row)
+    EXPECT_NEAR(ref.share[row], std::exp(ref.log_sum_exp[row] - data.log_sum_exp.get(row)), 1e-14);
+  EXPECT_LT(ref.share[2], 0.6);
+  EXPECT_EQ(ref.partial[0], 0);
+  EXPECT_EQ(ref.partial[2], 1);
 }
 
 TEST(Reference, NoKeysAtAll) {

@@ -1,0 +1,329 @@
+#include "shadow/noise_floor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "shadow/slice.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "shadow/noise_floor.cpp"
+#include "hwy/foreach_target.h"
+// after foreach_target.h
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "shadow/rows_in_lanes-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foreshock {
+namespace HWY_NAMESPACE {
+
+constexpr int kFloorTile = 48;
+
+// Rounds to the nearest value of a format narrower than float, ties to even: adding 1.5 * 2^23 quanta leaves
+// exactly the bits from the quantum up. Works on the raw bits for bf16, whose overflow then comes out right
+// by itself.
+template <class V>
+HWY_INLINE V round_lanes(DType type, V x) {
+  const hn::DFromV<V> d;
+  if constexpr (sizeof(hn::TFromV<V>) == sizeof(float)) {
+    const hn::RebindToUnsigned<hn::DFromV<V>> bits;
+    if (type == DType::kBf16) {
+      const auto raw = hn::BitCast(bits, x);
+      const auto odd = hn::And(hn::ShiftRight<16>(raw), hn::Set(bits, 1u));
+      const auto up = hn::Add(raw, hn::Add(odd, hn::Set(bits, 0x7fffu)));
+      return hn::IfThenElse(hn::IsNaN(x), x, hn::BitCast(d, hn::And(up, hn::Set(bits, 0xffff0000u))));
+    }
+    if (type == DType::kFp16) {
+      const auto exponent = hn::And(hn::BitCast(bits, x), hn::Set(bits, 0x7f800000u));
+      const V power = hn::Min(hn::Max(hn::BitCast(d, exponent), hn::Set(d, 0x1p-14f)), hn::Set(d, 0x1p16f));
+      const V shift = hn::Mul(power, hn::Set(d, 0x1.8p13f));
+      const V rounded = hn::Sub(hn::Add(x, shift), shift);
+      const V infinite = hn::CopySign(hn::Set(d, std::numeric_limits<float>::infinity()), x);
+      return hn::IfThenElse(hn::Ge(hn::Abs(rounded), hn::Set(d, 0x1p16f)), infinite, rounded);
+    }
+  }
+  return x;
+}
+
+// Arrays of one slice. The weights hold all keys: an unfused kernel stores the whole matrix, and the maximum
+// of a row is needed before its first weight.
+template <class T>
+struct FloorArrays {
+  int stride;
+  T *query, *out, *partial, *plain, *fused, *tile, *grad_out, *plain_grad, *fused_grad, *rounded;
+  T *grad_weight, *grad_score, *plain_delta, *given_delta, *sum, *factor;
+
+  FloorArrays(const AttentionSlice& slice, std::vector<double>* scratch)
+      : stride(padded_rows<T>(slice.rows)) {
+    const size_t rows = stride, head = slice.head_dim, value = slice.value_dim,
+                 widest = std::max(head, value);
+    const size_t total =
+        rows * (3 * head + 2 * value + widest + 2 * slice.keys + 3 * kFloorTile + 4) + kFloorTile * widest;
+    constexpr size_t kArrays = 17;
+    scratch->resize(std::max(scratch->size(), total * sizeof(T) / sizeof(double) + 8 * kArrays + 9));
+    next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
+    query = take(rows * head);
+    out = take(rows * value);
+    partial = take(rows * widest);
+    plain = take(rows * slice.keys);
+    fused = take(rows * slice.keys);
+    tile = take(kFloorTile * widest);
+    grad_out = take(rows * value);
+    plain_grad = take(rows * head);
+    fused_grad = take(rows * head);
+    rounded = take(rows * kFloorTile);
+    grad_weight = take(rows * kFloorTile);
+    grad_score = take(rows * kFloorTile);
+    plain_delta = take(rows);
+    given_delta = take(rows);
+    sum = take(rows);
+    factor = take(rows);
+  }
+
+ private:
+  T* take(size_t count) {
+    T* taken = reinterpret_cast<T*>(next_);
+    next_ += (count * sizeof(T) + 63) / 64 * 64;
+    return taken;
+  }
+  char* next_;
+};
+
+template <class T, class F>
+HWY_INLINE void for_lanes(T* values, size_t count, F change) {
+  const LanesTag<T> d;
+  for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, values + i)), d, values + i);
+}
+
+// to[i] = change(from[i])
+template <class T, class F>
+HWY_INLINE void map_lanes(const T* from, size_t count, T* to, F change) {
+  const LanesTag<T> d;
+  for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, from + i)), d, to + i);
+}
+
+// Scaled, masked scores: a.fused has them as they come out of the sums, a.plain rounded.
+template <class T>
+void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
+  const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(slice.scale));
+  const size_t dim = slice.head_dim;
+  const bool adds_mask = slice.mask != nullptr && slice.mask_dtype != DType::kBool;
+  for (int first = 0; first < slice.keys; first += kFloorTile) {
+    const int count = std::min(kFloorTile, slice.keys - first);
+    const size_t begin = static_cast<size_t>(first) * a.stride, size = static_cast<size_t>(count) * a.stride;
+    T *plain = a.plain + begin, *fused = a.fused + begin;
+    load_tile(slice.key, slice.dtype, first * dim, count * dim, a.tile);
+    multiply<T>({a.query, a.stride, a.tile, 1, dim, slice.head_dim, false}, count, fused);
+    for_lanes(fused, size, [&](auto s) HWY_ATTR { return hn::Mul(s, scale); });
+    map_lanes(fused, size, plain, [&](auto s) HWY_ATTR { return round_lanes(slice.dtype, s); });
+    apply_mask(slice, first, count, a.stride, fused);
+    apply_mask(slice, first, count, a.stride, plain);
+    if (adds_mask) for_lanes(plain, size, [&](auto s) HWY_ATTR { return round_lanes(slice.dtype, s); });
+  }
+}
+
+// Scores become exp(score - max), in place. Fills a.sum, 1 for a row without a key, and stores the maxima in
+// a.factor.
+template <class T>
+void exponentiate(const AttentionSlice& slice, const FloorArrays<T>& a, T* scores) {
+  const LanesTag<T> d;
+  const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
+  for (int row = 0; row < a.stride; row += lanes_of<T>()) {
+    auto max = lowest, sum = hn::Zero(d);
+    for (int t = 0; t < slice.keys; ++t) {
+      const auto score = hn::Load(d, scores + row + static_cast<size_t>(t) * a.stride);
+      max = hn::IfThenElse(hn::Gt(score, max), score, max);
+    }
+    const auto shift = hn::IfThenElse(hn::Eq(max, lowest), hn::Zero(d), max);
+    for (int t = 0; t < slice.keys; ++t) {
+      T* at = scores + row + static_cast<size_t>(t) * a.stride;
+      const auto shifted = hn::Sub(hn::Load(d, at), shift);
+      const auto weight = hn::IfThenElse(hn::IsNaN(shifted), shifted, hn::Exp(d, shifted));
+      sum = hn::Add(sum, weight);
+      hn::Store(weight, d, at);
+    }
+    hn::Store(hn::IfThenElse(hn::Eq(sum, hn::Zero(d)), hn::Set(d, T{1}), sum), d, a.sum + row);
+    hn::Store(shift, d, a.factor + row);
+  }
+}
+
+// values[key][row] = change(values[key][row], of_row[row])
+template <class T, class F>
+HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* values, F change) {
+  const LanesTag<T> d;
+  for (int row = 0; row < a.stride; row += lanes_of<T>()) {
+    const auto own = hn::Load(d, of_row + row);
+    for (int t = 0; t < keys; ++t) {
+      T* at = values + row + static_cast<size_t>(t) * a.stride;
+      hn::Store(change(hn::Load(d, at), own), d, at);
+    }
+  }
+}
+
+// Normalised and rounded; in partial rows times the share of these keys.
+template <class T>
+void plain_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
+  exponentiate(slice, a, a.plain);
+  if (slice.backward())
+    for (int row = 0; row < slice.rows; ++row)
+      if (reference.partial[row] != 0) a.sum[row] /= static_cast<T>(reference.share[row]);
+  for_rows(a, slice.keys, a.sum, a.plain,
+           [&](auto w, auto sum) HWY_ATTR { return round_lanes(slice.dtype, hn::Div(w, sum)); });
+}
+
+// exp(score - max) forward, exp(score - log_sum_exp) backward.
+template <class T>
+void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
+  exponentiate(slice, a, a.fused);
+  if (!slice.backward()) return;
+  for (int row = 0; row < slice.rows; ++row) {
+    const double log_sum_exp = slice.log_sum_exp != nullptr
+                                   ? load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row)
+                                   : reference.log_sum_exp[row];
+    a.factor[row] = std::exp(a.factor[row] - static_cast<T>(log_sum_exp));
+  }
+  for_rows(a, slice.keys, a.factor, a.fused, [&](auto w, auto factor) HWY_ATTR {
+    return hn::IfThenElse(hn::Eq(w, hn::Zero(LanesTag<T>())), w, hn::Mul(w, factor));
+  });
+}
+
+// total[column][row] += weights [key][row] times matrix [key][column], the keys of one tile summed apart, as
+// a blocked matrix product does.
+template <class T>
+HWY_INLINE void add_product(const FloorArrays<T>& a, const T* weights, int count, int columns, T* total) {
+  const LanesTag<T> d;
+  multiply<T>({weights, a.stride, a.tile, static_cast<size_t>(columns), 1, count, false}, columns, a.partial);
+  for (int i = 0; i < columns * a.stride; i += lanes_of<T>()) {
+    hn::Store(hn::Add(hn::Load(d, total + i), hn::Load(d, a.partial + i)), d, total + i);
+  }
+}
+
+template <class T>
+void store_rows(const T* lanes, int stride, int rows, int columns, std::vector<double>* to) {
+  if (to->size() < static_cast<size_t>(rows) * columns) to->resize(static_cast<size_t>(rows) * columns);
+  for (int r = 0; r < rows; ++r) {
+    for (int c = 0; c < columns; ++c) (*to)[static_cast<size_t>(r) * columns + c] = lanes[c * stride + r];
+  }
+}
+
+// `divides`: the weights are not normalised, and out is divided by a.sum.
+template <class T>
+void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights, bool divides,
+                 std::vector<double>* result) {
+  const size_t dim = slice.value_dim;
+  std::fill_n(a.out, dim * a.stride, T{0});
+  for (int first = 0; first < slice.keys; first += kFloorTile) {
+    const int count = std::min(kFloorTile, slice.keys - first);
+    load_tile(slice.value, slice.dtype, first * dim, count * dim, a.tile);
+    map_lanes(weights + static_cast<size_t>(first) * a.stride, static_cast<size_t>(count) * a.stride,
+              a.rounded, [&](auto w) HWY_ATTR { return round_lanes(slice.dtype, w); });
+    add_product(a, a.rounded, count, slice.value_dim, a.out);
+  }
+  if (divides)
+    for_rows(a, slice.value_dim, a.sum, a.out, [](auto x, auto sum) HWY_ATTR { return hn::Div(x, sum); });
+  for_lanes(a.out, dim * a.stride, [&](auto x) HWY_ATTR { return round_lanes(slice.dtype, x); });
+  store_rows(a.out, a.stride, slice.rows, slice.value_dim, result);
+}
+
+// grad_out times a.out, from the last column to the first, dP being summed from the first to the last. Where
+// nearly all of a row's weight is on one key, both are the same sum, and summed alike they cancel to nothing:
+// the floor would have no error at all, and any kernel, which sums in an order of its own, would err
+// infinitely more.
+template <class T>
+void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delta) {
+  const LanesTag<T> d;
+  for (int row = 0; row < a.stride; row += lanes_of<T>()) {
+    auto sum = hn::Zero(d);
+    for (int c = slice.value_dim - 1; c >= 0; --c) {
+      sum = hn::MulAdd(hn::Load(d, a.grad_out + c * a.stride + row), hn::Load(d, a.out + c * a.stride + row),
+                       sum);
+    }
+    hn::Store(sum, d, delta + row);
+  }
+}
+
+// a.grad_score of one tile, rounded, from dP in a.grad_weight.
+template <class T>
+HWY_INLINE void compute_grad_scores(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights,
+                                    const T* of_row, int count, bool rounds_grad_weight) {
+  const LanesTag<T> d;
+  for (int row = 0; row < a.stride; row += lanes_of<T>()) {
+    const auto delta = hn::Load(d, of_row + row);
+    for (int t = 0; t < count; ++t) {
+      const size_t at = static_cast<size_t>(t) * a.stride + row;
+      auto grad_weight = hn::Load(d, a.grad_weight + at);
+      if (rounds_grad_weight) grad_weight = round_lanes(slice.dtype, grad_weight);
+      const auto product = hn::Mul(hn::Load(d, weights + at), hn::Sub(grad_weight, delta));
+      hn::Store(round_lanes(slice.dtype, product), d, a.grad_score + at);
+    }
+  }
+}
+
+template <class T>
+void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, NoiseFloors* floors) {
+  const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(slice.scale));
+  const size_t head = slice.head_dim, value = slice.value_dim, size = head * a.stride;
+  std::fill_n(a.plain_grad, size, T{0});
+  std::fill_n(a.fused_grad, size, T{0});
+  for (int first = 0; first < slice.keys; first += kFloorTile) {
+    const int count = std::min(kFloorTile, slice.keys - first);
+    const size_t begin = static_cast<size_t>(first) * a.stride;
+    load_tile(slice.value, slice.dtype, first * value, count * value, a.tile);
+    multiply<T>({a.grad_out, a.stride, a.tile, 1, value, slice.value_dim, false}, count, a.grad_weight);
+    load_tile(slice.key, slice.dtype, first * head, count * head, a.tile);
+    compute_grad_scores(slice, a, a.plain + begin, a.plain_delta, count, true);
+    add_product(a, a.grad_score, count, slice.head_dim, a.plain_grad);
+    compute_grad_scores(slice, a, a.fused + begin, a.given_delta, count, false);
+    add_product(a, a.grad_score, count, slice.head_dim, a.fused_grad);
+  }
+  for (T* grad : {a.plain_grad, a.fused_grad})
+    for_lanes(grad, size, [&](auto x) HWY_ATTR { return round_lanes(slice.dtype, hn::Mul(x, scale)); });
+  store_rows(a.plain_grad, a.stride, slice.rows, slice.head_dim, &floors->plain.grad_query);
+  store_rows(a.fused_grad, a.stride, slice.rows, slice.head_dim, &floors->fused.grad_query);
+}
+
+template <class T>
+void floors_as(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors) {
+  const FloorArrays<T> a(slice, &floors->scratch);
+  load_lanes<T>(slice.query, slice.dtype, slice.rows, slice.head_dim, 1, a.query);
+  std::fill_n(a.sum, a.stride, T{1});
+  compute_scores(slice, a);
+  fused_weights(slice, reference, a);
+  if (!slice.backward()) compute_out(slice, a, a.fused, true, &floors->fused.out);
+  plain_weights(slice, reference, a);
+  compute_out(slice, a, a.plain, false, &floors->plain.out);
+  if (!slice.backward()) return;
+  load_lanes<T>(slice.grad_out, slice.dtype, slice.rows, slice.value_dim, 1, a.grad_out);
+  compute_delta(slice, a, a.plain_delta);
+  load_lanes<T>(slice.out, slice.dtype, slice.rows, slice.value_dim, 1, a.out);
+  compute_delta(slice, a, a.given_delta);
+  for (int row = 0; row < slice.rows; ++row)
+    if (reference.partial[row] != 0) a.plain_delta[row] = a.given_delta[row];
+  compute_grad_query(slice, a, floors);
+}
+
+void compute_in_lanes(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors) {
+  if (slice.dtype == DType::kFp64) {
+    floors_as<double>(slice, reference, floors);
+  } else {
+    floors_as<float>(slice, reference, floors);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foreshock
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foreshock {
+
+HWY_EXPORT(compute_in_lanes);
+
+void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors) {
+  HWY_DYNAMIC_DISPATCH(compute_in_lanes)(slice, reference, floors);
+}
+
+}  // namespace foreshock
+#endif  // HWY_ONCE

@@ -1,0 +1,52 @@
+"""Ring attention calls the backward of a block of keys with the output and log-sum-exp over all of them: sound blocks
+are not accused, and an error in one block is found."""
+
+import concurrent.futures
+import pathlib
+
+import pytest
+from monitored import EVERYTHING, PYTHON, Run, run_monitored
+
+SCRIPT = str(pathlib.Path(__file__).with_name("ring_training.py"))
+SOUND = {f"{ranks} {mode}": (ranks, mode, 0.0) for ranks in (2, 4) for mode in ("full", "causal", "balanced")}
+WRONG = {f"{ranks} balanced, wrong": (ranks, "balanced", 0.02) for ranks in (2, 4)}
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    with concurrent.futures.ThreadPoolExecutor(2) as two:
+        started = {
+            name: two.submit(run_monitored, [PYTHON, SCRIPT, *map(str, how), str(STEPS)], *EVERYTHING)
+            for name, how in (SOUND | WRONG).items()
+        }
+    return {name: run.result() for name, run in started.items()}
+
+
+def backward(run: Run) -> list[dict]:
+    return [line for line in run.of("sample") if line["pass"] == "backward"]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_ring_is_not_accused(runs, name):
+    run = runs[name]
+    (told,) = run.told()
+    assert told["relative_error"] < 0.02, "bf16: the ring of this test computes attention"
+    lines = backward(run)
+    assert len(lines) >= STEPS
+    for line in lines:
+        for ratio in (line["deviation_ratio"], line["fused_ratio"]):
+            assert ratio is None or ratio <= 1.5
+    assert any(line["partial"] for line in lines)
+    assert run.rank()["attention"]["backward"]["partial"] == sum(line["partial"] for line in lines)
+    assert run.rank()["alarms"] == []
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_of_two_percent_in_one_block_is_found(runs, name):
+    run = runs[name]
+    assert {(alarm["pass"], alarm["of"]) for alarm in run.rank()["alarms"]} <= {
+        ("backward", "deviation_ratio"),
+        ("backward", "fused_ratio"),
+    }
+    assert run.rank()["alarms"] != []
