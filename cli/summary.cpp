@@ -14,6 +14,7 @@
 
 #include "cli/format.h"
 #include "cli/summary_parts.h"
+#include "cli/verdict.h"
 #include "detect/thresholds.h"
 #include "shadow/judgement.h"
 
@@ -94,12 +95,17 @@ std::string events_text(const Json& rank, const std::string& one, const std::str
   const std::optional<double> number_of = number(rank, "/loss/" + key + "s");
   if (number_of.value_or(0) == 0) return "";
   const std::optional<double> first = number(rank, "/loss/first_" + key + "_step");
+  const std::string at = *number_of == 1 ? " at step " : ", first at step ";
   return ", " + (*number_of == 1 ? one : count(number_of) + " " + several) +
-         (first ? ", first at step " + formatted("%.0f", *first) : "");
+         (first ? at + formatted("%.0f", *first) : "");
 }
 
 std::string loss_events_text(const Json& rank) {
-  const std::string line = events_text(rank, "1 spike", "spikes", "spike") +
+  // A spike that has become a divergence, with the same onset, is one event.
+  const std::optional<double> onset = number(rank, "/loss/first_divergence_step");
+  const bool is_one =
+      number(rank, "/loss/spikes") == 1 && onset && onset == number(rank, "/loss/first_spike_step");
+  const std::string line = (is_one ? "" : events_text(rank, "1 spike", "spikes", "spike")) +
                            events_text(rank, "diverged", "divergences", "divergence");
   if (!line.empty()) return line;
   return number(rank, "/loss/spikes") ? ", no spike" : ", spikes unknown";
@@ -118,8 +124,9 @@ std::string taken_up_fact(const Json& ranks) {
 
 std::string loss_fact(const Json& rank) {
   const std::optional<double> first = number(rank, "/loss/first"), last = number(rank, "/loss/last");
-  if (!last) return "unknown";
-  return formatted("%.4g", first) + " -> " + formatted("%.4g", last) +
+  const std::string not_finite = text(rank, "/loss/last_nonfinite");
+  if (!last && not_finite.empty()) return "unknown";
+  return formatted("%.4g", first) + " -> " + (last ? formatted("%.4g", last) : not_finite) +
          in_brackets(text(rank, "/loss/source")) + loss_events_text(rank);
 }
 
@@ -286,6 +293,12 @@ bool had_no_budget(const PassTotals (&passes)[2]) {
          (is_spent(passes[0]) || is_spent(passes[1]));
 }
 
+std::string painted(const Verdict& verdict, const Paint& paint) {
+  const std::string sentence = verdict.sentence();
+  if (verdict.is_fault()) return paint.bad(sentence);
+  return verdict.state == Verdict::State::kSound ? paint.good(sentence) : sentence;
+}
+
 }  // namespace
 
 std::string summary_text(const std::string& json, bool colour) {
@@ -303,7 +316,7 @@ std::string summary_text(const std::string& json, bool colour) {
 
   const PassTotals passes[2] = {totals_of(ranks, kPasses[0]), totals_of(ranks, kPasses[1])};
   out += attention_table(passes, paint) + "\n";
-  out += fact("verdict", verdict(passes, ranks, paint)) + taken_up_fact(ranks);
+  out += fact("verdict", painted(verdict_of(passes, ranks), paint)) + taken_up_fact(ranks);
   if (saw_no_attention(passes, ranks)) {
     out += fact("", "no attention call was seen: written by hand, by a kernel that PyTorch does not");
     out += fact("", "dispatch, or on the math path (dropout > 0, some masks) inside a compiled graph");
@@ -347,7 +360,7 @@ std::string brief_text(const std::string& json, bool colour) {
   return head + "  step " + span_of(ranks, "/step") + "  loss " +
          formatted("%.4g", number(ranks[0], "/loss/last")) + "  ratio " +
          formatted("%.2f", passes[0].ratio_mean) + "/" + formatted("%.2f", passes[1].ratio_mean) + "  " +
-         verdict(passes, ranks, paint) + "\n";
+         painted(verdict_of(passes, ranks), paint) + "\n";
 }
 
 void print_summary(const std::string& json, int descriptor) {
@@ -500,8 +513,12 @@ void add_bias(const Json& pass, bool is_mixed, PassTotals* totals) {
                               control = number(pass, "/rounded_reference_bias_ulp"),
                               control_z = number(pass, "/rounded_reference_bias_z");
   if (!bias) return;
-  // What the reference shows too when it is merely rounded is no fault of the kernel.
-  const bool biased = is_beyond(bias, z) && !is_beyond(control, control_z) && !is_mixed;
+  const std::optional<double> excess = number(pass, "/excess_bias_ulp"),
+                              excess_z = number(pass, "/excess_bias_z");
+  // What a sound algorithm shows too on the same slices, or the reference when it is merely rounded, is no
+  // fault of the kernel. Older agents tell nothing of the first.
+  const bool exceeds = !excess || (is_beyond(excess, excess_z) && (*excess > 0) == (*bias > 0));
+  const bool biased = is_beyond(bias, z) && exceeds && !is_beyond(control, control_z) && !is_mixed;
   const bool larger = !totals->bias || std::fabs(*bias) > std::fabs(*totals->bias);
   if (biased == totals->biased ? !larger : !biased) return;
   totals->biased = biased;
@@ -556,6 +573,9 @@ PassTotals totals_of(const Json& ranks, const std::string& pass) {
       ratio += *judged * *mean;
       error += *judged * *relative;
     }
+    add(&totals.partial, number(rank, at + "/partial"));
+    if (const auto layers = number(rank, at + "/layers_judged"))
+      totals.layers = std::max(totals.layers.value_or(0), *layers);
     if (max) totals.ratio_max = std::max(totals.ratio_max.value_or(*max), *max);
     const bool is_mixed = rank.contains("layers_mixed") && rank["layers_mixed"] == true;
     if (const Json::json_pointer path(at); rank.contains(path)) add_bias(rank[path], is_mixed, &totals);
@@ -565,107 +585,6 @@ PassTotals totals_of(const Json& ranks, const std::string& pass) {
     totals.error_mean = error / weight;
   }
   return totals;
-}
-
-namespace {
-
-constexpr double kRatioAlarm[] = {kDeviationRatioForward, kDeviationRatioBackward};
-
-// What is most telling comes first: no figure holds what is not finite, and what is still so goes before what
-// has passed.
-enum Order { kNonfinite, kNow, kOverall, kPast };
-struct Finding {
-  Order order;
-  std::string text;
-};
-
-std::string place_of(const Json& alarm) {
-  const std::string layer = text(alarm, "/layer");
-  return (layer.empty() ? "calls without a layer " : "layer " + layer + " ") + text(alarm, "/pass");
-}
-
-// "layer 003 forward errs 7.8 times what plain attention errs"
-std::string alarm_text(const Json& alarm) {
-  const std::string of = text(alarm, "/of"), where = place_of(alarm);
-  const std::optional<double> value = number(alarm, "/value");
-  if (of == "bias") return where + " is biased by " + formatted("%+.2f ulp", value);
-  if (of == "nonfinite") return where + " gives NaN or Inf where the reference does not";
-  return where + " errs up to " + formatted("%.1f", value) + " times what its precision explains";
-}
-
-std::string past_text(const Json& alarm) {
-  const std::string of = text(alarm, "/of"), where = place_of(alarm);
-  const std::optional<double> most = number(alarm, "/most");
-  const std::string when = " at steps " + count(number(alarm, "/first_step")) + " to " +
-                           count(number(alarm, "/last_step")) + ", not of late";
-  if (of == "bias") return where + " was biased by up to " + formatted("%+.2f ulp", most) + when;
-  if (of == "nonfinite") return where + " gave NaN or Inf where the reference does not" + when;
-  return where + " erred up to " + formatted("%.1f", most) + " times what its precision explains" + when;
-}
-
-// Those that hold now and those that held, each once.
-std::vector<Finding> alarm_findings(const Json& ranks) {
-  std::vector<Finding> findings;
-  std::set<std::string> told;
-  for (const bool now : {true, false}) {
-    const Json::json_pointer alarms(now ? "/alarms" : "/past_alarms");
-    for (const Json& rank : ranks) {
-      if (!rank.contains(alarms) || !rank[alarms].is_array()) continue;
-      const std::string whose = ranks.size() > 1 ? "rank " + count(number(rank, "/rank")) + " " : "";
-      for (const Json& alarm : rank[alarms]) {
-        const std::string of = text(alarm, "/of");
-        if (!told.insert(whose + place_of(alarm) + " " + of).second) continue;
-        findings.push_back({of == "nonfinite" ? kNonfinite
-                            : now             ? kNow
-                                              : kPast,
-                            "attention of " + whose + (now ? alarm_text(alarm) : past_text(alarm))});
-      }
-    }
-  }
-  return findings;
-}
-
-// Of a whole pass, where no layer says it.
-void add_overall(const PassTotals& totals, int pass, std::vector<Finding>* findings) {
-  const std::string attention = std::string("attention ") + kPasses[pass];
-  if (totals.nonfinite.value_or(0) > 0)
-    findings->push_back({kNonfinite, attention + " gave NaN or Inf where the reference does not, in " +
-                                         count(totals.nonfinite) + " of " + count(totals.judged) +
-                                         " slices"});
-  if (totals.ratio_mean.value_or(0) > kRatioAlarm[pass])
-    findings->push_back({kOverall, attention + " errs more than its precision explains"});
-  else if (totals.biased)
-    findings->push_back({kOverall, attention + " is biased"});
-}
-
-bool has(const std::vector<Finding>& findings, Order order) {
-  return std::any_of(findings.begin(), findings.end(), [&](const Finding& f) { return f.order == order; });
-}
-
-}  // namespace
-
-// One layer's fault drowns in the mean over all layers, so layers come first.
-std::string verdict(const PassTotals (&passes)[2], const Json& ranks, const Paint& paint) {
-  std::vector<Finding> findings = alarm_findings(ranks), overall;
-  bool judged = false, compared = false;
-  for (int pass = 0; pass < 2; ++pass) {
-    judged = judged || passes[pass].judged.value_or(0) > 0;
-    compared = compared || passes[pass].compared;
-    add_overall(passes[pass], pass, &overall);
-  }
-  const bool layers_differ = has(findings, kNow), layers_break = has(findings, kNonfinite);
-  for (const Finding& finding : overall)
-    if (finding.order == kNonfinite ? !layers_break : !layers_differ) findings.push_back(finding);
-  std::stable_sort(findings.begin(), findings.end(),
-                   [](const Finding& a, const Finding& b) { return a.order < b.order; });
-  if (!findings.empty()) {
-    const std::string more = findings.size() > 1 ? " (and " + count(findings.size() - 1) + " more)" : "";
-    return paint.bad(findings[0].text + more);
-  }
-  if (!judged) return "no attention was judged";
-  return compared ? paint.good("attention errs no more than its precision explains")
-                  : "of attention only the scores were judged: its output cannot be with dropout, or where "
-                    "what goes in is not finite";
 }
 
 }  // namespace foreshock::cli

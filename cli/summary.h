@@ -75,6 +75,8 @@ void add_reasons(std::map<std::string, double>* total, const Json& json, const s
 // One pass over all ranks: counts add up, means weigh by what was judged, extremes stay extremes.
 struct PassTotals {
   std::optional<double> calls, unsampled, sampled, judged, in_flight, nonfinite;
+  std::optional<double> partial;  // of those judged: calls that saw a part of the keys (context parallelism)
+  std::optional<double> layers;   // with a judged slice, on the rank that has most
   std::map<std::string, double> skipped, lost;
   std::optional<double> error_mean, ratio_mean, ratio_max;
   bool compared = false;  // some result was compared, not scores alone, as with dropout
@@ -85,11 +87,6 @@ struct PassTotals {
 
 // `pass`: "forward" or "backward".
 PassTotals totals_of(const Json& ranks, const std::string& pass);
-
-// What a summary says of a run in one line: whether anything is wrong, and what first.
-
-// `passes`: forward and backward, of all `ranks` of the summary.
-std::string verdict(const PassTotals (&passes)[2], const Json& ranks, const Paint& paint);
 
 }  // namespace foreshock::cli
 

@@ -195,7 +195,7 @@ TEST(Summary, NamesWhatIsWrong) {
   broken["gradient"] = {{"norm", 1.5}, {"nonfinite_layers", {"002"}}};
   broken["loss"]["spikes"] = 1;
   broken["loss"]["first_spike_step"] = 812;
-  EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("1 spike, first at step 812"));
+  EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("1 spike at step 812"));
   EXPECT_THAT(text_of(Json::array({broken})), HasSubstr("not finite at times in layer 002"));
 }
 
@@ -203,11 +203,21 @@ TEST(Summary, ALossThatIsLostIsNoSpike) {
   Json lost = rank(0, 0.9);
   lost["loss"]["divergences"] = 1;
   lost["loss"]["first_divergence_step"] = 300;
-  EXPECT_THAT(text_of(Json::array({lost})), HasSubstr("(nll), diverged, first at step 300"));
+  EXPECT_THAT(text_of(Json::array({lost})), HasSubstr("(nll), diverged at step 300"));
   lost["loss"]["spikes"] = 2;
   lost["loss"]["first_spike_step"] = 120;
-  EXPECT_THAT(text_of(Json::array({lost})),
-              HasSubstr(", 2 spikes, first at step 120, diverged, first at step 300"));
+  EXPECT_THAT(text_of(Json::array({lost})), HasSubstr(", 2 spikes, first at step 120, diverged at step 300"));
+  lost["loss"]["spikes"] = 1;
+  lost["loss"]["first_spike_step"] = 300;
+  EXPECT_THAT(text_of(Json::array({lost})), HasSubstr("(nll), diverged at step 300"))
+      << "one incident, one event";
+}
+
+TEST(Summary, ALossThatIsNotFiniteIsKnown) {
+  Json diverged = rank(0, 0.9);
+  diverged["loss"] = {{"first", 5.7}, {"last", nullptr},  {"last_nonfinite", "nan"},     {"source", "nll"},
+                      {"spikes", 0},  {"divergences", 1}, {"first_divergence_step", 222}};
+  EXPECT_THAT(text_of(Json::array({diverged})), HasSubstr("5.7 -> nan (nll), diverged at step 222"));
 }
 
 TEST(Summary, WhatAKilledAgentTookWithItIsUnknown) {
