@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shadow/plain.h"
+#include "shadow/noise_floor.h"
 #include "shadow/rounding.h"
 #if FORESHOCK_OPENBLAS
 #include <cblas.h>
@@ -175,18 +175,20 @@ void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
 void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   Slice slice(rows, keys, dim, false), backward_slice(rows, keys, dim, true);
   Reference result;
-  PlainWorkspace workspace;
+  NoiseFloors floors;
   const double operations = 4.0 * rows * keys * dim;
   double peak = peak_of_this_moment();
   const double forward = best_seconds(operations, [&] { reference(slice.view, &result); });
   peak = std::max(peak, peak_of_this_moment());
-  const double backward = best_seconds(3.5 * operations, [&] { reference(backward_slice.view, &result); });
-  const double plain_time = best_seconds(operations, [&] { plain(slice.view, &workspace); });
+  const double backward = best_seconds(4 * operations, [&] { reference(backward_slice.view, &result); });
+  reference(slice.view, &result);
+  const double floors_time =
+      best_seconds(operations, [&] { compute_noise_floors(slice.view, result, &floors); });
   std::printf(
       "%-10s rows %2d keys %5d dim %3d: %7.3f ms  %5.1f Gflop/s of %5.1f = %.2f (bound 0.45 at 16 rows)"
-      "  backward %7.3f ms %.2f  plain %7.3f ms",
+      "  backward %7.3f ms %.2f  noise floors %7.3f ms",
       reference_target_name(), rows, keys, dim, forward * 1e3, operations / forward / 1e9, peak / 1e9,
-      operations / forward / peak, backward * 1e3, 2.5 * operations / backward / peak, plain_time * 1e3);
+      operations / forward / peak, backward * 1e3, 3 * operations / backward / peak, floors_time * 1e3);
 #if FORESHOCK_OPENBLAS
   if (with_blas) {
     std::vector<double> scratch;
