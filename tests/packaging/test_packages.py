@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -104,7 +105,7 @@ def test_parts_licences_and_list_of_parts(packages, tmp_path):
 
 def test_wheel_has_complete_metadata(packages):
     with zipfile.ZipFile(packages["wheel"]) as wheel:
-        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        (name,) = (name for name in wheel.namelist() if re.fullmatch(r"foreshock-[^/]+/METADATA", name))
         metadata = email.message_from_bytes(wheel.read(name))
         names = set(wheel.namelist())
     assert metadata["License-Expression"] == "Apache-2.0"
