@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 PARTS, WARM_UP = 10, 3  # parts
 RATE = 4000  # steps a second: an agent on a busy core keeps up
-SETTLED = 2.5  # seconds until what has ended is published
+SETTLED = 4.0  # seconds until what has ended is published
 
 
 class Bound(NamedTuple):
@@ -51,7 +51,9 @@ BOUNDS = {
     "record": Bound(RECORD_SIZE, why="--record-size"),
 }
 RESTART_BOUNDS = BOUNDS | {
-    "segments": Bound(8 * MIB, why="processes that ended in the last second"),
+    "segments": Bound(128 * MIB, why="processes of the last two seconds, which a busy machine makes longer"),
+    "files": Bound(2 + 2 * 64, why="two for each of those processes"),
+    "agent descriptors": Bound(2 * 64, why="two for each of those processes"),
     "agent RSS": Bound(8 * MIB, why="free lists of malloc, and statistics of the last processes"),
     "/api/v1/state": Bound(64 * KIB, why="the last processes of each rank"),
 }
