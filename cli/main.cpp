@@ -1,4 +1,4 @@
-// foreshock: reads the name of the command and hands over to the file of that name.
+// foreshock: calls the function of the command that is named on the command line.
 #include <fcntl.h>
 
 #include <cerrno>
@@ -17,61 +17,99 @@ namespace {
 
 struct Command {
   const char* name;
-  int (*function)(const Arguments&);
-  OptionReader reader;
+  int (*function)(const Arguments&);                       // parses its options here, or
+  int (*words_function)(const std::vector<std::string>&);  // does so itself
+  uint32_t reader;                                         // of the options of `function`
   const char* usage;
   const char* help;
+  const char* example;
+  const char* page;  // below docs/; "" if there is none
 };
 
 constexpr Command kCommands[] = {
-    {"run", run, kReaderRun, "run [options] -- COMMAND ...", "run a training under observation"},
-    {"status", status, kReaderStatus, "status [options]", "the live runs and their latest signals"},
-    {"doctor", doctor, kReaderDoctor, "doctor [options] [-- COMMAND ...]",
-     "what will be seen here, what will not, and why; builds the adapter"},
-    {"pause", pause, kReaderSwitch, "pause [options]",
-     "switch the monitor of live runs off: of all, or of --run-id ID"},
-    {"resume", resume, kReaderSwitch, "resume [options]",
-     "switch it on again: of all live runs, or of --run-id ID"},
-    {"export", export_record, kReaderExport, "export --tensorboard DIR|--csv DIR RECORD.jsonl",
-     "a record for other tools"},
-    {"detect", detect, kReaderDetect, "detect [options] RECORD.jsonl",
-     "the detectors on a record: each event, and what came before it"},
-    {"agent", agent, kReaderAgent, "agent --dir DIR|--tree DIR [options]",
-     "serve one run directory (`run` starts it), or all below DIR"},
+    {"run", run, nullptr, kReaderRun, "run [options] -- COMMAND ...", "run a training under observation",
+     "foreshock run --record run.jsonl -- torchrun --nproc-per-node 8 train.py", "summary.md"},
+    {"doctor", doctor, nullptr, kReaderDoctor, "doctor [options] [-- COMMAND ...]",
+     "report what will be seen of a training, and what not", "foreshock doctor -- torchrun train.py",
+     "coverage.md"},
+    {"status", status, nullptr, kReaderStatus, "status [options]",
+     "show the live runs and their latest values", "foreshock status --watch", "summary.md"},
+    {"report", nullptr, report, 0, "report RECORD.jsonl [-o OUT.html]",
+     "write the post-mortem page of a record", "foreshock report run.jsonl", "report.md"},
+    {"detect", detect, nullptr, kReaderDetect, "detect [options] RECORD.jsonl",
+     "run the detectors on a record again", "foreshock detect run.jsonl", "detectors.md"},
+    {"export", export_record, nullptr, kReaderExport, "export --tensorboard DIR|--csv DIR RECORD.jsonl",
+     "convert a record for TensorBoard, or into tables", "foreshock export --csv tables run.jsonl",
+     "record.md"},
+    {"merge", nullptr, merge, 0, "merge A.jsonl B.jsonl ... [-o OUT]", "combine the records of several nodes",
+     "foreshock merge node0.jsonl node1.jsonl -o job.jsonl", "record.md"},
+    {"judge", nullptr, judge, 0, "judge FILE ...|--function MODULE:NAME",
+     "check a stored attention call, or a function of yours",
+     "foreshock judge --function my_module:my_attention", "lab.md"},
+    {"compare", nullptr, compare, 0, "compare A B [C ...]",
+     "measure how far apart the weights of checkpoints are",
+     "foreshock compare before.safetensors after.safetensors", "compare.md"},
+    {"lab", nullptr, lab, 0, "lab [SWEEP ...] [options]",
+     "emulate algorithms and number formats against fp64", "foreshock lab ties bias --report bias.html",
+     "lab.md"},
+    {"agent", agent, nullptr, kReaderAgent, "agent --dir DIR|--tree DIR [options]",
+     "serve one run, or with --tree all runs of a node", "foreshock agent --tree /run/foreshock --port 9846",
+     "security.md"},
+    {"pause", pause, nullptr, kReaderSwitch, "pause [options]", "stop the sampling of live runs",
+     "foreshock pause --run-id my-run", "overhead.md"},
+    {"resume", resume, nullptr, kReaderSwitch, "resume [options]", "continue the sampling of live runs",
+     "foreshock resume --run-id my-run", "overhead.md"},
 };
 
 int print_help() {
-  std::printf("foreshock %s: a seismograph for training runs\n\n", kVersion);
-  for (const Command& command : kCommands)
-    std::printf("  foreshock %-36s  %s\n", command.usage, command.help);
-  std::printf("  foreshock %-36s  %s\n", "lab [SWEEP ...] [options]",
-              "measure algorithms and formats against fp64");
-  std::printf("  foreshock %-36s  %s\n", "judge CALL|--function MODULE:NAME",
-              "an attention kernel of your own against fp64");
-  std::printf("  foreshock %-36s  %s\n", "compare A B [C ...]",
-              "how far apart the weights of checkpoints are");
-  std::printf("  foreshock %-36s  %s\n", "merge A.jsonl B.jsonl ... [-o OUT]",
-              "the records of several nodes as one");
-  std::printf("  foreshock %-36s  %s\n", "report RECORD.jsonl [-o OUT.html]",
-              "the story of a run: each loss event, and what moved before it");
-  std::printf("\n`foreshock COMMAND --help` lists the options of a command.\n");
+  std::printf("foreshock %s: watches attention, loss and weights of a training\n\n", kVersion);
+  for (const Command& command : kCommands) std::printf("  foreshock %-8s  %s\n", command.name, command.help);
+  std::printf("\nExample: %s\n", kCommands[0].example);
+  std::printf("`foreshock COMMAND --help` lists the options of a command.\n");
   return 0;
 }
 
 int print_help(const Command& command) {
-  std::printf("foreshock %s\n%s\n\n%s", command.usage, command.help, options_help(command.reader).c_str());
+  std::printf("foreshock %s\n%s\n\nExample: %s\n\n%s", command.usage, command.help, command.example,
+              options_help(command.reader, terminal_columns(80)).c_str());
+  return 0;
+}
+
+// docs/commands.md.
+int print_commands_page() {
+  std::printf(
+      "# Commands\n\n"
+      "Generated by `./dev docs` from `cli/main.cpp`. `foreshock COMMAND --help` prints the options of a "
+      "command; "
+      "[options](options.md) is the complete table.\n\n"
+      "| command | purpose | example | more |\n| --- | --- | --- | --- |\n");
+  for (const Command& command : kCommands) {
+    std::string usage = command.usage;
+    for (size_t at = usage.find('|'); at != std::string::npos; at = usage.find('|', at + 2))
+      usage.insert(at, 1, '\\');
+    const std::string page = command.page, name = page.substr(0, page.find('.'));
+    std::printf("| `foreshock %s` | %s | `%s` | [%s](%s) |\n", usage.c_str(), command.help, command.example,
+                name.c_str(), command.page);
+  }
+  std::printf(
+      "\nThe environment variable `FORESHOCK=0` switches foreshock off before the start; `foreshock pause` "
+      "stops "
+      "the sampling of a live run.\n");
   return 0;
 }
 
 int dispatch(const Command& command, const std::vector<std::string>& words) {
+  if (command.function == nullptr) return command.words_function(words);
   Arguments arguments;
   const std::string problem = arguments.parse(words, command.reader);
   if (!problem.empty()) return wrong_use(problem);
-  return arguments.wants_help() ? print_help(command) : command.function(arguments);
+  if (arguments.wants_help()) return print_help(command);
+  if (const std::string line = unknown_variable(); !line.empty()) say(line);
+  return command.function(arguments);
 }
 
 int main(const std::vector<std::string>& words) {
-  if (words.empty()) return wrong_use("say what to do: foreshock run -- COMMAND, or foreshock --help");
+  if (words.empty()) return wrong_use("no command given; try foreshock run -- COMMAND, or foreshock --help");
   const std::string name = words[0];
   const std::vector<std::string> rest(words.begin() + 1, words.end());
   if (name == "--help" || name == "-h" || name == "help") return print_help();
@@ -79,26 +117,25 @@ int main(const std::vector<std::string>& words) {
     std::printf("foreshock %s\n", kVersion);
     return 0;
   }
-  if (name == "docs") return docs(rest);
-  if (name == "lab") return lab(rest);
-  if (name == "judge") return judge(rest);
-  if (name == "compare") return compare(rest);
-  if (name == "merge") return merge(rest);
-  if (name == "report") return report(rest);
+  if (name == "docs")
+    return rest == std::vector<std::string>{"commands"} ? print_commands_page() : docs(rest);
+  std::vector<std::string> names;
   for (const Command& command : kCommands) {
     if (name == command.name) return dispatch(command, rest);
+    names.push_back(command.name);
   }
-  return wrong_use("there is no command '" + name + "': foreshock --help lists what there is");
+  return wrong_use("unknown command '" + name + "'" + did_you_mean(name, names) +
+                   "; foreshock --help lists all commands");
 }
 
-// A standard stream that is closed would lend its number to the next file that is opened, and what is printed
-// would land in there. Its place is held by what takes no byte, and the trainer does not get that.
+// Opens /dev/null for closed standard streams: otherwise the next opened file would get their number, and
+// printed text would go into it. The trainer does not inherit it.
 void hold_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
 }
 
-// What could not be printed (a disk that is full) is not done.
+// Output that could not be written (disk full) makes the command fail.
 int printed(int status) {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
@@ -114,7 +151,7 @@ int main(int count, char** words) {
   foreshock::cli::hold_standard_streams();
   try {
     return foreshock::cli::printed(foreshock::cli::main({words + 1, words + count}));
-  } catch (const std::exception& error) {  // no memory, no working directory: one line, not an abort
+  } catch (const std::exception& error) {  // no memory or working directory: one line instead of an abort
     foreshock::cli::say(error.what());
     return 1;
   }

@@ -12,7 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <random>
+#include <sstream>
 #include <string_view>
 
 #include "exporters/http_routes.h"
@@ -42,6 +44,32 @@ bool is_web_address(std::string_view url) {
   };
   return scheme != 0 && url.size() > scheme && url.size() <= 1024 && url[scheme] != '/' &&
          std::all_of(url.begin(), url.end(), is_fit);
+}
+
+std::vector<std::string> flags_of(uint32_t reader) {
+  std::vector<std::string> flags;
+  for (const Option& row : kOptions) {
+    if (row.flag != nullptr && (row.readers & reader) != 0) flags.push_back(row.flag);
+  }
+  return flags;
+}
+
+// Number of characters to insert, delete, replace, or exchange with their neighbour.
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        rows[i][j] = i + j;
+        continue;
+      }
+      const size_t changed = rows[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      rows[i][j] = std::min({rows[i - 1][j] + 1, rows[i][j - 1] + 1, changed});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        rows[i][j] = std::min(rows[i][j], rows[i - 2][j - 2] + 1);
+    }
+  }
+  return rows[a.size()][b.size()];
 }
 
 std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
@@ -80,10 +108,15 @@ std::string number_wanted(OptionId id, const std::string& text, const std::strin
   return bounds.empty() ? what : what + " " + bounds;
 }
 
-// The row's help, with what its value is bounded by.
+// The row's help, with the bounds of its value.
 std::string help_text(const Option& row) {
   const std::string bounds = bounds_text(row);
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
+}
+
+// The row of docs/options.md: help, then details.
+std::string full_help_text(const Option& row) {
+  return *row.details == '\0' ? help_text(row) : help_text(row) + ". " + row.details;
 }
 
 }  // namespace
@@ -98,6 +131,38 @@ bool parse_ports(const std::string& text, int* port, int* last_port) {
   *port = static_cast<int>(first);
   *last_port = static_cast<int>(last);
   return true;
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  constexpr size_t kLongestWord = 64;  // of what is typed by hand
+  if (word.size() > kLongestWord) return "";
+  const std::string* best = nullptr;
+  size_t least = 1 + std::min<size_t>(2, word.size() / 3);
+  for (const std::string& each : known) {
+    const size_t distance = edit_distance(word, each);
+    if (distance < least) {
+      least = distance;
+      best = &each;
+    }
+  }
+  return best == nullptr ? "" : ", did you mean " + *best + "?";
+}
+
+std::string unknown_variable() {
+  std::vector<std::string> known = {"FORESHOCK_BUILD"};
+  for (const Option& row : kOptions) {
+    if (row.variable != nullptr) known.push_back(row.variable);
+  }
+  constexpr std::string_view kPrefix = "FORESHOCK_";
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string name(text.substr(0, text.find('=')));
+    if (!name.starts_with(kPrefix) || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    // Others may have variables of that prefix: only a likely misspelling is reported.
+    if (const std::string meant = did_you_mean(name, known); !meant.empty())
+      return "ignored: environment variable " + name + meant;
+  }
+  return "";
 }
 
 std::string value_wanted(OptionId id, const std::string& text) {
@@ -154,7 +219,7 @@ std::string Arguments::parse(const std::vector<std::string>& words, uint32_t rea
     const bool is_option = word.size() > 1 && word[0] == '-' && word != "--";
     if (!is_option) {
       if (!takes_command)
-        return "take away '" + word + "': this command has options only (--help lists them)";
+        return "unexpected argument '" + word + "': this command takes only options (see --help)";
       command_.assign(words.begin() + at + (word == "--" ? 1 : 0), words.end());
       break;
     }
@@ -168,7 +233,7 @@ std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* 
   const size_t equals = word.find('=');
   const std::string flag = word.substr(0, equals);
   const Option* row = find_flag(flag, reader);
-  if (row == nullptr) return "there is no option " + flag + " here: --help lists what there is";
+  if (row == nullptr) return "unknown option " + flag + did_you_mean(flag, flags_of(reader)) + "; see --help";
   std::optional<std::string>& slot = flags_[static_cast<size_t>(row->id)];
   if (row->value == nullptr) {
     if (equals != std::string::npos) return flag + " takes no value";
@@ -188,7 +253,7 @@ std::string Arguments::check_values(uint32_t reader) const {
     const std::string value = text(row.id);
     if (value == row.fallback) continue;
     if (const std::string wanted = value_wanted(row.id, value); !wanted.empty()) {
-      return std::string(has_flag(row.id) ? row.flag : row.variable) + " wants " + wanted + ", not '" +
+      return std::string(has_flag(row.id) ? row.flag : row.variable) + " must be " + wanted + ", not '" +
              value + "'";
     }
   }
@@ -214,16 +279,41 @@ std::string Arguments::text(OptionId id) const {
   return flag ? *flag : option_value(id);
 }
 
-std::string options_help(uint32_t reader) {
+std::string wrapped(const std::string& text, size_t indent, size_t columns) {
+  const size_t width = columns > indent + 20 ? columns - indent : 20;
+  std::string result, line;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!line.empty() && line.size() + 1 + word.size() > width) {
+      result += line + "\n" + std::string(indent, ' ');
+      line.clear();
+    }
+    if (!line.empty()) line += ' ';
+    line += word;
+  }
+  return result + line;
+}
+
+std::string options_help(uint32_t reader, size_t columns) {
+  constexpr size_t kIndent = 26;
+  constexpr const char* kTitles[] = {"Basic", "Output", "Network", "Expert"};
   std::string text;
-  for (const Option& row : kOptions) {
-    if (row.flag == nullptr || (row.readers & reader) == 0) continue;
-    std::string left =
-        std::string("  ") + row.flag + (row.value != nullptr ? std::string(" ") + row.value : "");
-    left.resize(std::max<size_t>(left.size() + 2, 26), ' ');
-    text += left + help_text(row);
-    if (*row.fallback != '\0') ((text += " [") += row.fallback) += "]";
-    text += "\n";
+  for (size_t group = 0; group < std::size(kTitles); ++group) {
+    std::string section;
+    for (const Option& row : kOptions) {
+      if (row.flag == nullptr || (row.readers & reader) == 0) continue;
+      if (row.group != static_cast<OptionGroup>(group)) continue;
+      std::string left = "  " + flag_with_value(row);
+      if (left.size() + 2 > kIndent) {
+        section += left + "\n";
+        left.clear();
+      }
+      left.resize(kIndent, ' ');
+      std::string help = help_text(row);
+      if (*row.fallback != '\0') ((help += " [") += row.fallback) += "]";
+      section += left + wrapped(help, kIndent, columns) + "\n";
+    }
+    if (!section.empty()) text += (text.empty() ? "" : "\n") + std::string(kTitles[group]) + "\n" + section;
   }
   return text;
 }
@@ -238,8 +328,7 @@ std::string options_markdown() {
                   {kReaderDetect, "detect"}, {kReaderTrainer, "the trainer"}};
   std::string text =
       "# Options\n\n"
-      "Generated by `./dev docs` from `libmonitor/options.h`. A flag wins over its variable, a variable over "
-      "the "
+      "Generated by `./dev docs` from `libmonitor/options.h`. A flag overrides its variable, a variable the "
       "default.\n\n"
       "| flag | variable | default | meaning | read by |\n| --- | --- | --- | --- | --- |\n";
   for (const Option& row : kOptions) {
@@ -250,7 +339,7 @@ std::string options_markdown() {
       readers += name;
     }
     text += "| " + code(flag_with_value(row)) + " | " + code(or_empty(row.variable)) + " | " +
-            code(row.fallback) + " | " + help_text(row) + " | " + readers + " |\n";
+            code(row.fallback) + " | " + full_help_text(row) + " | " + readers + " |\n";
   }
   return text;
 }
@@ -340,7 +429,7 @@ std::string flagged_problem(const Arguments& arguments) {
   std::error_code error;
   if (is_there && fs::is_directory(path, error) && access(path.c_str(), R_OK | W_OK | X_OK) == 0) return "";
   return std::string(option(OptionId::kSaveFlagged).flag) + ": " + path +
-         " is no directory to write to; name one, or one to be made in a directory you may write";
+         " is not a writable directory; name one, or a new one in a directory you may write";
 }
 
 std::string token_problem(const Arguments& arguments) {

@@ -36,7 +36,7 @@ class Arguments {
   bool wants_help_ = false;
 };
 
-// "" when `text` is a fit value of `id`, else what is wanted, e.g. "a whole number".
+// Returns "" if `text` is a valid value of `id`, else what is required, e.g. "a whole number".
 std::string value_wanted(OptionId id, const std::string& text);
 
 // "9847", or "9847-9946": the first free one of these (*last_port is 0 for a single port).
@@ -45,8 +45,17 @@ bool parse_ports(const std::string& text, int* port, int* last_port);
 // "" when the agent may listen where --bind says, else what to do.
 std::string listening_problem(const Arguments& arguments);
 
-// The options of `reader`, two aligned columns, for --help.
-std::string options_help(uint32_t reader);
+// Returns the options of `reader` for --help: grouped, two aligned columns, lines of at most `columns`.
+std::string options_help(uint32_t reader, size_t columns);
+
+// Breaks `text` into lines so that they end before column `columns` if each but the first is indented.
+std::string wrapped(const std::string& text, size_t indent, size_t columns);
+
+// Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
+
+// Returns "" or a line about a FORESHOCK_ variable in the environment that is probably misspelled.
+std::string unknown_variable();
 
 // The table as Markdown, for docs/options.md.
 std::string options_markdown();

@@ -32,6 +32,12 @@ void say(const std::string& line) {
   sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
+size_t terminal_columns(size_t otherwise) {
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return otherwise;
+  return std::clamp<size_t>(size.ws_col, 60, 120);
+}
+
 int wrong_use(const std::string& line) {
   say(line);
   return kWrongUse;

@@ -17,6 +17,10 @@ std::string printable(std::string text);
 // Writes "foreshock: <line>\n" with one call.
 void say(const std::string& line);
 
+// Returns the width of the terminal on standard output, at least 60 and at most 120; `otherwise` without a
+// terminal.
+size_t terminal_columns(size_t otherwise);
+
 // The exit status of wrong use.
 inline constexpr int kWrongUse = 2;
 

@@ -1,6 +1,6 @@
-// The one table of options: what the command line accepts, which FORESHOCK_ variable stands for it, its
-// default and its help. docs/options.md is generated from it. The parsers below are used in the trainer as
-// well: they need no heap, no locale and no exceptions, and may be called from any thread.
+// The table of options: flag, FORESHOCK_ variable, default and help of each. docs/options.md is generated
+// from it. The trainer uses the parsers too: they need no heap, no locale and no exceptions, and are
+// thread-safe.
 #ifndef FORESHOCK_LIBMONITOR_OPTIONS_H_
 #define FORESHOCK_LIBMONITOR_OPTIONS_H_
 
@@ -20,6 +20,9 @@ enum OptionReader : uint32_t {
   kReaderExport = 64,
   kReaderDetect = 128,
 };
+
+// The section of --help that an option is listed in, in this order.
+enum class OptionGroup : uint32_t { kBasic, kOutput, kNetwork, kExpert };
 
 enum class OptionId : uint32_t {
   kEnabled,
@@ -66,134 +69,146 @@ struct Option {
   OptionId id;
   const char* flag;      // nullptr: by variable only
   const char* variable;  // nullptr: by flag only
-  const char* fallback;  // the default; "" where there is none
-  const char* value;     // what stands after the flag in the help; nullptr: a flag without a value
-  const char* help;
+  const char* fallback;  // the default; "" if there is none
+  const char* value;     // placeholder of the value in the help; nullptr: a flag without a value
+  const char* help;      // one sentence, for --help
+  OptionGroup group;
   uint32_t readers;  // OptionReader bits
-  // Of a number; beside it 0 is always fit where it is the default (it then means never, or by itself).
+  // Bounds of a number. 0 is always allowed if it is the default: it means never, or automatic.
   uint64_t least = 0, most = UINT64_MAX;
+  const char* details = "";  // for docs/options.md only
 };
 
 inline constexpr size_t kOptionCount = static_cast<size_t>(OptionId::kCount);
 
 inline constexpr uint64_t kMiB = 1 << 20;
-inline constexpr uint64_t kMostSteps = 1 << 20;  // between two looks
+inline constexpr uint64_t kMostSteps = 1 << 20;  // between two samples or snapshots
 inline constexpr uint64_t kMostCountedSteps = 64;
 
 inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kEnabled, nullptr, "FORESHOCK", "1", "0|1",
-     "0: nothing is monitored, the command runs as if alone", kReaderRun | kReaderTrainer},
+     "0: switch foreshock off; the command runs as if alone", OptionGroup::kBasic,
+     kReaderRun | kReaderTrainer},
     {OptionId::kBaseDirectory, nullptr, "FORESHOCK_DIR", "", "DIR",
      "base directory of the runs, on tmpfs; by default /dev/shm/foreshock-UID, else under $XDG_RUNTIME_DIR",
-     kReaderRun | kReaderStatus | kReaderSwitch | kReaderDoctor | kReaderTrainer},
+     OptionGroup::kExpert, kReaderRun | kReaderStatus | kReaderSwitch | kReaderDoctor | kReaderTrainer},
     {OptionId::kRunId, "--run-id", "FORESHOCK_RUN_ID", "", "ID",
-     "name of the run over all its restarts. Without it `run` takes that of W&B, Slurm or torchrun, else a "
-     "random one, `agent` its directory's; status, pause and resume mean every run",
-     kReaderRun | kReaderAgent | kReaderStatus | kReaderSwitch | kReaderTrainer},
+     "name of the run, the same over restarts and nodes", OptionGroup::kBasic,
+     kReaderRun | kReaderAgent | kReaderStatus | kReaderSwitch | kReaderTrainer, 0, UINT64_MAX,
+     "default: `run` takes the id of W&B, Slurm or torchrun, else a random one; `agent` takes the name of "
+     "its "
+     "directory; status, pause and resume act on every run"},
     {OptionId::kLauncher, nullptr, "FORESHOCK_LAUNCHER", "0", "ID",
-     "number of the `foreshock run` that started the trainer; set by it", kReaderTrainer},
+     "number of the `foreshock run` that started the trainer; set by it", OptionGroup::kExpert,
+     kReaderTrainer},
     {OptionId::kEvery, "--every", "FORESHOCK_EVERY", "0", "STEPS",
-     "sample every STEPS-th step; 0: as often as --max-slowdown allows",
+     "sample every STEPS-th step; 0: as often as --max-slowdown allows", OptionGroup::kBasic,
      kReaderRun | kReaderAgent | kReaderTrainer, 0, kMostSteps},
     {OptionId::kMaxSlowdown, "--max-slowdown", "FORESHOCK_MAX_SLOWDOWN", "1%", "RATIO",
-     "the most the monitor may cost, as a share of the training time",
+     "largest share of the training time that foreshock may take", OptionGroup::kBasic,
      kReaderRun | kReaderAgent | kReaderTrainer},
     {OptionId::kMemory, "--memory", "FORESHOCK_MEMORY", "64MiB", "BYTES",
-     "the most shared memory one rank may take for its samples; to follow weights, as much again of its own, "
-     "and 8 MiB",
-     kReaderRun | kReaderTrainer, kMiB},
+     "shared memory per rank for samples", OptionGroup::kExpert, kReaderRun | kReaderTrainer, kMiB,
+     UINT64_MAX, "measuring weights takes as much again of the rank's own memory, and 8 MiB"},
     {OptionId::kSlices, "--slices", "FORESHOCK_SLICES", "on", "on|off",
-     "off: count calls and follow steps, but copy no activations", kReaderRun | kReaderTrainer},
-    {OptionId::kMathPath, "--math-path", "FORESHOCK_MATH_PATH", "off", "on|off",
-     "on: sample attention on PyTorch's unfused path too; costs every operation of a sampled step 0.4 us",
+     "off: count calls and follow steps, but copy no activations", OptionGroup::kBasic,
      kReaderRun | kReaderTrainer},
+    {OptionId::kMathPath, "--math-path", "FORESHOCK_MATH_PATH", "off", "on|off",
+     "on: sample PyTorch's unfused attention too", OptionGroup::kExpert, kReaderRun | kReaderTrainer, 0,
+     UINT64_MAX, "costs 0.4 us for every operation of a sampled step"},
     {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
-     "look at each weight tensor once in STEPS steps; auto: 64, on a single rank more where a quarter of "
-     "--max-slowdown asks for it; several ranks leave turns out instead, and each rank all of them "
-     "while what it owes of --max-slowdown is more than 256 steps earn",
-     kReaderRun | kReaderTrainer, 1, kMostSteps},
+     "measure every weight tensor once per STEPS steps; auto: 64", OptionGroup::kBasic,
+     kReaderRun | kReaderTrainer, 1, kMostSteps,
+     "auto keeps the cost within a quarter of --max-slowdown: a single rank uses a longer interval if "
+     "needed, "
+     "several ranks skip tensors; a rank skips all of them while its cost is more than 256 steps above the "
+     "limit"},
     {OptionId::kCountKernels, "--count-kernels", "FORESHOCK_COUNT_KERNELS", "0", "STEPS",
-     "count launched attention kernels by CUPTI in so many steps after the first ten, to compare them with "
-     "the calls seen; gives way to other profilers, not while torch.profiler runs (one that begins meanwhile "
-     "sees no device any more). 0: never",
-     kReaderRun | kReaderTrainer, 0, kMostCountedSteps},
+     "count launched attention kernels with CUPTI during STEPS steps, to check the coverage; 0: never",
+     OptionGroup::kExpert, kReaderRun | kReaderTrainer, 0, kMostCountedSteps,
+     "starts after the first ten steps; does not start if another tool uses CUPTI or while torch.profiler "
+     "runs; a "
+     "profiler that starts during the count sees no device for the rest of the process"},
     {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
-     kReaderTrainer},
+     OptionGroup::kExpert, kReaderTrainer},
     {OptionId::kAdapters, nullptr, "FORESHOCK_ADAPTERS", "", "DIR",
-     "where the built adapters lie; set by `run`", kReaderTrainer},
+     "directory of the built adapters; set by `run`", OptionGroup::kExpert, kReaderTrainer},
     {OptionId::kPort, "--port", "FORESHOCK_PORT", "9847", "PORT",
-     "port of the page and of /metrics; FIRST-LAST: the first free one. Default of `run`: 9847-9946",
-     kReaderRun | kReaderAgent, 0, 65535},
+     "port of the page and of /metrics; FIRST-LAST: the first free one", OptionGroup::kNetwork,
+     kReaderRun | kReaderAgent, 0, 65535, "default of `run`: 9847-9946"},
     {OptionId::kBind, "--bind", "FORESHOCK_BIND", "127.0.0.1", "ADDRESS",
-     "loopback address to listen on; unix:PATH; or any numeric address, with --token-file",
+     "address to listen on: loopback, unix:PATH, or any other with --token-file", OptionGroup::kNetwork,
      kReaderRun | kReaderAgent},
     {OptionId::kRecord, "--record", "FORESHOCK_RECORD", "", "FILE.jsonl",
-     "write the record of the run: one JSON object a line", kReaderRun | kReaderAgent},
+     "write the record of the run, one JSON object per line", OptionGroup::kOutput,
+     kReaderRun | kReaderAgent},
     {OptionId::kRecordHistograms, "--record-histograms", "FORESHOCK_RECORD_HISTOGRAMS", "0", "BYTES",
-     "put up to BYTES of weight histograms into the record, for `foreshock merge` of several nodes; a "
-     "snapshot of a "
-     "tensor takes 10 to 30 KiB in bf16, 100 to 500 KiB in fp32",
-     kReaderRun | kReaderAgent, kMiB},
+     "write up to BYTES of weight histograms into the record, for `foreshock merge`", OptionGroup::kOutput,
+     kReaderRun | kReaderAgent, kMiB, UINT64_MAX,
+     "a snapshot of a tensor takes 10 to 30 KiB in bf16 and 100 to 500 KiB in fp32"},
     {OptionId::kRecordSize, "--record-size", "FORESHOCK_RECORD_SIZE", "0", "BYTES",
-     "keep at most BYTES of the record: at half of it FILE is renamed to FILE.1, replacing an older one, "
-     "and a new FILE is started. `report`, `detect`, `export` and `merge` read both. 0: keep all of it",
-     kReaderRun | kReaderAgent, kMiB},
+     "limit the record to BYTES by starting a new file; 0: no limit", OptionGroup::kOutput,
+     kReaderRun | kReaderAgent, kMiB, UINT64_MAX,
+     "at half of it FILE is renamed to FILE.1, replacing an older one, and a new FILE is started; `report`, "
+     "`detect`, `export` and `merge` read both"},
     {OptionId::kOnAlert, "--on-alert", "FORESHOCK_ON_ALERT", "", "COMMAND",
-     "shell command to run when a detector warns or the loss goes wrong; FORESHOCK_ALERT_ variables tell it "
-     "what "
-     "happened",
-     kReaderRun | kReaderAgent},
+     "shell command to run when a detector warns or the loss goes wrong", OptionGroup::kOutput,
+     kReaderRun | kReaderAgent, 0, UINT64_MAX,
+     "it reads the event from FORESHOCK_ALERT_ variables: [alerts](alerts.md#a-command-of-your-own)"},
     {OptionId::kSaveFlagged, "--save-flagged", "FORESHOCK_SAVE_FLAGGED", "", "DIR",
-     "keep samples whose judgement is out of the ordinary, as safetensors: activations of your data; "
-     "`foreshock judge` judges them again",
-     kReaderRun | kReaderAgent},
+     "keep unusual samples for `foreshock judge`; they contain activations of your data",
+     OptionGroup::kOutput, kReaderRun | kReaderAgent},
     {OptionId::kFlaggedQuota, "--flagged-quota", "FORESHOCK_FLAGGED_QUOTA", "256MiB", "BYTES",
-     "the most that the flagged samples in DIR may take; also 1000 files", kReaderRun | kReaderAgent, 4096},
+     "size limit of --save-flagged; it also keeps at most 1000 files", OptionGroup::kOutput,
+     kReaderRun | kReaderAgent, 4096},
     {OptionId::kSummary, "--summary", "FORESHOCK_SUMMARY", "", "FILE.json",
-     "write the end-of-run summary as JSON", kReaderRun},
+     "write the summary at the end of the run as JSON", OptionGroup::kOutput, kReaderRun},
     {OptionId::kCache, nullptr, "FORESHOCK_CACHE", "", "DIR",
-     "where adapters are built; by default $XDG_CACHE_HOME/foreshock, else ~/.cache/foreshock",
-     kReaderRun | kReaderDoctor},
-    {OptionId::kRunDirectory, "--dir", nullptr, "", "DIR", "directory of the run to serve", kReaderAgent},
-    {OptionId::kKeepAlive, "--keep-alive", nullptr, "", nullptr, "stay when the last trainer has ended",
-     kReaderAgent},
+     "directory where adapters are built; by default $XDG_CACHE_HOME/foreshock, else ~/.cache/foreshock",
+     OptionGroup::kExpert, kReaderRun | kReaderDoctor},
+    {OptionId::kRunDirectory, "--dir", nullptr, "", "DIR", "directory of the run to serve",
+     OptionGroup::kBasic, kReaderAgent},
+    {OptionId::kKeepAlive, "--keep-alive", nullptr, "", nullptr,
+     "keep running after the last trainer has ended", OptionGroup::kBasic, kReaderAgent},
     {OptionId::kTree, "--tree", nullptr, "", "DIR",
-     "serve every run below DIR, DIR/RUN or DIR/USER/RUN, until stopped", kReaderAgent},
+     "serve every run below DIR (DIR/RUN or DIR/USER/RUN) until stopped", OptionGroup::kBasic, kReaderAgent},
     {OptionId::kForgetAfter, "--forget-after", nullptr, "600", "SECONDS",
-     "how long a run of the tree that has ended keeps its series", kReaderAgent, 0, 7 * 24 * 3600},
+     "how long --tree keeps the series of a run that has ended", OptionGroup::kBasic, kReaderAgent, 0,
+     7 * 24 * 3600},
     {OptionId::kTokenFile, "--token-file", "FORESHOCK_TOKEN_FILE", "", "FILE",
-     "file with the bearer token that clients must show, read again when it changes; status and doctor show "
-     "it",
-     kReaderRun | kReaderAgent | kReaderStatus | kReaderDoctor},
+     "file with the bearer token that clients must send", OptionGroup::kNetwork,
+     kReaderRun | kReaderAgent | kReaderStatus, 0, UINT64_MAX, "read again when it changes; status sends it"},
     {OptionId::kFileSd, "--file-sd", "FORESHOCK_FILE_SD", "", "FILE.json|DIR",
-     "keep a target file for Prometheus' file_sd while the agent serves; in DIR each run has one of its own",
+     "maintain a target file for Prometheus' file_sd; in DIR, one per run", OptionGroup::kNetwork,
      kReaderRun | kReaderAgent},
     {OptionId::kGrafana, "--grafana", "FORESHOCK_GRAFANA", "", "URL",
-     "where a Grafana with our dashboards is: the status page leads there", kReaderRun | kReaderAgent},
+     "address of a Grafana with our dashboards, for links on the page", OptionGroup::kNetwork,
+     kReaderRun | kReaderAgent},
     {OptionId::kAgent, "--agent", "FORESHOCK_AGENT", "own", "own|service",
-     "service: start no agent, one with --tree follows the run", kReaderRun},
-    {OptionId::kPython, "--python", nullptr, "python3", "EXE", "the interpreter the training uses",
-     kReaderDoctor},
-    {OptionId::kJson, "--json", nullptr, "", nullptr, "print JSON", kReaderStatus | kReaderDetect},
-    {OptionId::kWatch, "--watch", nullptr, "", nullptr, "print again every two seconds until interrupted",
-     kReaderStatus},
-    {OptionId::kCsv, "--csv", nullptr, "", "DIR", "write one table per type of line: run.csv, step.csv, ...",
-     kReaderExport},
+     "service: start no agent, because one with --tree follows the run", OptionGroup::kExpert, kReaderRun},
+    {OptionId::kPython, "--python", nullptr, "python3", "EXE", "the Python of the training",
+     OptionGroup::kBasic, kReaderDoctor},
+    {OptionId::kJson, "--json", nullptr, "", nullptr, "print JSON", OptionGroup::kBasic,
+     kReaderStatus | kReaderDetect},
+    {OptionId::kWatch, "--watch", nullptr, "", nullptr, "redraw every two seconds until Ctrl-C",
+     OptionGroup::kBasic, kReaderStatus},
+    {OptionId::kCsv, "--csv", nullptr, "", "DIR", "write a table per type of line: run.csv, step.csv, ...",
+     OptionGroup::kBasic, kReaderExport},
     {OptionId::kTensorBoard, "--tensorboard", nullptr, "", "DIR",
-     "write TensorBoard event files, a folder for every run and rank", kReaderExport},
+     "write TensorBoard event files, a directory per run and rank", OptionGroup::kBasic, kReaderExport},
     {OptionId::kScores, "--scores", nullptr, "", "FILE.csv",
-     "write what every detector made of every value: run,rank,step,detector,place,value,score,level",
-     kReaderDetect},
+     "write the score of every detector for every value", OptionGroup::kBasic, kReaderDetect, 0, UINT64_MAX,
+     "columns: run,rank,step,detector,place,value,score,level"},
 };
 
 // The row of `id`.
 const Option& option(OptionId id);
 
-// The value of the option's variable, or its default when the variable is unset or empty. Never nullptr. The
-// pointer is the environment's own.
+// Returns the value of the option's variable, or the default if it is unset or empty. Never nullptr. The
+// pointer may point into the environment.
 const char* option_value(OptionId id);
 
-// Each parser reads the whole text, leaves `*result` alone and returns false when it is anything else.
+// Each parser must match the whole text; otherwise it returns false and leaves `*result` unchanged.
 
 // "1%", "0.5 %", "0.01": a ratio in [0, 1].
 bool parse_ratio(const char* text, double* result);

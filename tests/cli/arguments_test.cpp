@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <sstream>
 
 #include "cli/options.h"
 
@@ -45,7 +46,7 @@ TEST(Arguments, FlagWinsOverVariableWinsOverDefault) {
 
 TEST(Arguments, WrongValuesSayWhereTheyCameFrom) {
   EXPECT_THAT(problem_of({"--every", "x", "--", "true"}),
-              HasSubstr("--every wants a whole number from 0 to 1048576, not 'x'"));
+              HasSubstr("--every must be a whole number from 0 to 1048576, not 'x'"));
   setenv("FORESHOCK_MAX_SLOWDOWN", "much", 1);
   EXPECT_THAT(problem_of({"--", "true"}), HasSubstr("FORESHOCK_MAX_SLOWDOWN wants"));
   unsetenv("FORESHOCK_MAX_SLOWDOWN");
@@ -75,25 +76,55 @@ TEST(Arguments, NumbersHaveBounds) {
     for (const std::string& text : bad) EXPECT_FALSE(is_fit(id, text)) << option(id).flag << " " << text;
   }
   EXPECT_THAT(problem_of({"--count-kernels", "100", "--", "true"}),
-              HasSubstr("--count-kernels wants a whole number from 0 to 64, not '100'"));
+              HasSubstr("--count-kernels must be a whole number from 0 to 64, not '100'"));
   EXPECT_THAT(problem_of({"--memory", "1", "--", "true"}),
-              HasSubstr("--memory wants a size of 1MiB or more, not '1'"));
+              HasSubstr("--memory must be a size of 1MiB or more, not '1'"));
 }
 
-// So that nobody has to try: what bounds a number stands where the option is explained.
-TEST(Arguments, HelpAndTableTellTheBounds) {
-  for (const std::string& text : {options_help(kReaderRun), options_markdown()}) {
-    EXPECT_THAT(text, HasSubstr("0: never (from 0 to 64)"));
-    EXPECT_THAT(text, HasSubstr("and 8 MiB (of 1MiB or more)"));
+std::string joined(std::string text) {
+  std::istringstream words(text);
+  text.clear();
+  for (std::string word; words >> word;) text += word + " ";
+  return text;
+}
+
+TEST(Arguments, HelpAndTableContainTheBounds) {
+  EXPECT_THAT(joined(options_help(kReaderRun, 80)), HasSubstr("0: never (from 0 to 64)"));
+  EXPECT_THAT(options_markdown(), HasSubstr("0: never (from 0 to 64)"));
+  EXPECT_THAT(joined(options_help(kReaderRun, 80)), HasSubstr("for samples (of 1MiB or more) [64MiB]"));
+}
+
+TEST(Arguments, HelpIsWrappedAndGrouped) {
+  for (const OptionReader reader : {kReaderRun, kReaderAgent, kReaderStatus, kReaderSwitch, kReaderDoctor,
+                                    kReaderExport, kReaderDetect}) {
+    for (const size_t columns : {60, 80, 100}) {
+      std::istringstream lines(options_help(reader, columns));
+      for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), columns) << line;
+    }
   }
-  EXPECT_THAT(options_help(kReaderAgent), HasSubstr("may take; also 1000 files (of 4KiB or more)"));
+  const std::string help = options_help(kReaderRun, 80);
+  EXPECT_THAT(help, testing::StartsWith("Basic\n  --run-id ID"));
+  EXPECT_LT(help.find("\nOutput\n"), help.find("\nNetwork\n"));
+  EXPECT_LT(help.find("\nNetwork\n"), help.find("\nExpert\n"));
+  EXPECT_THAT(options_help(kReaderStatus, 80), testing::Not(HasSubstr("Expert")));
 }
 
-// One row, several readers: what one does without a value is no other's default.
-TEST(Arguments, HelpOfARunIdSaysWhatEachCommandDoesWithoutOne) {
-  for (const OptionReader reader : {kReaderRun, kReaderAgent, kReaderStatus, kReaderSwitch})
-    EXPECT_THAT(options_help(reader), testing::AllOf(HasSubstr("`run` takes that of W&B"),
-                                                     HasSubstr("status, pause and resume mean every run")));
+TEST(Arguments, SimilarWordsAreSuggested) {
+  EXPECT_EQ(did_you_mean("statsu", {"run", "status"}), ", did you mean status?");
+  EXPECT_EQ(did_you_mean("frobnicate", {"run", "status"}), "");
+  EXPECT_EQ(did_you_mean("rn", {"run"}), "");  // too short to be sure
+  EXPECT_THAT(problem_of({"--recrod", "x"}), HasSubstr("unknown option --recrod, did you mean --record?"));
+}
+
+TEST(Arguments, MisspelledVariablesAreReported) {
+  EXPECT_EQ(unknown_variable(), "");
+  setenv("FORESHOCK_OTHER_TOOL", "1", 1);
+  EXPECT_EQ(unknown_variable(), "");
+  setenv("FORESHOCK_RECROD", "x", 1);
+  EXPECT_EQ(unknown_variable(),
+            "ignored: environment variable FORESHOCK_RECROD, did you mean FORESHOCK_RECORD?");
+  unsetenv("FORESHOCK_RECROD");
+  unsetenv("FORESHOCK_OTHER_TOOL");
 }
 
 TEST(Arguments, AGrafanaIsAnAddressOfTheWeb) {
@@ -105,16 +136,16 @@ TEST(Arguments, AGrafanaIsAnAddressOfTheWeb) {
     EXPECT_NE(value_wanted(OptionId::kGrafana, bad), "") << bad;
   EXPECT_NE(value_wanted(OptionId::kGrafana, "http://" + std::string(2000, 'a')), "");
   EXPECT_THAT(problem_of({"--grafana", "grafana:3000", "--", "true"}),
-              HasSubstr("--grafana wants an address"));
+              HasSubstr("--grafana must be an address"));
 }
 
 TEST(Arguments, RefusesWhatIsNotThere) {
-  EXPECT_THAT(problem_of({"--frobnicate"}), HasSubstr("there is no option --frobnicate"));
-  EXPECT_THAT(problem_of({"--json"}), HasSubstr("there is no option --json"));  // an option of status
+  EXPECT_THAT(problem_of({"--frobnicate"}), HasSubstr("unknown option --frobnicate"));
+  EXPECT_THAT(problem_of({"--json"}), HasSubstr("unknown option --json"));  // an option of status
   EXPECT_THAT(problem_of({"--port"}), HasSubstr("give --port a value"));
   EXPECT_THAT(problem_of({"--port="}), HasSubstr("give --port a value"));
   EXPECT_THAT(problem_of({"--json=1"}, kReaderStatus), HasSubstr("takes no value"));
-  EXPECT_THAT(problem_of({"stray"}, kReaderStatus), HasSubstr("take away 'stray'"));
+  EXPECT_THAT(problem_of({"stray"}, kReaderStatus), HasSubstr("unexpected argument 'stray'"));
 }
 
 TEST(Arguments, ListensAtAddressesAndSocketsOnly) {
@@ -143,8 +174,8 @@ TEST(Arguments, HelpIsAskedForBeforeTheCommandOnly) {
   Arguments arguments;
   EXPECT_EQ(arguments.parse({"--every", "nonsense", "--help"}, kReaderRun), "");
   EXPECT_TRUE(arguments.wants_help());
-  EXPECT_THAT(options_help(kReaderRun), HasSubstr("--run-id ID"));
-  EXPECT_THAT(options_help(kReaderStatus), testing::Not(HasSubstr("--every")));
+  EXPECT_THAT(options_help(kReaderRun, 80), HasSubstr("--run-id ID"));
+  EXPECT_THAT(options_help(kReaderStatus, 80), testing::Not(HasSubstr("--every")));
 }
 
 TEST(Arguments, MarkdownHoldsEveryFlagAndVariable) {

@@ -488,9 +488,29 @@ def test_doctor_tells_of_the_kernels_for_devices(foreshock, environment, tmp_pat
     assert f"{kernels} is of another build, or damaged" in told()
 
 
-def test_the_list_of_commands_keeps_its_columns_apart(foreshock):
+def test_list_of_commands_has_aligned_columns(foreshock):
     told = subprocess.run([foreshock, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
     commands = [line for line in told.splitlines() if line.startswith("  foreshock ")]
     assert len(commands) >= 13
     for line in commands:
-        assert re.fullmatch(r"  foreshock \S+(?: \S+)*  +[a-z]\S*(?: \S+)*", line), line
+        assert re.fullmatch(r"  foreshock \S+  +[a-z]\S*(?: \S+)*", line), line
+
+
+def test_help_fits_80_columns_and_has_an_example(foreshock):
+    pages = [[], ["run"], ["status"], ["doctor"], ["detect"], ["export"], ["agent"], ["pause"], ["resume"]]
+    for words in pages:
+        shown = subprocess.run(
+            [foreshock, *words, "--help"], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        assert "\nExample: foreshock " in shown
+        assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
+def test_misspelled_words_are_suggested(foreshock, environment):
+    for words, meant in [(["statsu"], "status"), (["run", "--recrod", "a"], "--record")]:
+        done = subprocess.run([foreshock, *words], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert f"did you mean {meant}?" in done.stderr
+    misspelled = environment | {"FORESHOCK_SUMARY": "x"}
+    done = subprocess.run([foreshock, "status"], env=misspelled, capture_output=True, text=True, check=False)
+    assert "ignored: environment variable FORESHOCK_SUMARY, did you mean FORESHOCK_SUMMARY?" in done.stderr
