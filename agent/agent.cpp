@@ -102,6 +102,7 @@ int Agent::run() {
   publish();
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
     return fail(error);
+  if (server_.port() != 0) alerts_.set_url("http://" + server_.place() + "/");
   publish();  // the address is known, and whether Prometheus can be told of it
   if (is_service())
     spdlog::info("serving {} at {}", options_.tree, server_.place());

@@ -60,10 +60,24 @@ void close_all_on_exec() {
   closedir(list);
 }
 
+// One line for a chat or a pager: "my-run: output_error_drift warns in layer 003 on rank 0 at step 60".
+std::string text_of(const EventLine& event) {
+  std::string what = event.detector.empty() ? event.event : event.detector + " warns";
+  std::replace(what.begin(), what.end(), '_', event.detector.empty() ? ' ' : '_');
+  std::string text = event.run + ": " + what;
+  if (!event.layer.empty()) text += " in layer " + event.layer;
+  if (event.rank) text += " on rank " + std::to_string(*event.rank);
+  if (event.step) text += " at step " + std::to_string(*event.step);
+  return text;
+}
+
 }  // namespace
 
-std::vector<std::string> AlertCommand::environment_of(const EventLine& event, uint64_t left_out) {
-  return {variable("RUN", event.run),
+std::vector<std::string> AlertCommand::environment_of(const EventLine& event, uint64_t left_out,
+                                                      const std::string& url) {
+  return {variable("TEXT", text_of(event)),
+          variable("URL", url),
+          variable("RUN", event.run),
           variable("RANK", text_of(event.rank)),
           variable("STEP", text_of(event.step)),
           variable("EVENT", event.event),
@@ -86,7 +100,7 @@ void AlertCommand::tell(const EventLine& event, Clock::time_point now) {
     if (found != told_.end()) ++found->second.left_out;
     return;
   }
-  waiting_.push_back(environment_of(event, found != told_.end() ? found->second.left_out : 0));
+  waiting_.push_back(environment_of(event, found != told_.end() ? found->second.left_out : 0, url_));
   told_[kind] = {now, 0};
 }
 

@@ -54,8 +54,12 @@ class AlertCommand {
   uint64_t failed() const { return failed_; }  // could not be started, or ended with another status than 0
   uint64_t left_out() const { return left_out_; }
 
-  // "NAME=value" for the command, as docs/alerts.md has it.
-  static std::vector<std::string> environment_of(const EventLine& event, uint64_t left_out);
+  // Sets the address of the page that the command gets as FORESHOCK_ALERT_URL; "" until then.
+  void set_url(std::string url) { url_ = std::move(url); }
+
+  // Returns "NAME=value" for the command (docs/alerts.md).
+  static std::vector<std::string> environment_of(const EventLine& event, uint64_t left_out,
+                                                 const std::string& url);
 
  private:
   struct Told {
@@ -66,6 +70,7 @@ class AlertCommand {
   void reap();
 
   const std::string command_;
+  std::string url_;
   std::map<std::string, Told> told_;
   std::deque<std::vector<std::string>> waiting_;
   pid_t child_ = -1;

@@ -60,15 +60,17 @@ class AlertCommandTest : public ::testing::Test {
   const AlertCommand::Clock::time_point now_ = AlertCommand::Clock::now();
 };
 
-TEST_F(AlertCommandTest, TheEnvironmentSaysWhatHappened) {
+TEST_F(AlertCommandTest, EnvironmentDescribesTheEvent) {
   setenv("FORESHOCK_ALERT_STEP", "inherited", 1);
   AlertCommand commands("env > " + path("told"));
+  commands.set_url("http://127.0.0.1:9847/");
   commands.tell(warning(), now_);
   drain(&commands);
   unsetenv("FORESHOCK_ALERT_STEP");
   const std::string told = "\n" + read("told");
-  for (const char* line : {"RUN=me", "RANK=3", "STEP=120", "EVENT=precursor", "DETECTOR=bias",
-                           "LAYER=layer007", "VALUE=0.25", "SCORE=1.5", "LEFT_OUT=0"})
+  for (const char* line : {"TEXT=me: bias warns in layer layer007 on rank 3 at step 120",
+                           "URL=http://127.0.0.1:9847/", "RUN=me", "RANK=3", "STEP=120", "EVENT=precursor",
+                           "DETECTOR=bias", "LAYER=layer007", "VALUE=0.25", "SCORE=1.5", "LEFT_OUT=0"})
     EXPECT_THAT(told, HasSubstr("\nFORESHOCK_ALERT_" + std::string(line) + "\n"));
   EXPECT_THAT(told, HasSubstr("\nPATH="));
   EXPECT_EQ(commands.started(), 1u);
