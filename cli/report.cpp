@@ -6,14 +6,17 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "agent/measured.h"
 #include "agent/publish.h"
 #include "cli/commands.h"
 #include "cli/files.h"
+#include "cli/format.h"
 #include "cli/report_builder.h"
 #include "cli/report_text.h"
 #include "cli/terminal.h"
+#include "detect/thresholds.h"
 #include "exporters/record_line.h"
 
 namespace foreshock::cli {
@@ -261,22 +264,93 @@ std::string report_page(const std::string& json) {
 
 namespace {
 
+constexpr size_t kMostIncidents = 3, kMostSigns = 5, kMostLines = 6;  // of each list in the Markdown
+
+void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
+  if (lines.empty()) return;
+  if (!title.empty()) *text += title + "\n";
+  for (size_t n = 0; n < std::min(lines.size(), kMostLines); ++n) *text += "- " + lines[n] + "\n";
+  if (lines.size() > kMostLines) *text += "- " + std::to_string(lines.size() - kMostLines) + " more\n";
+}
+
+std::vector<std::string> lines_of(const std::vector<StoryFact>& facts, StoryFact::Mark mark) {
+  std::vector<std::string> lines;
+  for (const StoryFact& fact : facts)
+    if (fact.mark == mark) lines.push_back(fact.name + ": " + fact.text);
+  return lines;
+}
+
+std::string line_of(const StorySign& sign, int64_t onset) {
+  std::string text = std::string(info_of(sign.detector).name) + " (" + text_of(sign.detector).plain + ")";
+  if (!sign.layer.empty()) text += ", layer " + sign.layer;
+  text += ", rank " + std::to_string(sign.rank) + ": " + name_of(sign.most) + " from step " +
+          std::to_string(sign.since_step) + ", " + steps_text(steps_between(sign.since_step, onset)) +
+          " before";
+  if (!sign.points.empty()) text += ", last value " + formatted("%.4g", sign.points.back().value);
+  return text + (is_proven(sign.detector) ? "" : " (experimental detector)");
+}
+
+std::string markdown_of(const StoryEvent& event, size_t number) {
+  std::string text = "\n## " + std::to_string(number) + ". " + event.title + "\n\n" + event.text + "\n\n";
+  std::vector<std::string> signs;
+  for (size_t n = 0; n < std::min(event.before.size(), kMostSigns); ++n)
+    signs.push_back(line_of(event.before[n], event.onset_step));
+  append_lines(&text, "Before it:", signs);
+  if (signs.empty()) text += "No detector warned before it.\n";
+  append_lines(&text, "Notable:", lines_of(event.facts, StoryFact::Mark::kNotable));
+  append_lines(&text, "Consistent with:", event.consistent_with);
+  append_lines(&text, "Not excluded:", event.not_excluded);
+  append_lines(&text, "What to try:", event.to_try);
+  return text;
+}
+
+}  // namespace
+
+std::string report_markdown(const Story& story, const std::vector<std::string>& records) {
+  std::string text = "# " + story.headline + "\n\n" + story.verdict + "\n\n";
+  std::vector<std::string> facts;
+  for (const StoryFact& fact : story.facts) facts.push_back(fact.name + ": " + fact.text);
+  append_lines(&text, "", facts);
+  for (size_t n = 0; n < std::min(story.events.size(), kMostIncidents); ++n)
+    text += markdown_of(story.events[n], n + 1);
+  if (story.events.size() > kMostIncidents)
+    text += "\n" + std::to_string(story.events.size() - kMostIncidents) +
+            " further loss events are on the page.\n";
+  text += "\n## Not judged\n\n";
+  append_lines(&text, "", lines_of(story.coverage, StoryFact::Mark::kUnknown));
+  append_lines(&text, "", story.notes);
+  append_lines(&text, "Limits:", story.limits);
+  std::string names;
+  for (const std::string& record : records) names += " " + record;
+  text +=
+      "\n## Look further\n\n    foreshock report" + names + "\n    foreshock report --json" + names + "\n";
+  if (records.size() == 1) text += "    foreshock detect" + names + "\n";
+  std::string lines;  // each made printable by itself, since printable() would take the ends of lines
+  std::istringstream all(text);
+  for (std::string line; std::getline(all, line);) lines += printable(line) + "\n";
+  return lines;
+}
+
+namespace {
+
 namespace fs = std::filesystem;
 
 constexpr const char* kHelp =
-    "foreshock report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.html] [--json]\n"
-    "the story of a run as one page: each loss event, what moved before it and where, what that is "
-    "consistent with\n\n"
-    "  -o OUT.html         write it there, - for standard output; by default beside the first record, "
-    "RECORD.html\n"
-    "  --json              print the same as JSON instead\n\n"
-    "Records of several nodes are told together. The page needs nothing from outside: attach it to the "
-    "post-mortem.\n";
+    "foreshock report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.html] [--json|--markdown]\n"
+    "write the post-mortem page of a run: each loss event and what moved before it\n\n"
+    "Example: foreshock report run.jsonl\n\n"
+    "  -o OUT.html         write the page there, - for standard output\n"
+    "                      [RECORD.html beside the first record]\n"
+    "  --json              print the report as JSON instead\n"
+    "  --markdown          print the report as text of at most two screens, for a\n"
+    "                      pull request, a chat or a coding agent\n\n"
+    "Records of several nodes are combined. The page is one file without outside\n"
+    "resources.\n";
 
 struct Request {
   std::vector<std::string> records;
   std::string out;
-  bool wants_json = false;
+  bool wants_json = false, wants_markdown = false;
 };
 
 bool is_report(const fs::path& path) {
@@ -290,10 +364,10 @@ bool is_report(const fs::path& path) {
 std::string choose_place(Request* request) {
   std::error_code ignored;
   if (fs::exists(request->records[0], ignored) && fs::is_other(request->records[0], ignored))
-    return request->records[0] + " is no file to put the page beside: choose a place with -o OUT.html";
+    return request->records[0] + " is not a file; name the page with -o OUT.html";
   request->out = fs::path(request->records[0]).replace_extension(".html").string();
   if (fs::exists(request->out, ignored) && !is_report(request->out))
-    return request->out + ": is there already and is no report; choose another with -o OUT.html";
+    return request->out + " exists and is not a report; name another with -o OUT.html";
   return "";
 }
 
@@ -308,14 +382,18 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
       break;
     } else if (words[at] == "--json") {
       request->wants_json = true;
+    } else if (words[at] == "--markdown") {
+      request->wants_markdown = true;
     } else if (words[at].starts_with("-")) {
-      return "there is no option '" + words[at] + "': foreshock report --help";
+      return "unknown option '" + words[at] + "': foreshock report --help";
     } else {
       request->records.push_back(words[at]);
     }
   }
   if (request->records.empty()) return "name a record: foreshock report RECORD.jsonl [-o OUT.html]";
-  if (request->wants_json) return request->out.empty() ? "" : "choose one: --json prints, -o writes a page";
+  if (request->wants_json && request->wants_markdown) return "choose one of --json and --markdown";
+  if (request->wants_json || request->wants_markdown)
+    return request->out.empty() ? "" : "choose one: --json and --markdown print, -o writes a page";
   std::error_code ignored;
   for (const std::string& record : request->records)
     if (!request->out.empty() && fs::equivalent(record, request->out, ignored))
@@ -342,7 +420,7 @@ std::string read(const std::string& path, Storyteller* teller, std::vector<std::
                      reader->first_problem() + ").");
   if (reader->ends_torn())
     notes->push_back("The last line of " + name +
-                     " was cut off when its writer ended: what came after is not told.");
+                     " was truncated when its writer ended; what came after is missing.");
   return "";
 }
 
@@ -363,6 +441,7 @@ int report(const std::vector<std::string>& words) {
   }
   Story story = teller.finish();
   story.notes.insert(story.notes.begin(), notes.begin(), notes.end());
+  if (request.wants_markdown) return std::fputs(report_markdown(story, request.records).c_str(), stdout), 0;
   const std::string json = report_json(story);
   if (request.wants_json) return std::puts(json.c_str()), 0;
   if (const std::string problem = write_whole_file(request.out, report_page(json)); !problem.empty())

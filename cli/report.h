@@ -19,6 +19,10 @@ std::string report_json(const Story& story);
 extern const std::string_view kReportHtml, kReportCss, kReportJs, kReportChart;
 extern const std::string_view kReportCssHash, kReportJsHash, kReportChartHash;
 
+// The story as Markdown of at most two screens: incidents, evidence, what was not judged, and commands that
+// look further. Text from the record is made printable. `records`: as they were named on the command line.
+std::string report_markdown(const Story& story, const std::vector<std::string>& records);
+
 // Stands in every page, near its beginning.
 inline constexpr std::string_view kReportMark = "<meta name=\"generator\" content=\"foreshock report\">";
 

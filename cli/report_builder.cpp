@@ -443,9 +443,8 @@ std::string duration_text(double seconds) {
 
 std::vector<std::string> limits() {
   return {
-      "What moved before an event is told, not what caused it: a sign and an event can have a common cause, "
-      "or "
-      "none.",
+      "The report shows what moved before an event, not what caused it: a sign and an event can have a "
+      "common cause, or none.",
       "Attention is sampled: what is shorter than the steps between two samples can be missed, and so can "
       "what "
       "befalls a single head or row.",
@@ -701,7 +700,7 @@ std::vector<StoryFact> Storyteller::coverage() const {
   facts.push_back({"loss",
                    losses_ == 0 ? "not known at any step"
                    : losses_ <= kLossWindow
-                       ? "known at " + counted(losses_) + " steps, too few to tell a spike: that takes " +
+                       ? "known at " + counted(losses_) + " steps, too few to detect a spike, which needs " +
                              counted(kLossWindow) + " before it"
                        : "known at " + counted(losses_) + " steps",
                    losses_ <= kLossWindow ? Mark::kUnknown : Mark::kQuiet});

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kNoForward = "No forward slice of an attention call was judged.";
 constexpr const char* kNoBackward = "No backward slice of an attention call was judged.";
 constexpr const char* kNoNorm =
-    "No gradient norm was seen: nobody computes it (as clipping does), or gradients are sharded.";
+    "No gradient norm was seen: the training computes none (clipping does), or gradients are sharded.";
 constexpr const char* kNoOptimizer =
     "No state of an Adam-like optimizer was seen: another optimizer, one on a device that keeps its step "
     "count "
@@ -33,10 +33,9 @@ struct DetectorText {
 
 constexpr DetectorText kDetectorTexts[] = {
     {DetectorId::kBias,
-     {"attention's output erred to one side",
-      "Rounding in this layer's attention kernel that errs to one side, as it can where the largest scores "
-      "of "
-      "a row are nearly equal.",
+     {"attention's output is biased",
+      "Rounding in this layer's attention kernel with a bias, as is possible if the largest scores of a row "
+      "are nearly equal.",
       "That the error does no harm: an error to one side that has nothing to do with the gradient left the "
       "loss alone in small test trainings.",
       "Train on from a checkpoint before the first sign with this layer's attention in fp32, or unfused: if "
@@ -52,14 +51,15 @@ constexpr DetectorText kDetectorTexts[] = {
       "the event stays away, precision had a part in it."},
      kNoBackward},
     {DetectorId::kDeviationForward,
-     {"attention's output erred more than its precision explains",
+     {"the error of attention's output exceeds what its precision explains",
       "A defect of the attention kernel, or of the hardware, for what this layer feeds it.",
-      "Inputs of unusual range or nearly equal scores, for which plain attention happens to err little.",
+      "Inputs of unusual range or nearly equal scores, for which unfused attention happens to have a small "
+      "error.",
       "Look whether `foreshock doctor` lists a defect of this version; let another kernel or version train "
       "over the same steps."},
      kNoForward},
     {DetectorId::kDeviationBackward,
-     {"the gradient of attention's query erred more than its precision explains",
+     {"the error of the query's gradient exceeds what its precision explains",
       "A defect of the attention kernel's backward pass, or of the hardware, for what this layer feeds it.",
       "Long rows: on the CPU the error of the backward pass in bf16 grows with the number of keys.",
       "Look whether `foreshock doctor` lists a defect of this version; let another kernel or version train "
@@ -88,9 +88,8 @@ constexpr DetectorText kDetectorTexts[] = {
     {DetectorId::kGradientNorm,
      {"the gradient norm jumped far above what it was",
       "Batches unlike those before them, or a step that went too far.",
-      "That the gradient is large because the loss was already on its way up: a norm does not tell which "
-      "came "
-      "first.",
+      "That the gradient is large because the loss was already on its way up: a norm does not show which "
+      "came first.",
       "Look at the batches just before; clip the gradient lower, or leave out steps whose norm is an "
       "outlier."},
      kNoNorm},
@@ -131,7 +130,7 @@ static_assert(std::size(kDetectorTexts) == kDetectors,
 constexpr ReportText kSpike = {
     "The loss jumped",
     "A single bad batch, or one step that was too large: both leave a spike that may heal by itself.",
-    "The data: only the same batches, run again, can tell.",
+    "The data: only the same batches, run again, can show it.",
     "Go back to a checkpoint before it and train over the same steps twice, with the same batches and "
     "without "
     "those just before it."};
@@ -376,7 +375,7 @@ std::string first_warning(const Story& story) {
 
 std::string verdict_without_events(const Story& story, const RunCounts& counts) {
   const std::string begin = counts.losses == 0
-                                ? "The loss of this run is not known, so no loss event can be told"
+                                ? "The loss of this run is unknown, so loss events cannot be detected"
                                 : "No loss event in " + steps_text(static_cast<int64_t>(counts.steps));
   if (counts.warnings == 0) return begin + ", and no detector warned.";
   return begin + "; detectors warned " + count(static_cast<double>(counts.warnings)) +
@@ -411,7 +410,7 @@ std::string title_of(const StoryEvent& event) {
 }
 
 std::string course_of(const StoryEvent& event) {
-  if (event.steps.empty()) return "The run has more events than are told of one by one.";
+  if (event.steps.empty()) return "The run has more events than are listed one by one.";
   const Usual usual = usual_of(event);
   double highest = -INFINITY;
   int64_t highest_at = 0;
@@ -469,14 +468,26 @@ std::string first_sign_of(const StoryEvent& event) {
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
+namespace {
+
+// " Suspect: learning rate 1; 0.001 1 step before.", or "".
+std::string suspect_of(const StoryEvent& event) {
+  for (const StoryFact& fact : event.facts)
+    if (fact.name == "learning rate" && fact.mark == StoryFact::Mark::kNotable)
+      return "Suspect: " + fact.name + " " + fact.text + ". ";
+  return "";
+}
+
+}  // namespace
+
 std::string verdict_of(const Story& story, const RunCounts& counts) {
   if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
   if (story.events.empty()) return verdict_without_events(story, counts);
   const StoryEvent& first = story.events.front();
   const size_t warned = foretold(story);
   if (story.events.size() == 1)
-    return title_of(first) + ". " +
-           (first.before.empty() ? "No detector spoke before it."
+    return title_of(first) + ". " + suspect_of(first) +
+           (first.before.empty() ? "No detector warned before it."
             : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
             : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
                                                        : "First to move: " + first_sign_of(first) + ".") +

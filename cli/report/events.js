@@ -8,7 +8,7 @@ const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole 
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
 // As exactly as it is known: between two looks it may have been any step.
-const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few looks to tell` : before(sign.lead_steps));
+const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
 
 function signTable(event) {
   if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });

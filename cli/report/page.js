@@ -12,7 +12,7 @@ function head() {
 }
 
 function detectorTable() {
-  return table(['detector', 'what it tells of', 'values', 'layers', 'moved', 'warned', 'last warning', 'how far it can be believed'], story.detectors.map((d) => [
+  return table(['detector', 'what it finds', 'values', 'layers', 'moved', 'warned', 'last warning', 'how far it can be believed'], story.detectors.map((d) => [
     d.detector, sentence(d.plain), d.values ? count(d.values) : element('span', { className: 'sure', textContent: 'none. ' + d.why_not }),
     d.layers ? count(d.layers) : '–', count(d.watches), d.warnings ? element('span', {}, level('warn'), ' ' + count(d.warnings)) : '0',
     known(d.last_warn_step) ? 'step ' + count(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));

@@ -47,7 +47,7 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
   EXPECT_THAT(event.consistent_with, Contains(text_of(DetectorId::kBias).consistent_with));
   EXPECT_THAT(event.to_try, Contains(text_of(DetectorId::kMaxLogit).to_try));
   EXPECT_EQ(story.verdict,
-            "Loss spike at step 301. First proven sign: attention's output erred to one side in layer "
+            "Loss spike at step 301. First proven sign: attention's output is biased in layer "
             "003, 21 steps before.");
   EXPECT_EQ(event.text,
             "The loss was 1 on average in the steps just before and rose to 9 at step 301. It was back 3 "
@@ -65,7 +65,7 @@ TEST_F(Storytelling, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
   EXPECT_EQ(story.events[0].onset_step, 301);
   EXPECT_THAT(story.events[0].before, IsEmpty());
   EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kNothingBefore).consistent_with));
-  EXPECT_EQ(story.verdict, "Loss spike at step 301. No detector spoke before it.");
+  EXPECT_EQ(story.verdict, "Loss spike at step 301. No detector warned before it.");
   EXPECT_EQ(story.events[0].steps.front().step, 301 - StoryEvent::kBefore);
   EXPECT_EQ(story.events[0].steps.back().step, 301 + StoryEvent::kAfter);
 }

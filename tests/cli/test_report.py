@@ -98,8 +98,7 @@ def test_the_page_tells_the_story(page):
     text = tab.value("document.body.innerText")
     for part in (
         "Run me",
-        "Loss spike at step 301. First proven sign: attention's output erred to one side in layer 003, "
-        "21 steps before.",
+        "Loss spike at step 301. First proven sign: attention's output is biased in layer 003, 21 steps before.",
         "1. Loss spike at step 301",
         "layer 003",
         "11 steps before",
@@ -150,7 +149,7 @@ def test_a_warning_without_a_loss_event_is_no_good_news(page):
     assert tab.value("document.getElementById('verdict').className") == "bad"
     assert "first at step 300" in tab.value("document.getElementById('verdict').textContent")
     warned = tab.value("[...document.querySelectorAll('#warnings td')].map((cell) => cell.textContent)")
-    assert warned == ["Attention's output erred to one side bias", "layer 003", "300", "300", "the end"]
+    assert warned == ["Attention's output is biased bias", "layer 003", "300", "300", "the end"]
 
 
 @NEEDS_BROWSER
@@ -171,7 +170,7 @@ def test_where_nobody_looked_there_is_no_line_and_the_onset_is_a_stretch(page):
     lines = [one for one in run_with_a_spike() if one["type"] != "sample" or not 240 < one["step"] < 280]
     tab = page(lines)
     moved = tab.value("document.querySelector('#event-1 td:nth-child(3)').textContent")
-    assert "21 to 60 steps before: too few looks to tell" in moved
+    assert "21 to 60 steps before: too few samples to say" in moved
     charts = (
         "[...document.querySelectorAll('#event-1 canvas')].map((canvas) => [canvas.getAttribute('aria-label'),"
         " Chart.getChart(canvas).data.datasets[0].data.filter((p) => p.y === null).map((p) => p.x)])"
@@ -287,7 +286,7 @@ def test_what_can_be_read_only_once_is_told_but_not_merged(foreshock, write, tmp
     assert (done.returncode, done.stderr, out.exists()) == (2, says, False)
     done = foreshock("report", "/dev/stdin", input=record.read_text())
     assert (done.returncode, done.stderr) == (
-        2, "foreshock: /dev/stdin is no file to put the page beside: choose a place with -o OUT.html\n",
+        2, "foreshock: /dev/stdin is not a file; name the page with -o OUT.html\n",
     )  # fmt: skip
     done = foreshock("report", "/dev/stdin", "-o", str(out), input=record.read_text())
     assert "in 300 steps" in done.stderr
@@ -317,7 +316,7 @@ def test_what_cannot_be_told_gets_one_line_and_status_two(foreshock, write, tmp_
     for words, says in (
         ([], "name a record"),
         ([good, "-o"], "give -o a file"),
-        ([good, "--jason"], "there is no option"),
+        ([good, "--jason"], "unknown option"),
         ([good, "-o", good], "is one of the records"),
         ([good, "-o", "/nowhere/at/all.html"], "cannot write into"),
         ([good, "-o", "x.html", "--json"], "choose one"),
@@ -329,3 +328,31 @@ def test_what_cannot_be_told_gets_one_line_and_status_two(foreshock, write, tmp_
         done = foreshock("report", *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), words
         assert says in done.stderr, (words, done.stderr)
+
+
+def test_markdown_is_the_story_on_two_screens(write, foreshock):
+    record = write(run_with_a_spike())
+    done = foreshock("report", "--markdown", str(record))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 80
+    assert lines[0].startswith("# ")
+    for part in (
+        "Loss spike at step 301. First proven sign: attention's output is biased in layer 003, 21 steps before.",
+        "## 1. Loss spike at step 301",
+        "- bias (attention's output is biased), layer 003, rank 0: warn from step 280, 21 steps before, last value ",
+        "What to try:",
+        "## Not judged",
+        f"    foreshock detect {record}",
+    ):
+        assert part in done.stdout, part
+    assert not record.with_suffix(".html").exists()
+    assert foreshock("report", "--markdown", "--json", str(record)).returncode == 2
+
+
+def test_markdown_of_a_quiet_run_and_of_hostile_names(write, foreshock):
+    quiet = foreshock("report", "--markdown", str(write(quiet_run(), "quiet.jsonl"))).stdout
+    assert "No loss event in 300 steps" in quiet
+    assert "## 1." not in quiet
+    hostile = foreshock("report", "--markdown", str(write(run_with_a_spike(layer="\x1b[31m" + HOSTILE)))).stdout
+    assert "\x1b" not in hostile
