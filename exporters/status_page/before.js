@@ -1,9 +1,26 @@
-// What the detectors said before each loss event.
+// The loss events, and the detectors that warned before each.
 
-const LOSS_EVENTS = { loss_spike: "spike", divergence: "lost", loss_rise: "slow rise" };
+const LOSS_EVENTS = { loss_spike: "spike", divergence: "divergence", loss_rise: "slow rise" };
+const SEVERITY = ["slow rise", "spike", "divergence"];
+const ONE_INCIDENT = 8; // steps between onsets: a divergence starts as a spike
 
-// Ranks that see the same event at the same step are one row of it.
+// Combines events of several ranks, and events of one onset, into one incident of the severest kind.
 function lossEvents(ranks) {
+  const incidents = [];
+  for (const event of eventsByStep(ranks)) {
+    const last = incidents[incidents.length - 1];
+    if (!last || event.step - last.step > ONE_INCIDENT) {
+      incidents.push(event);
+      continue;
+    }
+    if (SEVERITY.indexOf(event.what) > SEVERITY.indexOf(last.what)) last.what = event.what;
+    last.declared = smallest([last.declared, event.declared]);
+    last.ranks.push(...event.ranks);
+  }
+  return incidents;
+}
+
+function eventsByStep(ranks) {
   const events = new Map();
   for (const rank of ranks) {
     for (const event of rank.precursors?.loss_events || []) {
@@ -16,8 +33,8 @@ function lossEvents(ranks) {
   return [...events.values()].sort((a, b) => a.step - b.step);
 }
 
-// The earliest of each detector: it stands for its other layers and ranks. `lead`: steps before the onset; what warned
-// only between the onset and its being seen has a negative one.
+// The earliest signal of each detector, over its layers and ranks. `lead`: steps before the onset; negative if it
+// warned only between the onset and its detection.
 function speakersOf({ step, declared, ranks }) {
   const earliest = new Map();
   const offer = (speaker) => {
@@ -50,9 +67,9 @@ function beforeRows(ranks) {
     const speakers = speakersOf(event), longest = Math.max(1, ...speakers.map(by("lead")));
     const who = many ? span(event.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
     const named = [{ text: event.what, alarm: true }, count(event.step), count(event.declared), who];
-    const rows = speakers.map((s) => [s.detector, levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "", count(s.since),
-      { text: leadText(s.lead), bar: Math.max(0, s.lead) / longest }, rightCell(measuredOf(ranks, s.detector))]);
-    if (rows.length === 0) rows.push(["no detector spoke before it", "", "", "", "", ""]);
+    const rows = speakers.map((s) => [detectorCell(s.detector, measuredOf(ranks, s.detector)), levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "",
+      count(s.since), { text: leadText(s.lead), bar: Math.max(0, s.lead) / longest }]);
+    if (rows.length === 0) rows.push(["no detector warned before it", "", "", "", ""]);
     return rows.map((row, i) => Object.assign([...(i === 0 ? named : [{ text: "" }, { text: "" }, { text: "" }, { text: "" }]), ...row], { isFirst: i === 0 }));
   });
 }
@@ -62,5 +79,5 @@ function eventSentence(event, many) {
   const speakers = speakersOf(event).filter((s) => s.lead > 0);
   const before = speakers.slice(0, 3).map((s) => `${s.detector}${known(s.layer) ? " in " + s.layer : ""} (${count(s.lead)} steps)`).join(", ");
   return `Loss: ${event.what} at step ${count(event.step)}${many ? " on rank " + span(event.ranks.map(({ rank }) => rank.rank)) : ""}; ` +
-    (before ? "before it " + before : "no detector spoke before it");
+    (before ? "before it " + before : "no detector warned before it");
 }

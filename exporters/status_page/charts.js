@@ -1,6 +1,18 @@
 // Charts over the step, with Chart.js. One line per rank; what is shown in words stands in each chart's label. The loss
 // is the wide one, with a lane below it for each detector that has spoken, and can be read with the arrow keys.
 
+// Places labels of [text, x, width] beside their x, left of `end`, each in the first row where it covers no other.
+function placedLabels(labels, end) {
+  const rows = [];
+  return labels.map(([text, at, width]) => {
+    const left = at + 4 + width > end ? at - 4 - width : at + 4;
+    let row = rows.findIndex((taken) => taken.every((other) => left > other.right + 4 || left + width < other.left - 4));
+    if (row < 0) row = rows.push([]) - 1;
+    rows[row].push({ left, right: left + width });
+    return { text, left, row };
+  });
+}
+
 // What an alarm compares with is a dashed line where it is in view, a warning of a detector a triangle below the curves,
 // a loss event a line through all of them, named where it is about the loss. `cursor`: the step that the keyboard is at.
 const guides = {
@@ -20,13 +32,11 @@ const guides = {
     ctx.fillStyle = ctx.strokeStyle = colour("orange");
     for (const step of warnings.filter(inView)) triangle(ctx, x.getPixelForValue(step), area.bottom, 4);
     ctx.lineWidth = isNamed ? 1.5 : 1;
-    for (const { step, what } of lossEvents.filter((event) => inView(event.step))) {
-      upright(step);
-      if (!isNamed) continue;
-      const at = x.getPixelForValue(step), isLeft = at + ctx.measureText(what).width + 6 > area.right;
-      ctx.textAlign = isLeft ? "right" : "left";
-      ctx.fillText(what, at + (isLeft ? -4 : 4), area.top + 10);
-    }
+    const shown = lossEvents.filter((event) => inView(event.step));
+    for (const { step } of shown) upright(step);
+    ctx.textAlign = "left";
+    const labels = isNamed ? placedLabels(shown.map(({ step, what }) => [what, x.getPixelForValue(step), ctx.measureText(what).width]), area.right) : [];
+    for (const { text, left, row } of labels) ctx.fillText(text, left, area.top + 10 + 12 * row);
     ctx.strokeStyle = colour("ink");
     ctx.setLineDash([2, 2]);
     if (cursor !== null && inView(cursor)) upright(cursor);

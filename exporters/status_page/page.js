@@ -3,7 +3,7 @@
 const POLL_MS = 2000;
 const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
-// #run=ID: a page that was left or sent to somebody else shows the same run again.
+// #run=ID: the address of the page selects the run.
 function runOfAddress() {
   return new URLSearchParams(location.hash.slice(1)).get("run");
 }
@@ -13,29 +13,66 @@ function layerText(rank, label) {
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
-// As the summary says it: one layer's fault drowns in the mean over all layers, so layers come first.
+// Layers come first: the fault of one layer disappears in the mean over all.
 function alarmText({ rank, alarm }, many) {
   const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
   const where = `${many ? `rank ${rank.rank} ` : ""}${layer} ${alarm.pass}`;
   if (alarm.of === "bias") return `${where} is biased by ${signed(alarm.value, 2)} ulp`;
   if (alarm.of === "nonfinite") return `${where} gives NaN or Inf where the reference does not`;
-  return `${where} errs up to ${fixed(alarm.value, 1)} times what its precision explains`;
+  return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// What no layer says of its own, or says no more: the pass of a rank as a whole, and what has passed.
+// Faults of a pass as a whole, and alarms that have passed.
 function faultOf(rank, limits) {
   const sure = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
     const of = passOf(rank, pass);
     if (of.nonfinite > 0) return `attention ${pass} gave NaN or Inf where the reference does not, in ${count(of.nonfinite)} of ${count(of.judged)} slices`;
-    if (of.deviation_ratio?.mean > limits?.[`deviation_ratio_${pass}`]) return `attention ${pass} errs more than its precision explains`;
+    if (of.deviation_ratio?.mean > limits?.[`deviation_ratio_${pass}`]) return `the error of attention ${pass} exceeds what its precision explains`;
     if (sure(of.bias_ulp, of.bias_z) && !sure(of.rounded_reference_bias_ulp, of.rounded_reference_bias_z)) return `attention ${pass} is biased`;
   }
   const [past] = rank.past_alarms || [];
-  return past ? `attention was not as it should be at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
+  return past ? `attention exceeded a limit at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
 }
 
+const AFTERMATH = 128; // steps in which a spike is still the headline
+
+// The last loss event, if the loss may still suffer from it.
+function currentIncident(ranks) {
+  const last = lossEvents(ranks).at(-1), step = largest(ranks.map(by("step")));
+  return last && (last.what === "divergence" || last.what === "slow rise" || step - last.step <= AFTERMATH) ? last : null;
+}
+
+// " (3 -> 9)": the loss before the onset, and at it; "" if the history does not have both.
+function lossChange({ step, ranks }) {
+  const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === ranks[0].rank.rank);
+  const points = (table?.columns?.loss || []).map((y, i) => ({ last: table.first_step + (i + 1) * table.steps_per_point - 1, y })).filter((p) => finite(p.y));
+  const before = points.filter((p) => p.last < step).at(-1), at = points.find((p) => p.last >= step);
+  return before && at ? ` (${number(before.y, 3)} \u2192 ${number(at.y, 3)})` : "";
+}
+
+function trainingFault(ranks) {
+  const incident = currentIncident(ranks);
+  if (incident) {
+    const where = ranks.length > 1 ? " on rank " + span(incident.ranks.map(({ rank }) => rank.rank)) : "";
+    return `LOSS ${incident.what.toUpperCase()} at step ${count(incident.step)}${lossChange(incident)}${where}`;
+  }
+  const odd = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => rank.rank);
+  if (odd.length) return `WEIGHTS DIFFER from their replicas on rank ${span(odd)}`;
+  const failed = ranks.filter((rank) => rank.state === "failed").map((rank) => rank.rank);
+  return failed.length ? `RUN FAILED on rank ${span(failed)}` : null;
+}
+
+// State of the training: loss and weights first, then attention. "good" only if both were seen.
 function verdict(ranks, limits) {
+  const fault = trainingFault(ranks), [kind, attention] = attentionVerdict(ranks, limits);
+  const sentence = attention[0].toUpperCase() + attention.slice(1);
+  if (fault) return ["bad", `${fault}. ${sentence}`];
+  if (kind !== "good") return [kind, attention];
+  return [kind, ranks.some((rank) => finite(rank.loss?.last)) ? `no loss event; ${attention}` : `${attention}; the loss is not seen`];
+}
+
+function attentionVerdict(ranks, limits) {
   const alarms = ranks.flatMap((rank) => (rank.alarms || []).map((alarm) => ({ rank, alarm })));
   if (alarms.length) {
     const more = alarms.length > 1 ? ` (and ${alarms.length - 1} more)` : "";
@@ -46,12 +83,12 @@ function verdict(ranks, limits) {
   const warned = [...new Set(ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven).map(by("detector")))];
   const judged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
   const compared = ranks.some((rank) => ["forward", "backward"].some((pass) => known(passOf(rank, pass).relative_error?.mean)));
-  const text = compared ? "attention errs no more than its precision explains" : judged ? "of attention only the scores were judged: its output cannot be with dropout, or where what goes in is not finite" : "no attention was judged yet";
+  const text = compared ? "the error of the sampled attention is within its precision" : judged ? "only the scores of attention were judged: its output cannot be with dropout or non-finite inputs" : "no attention was judged yet";
   if (warned.length) return ["bad", `${warned.join(", ")} ${warned.length > 1 ? "warn" : "warns"}; ${text}`];
   return [compared ? "good" : "waiting", text];
 }
 
-// What a reader should know beside the verdict, one sentence each.
+// Remarks below the headline, one sentence each.
 function notes(ranks) {
   const of = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
@@ -74,7 +111,7 @@ function showVerdict(ranks) {
   byId("notes").replaceChildren(...notes(ranks).map((line) => element("li", line.alarm ? "alarm" : "quiet", line.text)));
 }
 
-// Of many open pages the one to look at.
+// Marks the tab of a page with a fault.
 function showTitle(state) {
   const mark = byId("verdict").className === "bad" ? "\u25B2 " : "";
   document.title = known(state.run) ? `${mark}${state.run} – foreshock` : "foreshock";
@@ -115,11 +152,18 @@ function showLegend(ranks) {
   for (const made of legend.children) made.setAttribute("aria-pressed", String(made.dataset.rank === (ui.rank ?? "all")));
 }
 
+// Whether the loss has values of more than a factor of 30 between them: then a linear axis shows only the largest.
+function spansDecades(tables) {
+  const values = tables.flatMap((t) => t.columns.loss || []).filter((y) => finite(y) && y > 0);
+  return values.length > 0 && largest(values) > 30 * smallest(values);
+}
+
 function showCharts(ranks, shown) {
   const order = ranks.map((rank) => rank.rank);
   const tables = (ui.history?.tables || []).filter((t) => !known(t.layer) && shown.some((rank) => rank.rank === t.rank))
     .map((t) => ({ ...t, index: order.indexOf(t.rank) }));
   const limits = { ...ui.state.thresholds, max_slowdown: shown[0]?.max_slowdown };
+  if (!ui.scaleChosen) byId("logarithmic").checked = spansDecades(tables);
   const drawing = { limits, lanes: lanesOf(shown), lossEvents: lossEvents(shown), logarithmic: byId("logarithmic").checked, cursor: ui.reader?.step ?? null };
   ui.reader?.update(tables, drawing);
   for (const chart of ui.charts) chart.update(tables, drawing);
@@ -134,12 +178,11 @@ function showHeat(shown) {
 }
 
 function showTables(ranks, shown) {
-  ui.tables.before.fill(beforeRows(shown), "Newest first. Steps before: from when a detector spoke to the onset of the event; of its layers the earliest. Right: see below.");
+  ui.tables.before.fill(beforeRows(shown), "Newest first. Steps before: from the signal of a detector to the onset of the event; the earliest of its layers.");
   ui.tables.ranks.fill(ranks.length > 1 ? ranks.map(rankRow) : []);
   const layers = layerRows(shown);
   ui.tables.layers.fill(layers, shown.length > 1 ? "Of each layer the rank with the largest ratio; layers with an alarm first." : "");
-  ui.tables.detectors.fill(detectorRows(shown), "Loud ones first; of several ranks the loudest. From the benchmark's small trainings, not from this one: how many warnings " +
-    "were right, a loss event followed; how many of the loss events they caught, and how many steps before, the median; experimental: not yet of use by these figures.");
+  ui.tables.detectors.fill(detectorRows(shown), "Highest level first. Status: whether the benchmark on small trainings found the detector useful (default) or not yet (experimental); point at it for the figures.");
   ui.tables.events.fill(eventRows(shown));
   ui.tables.counts.fill(shown.length ? ["forward", "backward"].map((pass) => countRow(shown, pass)) : [],
     "calls = unsampled + skipped + sampled; sampled = judged + lost + in flight.");
@@ -165,7 +208,7 @@ async function chooseRun(document) {
   return (run.run ?? document.run) === document.run ? document : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 
-// What was read of another run, or of other ranks, says nothing of these.
+// Readings of another run, or of other ranks, do not apply to these.
 function forgetReadings(view) {
   if (ui.view === view) return;
   ui.view = view;
@@ -198,7 +241,7 @@ async function read(path) {
   return response.json();
 }
 
-// The history of the run that is shown, again when it has gone on; not every time, for it is long.
+// Reads the history of the shown run again when it has new steps; not at every poll, because it is long.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
   const isOther = ui.historyRun !== state.run;
@@ -207,7 +250,7 @@ async function readHistory(state) {
   Object.assign(ui, { history, historyRun: state.run, historySteps: steps });
 }
 
-// False: meanwhile another run was chosen, which has its own update under way.
+// Returns false if another run was chosen meanwhile, which has its own update under way.
 async function update() {
   const run = ui.run;
   ui.document = await read("/api/v1/state");
@@ -226,7 +269,7 @@ async function poll() {
     if (await update()) setText(fresh, "live");
     fresh.className = "quiet";
   } catch (error) {
-    setText(fresh, "not reachable; these are the last values");
+    setText(fresh, "agent not reachable; these are the last values");
     fresh.className = "quiet alarm";
     console.warn(error);
   }
@@ -242,19 +285,22 @@ function start() {
   ui.tables = {
     ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
       "worst layer", "s per step", "slowdown"], [0, 1]),
-    before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "seen at", "rank", "detector", "level", "layer", "from step", "steps before", "right"], [0, 4, 5, 6, 8]),
-    detectors: new Table(byId("detectors"), "Detectors", ["detector", "level", "layer", "since step", "rank", "values", "warned", "last warning at step", "right", "events caught", "steps before", "by its figures"], [0, 1, 2, 11]),
+    before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "seen at", "rank", "detector", "level", "layer", "from step", "steps before"], [0, 4, 5, 6, 8]),
+    detectors: new Table(byId("detectors"), "Detectors", ["detector", "finding", "level", "layer", "since step", "rank", "values", "warned", "last warning at step", "status"], [0, 1, 2, 3, 9]),
     events: new Table(tables, "Events", ["first step", "last step", "what", "rank", "layer", "times", "value"], [2]),
     layers: new Table(tables, "Layers", ["layer", "name", "rank", "ratio forward", "ratio backward", "bias, ulp", "z", "relative error", "largest logit",
       "least entropy", "gradient norm", "steps with NaN or Inf"], [0, 1]),
     logged: new Table(tables, "What the training logs", ["name", "rank", "value", "step"], [0]),
     counts: new Table(tables, "Every attention call is counted", ["pass", "calls", "unsampled", "skipped", "sampled", "judged", "lost", "in flight",
-      "why skipped or lost"], [0, 8]),
+      "why skipped or lost"], [0, 8], false),
     health: new Table(tables, "The monitor itself", ["rank", "monitor", "steps from", "layers from", "loss from", "one step of", "slowdown", "budget", "s at attention",
-      "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4]),
+      "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4], false),
   };
   if (ui.charts.length) ui.reader = new StepReader(ui.charts[0], show);
-  byId("logarithmic").addEventListener("change", show);
+  byId("logarithmic").addEventListener("change", () => {
+    ui.scaleChosen = true;
+    show();
+  });
   byId("runs").addEventListener("change", async (event) => {
     ui.run = event.target.value;
     history.replaceState(null, "", "#" + new URLSearchParams({ run: ui.run }));

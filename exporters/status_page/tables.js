@@ -2,10 +2,10 @@
 
 // Rows of texts; a cell may be {text, alarm, bar}: a bar of that share of its width. Kept from update to update, so that focus and open details survive.
 class Table {
-  constructor(parent, name, columns, textColumns) {
+  constructor(parent, name, columns, textColumns, isOpen = true) {
     this.section = add(parent, "section");
     const details = add(this.section, "details");
-    details.open = true;
+    details.open = isOpen;
     this.title = add(details, "summary");
     this.title.append(element("h2", "", name));
     this.title.firstChild.style.display = "inline";
@@ -27,6 +27,7 @@ class Table {
       cells.forEach((cell, i) => {
         const td = add(row, "td", this.isText[i] ? "text" : "");
         add(td, "span", cell?.alarm ? "alarm" : cell?.kind ?? "", cell?.text ?? (cell === "" || !known(cell) ? "–" : cell));
+        if (cell?.title) td.title = cell.title;
         if (cell?.bar > 0) add(td, "span", "bar").style.width = `${Math.max(2, 64 * cell.bar)}px`;
       });
       return row;
@@ -57,7 +58,7 @@ function layerRow(rank, layer) {
     number(layer.gradient_norm, 3), { text: count(layer.nonfinite_steps), alarm: layer.nonfinite_steps > 0 }];
 }
 
-// Of a layer that several ranks hold, the one that errs most; layers with an alarm come first.
+// Of a layer that several ranks hold, the one with the largest ratio; layers with an alarm come first.
 function layerRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -80,7 +81,7 @@ function countRow(ranks, pass) {
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
 
-// Names, norms and weights are given up where telling of them has cost too much, or naming them failed.
+// Names, norms and weights are switched off if they cost too much, or if naming them failed.
 function monitorText(rank) {
   const now = rank.on === false ? "paused" : rank.alive === false ? "ended" : "on";
   if ((rank.tensors_given_up_step ?? null) === null) return now;
@@ -101,17 +102,27 @@ function healthRows(ranks) {
 const LEVELS = ["quiet", "watch", "warn"];
 const levelCell = (level) => ({ text: level, alarm: level === "warn", kind: level === "watch" ? "watch" : "" });
 
-// The share of warnings that a loss event followed, in the benchmark and not in this run.
-function rightCell(measured) {
-  if (!measured) return "not measured";
-  return measured.alarms > 0 ? `${count(measured.right)} of ${count(measured.alarms)}, ${percent(measured.right / measured.alarms, 0)}` : "never warned";
+// What a detector finds, in plain words.
+const FINDINGS = { bias: "attention output is biased", output_error_drift: "attention error follows the gradient",
+  deviation_forward: "attention error above its limit, forward", deviation_backward: "attention error above its limit, backward",
+  max_logit: "largest logit at 100: softmax saturates", logit_growth: "logits grow towards 100", entropy_drop: "attention entropy falls suddenly",
+  gradient_norm: "gradient norm jumps", gradient_growth: "gradient norm grows steadily", rms_staleness: "Adam's second moment is stale",
+  update_spectrum: "weights move in fewer directions", weight_shift: "weights move faster than before" };
+const findingOf = (detector) => FINDINGS[detector] ?? "";
+
+// What the benchmark measured: how well a warning predicts a loss event. Whether the finding itself is true is another
+// question, so these figures are a tooltip.
+function benchmarkText(measured) {
+  if (!measured) return "Not measured by the benchmark.";
+  const followed = measured.alarms > 0 ? `a loss event followed ${count(measured.right)} of ${count(measured.alarms)} warnings` : "it never warned";
+  const caught = measured.events > 0 ? `; ${count(measured.hits)} of ${count(measured.events)} loss events had a warning before` : "";
+  const lead = finite(measured.lead_median) ? `, ${count(measured.lead_median)} steps earlier in the median` : "";
+  return `Benchmark on small trainings: ${followed}${caught}${lead}. This measures prediction of a loss event, not whether the finding is true.`;
 }
+const detectorCell = (detector, measured) => ({ text: detector, title: [findingOf(detector), benchmarkText(measured)].filter(Boolean).join(". ") });
+const statusCell = (measured) => ({ text: !measured ? "not measured" : measured.proven ? "default" : "experimental", title: benchmarkText(measured) });
 
-// The share of loss events that a warning came before.
-const caughtCell = (measured) => (measured?.events > 0 ? `${count(measured.hits)} of ${count(measured.events)}` : "");
-const provenCell = (measured) => (!measured ? "" : measured.proven ? "default" : "experimental");
-
-// Of several ranks the one whose detector is loudest; loud ones come first, then in the order of the table.
+// Of several ranks the one with the highest level; high levels come first, then in the order of the table.
 function detectorRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -121,12 +132,11 @@ function detectorRows(ranks) {
     }
   }
   return [...worst.values()].sort((a, b) => LEVELS.indexOf(b.detector.level) - LEVELS.indexOf(a.detector.level))
-    .map(({ rank, detector: d }) => [d.detector, levelCell(d.level), d.level === "quiet" ? "" : layerText(rank, d.layer ?? ""),
-      d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values), count(d.warnings), count(d.last_warn_step),
-      rightCell(d.measured), caughtCell(d.measured), count(d.measured?.lead_median), provenCell(d.measured)]);
+    .map(({ rank, detector: d }) => [d.detector, findingOf(d.detector), levelCell(d.level), d.level === "quiet" ? "" : layerText(rank, d.layer ?? ""),
+      d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values), count(d.warnings), count(d.last_warn_step), statusCell(d.measured)]);
 }
 
-const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss lost", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",
+const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss diverged", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",
   nonfinite_gradient_norm: "NaN or Inf in the gradient norm", nonfinite: "NaN or Inf out of attention", nonfinite_gradient: "NaN or Inf in the gradient",
   weight_mismatch: "weights differ from their replicas'", weight_initial_unknown: "first weights of the run not known",
   tensors_given_up: "names, norms and weights given up" };
@@ -156,7 +166,16 @@ function weightFigure(ranks) {
   return [["weights", number(of.wasserstein_previous, 3), notes.filter(Boolean).join("; "), odd !== ""]];
 }
 
-// A few figures for the whole run: what most readers come for.
+// "; 10 min since the start", from the clock of the trainers.
+function elapsedText(ranks) {
+  const begin = smallest(ranks.map(by("started_at"))), last = largest(ranks.map(by("last_step_at")));
+  if (!finite(begin) || !finite(last) || last < begin) return "";
+  const seconds = last - begin;
+  const text = seconds < 120 ? `${fixed(seconds, 0)} s` : seconds < 7200 ? `${fixed(seconds / 60, 0)} min` : `${fixed(seconds / 3600, 1)} h`;
+  return `; ${text} since the start`;
+}
+
+// The main figures of the whole run.
 function figures(ranks) {
   const all = (pass, key, stat) => ranks.map((rank) => passOf(rank, pass)[key]?.[stat]);
   const alarms = (pass, of) => ranks.some((rank) => hasAlarm(rank, null, pass, of));
@@ -164,7 +183,7 @@ function figures(ranks) {
   const bias = passOf(biased, "forward"), budget = ranks[0].max_slowdown;
   const spikes = ranks.reduce((sum, rank) => sum + (rank.loss?.spikes || 0), 0);
   return [
-    ["step", span(ranks.map(by("step"))), `from ${ranks[0].step_source ?? "–"}; ${number(mean(ranks.map(by("step_seconds"))), 3)} s each`],
+    ["step", span(ranks.map(by("step"))), `from ${ranks[0].step_source ?? "–"}; ${number(mean(ranks.map(by("step_seconds"))), 3)} s each${elapsedText(ranks)}`],
     ["loss", number(mean(ranks.map((r) => r.loss?.last))), `first ${number(mean(ranks.map((r) => r.loss?.first)))}, spikes ${count(spikes)}`, spikes > 0],
     ["gradient norm", number(largest(ranks.map((r) => r.gradient?.norm))), "largest of the ranks, before clipping"],
     ["deviation ratio, forward", fixed(mean(all("forward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("forward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("forward", "deviation_ratio")],

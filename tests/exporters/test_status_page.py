@@ -14,12 +14,13 @@ RANKS, LAYERS = 8, 96  # of page() without words
 def test_the_verdict_names_the_layer(page):
     tab = page()
     assert tab.value("byId('verdict').className") == "bad"
-    expected = "attention of rank 1 layer 002 (blocks.2.attention.qkv.weight) forward errs up to 2.9 times "
-    expected += "what its precision explains"
-    assert tab.value("byId('verdict-text').textContent") == expected
+    text = tab.value("byId('verdict-text').textContent")
+    assert text.startswith("LOSS SPIKE at step 1,420 (")
+    attention = "Attention of rank 1 layer 002 (blocks.2.attention.qkv.weight) forward has an error up to 2.9 times "
+    assert text.endswith(" on rank 1. " + attention + "what its precision explains")
     assert tab.texts("#notes li.alarm") == [
         "Loss: spike at step 1,420 on rank 1; before it gradient_growth (11 steps)",
-        "Loss: slow rise at step 1,100 on rank 1; no detector spoke before it",
+        "Loss: slow rise at step 1,100 on rank 1; no detector warned before it",
         "NaN or Inf in the gradient of 002 on rank 1",
     ]
     assert rows(tab, "Layers")[0][:4] == ["002", "blocks.2.attention.qkv.weight", "1", "2.41"]
@@ -27,11 +28,37 @@ def test_the_verdict_names_the_layer(page):
     assert "2.41" in marks, "an alarm is a mark and not only a colour"
 
 
-def test_a_healthy_run_is_said_to_be_so(page):
+def test_headline_is_the_state_of_the_training(page):
+    state = sample_state(1, 4)
+    event = {"event": "loss_spike", "step": 1500, "declared_step": 1502, "preceded_by": []}
+    state["ranks"][0]["precursors"]["loss_events"] = [event, event | {"event": "divergence", "step": 1502}]
+    tab = page(1, 4, state)
+    assert tab.value("byId('verdict').className") == "bad"
+    assert tab.value("document.title").startswith("\u25b2 ")
+    text = tab.value("byId('verdict-text').textContent")
+    assert text.startswith("LOSS DIVERGENCE at step 1,500 (")
+    assert text.endswith("). The error of the sampled attention is within its precision")
+    assert len(tab.texts("#notes li.alarm")) == 1, "one onset is one incident"
+
+
+def test_spike_that_has_passed_is_a_note(page):
+    state = sample_state(1, 4)
+    state["ranks"][0]["precursors"]["loss_events"] = [
+        {"event": "loss_spike", "step": 1100, "declared_step": 1102, "preceded_by": []}
+    ]
+    tab = page(1, 4, state)
+    assert tab.value("byId('verdict').className") == "good"
+    assert tab.texts("#notes li.alarm") == ["Loss: spike at step 1,100; no detector warned before it"]
+
+
+def test_healthy_run_has_a_healthy_headline(page):
     tab = page(ranks=1, layers=4)
     assert tab.value("byId('verdict').className") == "good"
     assert tab.value("document.title") == "<img src=x onerror=alert(1)> – foreshock"
-    assert tab.value("byId('verdict-text').textContent") == "attention errs no more than its precision explains"
+    assert (
+        tab.value("byId('verdict-text').textContent")
+        == "no loss event; the error of the sampled attention is within its precision"
+    )
     assert tab.texts("#tables td .alarm") == ["1", "1"], "the lost slices, and nothing else"
     assert rows(tab, "Ranks") == []
     assert tab.value("byId('legend').hidden")
@@ -62,7 +89,10 @@ def test_what_was_not_compared_is_not_praised(page):
     [
         ({"nonfinite": 47}, "attention forward gave NaN or Inf where the reference does not, in 47 of"),
         ({"bias_ulp": 0.18, "bias_z": 26}, "attention forward is biased"),
-        ({"deviation_ratio": {"mean": 2.5, "max": 3}}, "attention forward errs more than its precision explains"),
+        (
+            {"deviation_ratio": {"mean": 2.5, "max": 3}},
+            "the error of attention forward exceeds what its precision explains",
+        ),
     ],
 )
 def test_what_no_layer_says_is_said_of_the_rank(page, changed, expected):
@@ -85,12 +115,15 @@ def test_an_alarm_that_has_passed_is_not_forgotten(page):
 def test_detectors_are_told_the_loudest_first(page):
     tab = page()
     found = rows(tab, "Detectors")
-    assert found[0][:5] == ["gradient_growth", "warn", "–", "1,409", "1"]
-    assert found[0][8:] == ["69 of 87, 79 %", "21 of 36", "34.5", "default"]
-    assert found[1][:5] == ["max_logit", "watch", "<s>004</s>", "1,402", "1"]
-    assert found[1][8:] == ["not measured", "–", "–", "–"]
-    assert found[2][:4] == ["bias", "quiet", "–", "–"]
-    assert found[2][8:] == ["3 of 87, 3 %", "21 of 36", "34.5", "experimental"]
+    assert found[0][:6] == ["gradient_growth", "gradient norm grows steadily", "warn", "–", "1,409", "1"]
+    assert found[0][9:] == ["default"]
+    assert found[1][:6] == ["max_logit", "largest logit at 100: softmax saturates", "watch", "<s>004</s>", "1,402", "1"]
+    assert found[1][9:] == ["not measured"]
+    assert found[2][:5] == ["bias", "attention output is biased", "quiet", "–", "–"]
+    assert found[2][9:] == ["experimental"]
+    tooltip = tab.value("document.querySelector('#detectors tbody tr td:last-child').title")
+    assert "a loss event followed 69 of 87 warnings; 21 of 36 loss events had a warning before, 34.5 steps" in tooltip
+    assert "not whether the finding is true" in tooltip
     assert "warn" in tab.texts("#detectors .alarm"), "a mark and not only a colour"
     assert tab.texts("#detectors .watch") == ["watch"]
 
@@ -112,12 +145,21 @@ def test_loss_events_and_warnings_are_marked_on_the_loss(page):
     assert tab.value("ui.charts[0].canvas.getAttribute('aria-label')").endswith(said)
 
 
+def test_labels_of_near_loss_events_do_not_cover_each_other(page):
+    tab = page(1, 2)
+    placed = tab.value(
+        "placedLabels([['spike', 100, 30], ['divergence', 104, 60], ['spike', 300, 30], ['spike', 395, 30]], 400)"
+    )
+    assert [label["row"] for label in placed] == [0, 1, 0, 0]
+    assert placed[3]["left"] == 361, "left of its line, inside the chart"
+
+
 def test_what_came_before_each_loss_event(page):
     tab = page()
     assert rows(tab, "Loss events, and what came before") == [
-        ["spike", "1,420", "1,422", "1", "gradient_growth", "warn", "–", "1,409", "11", "69 of 87, 79 %"],
-        ["", "", "", "", "max_logit", "warn", "<s>004</s>", "1,421", "1 after the onset", "not measured"],
-        ["slow rise", "1,100", "1,196", "1", "no detector spoke before it", "–", "–", "–", "–", "–"],
+        ["spike", "1,420", "1,422", "1", "gradient_growth", "warn", "–", "1,409", "11"],
+        ["", "", "", "", "max_logit", "warn", "<s>004</s>", "1,421", "1 after the onset"],
+        ["slow rise", "1,100", "1,196", "1", "no detector warned before it", "–", "–", "–", "–"],
     ]
     assert tab.value("document.querySelectorAll('#before .bar').length") == 1, "what came after has no lead to draw"
 
@@ -136,10 +178,11 @@ def test_a_proven_warning_is_in_the_verdict(page):
     state = sample_state(1, 4)
     state["ranks"][0]["precursors"] = sample_state(2, 4)["ranks"][1]["precursors"]
     detectors = state["ranks"][0]["precursors"]["detectors"]
-    text = "attention errs no more than its precision explains"
+    state["ranks"][0]["precursors"]["loss_events"] = []
     tab = page(1, 4, state)
     assert tab.value("byId('verdict').className") == "bad"
-    assert tab.value("byId('verdict-text').textContent") == "gradient_growth warns; " + text
+    text = "gradient_growth warns; the error of the sampled attention is within its precision"
+    assert tab.value("byId('verdict-text').textContent") == text
     detectors[2]["measured"]["proven"] = False
     tab = page(1, 4, state)
     assert tab.value("byId('verdict').className") == "good", "what has not proven itself is in the table only"
