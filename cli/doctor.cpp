@@ -1,17 +1,16 @@
-// foreshock doctor: goes the way of `run` step by step and tells at each what works, what is off, and why.
+// foreshock doctor: checks each step of `foreshock run` and reports what works, what does not, and why.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "cli/agent_client.h"
 #include "cli/command_environment.h"
 #include "cli/commands.h"
 #include "cli/known_bad.h"
 #include "cli/process.h"
 #include "cli/run_dir.h"
-#include "cli/summary_parts.h"
+#include "cli/terminal.h"
 #include "cli/torch.h"
 #include "kernels/device_code.h"
 #include "libmonitor/cuda_driver.h"
@@ -31,23 +30,19 @@ struct Coverage {
 };
 
 constexpr Coverage kCoverage[] = {
-    {"judged", "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward and dQ,"},
-    {"", "in bf16, fp16, fp32, fp64: GQA, causal, float and bool masks, strides, autocast,"},
-    {"", "checkpointing, torch.compile (cpp_wrapper too), AOTInductor, DDP, FSDP2, vmap; in Python"},
-    {"", "and in programs linked with LibTorch; what a program describes through <foreshock/hook.h>"},
-    {"followed", "weights in fp32, bf16, fp16: how far they move. Replicas are compared bit for bit"},
-    {"", "under DDP and HSDP; a full shard (FSDP2, ZeRO-3) has none to compare. Not followed: flat"},
-    {"", "parameters (FSDP1), of fully_shard those of more than 4 dimensions cut beyond the third"},
-    {"untried", "attention and weights on CUDA devices: no GPU has run it yet, only stand-ins of device"},
-    {"", "and driver; so of loss and gradient norms that are told from there, by layer where nobody clips"},
-    {"counted", "fused attention on other devices, and calls skipped for a reason that is named"},
-    {"by name", "flash-attn 2 (from 2.7) and 3 and xformers, dense and packed"},
-    {"by version", "Transformer Engine 2.0 to 2.18 (fused attention in dense layouts)"},
-    {"on request",
-     "the unfused path (dropout > 0 on the CPU): counted in eager code, --math-path on samples"},
-    {"", "it; anything else: foreshock.tap(q, k, v, out, layer=...)"},
-    {"not seen", "attention written by hand, FlexAttention, flash-attn 4 unless tapped;"},
-    {"", "in programs that are linked statically, or that open a LibTorch by themselves"},
+    {"checked",
+     "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward and dQ, in bf16, fp16, "
+     "fp32, "
+     "fp64, from Python and LibTorch"},
+    {"", "attention described through <foreshock/hook.h>, or with foreshock.tap(q, k, v, out, layer=...)"},
+    {"measured", "weights in fp32, bf16, fp16; replicas under DDP and HSDP are compared bit for bit"},
+    {"untried", "CUDA: no GPU has run foreshock yet, only stand-ins of device and driver (docs/gpu.md)"},
+    {"", "flash-attn 2 (from 2.7) and 3, xformers, Transformer Engine 2.0 to 2.18 (dense layouts)"},
+    {"optional", "the unfused path (dropout > 0 on the CPU, some masks): sampled with --math-path on"},
+    {"counted", "fused attention on other devices, and skipped calls, with the reason"},
+    {"unseen", "FlexAttention, flash-attn 4 and attention written by hand, unless tapped"},
+    {"", "programs that are linked statically or load LibTorch with dlopen"},
+    {"", "weights in flat parameters (FSDP1); full shards (FSDP2, ZeRO-3) have no replica to compare"},
 };
 
 std::string size_text(uint64_t bytes) {
@@ -90,7 +85,7 @@ Check check_python(const FoundPython& python, const Arguments& arguments) {
   if (python.certain) return {true, "Python", python.executable};
   return {true, "Python",
           python.executable + (arguments.command().empty() ? " (the python3 of PATH)"
-                                                           : " (a guess: the command shows none)")};
+                                                           : " (assumed: the command names no Python)")};
 }
 
 Check check_adapter(const Adapter& adapter, const std::string& library) {
@@ -104,7 +99,7 @@ Check check_adapter(const Adapter& adapter, const std::string& library) {
   return {true, torch, built};
 }
 
-// A training on the CPU is monitored without it, so this is never why it is not.
+// CPU trainings need no device code, so this check never fails.
 Check check_device_code(const Installation& installation) {
   const DeviceCodeSeal seal = device_code_seal();
   const std::string path =
@@ -116,7 +111,7 @@ Check check_device_code(const Installation& installation) {
   if (!file.is_read()) {
     const std::string why =
         file.failure() == std::string("no_file") ? " is not there" : " is of another build, or damaged";
-    return {true, "CUDA devices", path + why + without + "; install foreshock anew"};
+    return {true, "CUDA devices", path + why + without + "; reinstall foreshock"};
   }
   const int driver = cuda::oldest_driver_for(seal.toolkit) / 1000;
   return {true, "CUDA devices",
@@ -124,41 +119,42 @@ Check check_device_code(const Installation& installation) {
               " or later runs them"};
 }
 
-// Every instruction set gives the same bits; this one only says how fast.
+// Every instruction set gives the same bits; it only affects the speed.
 Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
 }
 
-// The Python helper tells steps, losses and names.
+// The Python helper reports steps, losses and names.
 Check check_helper(const FoundPython& python) {
   const std::string problem = helper_problem(python);
   if (!problem.empty()) return {false, "steps and names", problem};
-  return {true, "steps and names", "helper enters by the torch.backends entry point"};
+  return {true, "steps and names", "the helper is loaded by the torch.backends entry point"};
 }
 
-// A program linked with LibTorch: no Python, so steps are seen or told.
+// Checks a program that is linked with LibTorch.
 std::vector<Check> check_libtorch(const Installation& installation, const FoundLibtorch& libtorch) {
   const std::string where = libtorch.library.empty() ? "" : ", " + libtorch.library;
   return {{true, "program", libtorch.program + " is linked with LibTorch" + where},
           check_adapter(prepare_adapter_for(installation, libtorch, adapter_cache(installation)), "LibTorch"),
           {true, "steps and names",
-           "counted by the versions of the weights; <foreshock/libtorch.h> tells steps and layer names"}};
+           "steps are counted from the versions of the weights; <foreshock/libtorch.h> reports steps and "
+           "layer names"}};
 }
 
-// A command that shows neither Python nor LibTorch.
+// Checks a command that names neither Python nor LibTorch.
 std::vector<Check> check_program(const std::string& word) {
   const char* path = std::getenv("PATH");
   const std::string program = look_up(word, path != nullptr ? path : "/usr/bin:/bin");
-  if (program.empty())
-    return {{false, "command", word + " is not found, or not a program; name one that is"}};
+  if (program.empty()) return {{false, "command", word + " is not found or not executable"}};
   if (is_static_program(program))
     return {{false, "program",
-             program + " is linked statically, and nothing can be preloaded into it; link it dynamically"}};
+             program + " is linked statically, so nothing can be preloaded; link it dynamically"}};
   if (program_interpreter(program).empty() || starts_a_command(word)) return {};
-  return {{true, "program",
-           program +
-               " is not linked with LibTorch: seen is what it describes through <foreshock/hook.h>, and "
-               "what Python it starts; not a LibTorch that it opens by itself (dlopen)"}};
+  return {
+      {true, "program",
+       program +
+           " is not linked with LibTorch: foreshock sees calls that it describes through <foreshock/hook.h>, "
+           "and Python that it starts, but not a LibTorch that it loads with dlopen"}};
 }
 
 std::vector<Check> check_python_torch(const Installation& installation, const Arguments& arguments,
@@ -174,32 +170,14 @@ std::vector<Check> check_python_torch(const Installation& installation, const Ar
 }
 
 void print(const std::vector<Check>& checks) {
+  const size_t columns = terminal_columns(1000);  // in a file, a line stays whole
   for (const Check& check : checks) {
-    std::printf("  %-5s%-20s%s\n", check.ok ? "ok" : "off", check.what.c_str(), check.detail.c_str());
+    std::printf("  %-5s%-20s%s\n", check.ok ? "ok" : "off", check.what.c_str(),
+                wrapped(check.detail, 27, columns).c_str());
   }
-  std::printf("\n");
-  for (const Coverage& line : kCoverage) std::printf("  %-12s%s\n", line.fate, line.what);
-}
-
-// Which replicas there are shows when a run is there.
-void print_live_runs(const std::string& token_file) {
-  const auto print_fact = [](const LiveRun& run, const std::string& fact) {
-    if (!fact.empty()) std::printf("\n  run %s: %s\n", run.run_id.c_str(), fact.c_str());
-  };
-  for (const LiveRun& run : live_runs("")) {
-    const std::optional<AgentAddress> agent = read_agent_address(run.directory);
-    if (!agent) continue;
-    std::string body, error;
-    if (!read_agent_state(*agent, token_file, &body, &error)) {
-      print_fact(run, error);
-      continue;
-    }
-    const Json state = Json::parse(body, nullptr, false);
-    if (!state.is_object() || !state.contains("ranks") || !state["ranks"].is_array()) continue;
-    const std::string replicas = replicas_text(state["ranks"], Paint(false));
-    print_fact(run, replicas.empty() ? "" : "replicas: " + replicas);
-    print_fact(run, unfollowed_text(state["ranks"]));
-  }
+  std::printf("\n  What is seen of a training:\n");
+  for (const Coverage& line : kCoverage)
+    std::printf("  %-12s%s\n", line.fate, wrapped(line.what, 14, columns).c_str());
 }
 
 }  // namespace
@@ -219,13 +197,13 @@ int doctor(const Arguments& arguments) {
     checks.insert(checks.end(), more.begin(), more.end());
   }
   print(checks);
-  print_live_runs(arguments.text(OptionId::kTokenFile));
   if (!python.executable.empty())
     std::printf("%s", known_bad_text(known_bad(installed_versions(python.executable))).c_str());
   bool all_ok = true;
   for (const Check& check : checks) all_ok = all_ok && check.ok;
-  std::printf("\n  %s\n", all_ok ? "A training will be monitored here."
-                                 : "A training will not be monitored here as it is.");
+  std::printf("\n  %s\n", all_ok
+                              ? "A training will be monitored here."
+                              : "A training will not be monitored here until the checks marked `off` pass.");
   return all_ok ? 0 : 1;
 }
 

@@ -126,11 +126,11 @@ def test_a_libtorch_that_is_not_there(libtorch_trainer, tmp_path, foreshock):
 
 def test_doctor_tells_of_other_programs(c_trainer, tmp_path, foreshock):
     told = foreshock("doctor", "--", c_trainer)
-    assert f"{c_trainer} is not linked with LibTorch: seen is what it describes" in told.stdout
+    assert f"{c_trainer} is not linked with LibTorch: foreshock sees calls that it describes" in told.stdout
     static = str(native.build_c_trainer(tmp_path, "-static"))
     told = foreshock("doctor", "--", static)
     assert told.returncode == 1
-    assert f"{static} is linked statically, and nothing can be preloaded into it" in told.stdout
+    assert f"{static} is linked statically, so nothing can be preloaded" in told.stdout
 
 
 def test_doctor_tells_what_keeps_the_helper_out(foreshock):

@@ -85,18 +85,16 @@ def agent_of(directory: pathlib.Path, run: str | None) -> Iterator[list[tuple[st
     ("run", "path"),
     [("ada/job", "?run=ada%2Fjob"), ("a&run=b%#+\u00e4 c", "?run=a%26run%3Db%25%23%2B%C3%A4%20c"), (None, "")],
 )
-def test_status_and_doctor_name_the_run_and_show_the_token(tree, tmp_path, run, path):
+def test_status_names_the_run_and_sends_the_token(tree, tmp_path, run, path):
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
-    doctor = ("doctor", "--python", str(tmp_path / "none"))
     base = tree / "ada"
     base.mkdir(mode=0o700)
     with agent_of(base / "job", run) as asked:
-        told = ask(base, *doctor, "--token-file", str(token))
-        assert "run job: tensors not followed: " in told.stdout
         assert ask(base, "status", "--json", "--token-file", str(token)).returncode == 0
-        assert asked == [(f"/api/v1/state{path}", f"Bearer {TOKEN}")] * 2
-        refused = ask(base, *doctor)
-        assert "answered 401" in refused.stdout, "an agent that does not answer is told"
+        assert asked == [(f"/api/v1/state{path}", f"Bearer {TOKEN}")]
+        assert ask(base, "status", "--json").returncode == 3, "an agent that refuses is reported"
         assert asked[-1] == (f"/api/v1/state{path}", None)
+        ask(base, "doctor", "--python", str(tmp_path / "none"))
+        assert len(asked) == 2, "doctor speaks of its command, and of no live run"
