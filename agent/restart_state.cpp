@@ -187,7 +187,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   uint64_t offset = kNoRecord;
   const bool restored = bytes && watches->restore(*bytes, &offset);
   if (size > 0 && !restored)
-    spdlog::warn("{}: what its detectors had learned cannot be read; they begin anew", run);
+    spdlog::warn("{}: the state of its detectors cannot be read; they learn again", run);
   if (record == nullptr || record->size() == 0) return;
   if (!restored) {
     EventLine anew;

@@ -43,7 +43,7 @@ SHORT_SECONDS = 45  # after which --short begins no further round
 
 def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
     if sets < 2 or rounds < LEAST_ROUNDS:
-        return "too few rounds to tell"
+        return "too few rounds"
     return "met" if high <= goal else "not shown" if low <= goal else "missed"
 
 

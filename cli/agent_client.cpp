@@ -196,7 +196,7 @@ bool read_agent_state(const AgentAddress& agent, const std::string& token_file, 
     return false;
   }
   if (nlohmann::json::accept(*json)) return true;
-  *error = "the agent's answer is no JSON";
+  *error = "the agent's answer is not JSON";
   return false;
 }
 

@@ -56,7 +56,7 @@ std::string set_option(const std::string& flag, const std::string& value, Reques
     return to_count(value, 1, &request->threads) ? "" : "--threads takes a number from 1 up";
   if (flag == "--top") return to_count(value, 0, &request->top) ? "" : "--top takes a number";
   if (flag != "--json" && flag != "--report")
-    return "there is no option '" + flag + "': foreshock compare --help";
+    return "unknown option '" + flag + "': foreshock compare --help";
   (flag == "--json" ? request->json_path : request->page_path) = value;
   return why_no_file(value);
 }

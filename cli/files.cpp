@@ -139,7 +139,7 @@ std::optional<std::string> next_of(const std::string& path, std::string* problem
   const ssize_t length = is_link ? readlinkat(place, "", text.data(), text.size()) : -1;
   close(place);
   if (length < 0) return std::nullopt;
-  if (is_trap(at, directory_of(path))) *problem = path + " is a link of somebody else: choose another place";
+  if (is_trap(at, directory_of(path))) *problem = path + " is a link of another user: choose another place";
   const std::string to(text.data(), static_cast<size_t>(length));
   return to.starts_with('/') ? to : directory_of(path) + to;
 }
@@ -166,14 +166,14 @@ mode_t usual_mode() {
 }  // namespace
 
 std::string why_no_file(const std::string& path) {
-  if (path.empty()) return "'' is no file name";
+  if (path.empty()) return "the file name is empty";
   if (is_stream(path)) return "";
   std::string problem;
   const std::string target = end_of_links(path, &problem), directory = directory_of(target);
   if (!problem.empty()) return problem;
   struct stat at {};
   if (target.back() == '/' || (stat(target.c_str(), &at) == 0 && S_ISDIR(at.st_mode)))
-    return "'" + path + "' is no file name" + (target.back() == '/' ? "" : " but a directory");
+    return "'" + path + "' is " + (target.back() == '/' ? "not a file name" : "a directory, not a file");
   if (access(directory.c_str(), W_OK) != 0)
     return "cannot write into " + directory + ": choose another place for " + path;
   return "";

@@ -110,7 +110,7 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
       continue;
     }
     if (word != "--algorithm" && word != "--block-k" && word != "--key-order")
-      return "there is no option '" + word + "': foreshock judge --help";
+      return "unknown option '" + word + "': foreshock judge --help";
     if (++i == words.size()) return word + " needs a value";
     const std::string& value = words[i];
     if (word == "--algorithm") {
@@ -348,12 +348,12 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   lab::Safetensors file;
   if (const std::string problem = file.open(path); !problem.empty()) return problem;
   const std::string shown = lab::printable(path);
-  if (!is_slice_file(file)) return shown + " is no flagged slice";
+  if (!is_slice_file(file)) return shown + " is not a flagged slice";
   stored->metadata = file.metadata();
   if (const std::string schema = stored->fact("schema"); schema != "1")
     return shown + " has schema '" + schema + "', this foreshock reads 1: use the one that wrote it";
   double scale = 0;
-  if (!read_number(text_of(stored->metadata, "scale"), &scale)) return shown + ": its scale is no number";
+  if (!read_number(text_of(stored->metadata, "scale"), &scale)) return shown + ": its scale is not a number";
   if (file.size() > kMostBytes) return shown + " is too large to be a slice";
   if (const std::string problem = read_arrays(file, stored); !problem.empty()) return problem;
   StoredArrays arrays;

@@ -170,7 +170,7 @@ std::string choose(const std::vector<std::string>& names, const std::vector<Give
   if (wanted.empty()) wanted.assign(lab::default_sweeps().begin(), lab::default_sweeps().end());
   for (const std::string& name : wanted) {
     LabSweep chosen{lab::find_sweep(name), {Point{}}};
-    if (!chosen.sweep && name != "custom") return "there is no sweep '" + name + "': " + sweep_names();
+    if (!chosen.sweep && name != "custom") return "unknown sweep '" + name + "': " + sweep_names();
     if (chosen.sweep) chosen.points = chosen.sweep->points();
     for (Point& point : chosen.points) point.sweep = name;
     for (const Given& given : axes) {
@@ -222,7 +222,7 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
       if (!problem.empty()) return problem;
       (flag == "--json" ? request->json_path : request->page_path) = value;
     } else {
-      return "there is no option '" + flag + "': foreshock lab --help";
+      return "unknown option '" + flag + "': foreshock lab --help";
     }
   }
   const std::string problem = choose(names, axes, request);

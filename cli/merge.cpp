@@ -43,7 +43,7 @@ std::string parse(const std::vector<std::string>& words, Request* request) {
                             words.end());
       break;
     } else if (words[at].starts_with("-")) {
-      return "there is no option '" + words[at] + "': foreshock merge --help";
+      return "unknown option '" + words[at] + "': foreshock merge --help";
     } else {
       request->paths.push_back(words[at]);
     }
@@ -330,7 +330,7 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
     if (line.interval_steps != parts[0]->line.interval_steps || line.dtype != parts[0]->line.dtype ||
         line.shape != parts[0]->line.shape)
       return line.tensor + " at step " + std::to_string(snapshot->step) + ": " + parts[0]->path + " and " +
-             part->path + " tell of different tensors";
+             part->path + " describe different tensors";
     merge(histogram, &snapshot->histogram);
     add_sums(line, snapshot);
   }

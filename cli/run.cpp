@@ -228,7 +228,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
 
 int run(const Arguments& arguments) {
   const std::vector<std::string>& command = arguments.command();
-  if (command.empty()) return wrong_use("say what to run: foreshock run [options] -- COMMAND");
+  if (command.empty()) return wrong_use("no command given; type foreshock run [options] -- COMMAND");
   bool enabled = true;
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
@@ -268,12 +268,13 @@ std::string without_slashes(std::string path) {
 // "" or what to do.
 std::string problem_of(const AgentOptions& options, const Arguments& arguments) {
   if (options.directory.empty() && options.tree.empty())
-    return "say which run to serve, foreshock agent --dir DIR, or which tree of runs, --tree DIR";
+    return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";
   if (!options.directory.empty() && !options.tree.empty()) return "give one of --dir and --tree";
   if (!options.tree.empty() && !options.record.empty())
-    return "--record is of a single run: give it to foreshock run, without --agent service";
+    return "--record needs a single run: use it with foreshock run, without --agent service";
   if (!options.tree.empty() && !options.save_flagged.empty())
-    return "--save-flagged is of a single run, whose user owns the data: give it to foreshock run, without "
+    return "--save-flagged needs a single run, because its user owns the data: use it with foreshock run, "
+           "without "
            "--agent service";
   return listening_problem(arguments);
 }

@@ -295,7 +295,7 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
 
 std::string other_ranks_line() {
   return "no segment of its own: the training was started by another `foreshock run` of this run id, inside "
-         "the command or beside it, which tells of it";
+         "the command or beside it, which reports it";
 }
 
 std::string no_segment_line(const std::string& directory) {
@@ -303,7 +303,7 @@ std::string no_segment_line(const std::string& directory) {
   if (statvfs(directory.c_str(), &info) == 0 && info.f_files > 0 && info.f_favail == 0)
     return "no segment seen: the tmpfs of " + directory + " has no inode left, so none could be made";
   return "no segment seen: no training step or attention call was met in the command; "
-         "`foreshock doctor -- COMMAND` tells what is seen";
+         "`foreshock doctor -- COMMAND` reports what will be seen";
 }
 
 }  // namespace foreshock::cli

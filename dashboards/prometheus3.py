@@ -56,9 +56,9 @@ def main() -> int:
     for package in apt.glob("*.deb"):
         subprocess.run(["dpkg-deb", "--extract", package, FOLDER], check=True)
     shutil.rmtree(apt)
-    told = subprocess.run([FOLDER / "usr" / "bin" / "prometheus", "--version"], capture_output=True, text=True)
-    print(f"prometheus3: {(told.stdout or told.stderr).partition(' (')[0]} in {FOLDER / 'usr' / 'bin'}")
-    return told.returncode
+    shown = subprocess.run([FOLDER / "usr" / "bin" / "prometheus", "--version"], capture_output=True, text=True)
+    print(f"prometheus3: {(shown.stdout or shown.stderr).partition(' (')[0]} in {FOLDER / 'usr' / 'bin'}")
+    return shown.returncode
 
 
 if __name__ == "__main__":

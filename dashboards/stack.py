@@ -102,7 +102,7 @@ def turn():
 
 
 class Notifications(http.server.BaseHTTPRequestHandler):
-    """Prints what Alertmanager tells: to whom, and which alerts. Each notification is a line of `kept`."""
+    """Prints each notification of Alertmanager: receiver and alerts. Appends it as a line to `kept`."""
 
     kept: pathlib.Path
 
@@ -186,7 +186,7 @@ def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> 
             try:
                 return training.wait()
             except KeyboardInterrupt:
-                continue  # the terminal has told it too
+                continue  # the terminal has sent it the signal too
     finally:
         if training:
             end(training, signal.SIGINT, signal.SIGTERM)
@@ -197,7 +197,7 @@ def show_where(prometheus: int, alertmanager: int, interval: int) -> None:
     say(f"Prometheus    {server}/graph?g0.expr=foreshock_loss&g0.tab=0   (scrapes every {interval} s)")
     say(f"alerts        {server}/alerts")
     say(f"Alertmanager  http://127.0.0.1:{alertmanager}")
-    say("the page of the run is told below; notifications are printed here")
+    say("the address of the run's page follows; notifications are printed here")
     say(f"a Grafana:    import {HERE / 'grafana'}/*.json, data source {server}")
 
 

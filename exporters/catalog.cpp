@@ -40,11 +40,11 @@ constexpr Values kErrorComponents[] = {"segment", "record"};
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
 constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "logged", "unknown"};
-// Those of agent/flagged.h.
+// The names of agent/flagged.h.
 constexpr Values kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
                                    "output_error_drift", "logit",           "control"};
 constexpr Values kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
-// Those of detect/thresholds.h, which the exporters know nothing of.
+// The names of detect/thresholds.h; exporters may not include it.
 constexpr Values kDetectorNames[] = {"bias",
                                      "output_error_drift",
                                      "deviation_forward",
@@ -105,14 +105,14 @@ constexpr LabelInfo kVersion[] = {{"version"}};
 // In the order of the enum: metric_info() indexes it.
 constexpr MetricInfo kTable[] = {
     {kRankInfo, "foreshock_rank_info", kGauge, "1",
-     "Always 1; the labels say what the rank is. Coordinates are -1 where unknown.", kRankInfoLabels},
-    {kRankUp, "foreshock_rank_up", kGauge, "bool", "1 while the rank's process lives.", kRank},
+     "Always 1; the labels describe the rank. Unknown coordinates are -1.", kRankInfoLabels},
+    {kRankUp, "foreshock_rank_up", kGauge, "bool", "1 while the rank's process is alive.", kRank},
     {kRunInfo, "foreshock_run_info", kGauge, "1",
-     "Always 1; the label user names whose run it is: the owner of its directory. Alerts go to it.",
+     "Always 1; the label user is the owner of the run's directory. Tickets go to this user.",
      kRunInfoLabels},
     {kRunState, "foreshock_run_state", kGauge, "bool",
      "1 for the state the run is in, from its exit status and signal; 0 for the others.", kRunStateLabels},
-    {kWorldSize, "foreshock_world_size", kGauge, "ranks", "Ranks of the whole job, as the rank knows it.",
+    {kWorldSize, "foreshock_world_size", kGauge, "ranks", "Ranks of the whole job, as reported by this rank.",
      kRank},
     {kStep, "foreshock_step", kGauge, "steps",
      "The last optimizer step that ended, counted from the start of the run.", kRank},
@@ -120,10 +120,10 @@ constexpr MetricInfo kTable[] = {
     {kStepsLostTotal, "foreshock_steps_lost_total", kCounter, "steps",
      "Step records overwritten before the agent read them.", kRank},
     {kSourceInfo, "foreshock_source_info", kGauge, "1",
-     "Always 1; the labels say where step numbers, layer names and the loss come from.", kSourceLabels},
+     "Always 1; the labels name the sources of step numbers, layer names and the loss.", kSourceLabels},
     {kSkippedStepsTotal, "foreshock_skipped_steps_total", kCounter, "steps",
-     "Optimizer steps left out by the trainer; absent where a scaler's answer was not to be had from a "
-     "device.",
+     "Optimizer steps skipped by the trainer; absent if a gradient scaler's result on a device could not be "
+     "read.",
      kRankSkippedSteps},
     {kLastStepTimestampSeconds, "foreshock_last_step_timestamp_seconds", kGauge, "seconds",
      "When the last optimizer step ended, in seconds since 1970.", kRank},
@@ -131,59 +131,56 @@ constexpr MetricInfo kTable[] = {
     {kAttentionCallsTotal, "foreshock_attention_calls_total", kCounter, "calls",
      "Attention calls seen: unsampled, skipped and sampled.", kRankPassOp},
     {kAttentionUnsampledTotal, "foreshock_attention_unsampled_total", kCounter, "calls",
-     "Attention calls that were not to be sampled.", kRankPass},
+     "Attention calls in steps that are not sampled, or not chosen.", kRankPass},
     {kAttentionSamplesTotal, "foreshock_attention_samples_total", kCounter, "calls",
-     "Attention calls of which a slice was taken: judged, lost and in flight.", kRankPass},
+     "Attention calls of which a slice was copied: judged, lost or in flight.", kRankPass},
     {kAttentionJudgedTotal, "foreshock_attention_judged_total", kCounter, "calls",
      "Slices compared with the fp64 reference.", kRankPass},
     {kAttentionLostTotal, "foreshock_attention_lost_total", kCounter, "calls",
      "Slices that could not be judged, by reason.", kRankPassLost},
     {kAttentionInFlight, "foreshock_attention_in_flight", kGauge, "calls",
-     "Slices taken and not yet judged or lost.", kRankPass},
+     "Slices copied and not yet judged or lost.", kRankPass},
     {kAttentionSkippedTotal, "foreshock_attention_skipped_total", kCounter, "calls",
-     "Attention calls that were to be sampled and were not, by reason.", kRankPassSkip},
+     "Attention calls that should have been sampled and were not, by reason.", kRankPassSkip},
     {kNoAttentionSeen, "foreshock_no_attention_seen", kGauge, "bool",
-     "1 after 10 steps without an attention call that can be seen, as when a compiled graph has them on the "
-     "unfused path.",
+     "1 after 10 steps without a visible attention call, for example if a compiled graph uses the unfused "
+     "path.",
      kRank},
     {kAttentionCoverageRatio, "foreshock_attention_coverage_ratio", kGauge, "ratio",
-     "Attention calls seen over those that ran, by who counted these independently of the hooks. NaN with "
-     "the "
-     "source none where nobody did.",
+     "Attention calls seen by the hooks over calls that ran, counted independently by the source. NaN with "
+     "the source none: not counted.",
      kRankCoverage},
     {kAttentionUnseen, "foreshock_attention_unseen", kGauge, "1",
-     "Always 1; the label op names attention that no hook sees, and evidence says how that is known: it was "
-     "used, a module that has it was imported, or an operation with such arguments was registered.",
+     "Always 1; the label op names attention that no hook sees. evidence: it was used, its module was "
+     "imported, or an operation with such arguments was registered.",
      kRankUnseen},
     {kAttentionRecordedTotal, "foreshock_attention_recorded_total", kCounter, "calls",
-     "Attention calls counted while a CUDA graph was recorded: they did not run then.", kRankPass},
+     "Attention calls counted while a CUDA graph was recorded; recording does not run them.", kRankPass},
     {kAttentionGraphCallsTotal, "foreshock_attention_graph_calls_total", kCounter, "calls",
      "Attention calls that ran inside launched CUDA graphs, where no hook is called and nothing is sampled: "
      "those of each graph times its launches.",
      kRankPass},
     {kGraphLaunchesTotal, "foreshock_graph_launches_total", kCounter, "launches",
-     "Launches of CUDA graphs, by whether the attention in them is known. It is not where two were recorded "
-     "at once, one was not recorded from a stream, or there is attention under a condition.",
+     "Launches of CUDA graphs, by whether the attention in them is known. It is unknown if two graphs were "
+     "recorded at once, a graph was not recorded from a stream, or attention depends on a condition.",
      kRankGraph},
     {kAttentionKernelsTotal, "foreshock_attention_kernels_total", kCounter, "kernels",
-     "Attention kernels launched in the steps that --count-kernels asked for.", kRankPass},
+     "Attention kernels launched during the steps of --count-kernels.", kRankPass},
     {kKernelCountState, "foreshock_kernel_count_state", kGauge, "1",
-     "Always 1 with --count-kernels; the label state tells what came of it: CUPTI is not in the process "
-     "(no_library), another tool has its place (taken), torch.profiler runs, or it said no (refused).",
+     "Always 1 with --count-kernels; the label state is the progress or the obstacle: CUPTI is not loaded "
+     "(no_library), another tool uses it (taken), torch.profiler runs (profiler), or CUPTI failed (refused).",
      kRankKernelCount},
 
     {kAttentionRelativeError, "foreshock_attention_relative_error", kGauge, "ratio",
      "Error of the kernel against the fp64 reference, L2 over L2 per row, over the last samples.",
      kRankPassMeanMax},
     {kAttentionDeviationRatio, "foreshock_attention_deviation_ratio", kGauge, "ratio",
-     "Error of the kernel over the error of unfused attention in the same precision on the same inputs, the "
-     "noise "
-     "floor. Healthy is below 1.",
+     "Error of the kernel over the noise floor, which is the error of unfused attention in the same "
+     "precision on the same inputs. Healthy is below 1.",
      kRankPassMeanMax},
     {kAttentionBiasUlp, "foreshock_attention_bias_ulp", kGauge, "ulp",
-     "Signed error of the output towards larger magnitude, pooled over the last samples. The rounded "
-     "reference is the "
-     "control.",
+     "Mean signed error of the output, positive away from zero, pooled over the last samples. The rounded "
+     "reference is the control.",
      kRankPassOf},
     {kAttentionBiasZscore, "foreshock_attention_bias_zscore", kGauge, "standard errors",
      "The bias in standard errors between samples.", kRankPassOf},
@@ -194,11 +191,10 @@ constexpr MetricInfo kTable[] = {
     {kAttentionEntropyNats, "foreshock_attention_entropy_nats", kGauge, "nats",
      "Entropy of the attention weights of a row, over the last samples.", kRankMinMean},
     {kAttentionNearTieRatio, "foreshock_attention_near_tie_ratio", kGauge, "ratio",
-     "Share of rows whose second largest score lies within 1/512 of the largest.", kRank},
+     "Share of rows whose second largest score is within 1/512 of the largest.", kRank},
     {kAttentionAlarmLayers, "foreshock_attention_alarm_layers", kGauge, "layers",
-     "Layers whose last samples are beyond a limit: bias beyond what the rounded reference shows too, "
-     "deviation ratio, or "
-     "values that are not finite.",
+     "Layers whose last samples exceed a limit: a bias that the rounded reference does not have, the "
+     "deviation ratio, or values that are not finite.",
      kRankPassAlarm},
     {kLayerAttentionDeviationRatio, "foreshock_layer_attention_deviation_ratio", kGauge, "ratio",
      "Mean deviation ratio of one layer over its last samples.", kRankLayerPass},
@@ -208,9 +204,9 @@ constexpr MetricInfo kTable[] = {
      "Largest magnitude of a scaled score of one layer over its last samples.", kRankLayer},
 
     {kNonfiniteValuesTotal, "foreshock_nonfinite_values_total", kCounter, "values",
-     "NaN and infinite values seen, by where they were. Of gradients and the loss: steps that had some.",
-     kRankSite},
-    {kLoss, "foreshock_loss", kGauge, "nats", "Loss of the last step, mean over its micro-batches.", kRank},
+     "NaN and infinite values, by place. For gradients and the loss: steps that had any.", kRankSite},
+    {kLoss, "foreshock_loss", kGauge, "nats",
+     "Loss of the last step, mean over its micro-batches; in nats for a cross-entropy.", kRank},
     {kLossWindow, "foreshock_loss_window", kGauge, "nats", "Loss over the last 64 steps.", kRankMinMeanMax},
     {kLossZscore, "foreshock_loss_zscore", kGauge, "standard deviations",
      "Distance of the loss from the mean of the last 128 steps, in their standard deviations.", kRank},
@@ -219,52 +215,51 @@ constexpr MetricInfo kTable[] = {
      "steps.",
      kRank},
     {kGradientNorm, "foreshock_gradient_norm", kGauge, "1",
-     "L2 norm of the gradient before clipping, where that leaves a trace.", kRank},
+     "L2 norm of the gradient before clipping (exceptions: frameworks.md, clipping).", kRank},
     {kGradientNormWindowMax, "foreshock_gradient_norm_window_max", kGauge, "1",
      "Largest gradient norm of the last 64 steps.", kRank},
     {kGradientNormZscore, "foreshock_gradient_norm_zscore", kGauge, "standard deviations",
      "Distance of the gradient norm from the mean of the last 128 steps, in their standard deviations.",
      kRank},
     {kLayerGradientNorm, "foreshock_layer_gradient_norm", kGauge, "1",
-     "L2 norm of the gradient of one layer before clipping, where that leaves a trace.", kRankLayer},
+     "L2 norm of the gradient of one layer before clipping (exceptions: frameworks.md, clipping).",
+     kRankLayer},
     {kLearningRate, "foreshock_learning_rate", kGauge, "1", "Learning rate of the last step.", kRank},
     {kOptimizerRmsStaleness, "foreshock_optimizer_rms_staleness", kGauge, "1",
-     "sqrt(mean(g^2 / max(v, eps^2))), g being the gradient as the optimizer gets it (after clipping) and v "
-     "Adam's "
-     "bias-corrected second moment after the step: over all tensors of the node, and of the stalest one.",
+     "sqrt(mean(g^2 / max(v, eps^2))) with the gradient g after clipping and Adam's bias-corrected second "
+     "moment v after the step: mean over the tensors of the node, and largest of one tensor. Above 2.3, "
+     "steps are larger than intended.",
      kRunMeanMax},
     {kOptimizerSurpriseRatio, "foreshock_optimizer_surprise_ratio", kGauge, "ratio",
-     "Share of values whose squared gradient is beyond 50 times the second moment that the step found.",
-     kRun},
+     "Share of values whose squared gradient is above 50 times the second moment before the step.", kRun},
     {kOptimizerUpdateRatio, "foreshock_optimizer_update_ratio", kGauge, "ratio",
-     "Norm of what one step changed over the norm of the weights: over all tensors, and of the matrix that "
+     "Norm of the change by one step over the norm of the weights: of all tensors, and of the matrix that "
      "changed most.",
      kRunMeanMax},
     {kOptimizerEpsilonDominatedRatio, "foreshock_optimizer_epsilon_dominated_ratio", kGauge, "ratio",
-     "Share of values whose second moment's root is below eps.", kRun},
+     "Share of values whose root of the second moment is below eps.", kRun},
     {kAttentionUpdateNorm, "foreshock_attention_update_norm", kGauge, "1",
-     "Frobenius norm of the first-order increment of a head's W_Q W_K^T between two snapshots, over layers "
-     "and heads "
-     "of the node.",
+     "Frobenius norm of the first-order change of a head's W_Q W_K^T between two snapshots, over layers and "
+     "heads of the node.",
      kRunMeanMax},
     {kAttentionUpdateStableRank, "foreshock_attention_update_stable_rank", kGauge, "1",
-     "Stable rank of that increment.", kRunMinMean},
+     "Stable rank of the change of a head's W_Q W_K^T.", kRunMinMean},
     {kAttentionUpdateEffectiveRank, "foreshock_attention_update_effective_rank", kGauge, "1",
-     "Effective rank of that increment; compare it with a healthy run's.", kRunMinMean},
+     "Effective rank of the change of a head's W_Q W_K^T; compare it with a healthy run.", kRunMinMean},
     {kLayerAttentionUpdateEffectiveRank, "foreshock_layer_attention_update_effective_rank", kGauge, "1",
-     "Smallest effective rank of a head's increment in one layer.", kRunLayer},
+     "Smallest effective rank of the change of a head's W_Q W_K^T in one layer.", kRunLayer},
 
     {kLoggedValue, "foreshock_logged_value", kGauge, "1",
-     "Last value of what the training itself logs, for up to 16 names; of two that are one label the later "
-     "has a number.",
+     "Last value that the training itself logged, for up to 16 names. If two names give the same label, the "
+     "later gets a number.",
      kRankName},
 
     {kPrecursorLevel, "foreshock_precursor_level", kGauge, "1",
-     "How loud a detector is, the loudest of its layers: 0 quiet, 1 watch, 2 warn.", kRankDetector},
+     "Level of a detector, the highest of its layers: 0 quiet, 1 watch, 2 warn.", kRankDetector},
     {kPrecursorEventsTotal, "foreshock_precursor_events_total", kCounter, "events",
-     "Times that a detector has begun to warn, in one layer or another.", kRankDetector},
+     "How often a detector started to warn, over all layers.", kRankDetector},
     {kPrecursorLastEventStep, "foreshock_precursor_last_event_step", kGauge, "steps",
-     "Step of the last of them; absent before the first.", kRankDetector},
+     "Step of the detector's last warning; absent before the first.", kRankDetector},
     {kPrecursorLayerInfo, "foreshock_precursor_layer_info", kGauge, "1",
      "Always 1; the label layer names a layer in which the detector warns. Absent while it does not.",
      kRankDetectorLayer},
@@ -274,82 +269,75 @@ constexpr MetricInfo kTable[] = {
      "ones. Absent where there are none.",
      kRankDetector},
     {kWeightWassersteinDistance, "foreshock_weight_wasserstein_distance", kGauge, "1",
-     "Wasserstein distance W1 of the weights to their snapshot one interval before, and to the first one: of "
-     "all "
-     "values of the node's tensors together (pooled), and of the tensor that moved most (max). Another "
-     "interval is "
-     "another series.",
+     "Wasserstein distance W1 of the weights to their previous and to their first snapshot: pooled over all "
+     "values of the node, and of the tensor that moved most (max). A new interval starts a new series.",
      kWeightDistance},
     {kLayerWeightWassersteinDistance, "foreshock_layer_weight_wasserstein_distance", kGauge, "1",
-     "The same of the tensor of the layer that moved most.", kLayerWeightDistance},
+     "Wasserstein distance W1 of the layer's tensor that moved most.", kLayerWeightDistance},
     {kWeightUpdateMeanAbs, "foreshock_weight_update_mean_abs", kGauge, "1",
-     "Mean magnitude of the change that one optimizer step makes: over all values, and of the tensor that "
-     "changes "
+     "Mean magnitude of the change by one optimizer step: over all values, and of the tensor that changes "
      "most.",
      kRunMeanMax},
     {kWeightUpdateCoverageRatio, "foreshock_weight_update_coverage_ratio", kGauge, "ratio",
-     "Share of all values that this change is known of: below 1 it is a part's, not the whole model's.",
+     "Share of all values whose change is known. Below 1, the mean change covers only a part of the model.",
      kRun},
     {kWeightRms, "foreshock_weight_rms", kGauge, "1", "Root of the mean square of all weights of the node.",
      kRun},
     {kWeightSnapshotStep, "foreshock_weight_snapshot_step", kGauge, "steps",
-     "The step that the last interval began with in which all weights of the node were looked at: their "
-     "distances, update and root mean square are of it, and end when the run is more than three intervals "
-     "beyond it.",
+     "First step of the last interval in which all weights of the node were measured. Distances, update and "
+     "root mean square belong to it; they disappear when the run is more than three intervals further.",
      kRun},
     {kWeightSnapshotIntervalSteps, "foreshock_weight_snapshot_interval_steps", kGauge, "steps",
-     "Steps between two snapshots of a weight tensor; tensors take turns within it.", kRank},
+     "Steps between two snapshots of a weight tensor; tensors are spread over the interval.", kRank},
     {kWeightSkippedTotal, "foreshock_weight_skipped_total", kCounter, "tensors",
-     "Weight tensors whose turn it was and that were left out, by reason.", kRankWeightSkips},
+     "Due snapshots of weight tensors that were skipped, by reason.", kRankWeightSkips},
     {kWeightSnapshotsDroppedTotal, "foreshock_weight_snapshots_dropped_total", kCounter, "tensors",
-     "Snapshots of weight tensors that the agent had no room to keep: nothing is compared with them, and "
-     "they are in no layer's and no model's distance.",
+     "Snapshots of weight tensors that the agent had no memory for; they are missing from all distances.",
      kRun},
     {kWeightChecksum, "foreshock_weight_checksum", kGauge, "1",
-     "52 bits of a checksum of all that the rank holds, over the last complete interval. Ranks with one "
-     "group hold "
-     "the same tensors: of one step their values are equal, or the memory of one is not well.",
+     "52 bits of a checksum of the weights of the rank, over the last complete interval. Ranks of one group "
+     "hold the same tensors: for the same step their checksums must be equal, otherwise a rank has wrong "
+     "weights.",
      kRankGroup},
     {kWeightChecksumStep, "foreshock_weight_checksum_step", kGauge, "steps",
-     "The step that this interval began with.", kRankGroup},
+     "First step of the interval of foreshock_weight_checksum.", kRankGroup},
     {kWeightChecksumMismatchTotal, "foreshock_weight_checksum_mismatch_total", kCounter, "tensors",
-     "Snapshots of a tensor in which this rank's bits differed from those of its data-parallel replicas on "
-     "the node: "
-     "of the majority, or, where there is none, of any.",
+     "Snapshots of a tensor in which this rank's bits differed from its data-parallel replicas on the node: "
+     "from the majority, or from any if there is no majority.",
      kRank},
 
     {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio",
-     "Time the monitor took on the threads that train, over wall time; on a CPU trainer with the agent's "
-     "share of the cores. Of the last minutes: steps count less by e every five.",
+     "Time foreshock took on the training threads, over wall time; for a CPU training with the agent's share "
+     "of the cores. Mean of the last minutes (weights fall by e in five minutes).",
      kRank},
     {kSlowdownLimitRatio, "foreshock_slowdown_limit_ratio", kGauge, "ratio",
-     "What --max-slowdown allows it to be.", kRank},
+     "Limit of foreshock_slowdown_ratio, from --max-slowdown.", kRank},
     {kOverheadSecondsTotal, "foreshock_overhead_seconds_total", kCounter, "seconds",
-     "Time the monitor took: on the trainer's threads and device streams at attention calls and on its "
-     "threads "
-     "at steps, and CPU time of the agent for this rank.",
+     "Time foreshock took, by place: at attention calls (threads and device streams of the trainer), at "
+     "steps (threads), and CPU time of the agent for this rank.",
      kRankWhere},
     {kSampleIntervalSteps, "foreshock_sample_interval_steps", kGauge, "steps",
-     "Every how many steps one is sampled.", kRank},
+     "Steps from one sampled step to the next.", kRank},
     {kMonitorEnabled, "foreshock_monitor_enabled", kGauge, "bool",
-     "1 while this part of the monitor is at work; tensors (their names, gradient norms and values, told by "
-     "the helper in the trainer) is there, as 0, once these were given up: they have cost several times "
-     "--max-slowdown, or could not be named.",
+     "1 while this part of foreshock works. tensors (names, gradient norms and weights from the helper in "
+     "the trainer) appears as 0 when it was switched off: it took several times --max-slowdown, or tensors "
+     "could not be named.",
      kRankComponent},
     {kMonitorErrorsTotal, "foreshock_monitor_errors_total", kCounter, "errors",
-     "Failures of the monitor itself; training is not affected.", kRunErrors},
+     "Failures of foreshock itself; the training is not affected.", kRunErrors},
     {kFlaggedSlicesTotal, "foreshock_flagged_slices_total", kCounter, "slices",
-     "Slices saved by --save-flagged, by what was out of the ordinary.", kRunFlagReason},
+     "Slices saved by --save-flagged, by reason.", kRunFlagReason},
     {kFlaggedSlicesDroppedTotal, "foreshock_flagged_slices_dropped_total", kCounter, "slices",
-     "Flagged slices in no file: more of the same (alike), the disk too slow (busy), the quota, or an error.",
+     "Slices that --save-flagged did not save: similar to saved ones (alike), disk too slow (busy), quota, "
+     "or an error.",
      kRunFlaggedDrop},
     {kSeriesDroppedTotal,
      "foreshock_series_dropped_total",
      kCounter,
      "series",
-     "Series left out because the budget was used up.",
+     "Series left out because of the limit of 4096.",
      {}},
-    {kBuildInfo, "foreshock_build_info", kGauge, "1", "Always 1; the label says which foreshock this is.",
+    {kBuildInfo, "foreshock_build_info", kGauge, "1", "Always 1; the label is the version of foreshock.",
      kVersion},
 };
 

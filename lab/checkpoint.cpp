@@ -48,7 +48,7 @@ std::string read_index(const std::string& path, std::map<std::string, std::set<s
   std::string text(std::min(size, kMostIndex), '\0');
   const bool read = size <= kMostIndex && read_all(file, 0, text.size(), text.data());
   close(file);
-  if (!read) return printable(path) + " is no index: it cannot be read, or is too large";
+  if (!read) return printable(path) + " is not an index: it cannot be read, or is too large";
   // Only what is needed is kept, however deep the rest is.
   const json root = json::parse(
       text,
@@ -58,7 +58,7 @@ std::string read_index(const std::string& path, std::map<std::string, std::set<s
       },
       false);
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
-    return printable(path) + " is no index of a checkpoint: it has no weight_map";
+    return printable(path) + " is not an index of a checkpoint: it has no weight_map";
   for (const auto& [name, shard] : root["weight_map"].items()) {
     const std::string in = shard.is_string() ? shard.get<std::string>() : "";
     if (in.empty() || in.find('/') != std::string::npos)

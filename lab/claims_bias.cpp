@@ -42,7 +42,7 @@ std::vector<Claim> claims_of_logits(Measured measured) {
   const std::vector<Measurement> plain = of(measured, "plain"), shipped = of(measured, "flash2_shipped");
   return {
       {"error model",
-       "scores stored in bf16 err in proportion to their size: plain gets worse as logits grow",
+       "scores stored in bf16 have errors in proportion to their size: plain gets worse as logits grow",
        text("relative error %.1e to %.1e", l2(plain.front()), l2(plain.back())), is_rising(plain, l2)},
       {"error model", "scores in fp32 do not: a kernel's deviation says nothing about growing logits",
        text("relative error %.1e down to %.1e", l2(shipped.front()), l2(shipped.back())),

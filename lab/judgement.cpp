@@ -178,7 +178,7 @@ std::string read_metadata(StoredCall* call) {
     const std::string& text = scale->second;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), call->scale);
     if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(call->scale))
-      return "metadata scale '" + text + "' is no number";
+      return "metadata scale '" + text + "' is not a number";
   }
   const auto causal = call->file.metadata().find("causal");
   const std::string text = causal == call->file.metadata().end() ? "false" : causal->second;
@@ -187,7 +187,7 @@ std::string read_metadata(StoredCall* call) {
   else if (text == "bottom-right")
     call->causal = Causal::kBottomRight;
   else if (text != "false" && text != "False" && text != "0")
-    return "metadata causal '" + text + "' is none of true, false, top-left, bottom-right";
+    return "metadata causal '" + text + "' is not one of true, false, top-left, bottom-right";
   return "";
 }
 

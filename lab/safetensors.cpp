@@ -111,7 +111,7 @@ int open_regular(const std::string& path, uint64_t* size, std::string* problem) 
   if (file < 0 || fstat(file, &status) != 0) {
     *problem = "cannot read " + printable(path) + ": " + std::strerror(errno);
   } else if (!S_ISREG(status.st_mode)) {
-    *problem = printable(path) + " is no regular file";
+    *problem = printable(path) + " is not a regular file";
   } else {
     *size = static_cast<uint64_t>(status.st_size);
     return file;
@@ -156,9 +156,9 @@ std::string Safetensors::read_header() {
   const std::string shown = printable(path_);
   uint64_t length = 0;
   if (size_ < sizeof length || !read_all(file_, 0, sizeof length, reinterpret_cast<char*>(&length)))
-    return shown + " is no safetensors file: it has no header";
+    return shown + " is not a safetensors file: it has no header";
   if (length > kMostHeader || length > size_ - sizeof length)
-    return shown + " is no safetensors file, or truncated: its header would have " + std::to_string(length) +
+    return shown + " is not a safetensors file, or truncated: its header would have " + std::to_string(length) +
            " bytes";
   std::string text(length, '\0');
   if (!read_all(file_, sizeof length, length, text.data())) return "cannot read " + shown;

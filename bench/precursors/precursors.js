@@ -48,10 +48,10 @@
 
   section('all', 'all recipes', 'thresholds as they ship', table(HEAD, Object.entries(shipped).map(([name, of]) => row(name, of.all))),
     element('p', { className: 'facts', textContent: `hit: the detector begins to warn within ${protocol.horizon} steps before a loss event, of attention ${protocol.long_horizon}; twin: windows of hits in which the training without the fault alarmed too; ` +
-      'lift: how much oftener an event follows an alarm than any scored step, 1 being chance, with 95 % over seeds; false: in trainings without a fault, with the 95 % Poisson bound' }));
+      'lift: how much more often an event follows an alarm than any scored step, 1 being chance, with 95 % over seeds; false: in trainings without a fault, with the 95 % Poisson bound' }));
   section('trainings', 'the trainings', 'each with a twin that has no fault', table(['recipe', 'family', 'model', 'what is wrong', 'trained', 'with a loss event'],
     recipes.map((r) => [r.name, r.family, r.model, r.what, String(r.seeds.length), String(r.with_events)])));
-  section('errors', 'attention that errs in one layer', 'and attention that does not', table(['recipe', 'trainings', 'with a loss event', 'output_error_drift', 'right layer', 'before the event', 'lead', 'bias', 'right layer'],
+  section('errors', 'planted attention errors', 'and attention without an error', table(['recipe', 'trainings', 'with a loss event', 'output_error_drift', 'right layer', 'before the event', 'lead', 'bias', 'right layer'],
     errors.map((e) => [e.recipe, String(e.trainings), String(e.with_event), String(e.output_error_drift.seen), String(e.output_error_drift.right), String(e.output_error_drift.before),
       e.output_error_drift.lead === null ? '–' : String(e.output_error_drift.lead), String(e.bias.seen), String(e.bias.right)])));
   for (const recipe of recipes.filter((r) => r.twin && r.seeds.length)) {

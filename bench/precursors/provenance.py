@@ -32,7 +32,7 @@ def without_comments(source: str) -> str:
 
 def of_detectors() -> str:
     """Of everything between a record and its events."""
-    files = sorted([*(ROOT / "detect").glob("*.h"), *(ROOT / "detect").glob("*.cpp"), ROOT / "agent" / "watches.cpp"])
+    files = sorted([*(ROOT / "detect").glob("*.h"), *(ROOT / "detect").glob("*.cpp"), ROOT / "agent" / "detection.cpp"])
     return digest([f"{file.name} {without_comments(file.read_text())}" for file in files])
 
 

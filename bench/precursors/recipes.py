@@ -57,7 +57,8 @@ NET, TEXT, COPYING = "1-50-1 tanh net, full batch", "GPT on text", "GPT that cop
 def following(dose: int) -> Recipe:
     """In the layer by which most of these models copy; in the other one errors do harm later or none
     (`following-bias-unused`)."""
-    what = f"in the layer that copies, the output that backward reads errs by {dose} ulp in its gradient's direction"
+    wrong = f"is off by {dose} ulp in the direction of its gradient"
+    what = f"in the layer that copies, the output that backward reads {wrong}"
     return Recipe(
         f"following-bias-{dose}", "attention error", COPYING, what, 700, "stable-copying", 330, 96, "following", dose,
         where=1,
@@ -65,7 +66,7 @@ def following(dose: int) -> Recipe:
 
 
 def unrelated(dose: float) -> Recipe:
-    what = f"in one layer attention's output errs by {dose:g} ulp away from zero"
+    what = f"in one layer attention's output is off by {dose:g} ulp away from zero"
     return Recipe(
         f"unrelated-bias-{dose:g}", "harmless error", COPYING, what, 700, "stable-copying", 330, 96, "unrelated", dose
     )  # fmt: skip

@@ -72,18 +72,18 @@ def runner(call: Call, function) -> tuple[str, object]:
         if call.mask is not None:
             more["attn_mask"] = call.mask
         forward = lambda query: function(query, call.key, call.value, **more)  # noqa: E731
-        told = getattr(function, "__name__", "the function")
+        forward_name = getattr(function, "__name__", "the function")
     elif name == CPU_BACKWARD and "lse" in stored.arrays:
         return name, lambda: cpu_backward(call)
     else:
-        told = name.removesuffix("_backward")
-        if told not in FORWARD:
+        forward_name = name.removesuffix("_backward")
+        if forward_name not in FORWARD:
             raise NoSliceError(f"'{name[:80]}' cannot be run by itself: name its function, --function MODULE:NAME")
-        operation = aten(told)
+        operation = aten(forward_name)
         forward = lambda query: operation(**(call.arguments(operation) | {"query": query}))[0]  # noqa: E731
     if stored.backward:
-        return f"{told} and its backward", lambda: through_autograd(call, forward)
-    return told, lambda: call.taken(forward(call.query))
+        return f"{forward_name} and its backward", lambda: through_autograd(call, forward)
+    return forward_name, lambda: call.taken(forward(call.query))
 
 
 @dataclass
@@ -105,15 +105,15 @@ class Report:
 
 VERDICTS = {
     "does_not_repeat": "does not repeat: equal inputs give different bits here: a race, sums in changing order "
-    "(atomics), or hardware that errs",
-    "repeats_beyond": "repeats: the operation makes just this of these inputs, every time, beyond the gate: the kernel "
-    "errs on such inputs; it was no accident of a moment",
-    "repeats": "repeats: the operation makes just this of these inputs, every time, within the gate: what is out of "
-    "the ordinary lies in the inputs, or shows in many slices only",
-    "errs_again": "errs again, always alike, with other bits than those stored: the kernel errs on such inputs; "
-    "another version, device or shape of the call rounds differently",
-    "does_not_come_back": "does not come back: here the operation is sound on these inputs. Then something else made "
-    "the stored result: what changes the output below the hook, memory or a processor that erred, a race, or another "
+    "(atomics), or faulty hardware",
+    "repeats_beyond": "repeats: the operation gives the stored bits for these inputs every time, beyond the gate: the "
+    "kernel has this error on such inputs; it was not a single event",
+    "repeats": "repeats: the operation gives the stored bits for these inputs every time, within the gate: the inputs "
+    "are unusual, or the effect shows only over many slices",
+    "errs_again": "wrong again, always with the same bits, which differ from the stored ones: the kernel has an error "
+    "on such inputs; another version, device or shape of the call rounds differently",
+    "does_not_come_back": "does not come back: here the operation is sound on these inputs, so something else made "
+    "the stored result: code that changes the output after the hook, faulty memory or processor, a race, or another "
     "version of the kernel",
     "another_result": "another result, always the same, within the gate as the stored one was: another version, device "
     "or shape of the call, or something that changed the output",

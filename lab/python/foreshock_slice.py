@@ -63,7 +63,7 @@ def read_slice(path: str) -> Slice:
     except OSError as error:
         raise NoSliceError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError, RecursionError) as error:
-        raise NoSliceError(f"{path} is no flagged slice: {str(error).splitlines()[0][:120]}") from error
+        raise NoSliceError(f"{path} is not a flagged slice: {str(error).splitlines()[0][:120]}") from error
     return stored
 
 

@@ -114,7 +114,7 @@ TEST_F(WholeFileTest, ALinkThatSomebodyElseHasLaidWhereAllMayIsNotFollowed) {
   fs::create_symlink("../victim", path("all/link"));
   if (lchown(path("all/link").c_str(), 12345, 12345) != 0) GTEST_SKIP() << "only root can give a link away";
   ASSERT_EQ(chmod(path("all").c_str(), 01777), 0);
-  EXPECT_THAT(why_no_file(path("all/link")), HasSubstr("a link of somebody else"));
+  EXPECT_THAT(why_no_file(path("all/link")), HasSubstr("a link of another user"));
   EXPECT_NE(write_whole_file(path("all/link"), "text"), "");
   EXPECT_EQ(text_of(victim), "mine");
   ASSERT_EQ(chmod(path("all").c_str(), 0755), 0);

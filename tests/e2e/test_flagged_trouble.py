@@ -113,5 +113,5 @@ def test_a_service_keeps_nobody_s_slices(tmp_path):
             capture_output=True, text=True, timeout=60, check=False, env=clean_environment(),
         )  # fmt: skip
     assert done.returncode == 2
-    assert "--save-flagged is of a single run" in done.stderr
+    assert "--save-flagged needs a single run" in done.stderr
     assert not (tmp_path / "slices").exists()

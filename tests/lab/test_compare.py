@@ -247,7 +247,7 @@ def hostile_files(directory):
         "named twice": (raw("twice", twice), "twice"),
         "name of several lines": (raw("name", {"w\nfatal: \x1b[31m": entry(0, 640)}), "'w?fatal: ?[31m'"),
         "missing": (directory / "nowhere", "nowhere: No such file"),
-        "pipe": (directory / "pipe", "no regular file"),
+        "pipe": (directory / "pipe", "not a regular file"),
         "empty directory": (directory / "empty", "no .safetensors file"),
         "shard gone": (index.parent, "model-00002-of-00002.safetensors: No such file"),
         "index outside": (outside, "no file beside the index"),

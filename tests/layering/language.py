@@ -61,7 +61,8 @@ def pieces_of_c(text: str) -> Iterator[Piece]:
         if token["comment"]:
             yield "comments", line, re.sub(r"^[/*\s]+|[*/\s]+$", "", token[0])
         else:
-            yield "prose", line, token[0].strip("\"'`")
+            text = re.sub(r"\$\{[^{}]*\}", "", token[0]) if token[0][0] == "`" else token[0]  # without expressions
+            yield "prose", line, text.strip("\"'`")
 
 
 def pieces_of_python(text: str) -> Iterator[Piece]:
@@ -70,7 +71,9 @@ def pieces_of_python(text: str) -> Iterator[Piece]:
         if token.type == tokenize.COMMENT:
             yield "comments", token.start[0], token.string.lstrip("# ")
         elif token.type == tokenize.STRING:
-            yield "comments" if is_statement else "prose", token.start[0], token.string.strip("\"'")
+            is_format = "f" in token.string.partition(token.string[-1])[0].lower()
+            text = re.sub(r"\{[^{}]*\}", "", token.string) if is_format else token.string  # without expressions
+            yield "comments" if is_statement else "prose", token.start[0], text.strip("\"'")
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             is_statement = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
 
