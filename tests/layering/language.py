@@ -61,8 +61,8 @@ def pieces_of_c(text: str) -> Iterator[Piece]:
         if token["comment"]:
             yield "comments", line, re.sub(r"^[/*\s]+|[*/\s]+$", "", token[0])
         else:
-            text = re.sub(r"\$\{[^{}]*\}", "", token[0]) if token[0][0] == "`" else token[0]  # without expressions
-            yield "prose", line, text.strip("\"'`")
+            piece = re.sub(r"\$\{[^{}]*\}", "", token[0]) if token[0][0] == "`" else token[0]  # without expressions
+            yield "prose", line, piece.strip("\"'`")
 
 
 def pieces_of_python(text: str) -> Iterator[Piece]:
@@ -72,8 +72,8 @@ def pieces_of_python(text: str) -> Iterator[Piece]:
             yield "comments", token.start[0], token.string.lstrip("# ")
         elif token.type == tokenize.STRING:
             is_format = "f" in token.string.partition(token.string[-1])[0].lower()
-            text = re.sub(r"\{[^{}]*\}", "", token.string) if is_format else token.string  # without expressions
-            yield "comments" if is_statement else "prose", token.start[0], text.strip("\"'")
+            piece = re.sub(r"\{[^{}]*\}", "", token.string) if is_format else token.string  # without expressions
+            yield "comments" if is_statement else "prose", token.start[0], piece.strip("\"'")
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             is_statement = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
 
