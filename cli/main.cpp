@@ -28,7 +28,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"run", run, nullptr, kReaderRun, "run [options] -- COMMAND ...", "run a training under observation",
-     "foreshock run --record run.jsonl -- torchrun --nproc-per-node 8 train.py", "summary.md"},
+     "foreshock run --record run.jsonl -- torchrun train.py", "summary.md"},
     {"doctor", doctor, nullptr, kReaderDoctor, "doctor [options] [-- COMMAND ...]",
      "report what will be seen of a training, and what not", "foreshock doctor -- torchrun train.py",
      "coverage.md"},
