@@ -158,8 +158,8 @@ std::string Safetensors::read_header() {
   if (size_ < sizeof length || !read_all(file_, 0, sizeof length, reinterpret_cast<char*>(&length)))
     return shown + " is not a safetensors file: it has no header";
   if (length > kMostHeader || length > size_ - sizeof length)
-    return shown + " is not a safetensors file, or truncated: its header would have " + std::to_string(length) +
-           " bytes";
+    return shown + " is not a safetensors file, or truncated: its header would have " +
+           std::to_string(length) + " bytes";
   std::string text(length, '\0');
   if (!read_all(file_, sizeof length, length, text.data())) return "cannot read " + shown;
   bool twice = false;
