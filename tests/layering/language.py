@@ -140,7 +140,7 @@ def write(counts: dict[str, Counter[str]]) -> None:
     lines = ["# Occurrences that test_language.py allows. `python tests/layering/language.py --write` lowers them.\n"]
     for folder, found in sorted(counts.items()):
         least = {kind: min(found[kind], old.get(folder, found).get(kind, 0)) for kind in ("prose", "comments")}
-        lines.append(f"{folder} = {{ prose = {least['prose']}, comments = {least['comments']} }}\n")
+        lines.append(f'"{folder}" = {{ prose = {least["prose"]}, comments = {least["comments"]} }}\n')
     LIMITS.write_text("".join(lines))
 
 
