@@ -9,17 +9,6 @@
 namespace foreshock {
 namespace {
 
-template <class Line>
-std::vector<RecordField> describe() {
-  std::vector<RecordField> result;
-  for (const Field<Line>& field : fields_of(static_cast<const Line*>(nullptr))) {
-    result.push_back({field.name, kMemberTypes[field.member.index()], field.unit, field.help});
-  }
-  return result;
-}
-
-// -- one line --
-
 using Json = nlohmann::ordered_json;
 
 Json to_json(const std::string& value) { return value.empty() ? Json() : Json(value); }
@@ -41,11 +30,13 @@ bool is_nonfinite(const Value&) {
   return false;
 }
 
+}  // namespace
+
 template <class Line>
-std::string write_fields(const Line& line) {
-  Json object = {{"schema", kRecordSchema}, {"type", type_of(&line)}};
+std::string to_json_line(const Line& line) {
+  Json object = {{"schema", kRecordSchema}, {"type", Line::kType}};
   Json nonfinite = Json::array();
-  visit_fields(line, [&](const char* name, const auto& value) {
+  Line::visit(line, [&](const char* name, const auto& value) {
     object[name] = is_nonfinite(value) ? Json() : to_json(value);
     if (is_nonfinite(value)) nonfinite.push_back(name);
   });
@@ -54,18 +45,25 @@ std::string write_fields(const Line& line) {
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-}  // namespace
+template std::string to_json_line(const RunLine&);
+template std::string to_json_line(const StepLine&);
+template std::string to_json_line(const SampleLine&);
+template std::string to_json_line(const TensorLine&);
+template std::string to_json_line(const ModelLine&);
+template std::string to_json_line(const OptimizerLine&);
+template std::string to_json_line(const SpectrumLine&);
+template std::string to_json_line(const EventLine&);
 
-std::vector<RecordField> record_fields(const std::string& line_type) {
-  if (line_type == "run") return describe<RunLine>();
-  if (line_type == "step") return describe<StepLine>();
-  if (line_type == "sample") return describe<SampleLine>();
-  if (line_type == "tensor") return describe<TensorLine>();
-  if (line_type == "model") return describe<ModelLine>();
-  if (line_type == "optimizer") return describe<OptimizerLine>();
-  if (line_type == "spectrum") return describe<SpectrumLine>();
-  if (line_type == "event") return describe<EventLine>();
-  return {};
+std::span<const RecordField> record_fields(std::string_view line_type) {
+  std::span<const RecordField> fields;
+  const auto look = [&]<class... Lines>(const Lines*...) {
+    ((line_type == Lines::kType ? void(fields = Lines::kFields) : void()), ...);
+  };
+  look(static_cast<const RunLine*>(nullptr), static_cast<const StepLine*>(nullptr),
+       static_cast<const SampleLine*>(nullptr), static_cast<const TensorLine*>(nullptr),
+       static_cast<const ModelLine*>(nullptr), static_cast<const OptimizerLine*>(nullptr),
+       static_cast<const SpectrumLine*>(nullptr), static_cast<const EventLine*>(nullptr));
+  return fields;
 }
 
 std::string record_markdown() {
@@ -74,20 +72,12 @@ std::string record_markdown() {
     text += std::string(text.empty() ? "" : "\n") + "### `\"type\": \"" + type + "\"`\n\n" +
             "| field | type | unit | meaning |\n| --- | --- | --- | --- |\n";
     for (const RecordField& field : record_fields(type)) {
-      text += "| `" + field.name + "` | " + field.type + " | " + field.unit + " | " + field.help + " |\n";
+      text += std::string("| `") + field.name + "` | " + field.type + " | " + field.unit + " | " +
+              field.help + " |\n";
     }
   }
   return text;
 }
-
-std::string to_json_line(const RunLine& line) { return write_fields(line); }
-std::string to_json_line(const StepLine& line) { return write_fields(line); }
-std::string to_json_line(const SampleLine& line) { return write_fields(line); }
-std::string to_json_line(const TensorLine& line) { return write_fields(line); }
-std::string to_json_line(const ModelLine& line) { return write_fields(line); }
-std::string to_json_line(const OptimizerLine& line) { return write_fields(line); }
-std::string to_json_line(const SpectrumLine& line) { return write_fields(line); }
-std::string to_json_line(const EventLine& line) { return write_fields(line); }
 
 namespace {
 

@@ -91,7 +91,7 @@ std::optional<RecordLine> read_fields(const Json& object, std::string* why) {
   Line line;
   const auto nonfinite = object.find("nonfinite");
   bool good = true;
-  visit_fields(line, [&](const char* name, auto& value) {
+  Line::visit(line, [&](const char* name, auto& value) {
     const auto field = object.find(name);
     if (nonfinite != object.end() && is_named(*nonfinite, name)) return set_nan(&value);
     if (field == object.end() || field->is_null() || take(*field, &value)) return;
@@ -259,8 +259,8 @@ std::string cell(const std::vector<int64_t>& value) {
 template <class Line, class Cell>
 std::string row(const Line& line, const Cell& cell_of) {
   std::string text;
-  visit_fields(line, [&](const char* name, const auto& value) {
-    if (!text.empty() || name != fields_of(&line)[0].name) text += ',';
+  Line::visit(line, [&](const char* name, const auto& value) {
+    if (!text.empty() || name != std::string_view(Line::kFields[0].name)) text += ',';
     text += cell_of(name, value);
   });
   return text + "\n";
@@ -269,7 +269,7 @@ std::string row(const Line& line, const Cell& cell_of) {
 }  // namespace
 
 const char* type_of(const RecordLine& line) {
-  return std::visit([](const auto& of) { return type_of(&of); }, line);
+  return std::visit([](const auto& of) { return of.kType; }, line);
 }
 
 std::string csv_text(std::string_view text) {

@@ -25,12 +25,11 @@ TEST(Csv, ValuesComeBackToTheLastBit) {
   line.step = -3;
   line.event = "loss_spike";
   line.value = 0.1;
-  line.threshold = NAN;
-  EXPECT_EQ(csv_header(line),
-            "run,rank,step,time,event,layer,layer_name,detail,value,threshold,detector,level,score\n");
-  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,,0.1,nan,,,\n");
+  line.score = NAN;
+  EXPECT_EQ(csv_header(line), "run,rank,step,time,event,layer,detail,value,detector,level,score\n");
+  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,0.1,,,nan\n");
   line.value = std::nextafter(0.1, 1);
-  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,,0.10000000000000002,nan,,,\n");
+  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,0.10000000000000002,,,nan\n");
 }
 
 TEST(Csv, ListsAndTruthValuesAreOneCell) {

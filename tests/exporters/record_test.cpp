@@ -337,7 +337,7 @@ TEST_F(Record, MarkdownNamesEveryField) {
   const std::string text = record_markdown();
   for (const char* type : {"run", "step", "sample", "tensor", "model", "optimizer", "spectrum", "event"}) {
     for (const RecordField& field : record_fields(type))
-      EXPECT_THAT(text, HasSubstr("| `" + field.name + "` | "));
+      EXPECT_THAT(text, HasSubstr(std::string("| `") + field.name + "` | "));
   }
 }
 
