@@ -124,7 +124,7 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
                 static_cast<double>(whole->step));
 }
 
-const char* replicas_text(const Weights& weights, int world_size, size_t ranks_here) {
+const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();
   if (held.whole_elements == 0 || world_size < 1 || ranks_here == 0) return nullptr;
@@ -137,7 +137,7 @@ const char* replicas_text(const Weights& weights, int world_size, size_t ranks_h
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here) {
   const PoolSnapshot& model = weights.model();
   using nlohmann::json;
-  const char* replicas = replicas_text(weights, rank.identity.world_size, ranks_here);
+  const char* replicas = replicas_place(weights, rank.identity.world_size, ranks_here);
   json skipped = json::object();
   for (uint32_t reason = 0; reason < segment::kTensorSkips; ++reason)
     skipped[segment::kTensorSkipNames[reason]] = rank.tensors.skipped[reason];

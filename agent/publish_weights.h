@@ -33,7 +33,7 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
 
 // Where data-parallel replicas are that these weights can be compared with: "here", "elsewhere" (on other
 // nodes: Prometheus compares them), "none" (one rank, or a full shard); null: not known.
-const char* replicas_text(const Weights& weights, int world_size, size_t ranks_here);
+const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
 // "weights", "optimizer" and "update_spectra" of a rank in the summary; the last two are of the node. Unknown
 // is null. `ranks_here`: of the run on this node.

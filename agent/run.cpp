@@ -433,6 +433,9 @@ RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
 }  // namespace
 
 void Run::answer(const LauncherExit& exit) {
+  SummaryInput input = summary_input(exit.launcher_id);
+  input.run = options_.run_id;
+  input.state = exit.state;
   nlohmann::json summary = document(exit.launcher_id, false);
   summary["run"] = options_.run_id;
   summary["state"] = name_of(exit.state);
@@ -442,9 +445,12 @@ void Run::answer(const LauncherExit& exit) {
   if (flagged_ != nullptr) {
     flagged_->writer().wait(kFlaggedAtMost);
     summary["flagged"] = flagged_json(flagged_->writer());
+    input.flagged = flagged_->writer().counts();
+    input.flagged_directory = flagged_->writer().path();
   }
   if (record_ != nullptr)
     summary["record_complete"] = record_->flush() && record_->lines_lost() == 0 && !record_was_incomplete_;
+  summary["text"] = summary_text(input);
   if (directory_->write(summary_name(exit.launcher_id), text_of(summary, 2) + "\n"))
     exits_seen_.erase(exit.launcher_id);
   else
@@ -452,14 +458,35 @@ void Run::answer(const LauncherExit& exit) {
                   directory_->path());
 }
 
-nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
-  nlohmann::json ranks = nlohmann::json::array();
+std::vector<const Followed*> Run::ranks_of(uint64_t launcher_id) const {
   std::vector<const Followed*> ordered;
   for (const auto& followed : followed_)
     if (launcher_id == 0 || followed->launcher_id() == launcher_id) ordered.push_back(followed.get());
   std::stable_sort(ordered.begin(), ordered.end(), [](const Followed* a, const Followed* b) {
     return a->rank.identity.rank < b->rank.identity.rank;
   });
+  return ordered;
+}
+
+SummaryInput Run::summary_input(uint64_t launcher_id) const {
+  SummaryInput input;
+  input.run = options_.label;
+  input.state = state();
+  for (const Followed* followed : ranks_of(launcher_id)) input.ranks.push_back(&followed->rank);
+  input.weights = &pipeline_->weights();
+  input.ranks_here = ranks();
+  input.cores_per_rank = cores_per_rank();
+  input.has_spectra = pipeline_->spectra().all_layers().has_value();
+  input.refused_segments = refused_segments();
+  input.refusal = refusal_;
+  input.processes_left_out = processes_left_out_;
+  input.record = options_.record;
+  return input;
+}
+
+nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
+  nlohmann::json ranks = nlohmann::json::array();
+  std::vector<const Followed*> ordered = ranks_of(launcher_id);
   if (for_page && ordered.size() > kMostRanksShown)
     std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
   if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
@@ -474,6 +501,11 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
   }
   nlohmann::json all = {
       {"schema", 1}, {"run", options_.label}, {"state", name_of(state())}, {"ranks", ranks}};
+  if (for_page) {
+    const SummaryInput input = summary_input(launcher_id);
+    all["text"] = summary_text(input);
+    all["line"] = summary_line(input);
+  }
   // Who started them cannot be read, so every launcher is told.
   if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
   all["processes_left_out"] = processes_left_out_;

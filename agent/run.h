@@ -19,6 +19,7 @@
 #include "agent/rank_state.h"
 #include "agent/restart_state.h"
 #include "agent/sampling.h"
+#include "agent/summary.h"
 #include "exporters/record.h"
 #include "exporters/registry.h"
 
@@ -180,6 +181,9 @@ class Run {
   void record_run(const RankStatistics& rank, const char* state);
   void save_watches(bool is_last = false);
   void flush_record();
+  // What the summary of the ranks of one launcher, or of all (0), is written from.
+  SummaryInput summary_input(uint64_t launcher_id) const;
+  std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
   int cores_per_rank() const;
   size_t ranks_that_live() const;
 

@@ -134,22 +134,19 @@ void mention_known_bad(const std::vector<std::string>& command) {
 
 void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
             const std::vector<std::string>& off_lines, const std::string& directory) {
-  const std::string& summary = answer.summary;
-  if (summary.empty()) {
-    say("no summary: " + answer.problem);
-  } else {
-    if (has_ranks(summary)) print_summary(summary, STDERR_FILENO);
-    if (!wanted_copy.empty() && !(std::ofstream(wanted_copy) << summary << std::flush)) {
-      say("the summary could not be written to " + wanted_copy);
-    }
+  const Summary summary = read_summary(answer.summary);
+  if (answer.summary.empty()) say("no summary: " + answer.problem);
+  if (summary.has_ranks || summary.has_refused) {
+    const std::string text = "\n" + (wants_colour(STDERR_FILENO) ? in_colour(summary.text) : summary.text);
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
-  if (lacks_record_lines(summary)) say("the record is incomplete: not all of it could be written");
-  for (const std::string& line : flagged_lines(summary)) say(line);
+  if (summary.is_valid && !wanted_copy.empty() &&
+      !(std::ofstream(wanted_copy) << answer.summary << std::flush))
+    say("cannot write the summary to " + wanted_copy);
+  if (summary.lacks_record_lines) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
-  const std::string refused = refused_line(summary);
-  if (!refused.empty() && !has_ranks(summary)) say(refused);
-  if (off_lines.empty() && refused.empty() && !summary.empty() && !has_ranks(summary))
-    say(has_other_ranks(summary) ? other_ranks_line() : no_segment_line(directory));
+  if (off_lines.empty() && summary.is_valid && !summary.has_ranks && !summary.has_refused)
+    say(summary.has_other_ranks ? other_ranks_line() : no_segment_line(directory));
 }
 
 int run_monitored(const Arguments& arguments, const Installation& installation, const Monitored& monitored,
@@ -219,7 +216,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   report(answer, absolute(arguments.text(OptionId::kSummary)),
          off_lines(directory.path(), earlier, launcher_id()), directory.path());
-  if (has_ranks(answer.summary)) mention_known_bad(arguments.command());
+  if (read_summary(answer.summary).has_ranks) mention_known_bad(arguments.command());
   directory.leave([&keeper] { keeper.kill_own(); });
   end_like(status);
 }

@@ -69,24 +69,20 @@ std::string json_line(const RunState& state) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string story(const RunState& state, bool colour) {
+std::string story(const RunState& state) {
   if (state.json.empty()) return "\nrun " + state.run_id + ": " + state.reason + "\n";
-  return summary_text(state.json, colour) + "  page                " + state.address + "\n";
+  const std::string text = read_summary(state.json).text;
+  return "\n" + (wants_colour(STDOUT_FILENO) ? in_colour(text) : text) + "  page        " + state.address +
+         "\n";
 }
 
-std::string brief(const RunState& state, bool colour) {
-  return state.json.empty() ? state.run_id + "  " + state.reason + "\n" : brief_text(state.json, colour);
-}
-
-bool wants_colour() {
-  const char* none = std::getenv("NO_COLOR");
-  return isatty(STDOUT_FILENO) == 1 && (none == nullptr || *none == '\0');
+std::string brief(const RunState& state) {
+  return state.json.empty() ? state.run_id + "  " + state.reason + "\n" : read_summary(state.json).line;
 }
 
 int print(const Arguments& arguments, bool as_json) {
   const std::vector<RunState> states = ask_all(arguments);
-  for (const RunState& state : states)
-    fputs((as_json ? json_line(state) : story(state, wants_colour())).c_str(), stdout);
+  for (const RunState& state : states) fputs((as_json ? json_line(state) : story(state)).c_str(), stdout);
   fflush(stdout);
   if (states.empty()) say(nothing_lives(arguments.text(OptionId::kRunId)));
   return status_of(states);
@@ -97,8 +93,8 @@ std::string watched_text(const std::vector<RunState>& states, const std::string&
   if (states.empty()) return "foreshock: " + nothing_lives(run_id) + "; Ctrl-C ends this\n";
   std::string stories, briefs;
   for (const RunState& state : states) {
-    stories += story(state, wants_colour());
-    briefs += brief(state, wants_colour());
+    stories += story(state);
+    briefs += brief(state);
   }
   const bool fits = static_cast<size_t>(std::count(stories.begin(), stories.end(), '\n')) <= rows;
   return fits || states.size() == 1 ? stories.substr(stories[0] == '\n') : briefs;

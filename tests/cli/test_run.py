@@ -296,7 +296,7 @@ def test_a_trainer_that_the_agent_cannot_follow_is_not_one_that_never_trained(fo
     options = ("--summary", str(wanted), "--run-id", "me")
     result = run(foreshock, environment, "sh", "-c", script, options=options)
     assert result.returncode == 0
-    assert "1 process of this run cannot be followed: too short for a segment\n" in result.stderr
+    assert "1 process cannot be followed: too short for a segment\n" in result.stderr
     assert "no segment seen" not in result.stderr
     assert json.loads(wanted.read_text())["refused"] == {"segments": 1, "why": "too short for a segment"}
 

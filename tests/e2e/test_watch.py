@@ -90,7 +90,7 @@ def test_it_draws_in_place_and_leaves_the_terminal_as_it_was(start_hand, termina
     watch.wait_for(lambda frame: any("20 steps" in row for row in frame))
     trainer.do("hand.step(22)")
     frame = watch.wait_for(lambda frame: any("42 steps" in row for row in frame))
-    assert any("verdict" in row for row in frame)
+    assert any("attention" in row for row in frame)
     assert watch.interrupt() == 0
     output = watch.read()
     assert output.startswith("\x1b[?25l\x1b[2J")
@@ -115,29 +115,29 @@ def test_several_runs_that_do_not_fit_are_a_line_each(start_hand, terminal):
     watch = terminal("status", "--watch", rows=12)
     frame = watch.wait_for(lambda frame: sum("step 20" in row for row in frame) == 2)
     assert [row.split()[:2] for row in frame] == [["first", "running"], ["second", "running"]]
-    assert "ratio" in frame[0]
+    assert "error" in frame[0]
     wide = terminal("status", "--watch", rows=90)
     frame = wide.wait_for(lambda frame: sum("20 steps" in row for row in frame) == 2)
-    assert sum("verdict" in row for row in frame) == 2
+    assert sum("overhead" in row for row in frame) == 2
 
 
 def test_it_waits_for_a_run(start_hand, terminal):
     watch = terminal("status", "--watch")
     watch.wait_for(lambda frame: frame == ["foreshock: no live run; Ctrl-C ends this"])
     start_hand("me").do("hand.step(5)")
-    watch.wait_for(lambda frame: any("run me" in row for row in frame))
+    watch.wait_for(lambda frame: any("foreshock  me running" in row for row in frame))
 
 
 def test_a_terminal_that_cannot_draw_gets_lines(start_hand, terminal):
     start_hand("me").do("hand.step(5)")
     watch = terminal("status", "--watch", TERM="dumb", NO_COLOR="1")
-    wait_until(lambda: watch.read().count("verdict") >= 2)
+    wait_until(lambda: watch.read().count("overhead") >= 2)
     assert "\x1b" not in watch.output
 
 
 def test_a_pipe_gets_plain_lines(start_hand, base):
     start_hand("me").do("hand.step(5)")
-    for words, mark in ((["--watch"], "verdict"), (["--watch", "--json"], '"schema"')):
+    for words, mark in ((["--watch"], "overhead"), (["--watch", "--json"], '"schema"')):
         watch = subprocess.Popen(
             [str(monitored.FORESHOCK), "status", *words], stdout=subprocess.PIPE, text=True,
             env=monitored.clean_environment(FORESHOCK_DIR=str(base)),

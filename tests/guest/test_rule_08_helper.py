@@ -27,7 +27,7 @@ def test_a_helper_that_is_dear_gives_up_what_makes_it_so():
     since = rank["tensors_given_up_step"]
     # Six steps are set-up, the dearest after them is not counted, and five of a tenth make half a second.
     assert 11 <= since <= 14
-    assert "names, gradient norms and weights, from step" in run.stderr
+    assert "names, gradient norms and weights from step" in " ".join(run.stderr.split())
     after = [line for line in run.of("step") if line["step"] > since]
     assert len(after) == STEPS - since
     ours, all_of_it = (sum(line[field] for line in after) for field in ("overhead_seconds", "duration_seconds"))

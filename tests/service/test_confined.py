@@ -33,7 +33,7 @@ def test_runs_of_others_are_followed_and_summarised(confine, start_service, star
     wait_until(lambda: service.process.poll() is not None or service.metric("attention_judged_total", run="ada/job"))
     assert service.process.poll() is None, "the agent was ended by its own confinement"
     assert trainer.finish() == 0
-    assert "1 rank  20 steps" in trainer.stderr()
+    assert " finished, 20 steps in " in trainer.stderr()
     assert service.process.poll() is None
     assert service.metric("monitor_errors_total", run="ada/job") in (0, None)
     assert not (tree / "ada" / "job").exists()

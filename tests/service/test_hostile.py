@@ -26,7 +26,7 @@ def victim(service, start_trainer) -> Iterator[tuple]:
     trainer.do("hand.step(10)")
     wait_until(lambda: service.metric("steps_total", run="ada/job") == 20)
     assert trainer.finish() == 0
-    assert "1 rank  20 steps" in trainer.stderr()
+    assert " finished, 20 steps in " in trainer.stderr()
     assert service.process.poll() is None
     assert service.get("/healthz") == "ok\n"
 

@@ -30,7 +30,7 @@ def test_runs_of_several_users_are_followed_and_summarised(service, start_traine
 
     for user, trainer in trainers.items():
         assert trainer.finish() == 0
-        assert "foreshock  run job  finished  1 rank  20 steps" in trainer.stderr()
+        assert "foreshock  job finished, 20 steps in " in trainer.stderr()
         assert not (tree / user / "job").exists(), "the launcher takes its directory away"
         assert service.metric("run_state", run=f"{user}/job", state="finished") == 1
         for way in ("forward", "backward"):
@@ -57,7 +57,7 @@ def test_a_run_of_the_same_name_starts_anew(service, start_trainer):
         trainer.do(f"hand.step({steps})")
         wait_until(lambda: service.metric("steps_total", run="ada/job") == steps)  # noqa: B023
         assert trainer.finish() == 0
-        assert f"1 rank  {steps} steps" in trainer.stderr()
+        assert f" finished, {steps} steps in " in trainer.stderr()
 
 
 def test_a_service_that_starts_again_goes_on(start_service, start_trainer):
@@ -72,7 +72,7 @@ def test_a_service_that_starts_again_goes_on(start_service, start_trainer):
     again = start_service()
     wait_until(lambda: again.metric("steps_total", run="ada/job") == 20)
     assert trainer.finish() == 0
-    assert "1 rank  20 steps" in trainer.stderr()
+    assert " finished, 20 steps in " in trainer.stderr()
 
 
 def test_without_a_service_the_training_runs_and_is_told(start_trainer):
@@ -167,7 +167,7 @@ def test_group_access_is_enough(start_service, start_trainer, tree, tmp_path):
     try:
         trainer.do("hand.step(5)")
         assert trainer.finish() == 0
-        assert "1 rank  10 steps" in trainer.stderr(), (tmp_path / "log").read_text()
+        assert " finished, 10 steps in " in trainer.stderr(), (tmp_path / "log").read_text()
     finally:
         agent.terminate()
         agent.wait()

@@ -99,6 +99,11 @@ def run_monitored(
             shutil.rmtree(own_base, ignore_errors=True)
 
 
+def unwrapped(text: str) -> str:
+    """A summary without its line breaks: a phrase in it may be wrapped anywhere."""
+    return " ".join(text.split())
+
+
 # Every training call is looked at, whatever it costs.
 EVERYTHING = ("--every", "1", "--max-slowdown", "100%")
 # And every weight, with its gradient and its optimizer's state, at every step.

@@ -1,0 +1,851 @@
+#include "agent/summary.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "agent/publish_weights.h"
+#include "detect/thresholds.h"
+#include "segment/layout.h"
+
+namespace foreshock {
+namespace {
+
+constexpr size_t kLabelColumns = 14;
+constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
+constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each other
+// Below this set-up is most of our time, and the ratio says little of the program.
+constexpr double kShortSeconds = 10;
+
+// -- text --
+
+std::string formatted(const char* format, double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
+}
+
+std::string formatted(const char* format, std::optional<double> value) {
+  return value ? formatted(format, *value) : "unknown";
+}
+
+// 1234567 -> "1 234 567".
+std::string grouped(uint64_t value) {
+  std::string digits = std::to_string(value);
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, " ");
+  return digits;
+}
+
+std::string counted(uint64_t value, const char* one, const char* many) {
+  return grouped(value) + " " + (value == 1 ? one : many);
+}
+
+// Names come from a trainer; none may reach a terminal as a command.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
+std::string spaced(std::string text) {
+  std::replace(text.begin(), text.end(), '_', ' ');
+  return text;
+}
+
+// "label         text", wrapped at kSummaryColumns; a word that is too long has a line of its own.
+std::string entry(const std::string& label, const std::string& text) {
+  std::string out = "  " + label, line;
+  out.resize(std::max(kLabelColumns, out.size() + 1), ' ');
+  size_t column = out.size();
+  bool is_first = true;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    if (!is_first && column + 1 + word.size() > kSummaryColumns) {
+      out += "\n" + std::string(kLabelColumns, ' ') + word;
+      column = kLabelColumns + word.size();
+    } else {
+      out += (is_first ? "" : " ") + word;
+      column += word.size() + (is_first ? 0 : 1);
+    }
+    is_first = false;
+    at = end + 1;
+  }
+  return out + "\n";
+}
+
+// "3 budget, 1 mask"; "" when all are 0.
+std::string listed(const std::map<std::string, uint64_t>& counts) {
+  std::string line;
+  for (const auto& [name, value] : counts)
+    if (value > 0) line += (line.empty() ? "" : ", ") + grouped(value) + " " + spaced(name);
+  return line;
+}
+
+// -- figures of all ranks --
+
+using Ranks = std::vector<const RankStatistics*>;
+
+struct PassTotals {
+  uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
+  std::map<std::string, uint64_t> skipped, lost;
+  std::optional<double> ratio;  // mean, each rank weighted by its judged calls
+  bool is_compared = false;     // an output was compared, and not only scores (dropout)
+};
+
+PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
+  PassTotals totals;
+  double weight = 0, ratio = 0;
+  for (const RankStatistics* rank : ranks) {
+    const PassStatistics& statistics = rank->pass[pass];
+    totals.calls += rank->calls(pass);
+    totals.unsampled += rank->totals.unsampled[pass];
+    totals.sampled += rank->totals.sampled[pass];
+    totals.judged += rank->judged[pass];
+    totals.nonfinite += statistics.nonfinite;
+    for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
+      totals.skipped[segment::kSkipReasonNames[n]] += rank->totals.skipped[pass][n];
+    for (uint32_t n = 0; n < segment::kLostReasons; ++n)
+      totals.lost[segment::kLostReasonNames[n]] += rank->lost[pass][n];
+    const std::optional<double> mean = mean_of(statistics.deviation_ratio);
+    totals.is_compared = totals.is_compared || mean_of(statistics.relative_error_mean).has_value();
+    if (!mean) continue;
+    weight += static_cast<double>(rank->judged[pass]);
+    ratio += static_cast<double>(rank->judged[pass]) * *mean;
+  }
+  if (weight > 0) totals.ratio = ratio / weight;
+  return totals;
+}
+
+template <class Value>
+uint64_t sum_over(const Ranks& ranks, const Value& value) {
+  uint64_t sum = 0;
+  for (const RankStatistics* rank : ranks) sum += value(*rank);
+  return sum;
+}
+
+template <class Value>
+uint64_t most_of(const Ranks& ranks, const Value& value) {
+  uint64_t most = 0;
+  for (const RankStatistics* rank : ranks) most = std::max<uint64_t>(most, value(*rank));
+  return most;
+}
+
+std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
+  return ranks.size() > 1 ? " on rank " + std::to_string(rank.identity.rank) : "";
+}
+
+// -- findings: what is wrong, the most telling first --
+
+struct Finding {
+  int order;             // ascending: the first one is the verdict
+  const char* headline;  // in the first line
+  std::string text;
+};
+enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOverall, kPast, kSpike };
+
+constexpr const char* kAttentionFault = "ATTENTION FAULT";
+
+std::string place_of(const std::string& layer, uint32_t pass) {
+  return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + ", " +
+         segment::kPassNames[pass];
+}
+
+std::string fault_text(const std::string& of, std::optional<double> value) {
+  if (of == "bias") return "biased by " + formatted("%+.2f ulp", value);
+  if (of == "nonfinite") return "NaN or Inf where the fp64 reference has none";
+  if (of == "fused_ratio") return "error " + formatted("%.3gx", value) + " of fused attention";
+  if (of == "log_sum_exp") return "log-sum-exp error " + formatted("%.3gx", value) + " of its rounding";
+  return "error " + formatted("%.3gx", value) + " of plain attention";
+}
+
+// An alarm holds until 64 later slices have come; after a divergence none may come.
+std::string support_of(const LayerAlarm& alarm, const RankStatistics& rank) {
+  const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
+  if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= 8 * interval) return "";
+  return " (last seen at step " + std::to_string(alarm.last_step) + ")";
+}
+
+// Limits that a layer exceeds now, and limits that one exceeded before; each layer, pass and kind once.
+void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
+  std::set<std::string> seen;
+  for (const RankStatistics* rank : ranks) {
+    for (const LayerAlarm& alarm : rank->alarms()) {
+      const std::string place = place_of(alarm.layer->label, alarm.pass) + on_rank(ranks, *rank);
+      seen.insert(place + alarm.of);
+      const auto past = alarm.layer->pass[alarm.pass].past.find(alarm.of);
+      const std::string since = past != alarm.layer->pass[alarm.pass].past.end()
+                                    ? ", since step " + std::to_string(past->second.first_step)
+                                    : "";
+      findings->push_back(
+          {std::string_view(alarm.of) == "nonfinite" ? kNonfinite : kNow, kAttentionFault,
+           place + since + ": " + fault_text(alarm.of, alarm.value) + support_of(alarm, *rank)});
+    }
+  }
+  for (const RankStatistics* rank : ranks) {
+    const auto add = [&](const LayerStatistics& layer) {
+      for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+        for (const auto& [of, past] : layer.pass[pass].past) {
+          const std::string place = place_of(layer.label, pass) + on_rank(ranks, *rank);
+          if (!seen.insert(place + of).second) continue;
+          findings->push_back({of == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
+                               place + ", steps " + std::to_string(past.first_step) + " to " +
+                                   std::to_string(past.last_step) +
+                                   ", not since: " + fault_text(of, past.most)});
+        }
+    };
+    add(rank->unnamed);
+    for (const auto& [label, layer] : rank->layers) add(layer);
+  }
+}
+
+// Layers that hold calls of unlike kinds are left out: a mean error over them says nothing.
+const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
+  for (const RankStatistics* rank : ranks) {
+    const bool is_mixed = std::any_of(rank->layers.begin(), rank->layers.end(),
+                                      [](const auto& each) { return each.second.is_mixed; });
+    if (!is_mixed && is_biased(rank->pass[pass])) return rank;
+  }
+  return nullptr;
+}
+
+// The same of a whole pass, where no layer shows it.
+void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
+  constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
+  const bool has_layers = !findings->empty();
+  for (uint32_t pass = 0; pass < segment::kPasses && !has_layers; ++pass) {
+    if (passes[pass].nonfinite > 0)
+      findings->push_back({kNonfinite, kAttentionFault,
+                           std::string(segment::kPassNames[pass]) + ": NaN or Inf in " +
+                               grouped(passes[pass].nonfinite) + " of " +
+                               counted(passes[pass].judged, "checked call", "checked calls")});
+    if (passes[pass].ratio.value_or(0) > kLimits[pass])
+      findings->push_back({kOverall, kAttentionFault,
+                           std::string(segment::kPassNames[pass]) +
+                               " of all layers: " + fault_text("deviation_ratio", passes[pass].ratio)});
+    else if (const RankStatistics* biased = biased_rank(ranks, pass))
+      findings->push_back({kOverall, kAttentionFault,
+                           std::string(segment::kPassNames[pass]) + " of all layers" +
+                               on_rank(ranks, *biased) + ": " +
+                               fault_text("bias", biased->pass[pass].bias.bias()->ulp)});
+  }
+}
+
+void add_replicas(const SummaryInput& input, std::vector<Finding>* findings) {
+  if (input.weights == nullptr) return;
+  for (const RankStatistics* rank : input.ranks)
+    if (const uint64_t times = input.weights->replicas().mismatches(rank->identity.rank); times > 0)
+      findings->push_back({kReplicas, "REPLICAS DIFFER",
+                           "weights of rank " + std::to_string(rank->identity.rank) +
+                               " differ from its replicas' (" + counted(times, "time)", "times)")});
+}
+
+// "; before it gradient_norm in layer 3 (12 steps)".
+std::string before_it(const LossEventSeen& event) {
+  if (event.preceded_by.empty()) return "";
+  const Episode& first = event.preceded_by.front();
+  return "; before it " + std::string(info_of(first.detector).name) +
+         (first.layer.empty() ? "" : " in layer " + printable(first.layer)) + " (" +
+         std::to_string(event.onset_step - first.since_step) + " steps)";
+}
+
+// A spike and the divergence that it becomes are one event.
+void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
+  std::set<int64_t> diverged;
+  for (const LossEventSeen& event : watch.loss_events())
+    if (event.kind == WatchEventKind::kDivergence) diverged.insert(event.onset_step);
+  for (const LossEventSeen& event : watch.loss_events()) {
+    const std::string at = " at step " + std::to_string(event.onset_step) + before_it(event);
+    if (event.kind == WatchEventKind::kDivergence)
+      findings->push_back({kDiverged, "LOSS DIVERGED", "loss diverged" + at});
+    else if (event.kind == WatchEventKind::kLossSpike && !diverged.contains(event.onset_step))
+      findings->push_back({kSpike, "LOSS SPIKE", "loss spike" + at});
+  }
+}
+
+// Ranks see the same loss: the first one with events stands for all.
+void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
+  for (const RankStatistics* rank : ranks) {
+    if (rank->last_loss && !std::isfinite(*rank->last_loss)) {
+      findings->push_back({kLossNonfinite, "LOSS NOT FINITE",
+                           "loss is not finite in " + counted(rank->nonfinite_loss, "step", "steps") +
+                               ", the last one included"});
+    }
+    if (rank->watch == nullptr || rank->watch->loss_events().empty()) continue;
+    return add_loss_events(*rank->watch, findings);
+  }
+}
+
+std::vector<Finding> findings_of(const SummaryInput& input, const PassTotals (&passes)[2]) {
+  std::vector<Finding> findings;
+  add_attention(input.ranks, &findings);
+  add_overall(input.ranks, passes, &findings);
+  add_replicas(input, &findings);
+  add_loss(input.ranks, &findings);
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.order < b.order; });
+  return findings;
+}
+
+// Words of the first line. Nothing is called healthy that was not judged.
+std::string verdict_of(const std::vector<Finding>& findings, const PassTotals (&passes)[2]) {
+  if (!findings.empty()) return findings.front().headline;
+  if (passes[0].judged + passes[1].judged == 0) return "attention not checked";
+  if (!passes[0].is_compared && !passes[1].is_compared) return "attention output not checked";
+  return std::max(passes[0].judged, passes[1].judged) < kLeastJudged ? "too few samples for a verdict"
+                                                                     : "healthy";
+}
+
+// -- entries --
+
+// "8 ranks in 16 processes (2 attempts), ".
+std::string processes_text(const Ranks& ranks) {
+  std::set<int32_t> numbers, attempts;
+  for (const RankStatistics* rank : ranks) {
+    numbers.insert(rank->identity.rank);
+    attempts.insert(std::max(rank->identity.attempt, 0));
+  }
+  if (ranks.size() == 1) return "";
+  std::string text = counted(numbers.size(), "rank", "ranks");
+  if (ranks.size() > numbers.size()) text += " in " + counted(ranks.size(), "process", "processes");
+  if (attempts.size() > 1) text += " (" + counted(attempts.size(), "attempt", "attempts") + ")";
+  return text + ", ";
+}
+
+std::string duration_text(const Ranks& ranks) {
+  uint64_t first = 0, last = 0;
+  for (const RankStatistics* rank : ranks) {
+    const uint64_t start = rank->identity.start_time_ns;
+    if (start > 0) first = first == 0 ? start : std::min(first, start);
+    last = std::max(last, rank->last_step.time_ns);
+  }
+  if (first == 0 || last <= first) return "";
+  const double seconds = 1e-9 * static_cast<double>(last - first);
+  if (seconds < 120) return " in " + formatted("%.0f s", seconds);
+  return " in " +
+         (seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600));
+}
+
+uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
+uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
+
+std::string headline(const SummaryInput& input, const std::string& verdict) {
+  const uint64_t steps = most_of(input.ranks, steps_of);
+  std::string left = "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", " +
+                     processes_text(input.ranks) + counted(steps, "step", "steps") +
+                     duration_text(input.ranks);
+  const size_t room = kSummaryColumns - std::min(kSummaryColumns, verdict.size() + 2);
+  if (left.size() > room) return left + "\n" + std::string(room + 2, ' ') + verdict + "\n";
+  left.resize(room + 2, ' ');
+  return left + verdict + "\n";
+}
+
+std::string ratio_text(const PassTotals& totals) {
+  return totals.ratio ? formatted("%.2fx", *totals.ratio) : std::string("unknown");
+}
+
+struct LayerCounts {
+  size_t judged[segment::kPasses] = {};
+  size_t known = 0;
+};
+
+LayerCounts layers_of(const Ranks& ranks) {
+  std::map<std::string, std::array<uint64_t, segment::kPasses>> judged;
+  for (const RankStatistics* rank : ranks)
+    for (const auto& [label, layer] : rank->layers)
+      for (uint32_t pass = 0; pass < segment::kPasses; ++pass) judged[label][pass] += layer.pass[pass].judged;
+  LayerCounts counts;
+  counts.known = judged.size();
+  for (const auto& [label, of] : judged)
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) counts.judged[pass] += of[pass] > 0;
+  return counts;
+}
+
+// "126 forward and 126 backward calls checked, in 6 of 6 layers; dK and dV not checked".
+std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
+  const LayerCounts layers = layers_of(ranks);
+  std::string text = grouped(passes[0].judged) + " forward and " + grouped(passes[1].judged) +
+                     " backward of " + grouped(passes[0].calls) + " and " +
+                     counted(passes[1].calls, "call", "calls") + " checked";
+  if (layers.known > 0)
+    text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.known, "layer", "layers");
+  if (passes[1].judged == 0) return text + "; backward not checked";
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+    if (passes[pass].judged < kLeastJudged)
+      text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
+  if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
+  return text + "; dK and dV not checked";
+}
+
+std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2]) {
+  if (passes[0].calls + passes[1].calls == 0) return entry("attention", "no call seen");
+  std::string out;
+  if (passes[0].ratio || passes[1].ratio)
+    out = entry("attention", "error " + ratio_text(passes[0]) + " forward, " + ratio_text(passes[1]) +
+                                 " backward (dQ) of plain attention (alarm above " +
+                                 formatted("%g", kDeviationRatioForward) + ", " +
+                                 formatted("%g", kDeviationRatioBackward) + ")");
+  out += entry(out.empty() ? "attention" : "", evidence_text(ranks, passes));
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    const std::string skipped = listed(passes[pass].skipped), lost = listed(passes[pass].lost);
+    if (!skipped.empty()) out += entry("", std::string(segment::kPassNames[pass]) + " skipped: " + skipped);
+    if (!lost.empty()) out += entry("", std::string(segment::kPassNames[pass]) + " lost: " + lost);
+  }
+  return out;
+}
+
+std::string loss_events_text(const RankStatistics& rank) {
+  const std::optional<LossCount> spikes = rank.losses(WatchEventKind::kLossSpike),
+                                 divergences = rank.losses(WatchEventKind::kDivergence);
+  if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
+  std::string text;
+  if (spikes->count > 0)
+    text += ", " + counted(spikes->count, "spike", "spikes") + (spikes->count > 1 ? ", first" : "") +
+            " at step " + std::to_string(spikes->first_step);
+  if (divergences->count > 0) text += ", diverged at step " + std::to_string(divergences->first_step);
+  return text.empty() ? ", no spike" : text;
+}
+
+std::string loss_text(const RankStatistics& rank) {
+  if (!rank.last_loss) return "unknown";
+  const std::string source = segment::loss_source_name(rank.loss_source);
+  return formatted("%.4g", rank.first_loss) + " -> " + formatted("%.4g", rank.last_loss) +
+         (source == "unknown" ? "" : " (" + spaced(source) + ")") + loss_events_text(rank);
+}
+
+// Of the ranks of the last attempt, those that ended at another step than the furthest.
+std::string ended_early_text(const Ranks& ranks) {
+  int32_t attempt = 0;
+  int64_t furthest = -1;
+  for (const RankStatistics* rank : ranks) attempt = std::max(attempt, rank->identity.attempt);
+  std::map<int32_t, int64_t> reached;
+  for (const RankStatistics* rank : ranks) {
+    if (std::max(rank->identity.attempt, 0) != attempt) continue;
+    int64_t& step = reached.emplace(rank->identity.rank, -1).first->second;
+    if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);
+    furthest = std::max(furthest, step);
+  }
+  std::string text;
+  size_t early = 0;
+  for (const auto& [rank, step] : reached) {
+    if (step + kSameStep >= furthest || ++early > kMostNamed) continue;
+    text += (text.empty() ? "" : ", ") + ("rank " + std::to_string(rank)) +
+            (step < 0 ? " before its first step" : " at step " + std::to_string(step));
+  }
+  if (early > kMostNamed) text += " and " + std::to_string(early - kMostNamed) + " more";
+  return text.empty() ? "" : text + ", of " + std::to_string(furthest);
+}
+
+std::string rank_entries(const Ranks& ranks) {
+  std::string out;
+  for (size_t n = 0; n < std::min(ranks.size(), kMostRankLines); ++n) {
+    const RankStatistics& rank = *ranks[n];
+    out += entry("rank " + std::to_string(rank.identity.rank),
+                 "error " + formatted("%.2fx", mean_of(rank.pass[0].deviation_ratio)) + ", " +
+                     formatted("%.2fx", mean_of(rank.pass[1].deviation_ratio)) + "; loss " + loss_text(rank));
+  }
+  if (ranks.size() > kMostRankLines)
+    out += entry("", "and " + counted(ranks.size() - kMostRankLines, "process", "processes") + " more");
+  return out;
+}
+
+std::string gradient_text(const Ranks& ranks) {
+  std::string layers;
+  size_t found = 0;
+  for (const RankStatistics* rank : ranks)
+    for (const auto& [label, layer] : rank->layers)
+      if (layer.nonfinite_steps > 0 && ++found <= kMostNamed)
+        layers += (layers.empty() ? "" : ", ") + printable(label) + on_rank(ranks, *rank);
+  if (found > kMostNamed) layers += " and " + std::to_string(found - kMostNamed) + " more";
+  const std::optional<double> norm = ranks[0]->gradient_norm;
+  if (!norm && layers.empty()) return "";
+  std::string text = norm ? "norm " + formatted("%.4g", *norm) + " before clipping at the last step" : "";
+  if (!layers.empty()) return text + (text.empty() ? "" : "; ") + "not finite at times in layer " + layers;
+  return text + (ranks[0]->nonfinite_gradient == 0 ? ", all finite" : "");
+}
+
+std::string warnings_entry(const Ranks& ranks) {
+  std::string text;
+  size_t found = 0;
+  for (const RankStatistics* rank : ranks) {
+    if (rank->watch == nullptr) continue;
+    const auto states = rank->watch->states();
+    for (size_t n = 0; n < states.size(); ++n) {
+      if (states[n].warnings == 0 || ++found > kMostNamed) continue;
+      text += (text.empty() ? "" : "; ") + std::string(info_of(static_cast<DetectorId>(n)).name) +
+              " warned " + counted(states[n].warnings, "time", "times") + ", last at step " +
+              std::to_string(states[n].last_warn_step) + on_rank(ranks, *rank);
+    }
+  }
+  if (found > kMostNamed) text += "; and " + std::to_string(found - kMostNamed) + " more";
+  return text.empty() ? "" : entry("detectors", text);
+}
+
+std::map<std::string, uint64_t> unfollowed_tensors(const Ranks& ranks) {
+  std::map<std::string, uint64_t> counts;
+  for (const RankStatistics* rank : ranks)
+    for (uint32_t n = 0; n < segment::kTensorUnfollowed; ++n)
+      counts[segment::kTensorUnfollowedNames[n]] += rank->tensors.unfollowed[n];
+  counts.erase("off");  // the user switched them off
+  return counts;
+}
+
+std::string weights_entries(const SummaryInput& input) {
+  const Ranks& ranks = input.ranks;
+  const uint64_t tensors = most_of(ranks, [](const RankStatistics& rank) { return rank.tensors.tensors; });
+  const std::string unfollowed = listed(unfollowed_tensors(ranks));
+  if (input.weights == nullptr || tensors == 0)
+    return unfollowed.empty() ? "" : entry("weights", "not measured: " + unfollowed);
+  const PoolSnapshot& model = input.weights->model();
+  std::string text = counted(tensors, "tensor", "tensors") + " followed";
+  if (model.previous) {
+    text += ", W1 " + formatted("%.2e", model.previous->value) + " in " +
+            counted(model.interval, "step", "steps");
+    if (!model.moved_most.empty()) text += ", most in " + printable(model.moved_most);
+  } else {
+    text += ", no two snapshots of all yet";
+  }
+  std::string out = entry("weights", text);
+  if (model.step >= 0 && model.update_elements < model.elements)
+    out += entry("", "their change in a step is known of " +
+                         formatted("%.0f %%", 100 * static_cast<double>(model.update_elements) /
+                                                  static_cast<double>(model.elements)) +
+                         " of the values (--memory)");
+  if (!unfollowed.empty()) out += entry("", "not measured: " + unfollowed);
+  std::map<std::string, uint64_t> skipped;
+  for (const RankStatistics* rank : ranks)
+    for (uint32_t n = 0; n < segment::kTensorSkips; ++n)
+      skipped[segment::kTensorSkipNames[n]] += rank->tensors.skipped[n];
+  skipped["no room in the agent"] = input.weights->snapshots_dropped();
+  if (const std::string left_out = listed(skipped); !left_out.empty())
+    out += entry("", "snapshots left out: " + left_out);
+  if (!input.has_spectra) {
+    std::map<std::string, uint64_t> without;
+    for (const RankStatistics* rank : ranks)
+      for (uint32_t n = 0; n < segment::kTensorHeadSkips; ++n)
+        without[segment::kTensorHeadSkipNames[n]] += rank->tensors.heads_skipped[n];
+    if (const std::string why = listed(without); !why.empty())
+      out += entry("", "no spectra of attention heads: " + why);
+  }
+  return out;
+}
+
+std::string replicas_entry(const SummaryInput& input) {
+  if (input.weights == nullptr) return "";
+  const Replicas& replicas = input.weights->replicas();
+  const char* place = nullptr;
+  for (const RankStatistics* rank : input.ranks)
+    if (place == nullptr) place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
+  if (place == nullptr) return "";
+  const std::string_view where = place;
+  if (where == "none") return entry("replicas", "none: each value is held once, nothing to compare");
+  if (where == "elsewhere")
+    return entry("replicas",
+                 "not compared: none on this node (alert ForeshockReplicaMismatch compares nodes)");
+  if (sum_over(input.ranks, [&](const RankStatistics& r) { return replicas.mismatches(r.identity.rank); }) >
+      0)
+    return "";  // a finding
+  return entry("replicas", counted(replicas.most_ranks(), "rank", "ranks") + " agree bit for bit in " +
+                               counted(replicas.compared(), "comparison", "comparisons"));
+}
+
+std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)[2]) {
+  std::optional<double> most;
+  double allowed = 0;
+  for (const RankStatistics* rank : input.ranks) {
+    const std::optional<double> value = rank->slowdown(input.cores_per_rank);
+    if (value) most = std::max(most.value_or(*value), *value);
+    allowed = std::max(allowed, rank->identity.max_slowdown);
+  }
+  if (!most) return entry("overhead", "unknown");
+  std::string text = formatted("%.2f %%", *most * 100);
+  if (allowed > 0)
+    text += (*most > allowed ? ", above the " : " of ") + formatted("%g %%", allowed * 100) + " allowed";
+  if (input.ranks.size() > 1) text += " (slowest rank)";
+  double least = input.ranks[0]->cost.train_seconds;
+  for (const RankStatistics* rank : input.ranks) least = std::min(least, rank->cost.train_seconds);
+  if (least < kShortSeconds) text += " of " + formatted("%.2f", least) + " s in steps";
+  const uint64_t interval = input.ranks[0]->last_step.interval;
+  if (interval > 0 && passes[0].sampled + passes[1].sampled > 0)
+    text += interval > 1 ? "; 1 step in " + grouped(interval) + " sampled"
+            // The interval is the last one: calls that were not sampled show that it was longer before.
+            : passes[0].unsampled + passes[1].unsampled > 0 ? "; every step sampled at the end"
+                                                            : "; every step sampled";
+  return entry("overhead", text);
+}
+
+// -- notes: what was not seen, and what to do --
+
+using Notes = std::vector<std::pair<std::string, std::string>>;
+
+void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Notes* notes) {
+  const bool saw_no_call = passes[0].calls + passes[1].calls == 0;
+  if (saw_no_call && steps_of(*ranks[0]) >= 10)
+    notes->emplace_back(
+        "not seen",
+        "any attention call: written by hand, a kernel that PyTorch does not dispatch, or the "
+        "math path inside a compiled graph; foreshock.tap reports one");
+  if (passes[1].calls > 0 && steps_of(*ranks[0]) == 0)
+    notes->emplace_back("not seen",
+                        "any optimizer step, and nothing is sampled before the first: call "
+                        "foreshock.report(step=) or foreshock_annotate_step()");
+  const bool has_slots =
+      std::any_of(ranks.begin(), ranks.end(), [](auto* rank) { return rank->identity.slots_given > 0; });
+  const bool wants_slots =
+      std::any_of(ranks.begin(), ranks.end(), [](auto* rank) { return rank->identity.slots_wanted > 0; });
+  const auto budget = [&](int pass) {
+    const auto found = passes[pass].skipped.find("budget");
+    return found != passes[pass].skipped.end() ? found->second : 0;
+  };
+  if (!has_slots && !wants_slots)
+    notes->emplace_back("not sampled", "--slices off: calls are counted, none is copied");
+  else if (!has_slots)
+    notes->emplace_back("not sampled",
+                        "no shared memory left: raise --memory, the container's --shm-size or memory limit, "
+                        "or set FORESHOCK_DIR to a tmpfs with room");
+  else if (passes[0].judged + passes[1].judged == 0 && budget(0) + budget(1) > 0)
+    notes->emplace_back("not sampled",
+                        "one sample costs more than --max-slowdown allows for steps this short or so few: "
+                        "train longer, or allow more, as in --max-slowdown 10%");
+  const uint64_t math_path = sum_over(ranks, [](const RankStatistics& rank) {
+    uint64_t calls = 0;
+    for (size_t op = 0; op < rank.ops.size(); ++op)
+      if (rank.ops[op].pass == 0 &&
+          segment::text_of(rank.ops[op].name) == "_scaled_dot_product_attention_math")
+        calls += rank.totals.calls[op];
+    return calls;
+  });
+  if (math_path > 0)
+    notes->emplace_back("math path", grouped(math_path) +
+                                         " forward calls (dropout, some masks); their backward is not "
+                                         "counted; --math-path on samples them");
+}
+
+void add_graph_notes(const Ranks& ranks, Notes* notes) {
+  const uint64_t calls = sum_over(ranks, [](const RankStatistics& rank) {
+    return rank.coverage.launched_calls[0] + rank.coverage.launched_calls[1];
+  });
+  const uint64_t launches =
+      sum_over(ranks, [](const RankStatistics& rank) { return rank.coverage.graph_launches; });
+  const uint64_t unknown =
+      sum_over(ranks, [](const RankStatistics& rank) { return rank.coverage.unknown_launches; });
+  if (calls + unknown == 0) return;
+  std::string text = grouped(calls) + " calls ran in " + counted(launches, "launch", "launches") +
+                     " of CUDA graphs, not sampled";
+  if (unknown > 0) text += "; the content of " + grouped(unknown) + " more launches is unknown";
+  notes->emplace_back("CUDA graphs", text);
+}
+
+void add_kernel_notes(const Ranks& ranks, Notes* notes) {
+  for (const RankStatistics* rank : ranks) {
+    const segment::Coverage& coverage = rank->coverage;
+    if (coverage.kernel_count_state == 0) continue;
+    const std::string state = segment::kernel_count_state_name(coverage.kernel_count_state);
+    const std::string holder = printable(segment::text_of(coverage.kernel_count_holder));
+    if (state == "done" || state == "counting")
+      notes->emplace_back("kernels",
+                          grouped(coverage.kernels[0] + coverage.kernels[1]) + " attention kernels in " +
+                              counted(coverage.kernel_count_steps, "step", "steps") + ", " +
+                              grouped(coverage.kernel_count_calls[0] + coverage.kernel_count_calls[1]) +
+                              " calls seen");
+    else
+      notes->emplace_back("kernels", std::string("not counted: ") +
+                                         (state == "taken"        ? "another tool uses CUPTI"
+                                          : state == "profiler"   ? "torch.profiler runs"
+                                          : state == "no_library" ? "the process has no CUPTI"
+                                          : state == "refused"    ? "CUPTI refused"
+                                                                  : "the run ended before") +
+                                         (holder.empty() ? "" : " (" + spaced(holder) + ")"));
+    return;
+  }
+}
+
+void add_coverage_notes(const Ranks& ranks, Notes* notes) {
+  add_graph_notes(ranks, notes);
+  add_kernel_notes(ranks, notes);
+  std::map<std::string, std::string> names;
+  for (const RankStatistics* rank : ranks)
+    for (const segment::UnseenName& unseen : rank->unseen)
+      names[printable(segment::text_of(unseen.name))] = segment::unseen_evidence_name(unseen.evidence);
+  std::string unseen;
+  for (const auto& [name, evidence] : names)
+    unseen += (unseen.empty() ? "" : ", ") + name + " (" + evidence + ")";
+  if (!unseen.empty()) notes->emplace_back("not seen", unseen + "; foreshock.tap makes it visible");
+  const uint64_t unnamed =
+      most_of(ranks, [](const RankStatistics& rank) { return rank.coverage.parameters_unnamed; });
+  if (unnamed > 0)
+    notes->emplace_back(
+        "not named", grouped(unnamed) + " parameters beyond the limit: their layers have no gradient norm");
+  const uint64_t norms =
+      most_of(ranks, [](const RankStatistics& rank) { return rank.coverage.norms_untold; });
+  if (norms > 0)
+    notes->emplace_back("no norm",
+                        "in " + counted(norms, "step", "steps") + " with more gradients than the limit");
+  std::map<std::string, uint64_t> missed;
+  uint64_t fetched = 0, all_missed = 0;
+  for (const RankStatistics* rank : ranks) {
+    fetched += rank->coverage.numbers_fetched;
+    missed["late"] += rank->coverage.numbers_late;
+    for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
+      missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
+  }
+  for (const auto& [reason, times] : missed) all_missed += times;
+  // Before a device is set up the first ones never come: only more than one in a hundred is worth a line.
+  if (all_missed * 100 > fetched)
+    notes->emplace_back("not read", grouped(all_missed) + " of " + grouped(fetched) +
+                                        " losses and norms on a device: " + listed(missed));
+}
+
+void add_detector_notes(const Ranks& ranks, Notes* notes) {
+  for (const RankStatistics* rank : ranks) {
+    if (rank->watch == nullptr) continue;
+    const auto states = rank->watch->states();
+    for (size_t n = 0; n < states.size(); ++n)
+      if (states[n].series_dropped > 0)
+        notes->emplace_back("not watched", std::string(info_of(static_cast<DetectorId>(n)).name) +
+                                               " has no room for " + grouped(states[n].series_dropped) +
+                                               " of its series" + on_rank(ranks, *rank));
+  }
+}
+
+void add_agent_notes(const SummaryInput& input, Notes* notes) {
+  const Ranks& ranks = input.ranks;
+  if (input.processes_left_out > 0)
+    notes->emplace_back("left out",
+                        counted(input.processes_left_out, "earlier process", "earlier processes") +
+                            " of this run: it started too many");
+  const uint64_t lost = sum_over(ranks, [](const RankStatistics& rank) { return rank.steps_lost; });
+  if (lost > 0)
+    notes->emplace_back("not read", grouped(lost) + " of " +
+                                        counted(sum_over(ranks, steps_of), "step", "steps") +
+                                        ": the agent came too late for their losses and norms");
+  if (const uint64_t restarts = sum_over(ranks, step_restarts_of); restarts > 0)
+    notes->emplace_back("trainings", "the step number fell " + counted(restarts, "time", "times") +
+                                         " within a process: losses, norms and layers without a name are "
+                                         "pooled over these trainings");
+  int64_t restarted = -1;
+  for (const RankStatistics* rank : ranks) restarted = std::max(restarted, rank->taken_up_step);
+  if (restarted >= 0)
+    notes->emplace_back("restart", "the agent was restarted at step " + std::to_string(restarted) +
+                                       ": errors are of later steps, faults of all steps");
+  std::vector<int64_t> given_up;
+  bool has_failed = false;
+  for (const RankStatistics* rank : ranks)
+    if (rank->tensors_given_up_step >= 0) {
+      given_up.push_back(rank->tensors_given_up_step);
+      has_failed = has_failed || rank->tensors_given_up_failed;
+    }
+  if (!given_up.empty())
+    notes->emplace_back(
+        "stopped", "names, gradient norms and weights from step " +
+                       std::to_string(*std::min_element(given_up.begin(), given_up.end())) + " on" +
+                       (given_up.size() < ranks.size() ? " in " + std::to_string(given_up.size()) + " of " +
+                                                             counted(ranks.size(), "rank", "ranks")
+                                                       : "") +
+                       (has_failed ? ": a model's tensors could not be named"
+                                   : ": they cost several times --max-slowdown"));
+  std::string paused;
+  for (const RankStatistics* rank : ranks)
+    if (!rank->switched_on) paused += (paused.empty() ? "" : ", ") + std::to_string(rank->identity.rank);
+  if (!paused.empty() && input.state == RunState::kRunning)
+    notes->emplace_back("paused", "rank " + paused + "; foreshock resume continues");
+}
+
+std::string refused_text(const SummaryInput& input) {
+  if (input.refused_segments == 0) return "";
+  return counted(input.refused_segments, "process", "processes") +
+         " cannot be followed: " + printable(input.refusal);
+}
+
+std::string flagged_entries(const SummaryInput& input) {
+  if (!input.flagged) return "";
+  uint64_t saved = 0;
+  std::map<std::string, uint64_t> reasons, dropped;
+  for (size_t n = 0; n < kFlagReasons; ++n) {
+    saved += input.flagged->saved[n];
+    reasons[kFlagReasonNames[n]] = input.flagged->saved[n];
+  }
+  for (size_t n = 0; n < kFlaggedDrops; ++n) dropped[kFlaggedDropNames[n]] = input.flagged->dropped[n];
+  std::string out;
+  if (saved > 0)
+    out += entry("flagged", counted(saved, "slice", "slices") + " saved (" + listed(reasons) +
+                                "): foreshock judge " + printable(input.flagged_directory) +
+                                "/*.slice.safetensors");
+  if (!input.flagged->problem.empty())
+    out += entry("not flagged", listed(dropped) + ": " + printable(input.flagged->problem));
+  return out;
+}
+
+std::string notes_entries(const SummaryInput& input, const PassTotals (&passes)[2]) {
+  Notes notes;
+  add_agent_notes(input, &notes);
+  add_attention_notes(input.ranks, passes, &notes);
+  add_coverage_notes(input.ranks, &notes);
+  add_detector_notes(input.ranks, &notes);
+  std::string out;
+  for (size_t n = 0; n < std::min(notes.size(), kMostNotes); ++n)
+    out += entry(notes[n].first, notes[n].second);
+  if (notes.size() > kMostNotes)
+    out += entry("", "and " + std::to_string(notes.size() - kMostNotes) + " more in foreshock status --json");
+  return out;
+}
+
+// The first kSummaryLines lines; the last of them says how many are missing.
+std::string shortened(const std::string& text) {
+  const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  if (lines <= kSummaryLines) return text;
+  size_t end = 0;
+  for (size_t n = 0; n + 1 < kSummaryLines; ++n) end = text.find('\n', end) + 1;
+  return text.substr(0, end) + entry("", "and " + std::to_string(lines - kSummaryLines + 1) +
+                                             " lines more in foreshock status --json");
+}
+
+}  // namespace
+
+std::string summary_text(const SummaryInput& input) {
+  const std::string refused = refused_text(input);
+  if (input.ranks.empty())
+    return "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", no rank seen\n" +
+           (refused.empty() ? "" : entry("refused", refused));
+  const PassTotals passes[2] = {totals_of(input.ranks, 0), totals_of(input.ranks, 1)};
+  const std::vector<Finding> findings = findings_of(input, passes);
+  std::string out = headline(input, verdict_of(findings, passes));
+  for (size_t n = 0; n < std::min(findings.size(), kMostFindings); ++n)
+    out += entry(n == 0 ? "suspect" : "", findings[n].text);
+  if (findings.size() > kMostFindings)
+    out += entry("", "and " + std::to_string(findings.size() - kMostFindings) + " more");
+  if (!refused.empty()) out += entry("refused", refused);
+  out += attention_entries(input.ranks, passes);
+  if (input.ranks.size() == 1) {
+    out += entry("loss", loss_text(*input.ranks[0]));
+  } else {
+    out += rank_entries(input.ranks);
+    const std::string early = ended_early_text(input.ranks);
+    const bool has_restarts = sum_over(input.ranks, step_restarts_of) > 0;
+    if (!early.empty() && !has_restarts && input.state != RunState::kRunning)
+      out += entry("ended early", early);
+  }
+  if (const std::string gradients = gradient_text(input.ranks); !gradients.empty())
+    out += entry("gradients", gradients);
+  out += warnings_entry(input.ranks) + weights_entries(input) + replicas_entry(input) +
+         overhead_entry(input, passes) + flagged_entries(input) + notes_entries(input, passes);
+  if (!input.record.empty()) out += entry("more", "foreshock report " + printable(input.record));
+  return shortened(out);
+}
+
+std::string summary_line(const SummaryInput& input) {
+  std::string line = printable(input.run) + "  " + name_of(input.state);
+  if (input.ranks.empty()) return line + "  no rank seen\n";
+  const PassTotals passes[2] = {totals_of(input.ranks, 0), totals_of(input.ranks, 1)};
+  int64_t step = -1;
+  for (const RankStatistics* rank : input.ranks)
+    if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);
+  return line + "  step " + (step < 0 ? "unknown" : grouped(static_cast<uint64_t>(step))) + "  loss " +
+         formatted("%.4g", input.ranks[0]->last_loss) + "  error " + ratio_text(passes[0]) + ", " +
+         ratio_text(passes[1]) + "  " + verdict_of(findings_of(input, passes), passes) + "\n";
+}
+
+}  // namespace foreshock

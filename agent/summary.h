@@ -1,0 +1,48 @@
+// Writes the summary of a run: what `foreshock run` prints when its command has ended, and `foreshock status`
+// of a live run. The verdict comes first; every figure has its unit; what was not judged is named.
+#ifndef FORESHOCK_AGENT_SUMMARY_H_
+#define FORESHOCK_AGENT_SUMMARY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agent/flagged.h"
+#include "agent/rank_state.h"
+#include "agent/weights.h"
+
+namespace foreshock {
+
+inline constexpr size_t kSummaryColumns = 80;
+inline constexpr size_t kSummaryLines = 30;
+// A pass with fewer judged calls has no verdict: an error of 5 % in one layer is found within 8 sampled calls
+// of it (docs/verdicts.md).
+inline constexpr uint64_t kLeastJudged = 8;
+
+// All pointers are borrowed; `weights` may be null.
+struct SummaryInput {
+  std::string run;
+  RunState state = RunState::kRunning;
+  std::vector<const RankStatistics*> ranks;  // one per process, in ascending order of their ranks
+  const Weights* weights = nullptr;
+  size_t ranks_here = 1;  // of the run, on this node
+  int cores_per_rank = 1;
+  bool has_spectra = true;  // false: no layer has an update spectrum
+  uint64_t refused_segments = 0;
+  std::string refusal;              // why the last of them was refused
+  uint64_t processes_left_out = 0;  // earlier ones, whose figures are no longer kept
+  std::string flagged_directory;
+  std::optional<FlaggedCounts> flagged;  // absent: no slices are kept
+  std::string record;                    // path; empty: none
+};
+
+// At most kSummaryLines lines of kSummaryColumns columns. Control characters in names are replaced.
+std::string summary_text(const SummaryInput& input);
+
+// One line: run, state, step, loss, error of attention, verdict.
+std::string summary_line(const SummaryInput& input);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_AGENT_SUMMARY_H_

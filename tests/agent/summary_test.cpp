@@ -1,0 +1,400 @@
+#include "agent/summary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "segment/layout.h"
+
+namespace foreshock {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+constexpr uint64_t kSecond = 1'000'000'000;
+
+// A rank that trained for 172 steps and 70 s, 126 calls of each pass checked in each of two layers.
+RankStatistics healthy_rank(int number = 0) {
+  RankStatistics rank;
+  rank.run = "demo";
+  rank.identity.rank = number;
+  rank.identity.world_size = 1;
+  rank.identity.start_time_ns = 1000 * kSecond;
+  rank.identity.max_slowdown = 0.01;
+  rank.identity.slots_given = rank.identity.slots_wanted = 8;
+  rank.ops = {{"attention", 0, 1}, {"attention_backward", 1, 1}};
+  rank.totals.calls[0] = rank.totals.calls[1] = 1032;
+  rank.steps = 172;
+  rank.last_step.sequence = 172;
+  rank.last_step.step = 172;
+  rank.last_step.time_ns = 1070 * kSecond;
+  rank.last_step.interval = 8;
+  rank.state = RunState::kFinished;
+  rank.first_loss = 5.63;
+  rank.last_loss = 2.39;
+  rank.loss_source = 2;  // nll
+  rank.gradient_norm = 0.64;
+  rank.cost = {.train_seconds = 100, .own_seconds = 0.53, .agent_seconds = 0};
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    rank.judged[pass] = rank.totals.sampled[pass] = 126;
+    rank.pass[pass].judged = 126;
+    rank.pass[pass].deviation_ratio.add(pass == 0 ? 0.69 : 0.56);
+    rank.pass[pass].relative_error_mean.add(0.002);
+    for (const char* label : {"000", "001"}) {
+      LayerStatistics* layer = rank.layer_of(label);
+      layer->label = label;
+      layer->pass[pass].judged = 63;
+    }
+  }
+  return rank;
+}
+
+SummaryInput input_of(const std::vector<const RankStatistics*>& ranks) {
+  SummaryInput input;
+  input.run = "demo";
+  input.state = RunState::kFinished;
+  input.ranks = ranks;
+  return input;
+}
+
+std::string text_of(const RankStatistics& rank) { return summary_text(input_of({&rank})); }
+
+// Words wrapped at the end of a line are joined again.
+std::string unwrapped(const std::string& text) {
+  std::string out;
+  for (char c : text)
+    if (c != ' ' || out.empty() || out.back() != ' ') out += c == '\n' ? ' ' : c;
+  return out;
+}
+
+size_t longest_line(const std::string& text) {
+  size_t longest = 0, begin = 0;
+  for (size_t end; (end = text.find('\n', begin)) != text.npos; begin = end + 1)
+    longest = std::max(longest, end - begin);
+  return longest;
+}
+
+void set_fault(RankStatistics* rank, const std::string& of, double most, bool is_past) {
+  LayerStatistics* layer = rank->layer_of("001");
+  layer->pass[0].past[of] = {40, is_past ? 60 : 172, most};
+  if (is_past) return;
+  for (int n = 0; n < 4; ++n) layer->pass[0].deviation_ratio.add(most);
+}
+
+TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
+  const std::string text = text_of(healthy_rank());
+  EXPECT_THAT(text, StartsWith("foreshock  demo finished, 172 steps in 70 s"));
+  for (const char* part :
+       {"healthy\n", "error 0.69x forward, 0.56x backward (dQ)", "(alarm above 2, 3)",
+        "126 forward and 126 backward", "in 2 of 2 layers", "dK and dV not checked",
+        "5.63 -> 2.39 (nll), no spike", "norm 0.64 before clipping at the last step, all finite",
+        "0.53 % of 1 % allowed; 1 step in 8 sampled"})
+    EXPECT_THAT(unwrapped(text), HasSubstr(unwrapped(part))) << text;
+  EXPECT_LE(longest_line(text), kSummaryColumns) << text;
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 10) << text;
+  EXPECT_THAT(text, Not(HasSubstr("unknown")));
+}
+
+TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
+  RankStatistics rank = healthy_rank();
+  set_fault(&rank, "deviation_ratio", 18, false);
+  const std::string text = text_of(rank);
+  EXPECT_THAT(text.substr(0, text.find('\n')), testing::EndsWith("ATTENTION FAULT"));
+  EXPECT_THAT(text,
+              HasSubstr("\n  suspect     layer 001, forward, since step 40: error 18x of plain attention\n"));
+}
+
+TEST(Summary, PastFaultIsToldWithItsSteps) {
+  RankStatistics rank = healthy_rank();
+  set_fault(&rank, "bias", -0.31, true);
+  EXPECT_THAT(unwrapped(text_of(rank)),
+              HasSubstr("layer 001, forward, steps 40 to 60, not since: biased by -0.31 ulp"));
+  EXPECT_THAT(text_of(rank), HasSubstr("ATTENTION FAULT"));
+}
+
+TEST(Summary, NonfiniteOutputComesBeforeALargerError) {
+  RankStatistics rank = healthy_rank();
+  set_fault(&rank, "deviation_ratio", 18, false);
+  rank.layer_of("000")->pass[1].past["nonfinite"] = {7, 9, std::nullopt};
+  const std::string text = text_of(rank);
+  EXPECT_THAT(unwrapped(text), HasSubstr("suspect layer 000, backward, steps 7 to 9")) << text;
+  EXPECT_LT(text.find("layer 000"), text.find("layer 001"));
+}
+
+TEST(Summary, NothingUnjudgedIsCalledHealthy) {
+  RankStatistics rank = healthy_rank();
+  rank.judged[0] = rank.judged[1] = kLeastJudged - 1;
+  EXPECT_THAT(text_of(rank), HasSubstr("too few samples for a verdict\n"));
+  rank.judged[0] = rank.judged[1] = 0;
+  EXPECT_THAT(text_of(rank), HasSubstr("attention not checked\n"));
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("backward not checked"));
+  RankStatistics dropout = healthy_rank();
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) dropout.pass[pass] = {};
+  EXPECT_THAT(text_of(dropout), HasSubstr("attention output not checked\n"));
+  EXPECT_THAT(text_of(dropout), Not(HasSubstr("healthy")));
+}
+
+TEST(Summary, BackwardLayersThatWereNotCheckedAreCounted) {
+  RankStatistics rank = healthy_rank();
+  rank.layer_of("001")->pass[1].judged = 0;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers (backward 1)"));
+}
+
+// The detectors after 300 calm steps, then `high` steps of a loss that is far above, then calm ones again.
+void show_losses(int high, RankWatch* watch) {
+  std::vector<WatchEvent> events;
+  for (int64_t step = 1; step <= 300 + high + 20; ++step)
+    watch->observe_step(step,
+                        step > 300 && step <= 300 + high ? 9.0 : 2.0 + 0.01 * static_cast<double>(step % 7),
+                        0.5, &events);
+}
+
+TEST(Summary, SpikeIsAVerdictWithItsStep) {
+  RankWatch watch;
+  show_losses(1, &watch);
+  RankStatistics rank = healthy_rank();
+  rank.watch = &watch;
+  const std::string text = text_of(rank);
+  EXPECT_THAT(text, HasSubstr("LOSS SPIKE\n"));
+  EXPECT_THAT(text, HasSubstr("suspect     loss spike at step 301"));
+  EXPECT_THAT(text, HasSubstr(", 1 spike at step 301\n"));
+}
+
+TEST(Summary, DivergenceAndItsSpikeAreOneEvent) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (int64_t step = 1; step <= 700; ++step)
+    watch.observe_step(step, step > 300 ? 9.0 : 2.0 + 0.01 * static_cast<double>(step % 7), 0.5, &events);
+  ASSERT_GT(watch.losses(WatchEventKind::kDivergence).count, 0u);
+  RankStatistics rank = healthy_rank();
+  rank.watch = &watch;
+  const std::string text = text_of(rank);
+  EXPECT_THAT(text, HasSubstr("LOSS DIVERGED\n"));
+  EXPECT_THAT(text, HasSubstr("suspect     loss diverged at step 301"));
+  EXPECT_THAT(text, Not(HasSubstr("loss spike at step 301")));
+  EXPECT_THAT(unwrapped(text), HasSubstr("diverged at step 301"));
+}
+
+TEST(Summary, LastLossThatIsNotFiniteIsAVerdict) {
+  RankStatistics rank = healthy_rank();
+  rank.last_loss = std::numeric_limits<double>::quiet_NaN();
+  rank.nonfinite_loss = 3;
+  EXPECT_THAT(text_of(rank), HasSubstr("LOSS NOT FINITE\n"));
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("not finite in 3 steps, the last one included"));
+  EXPECT_THAT(text_of(rank), HasSubstr("5.63 -> nan"));
+}
+
+TEST(Summary, SpikesAreUnknownWhereAnAgentBeforeMayHaveSeenThem) {
+  RankStatistics rank = healthy_rank();
+  rank.loss_events_known = false;
+  rank.taken_up_step = 100;
+  EXPECT_THAT(text_of(rank), HasSubstr(", spikes unknown"));
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("the agent was restarted at step 100"));
+}
+
+TEST(Summary, SkippedAndLostCallsAreCountedByReason) {
+  RankStatistics rank = healthy_rank();
+  rank.totals.skipped[0][0] = 12;
+  rank.totals.skipped[0][6] = 3;
+  rank.lost[1][0] = 2;
+  EXPECT_THAT(text_of(rank), HasSubstr("forward skipped: 12 budget, 3 mask"));
+  EXPECT_THAT(text_of(rank), HasSubstr("backward lost: 2 torn"));
+}
+
+TEST(Summary, SeveralRanksAreListedAndCounted) {
+  std::vector<RankStatistics> all;
+  for (int n = 0; n < 6; ++n) all.push_back(healthy_rank(n));
+  all[3].last_step.step = 120;
+  all[5].identity.attempt = all[4].identity.attempt = all[3].identity.attempt = all[2].identity.attempt =
+      all[1].identity.attempt = all[0].identity.attempt = 1;
+  std::vector<const RankStatistics*> ranks;
+  for (const RankStatistics& rank : all) ranks.push_back(&rank);
+  const RankStatistics before = healthy_rank();
+  ranks.insert(ranks.begin(), &before);
+  const std::string text = summary_text(input_of(ranks));
+  EXPECT_THAT(text, HasSubstr("6 ranks in 7 processes (2 attempts), 172 steps"));
+  EXPECT_THAT(unwrapped(text), HasSubstr("ended early rank 3 at step 120, of 172"));
+  EXPECT_THAT(text, HasSubstr("and 3 processes more"));
+  EXPECT_LE(longest_line(text), kSummaryColumns) << text;
+}
+
+TEST(Summary, WhatWasNotSeenIsNamedWithWhatToDo) {
+  RankStatistics rank = healthy_rank();
+  rank.totals.calls[0] = rank.totals.calls[1] = 0;
+  rank.judged[0] = rank.judged[1] = 0;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("attention no call seen"));
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("foreshock.tap reports one"));
+  rank = healthy_rank();
+  rank.steps = 0;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("foreshock_annotate_step()"));
+  rank = healthy_rank();
+  rank.identity.slots_given = 0;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("raise --memory"));
+  rank.identity.slots_wanted = 0;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("--slices off: calls are counted"));
+  rank = healthy_rank();
+  rank.judged[0] = rank.judged[1] = 0;
+  rank.totals.skipped[0][0] = 5;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("--max-slowdown 10%"));
+}
+
+TEST(Summary, CoverageNotesCountGraphsKernelsAndUnseenOperations) {
+  RankStatistics rank = healthy_rank();
+  rank.coverage.launched_calls[0] = 40;
+  rank.coverage.graph_launches = 20;
+  rank.coverage.unknown_launches = 3;
+  rank.coverage.kernel_count_state = static_cast<uint32_t>(segment::KernelCountState::kTaken);
+  std::strcpy(rank.coverage.kernel_count_holder, "nsys");
+  rank.coverage.parameters_unnamed = 7;
+  rank.coverage.norms_untold = 9;
+  rank.coverage.numbers_fetched = 100;
+  rank.coverage.numbers_late = 5;
+  segment::UnseenName unseen = {};
+  std::strcpy(unseen.name, "flex_attention");
+  unseen.evidence = 1;
+  rank.unseen = {unseen};
+  std::strcpy(rank.ops[0].name, "_scaled_dot_product_attention_math");
+  const std::string text = text_of(rank);
+  for (const char* part :
+       {"40 calls ran in 20 launches of CUDA graphs, not sampled; the content of 3 more launches is unknown",
+        "not counted: another tool uses CUPTI (nsys)", "7 parameters beyond the limit",
+        "9 steps with more gradients than the limit", "5 of 100 losses and norms on a device: 5 late",
+        "flex_attention (used)", "1 032 forward calls (dropout, some masks)"})
+    EXPECT_THAT(unwrapped(text), HasSubstr(unwrapped(part))) << text;
+  EXPECT_LE(longest_line(text), kSummaryColumns) << text;
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), static_cast<long>(kSummaryLines)) << text;
+}
+
+TEST(Summary, SeveralTrainingsInOneProcessAreTold) {
+  RankStatistics one = healthy_rank(), other = healthy_rank(1);
+  other.last_step.step = 60;
+  EXPECT_THAT(summary_text(input_of({&one, &other})), HasSubstr("ended early"));
+  one.step_restarts = 2;
+  const std::string text = summary_text(input_of({&one, &other}));
+  EXPECT_THAT(unwrapped(text), HasSubstr("the step number fell 2 times within a process: losses, norms and"));
+  EXPECT_THAT(text, Not(HasSubstr("ended early")));
+}
+
+TEST(Summary, OverheadOfAFewSecondsNamesThem) {
+  RankStatistics rank = healthy_rank();
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("s in steps")));
+  rank.cost.train_seconds = 3.21;
+  EXPECT_THAT(text_of(rank), HasSubstr(" of 3.21 s in steps; 1 step in 8 sampled"));
+}
+
+TEST(Summary, EveryStepIsSampledOnlyIfNoCallWasLeftOut) {
+  RankStatistics rank = healthy_rank();
+  rank.last_step.interval = 1;
+  EXPECT_THAT(text_of(rank), HasSubstr("; every step sampled\n"));
+  rank.totals.unsampled[1] = 1;
+  EXPECT_THAT(text_of(rank), HasSubstr("; every step sampled at the end\n"));
+}
+
+TEST(Summary, StoppedHelperSaysSinceWhenAndWhy) {
+  RankStatistics one = healthy_rank(), other = healthy_rank(1);
+  one.tensors_given_up_step = 96;
+  EXPECT_THAT(unwrapped(summary_text(input_of({&one, &other}))),
+              HasSubstr("from step 96 on in 1 of 2 ranks: they cost several times --max-slowdown"));
+  one.tensors_given_up_failed = true;
+  EXPECT_THAT(unwrapped(text_of(one)), HasSubstr("from step 96 on: a model's tensors could not be named"));
+}
+
+TEST(Summary, LostStepsAndPausedRanksAreTold) {
+  RankStatistics rank = healthy_rank();
+  rank.steps_lost = 1024;
+  rank.switched_on = false;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("1 024 of 1 196 steps: the agent came too late"));
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("foreshock resume"))) << "the run has ended";
+  SummaryInput input = input_of({&rank});
+  input.state = RunState::kRunning;
+  EXPECT_THAT(summary_text(input), HasSubstr("rank 0; foreshock resume continues"));
+}
+
+TEST(Summary, UnfollowedProcessesAreToldWithAndWithoutRanks) {
+  SummaryInput input = input_of({});
+  input.refused_segments = 2;
+  input.refusal = "its layout is newer\nthan this agent's";
+  EXPECT_EQ(summary_text(input),
+            "foreshock  demo finished, no rank seen\n"
+            "  refused     2 processes cannot be followed: its layout is newer?than this\n"
+            "              agent's\n");
+  const RankStatistics rank = healthy_rank();
+  input.ranks = {&rank};
+  EXPECT_THAT(summary_text(input), HasSubstr("2 processes cannot be followed"));
+}
+
+TEST(Summary, ProcessesLeftOutAreCounted) {
+  const RankStatistics rank = healthy_rank();
+  SummaryInput input = input_of({&rank});
+  input.processes_left_out = 3;
+  EXPECT_THAT(unwrapped(summary_text(input)),
+              HasSubstr("3 earlier processes of this run: it started too many"));
+}
+
+TEST(Summary, FlaggedSlicesAndTheRecordHaveACommand) {
+  const RankStatistics rank = healthy_rank();
+  SummaryInput input = input_of({&rank});
+  input.record = "/tmp/run.jsonl";
+  input.flagged.emplace();
+  input.flagged->saved[2] = 3;
+  input.flagged->dropped[2] = 1;
+  input.flagged->problem = "the quota is used up";
+  input.flagged_directory = "/tmp/flagged";
+  const std::string text = summary_text(input);
+  EXPECT_THAT(unwrapped(text),
+              HasSubstr("3 slices saved (3 bias): foreshock judge /tmp/flagged/*.slice.safetensors"));
+  EXPECT_THAT(unwrapped(text), HasSubstr("not flagged 1 quota: the quota is used up"));
+  EXPECT_THAT(text, HasSubstr("\n  more        foreshock report /tmp/run.jsonl\n"));
+}
+
+TEST(Summary, NamesCannotReachATerminalAsCommands) {
+  RankStatistics rank = healthy_rank();
+  SummaryInput input = input_of({&rank});
+  input.run = "a\033[31mb";
+  EXPECT_THAT(summary_text(input), StartsWith("foreshock  a?[31mb finished"));
+  EXPECT_THAT(summary_line(input), StartsWith("a?[31mb  finished"));
+}
+
+TEST(Summary, LineOfARunHasStepLossErrorAndVerdict) {
+  const RankStatistics rank = healthy_rank();
+  EXPECT_EQ(summary_line(input_of({&rank})),
+            "demo  finished  step 172  loss 2.39  error 0.69x, 0.56x  healthy\n");
+  EXPECT_EQ(summary_line(input_of({})), "demo  finished  no rank seen\n");
+}
+
+TEST(Summary, LongSummaryIsCutAtThirtyLines) {
+  std::vector<RankStatistics> all;
+  std::vector<const RankStatistics*> ranks;
+  for (int n = 0; n < 8; ++n) all.push_back(healthy_rank(n));
+  for (RankStatistics& rank : all) {
+    set_fault(&rank, "deviation_ratio", 18, false);
+    for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
+      rank.totals.skipped[0][n] = rank.totals.skipped[1][n] = 9;
+    rank.steps_lost = 5;
+    rank.taken_up_step = 7;
+    rank.tensors_given_up_step = 9;
+    rank.coverage.graph_launches = 2;
+    rank.coverage.unknown_launches = 3;
+    rank.coverage.parameters_unnamed = 4;
+    rank.coverage.norms_untold = 5;
+    ranks.push_back(&rank);
+  }
+  SummaryInput input = input_of(ranks);
+  input.refused_segments = 4;
+  input.refusal =
+      "a reason that takes more than one line of eighty columns, since it names all that is missing";
+  const std::string text = summary_text(input);
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), static_cast<long>(kSummaryLines)) << text;
+  EXPECT_LE(longest_line(text), kSummaryColumns) << text;
+}
+
+}  // namespace
+}  // namespace foreshock
