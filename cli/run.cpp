@@ -121,15 +121,26 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-// What this run's own inputs may not have met, but others have with the same versions: one line after every
-// run, the rest is for who wants to know.
-void mention_known_bad(const std::vector<std::string>& command) {
+// True the first time that `line` is said of `python` with this cache, which is the user's on this machine.
+bool is_news(const std::string& cache, const std::string& python, const std::string& line) {
+  const std::string path = cache + "/known-defects", text = python + ": " + line;
+  std::ifstream file(path);
+  for (std::string said; std::getline(file, said);)
+    if (said == text) return false;
+  std::ofstream(path, std::ios::app) << text << "\n";
+  return true;
+}
+
+// Defects that others have met with the attention kernels of this torch, on inputs that this run may not
+// have: one line, once a machine; foreshock doctor has the rest.
+void mention_known_bad(const std::vector<std::string>& command, const std::string& cache) {
   const FoundPython python = find_python(command);
   if (python.executable.empty() || !python.certain) return;
   const size_t count = known_bad(installed_versions(python.executable)).size();
   if (count == 0) return;
-  say(std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
-      " of the attention kernels installed here: foreshock doctor says of which inputs");
+  const std::string line = std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
+                           " of the attention kernels installed here: foreshock doctor lists their inputs";
+  if (is_news(cache, python.executable, line)) say(line);
 }
 
 void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
@@ -216,7 +227,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   report(answer, absolute(arguments.text(OptionId::kSummary)),
          off_lines(directory.path(), earlier, launcher_id()), directory.path());
-  if (read_summary(answer.summary).has_ranks) mention_known_bad(arguments.command());
+  if (read_summary(answer.summary).has_ranks) mention_known_bad(arguments.command(), monitored.adapters);
   directory.leave([&keeper] { keeper.kill_own(); });
   end_like(status);
 }
@@ -230,6 +241,9 @@ int run(const Arguments& arguments) {
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
+  // Without a command nothing is said of a run.
+  const char* path = std::getenv("PATH");
+  if (path != nullptr && look_up(command[0], path).empty()) return run_alone(command);
 
   const Installation installation = find_installation();
   std::string problem = installation_problem(installation);

@@ -195,7 +195,7 @@ def test_a_summary_of_an_earlier_process_of_our_pid_is_not_ours(foreshock, envir
 def test_missing_command_is_127(foreshock, environment):
     result = run(foreshock, environment, "no-such-command")
     assert result.returncode == 127
-    assert "cannot start 'no-such-command'" in result.stderr
+    assert result.stderr == "foreshock: cannot start 'no-such-command': No such file or directory\n"
 
 
 def test_directory_is_gone_afterwards(foreshock, environment, base, tmp_path):
