@@ -723,9 +723,10 @@ void add_agent_notes(const SummaryInput& input, Notes* notes) {
                                         counted(sum_over(ranks, steps_of), "step", "steps") +
                                         ": the agent came too late for their losses and norms");
   if (const uint64_t restarts = sum_over(ranks, step_restarts_of); restarts > 0)
-    notes->emplace_back("trainings", "the step number fell " + counted(restarts, "time", "times") +
-                                         " within a process: losses, norms and layers without a name are "
-                                         "pooled over these trainings");
+    notes->emplace_back(
+        "trainings",
+        "the optimizer was replaced, or the step number fell, " + counted(restarts, "time", "times") +
+            " in a process: losses, norms and layers without a name are pooled over these trainings");
   int64_t restarted = -1;
   for (const RankStatistics* rank : ranks) restarted = std::max(restarted, rank->taken_up_step);
   if (restarted >= 0)

@@ -279,7 +279,7 @@ TEST(Summary, SeveralTrainingsInOneProcessAreTold) {
   EXPECT_THAT(summary_text(input_of({&one, &other})), HasSubstr("ended early"));
   one.step_restarts = 2;
   const std::string text = summary_text(input_of({&one, &other}));
-  EXPECT_THAT(unwrapped(text), HasSubstr("the step number fell 2 times within a process: losses, norms and"));
+  EXPECT_THAT(unwrapped(text), HasSubstr("or the step number fell, 2 times in a process: losses, norms and"));
   EXPECT_THAT(text, Not(HasSubstr("ended early")));
 }
 
