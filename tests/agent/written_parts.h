@@ -17,7 +17,6 @@
 namespace foreshock {
 
 using segment::TensorRecord;
-using segment::TensorView;
 
 inline segment::Identity rank_of(int rank) {
   segment::Identity identity = {};
@@ -76,7 +75,7 @@ class Part {
     view_.payload[segment::kTensorOptimizer] = std::as_bytes(std::span(optimizer_));
     return *this;
   }
-  TensorView& view() { return view_; }
+  segment::TensorView& view() { return view_; }
 
  private:
   void fill_histogram(const float* values) {
@@ -94,7 +93,7 @@ class Part {
 
   std::vector<char> histogram_;
   std::vector<double> reductions_, optimizer_;
-  TensorView view_;
+  segment::TensorView view_;
 };
 
 inline std::vector<float> normal(size_t count, unsigned seed) {
