@@ -1,6 +1,7 @@
 #include "agent/detection.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "segment/layout.h"
 
@@ -65,10 +66,11 @@ void watches_fields(State& state, Map& watches) {
 
 }  // namespace
 
-// The larger of the two, which have the same limit. Records of reference version 1 have no fused_ratio.
+// The larger of the two, which have the same limit; Inf, which detectors leave out, only if both are. Records
+// of reference version 1 have no fused_ratio.
 static std::optional<double> error_ratio(const SampleLine& line) {
-  if (!line.deviation_ratio || !line.fused_ratio)
-    return line.deviation_ratio ? line.deviation_ratio : line.fused_ratio;
+  if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return line.deviation_ratio;
+  if (!line.deviation_ratio || !std::isfinite(*line.deviation_ratio)) return line.fused_ratio;
   return std::max(*line.deviation_ratio, *line.fused_ratio);
 }
 

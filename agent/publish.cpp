@@ -267,14 +267,18 @@ json alarms_json(const RankStatistics& rank) {
 }
 
 // Layers beyond a limit of thresholds.h, by pass and by what is beyond it: every combination, so that a rule
-// sees 0.
+// sees 0. An error beyond either noise floor, or of the log-sum-exp, is deviation_ratio here: a rank has few
+// series.
 void publish_alarms(const RankStatistics& rank, RankWriter& to) {
-  std::map<std::pair<uint32_t, std::string>, uint64_t> layers;
+  std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    for (const char* of : kAlarmKinds) layers[{pass, of}] = 0;
-  for (const LayerAlarm& alarm : rank.alarms()) ++layers[{alarm.pass, alarm.of}];
-  for (const auto& [key, count] : layers)
-    to.set(Metric::kAttentionAlarmLayers, count, segment::kPassNames[key.first], key.second);
+    for (const char* of : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, of}] = {};
+  for (const LayerAlarm& alarm : rank.alarms()) {
+    const std::string of = alarm.of;
+    layers[{alarm.pass, of == "bias" || of == "nonfinite" ? of : "deviation_ratio"}].insert(alarm.layer);
+  }
+  for (const auto& [key, which] : layers)
+    to.set(Metric::kAttentionAlarmLayers, uint64_t{which.size()}, segment::kPassNames[key.first], key.second);
 }
 
 // Of two names that are one label, the one that was logged first has it, whoever of them comes next: names

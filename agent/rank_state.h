@@ -214,16 +214,14 @@ inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
-  const char* of;  // one of kAlarmKinds
+  const char* of;  // nonfinite, bias, deviation_ratio, fused_ratio or log_sum_exp
   std::optional<double> value;
   // Of the last slice that supports it; an alarm holds until 64 later slices have replaced it, and after a
   // divergence there may be none.
   int64_t last_step = -1;
 };
-inline constexpr const char* kAlarmKinds[] = {"nonfinite", "bias", "deviation_ratio", "fused_ratio",
-                                              "log_sum_exp"};
 
-// Of one layer in one pass, in the order of kAlarmKinds.
+// Of one layer in one pass, in this order.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass);
 // Keeps those that hold at `step`, once its slice is in `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer);

@@ -17,7 +17,6 @@ from rule import (
 )
 
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
-BEYOND = "deviation_ratio|fused_ratio|log_sum_exp"
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
@@ -77,7 +76,7 @@ def deviation(of: dict) -> Alert:
         f"""
         {RATIO}{{pass="forward"}} > {of["forward"]}
         or {RATIO}{{pass="backward"}} > {of["backward"]}
-        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of=~"{BEYOND}"}} {UNLESS_ENDED}) > 0
+        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
         "The error of {{ $labels.pass }} attention is more than"
