@@ -115,7 +115,7 @@ def test_another_reference_version_is_told(kept, tmp_path):
     path.write_bytes(file.replace(b'"checksum":"' + b"0" * 16, f'"checksum":"{digest:016x}'.encode()))
     done = judge(path)
     assert done.returncode == 1
-    assert "not reproduced: it was judged by reference version 0, this foreshock has 1" in done.stdout
+    assert "not reproduced: it was judged by reference version 0, this foreshock has 2" in done.stdout
     assert " 1 with other bits" in done.stdout
 
 
