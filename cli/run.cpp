@@ -35,8 +35,9 @@ int run_alone(const std::vector<std::string>& command) {
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   execvp(words[0], words.data());
-  say("cannot start '" + command[0] + "': " + strerror(errno));
-  return status_of_failed_start(errno);
+  const int error = errno;  // say() may change it
+  say("cannot start '" + command[0] + "': " + strerror(error));
+  return status_of_failed_start(error);
 }
 
 int run_unmonitored(const std::vector<std::string>& command, const std::string& reason) {

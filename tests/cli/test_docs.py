@@ -124,7 +124,7 @@ def test_named_options_exist(foreshock):
         for page in documents()
         for line in page.read_text().splitlines()
         for command in re.findall(
-            r"foreshock (?:run|status|doctor|pause|resume|agent|detect)\b([^`]*?)(?: -- |`|$)", line
+            r"foreshock (?:run|status|doctor|pause|resume|agent|detect)\b([^`']*?)(?: -- |`|'|$)", line
         )
         for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", command)
     }

@@ -199,7 +199,7 @@ def test_a_record_that_is_cut_is_told_as_far_as_it_goes(foreshock, write):
     assert len(story["loss_events"]) == 1
     assert len(story["notes"]) == 2
     assert "could not be read" in story["notes"][0]
-    assert "was cut off" in story["notes"][1]
+    assert "was truncated" in story["notes"][1]
 
 
 def test_nodes_are_told_together(foreshock, write):

@@ -8,8 +8,8 @@ from healthy_run import DETECTORS, SAMPLES, all_series, healthy_file
 from scraping import needs
 
 FROM = 200  # the sample at which faults begin
-# Attention that no hook sees: a healthy run has no such series.
-ONLY_WHEN_UNWELL = {"foreshock_attention_unseen"}
+# Attention that no hook sees, series that detectors had no room for: a healthy run has neither.
+ONLY_WHEN_UNWELL = {"foreshock_attention_unseen", "foreshock_precursor_series_dropped"}
 
 
 @needs["promtool"]
