@@ -35,7 +35,8 @@ std::string formatted(const char* format, std::optional<double> value) {
 // 1234567 -> "1 234 567".
 std::string grouped(uint64_t value) {
   std::string digits = std::to_string(value);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), 1, ' ');
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<size_t>(at), 1, ' ');
   return digits;
 }
 

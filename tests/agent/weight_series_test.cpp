@@ -4,8 +4,8 @@
 
 #include <random>
 
-#include "segment/layout.h"
 #include "kernels/histogram.h"
+#include "segment/layout.h"
 #include "shadow/histogram.h"
 
 namespace foreshock {

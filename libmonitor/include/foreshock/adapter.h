@@ -2,8 +2,8 @@
  * exact torch. Not for trainers: use <foreshock/hook.h>. C99.
  *
  * Compiled graphs that call no dispatcher (AOTInductor packages, Inductor with cpp_wrapper) call attention
- * through torch's C shim, whose functions libforeshock.so interposes (libmonitor/interpose_shims.cpp). It knows
- * the arguments, the adapter knows the tensors behind the handles.
+ * through torch's C shim, whose functions libforeshock.so interposes (libmonitor/interpose_shims.cpp). It
+ * knows the arguments, the adapter knows the tensors behind the handles.
  */
 #ifndef FORESHOCK_ADAPTER_H_
 #define FORESHOCK_ADAPTER_H_
