@@ -454,9 +454,12 @@ void WeightCadence::start(double max_slowdown, uint64_t fixed) {
 void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes) {
   const double theirs = std::max(step_seconds - cost_seconds, 0.0);
   step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (theirs - step_seconds_);
+  look_cost_ += cost_seconds;
   if (bytes > 0) {
     const double usual = seconds_per_byte() * bytes + kLookSeconds;
-    cost_sum_ = kKept * cost_sum_ + std::min(cost_seconds, kMostTimes * usual);
+    const double before = std::exchange(last_per_byte_, look_cost_ / bytes) * bytes;
+    const double most = std::max(kMostTimes * usual, before);
+    cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(look_cost_, 0), most);
     byte_sum_ = kKept * byte_sum_ + bytes;
   }
   balance_ = std::clamp(balance_ + share_ * theirs - cost_seconds, -8 * earnings(), earnings());

@@ -101,7 +101,8 @@ class WeightCadence {
   static constexpr double kWeight = 0.1;         // of a new step in the running mean of its length
   static constexpr double kKept = 1 - 1.0 / 64;  // of the sums, at each look
   // A look that was preempted costs a hundred times what it should: more than this many times counts as if it
-  // were as many. kLookSeconds is what the smallest look may cost.
+  // were as many, unless the look before it cost as much per byte. kLookSeconds is what the smallest look may
+  // cost.
   static constexpr double kMostTimes = 8, kLookSeconds = 5e-5;
   static constexpr int kCalm = 128;  // steps
   double earnings() const { return share_ * static_cast<double>(interval_) * step_seconds_; }
@@ -112,6 +113,8 @@ class WeightCadence {
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, waits_ = false;
   double step_seconds_ = 0, balance_ = 0;
+  double last_per_byte_ = 0;  // what the last look really cost
+  double look_cost_ = 0;      // since the last look: what a device took for one is known some steps later
   double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // of the last looks
   int calm_ = 0;                  // steps in a row for which a shorter interval would have been paid for
   uint64_t longest_in_calm_ = 0;  // the longest that they asked for

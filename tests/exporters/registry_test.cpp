@@ -46,7 +46,7 @@ TEST(Registry, GoldenExposition) {
   EXPECT_EQ(text_of(registry), R"(# HELP foreshock_steps_total Optimizer steps seen.
 # TYPE foreshock_steps_total counter
 foreshock_steps_total{run="r",rank="0"} 12345678
-# HELP foreshock_loss Loss of the last step, mean over its micro-batches.
+# HELP foreshock_loss Loss of the last step, mean over its micro-batches; in nats for a cross-entropy.
 # TYPE foreshock_loss gauge
 foreshock_loss{run="r",rank="0"} 0.1
 foreshock_loss{run="r",rank="1"} 2.5
