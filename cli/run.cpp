@@ -184,7 +184,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
       // An error before the command starts, as an address of --bind that this machine lacks.
-      if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos)
+      if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos &&
+          words.find(strerror(EADDRINUSE)) != std::string::npos)
         return wrong_use(words + "; choose another --port, or 0 for any free one");
       return run_unmonitored(arguments.command(), "no agent can be had: " + words);
     }

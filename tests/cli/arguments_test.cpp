@@ -48,7 +48,7 @@ TEST(Arguments, WrongValuesSayWhereTheyCameFrom) {
   EXPECT_THAT(problem_of({"--every", "x", "--", "true"}),
               HasSubstr("--every must be a whole number from 0 to 1048576, not 'x'"));
   setenv("FORESHOCK_MAX_SLOWDOWN", "much", 1);
-  EXPECT_THAT(problem_of({"--", "true"}), HasSubstr("FORESHOCK_MAX_SLOWDOWN wants"));
+  EXPECT_THAT(problem_of({"--", "true"}), HasSubstr("FORESHOCK_MAX_SLOWDOWN must be"));
   unsetenv("FORESHOCK_MAX_SLOWDOWN");
 }
 

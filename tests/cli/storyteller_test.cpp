@@ -164,7 +164,7 @@ TEST_F(Storytelling, ALossThatIsNotKnownIsNotCalledWell) {
   for (int64_t step = 1; step <= 200; ++step) take(step_line(step, std::nullopt));
   const Story story = teller_.finish();
   EXPECT_EQ(story.verdict,
-            "The loss of this run is not known, so no loss event can be told, and no detector warned.");
+            "The loss of this run is unknown, so loss events cannot be detected, and no detector warned.");
   EXPECT_EQ(story.coverage[1].text, "not known at any step");
 }
 

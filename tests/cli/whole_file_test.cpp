@@ -103,7 +103,7 @@ TEST_F(WholeFileTest, LinksThatLeadNowhereAreToldBeforeAndAfter) {
   for (const char* name : {"a", "e"})
     EXPECT_THAT(why_no_file(path(name)), HasSubstr("a link that leads nowhere"));
   EXPECT_THAT(why_no_file(path("c")), HasSubstr("cannot write into " + path("nowhere/")));
-  EXPECT_THAT(why_no_file(path("d")), HasSubstr("no file name but a directory"));
+  EXPECT_THAT(why_no_file(path("d")), HasSubstr("is a directory, not a file"));
   EXPECT_EQ(names(), (std::set<std::string>{"a", "b", "c", "d", "e", "folder"}));
 }
 

@@ -107,7 +107,7 @@ def test_what_cannot_be_merged_is_refused_in_one_line(foreshock, sharded, tmp_pa
     assert "two nodes at least" in refused(foreshock, one)
     assert " is in both " in refused(foreshock, one, one)
     assert "No such file" in refused(foreshock, one, tmp_path / "missing.jsonl")
-    assert "no option '--all'" in refused(foreshock, "--all", one, two)
+    assert "unknown option '--all'" in refused(foreshock, "--all", one, two)
     assert "is one of the records" in refused(foreshock, one, two, "-o", two)
     text = tmp_path / "text.jsonl"
     text.write_text("something else\n")
