@@ -39,7 +39,7 @@ def test_four_runs_of_one_id_share_one_agent_and_lose_nothing(base, tmp_path):
         summary = json.loads((tmp_path / f"{rank}.json").read_text())
         assert summary["state"] == "finished"
         assert [each["rank"] for each in summary["ranks"]] == [rank], "of its own rank only"
-        assert errors.count("1 rank ") == 1
+        assert errors.count(f"foreshock  job finished, {STEPS} steps") == 1
         (own,) = summary["ranks"]
         assert_conserved(own)
         assert own["steps"] == STEPS
@@ -59,7 +59,7 @@ def test_four_runs_of_one_id_share_one_agent_and_lose_nothing(base, tmp_path):
 
 def test_two_run_ids_have_agents_and_ports_of_their_own(base, start_hand):
     wanted = free_port()
-    trainers = {name: start_hand(name, port=wanted) for name in ("first", "second")}
+    trainers = {name: start_hand(name, port=f"{wanted}-{wanted + 50}") for name in ("first", "second")}
     agents = {}
     for name, trainer in trainers.items():
         trainer.do("hand.step(5)")
@@ -88,7 +88,7 @@ def test_a_run_around_a_run_does_not_say_that_nothing_trained(base, tmp_path):
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("1 rank ") == 1, "told once"
+    assert ended.stderr.count(f"foreshock  job finished, {STEPS} steps") == 1, "told once"
     assert "no segment seen" not in ended.stderr
     assert "started by another `foreshock run`" in ended.stderr
     summary = json.loads((tmp_path / "outer.json").read_text())

@@ -111,8 +111,8 @@ def test_spawned_ranks_and_one_that_dies(tmp_path, start):
     for each in summary["ranks"]:
         assert_conserved(each)
     assert "monitoring was off" not in errors
-    assert "2 ranks  5 to 12 steps" in errors
-    assert "ended early         rank 1 at step 5, of 12" in errors
+    assert "job finished, 2 ranks, 12 steps" in errors
+    assert "rank 1 at step 5" in errors
 
 
 def test_srun_and_a_rank_that_is_killed(base, hand_library, tmp_path):

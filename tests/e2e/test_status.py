@@ -67,7 +67,7 @@ def test_pause_and_resume_show(start_hand, foreshock):
     assert "paused" not in foreshock("status").stdout
     assert foreshock("pause").stderr == "foreshock: paused 1 rank\n"
     wait_until(lambda: switches() == [False])
-    assert "paused              rank 0; `foreshock resume` goes on" in foreshock("status").stdout
+    assert "rank 0; foreshock resume continues" in foreshock("status").stdout
     trainer.do("hand.step(10)")
     assert foreshock("resume").stderr == "foreshock: resumed 1 rank\n"
     wait_until(lambda: switches() == [True])

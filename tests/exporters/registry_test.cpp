@@ -50,10 +50,10 @@ foreshock_steps_total{run="r",rank="0"} 12345678
 # TYPE foreshock_loss gauge
 foreshock_loss{run="r",rank="0"} 0.1
 foreshock_loss{run="r",rank="1"} 2.5
-# HELP foreshock_series_dropped_total Series left out because the budget was used up.
+# HELP foreshock_series_dropped_total Series left out because of the limit of 4096.
 # TYPE foreshock_series_dropped_total counter
 foreshock_series_dropped_total 0
-# HELP foreshock_build_info Always 1; the label says which foreshock this is.
+# HELP foreshock_build_info Always 1; the label is the version of foreshock.
 # TYPE foreshock_build_info gauge
 foreshock_build_info{version="0.1.0"} 1
 )");
