@@ -139,7 +139,7 @@ std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
   return ranks.size() > 1 ? " on rank " + std::to_string(rank.identity.rank) : "";
 }
 
-// -- findings: what is wrong, the most telling first --
+// -- findings: what is wrong, the one that names most comes first --
 
 struct Finding {
   int order;             // ascending: the first one is the verdict

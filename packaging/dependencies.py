@@ -7,9 +7,12 @@ knows already; nothing of the system is changed, and root is not needed.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 # Development package -> what to tell its CMake.
@@ -92,7 +95,21 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
     stamp.write_text(source)
 
 
+@contextlib.contextmanager
+def alone_in(work: Path) -> Iterator[None]:
+    """Two tests may prepare the same directory at once: the second waits for the first."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def old_glibc(work: Path) -> Path:
+    with alone_in(work):
+        return unpack_old_glibc(work)
+
+
+def unpack_old_glibc(work: Path) -> Path:
     """Folder with glibc 2.31 and its link libraries, laid out as a root directory; the compiler stays this system's."""
     root = work / "glibc"
     if (root / "ready").exists():
@@ -128,6 +145,7 @@ def old_glibc(work: Path) -> Path:
 def build_all(work: Path) -> Path:
     """Prefix with the static libraries, to be put before the system's in CMAKE_PREFIX_PATH."""
     prefix = work / "prefix"
-    for package, settings in LIBRARIES.items():
-        build_one(package, settings, prefix, work)
+    with alone_in(work):
+        for package, settings in LIBRARIES.items():
+            build_one(package, settings, prefix, work)
     return prefix

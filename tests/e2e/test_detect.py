@@ -105,6 +105,8 @@ def test_a_command_is_told_what_happened_even_at_the_end(base, start_hand, tmp_p
     wait_until(told.exists)
     variables = dict(line.split("=", 1) for line in told.read_text().splitlines())
     of_alert = {name.removeprefix("FORESHOCK_ALERT_"): value for name, value in variables.items()}
+    assert "me" in of_alert.pop("TEXT")
+    assert of_alert.pop("URL").startswith("http://127.0.0.1:")
     expected = {"RUN": "me", "RANK": "0", "STEP": "151", "EVENT": "divergence", "VALUE": "nan", "LEFT_OUT": "0"}
     assert of_alert == expected | {"DETECTOR": "", "LAYER": "", "SCORE": ""}
     assert [event[2] for event in training.recorded()] == ["divergence"]

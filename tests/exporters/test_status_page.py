@@ -81,7 +81,7 @@ def test_what_was_not_compared_is_not_praised(page):
         of["relative_error"] = {"mean": None, "max": None}
     tab = page(1, 4, state)
     assert tab.value("byId('verdict').className") == "waiting"
-    assert "only the scores were judged" in tab.value("byId('verdict-text').textContent")
+    assert "only the scores of attention were judged" in tab.value("byId('verdict-text').textContent")
 
 
 @pytest.mark.parametrize(
@@ -418,6 +418,6 @@ def test_an_agent_that_has_gone_is_said_to_be(serve, tab):
     tab.open(address + "/")
     tab.wait_for("byId('fresh').textContent === 'live'")
     tab.value("window.fetch = () => Promise.reject(new Error('gone'))")
-    tab.wait_for("byId('fresh').textContent === 'not reachable; these are the last values'")
+    tab.wait_for("byId('fresh').textContent === 'agent not reachable; these are the last values'")
     assert len(rows(tab, "Layers")) == 3
     tab.leave()
