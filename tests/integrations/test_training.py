@@ -286,16 +286,15 @@ print(json.dumps(events()))
 
 
 def test_reports_are_ticks(trainer) -> None:
-    """What the helper does late it does for a trainer too that tells its steps: names of modules that it has not seen
-    being made are searched for, and attention past the hooks is looked for, with an optimizer of torch or without."""
+    """The helper's late work is also done for a trainer that reports its steps: modules are named, and attention past
+    the hooks is looked for, with an optimizer of torch or without."""
     with_optimizer, without = trainer(f"""{TOY}
 import foreshock, types
 from foreshock_torch import door
 from foreshock_torch.clock import Monitor
-model = Toy(); opt = torch.optim.AdamW(model.parameters())
 sys.modules["flash_attn.cute"] = types.ModuleType("flash_attn.cute")
 def fresh(): door.monitor = Monitor(torch, door.monitor.core); events()
-fresh()
+fresh(); model = Toy(); opt = torch.optim.AdamW(model.parameters())
 for step in range(1, 6):
     loss_of(model).backward(); opt.step(); opt.zero_grad(); foreshock.report(step=step)
 rows = events(); seen = [[[r["name"] for r in rows if r["event"] == kind] for kind in ("name", "unseen")]]
