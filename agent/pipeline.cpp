@@ -145,7 +145,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   const SliceDeviation deviation = judge(slice, &workspace_);
   const LayerOfCall layer = layer_of(segment, slot, *rank);
   observe_slice(slot, layer, deviation, rank);
-  const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_grad_query;
+  const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin);
   const bool is_new = !told_.take(line);
   if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);

@@ -553,7 +553,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   draw_rank(slot, deviation, rank);
   rank->layer_source = better_source(rank->layer_source, layer.source);
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
-  observe_attention_gradient(deviation.nonfinite_grad_query, slot, rank);
+  observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
   rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;

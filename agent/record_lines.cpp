@@ -81,7 +81,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.entropy_nats_mean = deviation.entropy_mean;
   line.near_tie_ratio = near_tie_ratio(deviation);
   line.nonfinite_values = deviation.nonfinite_inputs + deviation.nonfinite_out + deviation.nonfinite_lse +
-                          deviation.nonfinite_grad_query;
+                          deviation.nonfinite_gradient;
   line.judge_seconds = judge_seconds;
   return line;
 }

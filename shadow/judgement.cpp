@@ -49,7 +49,7 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
   if (s.log_sum_exp != nullptr) d->nonfinite_lse = count_nonfinite(s.log_sum_exp, s.log_sum_exp_dtype, rows);
   if (!s.backward()) return;
   d->nonfinite_inputs += count_nonfinite(s.grad_out, s.dtype, rows * value);
-  d->nonfinite_grad_query = count_nonfinite(s.grad_query, s.dtype, rows * head);
+  d->nonfinite_gradient = count_nonfinite(s.grad_query, s.dtype, rows * head);
 }
 
 // One row of the judged tensor in all its versions. `given` is what the call was asked for, and what fused
@@ -203,15 +203,15 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
 }
 
 // Whether the ratio is more than that of two single draws, see kLeastEffectiveRows. Forward each element of a
-// row is rounded for itself: there a row is a sample.
-bool is_decided(bool backward, const AgainstFloor& against) {
+// row is rounded for itself, and the gradient of a key sums over many rows: there a row is a sample.
+bool is_decided(bool needs_rows, const AgainstFloor& against) {
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
-  return !backward || !both || *both >= kLeastEffectiveRows ||
+  return !needs_rows || !both || *both >= kLeastEffectiveRows ||
          effective_count(against.floor, against.squares_of_floor).value_or(0) >= kEnoughPlainRows;
 }
 
-std::optional<double> error_ratio(bool backward, const AgainstFloor& against) {
-  if (against.rows == 0 || !(against.kernel > 0 || against.floor > 0) || !is_decided(backward, against))
+std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) {
+  if (against.rows == 0 || !(against.kernel > 0 || against.floor > 0) || !is_decided(needs_rows, against))
     return std::nullopt;
   return against.floor > 0 ? std::sqrt(against.kernel) / std::sqrt(against.floor) : kInfinity;
 }
@@ -224,7 +224,8 @@ void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.fused_bias;
 }
 
-void summarise(const Errors& errors, SliceDeviation* d) {
+// `needs_rows`: a ratio takes more than a row or two (kLeastEffectiveRows).
+void summarise(const Errors& errors, bool needs_rows, SliceDeviation* d) {
   choose_control(errors, d);
   if (d->rows_compared > 0) {
     d->relative_error_mean = errors.relative_sum / d->rows_compared;
@@ -237,9 +238,9 @@ void summarise(const Errors& errors, SliceDeviation* d) {
   d->reference_norm = std::sqrt(errors.given_norm);
   d->effective_rows = effective_count(plain.kernel + plain.floor, plain.squares_of_both);
   d->plain_effective_rows = effective_count(plain.floor, plain.squares_of_floor);
-  d->deviation_ratio = error_ratio(d->backward, plain);
-  d->fused_ratio = error_ratio(d->backward, errors.fused);
-  if (const auto across = error_ratio(d->backward, errors.fused_across); d->fused_ratio && across)
+  d->deviation_ratio = error_ratio(needs_rows, plain);
+  d->fused_ratio = error_ratio(needs_rows, errors.fused);
+  if (const auto across = error_ratio(needs_rows, errors.fused_across); d->fused_ratio && across)
     d->fused_ratio = std::max(*d->fused_ratio, *across);
 }
 
@@ -260,7 +261,7 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
     row.fused = (backward ? w.floors.fused.grad_query : w.floors.fused.out).data() + row.first;
     compare_row(row, &errors, d);
   }
-  summarise(errors, d);
+  summarise(errors, backward, d);
 }
 
 // NaN counts as the worst value there is.
@@ -356,6 +357,49 @@ SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace)
   }
   describe_scores(slice, workspace->reference, &d);
   if (d.backward) measure_drift(slice, workspace->reference, &d);
+  return d;
+}
+
+namespace {
+
+uint64_t nonfinite_inputs_of(const KeyColumns& c) {
+  const size_t rows = c.rows(), columns = c.columns, head = c.head_dim, value = c.value_dim;
+  return count_nonfinite(c.query, c.dtype, rows * head) + count_nonfinite(c.grad_out, c.dtype, rows * value) +
+         count_nonfinite(c.key, c.dtype, columns * head) + count_nonfinite(c.value, c.dtype, columns * value);
+}
+
+SliceDeviation compare_columns(const KeyColumns& c, const void* trainer, int width,
+                               std::vector<double> ColumnGradients::*tensor,
+                               const ColumnReference& reference) {
+  SliceDeviation d;
+  d.backward = true;
+  d.nonfinite_gradient = count_nonfinite(trainer, c.dtype, static_cast<size_t>(c.columns) * width);
+  Row row = {};
+  row.trainer = trainer;
+  row.dtype = c.dtype;
+  row.columns = width;
+  Errors errors;
+  for (int n = 0; n < c.columns; ++n) {
+    row.first = static_cast<size_t>(n) * width;
+    row.reference = row.given = (reference.exact.*tensor).data() + row.first;
+    row.plain = (reference.plain.*tensor).data() + row.first;
+    row.fused = (reference.fused.*tensor).data() + row.first;
+    compare_row(row, &errors, &d);
+  }
+  summarise(errors, false, &d);
+  return d;
+}
+
+}  // namespace
+
+ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
+  compute_exact(columns, workspace);
+  compute_floors(columns, workspace);
+  ColumnDeviation d = {
+      compare_columns(columns, columns.grad_key, columns.head_dim, &ColumnGradients::grad_key, *workspace),
+      compare_columns(columns, columns.grad_value, columns.value_dim, &ColumnGradients::grad_value,
+                      *workspace)};
+  d.grad_key.nonfinite_inputs = d.grad_value.nonfinite_inputs = nonfinite_inputs_of(columns);
   return d;
 }
 
@@ -468,7 +512,7 @@ std::vector<Figure> figures_of(const SliceDeviation& d) {
       {"nonfinite_inputs", std::to_string(d.nonfinite_inputs)},
       {"nonfinite_out", std::to_string(d.nonfinite_out)},
       {"nonfinite_lse", std::to_string(d.nonfinite_lse)},
-      {"nonfinite_grad_query", std::to_string(d.nonfinite_grad_query)},
+      {"nonfinite_grad_query", std::to_string(d.nonfinite_gradient)},
   };
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "shadow/key_columns.h"
 #include "shadow/noise_floor.h"
 #include "shadow/reference.h"
 #include "shadow/slice.h"
@@ -87,7 +88,7 @@ struct SliceDeviation {
   uint64_t nonfinite_inputs = 0;
   uint64_t nonfinite_out = 0;
   uint64_t nonfinite_lse = 0;
-  uint64_t nonfinite_grad_query = 0;
+  uint64_t nonfinite_gradient = 0;  // of the judged one
 
   // Sum of grad_out * (out - out*) over the rows compared by their out; backward slices only. Absent when no
   // row was or the sum is not finite.
@@ -109,6 +110,16 @@ inline constexpr double kMuchNoisier = 4;
 
 // What the kernel's bias exceeds that of the floor by, over the same elements. Empty if either has none.
 BiasSums excess_bias(const SliceDeviation& deviation);
+
+// The gradients of sampled key positions, each judged as a slice of its own: its rows are the columns. Both
+// controls and the exact values are of the given log_sum_exp and out, so deviation_ratio and fused_ratio are
+// beside the same values. What only a slice of rows shows (log_sum_exp, scores, drift) is absent.
+struct ColumnDeviation {
+  SliceDeviation grad_key, grad_value;
+};
+
+// `columns` must be valid (key_columns.h).
+ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace);
 
 // Whether a slice can be judged: known formats, sizes in range, no array missing. judge() needs it.
 bool is_valid(const AttentionSlice& slice);

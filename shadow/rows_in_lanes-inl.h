@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "hwy/highway.h"
@@ -195,6 +196,32 @@ HWY_INLINE V exp_lanes(V x) {
   const V mantissa = hn::Add(hn::MulAdd(r2, tail, r), hn::Set(d, 1.0));
   const V power = hn::BitCast(d, hn::ShiftLeft<52>(hn::BitCast(bits, biased)));
   return hn::Mul(hn::Mul(mantissa, power), hn::Set(d, kExpUnscale));
+}
+
+// Rounds to the nearest value of a format narrower than float, ties to even: adding 1.5 * 2^23 quanta leaves
+// exactly the bits from the quantum up. Works on the raw bits for bf16, whose overflow then comes out right
+// by itself.
+template <class V>
+HWY_INLINE V round_lanes(DType type, V x) {
+  const hn::DFromV<V> d;
+  if constexpr (sizeof(hn::TFromV<V>) == sizeof(float)) {
+    const hn::RebindToUnsigned<hn::DFromV<V>> bits;
+    if (type == DType::kBf16) {
+      const auto raw = hn::BitCast(bits, x);
+      const auto odd = hn::And(hn::ShiftRight<16>(raw), hn::Set(bits, 1u));
+      const auto up = hn::Add(raw, hn::Add(odd, hn::Set(bits, 0x7fffu)));
+      return hn::IfThenElse(hn::IsNaN(x), x, hn::BitCast(d, hn::And(up, hn::Set(bits, 0xffff0000u))));
+    }
+    if (type == DType::kFp16) {
+      const auto exponent = hn::And(hn::BitCast(bits, x), hn::Set(bits, 0x7f800000u));
+      const V power = hn::Min(hn::Max(hn::BitCast(d, exponent), hn::Set(d, 0x1p-14f)), hn::Set(d, 0x1p16f));
+      const V shift = hn::Mul(power, hn::Set(d, 0x1.8p13f));
+      const V rounded = hn::Sub(hn::Add(x, shift), shift);
+      const V infinite = hn::CopySign(hn::Set(d, std::numeric_limits<float>::infinity()), x);
+      return hn::IfThenElse(hn::Ge(hn::Abs(rounded), hn::Set(d, 0x1p16f)), infinite, rounded);
+    }
+  }
+  return x;
 }
 
 }  // namespace HWY_NAMESPACE

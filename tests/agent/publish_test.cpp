@@ -113,7 +113,7 @@ void see_infinite_gradient(int64_t step, uint64_t seconds, RankStatistics* rank)
   slot.time_ns = seconds * 1'000'000'000;
   slot.pass = 1;
   SliceDeviation deviation = {};
-  deviation.nonfinite_grad_query = 3;
+  deviation.nonfinite_gradient = 3;
   observe_slice(slot, LayerOfCall{}, deviation, rank);
 }
 

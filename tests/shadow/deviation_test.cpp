@@ -61,7 +61,7 @@ TEST(Deviation, RoundedReferenceIsBelowTheNoiseFloor) {
     EXPECT_EQ(d.bias.numerator, d.rounded_bias.numerator);
     EXPECT_EQ(d.bias.denominator, d.rounded_bias.denominator);
     EXPECT_LE(*d.lse_error_abs_max, 0x1p-21);  // half a spacing of fp32 at 8
-    EXPECT_EQ(d.nonfinite_inputs + d.nonfinite_out + d.nonfinite_lse + d.nonfinite_grad_query, 0u);
+    EXPECT_EQ(d.nonfinite_inputs + d.nonfinite_out + d.nonfinite_lse + d.nonfinite_gradient, 0u);
   }
 }
 
@@ -439,7 +439,7 @@ TEST(Deviation, WhatTheFormatCannotHoldIsNotComparedWhereTheTrainerHasThatInf) {
   fill_results(&data, unchanged);
   const SliceDeviation d = judged(data);
   ASSERT_EQ(d.nonfinite_inputs, 0u);
-  ASSERT_GT(d.nonfinite_grad_query, 0u);
+  ASSERT_GT(d.nonfinite_gradient, 0u);
   EXPECT_TRUE(std::isfinite(*d.relative_error_max));
   // Rounding once costs an element half a unit in the last place, 2^-11 of it at most.
   EXPECT_LE(*d.relative_error_max, 0x1p-11);

@@ -187,7 +187,7 @@ TEST(Figures, EveryNumberOfTheJudgementIsThere) {
               moves(d.lse_error_abs_max) && moves(d.logit_abs_max) && moves(d.entropy_min) &&
               moves(d.entropy_mean) && moves(d.grad_out_drift));
   EXPECT_TRUE(moves(d.nonfinite_inputs) && moves(d.nonfinite_out) && moves(d.nonfinite_lse) &&
-              moves(d.nonfinite_grad_query));
+              moves(d.nonfinite_gradient));
 }
 
 }  // namespace

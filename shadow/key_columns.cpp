@@ -1,0 +1,257 @@
+#include "shadow/key_columns.h"
+
+#include <algorithm>
+#include <cmath>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "shadow/key_columns.cpp"
+#include "hwy/foreach_target.h"
+// after foreach_target.h
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "shadow/rows_in_lanes-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foreshock {
+namespace HWY_NAMESPACE {
+
+constexpr int kColumnTile = 48;
+
+// The sampled columns lie in the lanes, tiles of query rows are broadcast. Arrays of T, 64-byte aligned,
+// stride = padded columns.
+template <class T>
+struct ColumnArrays {
+  int stride;
+  T *key, *value, *first_query;
+  T *query, *grad_out, *out, *log_sum_exp, *delta;
+  T *score, *grad_weight, *weight, *grad_score, *partial;
+  T *grad_key[2], *grad_value[2];  // exact; or plain and fused
+
+  ColumnArrays(const KeyColumns& c, std::vector<double>* scratch) : stride(padded_rows<T>(c.columns)) {
+    const size_t columns = stride, head = c.head_dim, value_dim = c.value_dim, tile = kColumnTile;
+    const size_t total = columns * (3 * head + 3 * value_dim + 1 + 4 * tile + std::max(head, value_dim)) +
+                         tile * (head + 2 * value_dim + 2);
+    constexpr size_t kArrays = 17;
+    scratch->resize(std::max(scratch->size(), total * sizeof(T) / sizeof(double) + 8 * kArrays + 9));
+    next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
+    key = take(columns * head);
+    value = take(columns * value_dim);
+    first_query = take(columns);
+    query = take(tile * head);
+    grad_out = take(tile * value_dim);
+    out = take(tile * value_dim);
+    log_sum_exp = take(tile);
+    delta = take(tile);
+    for (T** array : {&score, &grad_weight, &weight, &grad_score}) *array = take(columns * tile);
+    partial = take(columns * std::max(head, value_dim));
+    for (int n = 0; n < 2; ++n) {
+      grad_key[n] = take(columns * head);
+      grad_value[n] = take(columns * value_dim);
+    }
+  }
+
+ private:
+  T* take(size_t count) {
+    T* taken = reinterpret_cast<T*>(next_);
+    next_ += (count * sizeof(T) + 63) / 64 * 64;
+    return taken;
+  }
+  char* next_;
+};
+
+// `factor` multiplies the keys.
+template <class T>
+void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
+  load_lanes<T>(c.key, c.dtype, c.columns, c.head_dim, factor, a.key);
+  load_lanes<T>(c.value, c.dtype, c.columns, c.value_dim, 1, a.value);
+  for (int column = 0; column < a.stride; ++column)
+    a.first_query[column] = static_cast<T>(column < c.columns ? c.first_query[column] : 0);
+  for (int n = 0; n < 2; ++n) {
+    std::fill_n(a.grad_key[n], c.head_dim * a.stride, T{0});
+    std::fill_n(a.grad_value[n], c.value_dim * a.stride, T{0});
+  }
+}
+
+// delta of each row: from the first element to the last, or from the last to the first (noise_floor.cpp says
+// why). Eight rows at a time, since one chain of fused multiply-adds waits for itself.
+template <class T>
+HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
+  constexpr int kAtOnce = 8;
+  for (int first = 0; first < count; first += kAtOnce) {
+    const int rows = std::min(kAtOnce, count - first);
+    T sum[kAtOnce] = {};
+    for (int n = 0; n < width; ++n) {
+      const int element = from_last ? width - 1 - n : n;
+      for (int r = 0; r < rows; ++r) {
+        const size_t at = static_cast<size_t>(first + r) * width + element;
+        sum[r] = std::fma(a.grad_out[at], a.out[at], sum[r]);
+      }
+    }
+    std::copy_n(sum, rows, a.delta + first);
+  }
+}
+
+// Rows [first, first + count): their arrays, delta, products with keys (a.score) and with values
+// (a.grad_weight).
+template <class T>
+HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count,
+                               bool delta_from_last) {
+  const size_t head = c.head_dim, value = c.value_dim;
+  load_tile(c.query, c.dtype, first * head, count * head, a.query);
+  load_tile(c.grad_out, c.dtype, first * value, count * value, a.grad_out);
+  load_tile(c.out, c.dtype, first * value, count * value, a.out);
+  for (int t = 0; t < count; ++t)
+    a.log_sum_exp[t] = static_cast<T>(load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, first + t));
+  compute_deltas(a, count, c.value_dim, delta_from_last);
+  multiply<T>({a.key, a.stride, a.query, 1, head, c.head_dim, false}, count, a.score);
+  multiply<T>({a.value, a.stride, a.grad_out, 1, value, c.value_dim, false}, count, a.grad_weight);
+}
+
+// change(score, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of columns;
+// both results become 0 where the row does not see the key.
+template <class T, class F>
+HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count, F change) {
+  const LanesTag<T> d;
+  using V = hn::Vec<LanesTag<T>>;
+  for (int t = 0; t < count; ++t) {
+    const V position = hn::Set(d, static_cast<T>((first + t) % c.queries));
+    const V log_sum_exp = hn::Set(d, a.log_sum_exp[t]), delta = hn::Set(d, a.delta[t]);
+    for (int column = 0; column < a.stride; column += lanes_of<T>()) {
+      const size_t at = static_cast<size_t>(t) * a.stride + column;
+      const auto sees = hn::Ge(position, hn::Load(d, a.first_query + column));
+      V weight, grad_score;
+      change(hn::Load(d, a.score + at), hn::Load(d, a.grad_weight + at), log_sum_exp, delta, &weight,
+             &grad_score);
+      hn::Store(hn::IfThenElseZero(sees, weight), d, a.weight + at);
+      hn::Store(hn::IfThenElseZero(sees, grad_score), d, a.grad_score + at);
+    }
+  }
+}
+
+// result[column][element] = lanes[element][column] * factor, padding left out.
+template <class T>
+void store_columns(const T* lanes, int stride, int columns, int width, double factor,
+                   std::vector<double>* to) {
+  if (to->size() < static_cast<size_t>(columns) * width) to->resize(static_cast<size_t>(columns) * width);
+  for (int column = 0; column < columns; ++column)
+    for (int n = 0; n < width; ++n)
+      (*to)[static_cast<size_t>(column) * width + n] = lanes[n * stride + column] * factor;
+}
+
+#if HWY_NATIVE_FMA
+
+HWY_INLINE hn::Vec<LanesTag<double>> exp_of_any_sign(hn::Vec<LanesTag<double>> x) {
+  const LanesTag<double> d;
+  const auto above = hn::Gt(x, hn::Zero(d));
+  const auto power = exp_lanes(hn::IfThenElse(above, hn::Neg(x), x));
+  return hn::IfThenElse(above, hn::Div(hn::Set(d, 1.0), power), power);
+}
+
+void exact_lanes(const KeyColumns& c, ColumnReference* result) {
+  using V = hn::Vec<LanesTag<double>>;
+  const ColumnArrays<double> a(c, &result->scratch);
+  load_columns(c, c.scale, a);
+  const size_t rows = c.rows(), head = c.head_dim, value = c.value_dim;
+  for (size_t first = 0; first < rows; first += kColumnTile) {
+    const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
+    load_rows_tile(c, a, first, count, false);
+    for_scores(c, a, first, count,
+               [](V score, V grad_weight, V log_sum_exp, V delta, V* weight, V* grad_score) HWY_ATTR {
+                 *weight = exp_of_any_sign(hn::Sub(score, log_sum_exp));
+                 *grad_score = hn::Mul(*weight, hn::Sub(grad_weight, delta));
+               });
+    multiply<double>({a.weight, a.stride, a.grad_out, value, 1, count, true}, c.value_dim, a.grad_value[0]);
+    multiply<double>({a.grad_score, a.stride, a.query, head, 1, count, true}, c.head_dim, a.grad_key[0]);
+  }
+  store_columns(a.grad_key[0], a.stride, c.columns, c.head_dim, c.scale, &result->exact.grad_key);
+  store_columns(a.grad_value[0], a.stride, c.columns, c.value_dim, 1, &result->exact.grad_value);
+}
+
+#else  // no fused multiply-add: the definition itself runs
+
+void exact_lanes(const KeyColumns& c, ColumnReference* result) { compute_exact_scalar(c, result); }
+
+#endif  // HWY_NATIVE_FMA
+
+// total[element][column] += the product over the rows of one tile, summed apart, as a blocked matrix product
+// does.
+template <class T>
+HWY_INLINE void add_product(const ColumnArrays<T>& a, const T* weights, const T* matrix, int count, int width,
+                            T* total) {
+  const LanesTag<T> d;
+  multiply<T>({weights, a.stride, matrix, static_cast<size_t>(width), 1, count, false}, width, a.partial);
+  for (int i = 0; i < width * a.stride; i += lanes_of<T>())
+    hn::Store(hn::Add(hn::Load(d, total + i), hn::Load(d, a.partial + i)), d, total + i);
+}
+
+template <class T>
+void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n, ColumnGradients* to) {
+  const LanesTag<T> d;
+  const auto scale = hn::Set(d, static_cast<T>(c.scale));
+  for (int i = 0; i < c.head_dim * a.stride; i += lanes_of<T>())
+    hn::Store(round_lanes(c.dtype, hn::Mul(hn::Load(d, a.grad_key[n] + i), scale)), d, a.grad_key[n] + i);
+  for (int i = 0; i < c.value_dim * a.stride; i += lanes_of<T>())
+    hn::Store(round_lanes(c.dtype, hn::Load(d, a.grad_value[n] + i)), d, a.grad_value[n] + i);
+  store_columns(a.grad_key[n], a.stride, c.columns, c.head_dim, 1, &to->grad_key);
+  store_columns(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
+}
+
+template <class T>
+void floors_as(const KeyColumns& c, ColumnReference* result) {
+  using V = hn::Vec<LanesTag<T>>;
+  const LanesTag<T> d;
+  const ColumnArrays<T> a(c, &result->scratch);
+  load_columns<T>(c, 1, a);
+  const V scale = hn::Set(d, static_cast<T>(c.scale));
+  const DType dtype = c.dtype;
+  const size_t rows = c.rows();
+  for (size_t first = 0; first < rows; first += kColumnTile) {
+    const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
+    load_rows_tile(c, a, first, count, true);
+    for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
+      const V rounded = round_lanes(dtype, hn::Mul(score, scale));
+      *weight = round_lanes(dtype, hn::Exp(d, hn::Sub(rounded, lse)));
+      *grad = round_lanes(dtype, hn::Mul(*weight, hn::Sub(round_lanes(dtype, grad_weight), delta)));
+    });
+    add_product(a, a.weight, a.grad_out, count, c.value_dim, a.grad_value[0]);
+    add_product(a, a.grad_score, a.query, count, c.head_dim, a.grad_key[0]);
+    for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
+      const V exact = hn::Exp(d, hn::Sub(hn::Mul(score, scale), lse));
+      *weight = round_lanes(dtype, exact);
+      *grad = round_lanes(dtype, hn::Mul(exact, hn::Sub(grad_weight, delta)));
+    });
+    add_product(a, a.weight, a.grad_out, count, c.value_dim, a.grad_value[1]);
+    add_product(a, a.grad_score, a.query, count, c.head_dim, a.grad_key[1]);
+  }
+  store_rounded_columns(c, a, 0, &result->plain);
+  store_rounded_columns(c, a, 1, &result->fused);
+}
+
+void floors_in_lanes(const KeyColumns& c, ColumnReference* result) {
+  if (c.dtype == DType::kFp64) {
+    floors_as<double>(c, result);
+  } else {
+    floors_as<float>(c, result);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foreshock
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foreshock {
+
+HWY_EXPORT(exact_lanes);
+HWY_EXPORT(floors_in_lanes);
+
+void compute_exact(const KeyColumns& columns, ColumnReference* result) {
+  HWY_DYNAMIC_DISPATCH(exact_lanes)(columns, result);
+}
+
+void compute_floors(const KeyColumns& columns, ColumnReference* result) {
+  HWY_DYNAMIC_DISPATCH(floors_in_lanes)(columns, result);
+}
+
+}  // namespace foreshock
+#endif  // HWY_ONCE

@@ -1,0 +1,80 @@
+// Recomputes the gradients of sampled key positions (columns of the score matrix) from what a backward call
+// was given: exactly, and with the roundings of two sound algorithms.
+//
+//   P_ij = exp(scale q_i . k_j - lse_i)
+//   dV_j = sum_i P_ij dO_i
+//   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
+//
+// The sums run over all query positions that see the key, of all query heads that share its kv-head.
+// log_sum_exp and out are the given ones, so a call on one block of keys (context parallelism) is judged by
+// what it was asked for.
+#ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
+#define FORESHOCK_SHADOW_KEY_COLUMNS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/dtype.h"
+#include "shadow/slice.h"
+
+namespace foreshock {
+
+// All arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows lie head by head.
+struct KeyColumns {
+  DType dtype = DType::kNone;  // of every array but log_sum_exp
+  int columns = 0;             // 1..16 sampled key positions
+  int heads = 0;               // query heads that share the kv-head: all of them
+  int queries = 0;             // query positions of one head: all of them
+  int head_dim = 0;
+  int value_dim = 0;
+  double scale = 0;
+  const uint32_t* first_query = nullptr;  // [columns]: query position i sees the key if i >= first_query
+
+  const void* query = nullptr;        // [heads * queries][head_dim]
+  const void* out = nullptr;          // [heads * queries][value_dim]
+  const void* grad_out = nullptr;     // [heads * queries][value_dim]
+  const void* log_sum_exp = nullptr;  // [heads * queries]
+  DType log_sum_exp_dtype = DType::kNone;
+
+  const void* key = nullptr;         // [columns][head_dim]
+  const void* value = nullptr;       // [columns][value_dim]
+  const void* grad_key = nullptr;    // [columns][head_dim], the trainer's result
+  const void* grad_value = nullptr;  // [columns][value_dim], the trainer's result
+
+  size_t rows() const { return static_cast<size_t>(heads) * queries; }
+};
+
+struct ColumnGradients {
+  std::vector<double> grad_key;    // [columns][head_dim]
+  std::vector<double> grad_value;  // [columns][value_dim]
+};
+
+// Reused from slice to slice: vectors only grow. Not shared between threads.
+struct ColumnReference {
+  ColumnGradients exact;
+  // As noise_floor.h: values of the storage format, from sums in fp32 (fp64 for fp64 storage). Fused rounds P
+  // where it multiplies dO, the gradients of the scores where they multiply Q, and the results. Plain rounds
+  // the scores, P and dO . v as well. Both take the given log_sum_exp and out.
+  ColumnGradients plain, fused;
+  std::vector<double> scratch;
+};
+
+// Whether the columns can be judged: known formats, sizes in range, no array missing.
+bool is_valid(const KeyColumns& columns);
+
+// Fills `exact`, defined to the bit as reference.h is: one chain of fused multiply-adds for each element, in
+// the order of the rows; a row that does not see the key has weight 0 in it. Infinities and NaN of the inputs
+// propagate, those of query and grad_out to every column, as in a kernel that works on blocks. `columns` must
+// be valid.
+void compute_exact(const KeyColumns& columns, ColumnReference* result);
+
+// The definition: the same one element at a time.
+void compute_exact_scalar(const KeyColumns& columns, ColumnReference* result);
+
+// Fills `plain` and `fused`.
+void compute_floors(const KeyColumns& columns, ColumnReference* result);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_SHADOW_KEY_COLUMNS_H_

@@ -1,0 +1,116 @@
+// Sampled key columns with owned arrays, for the tests of shadow/.
+#ifndef FORESHOCK_TESTS_SHADOW_COLUMN_DATA_H_
+#define FORESHOCK_TESTS_SHADOW_COLUMN_DATA_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "shadow/key_columns.h"
+#include "tests/shadow/slice_data.h"
+
+namespace foreshock {
+
+struct ColumnShape {
+  DType dtype = DType::kBf16;
+  int columns = 16;
+  int heads = 1;
+  int queries = 100;  // as many keys
+  int head_dim = 64;
+  int value_dim = 64;
+  bool is_causal = false;
+};
+
+// N(0, 1) inputs rounded to the format, with the out and log_sum_exp of exact attention over all keys, of
+// which the columns are an even sample. grad_key and grad_value are zero.
+struct ColumnData {
+  explicit ColumnData(const ColumnShape& shape, double offset = 0, uint64_t seed = 1)
+      : shape(shape), engine(seed) {
+    const size_t rows = size_t(shape.heads) * shape.queries, head = shape.head_dim, width = shape.value_dim;
+    auto draw = [this] { return normal(engine); };
+    query = PackedArray(shape.dtype, rows * head);
+    grad_out = PackedArray(shape.dtype, rows * width);
+    out = PackedArray(shape.dtype, rows * width);
+    all_keys = PackedArray(shape.dtype, shape.queries * head);
+    all_values = PackedArray(shape.dtype, shape.queries * width);
+    log_sum_exp = PackedArray(shape.dtype == DType::kFp64 ? DType::kFp64 : DType::kFp32, rows);
+    query.fill(draw);
+    grad_out.fill(draw);
+    all_keys.fill(draw);
+    all_values.fill(draw);
+    for (size_t row = 0; row < rows && offset != 0; ++row) query.set(row * head, 1);
+    for (int j = 0; j < shape.queries && offset != 0; ++j) all_keys.set(j * head, offset / scale());
+    key = PackedArray(shape.dtype, shape.columns * head);
+    value = PackedArray(shape.dtype, shape.columns * width);
+    grad_key = PackedArray(shape.dtype, shape.columns * head);
+    grad_value = PackedArray(shape.dtype, shape.columns * width);
+    for (int n = 0; n < shape.columns; ++n) {
+      const int j = n * shape.queries / shape.columns;
+      for (size_t k = 0; k < head; ++k) key.set(n * head + k, all_keys.get(j * head + k));
+      for (size_t k = 0; k < width; ++k) value.set(n * width + k, all_values.get(j * width + k));
+      first_query.push_back(shape.is_causal ? j : 0);
+    }
+    attend(0, shape.queries);
+  }
+
+  double scale() const { return 1 / std::sqrt(double(shape.head_dim)); }
+
+  double score(size_t row, int j) const {
+    double sum = 0;
+    for (int k = 0; k < shape.head_dim; ++k)
+      sum += query.get(row * shape.head_dim + k) * all_keys.get(size_t(j) * shape.head_dim + k);
+    return sum * scale();
+  }
+
+  // Stores the out and log_sum_exp of keys [first, end).
+  void attend(int first, int end) {
+    for (size_t row = 0; row < size_t(shape.heads) * shape.queries; ++row) {
+      const int seen = shape.is_causal ? std::min<int>(end, int(row) % shape.queries + 1) : end;
+      double max = -INFINITY, sum = 0;
+      for (int j = first; j < seen; ++j) max = std::max(max, score(row, j));
+      std::vector<double> mean(shape.value_dim);
+      for (int j = first; j < seen; ++j) {
+        const double weight = std::exp(score(row, j) - max);
+        sum += weight;
+        for (int c = 0; c < shape.value_dim; ++c)
+          mean[c] += weight * all_values.get(size_t(j) * shape.value_dim + c);
+      }
+      for (int c = 0; c < shape.value_dim; ++c) out.set(row * shape.value_dim + c, mean[c] / sum);
+      log_sum_exp.set(row, max + std::log(sum));
+    }
+  }
+
+  KeyColumns view() const {
+    KeyColumns c;
+    c.dtype = shape.dtype;
+    c.columns = shape.columns;
+    c.heads = shape.heads;
+    c.queries = shape.queries;
+    c.head_dim = shape.head_dim;
+    c.value_dim = shape.value_dim;
+    c.scale = scale();
+    c.first_query = first_query.data();
+    c.query = query.data();
+    c.out = out.data();
+    c.grad_out = grad_out.data();
+    c.log_sum_exp = log_sum_exp.data();
+    c.log_sum_exp_dtype = log_sum_exp.type();
+    c.key = key.data();
+    c.value = value.data();
+    c.grad_key = grad_key.data();
+    c.grad_value = grad_value.data();
+    return c;
+  }
+
+  ColumnShape shape;
+  std::mt19937_64 engine;
+  std::normal_distribution<double> normal;
+  PackedArray query, out, grad_out, log_sum_exp, all_keys, all_values, key, value, grad_key, grad_value;
+  std::vector<uint32_t> first_query;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_TESTS_SHADOW_COLUMN_DATA_H_

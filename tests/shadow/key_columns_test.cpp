@@ -1,0 +1,263 @@
+#include "shadow/key_columns.h"
+
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <bit>
+
+#include "shadow/judgement.h"
+#include "shadow/reference.h"
+#include "shadow/rounding.h"
+#include "tests/shadow/column_data.h"
+
+namespace foreshock {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+enum class Kind { kExact, kPlain, kFused };
+
+// The formulas of the header in the widest format of the compiler, with the roundings of a noise floor.
+ColumnGradients obvious(const ColumnData& data, Kind kind) {
+  const KeyColumns c = data.view();
+  const auto rounded = [&](long double x, bool applies) {
+    return applies ? static_cast<long double>(round_to(c.dtype, static_cast<double>(x))) : x;
+  };
+  const bool is_plain = kind == Kind::kPlain, is_floor = kind != Kind::kExact;
+  ColumnGradients result = {std::vector<double>(size_t(c.columns) * c.head_dim),
+                            std::vector<double>(size_t(c.columns) * c.value_dim)};
+  for (int column = 0; column < c.columns; ++column) {
+    std::vector<long double> grad_key(c.head_dim), grad_value(c.value_dim);
+    for (size_t row = 0; row < c.rows(); ++row) {
+      if (row % c.queries < c.first_query[column]) continue;
+      long double score = 0, grad_weight = 0, delta = 0;
+      for (int k = 0; k < c.head_dim; ++k)
+        score += static_cast<long double>(data.query.get(row * c.head_dim + k)) *
+                 data.key.get(size_t(column) * c.head_dim + k);
+      for (int k = 0; k < c.value_dim; ++k) {
+        const long double grad = data.grad_out.get(row * c.value_dim + k);
+        grad_weight += grad * data.value.get(size_t(column) * c.value_dim + k);
+        delta += grad * data.out.get(row * c.value_dim + k);
+      }
+      long double weight =
+          std::exp(rounded(score * c.scale, is_plain) - static_cast<long double>(data.log_sum_exp.get(row)));
+      weight = rounded(weight, is_plain);
+      const long double grad_score = rounded(weight * (rounded(grad_weight, is_plain) - delta), is_floor);
+      weight = rounded(weight, is_floor);
+      for (int k = 0; k < c.value_dim; ++k)
+        grad_value[k] += weight * data.grad_out.get(row * c.value_dim + k);
+      for (int k = 0; k < c.head_dim; ++k) grad_key[k] += grad_score * data.query.get(row * c.head_dim + k);
+    }
+    for (int k = 0; k < c.head_dim; ++k)
+      result.grad_key[size_t(column) * c.head_dim + k] = double(rounded(grad_key[k] * c.scale, is_floor));
+    for (int k = 0; k < c.value_dim; ++k)
+      result.grad_value[size_t(column) * c.value_dim + k] = double(rounded(grad_value[k], is_floor));
+  }
+  return result;
+}
+
+double distance(const std::vector<double>& a, const std::vector<double>& b, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(sum);
+}
+
+double norm(const std::vector<double>& a, size_t count) {
+  return distance(a, std::vector<double>(count), count);
+}
+
+void expect_same_bits(const std::vector<double>& got, const std::vector<double>& want, size_t count) {
+  ASSERT_GE(got.size(), count);
+  ASSERT_GE(want.size(), count);
+  for (size_t i = 0; i < count; ++i) {
+    if (std::isnan(want[i])) {
+      ASSERT_TRUE(std::isnan(got[i])) << i;
+      continue;
+    }
+    ASSERT_EQ(std::bit_cast<uint64_t>(got[i]), std::bit_cast<uint64_t>(want[i])) << i;
+  }
+}
+
+void expect_bit_equal_on_every_target(const ColumnData& data) {
+  const KeyColumns c = data.view();
+  ColumnReference truth;
+  compute_exact_scalar(c, &truth);
+  for (int64_t rest = reference_targets_here(); rest != 0; rest &= rest - 1) {
+    const int64_t target = rest & -rest;
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(target);
+    SCOPED_TRACE(hwy::TargetName(target));
+    ColumnReference fast;
+    compute_exact(c, &fast);
+    expect_same_bits(fast.exact.grad_key, truth.exact.grad_key, size_t(c.columns) * c.head_dim);
+    expect_same_bits(fast.exact.grad_value, truth.exact.grad_value, size_t(c.columns) * c.value_dim);
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+TEST(KeyColumns, ExactWithinToleranceOfExtendedPrecision) {
+  for (const bool is_causal : {false, true}) {
+    for (const double offset : {0.0, -120.0}) {
+      const ColumnData data({.dtype = DType::kFp32, .heads = 2, .is_causal = is_causal}, offset);
+      ColumnReference got;
+      compute_exact(data.view(), &got);
+      const ColumnGradients want = obvious(data, Kind::kExact);
+      const size_t count = want.grad_key.size();
+      // Sums of 200 terms in fp64, and scores of 120 of which the exponential keeps 120 * 2^-53.
+      EXPECT_LT(distance(got.exact.grad_key, want.grad_key, count), 1e-12 * norm(want.grad_key, count));
+      EXPECT_LT(distance(got.exact.grad_value, want.grad_value, count), 1e-12 * norm(want.grad_value, count));
+    }
+  }
+}
+
+TEST(KeyColumns, BitEqualOverShapesAndFormats) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
+    for (const int columns : {1, 7, 16})
+      for (const int queries : {16, 48, 101})
+        expect_bit_equal_on_every_target(ColumnData({.dtype = dtype,
+                                                     .columns = columns,
+                                                     .heads = queries % 3 + 1,
+                                                     .queries = queries,
+                                                     .head_dim = columns == 7 ? 33 : 64,
+                                                     .value_dim = columns == 7 ? 5 : 64,
+                                                     .is_causal = queries != 48}));
+}
+
+TEST(KeyColumns, BitEqualWithExtremeScoresAndNonFiniteInputs) {
+  ColumnData data({.queries = 60, .is_causal = true}, -120);
+  expect_bit_equal_on_every_target(data);
+  data.log_sum_exp.set(50, -2000);  // far below the scores: weights overflow
+  data.log_sum_exp.set(51, INFINITY);
+  data.log_sum_exp.set(52, kNaN);
+  data.query.set(40 * 64, INFINITY);
+  data.grad_out.set(41 * 64 + 3, kNaN);
+  expect_bit_equal_on_every_target(data);
+}
+
+TEST(KeyColumns, GradientsOfAllKeysAreConserved) {
+  // 16 keys, all of them sampled: dV adds up to dO, and dK, weighted by nothing, to zero.
+  const ColumnData data({.dtype = DType::kFp64, .heads = 3, .queries = 16, .is_causal = true});
+  ColumnReference got;
+  compute_exact(data.view(), &got);
+  for (int k = 0; k < 64; ++k) {
+    double grad_key = 0, grad_value = 0, grad_out = 0;
+    for (int j = 0; j < 16; ++j) grad_value += got.exact.grad_value[j * 64 + k];
+    for (int row = 0; row < 48; ++row) grad_out += data.grad_out.get(row * 64 + k);
+    EXPECT_NEAR(grad_value, grad_out, 1e-12);
+    for (int j = 0; j < 16; ++j) grad_key += got.exact.grad_key[j * 64 + k];
+    EXPECT_NEAR(grad_key, 0, 1e-12);
+  }
+}
+
+TEST(KeyColumns, KeyThatNoQuerySeesHasNoGradient) {
+  ColumnData data({.columns = 2, .queries = 20});
+  data.first_query[1] = 20;
+  ColumnReference got;
+  compute_exact(data.view(), &got);
+  compute_floors(data.view(), &got);
+  for (const ColumnGradients* each : {&got.exact, &got.plain, &got.fused})
+    for (int k = 0; k < 64; ++k) {
+      EXPECT_EQ(each->grad_key[64 + k], 0);
+      EXPECT_EQ(each->grad_value[64 + k], 0);
+    }
+  EXPECT_EQ(judge(data.view(), &got).grad_key.rows_not_comparable, 1);
+}
+
+// As in noise_floor_test.cpp: with sums in fp32 about one rounding in a thousand falls the other way.
+TEST(KeyColumns, FloorsAgreeWithTheObviousForm) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+    for (const int heads : {1, 3}) {
+      const ColumnData data({.dtype = dtype, .heads = heads, .is_causal = heads == 3});
+      ColumnReference got;
+      compute_exact(data.view(), &got);
+      compute_floors(data.view(), &got);
+      for (const Kind kind : {Kind::kPlain, Kind::kFused}) {
+        const ColumnGradients want = obvious(data, kind);
+        const ColumnGradients& floor = kind == Kind::kPlain ? got.plain : got.fused;
+        const size_t count = want.grad_key.size();
+        EXPECT_LE(distance(floor.grad_key, want.grad_key, count),
+                  0.2 * distance(want.grad_key, got.exact.grad_key, count));
+        EXPECT_LE(distance(floor.grad_value, want.grad_value, count),
+                  0.2 * distance(want.grad_value, got.exact.grad_value, count));
+      }
+    }
+  }
+}
+
+// The trainer's gradients: those of the fused floor, times 1 + error N(0, 1).
+void store(const ColumnReference& from, double key_error, double value_error, ColumnData* data) {
+  for (size_t i = 0; i < data->grad_key.size(); ++i)
+    data->grad_key.set(i, from.fused.grad_key[i] * (1 + key_error * data->normal(data->engine)));
+  for (size_t i = 0; i < data->grad_value.size(); ++i)
+    data->grad_value.set(i, from.fused.grad_value[i] * (1 + value_error * data->normal(data->engine)));
+}
+
+ColumnDeviation judged(ColumnData* data, double key_error, double value_error) {
+  ColumnReference workspace;
+  compute_floors(data->view(), &workspace);
+  store(workspace, key_error, value_error, data);
+  return judge(data->view(), &workspace);
+}
+
+TEST(KeyColumns, ErrorOfOneGradientIsFoundInThatOneAlone) {
+  for (const double offset : {0.0, -120.0}) {
+    for (const int heads : {1, 4}) {
+      ColumnData data({.heads = heads, .is_causal = true}, offset);
+      const ColumnDeviation key = judged(&data, 0.05, 0), value = judged(&data, 0, 0.05);
+      EXPECT_GT(key.grad_key.fused_ratio.value(), 6);
+      EXPECT_LT(key.grad_value.fused_ratio.value(), 1.5);
+      EXPECT_GT(value.grad_value.fused_ratio.value(), 6);
+      EXPECT_LT(value.grad_key.fused_ratio.value(), 1.5);
+      EXPECT_EQ(key.grad_key.rows_compared, 16);
+    }
+  }
+}
+
+TEST(KeyColumns, BlockOfARingIsJudgedByTheGivenLogSumExp) {
+  // out and log_sum_exp cover all 100 keys, the columns of the call only those of one block: nothing else is
+  // known of the block, and nothing else is needed.
+  ColumnData whole({.columns = 8}), block({.columns = 8});
+  EXPECT_LT(judged(&whole, 0, 0).grad_key.fused_ratio.value(), 1.5);
+  block.attend(0, 50);  // of half the keys only, as a kernel that forgot the other blocks would have it
+  ColumnReference local;
+  compute_floors(block.view(), &local);
+  store(local, 0, 0, &whole);
+  ColumnReference workspace;
+  const ColumnDeviation wrong = judge(whole.view(), &workspace);
+  EXPECT_GT(wrong.grad_key.fused_ratio.value(), 20);
+  EXPECT_GT(wrong.grad_value.fused_ratio.value(), 20);
+}
+
+TEST(KeyColumns, NonFiniteGradientIsInfinitelyWrong) {
+  ColumnData data({});
+  ColumnReference workspace;
+  compute_floors(data.view(), &workspace);
+  store(workspace, 0, 0, &data);
+  data.grad_key.set(5, kNaN);
+  const ColumnDeviation d = judge(data.view(), &workspace);
+  EXPECT_TRUE(std::isinf(d.grad_key.relative_error_max.value()));
+  EXPECT_EQ(d.grad_key.nonfinite_gradient, 1u);
+  EXPECT_EQ(d.grad_value.nonfinite_gradient, 0u);
+  EXPECT_LT(d.grad_value.relative_error_max.value(), 0.01);
+}
+
+TEST(KeyColumns, IncompleteColumnsAreInvalid) {
+  const ColumnData data({});
+  EXPECT_TRUE(is_valid(data.view()));
+  for (const auto member :
+       {&KeyColumns::query, &KeyColumns::out, &KeyColumns::grad_out, &KeyColumns::log_sum_exp,
+        &KeyColumns::key, &KeyColumns::value, &KeyColumns::grad_key, &KeyColumns::grad_value}) {
+    KeyColumns c = data.view();
+    c.*member = nullptr;
+    EXPECT_FALSE(is_valid(c));
+  }
+  for (const int columns : {0, 17}) {
+    KeyColumns c = data.view();
+    c.columns = columns;
+    EXPECT_FALSE(is_valid(c));
+  }
+}
+
+}  // namespace
+}  // namespace foreshock
