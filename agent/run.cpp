@@ -322,8 +322,7 @@ bool Run::is_replaced(const Followed& followed) const {
 // The state of the run is the worst end of any of its commands, once all have ended.
 void Run::note_end(RunState state) {
   worst_ = std::max(worst_, state, is_better);
-  if (std::all_of(followed_.begin(), followed_.end(),
-                  [this](const auto& each) { return each->is_finished(); }))
+  if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
     state_ = worst_;
 }
 

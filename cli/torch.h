@@ -39,9 +39,9 @@ struct Adapter {
 std::string adapter_cache(const Installation& installation);
 
 // Runs integrations/torch/build_adapter.py with `python`. Milliseconds when it is built already, else about a
-// minute, and then says so on standard error. If `cache` is "" or cannot be written, the adapter goes into
-// the base directory of runs (Adapter::path says where it is). `libtorch`: the directory of a LibTorch whose
-// adapter is wanted; "": that of the torch of `python`.
+// minute, and then says so on standard error. If `cache` is "" or cannot be written, a prebuilt adapter is
+// linked in the base directory of runs (Adapter::path says where it is). `libtorch`: the directory of a
+// LibTorch whose adapter is wanted; "": that of the torch of `python`.
 Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
                         const std::string& libtorch = "");
 

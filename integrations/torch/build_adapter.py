@@ -7,8 +7,9 @@ Prints one JSON line {"state", "torch", "path", "reason", "seconds"} and exits 0
 (was cached), prebuilt (came with foreshock for exactly this torch, tested now), built, no_torch, unsupported,
 no_compiler, failed. `reason` is one line that says what to do. Nothing of this runs inside a trainer: what it leaves
 is DIR/torch-<version>-<git>/adapter.so, which the trainer only loads. Standard library only. When the cache has the
-adapter torch is not imported. Where the cache cannot be written (a read-only home), DIR is the fallback, and a prebuilt
-adapter is linked there instead of copied: the fallback is on a tmpfs, which may be mounted noexec.
+adapter torch is not imported. Where the cache cannot be written (a read-only home), a prebuilt adapter is linked in the
+fallback. It is not copied: the fallback is on a tmpfs, which may be mounted noexec. For the same reason, and because a
+tmpfs is memory, nothing is compiled there.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argp
         try:
             self_test(target, torch, arguments)
         except BuildError as error:
-            if compiler_or_none() is None:
+            if in_place or compiler_or_none() is None:
                 raise BuildError("failed", f"the prebuilt adapter does not work here: {error.reason}") from error
             prebuilt = None  # what is compiled here may fit better
             target.unlink()
@@ -297,6 +298,8 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
         for place in places:
             if not arguments.force and is_current(place, sources, identity):
                 return answer | {"state": "ready", "path": str(place / "adapter.so")}
+        if arguments.fallback and prebuilt_adapter(arguments.prebuilt, *torch, sources) is None:
+            places.pop()
         for place in places:
             try:
                 state = prepare_in(place, torch, sources, identity, arguments)
@@ -308,13 +311,14 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
     except BuildError as error:
         return answer | {"state": error.state, "reason": error.reason, "path": ""}
     except OSError as error:
-        return answer | {"state": "failed", "reason": f"{error.filename}: {error.strerror}", "path": ""}
+        reason = f"{error.filename}: {error.strerror}; set FORESHOCK_CACHE to a directory that can be written"
+        return answer | {"state": "failed", "reason": reason, "path": ""}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the PyTorch adapter of foreshock.")
     parser.add_argument("--cache", type=Path, help="directory the adapters are kept in")
-    parser.add_argument("--fallback", type=Path, help="directory for the adapter if the cache cannot be written")
+    parser.add_argument("--fallback", type=Path, help="directory for a prebuilt adapter if the cache cannot be written")
     parser.add_argument("--library", type=Path, required=True, help="libforeshock.so, for the self-test")
     parser.add_argument("--include", type=Path, required=True, help="directory with foreshock/hook.h")
     parser.add_argument("--torch", type=Path, help="directory of a LibTorch: its include/ and lib/")

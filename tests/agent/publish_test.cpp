@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <list>
 #include <set>
 #include <string>
 
@@ -17,22 +18,28 @@
 namespace foreshock {
 namespace {
 
-RankStatistics some_rank(int steps = 6) {
-  SegmentOfATrainer trainer;
-  auto reader = trainer.open();
-  Pipeline pipeline(nullptr);
-  RankStatistics rank;
-  rank.run = "run";
-  for (int n = 1; n <= steps; ++n) {
-    trainer.step(n, 2.0);
-    trainer.sample(n, 1.0 + 0x1p-8);
-    pipeline.poll(*reader, &rank);
+class Publish : public testing::Test {
+ protected:
+  RankStatistics some_rank(int steps = 6) {
+    SegmentOfATrainer trainer;
+    auto reader = trainer.open();
+    Pipeline& pipeline = pipelines_.emplace_back(nullptr);
+    RankStatistics rank;
+    rank.run = "run";
+    for (int n = 1; n <= steps; ++n) {
+      trainer.step(n, 2.0);
+      trainer.sample(n, 1.0 + 0x1p-8);
+      pipeline.poll(*reader, &rank);
+    }
+    pipeline.refresh(*reader, &rank);
+    return rank;
   }
-  pipeline.refresh(*reader, &rank);
-  return rank;
-}
 
-TEST(Publish, EverySeriesIsAccepted) {
+ private:
+  std::list<Pipeline> pipelines_;  // a rank points to its pipeline's detectors
+};
+
+TEST_F(Publish, EverySeriesIsAccepted) {
   // Registry::set refuses wrong labels and values outside their closed sets: a refused series would be
   // missing here.
   Registry registry;
@@ -50,7 +57,7 @@ TEST(Publish, EverySeriesIsAccepted) {
     EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
 }
 
-TEST(Publish, AFractionStaysOne) {
+TEST_F(Publish, AFractionStaysOne) {
   Registry registry;
   RankStatistics rank = some_rank();
   rank.identity.max_slowdown = 0.25;
@@ -63,7 +70,7 @@ TEST(Publish, AFractionStaysOne) {
     EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
 }
 
-TEST(Publish, WhatIsNoLongerKnownIsNoLongerExported) {
+TEST_F(Publish, WhatIsNoLongerKnownIsNoLongerExported) {
   Registry registry;
   RankStatistics rank = some_rank();
   rank.loss_zscore = 3;
@@ -75,7 +82,7 @@ TEST(Publish, WhatIsNoLongerKnownIsNoLongerExported) {
   EXPECT_EQ(exposition(*registry.snapshot()).find(series), std::string::npos);
 }
 
-TEST(Publish, StepsThatAScalerLeavesOutUnseenAreNotZero) {
+TEST_F(Publish, StepsThatAScalerLeavesOutUnseenAreNotZero) {
   Registry registry;
   RankStatistics rank = some_rank();
   publish_rank(rank, 2, &registry);
@@ -117,7 +124,7 @@ void see_infinite_gradient(int64_t step, uint64_t seconds, RankStatistics* rank)
   observe_slice(slot, LayerOfCall{}, deviation, rank);
 }
 
-TEST(Publish, GradientsOfAStepThatGoesOnAreToldWithWhatTheScalerDoesWithIt) {
+TEST_F(Publish, GradientsOfAStepThatGoesOnAreToldWithWhatTheScalerDoesWithIt) {
   RankStatistics rank = some_rank();
   see_infinite_gradient(7, 100, &rank);
   EXPECT_EQ(told_of_gradients(rank), "0 0 ");
@@ -132,7 +139,7 @@ TEST(Publish, GradientsOfAStepThatGoesOnAreToldWithWhatTheScalerDoesWithIt) {
   EXPECT_EQ(told_of_gradients(rank), "9 2 ");
 }
 
-TEST(Publish, GradientsOfAStepThatDoesNotEndAreToldAllTheSame) {
+TEST_F(Publish, GradientsOfAStepThatDoesNotEndAreToldAllTheSame) {
   RankStatistics rank = some_rank();
   see_infinite_gradient(7, 100, &rank);
   see_infinite_gradient(7, 219, &rank);
@@ -145,7 +152,7 @@ TEST(Publish, GradientsOfAStepThatDoesNotEndAreToldAllTheSame) {
   EXPECT_EQ(told_of_gradients(rank), "12 0 ");
 }
 
-TEST(Publish, GradientsOfAStepThatHasAnotherNumberThanWasThoughtAreToldWithTheSecondStep) {
+TEST_F(Publish, GradientsOfAStepThatHasAnotherNumberThanWasThoughtAreToldWithTheSecondStep) {
   RankStatistics rank = some_rank();
   see_infinite_gradient(7, 100, &rank);
   segment::StepRecord step = rank.last_step;
@@ -156,7 +163,7 @@ TEST(Publish, GradientsOfAStepThatHasAnotherNumberThanWasThoughtAreToldWithTheSe
   EXPECT_EQ(told_of_gradients(rank), "3 0 ");
 }
 
-TEST(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
+TEST_F(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
   Registry registry;
   RankStatistics rank = some_rank();
   const std::string series = "foreshock_monitor_enabled{run=\"run\",rank=\"0\",component=\"tensors\"} ";
@@ -185,7 +192,7 @@ TEST(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
   EXPECT_EQ(summary_of(failed, 2)["tensors_given_up_reason"], "failure");
 }
 
-TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {
+TEST_F(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {
   Registry registry;
   RankStatistics rank;
   rank.run = "run";
@@ -195,7 +202,7 @@ TEST(Publish, CountersOfAClosedSetExistAtZeroFromTheStart) {
     EXPECT_NE(text.find(std::string("reason=\"") + reason + "\"} 0"), std::string::npos) << reason;
 }
 
-TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
+TEST_F(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   RankStatistics statistics = some_rank();
   statistics.identity.slots_given = 12;
   statistics.identity.slots_wanted = 256;
@@ -228,7 +235,7 @@ TEST(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   EXPECT_TRUE(rank["attention"]["backward"]["bias_ulp"].is_null());
 }
 
-TEST(Publish, TheSummaryTellsWhatWasBeyondALimitAndWhen) {
+TEST_F(Publish, TheSummaryTellsWhatWasBeyondALimitAndWhen) {
   EXPECT_TRUE(summary_of(some_rank(1), 2)["past_alarms"].empty()) << "one slice may be luck";
   RankStatistics broken = some_rank(12);  // an error of 2^-8 in fp64, in every slice
   const nlohmann::json summary = summary_of(broken, 2);
@@ -242,7 +249,7 @@ TEST(Publish, TheSummaryTellsWhatWasBeyondALimitAndWhen) {
   EXPECT_EQ(summary["attention"]["forward"]["nonfinite"], 0);
 }
 
-TEST(Publish, TheHistoryHasATableOfTheRankAndOneOfEachLayer) {
+TEST_F(Publish, TheHistoryHasATableOfTheRankAndOneOfEachLayer) {
   const RankStatistics rank = some_rank();
   EXPECT_EQ(state_of(rank, 2)["layers"].size(), 1u);
   std::vector<HistoryTable> tables;
@@ -261,7 +268,7 @@ TEST(Publish, TheHistoryHasATableOfTheRankAndOneOfEachLayer) {
   EXPECT_EQ(column(tables[1], "deviation_ratio_forward").size(), 6u);
 }
 
-TEST(Publish, WhatTheTrainingLogsIsAGaugeAndInTheState) {
+TEST_F(Publish, WhatTheTrainingLogsIsAGaugeAndInTheState) {
   RankStatistics rank = some_rank();
   rank.logged["train/accuracy"] = {0.5, 4};
   rank.logged["broken"] = {NAN, 5};
@@ -278,7 +285,7 @@ TEST(Publish, WhatTheTrainingLogsIsAGaugeAndInTheState) {
   EXPECT_TRUE(logged["broken"]["value"].is_null());
 }
 
-TEST(Publish, TwoLoggedNamesThatAreOneLabelAreTwoSeries) {
+TEST_F(Publish, TwoLoggedNamesThatAreOneLabelAreTwoSeries) {
   RankStatistics rank = some_rank();
   rank.scalar_names = {"a_b", "a b", "a_b_2", "a+b", "not yet", "not_yet"};
   rank.logged = {{"a_b", {1, 1}}, {"a b", {2, 1}}, {"a_b_2", {3, 1}}, {"a+b", {4, 1}}, {"not_yet", {5, 1}}};
@@ -295,7 +302,7 @@ TEST(Publish, TwoLoggedNamesThatAreOneLabelAreTwoSeries) {
   EXPECT_EQ(state_of(rank, 2)["logged"]["a b"]["value"], 2);
 }
 
-TEST(Publish, AlarmsAreCountedByPassAndKindAndAreZeroWithoutOne) {
+TEST_F(Publish, AlarmsAreCountedByPassAndKindAndAreZeroWithoutOne) {
   RankStatistics fresh;
   fresh.run = "run";
   fresh.identity.rank = 0;
@@ -317,7 +324,7 @@ TEST(Publish, AlarmsAreCountedByPassAndKindAndAreZeroWithoutOne) {
           << pass << of << text;
 }
 
-TEST(Publish, TheSameEventOfALayerIsOneAndTheOldestGoFirst) {
+TEST_F(Publish, TheSameEventOfALayerIsOneAndTheOldestGoFirst) {
   RankStatistics rank;
   rank.note_event("nonfinite", 3, "001", 2.0);
   rank.note_event("nonfinite", 7, "001", 5.0);

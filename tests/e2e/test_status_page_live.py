@@ -18,6 +18,10 @@ DEMO = [monitored.PYTHON, str(monitored.ROOT / "integrations" / "torch" / "demo"
 # The fault begins at a third of it, and is found some forty steps later: the test ends the training.
 STEPS = 600
 GUILTY = "001"
+# What the page shows of the benchmark when one points at the detector's status.
+TOOLTIP = """[...document.querySelectorAll('#detectors tbody tr')]
+    .find((row) => row.firstChild.textContent === 'output_error_drift').lastChild.title"""
+MEASURED = r"a loss event followed \d+ of \d+ warnings; \d+ of \d+ loss events had a warning before"
 
 
 def address_of(directory: pathlib.Path) -> str:
@@ -73,12 +77,10 @@ def test_a_layer_that_errs_is_seen_on_the_page(faulty_training, tab):
     assert min(marked[GUILTY]) + width > STEPS / 3, "and not before it does"
 
     detectors = {row[0]: row for row in rows(tab, "Detectors")}
-    assert detectors["output_error_drift"][1] == "warn"
-    assert detectors["output_error_drift"][2].startswith(GUILTY)
-    right, caught = detectors["output_error_drift"][8:10]  # as the benchmark has measured
-    assert re.fullmatch(r"\d+ of \d+, \d+ %", right), right
-    assert re.fullmatch(r"\d+ of \d+", caught), caught
-    assert detectors["bias"][1] == "quiet"
+    assert detectors["output_error_drift"][2] == "warn"
+    assert detectors["output_error_drift"][3].startswith(GUILTY)
+    assert re.search(MEASURED, tab.value(TOOLTIP)), tab.value(TOOLTIP)
+    assert detectors["bias"][2] == "quiet"
     assert all(step > STEPS / 3 for step in tab.value("warningSteps(lanesOf(ui.state.ranks))"))
 
     overview = tab.value("document.querySelector('#grafana a').href")

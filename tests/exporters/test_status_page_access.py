@@ -174,8 +174,9 @@ FOCUS = """(() => {
     const outline = [style.outlineStyle, parseFloat(style.outlineWidth)];
     return [[...document.querySelectorAll('*')].indexOf(on), ...outline, on.id || on.textContent.slice(0, 20)];
 })()"""
+# What is in a closed <details> has a place, but is not visible.
 CAN_HAVE_IT = """[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]
-    .filter((e) => e.getClientRects().length).map((e) => [...document.querySelectorAll('*')].indexOf(e))"""
+    .filter((e) => e.checkVisibility()).map((e) => [...document.querySelectorAll('*')].indexOf(e))"""
 
 
 def test_tab_leads_through_everything_and_out_again(page):

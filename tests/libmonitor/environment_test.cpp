@@ -9,18 +9,25 @@
 namespace foreshock {
 namespace {
 
-// What a process knows of itself that has just these variables.
-Settings settings_of(const std::map<std::string, std::string>& variables) {
+void unset_all() {
   for (const char* name :
        {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID",
         "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
-        "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"})
+        "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT",
+        "FORESHOCK_DIR", "FORESHOCK_RUN_ID"})
     unsetenv(name);
+}
+
+// What a process knows of itself that has just these variables. The tests of other files have none of them.
+Settings settings_of(const std::map<std::string, std::string>& variables) {
+  unset_all();
   setenv("FORESHOCK_DIR", "/dev/shm/x", 1);
   setenv("FORESHOCK_RUN_ID", "r", 1);
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   Settings settings = {};
   EXPECT_TRUE(read_environment(&settings));
+  for (const auto& [name, value] : variables) unsetenv(name.c_str());
+  unset_all();
   return settings;
 }
 

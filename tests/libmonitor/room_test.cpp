@@ -48,7 +48,7 @@ TEST(Room, OnlyMemoryCounts) {
 }
 
 // A tree as the kernel shows it: the process is in /job/task.
-class Cgroup : public testing::Test {
+class RoomOfACgroup : public testing::Test {
  protected:
   void SetUp() override {
     if (!is_on_tmpfs("/dev/shm")) GTEST_SKIP() << "no tmpfs at /dev/shm";
@@ -75,7 +75,7 @@ class Cgroup : public testing::Test {
   std::string root_;
 };
 
-TEST_F(Cgroup, TheTightestOneBounds) {
+TEST_F(RoomOfACgroup, TheTightestOneBounds) {
   EXPECT_FALSE(free().is_cgroups);
   EXPECT_GT(free().bytes, 0u);
   limit("/job/task", std::to_string(10 * kMiB), 9 * kMiB + 4096);
@@ -89,7 +89,7 @@ TEST_F(Cgroup, TheTightestOneBounds) {
 }
 
 // As the kernel shows version 1: a tree for each controller, and no limit is a number beyond all memory.
-TEST_F(Cgroup, OfVersion1Too) {
+TEST_F(RoomOfACgroup, OfVersion1Too) {
   std::filesystem::create_directories(root_ + "/memory/job/task");
   const auto limit_of = [this](const std::string& group, uint64_t most, uint64_t used,
                                const std::string& stat = "") {
@@ -120,7 +120,7 @@ TEST_F(Cgroup, OfVersion1Too) {
 }
 
 // A training that has read a data set: its cgroup is full, of pages that the kernel drops for whoever asks.
-TEST_F(Cgroup, CachedFilesAreNotInTheWay) {
+TEST_F(RoomOfACgroup, CachedFilesAreNotInTheWay) {
   const auto stat = [](uint64_t dirty) {
     return "anon 4194304\nfile 7340032\nkernel 524288\nshmem 1048576\nfile_mapped 4096\nfile_dirty " +
            std::to_string(dirty) + "\nfile_writeback 4096\nworkingset_activate_file 77\ninactive_anon 1\n" +
