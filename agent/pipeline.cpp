@@ -69,16 +69,18 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   hand_over();
   segment.consume_steps();
   rank->steps = segment.steps_taken();
-  const double steps_taken = thread_cpu_seconds();
   SegmentReader::Ready ready;
   // As many as there are slots: a trainer that fills them as fast as they are judged, or that only pretends
   // to, does not keep the agent from the others.
   for (uint32_t taken = 0; taken < segment::kMaxSlots && segment.next_ready(&ready); ++taken) {
     found = true;
+    const double slice_begins = thread_cpu_seconds();
     judge_slot(segment, ready, rank);
-    if (thread_cpu_seconds() - begin > kMostSecondsAtOnce) break;
+    const double now = thread_cpu_seconds();
+    const bool is_first_look = rank->is_in_first_look(ready.view.header.step);
+    (is_first_look ? rank->first_look.agent_seconds : rank->judging_seconds) += now - slice_begins;
+    if (now - begin > kMostSecondsAtOnce) break;
   }
-  rank->judging_seconds += thread_cpu_seconds() - steps_taken;
   found |= take_tensors(segment, rank);
   rank->agent_seconds += thread_cpu_seconds() - begin;
   return found;

@@ -404,6 +404,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
         {"late", rank.coverage.numbers_late}}},
       {"sample_interval_steps", rank.last_step.sequence != 0 ? json(rank.last_step.interval) : json(nullptr)},
       {"train_seconds", rank.cost.train_seconds},
+      {"first_look_seconds", rank.first_look.own_seconds},
       {"slowdown_ratio", number_or_null(rank.slowdown(cores_per_rank))}};
 }
 

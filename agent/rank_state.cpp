@@ -426,8 +426,12 @@ double training_seconds(double seconds, double cost, const StepWindow& usual) {
 void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   const double seconds = 1e-9 * static_cast<double>(step.duration_ns),
                cost = 1e-9 * static_cast<double>(step.cost_ns);
+  // The first look is paid once, from a grant of its own: it is reported apart, and no rate is made of it.
+  const double granted = segment::is_first_look(step) ? cost : 0;
+  rank->first_look_seconds += granted;
   const double trained = training_seconds(seconds, cost, rank->step_seconds);
-  const RankStatistics::Cost spent = {trained, cost, rank->agent_seconds - rank->cost.agent_seconds};
+  const RankStatistics::Cost spent = {trained, cost - granted,
+                                      rank->agent_seconds - rank->cost.agent_seconds};
   add_cost(spent, 1, &rank->cost);
   add_cost(spent, std::exp(-trained / kRecentSeconds), &rank->recent_cost);
   rank->step_seconds.add(seconds - cost);

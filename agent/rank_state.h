@@ -283,6 +283,7 @@ struct RankStatistics {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
   Cost cost, recent_cost;
+  double first_look_seconds = 0;  // spent in the trainer from the grant of the first steps
   // Of records, each of which stands for as many steps as `stride` says. Our part taken off; ours in those
   // that were not sampled.
   StepWindow step_seconds, other_step_cost;

@@ -165,8 +165,9 @@ class Run {
   RunState end_of(const Followed& followed, RunState of_launcher) const;
   bool is_replaced(const Followed& followed) const;
   struct Measured {
-    SamplingCost cost;  // but for the agent's own
-    AgentWork work;     // but for what it spends beside judging
+    SamplingCost cost;              // but for the agent's own
+    AgentWork work;                 // but for what it spends beside judging
+    double first_look_seconds = 0;  // the agent's CPU time for first looks, in no other figure
     uint64_t in_force = 0;
     double budget = 0;
     bool is_in_burst = false;

@@ -139,6 +139,7 @@ std::optional<Run::Measured> Run::measure() const {
     all.work.steps = std::max(all.work.steps, rank.steps);
     all.work.sampled_steps = std::max(all.work.sampled_steps, rank.sampled_steps);
     all.work.judging_seconds += rank.judging_seconds;
+    all.first_look_seconds += rank.first_look.agent_seconds;
     all.in_force = std::max(all.in_force, rank.last_step.interval);
     all.is_in_burst |= burst_ && is_ahead_or_on(*burst_, rank.last_step.step);
   }
@@ -148,7 +149,7 @@ std::optional<Run::Measured> Run::measure() const {
 void Run::choose_cadence(double agent_cpu_seconds) {
   std::optional<Measured> measured = measure();
   if (!measured) return;
-  measured->work.cpu_seconds = agent_cpu_seconds;
+  measured->work.cpu_seconds = agent_cpu_seconds - measured->first_look_seconds;
   const auto cost = agent_cost(at_cadence_, measured->work, options_.cores);
   if (!cost) return;
   agent_cost_ = cost;

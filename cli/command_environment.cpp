@@ -37,6 +37,10 @@ std::vector<std::string> command_environment(const Installation& installation, c
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels}) {
     set_environment(&environment, option(id).variable, arguments.text(id));
   }
+  // --every without --max-slowdown is a promise to sample: an empty limit says so to the trainer.
+  const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
+  if (has_every && !arguments.is_given(OptionId::kMaxSlowdown))
+    set_environment(&environment, option(OptionId::kMaxSlowdown).variable, "");
   return environment;
 }
 

@@ -163,6 +163,9 @@ bool read_environment(const Variables& variables, Settings* settings) {
   s.slices = true;
   parse_count(value(OptionId::kLauncher), &s.launcher_id);
   parse_count(value(OptionId::kEvery), &s.every);
+  // `run` passes an empty limit on if the user gave none.
+  const char* limit = variables.find(option(OptionId::kMaxSlowdown).variable);
+  s.every_is_promised = s.every != 0 && (limit == nullptr || *limit == '\0');
   parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
   parse_bytes(value(OptionId::kMemory), &s.memory);
   parse_switch(value(OptionId::kSlices), &s.slices);

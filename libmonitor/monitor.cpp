@@ -240,6 +240,7 @@ void Monitor::reset() {
   period_steps_.store(1);
   budget_ = {};
   cost_ = {};
+  first_look_ = FirstLook(g_guest.settings().every == 0 && g_guest.settings().max_slowdown > 0);
   slices_ns_.store(0);
   budget_.set_limit(g_guest.settings().max_slowdown);
   ordinal_ = {};

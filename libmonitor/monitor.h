@@ -90,6 +90,7 @@ class Monitor {
   bool settle_open();
   int64_t ending_step() const;
   bool falls_due(int64_t step) const;
+  bool samples_without_limit() const;
   uint32_t plan_slices();
   void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_guest.writer().slots(); }
@@ -135,6 +136,7 @@ class Monitor {
   StepStride stride_;
   Budget budget_;
   CostModel cost_;
+  FirstLook first_look_;
   GradientCost gradient_cost_;  // of those on devices
   uint64_t gradients_ns_ = 0;   // charged for them in this step
   LossFollower loss_;           // under loss_busy_, as are

@@ -53,11 +53,18 @@ uint64_t Monitor::interval_at(int64_t step) {
 
 // How many slices the step that begins may take; 0: nothing is left for one.
 uint32_t Monitor::plan_slices() {
-  if (budget_.is_unlimited()) return segment::kMaxSlots;
+  if (samples_without_limit()) return segment::kMaxSlots;
   TryLock lock(cost_busy_);
   if (!lock) return paid_slices_.load(std::memory_order_relaxed);
-  if (!budget_.allows()) return 0;
-  return cost_.slices_within(budget_.balance_seconds() - gradient_cost_.seconds(), is_cold());
+  const double granted = first_look_.seconds();
+  if (granted <= 0 && !budget_.allows()) return 0;
+  const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
+  return cost_.slices_within(std::max(granted, saved), is_cold());
+}
+
+// A limit of 100 %, or an interval that the user chose without naming a limit: a promise to sample.
+bool Monitor::samples_without_limit() const {
+  return budget_.is_unlimited() || g_guest.settings().every_is_promised;
 }
 
 void Monitor::begin_step() {
@@ -82,6 +89,7 @@ void Monitor::begin_step() {
 
 // Whether the number of a step whose calls begin with `step` says that it is sampled.
 bool Monitor::falls_due(int64_t step) const {
+  if (first_look_.is_open()) return step >= 0;
   return is_sampled_step(step, interval_.load(std::memory_order_relaxed),
                          period_steps_.load(std::memory_order_relaxed));
 }
@@ -99,7 +107,8 @@ bool Monitor::step_is_sampled() {
   // No forward call since the last step (attention on a path we do not see): it has not begun, so what it may
   // cost was not asked yet.
   TryLock lock(clock_busy_);
-  return lock && falls_due(ending_step()) && budget_.allows();
+  return lock && falls_due(ending_step()) &&
+         (samples_without_limit() || first_look_.is_open() || budget_.allows());
 }
 
 void Monitor::end_step(const foreshock_step& step) {
@@ -166,6 +175,7 @@ void Monitor::end_step(const foreshock_step& step) {
   counting.add(counting.block->step_ns, own);
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
   if (is_late) record.given |= segment::kNumbersPending;
+  if (first_look_.is_open()) record.given |= segment::kFirstLook;
   const uint64_t number = g_guest.writer().append_step(record);
   if (is_late) late_.end_step(number, record);
   numbers_asked_.store(0, std::memory_order_relaxed);
@@ -185,7 +195,9 @@ void Monitor::end_step(const foreshock_step& step) {
     least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) + gradient_cost_.seconds();
   }
   // The lasting interval: a burst neither takes what was saved up nor forgives what is owed.
-  budget_.end_step(step_seconds, cost_seconds, lasting_interval_, kLeastMargin * least_seconds);
+  const double granted = first_look_.end_step(step_was_sampled_, cost_seconds);
+  budget_.end_step(step_seconds - granted, cost_seconds - granted, lasting_interval_,
+                   kLeastMargin * least_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(step.step_source);
     weights_.end_step(step_seconds,

@@ -53,6 +53,7 @@ CallTotals call_totals(segment::ThreadBlock* blocks) {
   CallTotals totals;
   const auto add = [&](segment::ThreadBlock& block) {
     for (uint64_t& calls : block.calls) totals.calls += load(calls);
+    for (uint64_t& sampled : block.sampled) totals.sampled += load(sampled);
     totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
   };
   for (uint32_t n = 0; n < kShared && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);
@@ -345,7 +346,7 @@ segment::Identity Guest::identity_of(const segment::SegmentRequest& given) const
   identity.slots_wanted = settings_.slices ? segment::kMaxSlots : 0;
   identity.slots_given = given.slots;
   identity.slot_bytes = given.slot_bytes;
-  identity.max_slowdown = settings_.max_slowdown;
+  identity.max_slowdown = settings_.every_is_promised ? 1 : settings_.max_slowdown;
   identity.fixed_interval = settings_.every;
   identity.local_ranks = static_cast<uint32_t>(settings_.local_ranks);
   return identity;

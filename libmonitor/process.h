@@ -48,6 +48,7 @@ void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 // Sums over all blocks that are in use.
 struct CallTotals {
   uint64_t calls = 0;
+  uint64_t sampled = 0;
   uint64_t cost_ns = 0;
 };
 CallTotals call_totals(segment::ThreadBlock* blocks);
@@ -110,7 +111,8 @@ struct Settings {
   char directory[400];  // <base>/<run id>
   char run_id[64];
   uint64_t launcher_id;
-  uint64_t every;  // 0: adapted
+  uint64_t every;          // 0: adapted
+  bool every_is_promised;  // `every` was given and no limit: no sample is refused for its cost
   double max_slowdown;
   uint64_t memory;
   bool slices;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "segment/layout.h"
+
 namespace foreshock {
 
 inline constexpr int kRowsPerSample = 16;
@@ -127,6 +129,42 @@ class Budget {
   double patient_balance_ = 0;  // the same, of those who wait
   bool is_overdrawn_ = false;
   int steps_ = 0;
+};
+
+// Samples the first steps of a process whatever the interval, so that a short run is judged too. A fixed
+// grant of seconds pays for everything the monitor does in them, set-up included, instead of the budget.
+// Closes after kSteps sampled steps, or earlier once they hold kSlices slices and two of each call, or when
+// the grant is spent. What is left of the grant is forfeited. The steps are counted first, so that all ranks
+// of a job sample the same ones.
+class FirstLook {
+ public:
+  static constexpr int kSteps = 8;
+  static constexpr uint64_t kSlices =
+      64;  // a verdict takes 8 of each pass; this bounds what the agent judges
+
+  // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
+  FirstLook() = default;
+  explicit FirstLook(bool is_wanted) : steps_(is_wanted ? kSteps : 0) {}
+  bool is_open() const { return steps_ > 0 && seconds_ > 0; }
+  // What is left of the grant; 0 when closed.
+  double seconds() const { return is_open() ? seconds_ : 0; }
+
+  // Ends a step with `calls` attention calls, of which `slices` were copied. Returns the seconds of its cost
+  // that the grant pays.
+  double end_step(bool was_sampled, uint64_t calls, uint64_t slices, double cost_seconds) {
+    if (!is_open()) return 0;
+    const double paid = std::min(std::max(cost_seconds, 0.0), seconds_);
+    seconds_ -= paid;
+    slices_ += slices;
+    if (was_sampled) --steps_;
+    if (slices_ >= std::max(kSlices, 2 * calls)) steps_ = 0;
+    return paid;
+  }
+
+ private:
+  int steps_ = 0;
+  uint64_t slices_ = 0;
+  double seconds_ = segment::kFirstLookSeconds;
 };
 
 // What a sampled step will cost, from what earlier ones have cost. Plain arithmetic, fixed state, fitted as

@@ -135,6 +135,9 @@ static_assert(sizeof(ThreadBlock) == 832);
 // In StepRecord::given: a scaler leaves steps out on a device, so skipped_steps is not known.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
+// In StepRecord::given: the cost of this step was paid from the first look's grant (libmonitor/sampling.h).
+inline constexpr uint32_t kFirstLook = uint32_t{1} << 29;
+
 // Of it as well: numbers of this step are still on their way from a device. What else is known is there; the
 // loss, the norm of the gradient and the steps left out are stored when they have come, and this bit is
 // cleared last. It is too where they never come.
@@ -150,7 +153,7 @@ struct StepRecord {
   uint64_t duration_ns;  // since the end of the step before
   double loss, learning_rate, gradient_norm;
   uint64_t batch_id;
-  uint32_t given;               // FORESHOCK_GIVEN_..., kSkipsUnseen, kNumbersPending
+  uint32_t given;               // FORESHOCK_GIVEN_..., kFirstLook, kSkipsUnseen, kNumbersPending
   uint32_t loss_source;         // FORESHOCK_LOSS_...
   uint32_t step_source;         // FORESHOCK_STEP_...
   uint32_t sampled;             // 1: this step was a sampled one
@@ -375,6 +378,8 @@ enum : uint32_t {
 };
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
+
+constexpr bool is_first_look(const StepRecord& step) { return (step.given & kFirstLook) != 0; }
 
 constexpr bool is_pending(const StepRecord& step) { return (step.given & kNumbersPending) != 0; }
 

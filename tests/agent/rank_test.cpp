@@ -198,5 +198,36 @@ TEST(Rank, APauseIsNoTrainingTime) {
   EXPECT_LT(*rank.recent_slowdown(1), 0.1 * before) << "steps that have become longer are no pauses";
 }
 
+// 40 steps of 20 ms. The first 9 cost 10 ms each and are a first look; the others cost 0.1 ms.
+TEST(Rank, FirstLookIsNotPartOfTheSlowdown) {
+  RankStatistics rank;
+  segment::StepRecord step = {};
+  step.sampled = 1;
+  for (step.sequence = 2; step.sequence <= 80; step.sequence += 2) {
+    const bool is_first = ++step.step <= 9;
+    step.given = is_first ? segment::kFirstLook : 0;
+    step.cost_ns = is_first ? 10'000'000 : 100'000;
+    step.duration_ns = 20'000'000 + step.cost_ns;
+    observe_step(step, &rank);
+  }
+  EXPECT_NEAR(rank.first_look.own_seconds, 0.09, 1e-9);
+  EXPECT_NEAR(*rank.slowdown(1), 0.0001 * 31 / (0.02 * 40 + 0.09), 1e-9);
+  EXPECT_EQ(rank.sampled_steps, 31u) << "the interval is not chosen by what the first look cost";
+  EXPECT_TRUE(rank.is_in_first_look(9));
+  EXPECT_FALSE(rank.is_in_first_look(10));
+}
+
+TEST(Rank, FirstLookBeyondItsGrantIsPartOfTheSlowdown) {
+  RankStatistics rank;
+  segment::StepRecord step = {};
+  step.sequence = 2;
+  step.given = segment::kFirstLook;
+  step.cost_ns = 800'000'000;
+  step.duration_ns = 2'800'000'000;
+  observe_step(step, &rank);
+  EXPECT_NEAR(rank.first_look.own_seconds, segment::kFirstLookSeconds, 1e-9);
+  EXPECT_NEAR(rank.cost.own_seconds, 0.3, 1e-9);
+}
+
 }  // namespace
 }  // namespace foreshock

@@ -173,7 +173,8 @@ def test_a_detector_that_rises_makes_a_burst_that_ends(base, start_hand):
     sampled = {line["step"] for line in lines("sample")}
     # Outside of the burst there are 4 of them in 32 steps; the ring may still be full now and then.
     assert len(sampled & set(range(first, first + 32))) >= 16
-    assert {step % 8 for step in sampled if not first <= step < first + 32} == {0}
+    first_look = range(2, 10)
+    assert {step % 8 for step in sampled if step not in first_look and not first <= step < first + 32} == {0}
 
 
 RANK = """

@@ -4,6 +4,7 @@ import pytest
 from segment_file import assert_calls_conserved, segments
 
 STEPS, LAYERS = 300, 8
+FIRST_LOOK = 1 << 29  # of `given`, segment/layout.h
 
 
 TRAIN = f"hand.step({STEPS}, layers={LAYERS})"
@@ -56,3 +57,19 @@ def test_sampled_steps_are_the_same_on_every_rank_and_rerun(start_alone, base):
         sampled = [step["step"] for step in segment.steps() if step["sampled"]]
         assert sampled
         assert sampled == [step["step"] for step in segment.steps()[1:] if step["step"] % 8 == 0]
+
+
+def test_the_first_look_takes_no_more_than_its_grant(start_alone, base):
+    """At default options the first steps are sampled whatever they cost; then the limit holds."""
+    trainer = start_alone(FORESHOCK_EVERY="0", FORESHOCK_MAX_SLOWDOWN="15%")
+    trainer.do(TRAIN)
+    (segment,) = segments(base / "alone")
+    assert_calls_conserved(segment.attention())
+    looked = [step for step in segment.steps() if step["given"] & FIRST_LOOK]
+    assert [step["step"] for step in looked if step["sampled"]] == list(range(2, 2 + len(looked) - 1))
+    assert 1 < len(looked) <= 9
+    assert sum(step["cost_ns"] for step in looked) <= 0.5e9 + max(step["cost_ns"] for step in looked)
+    after = segment.steps()[len(looked) :]
+    ours, all_of_it = (sum(step[field] for step in after) for field in ("cost_ns", "duration_ns"))
+    dearest = max(step["cost_ns"] for step in after)
+    assert ours - dearest <= 0.15 * (all_of_it - ours), (ours, all_of_it)

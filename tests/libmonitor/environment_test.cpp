@@ -58,6 +58,19 @@ TEST(Environment, WeightsAreFollowedUnlessTheyAreOff) {
   for (const char* off : {"0", "off", "no"}) EXPECT_FALSE(weights(off).first) << off;
 }
 
+TEST(Environment, IntervalIsAPromiseUnlessALimitIsGiven) {
+  const auto is_promised = [](const char* every, const char* limit) {
+    const Settings s = settings_of({{"FORESHOCK_EVERY", every}, {"FORESHOCK_MAX_SLOWDOWN", limit}});
+    EXPECT_EQ(s.max_slowdown, *limit == '\0' ? 0.01 : 0.02);
+    for (const char* name : {"FORESHOCK_EVERY", "FORESHOCK_MAX_SLOWDOWN"}) unsetenv(name);
+    return s.every_is_promised;
+  };
+  EXPECT_TRUE(is_promised("1", ""));
+  EXPECT_FALSE(is_promised("1", "2%"));
+  EXPECT_FALSE(is_promised("0", ""));
+  EXPECT_FALSE(is_promised("", ""));
+}
+
 TEST(Environment, Srun) {
   const Settings s = settings_of({{"SLURM_PROCID", "9"},
                                   {"SLURM_LOCALID", "1"},
