@@ -15,6 +15,7 @@ QUERY_WORDS = {
 
 
 _NUMBER = re.compile(r"[0-9]+")
+_ADAPTER = re.compile(r"\.(base_layer|lora_[AB](\.[^.]+)?)$")
 
 
 class Named(NamedTuple):
@@ -61,14 +62,22 @@ def _split(name: str) -> tuple[str, int] | None:
 
 
 def _tower(prefix: str, prefixes: set[str]) -> str:
-    """The last component that tells every tower from every other one, else the full prefix."""
-    if len(prefixes) < 2:
+    """The shortest beginning of `prefix` that no other one has, without what all of them begin with."""
+    if len(prefixes) < 2 or prefix not in prefixes:
         return ""
     paths = [p.split(".") for p in prefixes]
-    for back in range(1, min(map(len, paths)) + 1):
-        if len({path[-back] for path in paths}) == len(paths) and prefix in prefixes:
-            return prefix.split(".")[-back]
-    return prefix
+    common = next((n for n, words in enumerate(zip(*paths)) if len(set(words)) > 1), min(map(len, paths)))
+    path = prefix.split(".")
+    lengths = range(common + 1, len(path) + 1)
+    shortest = next((n for n in lengths if sum(p[:n] == path[:n] for p in paths) == 1), len(path))
+    return ".".join(path[common:shortest])
+
+
+def _attention_of(matrix: str) -> str:
+    """Path of the module whose query projection `matrix` is, or is an adapter of (PEFT's LoRA); else ""."""
+    path = _ADAPTER.sub("", matrix.removesuffix(".weight"))
+    module, _, word = path.rpartition(".")
+    return module if word.lower() in QUERY_WORDS else ""
 
 
 def _blocks_in_stages(matrices: list[str]) -> set[str]:
@@ -81,10 +90,10 @@ def _blocks_in_stages(matrices: list[str]) -> set[str]:
             if part.isdigit():
                 children.setdefault(".".join(parts[: at + 1]), set()).add(parts[at + 1])
     blocks = set()
-    for name in matrices:
-        parts = name.removesuffix(".weight").split(".")
-        numbered = [at for at, part in enumerate(parts[:-2]) if part.isdigit()]
-        if len(numbered) < 2 or parts[-1].lower() not in QUERY_WORDS:
+    for module in filter(None, map(_attention_of, matrices)):
+        parts = module.split(".")
+        numbered = [at for at, part in enumerate(parts[:-1]) if part.isdigit()]
+        if len(numbered) < 2:
             continue
         within = (at for at in reversed(numbered) if len(children[".".join(parts[: at + 1])]) > 1)
         innermost = next(within, numbered[0])
@@ -93,26 +102,75 @@ def _blocks_in_stages(matrices: list[str]) -> set[str]:
     return blocks
 
 
-def _block_of(name: str, blocks: set[str]) -> str:
-    """The innermost of `blocks` that it lies in, else ""."""
-    paths = (name[:at] for at in range(len(name) - 1, 0, -1) if name[at] == ".")
-    return next((path for path in paths if path in blocks), "")
+def _around(name: str, paths: set[str]) -> str:
+    """The innermost of `paths` that it lies in, else ""."""
+    outer = (name[:at] for at in range(len(name) - 1, 0, -1) if name[at] == ".")
+    return next((path for path in outer if path in paths), "")
+
+
+def _words(path: str) -> str:
+    return ".".join(part for part in path.split(".") if not part.isdigit())
+
+
+def _numbered(path: str) -> list[tuple[str, str]]:
+    """[("layers", "0"), ("blocks", "3")] of layers.0.blocks.3: what stands before each number, and the number."""
+    found, words = [], []
+    for part in path.split("."):
+        if part.isdigit():
+            found.append((".".join(words), part))
+            words = []
+        else:
+            words.append(part)
+    return found
+
+
+def _block_label(block: str, blocks: set[str]) -> str:
+    """The numbers of a block within its stage, and the words in which it differs from blocks with the same numbers, as
+    000.encoder.001 where 000.decoder.001 exists."""
+    own, others = _numbered(block), [_numbered(other) for other in blocks]
+    label = []
+    for at, (words, number) in enumerate(own):
+        siblings = {o[at][0] for o in others if len(o) > at and [n for _, n in o[:at]] == [n for _, n in own[:at]]}
+        if at > 0 and (tower := _tower(words, {s for s in siblings if s})):
+            label.append(tower)
+        label.append(f"{int(number):03d}")
+    return ".".join(label)
+
+
+def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str, str]:
+    """{path: word} of the attention modules of a layer after its first one, such as the cross attention of a decoder:
+    the words in which it differs from the others. `layers` are the labels of the matrices."""
+    modules: dict[str, dict[str, str]] = {}  # of each layer: {path without numbers: path}
+    for name in matrices:
+        if module := _attention_of(name):
+            modules.setdefault(layers[name], {}).setdefault(_words(module), module)
+    found = {}
+    for of_layer in modules.values():
+        for words in list(of_layer)[1:]:
+            found[of_layer[words]] = _tower(words, set(of_layer))
+    return found
 
 
 def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
     """Label of the layer each of `names` belongs to, at most 31 characters; `matrices` are the 2-D parameters."""
     prefixes = {split[0] for name in matrices if (split := _split(name))}
     blocks = _blocks_in_stages(matrices)
-    labels = {}
-    for name in names:
+
+    def label_of(name: str) -> str:
         split = _split(name)
         if split is None:
-            labels[name] = (name.rpartition(".")[0] or name)[-LABEL_BYTES:]
-            continue
+            return name.rpartition(".")[0] or name
         tower = _tower(split[0], prefixes) if split[0] in prefixes else split[0]
-        numbers = [int(part) for part in _block_of(name, blocks).split(".") if part.isdigit()] or [split[1]]
-        labels[name] = ".".join([tower, *(f"{number:03d}" for number in numbers)]).lstrip(".")[-LABEL_BYTES:]
-    return labels
+        block = _around(name, blocks)
+        beside = {other for other in blocks if (_split(other + ".") or ("",))[0] == split[0]}
+        return f"{tower}.{_block_label(block, beside) if block else f'{split[1]:03d}'}".lstrip(".")
+
+    labels = {name: label_of(name) for name in names}
+    further = _further_attention(matrices, {name: label_of(name) for name in matrices})
+    for name in names:
+        if module := _around(name, set(further)):
+            labels[name] += "." + further[module]
+    return {name: label[-LABEL_BYTES:] for name, label in labels.items()}
 
 
 def numbered_labels(rows: list[Named]) -> dict[str, str]:
