@@ -143,8 +143,10 @@ inline foreshock_tensor View(const at::Tensor& tensor) {
 // autograd history below autograd, in the forward operation and, saved, in the backward one.
 //
 // Rule: breadth-first from the query's node to the first matrix multiplication; its weight argument, followed
-// only through unary nodes, must be a 2-D leaf. A frozen weight leaves no edge, and walking on past it would
-// name the layer before: then the answer is "unknown", never a guess. Costs about 10 us: sampled calls only.
+// only through unary nodes, must be a 2-D leaf. A frozen weight leaves no edge, and an operation written by
+// hand is opaque: walking on past either would name the layer before. A branch beside it (LoRA) is followed
+// instead, but its product counts only if it was computed from the same input, since an earlier layer cannot
+// be. Else the answer is "unknown", never a guess. Costs about 10 us: sampled calls only.
 
 inline constexpr int kMaxNodes = 64;
 
@@ -200,24 +202,67 @@ inline const void* WeightOf(const torch::autograd::Node& product) {
   return product.num_outputs() <= weight ? nullptr : LeafBehind(product.next_edge(weight).function.get());
 }
 
+// A breadth-first walk over the history of a tensor. Reads only; bounded by kMaxNodes.
+class HistoryWalk {
+ public:
+  explicit HistoryWalk(const torch::autograd::Node* from) { Add(from); }
+  const torch::autograd::Node* Next() { return head_ < tail_ ? queue_[head_++] : nullptr; }
+  void Add(const torch::autograd::Node* node) {
+    const bool seen = std::find(queue_.begin(), queue_.begin() + tail_, node) != queue_.begin() + tail_;
+    if (node && !seen && tail_ < kMaxNodes) queue_[tail_++] = node;
+  }
+  void AddInputsOf(const torch::autograd::Node& node) {
+    for (const auto& edge : node.next_edges()) Add(edge.function.get());
+  }
+
+ private:
+  std::array<const torch::autograd::Node*, kMaxNodes> queue_;
+  int head_ = 0, tail_ = 0;
+};
+
+// The node before a chain of unary nodes.
+inline const torch::autograd::Node* BeforeUnary(const torch::autograd::Node* node) {
+  for (int hops = 0; node && hops < kMaxNodes; ++hops) {
+    if (KindOf(*node) != NodeKind::kUnary || node->num_outputs() != 1) return node;
+    node = node->next_edge(0).function.get();
+  }
+  return nullptr;
+}
+
+// What a frozen product or an opaque operation was computed from; null: unknown. A weight is not it.
+inline const torch::autograd::Node* InputOf(const torch::autograd::Node& node) {
+  for (const auto& edge : node.next_edges()) {
+    const auto* input = BeforeUnary(edge.function.get());
+    if (input && !LeafBehind(input)) return input;
+  }
+  return nullptr;
+}
+
+inline bool IsComputedFrom(const torch::autograd::Node& node, const torch::autograd::Node* input) {
+  HistoryWalk walk(&node);
+  while (const auto* next = walk.Next()) {
+    if (next == input) return true;
+    walk.AddInputsOf(*next);
+  }
+  return false;
+}
+
 // Address of the TensorImpl (Python: parameter._cdata) of the weight that made `query`; null when unknown.
 // Reads only; the caller holds a reference to `query`, hence to its graph.
 inline const void* LayerOf(const at::Tensor& query) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(query);
-  if (!meta || !meta->grad_fn_) return nullptr;
-  std::array<const torch::autograd::Node*, kMaxNodes> queue;
-  int tail = 0;
-  queue[tail++] = meta->grad_fn_.get();
-  for (int head = 0; head < tail; ++head) {
-    const torch::autograd::Node& node = *queue[head];
-    const NodeKind kind = KindOf(node);
-    if (kind == NodeKind::kProduct) return WeightOf(node);
-    if (kind == NodeKind::kOpaque) return nullptr;
-    for (const auto& edge : node.next_edges()) {
-      const auto* next = edge.function.get();
-      const bool seen = std::find(queue.begin(), queue.begin() + tail, next) != queue.begin() + tail;
-      if (next && !seen && tail < kMaxNodes) queue[tail++] = next;
+  if (!meta) return nullptr;
+  HistoryWalk walk(meta->grad_fn_.get());
+  const torch::autograd::Node* frozen_input = nullptr;
+  while (const auto* node = walk.Next()) {
+    const NodeKind kind = KindOf(*node);
+    if (kind != NodeKind::kProduct && kind != NodeKind::kOpaque) {
+      walk.AddInputsOf(*node);
+      continue;
     }
+    const void* weight = kind == NodeKind::kProduct ? WeightOf(*node) : nullptr;
+    if (weight && (!frozen_input || IsComputedFrom(*node, frozen_input))) return weight;
+    if (weight || frozen_input || !(frozen_input = InputOf(*node))) return nullptr;
   }
   return nullptr;
 }

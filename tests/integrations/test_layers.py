@@ -110,8 +110,47 @@ one = torch.compile(chain(blocks))
 print(json.dumps([run(chain(frozen), frozen, True), run(chain(adapted), adapted, True), run(one, blocks, False)]))
 """)
     assert frozen == [[0, 0, 0], [0, 0, 0]]
-    assert adapted == [[0, 0, 0], [0, 0, 0]]
+    beside = [f"{n}.lb.weight" for n in range(3)]  # the branch beside the frozen projection
+    assert adapted == [beside, beside[::-1]]
     assert compiled == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("recompute", ["None", "False", "True"])
+def test_adapters_beside_a_frozen_base_name_every_layer(trainer, recompute: str) -> None:
+    """As PEFT trains: nothing but the adapters needs gradients, so the first layer's base is not in the history."""
+    forward, backward = trainer(f"""{MODEL}
+blocks = [Block(64, 4, fused=False, lora=True, rope=True) for _ in range(3)]
+for b in blocks:
+    for n, p in b.named_parameters(): p.requires_grad_(n in ("la.weight", "lb.weight"))
+def call(b, x):
+    return b(x) if {recompute} is None else checkpoint(b, x.requires_grad_(), use_reentrant={recompute})
+print(json.dumps(run(chain(blocks, call), blocks, True)))
+""")
+    names = [f"{n}.lb.weight" for n in range(3)]
+    assert backward == names[::-1]
+    assert set(forward) - {0} == set(names)
+    assert recompute == "True" or 0 not in forward
+
+
+def test_a_branch_beside_a_frozen_base_counts_only_if_it_has_the_same_input(trainer) -> None:
+    rows, adapter = trainer("""
+        from torch import nn
+        before, base, low, high = [nn.Linear(32, 32, bias=False) for _ in range(4)]
+        base.requires_grad_(False)
+        class Quantised(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, w): ctx.save_for_backward(w); return x @ w.T
+            @staticmethod
+            def backward(ctx, g): return g @ ctx.saved_tensors[0], None
+        heads = lambda t: t.view(2, 16, 4, 8).transpose(1, 2)
+        x = F.silu(before(torch.randn(2, 16, 32))); k = v = heads(x).detach()
+        sdpa(heads(Quantised.apply(x, base.weight) + 2 * high(low(x))), k, v)
+        sdpa(heads(base(x) + 2 * high(low(F.dropout(x, 0.1)))), k, v)
+        sdpa(heads(base(x) + x), k, v)
+        sdpa(heads(base(x) + high(torch.randn(2, 16, 32))), k, v)
+        print(json.dumps([[row["layer"] for row in events("leave")], high.weight._cdata]))
+    """)
+    assert rows == [adapter, adapter, 0, 0]
 
 
 def test_walk_into_a_projection_made_elsewhere_stops(trainer) -> None:
@@ -157,7 +196,7 @@ def test_labels() -> None:
     towers = ["encoder.layers.3.q.weight", "decoder.layers.3.q.weight"]
     assert list(layer_labels(towers, towers).values()) == ["encoder.003", "decoder.003"]
     deep = ["a.x.layers.0.w", "a.y.layers.0.w", "b.x.layers.0.w"]
-    assert list(layer_labels(deep, deep).values()) == ["a.x.layers.000", "a.y.layers.000", "b.x.layers.000"]
+    assert list(layer_labels(deep, deep).values()) == ["a.x.000", "a.y.000", "b.000"]
     assert layer_labels(["0.q.weight"], ["0.q.weight"]) == {"0.q.weight": "000"}
     long = ["m" * 40 + ".weight"]
     assert layer_labels(long, long) == {long[0]: "m" * 31}
@@ -174,7 +213,7 @@ def test_blocks_within_stages_have_labels_of_their_own() -> None:
     }
     paths = ["down_blocks.1.attentions.0", "mid_block.attentions.0", "up_blocks.2.attentions.1"]
     unet = [f"{path}.transformer_blocks.0.{leaf}.weight" for path in paths for leaf in ("attn1.to_q", "ff.net.0.proj")]
-    labels = {"down_blocks.001.000.000", "attentions.000.000", "up_blocks.002.001.000"}
+    labels = {"down_blocks.001.000.000", "mid_block.000.000", "up_blocks.002.001.000"}
     assert set(layer_labels(unet, unet).values()) == labels
     nested = ["1.0.attn.in_proj_weight", "1.0.mlp.weight", "1.1.attn.in_proj_weight", "1.1.mlp.weight", "2.weight"]
     assert list(layer_labels(nested, nested).values()) == ["001.000", "001.000", "001.001", "001.001", "002"]
@@ -192,6 +231,39 @@ def test_blocks_within_stages_have_labels_of_their_own() -> None:
 def test_numbers_within_a_layer_are_no_layers(leaves: list[str]) -> None:
     names = [f"blocks.{n}.{leaf}.weight" for n in (2, 10) for leaf in leaves]
     assert set(layer_labels(names, names).values()) == {"002", "010"}
+
+
+def test_labels_of_unlike_attention_are_distinct() -> None:
+    attention = ["self_attn.in_proj_weight", "multihead_attn.in_proj_weight"]
+    paths = [f"{n}.{path}" for n in (0, 1) for path in
+             ("encoder.layers.0", "decoder.layers.0", "decoder.layers.1")]  # fmt: skip
+    names = [f"blocks.{path}.{leaf}" for path in paths
+             for leaf in (*(attention if "decoder" in path else attention[:1]), "linear1.weight")]  # fmt: skip
+    labels = layer_labels(names, [*names, "blocks.0.decoder.norm.weight"])
+    assert labels == {
+        **{name: f"00{name[7]}.{name[9:16]}.00{name[24]}" + (".multihead_attn" if "multihead" in name else "")
+           for name in names},
+        "blocks.0.decoder.norm.weight": "000",
+    }  # fmt: skip
+    t5 = [f"{stack}.block.0.layer.{n}.{leaf}.weight" for stack, n, leaf in (
+        ("encoder", 0, "SelfAttention.q"), ("encoder", 1, "DenseReluDense.wi"), ("decoder", 0, "SelfAttention.q"),
+        ("decoder", 1, "EncDecAttention.q"), ("decoder", 2, "DenseReluDense.wi"))]  # fmt: skip
+    assert list(layer_labels(t5, t5).values()) == [
+        "encoder.000", "encoder.000", "decoder.000", "decoder.000.EncDecAttention", "decoder.000"
+    ]  # fmt: skip
+    resnets = ["mid_block.attentions.0.attn.to_q.weight", "mid_block.resnets.0.emb.weight", "up.0.attn.to_q.weight"]
+    assert list(layer_labels(resnets, resnets).values()) == [
+        "mid_block.attentions.000",
+        "mid_block.resnets.000",
+        "up.000",
+    ]
+
+
+def test_adapters_of_a_projection_are_its_layer() -> None:
+    lora = [f"layers.{stage}.blocks.{block}.attn.q_proj.{leaf}.weight" for stage, block in ((0, 0), (0, 1))
+            for leaf in ("base_layer", "lora_A.default", "lora_B.default")]  # fmt: skip
+    names = [*lora, *[f"layers.0.blocks.{block}.mlp.fc.weight" for block in (0, 1)]]
+    assert set(layer_labels(names, names).values()) == {"000.000", "000.001"}
 
 
 def test_projections_are_called_as_the_core_knows_them() -> None:
