@@ -165,7 +165,7 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, L
 }
 
 const char* name_of(RunState state) {
-  constexpr const char* kNames[] = {"running", "finished", "failed", "preempted"};
+  constexpr const char* kNames[] = {"running", "finished", "failed", "preempted", "interrupted"};
   return kNames[static_cast<int>(state)];
 }
 
@@ -208,7 +208,8 @@ std::optional<LossCount> RankStatistics::losses(WatchEventKind kind) const {
 }
 
 std::optional<double> RankStatistics::slowdown(int cores_per_rank) const {
-  return ratio_of(cost.train_seconds, cost.own_seconds, agent_seconds, cores_per_rank);
+  return ratio_of(cost.train_seconds, cost.own_seconds, agent_seconds - first_look.agent_seconds,
+                  cores_per_rank);
 }
 
 std::optional<double> RankStatistics::recent_slowdown(int cores_per_rank) const {
@@ -423,20 +424,28 @@ double training_seconds(double seconds, double cost, const StepWindow& usual) {
   return seconds - cost > kMostTimes * median ? median + cost : seconds;
 }
 
+// What the grant of the first look pays of a step's cost: the same sum as in the trainer.
+double granted_seconds(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* look) {
+  if (!segment::is_first_look(step)) return 0;
+  const double granted = std::min(cost, segment::kFirstLookSeconds - look->own_seconds);
+  look->own_seconds += granted;
+  look->last_step = step.step;
+  return granted;
+}
+
 void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   const double seconds = 1e-9 * static_cast<double>(step.duration_ns),
                cost = 1e-9 * static_cast<double>(step.cost_ns);
-  // The first look is paid once, from a grant of its own: it is reported apart, and no rate is made of it.
-  const double granted = segment::is_first_look(step) ? cost : 0;
-  rank->first_look_seconds += granted;
+  const double granted = granted_seconds(step, cost, &rank->first_look);
   const double trained = training_seconds(seconds, cost, rank->step_seconds);
-  const RankStatistics::Cost spent = {trained, cost - granted,
-                                      rank->agent_seconds - rank->cost.agent_seconds};
+  const double agent = rank->agent_seconds - rank->first_look.agent_seconds - rank->cost.agent_seconds;
+  const RankStatistics::Cost spent = {trained, cost - granted, std::max(agent, 0.0)};
   add_cost(spent, 1, &rank->cost);
   add_cost(spent, std::exp(-trained / kRecentSeconds), &rank->recent_cost);
   rank->step_seconds.add(seconds - cost);
   rank->history.add(step.step, kColumnStepSeconds, seconds);
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
+  if (segment::is_first_look(step)) return;  // more slices than the budget would pay for
   if (step.sampled != 0) {
     ++rank->sampled_steps;
     rank->sampled_step_cost.add(cost);

@@ -229,7 +229,7 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, L
 // NaN or Inf of the trainer's where the reference has none.
 bool is_nonfinite(const SliceDeviation& deviation);
 
-enum class RunState { kRunning, kFinished, kFailed, kPreempted };
+enum class RunState { kRunning, kFinished, kFailed, kPreempted, kInterrupted };
 const char* name_of(RunState state);
 
 struct RankStatistics {
@@ -283,7 +283,16 @@ struct RankStatistics {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
   Cost cost, recent_cost;
-  double first_look_seconds = 0;  // spent in the trainer from the grant of the first steps
+  // Spent from the grant of the first look, in the trainer and by the agent on its slices. Neither is part of
+  // the slowdown or of what the interval is chosen by.
+  struct FirstLookCost {
+    double own_seconds = 0, agent_seconds = 0;
+    int64_t last_step = -1;
+  };
+  FirstLookCost first_look;
+  bool is_in_first_look(int64_t step) const {
+    return segment::is_first_look(last_step) || step <= first_look.last_step;
+  }
   // Of records, each of which stands for as many steps as `stride` says. Our part taken off; ours in those
   // that were not sampled.
   StepWindow step_seconds, other_step_cost;

@@ -56,6 +56,7 @@ constexpr size_t kMostBytes = 4096;
 RunState state_from(const std::string& word) {
   if (word == "finished") return RunState::kFinished;
   if (word == "preempted") return RunState::kPreempted;
+  if (word == "interrupted") return RunState::kInterrupted;
   return RunState::kFailed;
 }
 
@@ -120,7 +121,7 @@ constexpr const char* kRecordSpool = "record.spool";
 
 bool is_better(RunState a, RunState b) {
   constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
-                                    RunState::kFailed};
+                                    RunState::kInterrupted, RunState::kFailed};
   return std::find(kFromBest, std::end(kFromBest), a) < std::find(kFromBest, std::end(kFromBest), b);
 }
 
@@ -522,7 +523,8 @@ void Run::publish(Registry* registry) {
   publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);
   publish_spectra(options_.label, pipeline_->spectra(), registry);
   registry->set(Metric::kRunInfo, {options_.label, user_}, 1);
-  for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted})
+  for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted,
+                         RunState::kInterrupted})
     registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == this->state());
   uint64_t refused = refusals_;
   for (const auto& followed : followed_)

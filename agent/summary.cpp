@@ -440,12 +440,34 @@ std::string ended_early_text(const Ranks& ranks) {
   return text.empty() ? "" : text + ", of " + std::to_string(furthest);
 }
 
+// "process 4711, 40 steps: ", where one rank has several.
+std::string process_text(const RankStatistics& rank) {
+  return "process " + std::to_string(rank.identity.pid) + ", " + counted(steps_of(rank), "step", "steps") +
+         ": ";
+}
+
+// Optimizer steps that a gradient scaler left out, on the rank with the most.
+std::string skipped_entry(const Ranks& ranks) {
+  const uint64_t most = most_of(ranks, [](const RankStatistics& rank) {
+    return segment::knows_skips(rank.last_step) ? rank.last_step.skipped_steps : 0;
+  });
+  if (most == 0) return "";
+  return entry("skipped", counted(most, "optimizer step", "optimizer steps") +
+                              " by a gradient scaler: gradients were not finite");
+}
+
 std::string rank_entries(const Ranks& ranks) {
   std::string out;
   for (size_t n = 0; n < std::min(ranks.size(), kMostRankLines); ++n) {
     const RankStatistics& rank = *ranks[n];
+    // A process that executes another program leaves two segments of one rank.
+    const auto is_same = [&](const RankStatistics* other) {
+      return other != &rank && other->identity.rank == rank.identity.rank;
+    };
+    const bool is_alone = std::none_of(ranks.begin(), ranks.end(), is_same);
     out += entry("rank " + std::to_string(rank.identity.rank),
-                 "error " + formatted("%.2fx", mean_of(rank.pass[0].deviation_ratio)) + ", " +
+                 (is_alone ? "" : process_text(rank)) + "error " +
+                     formatted("%.2fx", mean_of(rank.pass[0].deviation_ratio)) + ", " +
                      formatted("%.2fx", mean_of(rank.pass[1].deviation_ratio)) + "; loss " + loss_text(rank));
   }
   if (ranks.size() > kMostRankLines)
@@ -553,6 +575,15 @@ std::string replicas_entry(const SummaryInput& input) {
                                counted(replicas.compared(), "comparison", "comparisons"));
 }
 
+// "; first look at 8 steps 0.04 s, not included": the one that took the most.
+std::string first_look_text(const Ranks& ranks) {
+  double most = 0;
+  for (const RankStatistics* rank : ranks) most = std::max(most, rank->first_look.own_seconds);
+  if (most <= 0) return "";
+  return "; first look " + formatted("%.2g", most) + " s of " + formatted("%g", segment::kFirstLookSeconds) +
+         " s granted, not included";
+}
+
 std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)[2]) {
   std::optional<double> most;
   double allowed = 0;
@@ -563,7 +594,9 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
   }
   if (!most) return entry("overhead", "unknown");
   std::string text = formatted("%.2f %%", *most * 100);
-  if (allowed > 0)
+  if (allowed >= 1)
+    text += ", no limit given";
+  else if (allowed > 0)
     text += (*most > allowed ? ", above the " : " of ") + formatted("%g %%", allowed * 100) + " allowed";
   if (input.ranks.size() > 1) text += " (slowest rank)";
   double least = input.ranks[0]->cost.train_seconds;
@@ -575,12 +608,21 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
             // The interval is the last one: calls that were not sampled show that it was longer before.
             : passes[0].unsampled + passes[1].unsampled > 0 ? "; every step sampled at the end"
                                                             : "; every step sampled";
+  text += first_look_text(input.ranks);
   return entry("overhead", text);
 }
 
 // -- notes: what was not seen, and what to do --
 
 using Notes = std::vector<std::pair<std::string, std::string>>;
+
+// Why a training had no step that could be sampled; "": it had one.
+std::string too_short_text(const RankStatistics& rank) {
+  const uint64_t steps = steps_of(rank), interval = rank.identity.fixed_interval;
+  const std::string ended = "the training ended after " + counted(steps, "step", "steps") + ", and ";
+  if (interval > steps) return ended + "--every " + std::to_string(interval) + " samples none of them";
+  return steps == 1 ? ended + "sampling begins after the first" : "";
+}
 
 void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Notes* notes) {
   const bool saw_no_call = passes[0].calls + passes[1].calls == 0;
@@ -611,6 +653,9 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
     notes->emplace_back("not sampled",
                         "one sample costs more than --max-slowdown allows for steps this short or so few: "
                         "train longer, or allow more, as in --max-slowdown 10%");
+  else if (const std::string why = too_short_text(*ranks[0]);
+           !why.empty() && passes[0].sampled + passes[1].sampled == 0 && passes[0].calls > 0)
+    notes->emplace_back("not sampled", why);
   const uint64_t math_path = sum_over(ranks, [](const RankStatistics& rank) {
     uint64_t calls = 0;
     for (size_t op = 0; op < rank.ops.size(); ++op)
@@ -620,9 +665,11 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
     return calls;
   });
   if (math_path > 0)
-    notes->emplace_back("math path", grouped(math_path) +
-                                         " forward calls (dropout, some masks); their backward is not "
-                                         "counted; --math-path on samples them");
+    notes->emplace_back("math path",
+                        grouped(math_path) +
+                            " forward calls that no fused kernel takes (dropout, some masks, values "
+                            "of another head size); their backward is not counted; --math-path "
+                            "on samples them");
 }
 
 void add_graph_notes(const Ranks& ranks, Notes* notes) {
@@ -671,10 +718,17 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
   for (const RankStatistics* rank : ranks)
     for (const segment::UnseenName& unseen : rank->unseen)
       names[printable(segment::text_of(unseen.name))] = segment::unseen_evidence_name(unseen.evidence);
-  std::string unseen;
-  for (const auto& [name, evidence] : names)
-    unseen += (unseen.empty() ? "" : ", ") + name + " (" + evidence + ")";
+  std::string unseen, registered;
+  for (const auto& [name, evidence] : names) {
+    const bool is_registered = evidence == "registered";
+    std::string& list = is_registered ? registered : unseen;
+    list += (list.empty() ? "" : ", ") + name + (is_registered ? "" : " (" + evidence + ")");
+  }
   if (!unseen.empty()) notes->emplace_back("not seen", unseen + "; foreshock.tap makes it visible");
+  if (!registered.empty())
+    notes->emplace_back("not hooked", registered +
+                                          ": registered operations; calls of them, if there are "
+                                          "any, are not counted");
   const uint64_t unnamed =
       most_of(ranks, [](const RankStatistics& rank) { return rank.coverage.parameters_unnamed; });
   if (unnamed > 0)
@@ -832,6 +886,7 @@ std::string summary_text(const SummaryInput& input) {
   }
   if (const std::string gradients = gradient_text(input.ranks); !gradients.empty())
     out += entry("gradients", gradients);
+  out += skipped_entry(input.ranks);
   out += warnings_entry(input.ranks) + weights_entries(input) + replicas_entry(input) +
          overhead_entry(input, passes) + flagged_entries(input) + notes_entries(input, passes);
   if (!input.record.empty()) out += entry("more", "foreshock report " + printable(input.record));

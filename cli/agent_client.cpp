@@ -257,10 +257,15 @@ std::string ExitExchange::reserve(const std::string& directory) {
   return "";
 }
 
-void ExitExchange::tell(const ExitStatus& status, bool was_asked_to_stop) const {
-  const bool stopped = was_asked_to_stop || is_stop_signal(status.signal) ||
-                       (status.code > 128 && is_stop_signal(status.code - 128));
-  const char* state = stopped ? "preempted" : status.code == 0 ? "finished" : "failed";
+void ExitExchange::tell(const ExitStatus& status, int asked_by) const {
+  const int signal = asked_by != 0                       ? asked_by
+                     : is_stop_signal(status.signal)     ? status.signal
+                     : is_stop_signal(status.code - 128) ? status.code - 128
+                                                         : 0;
+  const char* state = signal == SIGINT   ? "interrupted"
+                      : signal != 0      ? "preempted"
+                      : status.code == 0 ? "finished"
+                                         : "failed";
   const nlohmann::json json = {{"status", status.code}, {"signal", status.signal}, {"state", state}};
   const std::string text = json.dump() + "\n", path = exit_ + ".new";
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);

@@ -107,8 +107,9 @@ class ExitExchange {
   // now: a training may end because, or while, the memory is full. "" or a reason.
   std::string reserve(const std::string& directory);
 
-  // Tells the agent how the command ended.
-  void tell(const ExitStatus& status, bool was_asked_to_stop) const;
+  // Reports to the agent how the command ended. `asked_by`: the signal that asked the launcher to stop; 0:
+  // none.
+  void tell(const ExitStatus& status, int asked_by) const;
 
   struct Answer {
     std::string summary;  // of our ranks, JSON text

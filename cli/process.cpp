@@ -207,7 +207,7 @@ SignalPasser::SignalPasser() {
 int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
   const timespec period = {period_ms / 1000, period_ms % 1000 * 1000000L};
   const int signal = sigtimedwait(&waited_, info, &period);
-  if (signal > 0 && asks_to_stop(signal)) asked_to_stop_ = true;
+  if (signal > 0 && asked_to_stop_by_ == 0 && asks_to_stop(signal)) asked_to_stop_by_ = signal;
   return signal;
 }
 

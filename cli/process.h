@@ -82,16 +82,16 @@ class SignalPasser {
   // Waits up to `period_ms`; true when a signal that asks to stop has come meanwhile.
   bool interrupted_within(int period_ms);
 
-  // Whether SIGTERM, SIGINT or SIGHUP has come since the construction. One that was ignored before us (nohup,
-  // a job in the background) asks nobody.
-  bool was_asked_to_stop() const { return asked_to_stop_; }
+  // The first SIGTERM, SIGINT or SIGHUP since the construction; 0: none. A signal that was ignored before
+  // (nohup, a job in the background) does not count.
+  int asked_to_stop_by() const { return asked_to_stop_by_; }
 
  private:
   int next_signal(int period_ms, siginfo_t* info);
   bool asks_to_stop(int signal) const { return sigismember(&asking_, signal) == 1; }
 
   sigset_t original_, waited_, asking_;
-  bool asked_to_stop_ = false;
+  int asked_to_stop_by_ = 0;
 };
 
 }  // namespace foreshock::cli

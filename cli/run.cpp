@@ -224,7 +224,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     return status_of_failed_start(error);
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
-  exchange.tell(status, signals.was_asked_to_stop());
+  exchange.tell(status, signals.asked_to_stop_by());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   report(answer, absolute(arguments.text(OptionId::kSummary)),

@@ -302,7 +302,8 @@ std::string no_segment_line(const std::string& directory) {
   struct statvfs info = {};
   if (statvfs(directory.c_str(), &info) == 0 && info.f_files > 0 && info.f_favail == 0)
     return "no segment seen: the tmpfs of " + directory + " has no inode left, so none could be made";
-  return "no segment seen: no training step or attention call was met in the command; "
+  return "no segment seen: the command ran no training step and no attention call that needs gradients "
+         "(inference is not followed); "
          "`foreshock doctor -- COMMAND` reports what will be seen";
 }
 

@@ -242,10 +242,10 @@ std::string look_up(const std::string& name, const std::string& path) {
   return "";
 }
 
-std::string script_interpreter(const std::string& script, const std::string& path) {
+std::vector<std::string> script_command(const std::string& script, const std::string& path) {
   std::ifstream file(script, std::ios::binary);
   std::string first, second;
-  if (file.get() != '#' || file.get() != '!' || !std::getline(file, first)) return "";
+  if (file.get() != '#' || file.get() != '!' || !std::getline(file, first)) return {};
   std::istringstream words(first);
   std::string interpreter, word;
   words >> interpreter;
@@ -256,11 +256,14 @@ std::string script_interpreter(const std::string& script, const std::string& pat
     interpreter = look_up(word, path);
   } else if (base_name(interpreter) == "sh" && std::getline(file, second) &&
              second.rfind("'''exec' ", 0) == 0) {
-    std::istringstream rest(second.substr(9));
-    rest >> interpreter;
+    words = std::istringstream(second.substr(9));
+    words >> interpreter;
     interpreter.erase(std::remove(interpreter.begin(), interpreter.end(), '"'), interpreter.end());
   }
-  return is_python_name(base_name(interpreter)) ? interpreter : "";
+  if (!is_python_name(base_name(interpreter))) return {};
+  std::vector<std::string> command = {interpreter};
+  while (words >> word) command.push_back(word);
+  return command;
 }
 
 FoundPython find_python(const std::vector<std::string>& command) {
@@ -270,10 +273,12 @@ FoundPython find_python(const std::vector<std::string>& command) {
     if (is_python_name(base_name(command[at])) && !program.empty()) {
       return {program, true, options_from(command, at + 1)};
     }
-    if (const std::string python = program.empty() ? "" : script_interpreter(program, path);
-        !python.empty()) {
-      return {python, true, {}};
+    if (program.empty()) {
+      if (at == 0 && !starts_a_command(command[0])) break;
+      continue;
     }
+    if (const auto script = script_command(program, path); !script.empty())
+      return {script[0], true, options_from(script, 1)};
     if (at == 0 && !starts_a_command(command[0])) break;
   }
   return {look_up("python3", path), false, {}};

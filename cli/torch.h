@@ -73,8 +73,8 @@ bool starts_a_command(const std::string& program);
 // `name` as the shell would find it; "" when it is not there. `path` as in PATH.
 std::string look_up(const std::string& name, const std::string& path);
 
-// The interpreter of a script, "" when the file is none of Python's.
-std::string script_interpreter(const std::string& script, const std::string& path);
+// The interpreter of a Python script and the options that its first line gives; empty if it is not Python's.
+std::vector<std::string> script_command(const std::string& script, const std::string& path);
 
 // Which LibTorch a command will use: that of a C++ trainer, found without running it.
 

@@ -17,7 +17,7 @@ constexpr Values kMinMean[] = {"min", "mean"};
 constexpr Values kMinMeanMax[] = {"min", "mean", "max"};
 constexpr Values kBiasOf[] = {"kernel", "rounded_reference"};
 constexpr Values kAlarms[] = {"deviation_ratio", "bias", "nonfinite"};
-constexpr Values kRunStates[] = {"running", "finished", "failed", "preempted"};
+constexpr Values kRunStates[] = {"running", "finished", "failed", "preempted", "interrupted"};
 constexpr Values kSkippedSteps[] = {"overflow"};
 constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",      "capture",   "nested",
                                    "fp8",     "mask",      "layout",       "too_large", "off",

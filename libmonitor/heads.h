@@ -98,6 +98,8 @@ class ObservedHeads {
     if (before != now) seen_.store(before == 0 ? now : kMixed, std::memory_order_relaxed);
   }
 
+  bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
+
   // All zero before the first call, and where calls differ: then it is not known whose heads are whose.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);

@@ -62,7 +62,8 @@ uint32_t Monitor::plan_slices() {
   return cost_.slices_within(std::max(granted, saved), is_cold());
 }
 
-// A limit of 100 %, or an interval that the user chose without naming a limit: a promise to sample.
+// With a limit of 100 %, or an interval that the user gave without a limit, no sample is refused for its
+// cost.
 bool Monitor::samples_without_limit() const {
   return budget_.is_unlimited() || g_guest.settings().every_is_promised;
 }
@@ -195,7 +196,8 @@ void Monitor::end_step(const foreshock_step& step) {
     least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) + gradient_cost_.seconds();
   }
   // The lasting interval: a burst neither takes what was saved up nor forgives what is owed.
-  const double granted = first_look_.end_step(step_was_sampled_, cost_seconds);
+  const double granted = first_look_.end_step(step_was_sampled_, record.calls,
+                                              totals.sampled - last_totals_.sampled, cost_seconds);
   budget_.end_step(step_seconds - granted, cost_seconds - granted, lasting_interval_,
                    kLeastMargin * least_seconds);
   if (TryLock busy(weights_busy_); busy) {
@@ -205,7 +207,7 @@ void Monitor::end_step(const foreshock_step& step) {
                       budget_.is_overdrawn());
   }
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
-  last_totals_ = {totals.calls, totals.cost_ns + own};
+  last_totals_ = {totals.calls, totals.sampled, totals.cost_ns + own};
   last_tick_ns_ = begin;
   step_was_sampled_ = false;
   stride_.tell(record.step);
@@ -335,7 +337,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   if ((when & FORESHOCK_AFTER_STEP) == 0) {
     weights_.before_step(states, count, step);
   } else {
-    weights_.set_heads(observed_heads_.get());
+    weights_.set_heads(observed_heads_.get(), observed_heads_.has_seen());
     weights_.after_step(states, count, step);
   }
   const uint64_t own = monotonic_ns() - begin;

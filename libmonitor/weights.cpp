@@ -351,6 +351,7 @@ uint64_t WeightFollower::add_heads(const Weight& of, const foreshock_tensor& val
   // Rows are found by the shape that was named: one that holds as much in another shape has none of them.
   if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, of.shape))
     return without(segment::kHeadsShape);
+  if (!knows_heads_) return without(segment::kHeadsUnknown);
   const Projection projection = projection_of(of.name, of.shape, of.dims, heads_);
   const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
   if (bytes == 0) return without(segment::kHeadsShape);

@@ -136,8 +136,11 @@ class WeightFollower {
   // Set-up. Returns how many are followed from now on.
   int name(const foreshock_weight* weights, size_t count);
 
-  // What the sampled calls of attention say; all zero: not known.
-  void set_heads(const HeadGeometry& called) { heads_ = with_own_keys(called, outputs_); }
+  // What the sampled calls of attention say; all zero: they differ. `is_sampled`: there was one.
+  void set_heads(const HeadGeometry& called, bool is_sampled) {
+    heads_ = with_own_keys(called, outputs_);
+    knows_heads_ = is_sampled;
+  }
 
   // Whose turn it is in `step`, and the further ones of `steps` that are told as one: a trainer that tells
   // its steps more rarely than it takes them shows each tensor at the first one of a number, on every rank.
@@ -189,6 +192,7 @@ class WeightFollower {
   };
   uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, const Draft& draft);
   HeadGeometry heads_;
+  bool knows_heads_ = false;
   ProjectionOutputs outputs_;  // of whole tensors
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   void add(const foreshock_weight& given, double begins_at);

@@ -34,7 +34,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 6;
+inline constexpr uint32_t kLayoutVersion = 7;
 
 inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 13;  // in the order of FORESHOCK_SKIP_... in hook.h
@@ -135,8 +135,10 @@ static_assert(sizeof(ThreadBlock) == 832);
 // In StepRecord::given: a scaler leaves steps out on a device, so skipped_steps is not known.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
-// In StepRecord::given: the cost of this step was paid from the first look's grant (libmonitor/sampling.h).
+// In StepRecord::given: this step's cost is paid from the grant of the first look (libmonitor/sampling.h) as
+// far as that goes.
 inline constexpr uint32_t kFirstLook = uint32_t{1} << 29;
+inline constexpr double kFirstLookSeconds = 0.5;  // the grant of a process
 
 // Of it as well: numbers of this step are still on their way from a device. What else is known is there; the
 // loss, the norm of the gradient and the steps left out are stored when they have come, and this bit is
@@ -485,10 +487,11 @@ enum TensorHeadSkip : uint32_t {
   kHeadsShape,     // its shape is not what its name and the sampled calls of attention ask for
   kHeadsTooLarge,  // they and the rest of the record would not fit into the ring at all
   kHeadsDevice,    // the tensor lies on a device, and is too large for its values to be fetched
+  kHeadsUnknown,   // no call of attention was sampled before: its heads are not known
   kTensorHeadSkips
 };
-inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {"sharded", "ring_full", "shape",
-                                                                       "too_large", "device"};
+inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {
+    "sharded", "ring_full", "shape", "too_large", "device", "no_sample_yet"};
 
 inline constexpr uint32_t kTensorDims = 4;
 inline constexpr uint64_t kTensorAlign = 64;
@@ -504,7 +507,7 @@ struct TensorRing {
   uint64_t due;  // turns so far: taken + skipped + awaited, but for those of the step that is being taken
   uint64_t unfollowed[kTensorUnfollowed];  // tensors of the table that was named last
   uint64_t awaited;                        // turns whose results a device has not brought yet
-  uint64_t reserved[4];
+  uint64_t reserved[3];
 };
 static_assert(sizeof(TensorRing) == 256);
 // A region of this size counts and holds no record.

@@ -267,7 +267,8 @@ TEST(Summary, CoverageNotesCountGraphsKernelsAndUnseenOperations) {
        {"40 calls ran in 20 launches of CUDA graphs, not sampled; the content of 3 more launches is unknown",
         "not counted: another tool uses CUPTI (nsys)", "7 parameters beyond the limit",
         "9 steps with more gradients than the limit", "5 of 100 losses and norms on a device: 5 late",
-        "flex_attention (used)", "1 032 forward calls (dropout, some masks)"})
+        "flex_attention (used)",
+        "1 032 forward calls that no fused kernel takes (dropout, some masks, values of another head size)"})
     EXPECT_THAT(unwrapped(text), HasSubstr(unwrapped(part))) << text;
   EXPECT_LE(longest_line(text), kSummaryColumns) << text;
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), static_cast<long>(kSummaryLines)) << text;
@@ -394,6 +395,75 @@ TEST(Summary, LongSummaryIsCutAtThirtyLines) {
   const std::string text = summary_text(input);
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), static_cast<long>(kSummaryLines)) << text;
   EXPECT_LE(longest_line(text), kSummaryColumns) << text;
+}
+
+TEST(Summary, FirstLookIsShownBesideTheOverhead) {
+  RankStatistics rank = healthy_rank();
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("first look")));
+  rank.first_look.own_seconds = 0.123;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("first look 0.12 s of 0.5 s granted, not included"));
+}
+
+TEST(Summary, SamplingWithoutALimitIsNotMeasuredAgainstOne) {
+  RankStatistics rank = healthy_rank();
+  rank.identity.max_slowdown = 1;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("0.53 %, no limit given"));
+}
+
+TEST(Summary, CtrlCIsNotPreemption) {
+  RankStatistics rank = healthy_rank();
+  SummaryInput input = input_of({&rank});
+  input.state = RunState::kInterrupted;
+  EXPECT_THAT(summary_text(input), StartsWith("foreshock  demo interrupted, 172 steps"));
+}
+
+TEST(Summary, ProcessesOfOneRankAreToldApart) {
+  RankStatistics first = healthy_rank(), second = healthy_rank();
+  first.identity.pid = 4711;
+  second.identity.pid = 4712;
+  second.steps = 40;
+  const std::string text = unwrapped(summary_text(input_of({&first, &second})));
+  EXPECT_THAT(text, HasSubstr("rank 0 process 4711, 172 steps: error 0.69x"));
+  EXPECT_THAT(text, HasSubstr("rank 0 process 4712, 40 steps: error 0.69x"));
+  const RankStatistics other = healthy_rank(1);
+  EXPECT_THAT(summary_text(input_of({&first, &other})), Not(HasSubstr("process 4711")));
+}
+
+TEST(Summary, StepsThatAScalerSkippedAreCounted) {
+  RankStatistics rank = healthy_rank();
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("gradient scaler")));
+  rank.last_step.skipped_steps = 3;
+  EXPECT_THAT(unwrapped(text_of(rank)),
+              HasSubstr("skipped 3 optimizer steps by a gradient scaler: gradients were not finite"));
+  rank.last_step.given = segment::kSkipsUnseen;
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("gradient scaler"))) << "how many is not known";
+}
+
+TEST(Summary, TooShortATrainingIsGivenAsTheReason) {
+  RankStatistics rank = healthy_rank();
+  rank.judged[0] = rank.judged[1] = rank.totals.sampled[0] = rank.totals.sampled[1] = 0;
+  rank.steps = 1;
+  EXPECT_THAT(unwrapped(text_of(rank)),
+              HasSubstr("not sampled the training ended after 1 step, and sampling begins after the first"));
+  rank.steps = 3;
+  rank.identity.fixed_interval = 8;
+  EXPECT_THAT(unwrapped(text_of(rank)),
+              HasSubstr("the training ended after 3 steps, and --every 8 samples none of them"));
+  rank.steps = 8;
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("the training ended")));
+}
+
+TEST(Summary, RegisteredOperationsAreNotCalledUnseen) {
+  RankStatistics rank = healthy_rank();
+  segment::UnseenName unseen = {};
+  std::strcpy(unseen.name, "sageattention::qattn");
+  unseen.evidence = 3;
+  rank.unseen = {unseen};
+  const std::string text = unwrapped(text_of(rank));
+  EXPECT_THAT(
+      text,
+      HasSubstr("not hooked sageattention::qattn: registered operations; calls of them, if there are any"));
+  EXPECT_THAT(text, Not(HasSubstr("not seen")));
 }
 
 }  // namespace

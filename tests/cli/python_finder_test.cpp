@@ -53,6 +53,9 @@ TEST_F(PythonFinder, ScriptsByTheirFirstLine) {
   EXPECT_EQ(find_python({"torchrun", "train.py"}).executable, in_path("python3"));
   directory_.write("launch", "#!/usr/bin/env -S python3.11 -u\n", 0700);
   EXPECT_EQ(find_python({in_path("launch")}).executable, in_path("python3.11"));
+  EXPECT_THAT(find_python({in_path("launch")}).options, ElementsAre("-u"));
+  directory_.write("isolated", "#!" + in_path("python3") + " -I\nimport sys\n", 0700);
+  EXPECT_THAT(find_python({in_path("isolated")}).options, ElementsAre("-I"));
   directory_.write("long", "#!/bin/sh\n'''exec' \"" + in_path("python3") + "\" \"$0\" \"$@\"\n' '''\n", 0700);
   EXPECT_EQ(find_python({in_path("long")}).executable, in_path("python3"));
 }

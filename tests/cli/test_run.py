@@ -311,7 +311,14 @@ def test_summary_file(foreshock, environment, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "state"), [("exit 0", "finished"), ("exit 1", "failed"), ("kill -TERM $$", "preempted")]
+    ("script", "state"),
+    [
+        ("exit 0", "finished"),
+        ("exit 1", "failed"),
+        ("kill -TERM $$", "preempted"),
+        ("kill -INT $$", "interrupted"),
+        ("exit 130", "interrupted"),
+    ],
 )
 def test_state_follows_the_exit(foreshock, environment, tmp_path, script, state):
     wanted = tmp_path / "summary.json"

@@ -43,7 +43,7 @@ def test_the_summary_says_so(run):
 
 
 def test_the_terminal_says_so(run):
-    assert f"{STEPS} forward calls (dropout, some masks)" in unwrapped(run.stderr)
+    assert f"{STEPS} forward calls that no fused kernel takes" in unwrapped(run.stderr)
     assert "--math-path on" in run.stderr
     assert "attention not checked" in run.stderr
     assert "healthy" not in run.stderr

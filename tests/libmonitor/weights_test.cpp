@@ -112,6 +112,21 @@ TEST_F(WeightsTest, WhatCannotBeReadIsCountedWithItsReason) {
   });
 }
 
+TEST_F(WeightsTest, HeadsAreNotKnownBeforeTheFirstSample) {
+  in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_EVERY", "100"}}, [this] {
+    Trainer trainer;
+    for (int64_t step = 1; step < 4; ++step) trainer.step(step, 1);
+    const std::vector<float> values(3 * 64 * 10);
+    const foreshock_weight weight = named("0.qkv.weight", 192, 10);
+    ASSERT_EQ(foreshock_name_weights(&weight, 1), 1);
+    const foreshock_weight_state state = state_of(0, values.data(), 192, 10);
+    foreshock_observe_weights(&state, 1, FORESHOCK_AFTER_STEP);
+    const segment::TensorRing ring = open()->tensor_ring();
+    EXPECT_EQ(ring.heads_skipped[segment::kHeadsUnknown], 1u);
+    EXPECT_EQ(ring.heads_skipped[segment::kHeadsShape], 0u);
+  });
+}
+
 // The trainer's calls have 4 heads of 16.
 TEST_F(WeightsTest, ProjectionsShowTheRowsOfTheirHeads) {
   in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_EVERY", "1"}}, [this] {
