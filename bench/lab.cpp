@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lab/accumulator.h"
-#include "lab/random.h"
+#include "lab/inputs.h"
 #include "lab/rounding.h"
 #include "lab/tensor_core.h"
 

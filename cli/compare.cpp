@@ -7,8 +7,7 @@
 #include "cli/files.h"
 #include "cli/terminal.h"
 #include "lab/comparison.h"
-#include "lab/comparison_json.h"
-#include "lab/comparison_table.h"
+#include "lab/comparison_report.h"
 
 namespace foreshock::cli {
 namespace {

@@ -17,8 +17,8 @@
 
 #include "agent/flagged.h"
 #include "cli/commands.h"
+#include "lab/checkpoint.h"
 #include "lab/judgement.h"
-#include "lab/safetensors.h"
 #include "shadow/judgement.h"
 #include "shadow/slice.h"
 #include "shadow/stored_slice.h"

@@ -14,8 +14,7 @@
 #include "cli/files.h"
 #include "cli/terminal.h"
 #include "lab/study.h"
-#include "lab/study_json.h"
-#include "lab/table.h"
+#include "lab/study_report.h"
 
 namespace foreshock::cli {
 namespace {

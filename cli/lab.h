@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lab/sweep.h"
+#include "lab/study.h"
 
 namespace foreshock::cli {
 

@@ -3,8 +3,7 @@
 #include <array>
 
 #include "lab/attention.h"
-#include "lab/convolution.h"
-#include "lab/reductions.h"
+#include "lab/other_operations.h"
 
 namespace foreshock::lab {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lab/random.h"
+#include "lab/inputs.h"
 
 namespace foreshock::lab {
 

@@ -1,15 +1,197 @@
 #include "lab/checkpoint.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
+#include <utility>
 
 namespace foreshock::lab {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMostHeader = 100'000'000;  // of the format's own implementation
+
+DType dtype_of(const std::string& name) {
+  if (name == "F64") return DType::kFp64;
+  if (name == "F32") return DType::kFp32;
+  if (name == "BF16") return DType::kBf16;
+  if (name == "F16") return DType::kFp16;
+  return DType::kNone;
+}
+
+// The elements a shape has, or nothing if the product leaves `limit`.
+bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count) {
+  *count = 1;
+  for (int64_t extent : shape) {
+    if (extent < 0) return false;
+    if (extent > 0 && *count > limit / static_cast<uint64_t>(extent)) return false;
+    *count *= static_cast<uint64_t>(extent);
+  }
+  return true;
+}
+
+std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tensor) {
+  if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
+      !entry.contains("data_offsets"))
+    return "lacks dtype, shape or data_offsets";
+  const json &type = entry["dtype"], &shape = entry["shape"], &offsets = entry["data_offsets"];
+  if (!type.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2)
+    return "has an ill-formed entry";
+  tensor->type = type.get<std::string>();
+  tensor->dtype = dtype_of(tensor->type);
+  for (const json& extent : shape) {
+    if (!extent.is_number_integer()) return "has an ill-formed shape";
+    tensor->shape.push_back(extent.get<int64_t>());
+  }
+  if (!offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned()) return "has ill-formed offsets";
+  const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
+  if (begin > end) return "ends before it begins";
+  if (end > data_size) return "lies beyond the end of the file: is it truncated?";
+  uint64_t count = 0;
+  if (tensor->dtype != DType::kNone &&
+      (!count_of(tensor->shape, data_size, &count) || count * size_of(tensor->dtype) != end - begin))
+    return "has a shape that does not fit its data";
+  tensor->offset = begin;
+  tensor->bytes = end - begin;
+  return "";
+}
+
+// The JSON of a header. Its nesting is bounded, and a name given twice is refused: readers would disagree on
+// it.
+json parse_header(const std::string& text, bool* twice) {
+  constexpr int kDepth = 2;  // {name: {"shape": [...]}}
+  bool deep = false;
+  size_t names = 0;
+  json root = json::parse(
+      text,
+      [&](int depth, json::parse_event_t event, json&) {
+        const bool opens =
+            event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+        if (opens && depth > kDepth) deep = true;
+        names += event == json::parse_event_t::key && depth == 1;
+        return !opens || depth <= kDepth;
+      },
+      false);
+  *twice = root.is_object() && root.size() != names;
+  return deep ? json() : root;
+}
+
+// The name of a tensor that begins inside another, or nothing.
+std::string overlapping(const std::map<std::string, StoredTensor>& tensors) {
+  std::vector<std::pair<const StoredTensor*, const std::string*>> sorted;
+  for (const auto& [name, tensor] : tensors)
+    if (tensor.bytes > 0) sorted.emplace_back(&tensor, &name);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const auto& a, const auto& b) { return a.first->offset < b.first->offset; });
+  for (size_t i = 1; i < sorted.size(); ++i)
+    if (sorted[i].first->offset < sorted[i - 1].first->offset + sorted[i - 1].first->bytes)
+      return *sorted[i].second;
+  return "";
+}
+
+}  // namespace
+
+std::string printable(const std::string& text) {
+  constexpr size_t kMost = 200;
+  std::string shown = text.substr(0, kMost);
+  for (char& c : shown)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return text.size() > kMost ? shown + "..." : shown;
+}
+
+int open_regular(const std::string& path, uint64_t* size, std::string* problem) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat status {};
+  if (file < 0 || fstat(file, &status) != 0) {
+    *problem = "cannot read " + printable(path) + ": " + std::strerror(errno);
+  } else if (!S_ISREG(status.st_mode)) {
+    *problem = printable(path) + " is not a regular file";
+  } else {
+    *size = static_cast<uint64_t>(status.st_size);
+    return file;
+  }
+  if (file >= 0) close(file);
+  return -1;
+}
+
+bool read_all(int file, uint64_t offset, uint64_t count, char* to) {
+  while (count > 0) {
+    const ssize_t got = pread(file, to, count, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    to += got;
+    offset += static_cast<uint64_t>(got);
+    count -= static_cast<uint64_t>(got);
+  }
+  return true;
+}
+
+Safetensors::~Safetensors() {
+  if (file_ >= 0) close(file_);
+}
+
+void Safetensors::swap(Safetensors* other) {
+  std::swap(path_, other->path_);
+  std::swap(file_, other->file_);
+  std::swap(size_, other->size_);
+  std::swap(tensors_, other->tensors_);
+  std::swap(metadata_, other->metadata_);
+}
+
+std::string Safetensors::open(const std::string& path) {
+  *this = Safetensors();
+  path_ = path;
+  std::string problem;
+  file_ = open_regular(path, &size_, &problem);
+  return file_ < 0 ? problem : read_header();
+}
+
+std::string Safetensors::read_header() {
+  const std::string shown = printable(path_);
+  uint64_t length = 0;
+  if (size_ < sizeof length || !read_all(file_, 0, sizeof length, reinterpret_cast<char*>(&length)))
+    return shown + " is not a safetensors file: it has no header";
+  if (length > kMostHeader || length > size_ - sizeof length)
+    return shown + " is not a safetensors file, or truncated: its header would have " +
+           std::to_string(length) + " bytes";
+  std::string text(length, '\0');
+  if (!read_all(file_, sizeof length, length, text.data())) return "cannot read " + shown;
+  bool twice = false;
+  const json root = parse_header(text, &twice);
+  if (!root.is_object()) return shown + " has no readable header";
+  if (twice) return shown + " names a tensor twice";
+  const uint64_t data_offset = sizeof length + length;
+  for (const auto& [name, entry] : root.items()) {
+    if (name == "__metadata__") {
+      for (const auto& [key, value] : entry.items())
+        if (entry.is_object() && value.is_string()) metadata_[key] = value.get<std::string>();
+      continue;
+    }
+    StoredTensor tensor;
+    const std::string problem = read_entry(entry, size_ - data_offset, &tensor);
+    if (!problem.empty()) return shown + ": tensor '" + printable(name) + "' " + problem;
+    tensor.offset += data_offset;
+    tensors_[name] = std::move(tensor);
+  }
+  const std::string inside = overlapping(tensors_);
+  return inside.empty() ? "" : shown + ": tensor '" + printable(inside) + "' begins inside another";
+}
+
+std::string Safetensors::read(const StoredTensor& tensor, uint64_t from, uint64_t count, char* to) const {
+  if (read_all(file_, tensor.offset + from, count, to)) return "";
+  return "cannot read " + printable(path_) + " any more: it was changed, or its disk fails";
+}
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -2,10 +2,18 @@
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <iterator>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include "lab/sweep.h"
+#include "lab/measure.h"
+#include "lab/study.h"
 
 namespace foreshock::lab {
 
@@ -22,6 +30,83 @@ std::vector<Claim> claims_of_backward(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_winograd(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_reductions(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_fp32(std::span<const Measurement> measured);
+
+// Picking measurements out of a sweep, for the statements about it.
+
+using Measured = std::span<const Measurement>;
+
+// Where statements come from.
+inline constexpr const char* kStability = "arXiv 2405.02803";
+inline constexpr const char* kLowPrecision = "arXiv 2510.04212";
+inline constexpr const char* kThisLab = "this lab";
+
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+  char line[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  return line;
+}
+
+template <class Wanted>
+std::vector<Measurement> where(Measured measured, Wanted wanted) {
+  std::vector<Measurement> found;
+  std::copy_if(measured.begin(), measured.end(), std::back_inserter(found), wanted);
+  return found;
+}
+
+// The measurements of one algorithm's tensor.
+inline std::vector<Measurement> of(Measured measured, std::string_view algorithm,
+                                   std::string_view tensor = "out") {
+  return where(measured,
+               [=](const Measurement& m) { return m.point.algorithm == algorithm && m.tensor == tensor; });
+}
+
+inline std::vector<Measurement> with_input(Measured measured, std::string_view input) {
+  return where(measured, [=](const Measurement& m) { return m.point.input == input; });
+}
+
+inline std::vector<Measurement> with_format(Measured measured, std::string_view format) {
+  return where(measured, [=](const Measurement& m) { return m.point.format == format; });
+}
+
+struct Range {
+  double low = INFINITY, high = -INFINITY;
+  bool within(double a, double b) const { return low >= a && high <= b; }
+};
+
+template <class ValueOf>
+Range range_of(Measured measured, ValueOf value_of) {
+  Range range;
+  for (const Measurement& m : measured) {
+    const double value = value_of(m);
+    if (std::isnan(value)) return {NAN, NAN};  // within nothing
+    range.low = std::min(range.low, value);
+    range.high = std::max(range.high, value);
+  }
+  return range;
+}
+
+inline double bias(const Measurement& m) { return m.bias_ulp.mean; }
+inline double max_ratio(const Measurement& m) { return m.max_ratio_to_plain.mean; }
+inline double l2_ratio(const Measurement& m) { return m.ratio_to_plain.mean; }
+inline double largest(const Measurement& m) { return m.max_abs.mean; }
+inline double l2(const Measurement& m) { return m.relative_l2.mean; }
+
+template <class ValueOf>
+bool is_falling(Measured measured, ValueOf value_of) {
+  for (size_t i = 1; i < measured.size(); ++i)
+    if (!(value_of(measured[i]) < value_of(measured[i - 1]))) return false;
+  return true;
+}
+
+template <class ValueOf>
+bool is_rising(Measured measured, ValueOf value_of) {
+  for (size_t i = 1; i < measured.size(); ++i)
+    if (!(value_of(measured[i]) > value_of(measured[i - 1]))) return false;
+  return true;
+}
 
 }  // namespace foreshock::lab
 

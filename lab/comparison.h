@@ -3,7 +3,9 @@
 #ifndef FORESHOCK_LAB_COMPARISON_H_
 #define FORESHOCK_LAB_COMPARISON_H_
 
+#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,53 @@
 #include "shadow/histogram.h"
 
 namespace foreshock::lab {
+
+// Counts the values of a stored tensor piece by piece: the counters of kernels/histogram.h for any format,
+// and the buffers around them. One per thread and tensor that is read at a time.
+class TensorCounter {
+ public:
+  // Adds `count` packed elements. At most 2^26 - 1 between two take().
+  void count(const char* data, DType type, size_t count);
+
+  // The histogram of what was counted; the counter is empty afterwards.
+  Histogram take(DType type);
+
+  // fp64 is counted rounded to fp32: the sum of |x - rounded x| of what was counted since the last
+  // take_rounding().
+  double take_rounding();
+
+ private:
+  struct Free {
+    void operator()(void* words) const { std::free(words); }
+  };
+
+  void count_narrowed(const char* data, size_t count);
+
+  // From calloc: memory that is never counted in stays untouched.
+  std::unique_ptr<uint32_t[], Free> patterns_;
+  std::unique_ptr<uint64_t[], Free> bins_;
+  double rounding_ = 0;
+};
+
+// The finite values of a tensor that stand beside one that is not: differences leave them out, and so must
+// the distributions that stand beside the differences.
+class UnpairedCounter {
+ public:
+  // Looks through `count` packed elements and their partners, and adds those that are finite alone. As many
+  // between two take() as a TensorCounter.
+  void count(const char* data, DType type, const char* partners, DType partner_type, size_t count);
+
+  // The histogram of what was added; the counter is empty afterwards.
+  Histogram take(DType type);
+
+ private:
+  TensorCounter counter_;
+  bool has_any_ = false;
+  std::vector<char> alone_;
+};
+
+// `all` but for the finite values of `part`, which are among its own.
+Histogram without(const Histogram& part, const Histogram& all);
 
 struct PairOfCheckpoints {
   std::string name;
@@ -65,6 +114,30 @@ struct Comparison {
 // failed.
 std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
                     int threads, const std::function<void(double)>& progress, Comparison* result);
+
+// What is compared with what: which tensors the pairs of checkpoints have in common, and how they are unlike.
+
+// One tensor in all checkpoints that have it in one shape, so that each is read once for all pairs.
+struct ComparisonTask {
+  struct Side {
+    const Checkpoint* checkpoint = nullptr;
+    Checkpoint::Place place;
+  };
+  struct Part {
+    size_t pair = 0;                // of the results
+    size_t tensor = 0;              // of that result's tensors
+    size_t side_a = 0, side_b = 0;  // of `sides`
+  };
+
+  uint64_t elements = 0;
+  std::vector<Side> sides;
+  std::vector<Part> parts;
+};
+
+// Appends a result for each pair, with everything but its distances.
+std::vector<ComparisonTask> plan_comparison(const std::vector<Checkpoint>& checkpoints,
+                                            const std::vector<PairOfCheckpoints>& pairs,
+                                            std::vector<PairResult>* results);
 
 }  // namespace foreshock::lab
 

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "lab/random.h"
 #include "lab/rounding.h"
 
 namespace foreshock::lab {

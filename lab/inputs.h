@@ -1,8 +1,12 @@
-// Random inputs of the algorithms, by law.
+// Random inputs of the algorithms, by law. A number is a pure function of (key, counter), so no result
+// depends on the order in which threads ask, and a seed printed in a report is enough to get the same inputs
+// again.
 #ifndef FORESHOCK_LAB_INPUTS_H_
 #define FORESHOCK_LAB_INPUTS_H_
 
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,14 +17,36 @@
 
 namespace foreshock::lab {
 
-// normal       N(0, 1)
-// uniform      U(0, 1)
-// outlier      N(0, 1) + N(0, 100) * Bernoulli(0.001), of FlashAttention-3's error table (arXiv
-// 2407.08608, 4.3) one_signed   as normal, but value in -[0.5, 1.5) and grad_out negative flat         as
-// normal, query * 3e-4: scores so close that P rounds to 1 in bf16 shifted      N(32, 1): a mean far above
-// the spread ties:T[:GAP] T keys of each row share the maximum, or lie GAP below the first of them; the other
-// keys together
-//              weigh 2e-4; value and grad_out one-signed. Needs d >= 1 and T <= n.
+// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection whose output bits all depend on all input
+// bits.
+constexpr uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+constexpr uint64_t random_bits(uint64_t key, uint64_t counter) { return mix(mix(key) ^ counter); }
+
+// Uniform on [0, 1), 53 bits.
+constexpr double uniform(uint64_t key, uint64_t counter) {
+  return static_cast<double>(random_bits(key, counter) >> 11) * 0x1p-53;
+}
+
+// Standard normal, by Box and Muller; uses counters 2c and 2c + 1 of the key.
+inline double normal(uint64_t key, uint64_t counter) {
+  const double radius = std::sqrt(-2 * std::log1p(-uniform(key, 2 * counter)));
+  return radius * std::cos(2 * std::numbers::pi * uniform(key, 2 * counter + 1));
+}
+
+// - normal: N(0, 1)
+// - uniform: U(0, 1)
+// - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), of FlashAttention-3's error table (arXiv 2407.08608)
+// - one_signed: as normal, but value in -[0.5, 1.5) and grad_out negative
+// - flat: as normal, query * 3e-4: scores so close that P rounds to 1 in bf16
+// - shifted: N(32, 1): a mean far above the spread
+// - ties:T[:GAP]: T keys of each row share the maximum, or lie GAP below the first of them; the other keys
+//   together weigh 2e-4; value and grad_out one-signed. Needs d >= 1 and T <= n.
 struct InputLaw {
   enum class Kind { kNormal, kUniform, kOutlier, kOneSigned, kFlat, kShifted, kTies };
   Kind kind = Kind::kNormal;

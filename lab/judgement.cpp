@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "lab/parallel.h"
+#include "lab/measure.h"
 #include "lab/statistics.h"
 
 namespace foreshock::lab {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lab/algorithm.h"
-#include "lab/safetensors.h"
+#include "lab/checkpoint.h"
 #include "lab/tensor.h"
 
 namespace foreshock::lab {

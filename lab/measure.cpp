@@ -6,8 +6,6 @@
 #include <mutex>
 #include <tuple>
 
-#include "lab/parallel.h"
-
 namespace foreshock::lab {
 namespace {
 

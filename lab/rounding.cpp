@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "lab/random.h"
+#include "lab/inputs.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/rounding.cpp"

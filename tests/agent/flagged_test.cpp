@@ -10,7 +10,7 @@
 
 #include "agent/pipeline.h"
 #include "exporters/catalog.h"
-#include "lab/safetensors.h"
+#include "lab/checkpoint.h"
 #include "tests/agent/segment_of_a_trainer.h"
 #include "tests/support/temporary_directory.h"
 

@@ -2,7 +2,7 @@
 // there, and as many as its shape says.
 #include <cstdlib>
 
-#include "lab/safetensors.h"
+#include "lab/checkpoint.h"
 #include "tests/fuzz/memory_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

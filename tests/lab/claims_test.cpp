@@ -5,7 +5,7 @@
 #include <set>
 #include <thread>
 
-#include "lab/sweep.h"
+#include "lab/study.h"
 
 namespace foreshock::lab {
 namespace {

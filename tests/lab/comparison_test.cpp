@@ -8,10 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lab/comparison_json.h"
-#include "lab/comparison_table.h"
-#include "lab/random.h"
-#include "lab/tensor_counter.h"
+#include "lab/comparison_report.h"
+#include "lab/inputs.h"
 
 namespace foreshock::lab {
 namespace {

@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "lab/inputs.h"
 #include "lab/number_format.h"
-#include "lab/random.h"
 
 namespace foreshock::lab {
 

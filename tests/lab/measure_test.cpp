@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "lab/study_json.h"
+#include "lab/study_report.h"
 
 namespace foreshock::lab {
 namespace {

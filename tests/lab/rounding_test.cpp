@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "lab/random.h"
+#include "lab/inputs.h"
 #include "tests/lab/every_target.h"
 #include "tests/lab/format_samples.h"
 

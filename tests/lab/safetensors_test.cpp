@@ -1,5 +1,3 @@
-#include "lab/safetensors.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -7,8 +5,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "lab/checkpoint.h"
+#include "lab/inputs.h"
 #include "lab/judgement.h"
-#include "lab/random.h"
 
 namespace foreshock::lab {
 namespace {

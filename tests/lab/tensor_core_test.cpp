@@ -4,8 +4,8 @@
 
 #include <cmath>
 
+#include "lab/inputs.h"
 #include "lab/product.h"
-#include "lab/random.h"
 #include "lab/rounding.h"
 #include "tests/lab/every_target.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "lab/random.h"
+#include "lab/inputs.h"
 
 namespace foreshock::lab {
 namespace {

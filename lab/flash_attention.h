@@ -1,11 +1,19 @@
-// FlashAttention with its running state in registers, as kernels ship it: the parts in which they differ are
-// options.
-#ifndef FORESHOCK_LAB_FLASH2_REGISTERS_H_
-#define FORESHOCK_LAB_FLASH2_REGISTERS_H_
+// FlashAttention-2 with its running state in the format, with a choice of the maximum that is subtracted.
+#ifndef FORESHOCK_LAB_FLASH_ATTENTION_H_
+#define FORESHOCK_LAB_FLASH_ATTENTION_H_
 
 #include "lab/algorithm.h"
 
 namespace foreshock::lab {
+
+// The value a tile offers as maximum of row i of its scores.
+using TileMaximum = double (*)(const Tensor& scores, int i);
+
+Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, TileMaximum tile_maximum,
+                               Arithmetic& arithmetic);
+
+// FlashAttention with its running state in registers, as kernels ship it: the parts in which they differ are
+// options.
 
 struct FlashKernel {
   bool sum_after_cast = false;  // the sum takes P after its cast to the format
@@ -24,4 +32,4 @@ Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const Fla
 
 }  // namespace foreshock::lab
 
-#endif  // FORESHOCK_LAB_FLASH2_REGISTERS_H_
+#endif  // FORESHOCK_LAB_FLASH_ATTENTION_H_

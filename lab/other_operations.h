@@ -1,10 +1,22 @@
-// Row reductions that are fused in practice: softmax, layer norm, cross-entropy (families of algorithm.h).
-#ifndef FORESHOCK_LAB_REDUCTIONS_H_
-#define FORESHOCK_LAB_REDUCTIONS_H_
+// The operations other than attention (families of algorithm.h): convolution and fused row reductions.
+#ifndef FORESHOCK_LAB_OTHER_OPERATIONS_H_
+#define FORESHOCK_LAB_OTHER_OPERATIONS_H_
 
 #include "lab/algorithm.h"
 
 namespace foreshock::lab {
+
+// Convolution: 3 x 3, without padding, stride 1.
+
+// A matrix product over channels and taps.
+Tensors convolution_direct(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
+// Winograd's F(m x m, 3 x 3) (arXiv 1509.09308): transformed image and filter are stored in the format,
+// products over channels go through the accumulator, the inverse transform works in registers.
+Tensors winograd_f2(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
+Tensors winograd_f4(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
+Tensors winograd_f6(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
+
+// Row reductions that are fused in practice: softmax, layer norm, cross-entropy.
 
 // Maximum first, then the sum, in registers.
 Tensors softmax_two_pass(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
@@ -28,4 +40,4 @@ Tensors cross_entropy_chunked_reimplemented(const Tensors& inputs, const Setting
 
 }  // namespace foreshock::lab
 
-#endif  // FORESHOCK_LAB_REDUCTIONS_H_
+#endif  // FORESHOCK_LAB_OTHER_OPERATIONS_H_

@@ -1,0 +1,270 @@
+#include "lab/claims.h"
+
+namespace foreshock::lab {
+
+std::vector<Claim> claims_of_fig3(Measured measured) {
+  std::vector<Measurement> flash = of(measured, "flash_reimplemented");
+  const auto max_of = [&](const char* format) { return largest(with_format(flash, format).at(0)); };
+  const double bf16 = max_of("bf16"), fp16 = max_of("fp16"), tf32 = max_of("tf32"), fp32 = max_of("fp32"),
+               fp64 = max_of("fp64");
+  const auto apart = [&](const char* format) { return with_format(flash, format).at(0).max_from_plain.mean; };
+  return {
+      {kStability,
+       "the more mantissa bits, the smaller the deviation (Fig. 3); fp16 and tf32 have equally many",
+       text("bf16 %.1e, fp16 %.1e, tf32 %.1e, fp32 %.1e, fp64 %.1e", bf16, fp16, tf32, fp32, fp64),
+       bf16 > fp16 && std::fabs(fp16 / tf32 - 1) < 0.05 && tf32 > fp32 && fp32 > fp64},
+      {kStability, "flash attention and plain come closer in wider formats (Fig. 3)",
+       text("largest difference between them: bf16 %.1e, fp16 %.1e, fp32 %.1e, fp64 %.1e", apart("bf16"),
+            apart("fp16"), apart("fp32"), apart("fp64")),
+       apart("bf16") > apart("fp16") && apart("fp16") > apart("fp32") && apart("fp32") > apart("fp64")},
+      {"unit roundoff", "three bits more make bf16 / fp16 about 8", text("%.2f", bf16 / fp16),
+       bf16 / fp16 > 6 && bf16 / fp16 < 11},
+  };
+}
+
+std::vector<Claim> claims_of_fig4(Measured measured) {
+  const auto of_both = [&](const char* algorithm, const char* input) {
+    return with_input(of(measured, algorithm), input);
+  };
+  const Range uniform = range_of(of_both("flash_reimplemented", "uniform"), max_ratio);
+  const Range normal = range_of(of_both("flash_reimplemented", "normal"), max_ratio);
+  const Range shipped = range_of(with_format(of(measured, "flash2_shipped"), "bf16"), l2_ratio);
+  const Range constant = range_of(with_format(of(measured, "flash2_shipped"), "bf16"),
+                                  [](const Measurement& m) { return m.over_roundoff.mean; });
+  const Range every = range_of(of(measured, "flash2_shipped"), max_ratio);
+  const double fp16_gain = 1 / l2_ratio(of_both("flash2_shipped", "outlier").at(0));
+  return {
+      {kStability, "flash attention deviates about ten times more than plain at bf16 (Fig. 4)",
+       text("inputs U(0,1), n 1024 and 2048, every intermediate in bf16: %.1f to %.1f times", uniform.low,
+            uniform.high),
+       uniform.within(5, 20)},
+      {kThisLab, "that factor belongs to its inputs: with N(0,1) it is 1.5 to 3.5",
+       text("%.1f to %.1f times", normal.low, normal.high), normal.within(1.5, 3.5)},
+      {kThisLab, "and to the re-implementation: the kernel as shipped is better than plain",
+       text("relative error %.2f to %.2f of plain's", shipped.low, shipped.high), shipped.within(0.3, 1)},
+      {"arXiv 2407.08608",
+       "flash attention in fp16 has a 1.7 times smaller error than standard attention (Table 3)",
+       text("%.2f times, inputs with outliers, d 128, against fp64 of the inputs before rounding", fp16_gain),
+       fp16_gain > 1.2 && fp16_gain < 2},
+      {"vLLM kernel tests", "largest error is at most 2 unit roundoffs of the largest output",
+       text("%.2f to %.2f", constant.low, constant.high), constant.within(0, 2)},
+      {"flash-attention tests", "largest error is at most twice plain's",
+       text("%.2f to %.2f times", every.low, every.high), every.within(0, 2)},
+  };
+}
+
+std::vector<Claim> claims_of_fig5(Measured measured) {
+  const std::vector<Measurement> flash = of(measured, "flash_reimplemented");
+  const Range shipped = range_of(of(measured, "flash2_shipped"), largest);
+  const double middle = (shipped.low + shipped.high) / 2;
+  const double growth = largest(flash.back()) / largest(flash.front());
+  return {
+      {kStability, "at a fixed tile the deviation grows with the sequence (Fig. 5)",
+       text("largest deviation %.1e at n 128, %.1e at n 4096: %.1f times, at every step %s",
+            largest(flash.front()), largest(flash.back()), growth,
+            is_rising(flash, largest) ? "up" : "not up"),
+       is_rising(flash, largest) && growth > 3},
+      {kThisLab, "the kernel as shipped does not care about the sequence length (within 10 %)",
+       text("%.2e to %.2e", shipped.low, shipped.high), shipped.within(0.9 * middle, 1.1 * middle)},
+  };
+}
+
+std::vector<Claim> claims_of_fig6(Measured measured) {
+  const std::vector<Measurement> bf16 = with_format(of(measured, "flash_reimplemented"), "bf16");
+  const auto square = where(bf16, [](const Measurement& m) { return m.point.block_q == m.point.block_k; });
+  const double gain = largest(square.front()) / largest(square.back());
+  // Same key block, other query block: nothing may change. Swapped: the key block shrinks.
+  bool rows_matter = false;
+  int swaps = 0, worse = 0, fp32_worse = 0;
+  for (const Measurement& a : measured)
+    for (const Measurement& b : measured) {
+      if (a.point.format != b.point.format || a.tensor != b.tensor) continue;
+      if (a.point.block_k == b.point.block_k) rows_matter |= a.max_abs.mean != b.max_abs.mean;
+      if (a.tensor == "out" && a.point.block_q == b.point.block_k && a.point.block_k == b.point.block_q &&
+          a.point.block_k < b.point.block_k)
+        (a.point.format == "fp32" ? fp32_worse : worse) += largest(a) > largest(b);
+      swaps += a.tensor == "out" && a.point.block_q == b.point.block_k &&
+               a.point.block_k == b.point.block_q && a.point.block_k < b.point.block_k &&
+               a.point.format != "fp32";
+    }
+  return {
+      {kStability, "larger blocks, smaller deviation (Fig. 6c)",
+       text("bf16: %.1e with 16 x 16, %.1e with 1024 x 1024: %.1f times", largest(square.front()),
+            largest(square.back()), gain),
+       is_falling(square, largest) && gain >= 5},
+      {kStability, "swapping the block's sides makes it worse (Fig. 6a)",
+       text("bf16, fp16, tf32: the block with the shorter key side is worse in %d of %d pairs", worse, swaps),
+       worse == swaps},
+      {kThisLab, "not so in fp32, where short blocks of keys also make short sums",
+       text("worse in %d of %d pairs", fp32_worse, swaps / 3), fp32_worse < swaps / 3},
+      {kStability, "a square block changes nothing (Fig. 6b): only the key side counts",
+       rows_matter ? "the query side changes results"
+                   : "the query side of a block changes no bit of any figure",
+       !rows_matter},
+  };
+}
+
+std::vector<Claim> claims_of_ties(Measured measured) {
+  const auto bias_at = [&](const char* algorithm, const char* input) {
+    return with_input(of(measured, algorithm), input).at(0);
+  };
+  const Measurement in_format = bias_at("flash2_reimplemented", "ties:2");
+  const double fixed = bias_at("flash2_dynamic_max", "ties:2").bias_ulp.mean;
+  const auto near = where(of(measured, "flash2_shipped"),
+                          [](const Measurement& m) { return m.point.input.ends_with(":1.9e-3"); });
+  // Two ties are left out: cast to the same value they are exact ties, which have a small bias of their own.
+  const auto cast = where(of(measured, "flash2_cast_sum"), [](const Measurement& m) {
+    return m.point.input.ends_with(":1.9e-3") && m.point.input != "ties:2:1.9e-3";
+  });
+  const auto beyond = where(of(measured, "flash2_shipped"),
+                            [](const Measurement& m) { return m.point.input.ends_with(":4e-3"); });
+  const Range biased = range_of(near, bias), unbiased = range_of(cast, bias),
+              outside = range_of(beyond, bias);
+  return {
+      {kLowPrecision, "a repeated maximum biases the output away from zero when P . V is stored in bf16",
+       text("two ties: %+.3f ulp, %.0f standard errors from 0", bias(in_format), in_format.bias_z),
+       bias(in_format) > 0.1 && in_format.bias_z > 10},
+      {kLowPrecision, "a maximum shifted where it is repeated removes the bias",
+       text("two ties: %+.4f ulp", fixed), std::fabs(fixed) < 0.02},
+      {kThisLab,
+       "scores within 2^-9 of the maximum bias even the shipped kernel, whose P rounds to 1 while its sum "
+       "does not",
+       text("gap 1.9e-3, 2 to 16 near ties: %+.2f to %+.2f ulp", biased.low, biased.high),
+       biased.within(0.1, 0.35)},
+      {kThisLab, "a gap of 4e-3 is outside that window",
+       text("%+.3f to %+.3f ulp", outside.low, outside.high), outside.within(-0.02, 0.02)},
+      {kThisLab, "summing P after its cast removes it",
+       text("4 to 16 near ties: %+.3f to %+.3f ulp", unbiased.low, unbiased.high),
+       unbiased.within(-0.03, 0.03)},
+  };
+}
+
+std::vector<Claim> claims_of_logits(Measured measured) {
+  const std::vector<Measurement> plain = of(measured, "plain"), shipped = of(measured, "flash2_shipped");
+  return {
+      {"error model",
+       "scores stored in bf16 have errors in proportion to their size: plain gets worse as logits grow",
+       text("relative error %.1e to %.1e", l2(plain.front()), l2(plain.back())), is_rising(plain, l2)},
+      {"error model", "scores in fp32 do not: a kernel's deviation says nothing about growing logits",
+       text("relative error %.1e down to %.1e", l2(shipped.front()), l2(shipped.back())),
+       is_falling(shipped, l2)},
+  };
+}
+
+std::vector<Claim> claims_of_bias(Measured measured) {
+  const auto at = [&](const char* algorithm, const char* input) {
+    return with_input(of(measured, algorithm), input).at(0);
+  };
+  const Measurement flat = at("flash2_shipped", "flat"), flat_cast = at("flash2_cast_sum", "flat");
+  const Measurement healthy = at("flash2_shipped", "normal");
+  return {
+      {kThisLab, "healthy inputs do not bias the shipped kernel", text("N(0,1): %+.4f ulp", bias(healthy)),
+       std::fabs(bias(healthy)) < 0.02},
+      {kThisLab, "flat scores do: every P is cast to 1, the sum is not",
+       text("%+.3f ulp, z %.0f", bias(flat), flat.bias_z),
+       bias(flat) > 0.1 && bias(flat) < 0.25 && flat.bias_z > 10},
+      {kThisLab, "summing P after its cast removes that", text("%+.3f ulp", bias(flat_cast)),
+       std::fabs(bias(flat_cast)) < 0.03},
+  };
+}
+
+std::vector<Claim> claims_of_backward(Measured measured) {
+  const auto drift = [&](const char* delta) {
+    const auto found = where(of(measured, "flash2_shipped", "delta"), [=](const Measurement& m) {
+      return m.point.delta == delta && m.point.input == "ties:4:1.9e-3";
+    });
+    return std::fabs(found.at(0).signed_sum.mean);
+  };
+  Range gradients;
+  for (const char* tensor : {"grad_query", "grad_key", "grad_value"}) {
+    const Range one = range_of(with_input(of(measured, "flash2_shipped", tensor), "normal"), max_ratio);
+    gradients = {std::min(gradients.low, one.low), std::max(gradients.high, one.high)};
+  }
+  const double from_out = drift("out"), from_probabilities = drift("probabilities");
+  return {
+      {kLowPrecision, "delta from P instead of O removes its drift (section 3.2)",
+       text("|sum of delta's error| %.2g from O, %.2g from P", from_out, from_probabilities),
+       from_out > 10 * from_probabilities},
+      {"flash-attention tests", "gradients are at most three times worse than plain's",
+       text("%.2f to %.2f times", gradients.low, gradients.high), gradients.within(0, 3)},
+  };
+}
+
+std::vector<Claim> claims_of_accumulators(Measured measured) {
+  const std::vector<Measurement> products = of(measured, "matrix_product");
+  const auto error = [&](const char* accumulator, const char* format, int depth) {
+    return l2(where(products, [=](const Measurement& m) {
+                return m.point.accumulator == accumulator && m.point.format == format && m.point.d == depth;
+              }).at(0));
+  };
+  const double ampere = error("ampere", "bf16", 128), hopper = error("hopper", "bf16", 128);
+  const double raw = error("hopper_fp8", "e4m3", 2048), promoted = error("hopper_fp8_promoted", "e4m3", 2048),
+               blackwell = error("blackwell_fp8", "e4m3", 2048);
+  return {
+      {"arXiv 2511.10909", "Hopper's tensor cores keep one bit more than Ampere's",
+       text("relative error of a product, depth 128: %.1e against %.1e", hopper, ampere), hopper < ampere},
+      {"arXiv 2412.19437",
+       "Hopper's fp8 sums keep about 14 bits; promotion every 128 products mends long sums",
+       text("depth 2048: %.1e, promoted %.1e, Blackwell %.1e", raw, promoted, blackwell),
+       raw > 1e-4 && promoted < raw && blackwell < promoted / 10},
+  };
+}
+
+std::vector<Claim> claims_of_units(Measured measured) {
+  const Range bf16 = range_of(of(measured, "flash2_shipped"), l2),
+              fp8 = range_of(of(measured, "flash3_fp8"), l2);
+  return {
+      {kThisLab, "the unit that adds is invisible in the output of bf16 attention",
+       text("relative error %.4e to %.4e over exact, fp64, fp32, Ampere, Hopper", bf16.low, bf16.high),
+       bf16.high < 1.02 * bf16.low},
+      {kThisLab, "and in that of fp8 attention, whose casts cost far more",
+       text("relative error %.4e to %.4e over all units", fp8.low, fp8.high), fp8.high < 1.02 * fp8.low},
+  };
+}
+
+std::vector<Claim> claims_of_winograd(Measured measured) {
+  std::vector<Claim> claims;
+  for (const char* format : {"bf16", "fp16", "fp32"}) {
+    const auto one = [&](const char* algorithm) {
+      return l2(with_format(of(measured, algorithm), format).at(0));
+    };
+    const double direct = one("direct"), f2 = one("winograd_f2"), f4 = one("winograd_f4"),
+                 f6 = one("winograd_f6");
+    claims.push_back({"arXiv 1803.10986", text("%s: the error grows with the tile", format),
+                      text("relative error: direct %.1e, F2 %.1e, F4 %.1e, F6 %.1e", direct, f2, f4, f6),
+                      f2 < f4 && f4 < f6});
+  }
+  return claims;
+}
+
+std::vector<Claim> claims_of_reductions(Measured measured) {
+  const auto at = [&](const char* algorithm, const char* input, const char* tensor = "out") {
+    return with_input(of(measured, algorithm, tensor), input).at(0);
+  };
+  const double online = l2_ratio(at("softmax_online", "normal"));
+  const double fused = l2_ratio(at("layer_norm_fused", "shifted")),
+               welford = l2_ratio(at("layer_norm_welford", "shifted"));
+  const double chunked = l2_ratio(at("cross_entropy_chunked", "normal", "loss"));
+  const double stored = l2_ratio(at("cross_entropy_chunked_reimplemented", "normal", "loss"));
+  return {
+      {kThisLab, "online softmax loses when its sum is stored in bf16 after each block",
+       text("%.1f times two-pass", online), online > 1.5},
+      {"Chan, Golub, LeVeque 1983",
+       "mean of squares minus square of mean fails where the mean exceeds the spread",
+       text("N(32,1): fused %.2f, Welford %.2f times two-pass", fused, welford),
+       fused > 1.1 && welford < 1.1},
+      {kThisLab,
+       "chunked cross-entropy is better than plain, which stores its logits; state in bf16 undoes that",
+       text("loss: %.4f times plain, %.2f with its state in bf16", chunked, stored),
+       chunked < 0.1 && stored > 1},
+  };
+}
+
+std::vector<Claim> claims_of_fp32(Measured measured) {
+  const Range tiled = range_of(of(measured, "flash2_shipped"), l2);
+  return {{kThisLab,
+           "tiled fp32 attention has an error below 2e-6: enough to judge bf16 (2e-3), not fp32 kernels",
+           text("%.1e to %.1e for n 1024 and 4096", tiled.low, tiled.high), tiled.within(0, 2e-6)}};
+}
+
+}  // namespace foreshock::lab

@@ -1,0 +1,355 @@
+// The tiled attention algorithms that the lab measures: FlashAttention 1 and 2 as the papers write them, and
+// the kernels as they are shipped (FlashAttention 2, 3 in FP8, 4, split keys).
+#include "lab/flash_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "lab/attention.h"
+
+namespace foreshock::lab {
+namespace {
+
+// Algorithm 1 of FlashAttention (arXiv 2205.14135), one rounding per elementwise operation.
+struct RowState {
+  double maximum = -std::numeric_limits<double>::infinity();
+  double sum = 0;
+};
+
+// What one tile contributes: P relative to the tile's own maxima, their sums, and P . value.
+struct Tile {
+  std::vector<double> maxima, sums;
+  Tensor out;
+};
+
+Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double scale,
+             Arithmetic& arithmetic) {
+  Tensor scores = arithmetic.multiply(query, transposed(key));
+  arithmetic.store(scores);
+  for (double& s : scores.data) s *= scale;
+  arithmetic.store(scores);
+  Tile tile;
+  for (int i = 0; i < scores.rows; ++i) {
+    tile.maxima.push_back(Arithmetic::row_max(scores, i));
+    for (int j = 0; j < scores.cols; ++j) scores.at(i, j) -= tile.maxima[i];
+  }
+  arithmetic.store(scores);
+  for (double& s : scores.data) s = std::exp(s);
+  arithmetic.store(scores);
+  for (int i = 0; i < scores.rows; ++i) tile.sums.push_back(arithmetic.store(arithmetic.row_sum(scores, i)));
+  arithmetic.cast(scores);
+  tile.out = arithmetic.multiply(scores, value);
+  arithmetic.store(tile.out);
+  return tile;
+}
+
+// exp(x - y), difference and exponential stored; 0 for the first tile, where x is -infinity.
+double stored_exp(double x, double y, Arithmetic& arithmetic) {
+  return arithmetic.store(std::exp(arithmetic.store(x - y)));
+}
+
+// out = (old_sum * out + tile_weight * tile.out) / sum, every product, sum and quotient stored.
+void update(std::vector<RowState>& state, Tile& tile, Tensor& out, Arithmetic& arithmetic) {
+  for (int i = 0; i < out.rows; ++i) {
+    const double maximum = std::max(state[i].maximum, tile.maxima[i]);
+    const double old_weight = stored_exp(state[i].maximum, maximum, arithmetic);
+    const double tile_weight = stored_exp(tile.maxima[i], maximum, arithmetic);
+    const double old_sum = arithmetic.store(old_weight * state[i].sum);
+    state[i] = {maximum, arithmetic.store(old_sum + arithmetic.store(tile_weight * tile.sums[i]))};
+    for (int c = 0; c < out.cols; ++c) {
+      out.at(i, c) *= old_sum;
+      tile.out.at(i, c) *= tile_weight;
+    }
+  }
+  arithmetic.store(out);
+  arithmetic.store(tile.out);
+  for (size_t i = 0; i < out.data.size(); ++i) out.data[i] += tile.out.data[i];
+  arithmetic.store(out);
+  for (int i = 0; i < out.rows; ++i)
+    for (int c = 0; c < out.cols; ++c) out.at(i, c) /= state[i].sum;
+  arithmetic.store(out);
+}
+
+}  // namespace
+
+Tensors flash_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  const AttentionOperands x = attention_operands(inputs, settings, arithmetic);
+  const Tiling& tiling = settings.tiling;
+  Tensor out(x.query.rows, x.value.cols), log_sum_exp(x.query.rows, 1);
+  for (int row = 0; row < out.rows; row += tiling.block_q) {
+    const int end = std::min(row + tiling.block_q, out.rows);
+    const Tensor query = rows_of(x.query, row, end);
+    std::vector<RowState> state(end - row);
+    Tensor running(end - row, out.cols);
+    for (int first : key_tiles(x.key.rows, tiling)) {
+      const int last = std::min(first + tiling.block_k, x.key.rows);
+      Tile tile = tile_of(query, rows_of(x.key, first, last), rows_of(x.value, first, last), x.score_scale,
+                          arithmetic);
+      update(state, tile, running, arithmetic);
+    }
+    for (int i = 0; i < running.rows; ++i) {
+      for (int c = 0; c < out.cols; ++c) out.at(row + i, c) = running.at(i, c) * x.value_scale;
+      log_sum_exp.at(row + i, 0) = arithmetic.store(state[i].maximum + std::log(state[i].sum));
+    }
+  }
+  arithmetic.store(out);
+  Tensors results{{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
+  if (settings.backward) attention_backward(inputs, settings, State::kFormat, arithmetic, results);
+  return results;
+}
+
+namespace {
+
+struct Running {
+  std::vector<double> maximum, sum;
+  Tensor out;  // not yet divided by the sum
+};
+
+// P relative to the running maximum, which the tile may raise; returns the weight the old state gets.
+std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum tile_maximum,
+                                  Arithmetic& arithmetic) {
+  std::vector<double> old_weight;
+  for (int i = 0; i < scores.rows; ++i) {
+    const double maximum = std::max(running.maximum[i], arithmetic.store(tile_maximum(scores, i)));
+    const double fall = arithmetic.store(running.maximum[i] - maximum);
+    old_weight.push_back(arithmetic.store(std::exp(fall)));
+    running.maximum[i] = maximum;
+    for (int j = 0; j < scores.cols; ++j) scores.at(i, j) -= maximum;
+  }
+  arithmetic.store(scores);
+  for (double& s : scores.data) s = std::exp(s);
+  arithmetic.store(scores);
+  return old_weight;
+}
+
+void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, Running& running,
+              Arithmetic& arithmetic) {
+  const std::vector<double> old_weight = raise_maximum(scores, running, tile_maximum, arithmetic);
+  for (int i = 0; i < scores.rows; ++i) {
+    const double tile_sum = arithmetic.store(arithmetic.row_sum(scores, i));
+    running.sum[i] = arithmetic.store(arithmetic.store(old_weight[i] * running.sum[i]) + tile_sum);
+    for (int c = 0; c < running.out.cols; ++c) running.out.at(i, c) *= old_weight[i];
+  }
+  arithmetic.store(running.out);
+  arithmetic.cast(scores);
+  Tensor tile_out = arithmetic.multiply(scores, value);
+  arithmetic.store(tile_out);
+  for (size_t i = 0; i < tile_out.data.size(); ++i) running.out.data[i] += tile_out.data[i];
+  arithmetic.store(running.out);
+}
+
+}  // namespace
+
+Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, TileMaximum tile_maximum,
+                               Arithmetic& arithmetic) {
+  const AttentionOperands x = attention_operands(inputs, settings, arithmetic);
+  const Tiling& tiling = settings.tiling;
+  Tensor out(x.query.rows, x.value.cols), log_sum_exp(x.query.rows, 1);
+  for (int row = 0; row < out.rows; row += tiling.block_q) {
+    const int end = std::min(row + tiling.block_q, out.rows);
+    const Tensor query = rows_of(x.query, row, end);
+    Running running{std::vector<double>(end - row, -std::numeric_limits<double>::infinity()),
+                    std::vector<double>(end - row, 0), Tensor(end - row, out.cols)};
+    for (int first : key_tiles(x.key.rows, tiling)) {
+      const int last = std::min(first + tiling.block_k, x.key.rows);
+      Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
+      arithmetic.store(scores);
+      for (double& s : scores.data) s *= x.score_scale;
+      arithmetic.store(scores);
+      add_tile(scores, rows_of(x.value, first, last), tile_maximum, running, arithmetic);
+    }
+    for (int i = 0; i < running.out.rows; ++i) {
+      for (int c = 0; c < out.cols; ++c)
+        out.at(row + i, c) = running.out.at(i, c) / running.sum[i] * x.value_scale;
+      log_sum_exp.at(row + i, 0) = arithmetic.store(running.maximum[i] + std::log(running.sum[i]));
+    }
+  }
+  arithmetic.store(out);
+  Tensors results{{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
+  if (settings.backward) attention_backward(inputs, settings, State::kFormat, arithmetic, results);
+  return results;
+}
+
+Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  return flash2_state_in_format(inputs, settings, Arithmetic::row_max, arithmetic);
+}
+
+namespace {
+
+// In the kernels that follow, log2(e) is part of the scale and exp2 is used, so maxima and scores are in
+// powers of two.
+struct Operands {
+  Tensor query, key, value;
+  std::vector<double> query_scale, key_scale, value_scale;  // one per row
+};
+
+Operands operands_of(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
+                     Arithmetic& arithmetic) {
+  Operands x{inputs.at("query"), inputs.at("key"), inputs.at("value"), {}, {}, {}};
+  const Tiling& tiling = settings.tiling;
+  x.query_scale = quantise(arithmetic, x.query, kernel.scale_per_tile ? tiling.block_q : x.query.rows);
+  x.key_scale = quantise(arithmetic, x.key, kernel.scale_per_tile ? tiling.block_k : x.key.rows);
+  x.value_scale = quantise(arithmetic, x.value, kernel.scale_per_tile ? tiling.block_k : x.value.rows);
+  return x;
+}
+
+double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel) {
+  return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
+}
+
+// Scores in powers of two become P; sums and the old output are brought to the new maximum.
+void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel,
+              Running& running, Arithmetic& arithmetic) {
+  std::vector<double> tile_sum(scores.rows);
+  for (int i = 0; i < scores.rows; ++i) {
+    const double maximum = raised(running.maximum[i], Arithmetic::row_max(scores, i), kernel);
+    const double old_weight =
+        arithmetic.in_register(std::exp2(arithmetic.in_register(running.maximum[i] - maximum)));
+    running.maximum[i] = maximum;
+    for (int j = 0; j < scores.cols; ++j) {
+      const double exponent = arithmetic.in_register(scores.at(i, j) - maximum + kernel.shift_log2);
+      scores.at(i, j) = arithmetic.in_register(std::exp2(exponent));
+    }
+    tile_sum[i] = arithmetic.row_sum(scores, i);
+    running.sum[i] = arithmetic.in_register(running.sum[i] * old_weight);
+    for (int c = 0; c < running.out.cols; ++c)
+      running.out.at(i, c) = arithmetic.in_register(running.out.at(i, c) * old_weight);
+  }
+  arithmetic.cast(scores);
+  for (int i = 0; i < scores.rows; ++i) {
+    if (kernel.sum_after_cast) tile_sum[i] = arithmetic.row_sum(scores, i);
+    running.sum[i] = arithmetic.in_register(running.sum[i] + tile_sum[i]);
+  }
+  if (value_scale == 1) return arithmetic.multiply_add(scores, value, running.out);
+  const Tensor tile_out = arithmetic.multiply(scores, value);  // a scaled tile cannot share the accumulator
+  for (size_t i = 0; i < tile_out.data.size(); ++i)
+    running.out.data[i] =
+        arithmetic.in_register(running.out.data[i] + arithmetic.in_register(tile_out.data[i] * value_scale));
+}
+
+}  // namespace
+
+Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
+                            Arithmetic& arithmetic) {
+  const Operands x = operands_of(inputs, settings, kernel, arithmetic);
+  const Tiling& tiling = settings.tiling;
+  Tensor out(x.query.rows, x.value.cols), log_sum_exp(x.query.rows, 1);
+  for (int row = 0; row < out.rows; row += tiling.block_q) {
+    const int end = std::min(row + tiling.block_q, out.rows);
+    const Tensor query = rows_of(x.query, row, end);
+    Running running{std::vector<double>(end - row, -std::numeric_limits<double>::infinity()),
+                    std::vector<double>(end - row, 0), Tensor(end - row, out.cols)};
+    for (int first : key_tiles(x.key.rows, tiling)) {
+      const int last = std::min(first + tiling.block_k, x.key.rows);
+      Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
+      const double scale = arithmetic.in_register(settings.scale * x.query_scale[row] * x.key_scale[first] *
+                                                  std::numbers::log2e);
+      for (double& s : scores.data) s = arithmetic.in_register(s * scale);
+      add_tile(scores, rows_of(x.value, first, last), x.value_scale[first], kernel, running, arithmetic);
+    }
+    for (int i = 0; i < running.out.rows; ++i) {
+      const double inverse = arithmetic.in_register(1 / running.sum[i]);
+      for (int c = 0; c < out.cols; ++c)
+        out.at(row + i, c) = arithmetic.in_register(running.out.at(i, c) * inverse);
+      log_sum_exp.at(row + i, 0) = arithmetic.in_register(
+          (running.maximum[i] - kernel.shift_log2) * std::numbers::ln2 + std::log(running.sum[i]));
+    }
+  }
+  return {{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
+}
+
+Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
+                      Arithmetic& arithmetic) {
+  Tensors results = flash2_in_registers(inputs, settings, kernel, arithmetic);
+  arithmetic.store(results.at("out"));
+  if (settings.backward) attention_backward(inputs, settings, State::kRegisters, arithmetic, results);
+  return results;
+}
+
+Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  return flash2_kernel(inputs, settings, {}, arithmetic);
+}
+
+Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  return flash2_kernel(inputs, settings, {.sum_after_cast = true}, arithmetic);
+}
+
+// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
+// where the row maximum is repeated, subtract something larger, so that no P is exactly 1 and sums of equal
+// values of one sign do not round one way. Softmax does not depend on the shift.
+
+namespace {
+
+// The paper allows 2..8 and uses 7. Its code takes scores within 1e-3 of the maximum for repeats of it.
+constexpr double kBeta = 7;
+constexpr double kRepeatTolerance = 1e-3;
+
+double shifted_maximum(const Tensor& scores, int i) {
+  const double maximum = Arithmetic::row_max(scores, i);
+  int repeats = 0;
+  for (int j = 0; j < scores.cols; ++j) repeats += scores.at(i, j) >= maximum - kRepeatTolerance;
+  if (repeats < 2) return maximum;
+  return maximum > 0 ? kBeta * maximum : 0;
+}
+
+}  // namespace
+
+Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  return flash2_state_in_format(inputs, settings, shifted_maximum, arithmetic);
+}
+
+Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  const bool fp8 = arithmetic.format().is_fp8();  // in wider formats it is flash2_shipped
+  return flash2_kernel(inputs, settings, {.shift_log2 = fp8 ? 8.0 : 0.0, .scale_per_tile = fp8}, arithmetic);
+}
+
+Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  // P may exceed 1 by the threshold: P <= 1 is no invariant of such a kernel.
+  return flash2_kernel(inputs, settings, {.lazy_log2 = 8}, arithmetic);
+}
+
+namespace {
+
+std::vector<Tensors> parts_of(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  const Tensor &key = inputs.at("key"), &value = inputs.at("value");
+  const int splits = std::clamp(settings.tiling.splits, 1, key.rows);
+  std::vector<Tensors> parts;
+  for (int s = 0; s < splits; ++s) {
+    const int first = static_cast<int>(static_cast<int64_t>(key.rows) * s / splits);
+    const int last = static_cast<int>(static_cast<int64_t>(key.rows) * (s + 1) / splits);
+    const Tensors part{{"query", inputs.at("query")},
+                       {"key", rows_of(key, first, last)},
+                       {"value", rows_of(value, first, last)}};
+    parts.push_back(flash2_in_registers(part, settings, {}, arithmetic));
+  }
+  return parts;
+}
+
+}  // namespace
+
+Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  const std::vector<Tensors> parts = parts_of(inputs, settings, arithmetic);
+  Tensor out = parts[0].at("out"), log_sum_exp = parts[0].at("log_sum_exp");
+  for (int i = 0; i < out.rows; ++i) {
+    double maximum = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (const Tensors& part : parts) maximum = std::max(maximum, part.at("log_sum_exp").at(i, 0));
+    std::fill(out.row(i), out.row(i) + out.cols, 0.0);
+    for (const Tensors& part : parts) {
+      const double weight = arithmetic.exp(arithmetic.in_register(part.at("log_sum_exp").at(i, 0) - maximum));
+      sum = arithmetic.in_register(sum + weight);
+      for (int c = 0; c < out.cols; ++c)
+        out.at(i, c) =
+            arithmetic.in_register(out.at(i, c) + arithmetic.in_register(weight * part.at("out").at(i, c)));
+    }
+    for (int c = 0; c < out.cols; ++c) out.at(i, c) = arithmetic.in_register(out.at(i, c) / sum);
+    log_sum_exp.at(i, 0) = arithmetic.in_register(maximum + std::log(sum));
+  }
+  arithmetic.store(out);
+  Tensors results{{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
+  if (settings.backward) attention_backward(inputs, settings, State::kRegisters, arithmetic, results);
+  return results;
+}
+
+}  // namespace foreshock::lab
