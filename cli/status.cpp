@@ -61,12 +61,20 @@ std::string nothing_lives(const std::string& run_id) {
   return run_id.empty() ? "no live run" : "no live run '" + run_id + "'";
 }
 
-// One line of JSON per run: its state, or nulls and the reason.
-std::string json_line(const RunState& state) {
-  nlohmann::json json = {
-      {"schema", 1}, {"run", state.run_id}, {"state", nullptr}, {"ranks", nullptr}, {"reason", state.reason}};
-  if (!state.json.empty()) json = nlohmann::json::parse(state.json);
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+// One line, an array: of each run its state, or nulls and the reason.
+std::string json_of(const std::vector<RunState>& states) {
+  nlohmann::json array = nlohmann::json::array();
+  for (const RunState& each : states) {
+    if (!each.json.empty())
+      array.push_back(nlohmann::json::parse(each.json));
+    else
+      array.push_back({{"schema", 1},
+                       {"run", each.run_id},
+                       {"state", nullptr},
+                       {"ranks", nullptr},
+                       {"reason", each.reason}});
+  }
+  return array.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::string story(const RunState& state) {
@@ -80,12 +88,12 @@ std::string brief(const RunState& state) {
   return state.json.empty() ? state.run_id + "  " + state.reason + "\n" : read_summary(state.json).line;
 }
 
-int print(const Arguments& arguments, bool as_json) {
-  const std::vector<RunState> states = ask_all(arguments);
-  for (const RunState& state : states) fputs((as_json ? json_line(state) : story(state)).c_str(), stdout);
+void print(const std::vector<RunState>& states, bool as_json) {
+  std::string text = as_json ? json_of(states) : "";
+  if (!as_json)
+    for (const RunState& state : states) text += story(state);
+  fputs(text.c_str(), stdout);
   fflush(stdout);
-  if (states.empty()) say(nothing_lives(arguments.text(OptionId::kRunId)));
-  return status_of(states);
 }
 
 // Every run's story when all of them fit, else one line for each run.
@@ -108,9 +116,13 @@ int watch_terminal(const Arguments& arguments) {
   return kAllTold;
 }
 
+// That no run lives is said once, until one has lived.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
-  for (;;) {
-    print(arguments, as_json);
+  for (bool told = false;;) {
+    const std::vector<RunState> states = ask_all(arguments);
+    print(states, as_json);
+    if (states.empty() && !told && !as_json) say(nothing_lives(arguments.text(OptionId::kRunId)));
+    told = states.empty();
     const timespec pause = {kWatchSeconds, 0};
     nanosleep(&pause, nullptr);
   }
@@ -120,7 +132,12 @@ int watch_terminal(const Arguments& arguments) {
 
 int status(const Arguments& arguments) {
   const bool as_json = arguments.has_flag(OptionId::kJson);
-  if (!arguments.has_flag(OptionId::kWatch)) return print(arguments, as_json);
+  if (!arguments.has_flag(OptionId::kWatch)) {
+    const std::vector<RunState> states = ask_all(arguments);
+    print(states, as_json);
+    if (states.empty() && !as_json) say(nothing_lives(arguments.text(OptionId::kRunId)));
+    return status_of(states);
+  }
   if (!as_json && Screen::is_terminal()) return watch_terminal(arguments);
   watch_lines(arguments, as_json);
 }

@@ -24,8 +24,7 @@ def test_status_has_the_shape_of_the_summary(start_hand, foreshock):
     trainer.do("hand.step(30)")
 
     def settled() -> dict:
-        (line,) = foreshock("status", "--json").stdout.splitlines()
-        state = json.loads(line)
+        (state,) = json.loads(foreshock("status", "--json").stdout)
         return state if state["ranks"] and state["ranks"][0]["steps"] == 30 else {}
 
     state = wait_until(settled)
@@ -41,17 +40,16 @@ def test_status_has_the_shape_of_the_summary(start_hand, foreshock):
     assert set(summary) - {"record_complete", "other_ranks"} <= set(state)  # those are known at the end
 
     ended = foreshock("status", "--json")
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "no live run" in ended.stderr
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "[]\n", "")
+    assert foreshock("status").stderr == "foreshock: no live run\n"
 
 
 def test_each_run_is_told_by_its_id(start_hand, foreshock):
     for name in ("first", "second"):
         start_hand(name).do("hand.step(2)")
-    lines = [json.loads(line)["run"] for line in foreshock("status", "--json").stdout.splitlines()]
-    assert lines == ["first", "second"]
-    (only,) = foreshock("status", "--json", "--run-id", "second").stdout.splitlines()
-    assert json.loads(only)["run"] == "second"
+    assert [run["run"] for run in json.loads(foreshock("status", "--json").stdout)] == ["first", "second"]
+    (only,) = json.loads(foreshock("status", "--json", "--run-id", "second").stdout)
+    assert only["run"] == "second"
     other = foreshock("status", "--run-id", "third")
     assert (other.returncode, other.stderr) == (1, "foreshock: no live run 'third'\n")
 
@@ -61,7 +59,7 @@ def test_pause_and_resume_show(start_hand, foreshock):
     trainer.do("hand.step(10)")
 
     def switches() -> list[bool]:
-        return [rank["on"] for rank in json.loads(foreshock("status", "--json").stdout)["ranks"]]
+        return [rank["on"] for rank in json.loads(foreshock("status", "--json").stdout)[0]["ranks"]]
 
     wait_until(lambda: switches() == [True])
     assert "paused" not in foreshock("status").stdout

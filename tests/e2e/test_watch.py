@@ -163,7 +163,7 @@ def test_an_agent_that_does_not_answer_is_told(start_hand, foreshock, base):
         begin = time.monotonic()
         told = foreshock("status", "--json")
         assert time.monotonic() - begin < 10
-        (state,) = (json.loads(line) for line in told.stdout.splitlines())
+        (state,) = json.loads(told.stdout)
         assert told.returncode == 3
         reason = state.pop("reason")
         assert reason

@@ -29,8 +29,8 @@ def test_status_tells_the_users_own_run_of_a_service(service, start_trainer, tre
         wait_until(lambda: service.metric("steps_total", run=f"{user}/job") == steps)  # noqa: B023
 
     def told(user: str, *words: str, **environment: str) -> dict:
-        (line,) = ask(tree / user, "status", "--json", *words, **environment).stdout.splitlines()
-        return json.loads(line)
+        (state,) = json.loads(ask(tree / user, "status", "--json", *words, **environment).stdout)
+        return state
 
     for user, steps in (("ada", 5), ("bob", 7)):  # the one that came last and the other
         state = wait_until(
@@ -43,8 +43,8 @@ def test_status_tells_the_users_own_run_of_a_service(service, start_trainer, tre
 
     without = ask(tree / "ada", "status", "--json")
     assert without.returncode == 3
-    assert "answered 401" in json.loads(without.stdout)["reason"]
-    assert "--token-file" in json.loads(without.stdout)["reason"]
+    assert "answered 401" in json.loads(without.stdout)[0]["reason"]
+    assert "--token-file" in json.loads(without.stdout)[0]["reason"]
     service.token_file.chmod(0o644)
     readable = told("ada", "--token-file", str(service.token_file))
     assert "answered 401" in readable["reason"]
