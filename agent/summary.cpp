@@ -575,7 +575,16 @@ std::string replicas_entry(const SummaryInput& input) {
                                counted(replicas.compared(), "comparison", "comparisons"));
 }
 
-// "; first look at 8 steps 0.04 s, not included": the one that took the most.
+// What every step costs is not ours to leave out: from which length of steps on it is within the limit.
+std::string short_steps_text(const RankStatistics& rank, double allowed) {
+  if (allowed <= 0 || rank.other_step_cost.size() == 0) return "";
+  const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
+  if (fixed <= allowed * step) return "";
+  return "; a step costs at least " + formatted("%.2g", 1e3 * fixed) + " ms, which steps of " +
+         formatted("%.2g", 1e3 * fixed / allowed) + " ms or longer allow for";
+}
+
+// "; first look 0.04 s of 0.5 s granted, not included": of the rank that took the most.
 std::string first_look_text(const Ranks& ranks) {
   double most = 0;
   for (const RankStatistics* rank : ranks) most = std::max(most, rank->first_look.own_seconds);
@@ -608,7 +617,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
             // The interval is the last one: calls that were not sampled show that it was longer before.
             : passes[0].unsampled + passes[1].unsampled > 0 ? "; every step sampled at the end"
                                                             : "; every step sampled";
-  text += first_look_text(input.ranks);
+  text += short_steps_text(*input.ranks[0], allowed) + first_look_text(input.ranks);
   return entry("overhead", text);
 }
 

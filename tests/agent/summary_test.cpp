@@ -466,5 +466,17 @@ TEST(Summary, RegisteredOperationsAreNotCalledUnseen) {
   EXPECT_THAT(text, Not(HasSubstr("not seen")));
 }
 
+TEST(Summary, StepsThatAreTooShortAreToldFromWhichLengthOnTheyFit) {
+  RankStatistics rank = healthy_rank();
+  for (int n = 0; n < 16; ++n) {
+    rank.step_seconds.add(0.004);
+    rank.other_step_cost.add(0.00008);
+  }
+  EXPECT_THAT(unwrapped(text_of(rank)),
+              HasSubstr("a step costs at least 0.08 ms, which steps of 8 ms or longer allow for"));
+  for (int n = 0; n < 2000; ++n) rank.step_seconds.add(0.010);
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("a step costs")));
+}
+
 }  // namespace
 }  // namespace foreshock
