@@ -89,7 +89,7 @@ FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) { return foreshock::ada
 // The functions below are the Python helper's. They hold no lock and may be called with the interpreter lock
 // held.
 
-// The helper is here and tells every step: none is taken from the versions of the weights any more.
+// The helper reports every step from now on: none is counted from the versions of the weights any more.
 FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
   foreshock::adapter::ParameterClock::Instance().Disable();
 }

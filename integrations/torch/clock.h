@@ -431,12 +431,13 @@ class ScalerHook final : public c10::OperatorKernel {
   const int arguments_, found_;
 };
 
-// The step clock where no Python helper tells it: C++ trainers, and a Python that keeps the helper out
-// (python -I). Optimizers write their parameters in place, and such a write moves the tensor's version. So a
-// step has ended when, after a backward pass, the weight that made the first query has another version at the
-// next forward call. The C++ SGD writes through data(), which moves no version: there, on a CPU, a look at
-// some of the values tells (a step that changes none of them is missed, and the last one of a run, too).
-// Such steps are counted from the start of the process, never absolute.
+// The step clock where no optimizer of torch's Python reports steps: C++ trainers, a Python that keeps the
+// helper out (python -I), and updates that are written by hand. Optimizers write their parameters in place,
+// and such a write moves the tensor's version. So a step has ended when, after a backward pass, the weight
+// that made the first query has another version at the next forward call. The C++ SGD writes through data(),
+// which moves no version: there, on a CPU, a look at some of the values tells (a step that changes none of
+// them is missed, and the last one of a run, too). Such steps are counted from the start of the process,
+// never absolute.
 
 // Any thread; who finds it busy goes on. The weight's storage is held weakly, its version counter (a few
 // bytes that outlive it) is shared, so that the last step can be seen after the model has gone. Not the

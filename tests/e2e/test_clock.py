@@ -37,7 +37,7 @@ CASES = {
     "evaluation": ([1, 2, 3, 4, 5], "optimizer_state", none),
     "resume": ([1001, 1002, 1003, 1004, 1005], "optimizer_state", every),
     "frozen": ([1, 2, 3, 4, 5], "optimizer_state", none),
-    "lora": ([1, 2, 3, 4, 5], "optimizer_state", none),
+    "lora": ([1, 2, 3, 4, 5], "optimizer_state", every),
     "lora_low_first": ([1, 2, 3, 4, 5], "optimizer_state", every),
 }
 

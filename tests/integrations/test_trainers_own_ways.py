@@ -231,3 +231,19 @@ for _ in range(3):
 print(json.dumps(events("step")))
 """)
     assert [row["given"] & 64 for row in rows] == [0, 0, 64, 0, 64, 0]
+
+
+def test_an_update_written_by_hand_is_a_step_until_an_optimizer_steps(trainer) -> None:
+    """The last change is seen at the next call of attention. An optimizer's own steps are not counted twice."""
+    by_hand, later = trainer(f"""{TOY}
+model = Toy(); backward(model); events()
+for _ in range(4):
+    with torch.no_grad():
+        for p in model.parameters(): p -= 0.1 * p.grad
+    model.zero_grad(); backward(model); backward(model)
+steps = events("step"); opt = torch.optim.AdamW(model.parameters())
+for _ in range(3): opt.step(); opt.zero_grad(); backward(model)
+print(json.dumps([steps, events("step")]))
+""")
+    assert [row["source"] for row in by_hand] == [3] * 4  # counted
+    assert [(row["source"], row["step"]) for row in later] == [(2, 1), (2, 2), (2, 3)]  # the optimizer's state

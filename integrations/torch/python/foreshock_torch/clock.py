@@ -105,6 +105,7 @@ class Monitor:
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         begin = time.perf_counter_ns()
+        self.core.reports_steps()
         in_core = 0
         if self._clock is not None and self._clock() not in (None, optimizer):
             if not has_stepped:
@@ -125,6 +126,7 @@ class Monitor:
         caller's and is passed on untouched, so the gradients are read when the step has ended: those of its last call.
         Only the weights are read now, since the step changes them."""
         begin = time.perf_counter_ns()
+        self.core.reports_steps()
         in_core = 0
         if self._clock is not None and self._clock() not in (None, optimizer):
             in_core = self._late(optimizer, self.weights.before)
@@ -407,5 +409,6 @@ class Monitor:
         if done is not None and self._clock is None:
             self._watch_cost()
         if done is not None:
+            self.core.reports_steps()
             self.reported = True
             self._tell(done, REPORTED)

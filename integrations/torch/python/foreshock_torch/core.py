@@ -118,7 +118,14 @@ class Core:
         self.adapter.foreshock_adapter_observe_weights.restype = c.c_uint64
         self._numbers = (c.c_uint32 * 0)()
         self.hooked = self.adapter.foreshock_adapter_start()
-        self.adapter.foreshock_adapter_steps_are_told()
+        self._reports_steps = False
+
+    def reports_steps(self) -> None:
+        """An optimizer, or the trainer itself, ends the steps from now on. Until then the adapter counts a step when a
+        weight has changed after a backward pass: so does an update that is written by hand."""
+        if not self._reports_steps:
+            self._reports_steps = True
+            self.adapter.foreshock_adapter_steps_are_told()
 
     def step_end(
         self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, given_up: int
