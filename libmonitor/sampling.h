@@ -133,14 +133,13 @@ class Budget {
 
 // Samples the first steps of a process whatever the interval, so that a short run is judged too. A fixed
 // grant of seconds pays for everything the monitor does in them, set-up included, instead of the budget.
-// Closes after kSteps sampled steps, or earlier once they hold kSlices slices and two of each call, or when
-// the grant is spent. What is left of the grant is forfeited. The steps are counted first, so that all ranks
-// of a job sample the same ones.
+// Closes after kSteps sampled steps, or earlier once they hold kSlices slices and two of each call; after
+// kMostSteps steps if nothing can be sampled in them; or when the grant is spent. What is left of the grant
+// is forfeited. The steps are counted first, so that all ranks of a job sample the same ones.
 class FirstLook {
  public:
-  static constexpr int kSteps = 8;
-  static constexpr uint64_t kSlices =
-      64;  // a verdict takes 8 of each pass; this bounds what the agent judges
+  static constexpr int kSteps = 8, kMostSteps = 32;
+  static constexpr uint64_t kSlices = 64;  // bounds what the agent judges; a verdict takes 8 of each pass
 
   // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
   FirstLook() = default;
@@ -157,12 +156,12 @@ class FirstLook {
     seconds_ -= paid;
     slices_ += slices;
     if (was_sampled) --steps_;
-    if (slices_ >= std::max(kSlices, 2 * calls)) steps_ = 0;
+    if (slices_ >= std::max(kSlices, 2 * calls) || ++ended_ == kMostSteps) steps_ = 0;
     return paid;
   }
 
  private:
-  int steps_ = 0;
+  int steps_ = 0, ended_ = 0;
   uint64_t slices_ = 0;
   double seconds_ = segment::kFirstLookSeconds;
 };

@@ -7,7 +7,7 @@ import concurrent.futures
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored
+from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, unwrapped
 
 SCRIPT = str(pathlib.Path(__file__).with_name("clock_training.py"))
 
@@ -72,6 +72,7 @@ def test_steps_are_the_training_s_own(runs, case):
     assert_conserved(rank)
     assert rank["step"] == steps[-1]
     assert rank["skipped_steps"] == (1 if "scaler" in case else 0)
+    assert ("1 optimizer step by a gradient scaler" in unwrapped(run.stderr)) == ("scaler" in case)
 
 
 def label_of(layer: int, case: str) -> str:

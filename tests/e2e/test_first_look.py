@@ -59,3 +59,31 @@ def test_an_interval_given_without_a_limit_is_kept():
     assert run.rank()["attention"]["forward"]["skipped"]["budget"] == 0
     assert set(judged(run).values()) == {19}
     assert "no limit given" in run.stderr
+
+
+INFERENCE = """
+import torch
+with torch.no_grad():
+    for _ in range(40):
+        torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 2, 4, 16, 8))
+"""
+
+
+def test_attention_calls_of_inference_are_not_denied():
+    run = run_monitored([PYTHON, "-c", INFERENCE])
+    assert run.returncode == 0, run.stderr
+    said = unwrapped(run.stderr)
+    assert "no training step and no attention call that needs gradients (inference is not followed)" in said
+
+
+def test_a_training_of_one_step_says_why_nothing_was_sampled():
+    run = train(1)
+    said = unwrapped(run.stderr)
+    assert "not sampled the training ended after 1 step, and sampling begins after the first" in said
+    assert "attention not checked" in said
+
+
+def test_spectra_are_not_blamed_on_shapes_before_the_first_sample():
+    run = train(3)
+    assert judged(run), run.stderr
+    assert "shape" not in run.stderr

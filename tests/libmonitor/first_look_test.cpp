@@ -40,6 +40,15 @@ TEST(FirstLook, ClosesOnceEveryCallOfALargeModelWasSampledTwice) {
   EXPECT_FALSE(look.is_open());
 }
 
+TEST(FirstLook, ClosesWhereNothingCanBeSampled) {
+  FirstLook look(true);
+  for (int step = 0; step < FirstLook::kMostSteps; ++step) {
+    EXPECT_TRUE(look.is_open()) << step;
+    look.end_step(false, 0, 0, 0.0001);
+  }
+  EXPECT_FALSE(look.is_open());
+}
+
 TEST(FirstLook, NoneIsWantedWithChosenStepsOrWithoutCost) {
   EXPECT_FALSE(FirstLook(false).is_open());
   EXPECT_FALSE(FirstLook().is_open());
