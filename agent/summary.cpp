@@ -359,9 +359,12 @@ LayerCounts layers_of(const Ranks& ranks) {
     for (const auto& [label, layer] : rank->layers)
       for (uint32_t pass = 0; pass < segment::kPasses; ++pass) judged[label][pass] += layer.pass[pass].judged;
   LayerCounts counts;
-  counts.known = judged.size();
-  for (const auto& [label, of] : judged)
+  for (const auto& [label, of] : judged) {
+    // Embeddings and heads have gradient norms too; a layer that could hold attention has a number.
+    const bool is_numbered = label.find_first_of("0123456789") != std::string::npos;
+    counts.known += is_numbered || of[0] + of[1] > 0;
     for (uint32_t pass = 0; pass < segment::kPasses; ++pass) counts.judged[pass] += of[pass] > 0;
+  }
   return counts;
 }
 

@@ -478,5 +478,11 @@ TEST(Summary, StepsThatAreTooShortAreToldFromWhichLengthOnTheyFit) {
   EXPECT_THAT(text_of(rank), Not(HasSubstr("a step costs")));
 }
 
+TEST(Summary, LayersWithoutANumberHoldNoAttention) {
+  RankStatistics rank = healthy_rank();
+  for (const char* label : {"embedding", "head", "002"}) rank.layer_of(label)->label = label;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 3 layers"));
+}
+
 }  // namespace
 }  // namespace foreshock
