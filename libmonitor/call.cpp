@@ -48,6 +48,10 @@ bool is_in_one_place(const foreshock_attention_call& call) {
   return true;
 }
 
+foreshock_tensor given(const foreshock_attention_call& call, size_t end, const foreshock_tensor& tensor) {
+  return call.size >= end ? tensor : foreshock_tensor{};
+}
+
 bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t d) {
   return view.data != nullptr && view.shape[0] == a && view.shape[1] == b && view.shape[2] == c &&
          view.shape[3] == d;
@@ -61,6 +65,21 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
     if (mask->shape[n] == 1 && shape[n] != 1) mask->stride[n] = 0;
     mask->shape[n] = shape[n];
   }
+}
+
+// Gradients of keys and values that do not fit the call are left out: the rest of it can be judged.
+void keep_columns(const foreshock_attention_call& call, CheckedCall* checked) {
+  CheckedCall& c = *checked;
+  const auto [batch, heads, kv_heads, queries, keys] = c.shape;
+  const auto is_near = [&](const foreshock_tensor& tensor) {
+    return tensor.device_type == call.query.device_type &&
+           (tensor.device_type == FORESHOCK_DEVICE_CPU || tensor.device_index == call.query.device_index);
+  };
+  if (c.pass == FORESHOCK_BACKWARD && has_shape(c.grad_key, batch, kv_heads, keys, c.head_dim) &&
+      has_shape(c.grad_value, batch, kv_heads, keys, c.value_dim) && c.grad_key.dtype == c.dtype &&
+      c.grad_value.dtype == c.dtype && is_near(call.grad_key) && is_near(call.grad_value))
+    return;
+  c.grad_key = c.grad_value = {};
 }
 
 }  // namespace
@@ -90,6 +109,10 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
   c.mask = right_aligned_view_of(call.mask);
   c.grad_out = view_of(call.grad_out);
   c.grad_query = view_of(call.grad_query);
+  c.grad_key = view_of(
+      given(call, offsetof(foreshock_attention_call, grad_key) + sizeof call.grad_key, call.grad_key));
+  c.grad_value = view_of(
+      given(call, offsetof(foreshock_attention_call, grad_value) + sizeof call.grad_value, call.grad_value));
   c.device_type = call.query.device_type;
   c.device_index = call.query.device_index;
   c.stream =
@@ -121,6 +144,7 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
                                      !has_shape(c.grad_query, batch, heads, queries, c.head_dim) ||
                                      c.grad_out.dtype != c.dtype || c.grad_query.dtype != c.dtype))
     return FORESHOCK_SKIP_LAYOUT;
+  keep_columns(call, checked);
   if (is_packed) return check_packed(call, checked);
   if (c.log_sum_exp.data != nullptr &&
       (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))
@@ -179,7 +203,7 @@ bool is_packed_call(const foreshock_attention_call& call) {
 
 void add_batch(const foreshock_attention_call& call, CheckedCall* checked) {
   for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,
-                           &checked->grad_query})
+                           &checked->grad_query, &checked->grad_key, &checked->grad_value})
     add_batch(view);
   if (call.log_sum_exp.dims == 2) add_batch(&checked->log_sum_exp);
 }
@@ -222,7 +246,7 @@ int take_sequence(uint32_t place, CheckedCall* checked) {
   c.shape.keys = one.keys;
   for (TensorView* view : {&c.query, &c.out, &c.grad_out, &c.grad_query})
     begin_at(one.query, one.queries, view);
-  for (TensorView* view : {&c.key, &c.value}) begin_at(one.key, one.keys, view);
+  for (TensorView* view : {&c.key, &c.value, &c.grad_key, &c.grad_value}) begin_at(one.key, one.keys, view);
   if (c.sums_by_sequence && c.log_sum_exp.data != nullptr)
     c.log_sum_exp.data = c.log_sum_exp.row(one.number, 0, 0);
   else
@@ -247,6 +271,14 @@ int64_t visible_keys(const CheckedCall& call, int64_t position) {
   return std::clamp<int64_t>(limit, 0, call.shape.keys);
 }
 
+// The first query position that sees this key; the number of queries: none does.
+int64_t first_query(const CheckedCall& call, int64_t key) {
+  int64_t first = 0;
+  if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) first = key;
+  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT) first = key - (call.shape.keys - call.shape.queries);
+  return std::clamp<int64_t>(first, 0, call.shape.queries);
+}
+
 uint64_t size_of_dtype(uint32_t dtype) { return size_of(static_cast<DType>(dtype)); }
 
 // Sizes of the payloads of a slot that holds `keys` keys, and the rest too if it is the first.
@@ -254,6 +286,14 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
               uint64_t (&sizes)[segment::kPayloads]) {
   const uint64_t element = size_of_dtype(slot.dtype), rows = is_first ? slot.rows : 0;
   std::fill_n(sizes, segment::kPayloads, 0);
+  if (slot.columns == 1) {
+    sizes[segment::kQuery] = keys * slot.head_dim * element;
+    sizes[segment::kOut] = sizes[segment::kGradOut] = keys * slot.value_dim * element;
+    sizes[segment::kLogSumExp] = keys * size_of_dtype(slot.lse_dtype);
+    sizes[segment::kKey] = sizes[segment::kGradKey] = rows * slot.head_dim * element;
+    sizes[segment::kValue] = sizes[segment::kGradValue] = rows * slot.value_dim * element;
+    return;
+  }
   sizes[segment::kQuery] = rows * slot.head_dim * element;
   sizes[segment::kKey] = keys * slot.head_dim * element;
   sizes[segment::kValue] = keys * slot.value_dim * element;
@@ -273,12 +313,17 @@ uint64_t bytes_of(const segment::Slot& slot, uint64_t keys, bool is_first) {
   return bytes;
 }
 
+uint64_t bytes_per_key(const segment::Slot& slot) {
+  const uint64_t element = size_of_dtype(slot.dtype), head = slot.head_dim, value = slot.value_dim;
+  if (slot.columns == 1) return (head + 2 * value) * element + size_of_dtype(slot.lse_dtype);
+  return (head + value) * element + slot.rows * size_of_dtype(slot.mask_dtype);
+}
+
 // How many keys a slot of `capacity` bytes holds.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
-  const uint64_t without = bytes_of(slot, 0, is_first) + 3 * kUnit;  // three payloads are rounded up
+  const uint64_t without = bytes_of(slot, 0, is_first) + 4 * kUnit;  // as many payloads are rounded up
   if (capacity <= without) return 0;
-  const uint64_t per_key = (slot.head_dim + slot.value_dim) * size_of_dtype(slot.dtype) +
-                           slot.rows * size_of_dtype(slot.mask_dtype);
+  const uint64_t per_key = bytes_per_key(slot);
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - without) / per_key, slot.keys));
 }
 
@@ -349,6 +394,29 @@ bool plan_slice(const CheckedCall& call, uint64_t capacity, uint32_t most_slots,
   return false;
 }
 
+bool has_columns(const CheckedCall& call) {
+  return call.pass == FORESHOCK_BACKWARD && call.device_type == FORESHOCK_DEVICE_CPU && !call.mask.data &&
+         call.packed.count == 0 && call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
+}
+
+bool plan_columns(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
+                  SlicePlan* plan) {
+  segment::Slot& slot = plan->all;
+  describe_call(call, slice, &slot);
+  const uint64_t rows = static_cast<uint64_t>(slice.heads) * static_cast<uint64_t>(call.shape.queries);
+  slot.columns = 1;
+  if (rows > segment::kMostSliceKeys || rows * bytes_per_key(slot) > segment::kMostSliceBytes) return false;
+  slot.rows = static_cast<uint32_t>(slice.positions);
+  slot.keys = static_cast<uint32_t>(rows);
+  slot.heads_in_slice = static_cast<uint32_t>(slice.heads);
+  for (int n = 0; n < slice.positions; ++n) {
+    slot.position[n] = static_cast<uint32_t>(slice.position[n]);
+    slot.key_limit[n] = static_cast<uint32_t>(first_query(call, slice.position[n]));
+    slot.head[n] = static_cast<uint32_t>(slice.first_head);
+  }
+  return split(capacity, plan) && plan->slots <= most_slots;
+}
+
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
   segment::Slot slot = plan.all;
   if (plan.slots > 1) {
@@ -376,6 +444,40 @@ void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* 
       to += gather_row_heads(from, slice.batch, slice.first_head + head, slice.position[n], 1, width, to);
 }
 
+// Query rows [first, first + count) of the chosen heads, head by head.
+void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries, int64_t first,
+                     int64_t count, char* to) {
+  while (count > 0) {
+    const int64_t head = first / queries, position = first % queries;
+    const int64_t here = std::min(count, queries - position);
+    to += gather_rows(from, slice.batch, slice.first_head + head, position, here, to);
+    first += here;
+    count -= here;
+  }
+}
+
+void copy_columns(const CheckedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
+  const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
+  const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
+  const auto put_rows = [&](const TensorView& from, segment::PayloadId id) {
+    copy_query_rows(from, slice, call.shape.queries, first, rows, at(id));
+  };
+  put_rows(call.query, segment::kQuery);
+  put_rows(call.out, segment::kOut);
+  put_rows(call.log_sum_exp, segment::kLogSumExp);
+  put_rows(call.grad_out, segment::kGradOut);
+  if (slot.part > 0) return;
+  const auto put_keys = [&](const TensorView& from, segment::PayloadId id) {
+    char* to = at(id);
+    for (int n = 0; n < slice.positions; ++n)
+      to += gather_rows(from, slice.batch, slice.kv_head, slice.position[n], 1, to);
+  };
+  put_keys(call.key, segment::kKey);
+  put_keys(call.value, segment::kValue);
+  put_keys(call.grad_key, segment::kGradKey);
+  put_keys(call.grad_value, segment::kGradValue);
+}
+
 // The same view, beginning with column `first` of its rows.
 TensorView from_column(TensorView view, int64_t first) {
   view.data = static_cast<const char*>(view.data) +
@@ -386,6 +488,7 @@ TensorView from_column(TensorView view, int64_t first) {
 }  // namespace
 
 void copy_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
+  if (slot.columns == 1) return copy_columns(call, slice, slot, base);
   const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
   const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
   gather_rows(call.key, slice.batch, slice.kv_head, first, keys, at(segment::kKey));

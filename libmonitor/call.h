@@ -21,6 +21,7 @@ struct CheckedCall {
   int32_t device_type, device_index;  // of every tensor
   void* stream;                       // of a device: what the operation was given to; null: unknown
   TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
+  TensorView grad_key, grad_value;  // both or neither; without them key positions are not sampled
   // Of a packed batch, whose tensors have all positions, while the shape is that of a sequence as long as the
   // longest (find_sequence). The sums are then (1, head, position of all), or (sequence, head, position).
   PackedSequences packed;
@@ -64,6 +65,15 @@ uint64_t slot_bytes_for(const CheckedCall& call);
 // False when not even one position fits.
 bool plan_slice(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
+
+// Whether key positions of the call can be sampled: a backward pass on the host, without a mask, whose
+// grad_key, grad_value and log_sum_exp are there.
+bool has_columns(const CheckedCall& call);
+
+// Plans a slice of key positions (choose_columns). False when it is larger than the slots or than a slice may
+// be.
+bool plan_columns(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
+                  SlicePlan* plan);
 
 // The header of slot number `part` of the slice, with its payload table; all but tickets, step, time and
 // layer.

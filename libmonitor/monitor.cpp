@@ -126,7 +126,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
       if (const int reason = take_sequence(place, &checked); reason >= 0) return skip(reason);
   }
-  Slice slice = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
+  Slice slice;
   SlicePlan plan;
   DeviceTurn turn;  // of none, for tensors of the host
   uint64_t capacity = writer.slot_bytes();
@@ -136,8 +136,18 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
     capacity = turn.state().capacity();
     most_slots = turn.state().most_parts();
   }
-  if (!plan_slice(checked, capacity, most_slots, &slice, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
-  slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
+  bool by_columns = has_columns(checked) && takes_columns(checked.shape, checked.head_dim, checked.value_dim,
+                                                          settings.seed, step, open.call);
+  if (by_columns) {
+    slice = choose_columns(checked.shape, settings.seed, step, open.call, settings.rank);
+    by_columns = plan_columns(checked, capacity, most_slots, slice, &plan);
+  }
+  if (!by_columns) {
+    plan = {};
+    slice = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
+    if (!plan_slice(checked, capacity, most_slots, &slice, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
+  }
+  (by_columns ? slots_per_columns_ : slots_per_slice_).store(plan.slots, std::memory_order_relaxed);
   plan.all.step = step;
   plan.all.time_ns = realtime_ns();
   plan.all.call = open.call;
@@ -227,6 +237,7 @@ void Monitor::reset() {
   next_step_.store(-1);
   ticket_.store(0);
   slots_per_slice_.store(1);
+  slots_per_columns_.store(1);
   interval_.store(g_guest.settings().every != 0                                    ? g_guest.settings().every
                   : g_guest.settings().world_size > g_guest.settings().local_ranks ? kSeveralNodesInterval
                                                                                    : kFirstInterval);

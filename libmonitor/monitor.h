@@ -97,9 +97,10 @@ class Monitor {
   // Slices that this step may take: as the slots that were free when it began would hold, and the budget
   // pays.
   uint32_t free_slices() const {
-    return std::min(
-        free_slots_.load(std::memory_order_relaxed) / slots_per_slice_.load(std::memory_order_relaxed),
-        paid_slices_.load(std::memory_order_relaxed));
+    const uint32_t needed = std::max(slots_per_slice_.load(std::memory_order_relaxed),
+                                     slots_per_columns_.load(std::memory_order_relaxed));
+    return std::min(free_slots_.load(std::memory_order_relaxed) / needed,
+                    paid_slices_.load(std::memory_order_relaxed));
   }
 
   // Of the numbers of a step. Cells are for all steps that wait, the one that goes on, and one whose numbers
@@ -123,7 +124,8 @@ class Monitor {
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};
-  std::atomic<uint32_t> slots_per_slice_{1};  // of the last one
+  std::atomic<uint32_t> slots_per_slice_{1};    // of the last one of rows
+  std::atomic<uint32_t> slots_per_columns_{1};  // of the last one of key positions
   std::atomic<uint32_t> paid_slices_{0};
   std::atomic<uint64_t> slices_ns_{0};  // spent on slices in this step
   std::atomic<uint64_t> skipped_steps_{0};

@@ -60,6 +60,32 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
   return slice;
 }
 
+Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
+  const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
+  Slice slice;
+  slice.batch = below(random(1), shape.batch);
+  slice.kv_head = below(random(2), shape.kv_heads);
+  slice.heads = static_cast<int>(shape.heads / shape.kv_heads);
+  slice.first_head = slice.kv_head * slice.heads;
+  slice.parts = slice.positions = static_cast<int>(std::min<int64_t>(shape.keys, kRowsPerSample));
+  for (uint32_t n = 0; n < static_cast<uint32_t>(slice.parts); ++n) {
+    slice.fraction[n] = static_cast<uint32_t>(random(16 + n) >> 32);
+    slice.position[n] = static_cast<int64_t>(position_in_part(
+        static_cast<uint64_t>(shape.keys), n, static_cast<uint32_t>(slice.parts), slice.fraction[n]));
+  }
+  return slice;
+}
+
+bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, uint64_t seed, int64_t step,
+                   uint64_t call) {
+  const double group = static_cast<double>(shape.heads / shape.kv_heads);
+  const double columns =
+      group * static_cast<double>(shape.queries) * static_cast<double>(head_dim + 2 * value_dim);
+  const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
+  const double share = std::min(0.5, rows / columns);
+  return static_cast<double>(random_of(seed, step, call, 0, 5) >> 32) < share * 0x1p32;
+}
+
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank) {
   return static_cast<uint32_t>(random_of(seed, step, call, rank, 4) >> 32);
 }

@@ -49,6 +49,16 @@ struct Slice {
 // many equal parts of the sequence. All numbers of the shape are positive, and kv_heads divides heads.
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
+// Key positions of one kv-head and all query heads that share it: one from each of up to 16 equal parts of
+// the keys.
+Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
+
+// Whether a backward call is sampled by key positions (dK and dV) and not by rows (dQ): every other call, and
+// less often where the key positions take so many more bytes that they would cost more than the rows. The
+// same on all ranks.
+bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, uint64_t seed, int64_t step,
+                   uint64_t call);
+
 // Which sequence of a packed batch: the one that holds this place in all of them, a fraction of 2^32.
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
 

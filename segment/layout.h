@@ -256,8 +256,17 @@ enum PayloadId : uint32_t {
   kMask,
   kGradOut,
   kGradQuery,
+  kGradKey,
+  kGradValue,
   kPayloads = 12
 };
+
+// What one slice may be at most, whatever room a trainer has made: a million keys of 128 + 128 dimensions in
+// two bytes, 4 million where they are smaller. A trainer needs --memory beyond 512 MiB to make a larger one;
+// without a limit one slice of one user could take the memory and the time of an agent that serves others.
+inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
+inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
+
 struct Payload {
   uint64_t offset;  // from the start of the slot; 0: absent
   uint64_t bytes;
@@ -309,8 +318,16 @@ struct Slot {
   // longest, and the payloads have room for it; what there is begins where they do and is told here.
   uint32_t packed;
   SequenceTold told;
+  // 1: a slice of key positions (columns of the scores), of a backward pass without a mask. Rows and keys
+  // change places: `rows` counts sampled key positions of one kv-head, whose key, value, grad_key and
+  // grad_value are here; `keys` counts query rows, heads_in_slice x query_length, head-major, whose query,
+  // out, log_sum_exp and grad_out are. head[] is the first of these heads, position[row] a key position, and
+  // key_limit[row] the first query position that sees it. first_key and part_keys then are a range of query
+  // rows.
+  uint32_t columns;
+  uint32_t reserved;
 };
-static_assert(sizeof(Slot) == 640);
+static_assert(sizeof(Slot) == 648);
 
 // -- the control file --
 

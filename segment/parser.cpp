@@ -39,6 +39,35 @@ constexpr uint64_t element_bytes(uint32_t dtype) {
 
 bool is_floating(uint32_t dtype) { return dtype >= 1 && dtype <= 4; }
 
+const char* check_rows(const Slot& slot) {
+  if (slot.keys > slot.key_length) return "keys out of range";
+  if (slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
+  for (uint32_t row = 0; row < slot.rows; ++row) {
+    if (slot.key_limit[row] > slot.keys) return "key limit beyond the keys";
+    if (slot.position[row] >= slot.query_length) return "row position beyond the queries";
+  }
+  return nullptr;
+}
+
+const char* check_columns(const Slot& slot) {
+  if (slot.pass != 1 || slot.mask_dtype != 0 || slot.packed != kNotPacked || slot.lse_dtype == 0)
+    return "key positions of a call that has none";
+  if (slot.query_length > slot.keys || slot.query_length * slot.heads_in_slice != slot.keys)
+    return "query rows that are not those of the heads";
+  for (uint32_t row = 0; row < slot.rows; ++row) {
+    if (slot.key_limit[row] > slot.query_length) return "first query beyond the queries";
+    if (slot.position[row] >= slot.key_length) return "key position beyond the keys";
+  }
+  return nullptr;
+}
+
+// Of what `keys` counts.
+uint64_t bytes_per_key(const Slot& slot) {
+  const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
+  if (slot.columns == 1) return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
+  return (head + value) * element + slot.rows * element_bytes(slot.mask_dtype);
+}
+
 const char* check_dimensions(const Slot& slot) {
   if (slot.pass >= kPasses) return "unknown pass";
   if (!is_floating(slot.dtype)) return "unknown storage format";
@@ -46,18 +75,16 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.lse_dtype != 0 && !is_floating(slot.lse_dtype)) return "unknown log-sum-exp format";
   if (slot.without_out > (slot.pass == 0 ? 1u : 0u)) return "no output where there has to be one";
   if (slot.rows == 0 || slot.rows > kRowsPerSlice) return "rows out of range";
-  if (slot.keys == 0 || slot.keys > slot.key_length) return "keys out of range";
+  if (slot.keys == 0) return "keys out of range";
   if (slot.keys > kMostSliceKeys) return "more keys than a slice may have";
   if (slot.head_dim == 0 || slot.head_dim > 4096 || slot.value_dim == 0 || slot.value_dim > 4096)
     return "head dimension out of range";
   if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
     return "unknown kind of packing";
-  // No overflow: 2^22 keys times 2^13 dimensions times 2^3 bytes.
-  if (slot.keys * ((uint64_t{slot.head_dim} + slot.value_dim) * element_bytes(slot.dtype) +
-                   slot.rows * element_bytes(slot.mask_dtype)) >
-      kMostSliceBytes)
-    return "more bytes than a slice may have";
-  if (slot.heads_in_slice == 0 || slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
+  if (slot.columns > 1) return "unknown kind of slice";
+  // No overflow: 2^22 keys times 3 * 2^12 dimensions times 2^3 bytes.
+  if (slot.keys * bytes_per_key(slot) > kMostSliceBytes) return "more bytes than a slice may have";
+  if (slot.heads_in_slice == 0) return "heads do not divide rows";
   if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
   if (slot.layer_source > static_cast<uint32_t>(LayerSource::kOrdinal)) return "unknown layer source";
   if (slot.parts > kMaxSlots || (slot.parts > 1 ? slot.part >= slot.parts : slot.part != 0))
@@ -65,11 +92,7 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.parts > 1 &&
       (slot.part_keys == 0 || slot.first_key >= slot.keys || slot.part_keys > slot.keys - slot.first_key))
     return "keys of the part out of range";
-  for (uint32_t row = 0; row < slot.rows; ++row) {
-    if (slot.key_limit[row] > slot.keys) return "key limit beyond the keys";
-    if (slot.position[row] >= slot.query_length) return "row position beyond the queries";
-  }
-  return nullptr;
+  return slot.columns == 1 ? check_columns(slot) : check_rows(slot);
 }
 
 // The agent and the trainer's library come from different releases if one was upgraded during the run.
@@ -151,6 +174,14 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
   const uint64_t element = element_bytes(slot.dtype);
   const uint64_t rows = slot.part == 0 ? slot.rows : 0;  // all but the keys is in the first part
   const uint64_t keys = slot.parts > 1 ? slot.part_keys : slot.keys;
+  if (slot.columns == 1) {
+    sizes[kQuery] = keys * slot.head_dim * element;
+    sizes[kOut] = sizes[kGradOut] = keys * slot.value_dim * element;
+    sizes[kLogSumExp] = keys * element_bytes(slot.lse_dtype);
+    sizes[kKey] = sizes[kGradKey] = rows * slot.head_dim * element;
+    sizes[kValue] = sizes[kGradValue] = rows * slot.value_dim * element;
+    return;
+  }
   sizes[kQuery] = rows * slot.head_dim * element;
   sizes[kKey] = keys * slot.head_dim * element;
   sizes[kValue] = keys * slot.value_dim * element;
@@ -275,16 +306,25 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
 
 namespace {
 
-constexpr PayloadId kSplit[] = {kKey, kValue, kMask};
+// Of which each part has a range; of a slice of key positions, of the query rows.
+constexpr PayloadId kSplit[] = {kKey, kValue, kMask}, kSplitColumns[] = {kQuery, kOut, kLogSumExp, kGradOut};
+
+std::span<const PayloadId> split_payloads(const Slot& slot) {
+  if (slot.columns == 1) return kSplitColumns;
+  return kSplit;
+}
 
 constexpr uint64_t round_up(uint64_t value) { return (value + 63) / 64 * 64; }
 
-bool is_split(uint32_t id) { return std::find(std::begin(kSplit), std::end(kSplit), id) != std::end(kSplit); }
+bool is_split(const Slot& slot, uint32_t id) {
+  const std::span<const PayloadId> split = split_payloads(slot);
+  return std::find(split.begin(), split.end(), id) != split.end();
+}
 
 bool is_of_one_slice(const Slot& a, const Slot& b) {
   return a.parts == b.parts && a.first_ticket == b.first_ticket && a.pass == b.pass && a.dtype == b.dtype &&
          a.mask_dtype == b.mask_dtype && a.rows == b.rows && a.keys == b.keys && a.head_dim == b.head_dim &&
-         a.value_dim == b.value_dim && a.packed == b.packed &&
+         a.value_dim == b.value_dim && a.packed == b.packed && a.columns == b.columns &&
          (a.packed == kNotPacked || std::memcmp(&a.told, &b.told, sizeof a.told) == 0);
 }
 
@@ -300,17 +340,18 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   uint64_t offsets[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {
     const uint64_t size = first.payload[id].size();
-    if (is_split(id) && size / here * keys > most_bytes) return "a slice larger than its slots";
+    if (is_split(first.header, id) && size / here * keys > most_bytes) return "a slice larger than its slots";
     offsets[id] = end;
-    end += round_up(is_split(id) ? size / here * keys : size);
+    end += round_up(is_split(first.header, id) ? size / here * keys : size);
   }
   if (end > most_bytes) return "a slice larger than its slots";
   bytes_.resize(end);
   for (uint32_t id = 0; id < kPayloads; ++id) {
     const Bytes from = first.payload[id];
-    whole_.payload[id] =
-        Bytes(bytes_).subspan(offsets[id], is_split(id) ? from.size() / here * keys : from.size());
-    if (!is_split(id) && !from.empty()) std::memcpy(bytes_.data() + offsets[id], from.data(), from.size());
+    whole_.payload[id] = Bytes(bytes_).subspan(
+        offsets[id], is_split(first.header, id) ? from.size() / here * keys : from.size());
+    if (!is_split(first.header, id) && !from.empty())
+      std::memcpy(bytes_.data() + offsets[id], from.data(), from.size());
   }
   return add(first);
 }
@@ -321,7 +362,7 @@ const char* JoinedSlice::add(const SlotView& part) {
     return "parts of several slices";
   if (slot.first_key != keys_ || slot.part_keys > slot.keys - keys_)
     return "parts that overlap or leave a gap";
-  for (PayloadId id : kSplit) {
+  for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
     // Keys and values are rows of their own; a mask has as many rows as the slice, of which this is a range
     // of columns.

@@ -16,12 +16,6 @@ namespace foreshock::segment {
 
 using Bytes = std::span<const std::byte>;
 
-// What one slice may be at most, whatever room a trainer has made: a million keys of 128 + 128 dimensions in
-// two bytes, 4 million where they are smaller. A trainer needs --memory beyond 512 MiB to make a larger one;
-// without a limit one slice of one user could take the memory and the time of an agent that serves others.
-inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
-inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
-
 // Null when `bytes` (the first page of a file of `file_size` bytes) is a header this program can follow, else
 // why not. On success every region lies inside the file, has records of the size that layout.h gives them,
 // and is small, except for slots and tensors. A region that the trainer has no use for has no records.

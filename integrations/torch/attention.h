@@ -24,6 +24,7 @@ namespace foreshock::adapter {
 // arguments off the stack.
 struct AttentionInputs {
   at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
+  at::Tensor grad_key, grad_value;
   int64_t longest_q = 0, longest_k = 0;  // of packed sequences; 0: not given
   c10::IValue layer;
   std::optional<double> scale;  // zero is one too; none: the default of the operation
@@ -52,6 +53,8 @@ class AttentionArguments {
         mask_(Index({"attn_mask", "attn_bias", "bias"})),
         grad_out_(Index({"grad_out", "grad_out_", "dout", "grad"})),
         grad_query_(Index({"dq", "grad_query"})),
+        grad_key_(Index({"dk", "grad_key"})),
+        grad_value_(Index({"dv", "grad_value"})),
         scale_(Index({"scale", "softmax_scale"})),
         dropout_(Index({"dropout_p", "p"})),
         causal_(Index({"is_causal", "causal", "custom_mask_type"})),
@@ -86,6 +89,8 @@ class AttentionArguments {
     in.mask = tensor(mask_);
     in.grad_out = tensor(grad_out_);
     in.grad_query = tensor(grad_query_);
+    in.grad_key = tensor(grad_key_);
+    in.grad_value = tensor(grad_value_);
     // Some releases give a dense call offsets of no sequences.
     const auto offsets = [&](int index) {
       return tensor(index).defined() && tensor(index).numel() ? tensor(index) : at::Tensor();
@@ -152,8 +157,8 @@ class AttentionArguments {
   const Semantics& semantics_;
   const bool backward_;
   const int arguments_, returns_;
-  const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, scale_, dropout_,
-      causal_;
+  const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, grad_key_, grad_value_,
+      scale_, dropout_, causal_;
   const int window_left_, window_right_, positions_first_, layer_, sequences_q_, sequences_k_, longest_q_,
       longest_k_;
   const std::vector<int> masked_, stored_;
@@ -299,6 +304,8 @@ inline bool DescribePacked(const AttentionInputs& in, bool backward, foreshock_a
   if (backward) {
     call->grad_out = PackedView(in.grad_out);
     call->grad_query = PackedView(in.grad_query);
+    call->grad_key = PackedView(in.grad_key);
+    call->grad_value = PackedView(in.grad_value);
   }
   return true;
 }
@@ -316,6 +323,8 @@ inline bool DescribeTensors(const AttentionInputs& in, bool backward, foreshock_
   if (backward) {
     call->grad_out = view(in.grad_out);
     call->grad_query = view(in.grad_query);
+    call->grad_key = view(in.grad_key);
+    call->grad_value = view(in.grad_value);
   }
   return true;
 }
@@ -443,7 +452,10 @@ class AttentionHook final : public c10::OperatorKernel {
       inputs->out = arguments.result(stack, 0);
       inputs->log_sum_exp = arguments.result(stack, 1);
     } else if (arguments.returns_gradient()) {
+      // aten's backward operations all return the gradients in this order.
       inputs->grad_query = arguments.result(stack, 0);
+      inputs->grad_key = arguments.result(stack, 1);
+      inputs->grad_value = arguments.result(stack, 2);
     }
   }
 

@@ -11,7 +11,7 @@ namespace foreshock {
 // A call on fp32 tensors laid out as torch does it: (batch, position, head, dimension) in memory.
 struct CallOnTensors {
   int64_t batch = 2, heads = 4, kv_heads = 2, queries = 12, keys = 12, dim = 6;
-  std::vector<float> query, key, value, out, lse, mask, grad_out, grad_query;
+  std::vector<float> query, key, value, out, lse, mask, grad_out, grad_query, grad_key, grad_value;
   foreshock_attention_call call = {};
 
   foreshock_tensor tensor(std::vector<float>* storage, int64_t heads, int64_t length, float first) {
@@ -46,6 +46,12 @@ struct CallOnTensors {
     if (!backward) return;
     call.grad_out = tensor(&grad_out, heads, queries, 50000);
     call.grad_query = tensor(&grad_query, heads, queries, 60000);
+  }
+  // A backward call with the gradients of keys and values as well.
+  void build_with_key_gradients() {
+    build(true);
+    call.grad_key = tensor(&grad_key, kv_heads, keys, 70000);
+    call.grad_value = tensor(&grad_value, kv_heads, keys, 80000);
   }
   float at(const std::vector<float>& storage, int64_t heads, int64_t length, int64_t b, int64_t h, int64_t n,
            int64_t d) const {

@@ -114,8 +114,55 @@ TEST(ParseSlot, RefusesEachWrongField) {
        }},
       {"output that is said not to be there", [](Slot& s) { make_forward(s), s.without_out = 1; }},
       {"unknown word of the output", [](Slot& s) { make_forward(s), s.without_out = 2; }},
+      {"unknown kind", [](Slot& s) { s.columns = 2; }},
+      {"key positions with a mask", [](Slot& s) { s.columns = 1; }},
   };
   for (const auto& [name, change] : changes) EXPECT_NE(parse_changed(change), nullptr) << name;
+}
+
+// Two key positions, with three query rows of each of two heads.
+void make_columns(Slot& s) {
+  s.columns = 1;
+  s.mask_dtype = 0;
+  s.lse_dtype = 2;
+  s.heads_in_slice = 2;
+  s.query_length = 3;
+  s.keys = 6;
+  s.rows = 2;
+  s.head_dim = s.value_dim = 1;
+  s.position[0] = s.position[1] = 0;
+  s.key_limit[0] = 0, s.key_limit[1] = 3;
+  for (Payload& payload : s.payload) payload = {};
+  for (const PayloadId id : {kQuery, kOut, kGradOut, kLogSumExp}) s.payload[id] = {sizeof(Slot), 24};
+  for (const PayloadId id : {kKey, kValue, kGradKey, kGradValue}) s.payload[id] = {sizeof(Slot), 8};
+}
+
+TEST(ParseSlot, SliceOfKeyPositionsHasItsOwnLimits) {
+  const char* why = parse_changed(make_columns);
+  EXPECT_EQ(why, nullptr) << why;
+  const std::vector<std::pair<const char*, std::function<void(Slot&)>>> changes = {
+      {"forward", [](Slot& s) { s.pass = 0; }},
+      {"packed", [](Slot& s) { s.packed = 1; }},
+      {"no log-sum-exp", [](Slot& s) { s.lse_dtype = 0, s.payload[kLogSumExp] = {}; }},
+      {"rows of no head", [](Slot& s) { s.query_length = 4; }},
+      {"product wraps", [](Slot& s) { s.heads_in_slice = 2, s.query_length = (uint64_t{1} << 63) + 3; }},
+      {"heads", [](Slot& s) { s.heads_in_slice = 0; }},
+      {"first query", [](Slot& s) { s.key_limit[0] = 4; }},
+      {"key position", [](Slot& s) { s.position[1] = 1000; }},
+      {"gradient missing", [](Slot& s) { s.payload[kGradKey] = {}; }},
+      {"gradient of queries",
+       [](Slot& s) {
+         s.payload[kGradQuery] = {sizeof(Slot), 8};
+       }},
+      {"many", [](Slot& s) { s.rows = 17; }},
+  };
+  for (const auto& [name, change] : changes) {
+    const auto both = [&change = change](Slot& s) {
+      make_columns(s);
+      change(s);
+    };
+    EXPECT_NE(parse_changed(both), nullptr) << name;
+  }
 }
 
 TEST(ParseSlot, AForwardSliceMayComeWithoutOutput) {

@@ -123,6 +123,8 @@ typedef struct foreshock_attention_call {
   int64_t sequences;
   int64_t longest_query, longest_key; /* no sequence is longer. What is to be kept of one is planned by these:
                                          much more than there is costs room */
+  foreshock_tensor grad_key;          /* backward only, (B, KVH, M, D); absent: not judged */
+  foreshock_tensor grad_value;        /* backward only, (B, KVH, M, DV); absent: not judged */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */
