@@ -107,7 +107,8 @@ const std::vector<EventLine>& Watches::observe(const StepLine& line) {
 const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   begin();
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
-  if (watch == nullptr) return lines_found_;
+  // The series of the detectors are of out and dQ.
+  if (watch == nullptr || line.tensor == "grad_key" || line.tensor == "grad_value") return lines_found_;
   const auto give = [&](DetectorId detector, const std::optional<double>& value, double control = 0) {
     if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &found_);
   };

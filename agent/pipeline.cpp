@@ -140,24 +140,37 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     return segment.consume_lost(ready, segment::Lost::kRefused);
   }
   const double begin = thread_cpu_seconds();
-  const AttentionSlice slice = slice_of(ready.view);
-  if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
-
-  const SliceDeviation deviation = judge(slice, &workspace_);
   const LayerOfCall layer = layer_of(segment, slot, *rank);
+  if (slot.columns == 1) {
+    const KeyColumns columns = columns_of(ready.view);
+    if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
+    const ColumnDeviation deviation = judge(columns, &columns_);
+    const double seconds = thread_cpu_seconds() - begin;
+    observe(slot, layer, deviation.grad_key, seconds, rank);
+    observe(slot, layer, deviation.grad_value, seconds, rank);
+  } else {
+    const AttentionSlice slice = slice_of(ready.view);
+    if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
+    const SliceDeviation deviation = judge(slice, &workspace_);
+    observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
+    if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
+      flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
+                         segment.name());
+  }
+  hand_over();
+  segment.consume_judged(ready);
+}
+
+void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
+                       double seconds, RankStatistics* rank) {
   observe_slice(slot, layer, deviation, rank);
   const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_gradient;
-  const SampleLine line = sample_line(*rank, slot, layer, deviation, thread_cpu_seconds() - begin);
+  const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
   const bool is_new = !told_.take(line);
   if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
   find_watch(rank);
-  if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
-    flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
-                       segment.name());
-  hand_over();
-  segment.consume_judged(ready);
 }
 
 void Pipeline::find_watch(RankStatistics* rank) const {

@@ -94,6 +94,9 @@ class Pipeline {
  private:
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
+  // One judged tensor of a slice: statistics, record, detectors. `seconds`: what judging took.
+  void observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
+               double seconds, RankStatistics* rank);
   // `is_new`: the record does not have it.
   void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
             std::optional<double> value, bool is_new = true);
@@ -120,6 +123,7 @@ class Pipeline {
   HeadSpectra spectra_;
   size_t ranks_here_ = 1;
   DeviationWorkspace workspace_;
+  ColumnReference columns_;
 };
 
 }  // namespace foreshock

@@ -225,6 +225,21 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"rounded_reference_bias_z", z(control)}};
 }
 
+// Mean error over that of fused attention; null: no slice of key positions.
+template <class Holder>
+json key_ratio(const Holder& holder, JudgedTensor tensor) {
+  const PassStatistics* known = statistics_of(holder, static_cast<uint32_t>(tensor));
+  return known != nullptr ? number_or_null(mean_of(known->fused_ratio)) : json(nullptr);
+}
+
+// Of dK and dV: slices judged (of key positions, each by both), and the errors.
+json keys_summary(const RankStatistics& rank) {
+  return {{"judged", rank.keys.empty() ? 0 : rank.keys[0].judged},
+          {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
+          {"fused_ratio_grad_key", key_ratio(rank, JudgedTensor::kGradKey)},
+          {"fused_ratio_grad_value", key_ratio(rank, JudgedTensor::kGradValue)}};
+}
+
 json layer_json(const LayerStatistics& layer) {
   const std::optional<Bias> bias = layer.pass[0].bias.bias();
   return {{"layer", layer.label},
@@ -233,6 +248,8 @@ json layer_json(const LayerStatistics& layer) {
           {"deviation_ratio_backward", number_or_null(mean_of(layer.pass[1].deviation_ratio))},
           {"fused_ratio", number_or_null(mean_of(layer.pass[0].fused_ratio))},
           {"fused_ratio_backward", number_or_null(mean_of(layer.pass[1].fused_ratio))},
+          {"fused_ratio_grad_key", key_ratio(layer, JudgedTensor::kGradKey)},
+          {"fused_ratio_grad_value", key_ratio(layer, JudgedTensor::kGradValue)},
           {"bias_ulp", bias ? json(bias->ulp) : json(nullptr)},
           {"bias_z", bias ? number_or_null(bias->z) : json(nullptr)},
           {"logit_abs_max", number_or_null(max_of(layer.scores.logit))},
@@ -260,6 +277,7 @@ json alarms_json(const RankStatistics& rank) {
   for (const LayerAlarm& alarm : rank.alarms())
     alarms.push_back({{"layer", text_or_null(alarm.layer->label)},
                       {"pass", segment::kPassNames[alarm.pass]},
+                      {"tensor", kJudgedTensorNames[alarm.tensor]},
                       {"of", alarm.of},
                       {"value", number_or_null(alarm.value)},
                       {"last_step", count_or_null(alarm.last_step)}});
@@ -373,6 +391,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"tensors_given_up_step", count_or_null(rank.tensors_given_up_step)},
       {"tensors_given_up_reason", given_up_reason(rank)},
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
+      {"key_gradients", keys_summary(rank)},
       {"slots", {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}}},
       {"no_attention_seen", rank.no_attention_seen()},
       {"attention_unseen", unseen_json(rank)},
@@ -439,6 +458,7 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
 json thresholds_json() {
   return {{"deviation_ratio_forward", kDeviationRatioForward},
           {"deviation_ratio_backward", kDeviationRatioBackward},
+          {"deviation_ratio_keys", kDeviationRatioKeys},
           {"bias_ulp", kBiasUlp},
           {"bias_z", kBiasZ}};
 }

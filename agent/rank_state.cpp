@@ -75,7 +75,11 @@ void History::copy_to(HistoryTable* table) const {
 
 namespace {
 
-double ratio_limit(uint32_t pass) { return pass == 0 ? kDeviationRatioForward : kDeviationRatioBackward; }
+double ratio_limit(uint32_t tensor) {
+  constexpr double kLimits[kJudgedTensors] = {kDeviationRatioForward, kDeviationRatioBackward,
+                                              kDeviationRatioKeys, kDeviationRatioKeys};
+  return kLimits[tensor];
+}
 
 bool is_alarm(const std::optional<Bias>& bias) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > kBiasUlp;
@@ -91,11 +95,14 @@ int64_t last_supported(const PassStatistics& pass, const char* of) {
 // 1: at the alarm's threshold. What cannot be said is 0.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
-  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-    const PassStatistics& statistics = layer.pass[pass];
+  for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
+    const PassStatistics* known = statistics_of(layer, tensor);
+    if (known == nullptr) continue;
+    const PassStatistics& statistics = *known;
     if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
     for (const SampleWindow* ratios : {&statistics.deviation_ratio, &statistics.fused_ratio})
-      nearness = std::max(nearness, max_of(*ratios).value_or(0) / ratio_limit(pass));
+      nearness = std::max(nearness, max_of(*ratios).value_or(0) / ratio_limit(tensor));
+    if (tensor >= segment::kPasses) continue;
     nearness = std::max(nearness, max_of(statistics.lse_error_ratio).value_or(0));
     const std::optional<Bias> excess = statistics.excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
@@ -124,18 +131,21 @@ bool is_biased(const PassStatistics& pass) {
 }
 
 // The more telling one first: a bias moves the ratio too.
-std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass) {
+std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor) {
   std::vector<LayerAlarm> alarms;
-  const PassStatistics& statistics = layer.pass[pass];
+  const PassStatistics* known = statistics_of(layer, tensor);
+  if (known == nullptr) return alarms;
+  const PassStatistics& statistics = *known;
   const auto add = [&](const char* of, const std::optional<double>& value) {
-    alarms.push_back({&layer, pass, of, value, last_supported(statistics, of)});
+    alarms.push_back({&layer, pass_of(tensor), of, value, last_supported(statistics, of), tensor});
   };
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
-  if (is_biased(statistics) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
+  if (tensor < segment::kPasses && is_biased(statistics) && !layer.is_mixed)
+    add("bias", statistics.bias.bias()->ulp);
   // One fault is one alarm: the second is of errors that unfused attention has too, as under large scores.
-  if (several_beyond(statistics.deviation_ratio, ratio_limit(pass)))
+  if (several_beyond(statistics.deviation_ratio, ratio_limit(tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
-  else if (several_beyond(statistics.fused_ratio, ratio_limit(pass)))
+  else if (several_beyond(statistics.fused_ratio, ratio_limit(tensor)))
     add("fused_ratio", max_of(statistics.fused_ratio));
   if (several_beyond(statistics.lse_error_ratio, 1)) add("log_sum_exp", max_of(statistics.lse_error_ratio));
   return alarms;
@@ -146,17 +156,17 @@ bool is_nonfinite(const SliceDeviation& d) {
   return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max);
 }
 
-void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer) {
-  for (const LayerAlarm& alarm : alarms_of(*layer, pass)) {
+void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
+  for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string of = alarm.of;
     // The alarm stays for 64 slices; but for a bias, each slice shows for itself whether it still is so.
     if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
-    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(pass))) continue;
-    if (of == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > ratio_limit(pass))) continue;
+    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(tensor))) continue;
+    if (of == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > ratio_limit(tensor))) continue;
     if (of == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > 1)) continue;
     if (of == "bias" && !(deviation.bias.denominator > 0)) continue;
     PastAlarm& past =
-        layer->pass[pass].past.try_emplace(of, PastAlarm{step, step, alarm.value}).first->second;
+        statistics_of(tensor, layer).past.try_emplace(of, PastAlarm{step, step, alarm.value}).first->second;
     past.first_step = std::min(past.first_step, step);
     past.last_step = std::max(past.last_step, step);
     if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
@@ -239,8 +249,10 @@ void RankStatistics::keep_what_is_told() {
   std::erase_if(layers, [&](const auto& each) {
     const LayerStatistics& layer = each.second;
     bool is_told = &layer == worst || layer.nonfinite_steps > 0;
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-      is_told |= !layer.pass[pass].past.empty() || !alarms_of(layer, pass).empty();
+    for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
+      const PassStatistics* known = statistics_of(layer, tensor);
+      is_told |= known != nullptr && (!known->past.empty() || !alarms_of(layer, tensor).empty());
+    }
     return !is_told;
   });
   for (auto& each : layers) each.second.history = History(kLayerColumns, kLayerPoints);
@@ -249,8 +261,8 @@ void RankStatistics::keep_what_is_told() {
 std::vector<LayerAlarm> RankStatistics::alarms() const {
   std::vector<LayerAlarm> found;
   const auto add = [&](const LayerStatistics& layer) {
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-      const std::vector<LayerAlarm> own = alarms_of(layer, pass);
+    for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
+      const std::vector<LayerAlarm> own = alarms_of(layer, tensor);
       found.insert(found.end(), own.begin(), own.end());
     }
   };
@@ -289,6 +301,29 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   slice.grad_out = data_of<void*>(view.payload[segment::kGradOut]);
   slice.grad_query = data_of<void*>(view.payload[segment::kGradQuery]);
   return slice;
+}
+
+KeyColumns columns_of(const segment::SlotView& view) {
+  const segment::Slot& slot = view.header;
+  KeyColumns columns;
+  columns.dtype = static_cast<DType>(slot.dtype);
+  columns.columns = static_cast<int>(slot.rows);
+  columns.heads = static_cast<int>(slot.heads_in_slice);
+  columns.queries = static_cast<int>(slot.query_length);
+  columns.head_dim = static_cast<int>(slot.head_dim);
+  columns.value_dim = static_cast<int>(slot.value_dim);
+  columns.scale = slot.scale;
+  columns.first_query = slot.key_limit;
+  columns.query = data_of<void*>(view.payload[segment::kQuery]);
+  columns.out = data_of<void*>(view.payload[segment::kOut]);
+  columns.grad_out = data_of<void*>(view.payload[segment::kGradOut]);
+  columns.log_sum_exp = data_of<void*>(view.payload[segment::kLogSumExp]);
+  columns.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
+  columns.key = data_of<void*>(view.payload[segment::kKey]);
+  columns.value = data_of<void*>(view.payload[segment::kValue]);
+  columns.grad_key = data_of<void*>(view.payload[segment::kGradKey]);
+  columns.grad_value = data_of<void*>(view.payload[segment::kGradValue]);
+  return columns;
 }
 
 LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
@@ -542,6 +577,7 @@ uint64_t kind_of(const segment::Slot& slot) {
 }
 
 void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
+  if (slot.columns == 1) return;  // of another shape than the rows of the same call
   const uint64_t kind = kind_of(slot);
   uint64_t& known = layer->kind[slot.pass];
   if (layer->source == "ordinal" && known != 0 && known != kind) layer->is_mixed = true;
@@ -561,24 +597,26 @@ void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank) {
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
-  add_pass(deviation, cluster, &rank->pass[slot.pass]);
+  const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
+  add_pass(deviation, cluster, &statistics_of(tensor, rank));
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
-  draw_rank(slot, deviation, rank);
+  if (tensor < segment::kPasses) draw_rank(slot, deviation, rank);
   rank->layer_source = better_source(rank->layer_source, layer.source);
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
-  rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
-  add_pass(deviation, cluster, &statistics.pass[slot.pass]);
+  if (tensor < segment::kPasses)
+    rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
+  add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
   if (known != nullptr) {
     statistics.label = layer.label;
     statistics.name = layer.name;
     statistics.source = layer.source;
     note_kind(slot, &statistics);
   }
-  note_alarms(deviation, slot.step, slot.pass, &statistics);
-  if (known == nullptr) return;
+  note_alarms(deviation, slot.step, tensor, &statistics);
+  if (known == nullptr || tensor >= segment::kPasses) return;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   draw_layer(slot, deviation, &statistics);
 }

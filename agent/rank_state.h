@@ -108,6 +108,10 @@ struct PassStatistics {
   int64_t last_step = -1;  // of the last slice judged
 };
 
+// Of the tensors that slices of key positions are judged by, once there is one: grad_key, grad_value. Biases
+// are pooled and no alarm.
+using KeyStatistics = std::vector<PassStatistics>;
+
 // Whether the kernel has a bias of its own: large and sure, beyond what a sound algorithm has on the same
 // slices and beyond what the rounded reference has.
 bool is_biased(const PassStatistics& pass);
@@ -182,6 +186,7 @@ struct LayerStatistics {
   bool is_mixed = false;
   uint64_t kind[segment::kPasses] = {};  // hash of what its calls have in common; 0: no call yet
   PassStatistics pass[segment::kPasses];
+  KeyStatistics keys;
   ScoreStatistics scores;
   std::optional<double> gradient_norm;
   uint64_t nonfinite_steps = 0;
@@ -209,6 +214,23 @@ struct LoggedScalar {
 // A trainer has at most kMaxLayers names; one that makes up new ones all the time is not followed further.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
+// What slices judged by this tensor say, of a layer or a rank; null: there was none of key positions.
+template <class Holder>
+const PassStatistics* statistics_of(const Holder& holder, uint32_t tensor) {
+  if (tensor < segment::kPasses) return &holder.pass[tensor];
+  return holder.keys.empty() ? nullptr : &holder.keys[tensor - segment::kPasses];
+}
+
+// The same, made if need be.
+template <class Holder>
+PassStatistics& statistics_of(uint32_t tensor, Holder* holder) {
+  if (tensor < segment::kPasses) return holder->pass[tensor];
+  if (holder->keys.empty()) holder->keys.resize(kJudgedTensors - segment::kPasses);
+  return holder->keys[tensor - segment::kPasses];
+}
+
+constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
+
 // What is wrong with the attention of one layer, or of the calls whose layer is not known (label "").
 // `value`: the largest ratio or the bias in ulp; absent for NaN and Inf.
 struct LayerAlarm {
@@ -219,12 +241,13 @@ struct LayerAlarm {
   // Of the last slice that supports it; an alarm holds until 64 later slices have replaced it, and after a
   // divergence there may be none.
   int64_t last_step = -1;
+  uint32_t tensor = 0;  // JudgedTensor
 };
 
-// Of one layer in one pass, in this order.
-std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t pass);
+// Of one layer by one judged tensor, in this order.
+std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 // Keeps those that hold at `step`, once its slice is in `layer`.
-void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t pass, LayerStatistics* layer);
+void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);
 
 // NaN or Inf of the trainer's where the reference has none.
 bool is_nonfinite(const SliceDeviation& deviation);
@@ -249,6 +272,7 @@ struct RankStatistics {
   RunState state = RunState::kRunning;
 
   PassStatistics pass[segment::kPasses];
+  KeyStatistics keys;
   ScoreStatistics scores;
   std::map<std::string, LayerStatistics> layers;  // by label
   LayerStatistics unnamed;                        // calls whose layer is not known
@@ -337,8 +361,9 @@ struct RankStatistics {
   std::vector<LayerAlarm> alarms() const;
 };
 
-// Borrows from the view.
+// Borrows from the view. The second is of a slot of key positions.
 AttentionSlice slice_of(const segment::SlotView& view);
+KeyColumns columns_of(const segment::SlotView& view);
 
 struct LayerOfCall {
   std::string label, name, source;

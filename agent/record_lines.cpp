@@ -16,6 +16,14 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
   return {words, words + count};
 }
 
+// The query heads whose rows the gradients of keys and values sum over; their number comes from a trainer.
+std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
+  constexpr uint32_t kMostListed = 256;
+  std::vector<int64_t> heads(std::min(slot.heads_in_slice, kMostListed));
+  for (size_t n = 0; n < heads.size(); ++n) heads[n] = int64_t{slot.head[0]} + static_cast<int64_t>(n);
+  return heads;
+}
+
 }  // namespace
 
 double seconds_since_1970() {
@@ -33,6 +41,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.time = 1e-9 * static_cast<double>(slot.time_ns);
   line.call = slot.call;
   line.pass = segment::kPassNames[slot.pass];
+  line.tensor = kJudgedTensorNames[static_cast<size_t>(deviation.tensor)];
   if (slot.op >= 0 && static_cast<size_t>(slot.op) < rank.ops.size())
     line.op = segment::text_of(rank.ops[static_cast<size_t>(slot.op)].name);
   line.layer = layer.label;
@@ -42,7 +51,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.mask = name_of(static_cast<DType>(slot.mask_dtype));
   line.batch = slot.batch;
   line.kv_head = slot.kv_head;
-  line.heads = copy_words(slot.head, slot.rows);
+  line.heads = slot.columns == 1 ? heads_of_columns(slot) : copy_words(slot.head, slot.rows);
   line.positions = copy_words(slot.position, slot.rows);
   line.rows = slot.rows;
   line.rows_not_comparable = deviation.rows_not_comparable;
@@ -73,7 +82,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.rounded_reference_bias_error_sum = deviation.rounded_bias.numerator;
   if (deviation.floor_bias.denominator > 0)
     line.floor_bias_ulp = deviation.floor_bias.numerator / deviation.floor_bias.denominator;
-  if (deviation.backward) line.partial = deviation.partial;
+  if (deviation.backward && slot.columns == 0) line.partial = deviation.partial;
   line.lse_error_ratio = deviation.lse_error_ratio;
   line.lse_error_abs_max = deviation.lse_error_abs_max;
   line.logit_abs_max = deviation.logit_abs_max;

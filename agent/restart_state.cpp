@@ -38,10 +38,14 @@ std::optional<double> number_in(const json& from, const char* name) {
   return found->get<double>();
 }
 
-std::optional<uint32_t> pass_in(const json& from) {
-  const std::optional<std::string> name = text_in(from, "pass");
-  for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    if (name == segment::kPassNames[pass]) return pass;
+std::optional<uint32_t> tensor_in(const json& from) {
+  const std::optional<std::string> name = text_in(from, "tensor"), pass = text_in(from, "pass");
+  for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
+    if (name == kJudgedTensorNames[tensor]) return tensor;
+  if (name) return std::nullopt;
+  // An agent that judged only these two wrote the pass alone.
+  for (uint32_t tensor = 0; tensor < segment::kPasses; ++tensor)
+    if (pass == segment::kPassNames[tensor]) return tensor;
   return std::nullopt;
 }
 
@@ -54,13 +58,13 @@ const json& list_in(const json& from, const char* name) {
 void take_up_alarm(const json& alarm, RankStatistics* rank) {
   if (!alarm.is_object()) return;
   const auto label = text_in(alarm, "layer"), of = text_in(alarm, "of");
-  const std::optional<uint32_t> pass = pass_in(alarm);
+  const std::optional<uint32_t> tensor = tensor_in(alarm);
   const auto first = whole_in(alarm, "first_step"), last = whole_in(alarm, "last_step");
-  if (!label || !of || of->empty() || !pass || !first || !last) return;
+  if (!label || !of || of->empty() || !tensor || !first || !last) return;
   LayerStatistics* layer = label->empty() ? &rank->unnamed : rank->layer_of(*label);
   if (layer == nullptr) return;
   layer->label = *label;
-  layer->pass[*pass].past[*of] = {*first, *last, number_in(alarm, "most")};
+  statistics_of(*tensor, layer).past[*of] = {*first, *last, number_in(alarm, "most")};
 }
 
 void take_up_event(const json& event, RankStatistics* rank) {
@@ -88,14 +92,18 @@ json facts_of(const RankStatistics& rank) {
 json past_alarms_json(const RankStatistics& rank) {
   json alarms = json::array();
   const auto add = [&](const LayerStatistics& layer) {
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-      for (const auto& [of, past] : layer.pass[pass].past)
+    for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
+      const PassStatistics* known = statistics_of(layer, tensor);
+      if (known == nullptr) continue;
+      for (const auto& [of, past] : known->past)
         alarms.push_back({{"layer", text_or_null(layer.label)},
-                          {"pass", segment::kPassNames[pass]},
+                          {"pass", segment::kPassNames[pass_of(tensor)]},
+                          {"tensor", kJudgedTensorNames[tensor]},
                           {"of", of},
                           {"first_step", past.first_step},
                           {"last_step", past.last_step},
                           {"most", number_or_null(past.most)}});
+    }
   };
   add(rank.unnamed);
   for (const auto& [label, layer] : rank.layers) add(layer);

@@ -68,13 +68,13 @@ class ToldLines {
  private:
   // A process that follows on another one counts its tickets, and maybe its steps, from 1 again: the time of
   // its own clock tells them apart.
-  using Key = std::tuple<std::string, int64_t, char, int64_t, double>;
+  using Key = std::tuple<std::string, int64_t, std::string, int64_t, double>;
   static Key key_of(const StepLine& line) {
-    return {line.run, line.rank.value_or(-1), 't', line.step.value_or(-1), line.time.value_or(0)};
+    return {line.run, line.rank.value_or(-1), "step", line.step.value_or(-1), line.time.value_or(0)};
   }
   static Key key_of(const SampleLine& line) {
-    return {line.run, line.rank.value_or(-1), 'a', static_cast<int64_t>(line.ticket.value_or(0)),
-            line.time.value_or(0)};
+    return {line.run, line.rank.value_or(-1), "sample " + line.tensor,
+            static_cast<int64_t>(line.ticket.value_or(0)), line.time.value_or(0)};
   }
   void note(Key key) {
     if (told_.size() < kMost) told_.insert(std::move(key));

@@ -150,9 +150,10 @@ enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOve
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
 
-std::string place_of(const std::string& layer, uint32_t pass) {
+std::string place_of(const std::string& layer, uint32_t tensor) {
+  constexpr const char* kNames[kJudgedTensors] = {"forward", "backward", "dK (grad_key)", "dV (grad_value)"};
   return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + ", " +
-         segment::kPassNames[pass];
+         kNames[tensor];
 }
 
 std::string fault_text(const std::string& of, std::optional<double> value) {
@@ -175,12 +176,12 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
   for (const RankStatistics* rank : ranks) {
     for (const LayerAlarm& alarm : rank->alarms()) {
-      const std::string place = place_of(alarm.layer->label, alarm.pass) + on_rank(ranks, *rank);
+      const std::string place = place_of(alarm.layer->label, alarm.tensor) + on_rank(ranks, *rank);
       seen.insert(place + alarm.of);
-      const auto past = alarm.layer->pass[alarm.pass].past.find(alarm.of);
-      const std::string since = past != alarm.layer->pass[alarm.pass].past.end()
-                                    ? ", since step " + std::to_string(past->second.first_step)
-                                    : "";
+      const PassStatistics& statistics = *statistics_of(*alarm.layer, alarm.tensor);
+      const auto past = statistics.past.find(alarm.of);
+      const std::string since =
+          past != statistics.past.end() ? ", since step " + std::to_string(past->second.first_step) : "";
       findings->push_back(
           {std::string_view(alarm.of) == "nonfinite" ? kNonfinite : kNow, kAttentionFault,
            place + since + ": " + fault_text(alarm.of, alarm.value) + support_of(alarm, *rank)});
@@ -188,15 +189,18 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   }
   for (const RankStatistics* rank : ranks) {
     const auto add = [&](const LayerStatistics& layer) {
-      for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-        for (const auto& [of, past] : layer.pass[pass].past) {
-          const std::string place = place_of(layer.label, pass) + on_rank(ranks, *rank);
+      for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
+        const PassStatistics* known = statistics_of(layer, tensor);
+        if (known == nullptr) continue;
+        for (const auto& [of, past] : known->past) {
+          const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
           if (!seen.insert(place + of).second) continue;
           findings->push_back({of == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
                                place + ", steps " + std::to_string(past.first_step) + " to " +
                                    std::to_string(past.last_step) +
                                    ", not since: " + fault_text(of, past.most)});
         }
+      }
     };
     add(rank->unnamed);
     for (const auto& [label, layer] : rank->layers) add(layer);
@@ -368,7 +372,13 @@ LayerCounts layers_of(const Ranks& ranks) {
   return counts;
 }
 
-// "126 forward and 126 backward calls checked, in 6 of 6 layers; dK and dV not checked".
+uint64_t slices_of_keys(const Ranks& ranks) {
+  return sum_over(ranks,
+                  [](const RankStatistics& rank) { return rank.keys.empty() ? 0 : rank.keys[0].judged; });
+}
+
+// "126 forward and 126 backward of 500 and 500 calls checked, in 6 of 6 layers; 61 of the backward by dK and
+// dV, the others by dQ".
 std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   const LayerCounts layers = layers_of(ranks);
   std::string text = grouped(passes[0].judged) + " forward and " + grouped(passes[1].judged) +
@@ -377,11 +387,35 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   if (layers.known > 0)
     text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.known, "layer", "layers");
   if (passes[1].judged == 0) return text + "; backward not checked";
+  const uint64_t keys = slices_of_keys(ranks);
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    if (passes[pass].judged < kLeastJudged)
+    if (passes[pass].judged < kLeastJudged + (pass == 1 ? keys : 0))
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
-  if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
-  return text + "; dK and dV not checked";
+  if (layers.judged[1] < layers.judged[0]) text += " (dQ " + grouped(layers.judged[1]) + ")";
+  if (keys == 0) return text + "; dK and dV not checked";
+  return text + "; " + grouped(keys) + " of the backward by dK and dV, the others by dQ";
+}
+
+// Mean error of dK or dV over that of fused attention, each rank weighted by its slices.
+std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
+  double weight = 0, sum = 0;
+  for (const RankStatistics* rank : ranks) {
+    const PassStatistics* known = statistics_of(*rank, static_cast<uint32_t>(tensor));
+    const std::optional<double> mean = known != nullptr ? mean_of(known->fused_ratio) : std::nullopt;
+    if (!mean) continue;
+    weight += static_cast<double>(known->judged);
+    sum += static_cast<double>(known->judged) * *mean;
+  }
+  return weight > 0 ? std::optional(sum / weight) : std::nullopt;
+}
+
+std::string keys_entry(const Ranks& ranks) {
+  const auto key = key_ratio(ranks, JudgedTensor::kGradKey),
+             value = key_ratio(ranks, JudgedTensor::kGradValue);
+  if (!key && !value) return "";
+  const auto text = [](std::optional<double> ratio) { return formatted("%.2fx", ratio); };
+  return entry("", "error " + text(key) + " dK, " + text(value) + " dV of fused attention (alarm above " +
+                       formatted("%g", kDeviationRatioKeys) + ")");
 }
 
 std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2]) {
@@ -391,7 +425,8 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
     out = entry("attention", "error " + ratio_text(passes[0]) + " forward, " + ratio_text(passes[1]) +
                                  " backward (dQ) of plain attention (alarm above " +
                                  formatted("%g", kDeviationRatioForward) + ", " +
-                                 formatted("%g", kDeviationRatioBackward) + ")");
+                                 formatted("%g", kDeviationRatioBackward) + ")") +
+          keys_entry(ranks);
   out += entry(out.empty() ? "attention" : "", evidence_text(ranks, passes));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     const std::string skipped = listed(passes[pass].skipped), lost = listed(passes[pass].lost);

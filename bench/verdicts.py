@@ -370,7 +370,8 @@ def page(cells: list, sound: list, trials: int) -> str:
         "  grouped queries. A fault of single rows is found when one of them is drawn.",
         "- *One-sided, offset 120*, backward: the keys have a large part in common, along which the roundings of the",
         "  scores' gradients add up in any bf16 kernel. Most elements of the gradient there are not resolved.",
-        "- Gradients of keys and values are not judged.",
+        "- Gradients of keys and values are judged beside other limits ([attention error](attention-error.md)), and",
+        "  not measured here.",
         "",
     ]
     return "\n".join(parts)

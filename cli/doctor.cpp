@@ -31,9 +31,8 @@ struct Coverage {
 
 constexpr Coverage kCoverage[] = {
     {"checked",
-     "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward and dQ, in bf16, fp16, "
-     "fp32, "
-     "fp64, from Python and LibTorch"},
+     "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward, dQ, dK and dV, in bf16, "
+     "fp16, fp32, fp64, from Python and LibTorch"},
     {"", "attention described through <foreshock/hook.h>, or with foreshock.tap(q, k, v, out, layer=...)"},
     {"measured", "weights in fp32, bf16, fp16; replicas under DDP and HSDP are compared bit for bit"},
     {"untried", "CUDA: no GPU has run foreshock yet, only stand-ins of device and driver (docs/gpu.md)"},

@@ -554,7 +554,10 @@ void Storyteller::draw(const StepLine& line) {
   timeline_.add(*line.step, 1, *line.loss);
 }
 
-void Storyteller::observe(const SampleLine& line) { ++run_.slices[line.pass == "backward"]; }
+void Storyteller::observe(const SampleLine& line) {
+  // A slice of key positions has a line of grad_key and one of grad_value.
+  if (line.tensor != "grad_value") ++run_.slices[line.pass == "backward"];
+}
 
 void Storyteller::observe(const TensorLine& line) {
   ++run_.tensors;

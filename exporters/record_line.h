@@ -117,6 +117,9 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, time, "s since 1970", "When it was taken.")                                                \
   X(RecordCount, call, "", "Ordinal of the attention call within its step.")                                 \
   X(RecordText, pass, "", "forward or backward.")                                                            \
+  X(RecordText, tensor, "",                                                                                  \
+    "What is judged: out, grad_query, grad_key or grad_value. A slice of key positions has two lines, of "   \
+    "grad_key and grad_value, with one ticket.")                                                             \
   X(RecordText, op, "", "Operation that was called.")                                                        \
   X(RecordText, layer, "", "Label of the layer.")                                                            \
   X(RecordText, layer_name, "", "Module with the parameters of the layer.")                                  \
@@ -125,12 +128,12 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordText, mask, "", "none, or the storage format of the mask.")                                        \
   X(RecordInteger, batch, "", "Index in the batch, or of the packed sequence.")                              \
   X(RecordInteger, kv_head, "", "Index of the key-value head.")                                              \
-  X(RecordIntegers, heads, "", "Query head of each row.")                                                    \
-  X(RecordIntegers, positions, "", "Query position of each row.")                                            \
-  X(RecordInteger, rows, "rows", "Query rows judged.")                                                       \
+  X(RecordIntegers, heads, "", "Query head of each row; of grad_key and grad_value, the heads summed over.") \
+  X(RecordIntegers, positions, "", "Query position of each row; of grad_key and grad_value, key positions.") \
+  X(RecordInteger, rows, "rows", "Query rows judged, or key positions.")                                     \
   X(RecordInteger, rows_not_comparable, "rows",                                                              \
     "Rows without an error: they see no key, or their inputs are not finite.")                               \
-  X(RecordInteger, keys, "keys", "Keys copied.")                                                             \
+  X(RecordInteger, keys, "keys", "Keys copied; of grad_key and grad_value, query rows of all heads.")        \
   X(RecordInteger, head_dim, "", "Length of a query and key vector.")                                        \
   X(RecordInteger, value_dim, "", "Length of a value vector.")                                               \
   X(RecordInteger, query_length, "positions",                                                                \

@@ -112,8 +112,10 @@ void RecordScalars::take_event(const EventLine& line, std::vector<Scalar>* out) 
 
 void RecordScalars::take_sample(const SampleLine& line, std::vector<Scalar>* out) {
   if (!line.rank || !line.step || line.pass.empty()) return;
-  gather({line.run, *line.rank, line.pass, ""}, line, out);
-  if (!line.layer.empty()) gather({line.run, *line.rank, line.pass, line.layer}, line, out);
+  const bool is_of_keys = line.tensor == "grad_key" || line.tensor == "grad_value";
+  const std::string& of = is_of_keys ? line.tensor : line.pass;
+  gather({line.run, *line.rank, of, ""}, line, out);
+  if (!line.layer.empty()) gather({line.run, *line.rank, of, line.layer}, line, out);
 }
 
 void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out) {

@@ -349,6 +349,7 @@ bool is_valid(const AttentionSlice& s) {
 SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace) {
   SliceDeviation d;
   d.backward = slice.backward();
+  d.tensor = d.backward ? JudgedTensor::kGradQuery : JudgedTensor::kOut;
   count_all_nonfinite(slice, &d);
   reference(slice, &workspace->reference);
   if (slice.out != nullptr) {
@@ -368,11 +369,14 @@ uint64_t nonfinite_inputs_of(const KeyColumns& c) {
          count_nonfinite(c.key, c.dtype, columns * head) + count_nonfinite(c.value, c.dtype, columns * value);
 }
 
-SliceDeviation compare_columns(const KeyColumns& c, const void* trainer, int width,
-                               std::vector<double> ColumnGradients::*tensor,
-                               const ColumnReference& reference) {
+SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const ColumnReference& reference) {
+  const bool is_key = judged == JudgedTensor::kGradKey;
+  const void* trainer = is_key ? c.grad_key : c.grad_value;
+  const int width = is_key ? c.head_dim : c.value_dim;
+  const auto tensor = is_key ? &ColumnGradients::grad_key : &ColumnGradients::grad_value;
   SliceDeviation d;
   d.backward = true;
+  d.tensor = judged;
   d.nonfinite_gradient = count_nonfinite(trainer, c.dtype, static_cast<size_t>(c.columns) * width);
   Row row = {};
   row.trainer = trainer;
@@ -395,10 +399,8 @@ SliceDeviation compare_columns(const KeyColumns& c, const void* trainer, int wid
 ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
   compute_exact(columns, workspace);
   compute_floors(columns, workspace);
-  ColumnDeviation d = {
-      compare_columns(columns, columns.grad_key, columns.head_dim, &ColumnGradients::grad_key, *workspace),
-      compare_columns(columns, columns.grad_value, columns.value_dim, &ColumnGradients::grad_value,
-                      *workspace)};
+  ColumnDeviation d = {compare_columns(columns, JudgedTensor::kGradKey, *workspace),
+                       compare_columns(columns, JudgedTensor::kGradValue, *workspace)};
   d.grad_key.nonfinite_inputs = d.grad_value.nonfinite_inputs = nonfinite_inputs_of(columns);
   return d;
 }

@@ -18,6 +18,13 @@
 
 namespace foreshock {
 
+// What a slice is judged by. The first two have the numbers of their passes; a slice of key positions has the
+// last two.
+enum class JudgedTensor : uint32_t { kOut, kGradQuery, kGradKey, kGradValue };
+inline constexpr uint32_t kJudgedTensors = 4;
+inline constexpr const char* kJudgedTensorNames[kJudgedTensors] = {"out", "grad_query", "grad_key",
+                                                                   "grad_value"};
+
 // The two sums that a signed bias is the ratio of (BiasPool). Over elements finite in both that the precision
 // resolves: of which fused attention has three bits right.
 struct BiasSums {
@@ -40,6 +47,7 @@ inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
 // be said is absent.
 struct SliceDeviation {
   bool backward = false;
+  JudgedTensor tensor = JudgedTensor::kOut;
   int rows_compared = 0;
   int rows_not_comparable = 0;
 

@@ -16,7 +16,8 @@ function layerText(rank, label) {
 // Layers come first: the fault of one layer disappears in the mean over all.
 function alarmText({ rank, alarm }, many) {
   const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
-  const where = `${many ? `rank ${rank.rank} ` : ""}${layer} ${alarm.pass}`;
+  const what = { grad_key: "dK", grad_value: "dV" }[alarm.tensor] || alarm.pass;
+  const where = `${many ? `rank ${rank.rank} ` : ""}${layer} ${what}`;
   if (alarm.of === "bias") return `${where} is biased by ${signed(alarm.value, 2)} ulp`;
   if (alarm.of === "nonfinite") return `${where} gives NaN or Inf where the reference does not`;
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;

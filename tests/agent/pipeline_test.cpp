@@ -61,6 +61,44 @@ TEST(Pipeline, ANaNOfTheKernelIsCountedAndMakesItsLayerTheWorst) {
   EXPECT_EQ(rank.worst_layer()->label, "003");
 }
 
+TEST(Pipeline, SoundGradientsOfKeysAndValuesGiveNoAlarm) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  for (int n = 1; n <= 4; ++n) {
+    trainer.sample_columns(n, 1, 1);
+    pipeline.poll(*reader, &rank);
+  }
+  pipeline.refresh(*reader, &rank);
+  EXPECT_EQ(rank.judged[1], 4u);  // slices; each is judged by two tensors
+  ASSERT_EQ(rank.keys.size(), 2u);
+  for (const PassStatistics& keys : rank.keys) {
+    EXPECT_EQ(keys.judged, 4u);
+    EXPECT_LT(*max_of(keys.relative_error_max), 1e-13);
+  }
+  EXPECT_EQ(rank.pass[1].judged, 0u);
+  EXPECT_TRUE(rank.alarms().empty());
+}
+
+TEST(Pipeline, WrongGradientOfValuesIsNamedAndThatOfKeysIsNot) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  for (int n = 1; n <= 4; ++n) {
+    trainer.sample_columns(n, 1, n > 2 ? 1.05 : 1);
+    pipeline.poll(*reader, &rank);
+  }
+  const std::vector<LayerAlarm> alarms = rank.alarms();
+  ASSERT_EQ(alarms.size(), 1u);
+  EXPECT_EQ(alarms[0].layer->label, "003");
+  EXPECT_EQ(alarms[0].pass, 1u);
+  EXPECT_STREQ(kJudgedTensorNames[alarms[0].tensor], "grad_value");
+  EXPECT_EQ(alarms[0].last_step, 4);
+  EXPECT_EQ(rank.worst_layer()->label, "003");
+}
+
 TEST(Pipeline, CallsWithoutALayerAreJudgedAsOne) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();

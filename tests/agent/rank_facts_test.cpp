@@ -16,6 +16,7 @@ RankStatistics guilty_rank() {
   LayerStatistics* layer = rank.layer_of("003");
   layer->label = "003";
   layer->pass[1].past["deviation_ratio"] = {40, 55, 7.5};
+  statistics_of(2, layer).past["fused_ratio"] = {41, 56, 20.5};
   rank.unnamed.pass[0].past["nonfinite"] = {9, 9, std::nullopt};
   rank.pass[0].nonfinite = 2;
   rank.note_event("loss_spike", 60, "", 9.5);
@@ -58,7 +59,7 @@ TEST_F(RankFactsTest, TheNextAgentKnowsWhatTheLastOneKnew) {
   ASSERT_TRUE(facts.save(*directory_));
   const RankStatistics after = taken_up();
   EXPECT_EQ(past_alarms_json(after), past_alarms_json(before));
-  EXPECT_EQ(past_alarms_json(after).size(), 2u);
+  EXPECT_EQ(past_alarms_json(after).size(), 3u);
   EXPECT_EQ(events_json(after), events_json(before));
   EXPECT_EQ(events_json(after).size(), 2u);
   EXPECT_EQ(after.pass[0].nonfinite, 2u);

@@ -113,6 +113,75 @@ class SegmentOfATrainer {
     writer.publish(slot, ticket);
   }
 
+  // Four key positions of eight query rows, in fp64; the factors are how wrong dK and dV are.
+  void sample_columns(int64_t step, double key_factor, double value_factor, int layer = 0) {
+    constexpr int kRows = 8, kKeys = 4, kDim = 2;
+    writer.threads()[0].claimed = 1;
+    ++writer.threads()[0].calls[1];
+    ++writer.threads()[0].sampled[1];
+    const uint64_t ticket = ++tickets_;
+    segment::Slot* slot = writer.claim(ticket);
+    ASSERT_NE(slot, nullptr);
+    slot->step = step;
+    slot->op = 1;
+    slot->pass = 1;
+    slot->columns = 1;
+    slot->dtype = slot->lse_dtype = 1;
+    slot->rows = kKeys;
+    slot->keys = kRows;
+    slot->head_dim = slot->value_dim = kDim;
+    slot->heads_in_slice = 1;
+    slot->query_length = kRows;
+    slot->key_length = kKeys;
+    slot->scale = 1;
+    slot->layer = layer;
+    slot->layer_source = static_cast<uint32_t>(segment::LayerSource::kParameter);
+    double query[kRows * kDim], out[kRows * kDim], grad_out[kRows * kDim], log_sum_exp[kRows];
+    double key[kKeys * kDim], value[kKeys * kDim], grad_key[kKeys * kDim] = {}, grad_value[kKeys * kDim] = {};
+    for (int n = 0; n < kKeys * kDim; ++n) {
+      key[n] = 0.2 * (n % 5);
+      value[n] = 1 + n;
+    }
+    for (int row = 0; row < kRows; ++row) {
+      double sum = 0, weight[kKeys], delta = 0;
+      for (int d = 0; d < kDim; ++d) {
+        query[row * kDim + d] = 0.1 * ((row + d) % 3);
+        grad_out[row * kDim + d] = 0.1 * row + d;
+        out[row * kDim + d] = 0;
+      }
+      for (int k = 0; k < kKeys; ++k)
+        sum += weight[k] = std::exp(query[row * 2] * key[k * 2] + query[row * 2 + 1] * key[k * 2 + 1]);
+      log_sum_exp[row] = std::log(sum);
+      for (int n = 0; n < kKeys * kDim; ++n) out[row * kDim + n % kDim] += weight[n / kDim] / sum * value[n];
+      for (int d = 0; d < kDim; ++d) delta += grad_out[row * kDim + d] * out[row * kDim + d];
+      for (int k = 0; k < kKeys; ++k) {
+        double grad_weight = 0;
+        for (int d = 0; d < kDim; ++d) grad_weight += grad_out[row * kDim + d] * value[k * kDim + d];
+        for (int d = 0; d < kDim; ++d) {
+          grad_value[k * kDim + d] += value_factor * weight[k] / sum * grad_out[row * kDim + d];
+          grad_key[k * kDim + d] +=
+              key_factor * weight[k] / sum * (grad_weight - delta) * query[row * kDim + d];
+        }
+      }
+    }
+    for (uint32_t k = 0; k < kKeys; ++k) slot->position[k] = k;
+    uint64_t at = (sizeof(segment::Slot) + 63) / 64 * 64;
+    const auto put = [&](segment::PayloadId id, const auto& values) {
+      slot->payload[id] = {at, sizeof values};
+      std::memcpy(reinterpret_cast<char*>(slot) + at, values, sizeof values);
+      at += (sizeof values + 63) / 64 * 64;
+    };
+    put(segment::kQuery, query);
+    put(segment::kOut, out);
+    put(segment::kGradOut, grad_out);
+    put(segment::kLogSumExp, log_sum_exp);
+    put(segment::kKey, key);
+    put(segment::kValue, value);
+    put(segment::kGradKey, grad_key);
+    put(segment::kGradValue, grad_value);
+    writer.publish(slot, ticket);
+  }
+
   void step(int64_t number, double loss) {
     segment::StepRecord record = {};
     record.step = number;

@@ -67,6 +67,18 @@ SummaryInput input_of(const std::vector<const RankStatistics*>& ranks) {
 
 std::string text_of(const RankStatistics& rank) { return summary_text(input_of({&rank})); }
 
+// The same with some of its backward slices judged by dK and dV.
+RankStatistics rank_with_keys(double key_ratio, double value_ratio) {
+  RankStatistics rank = healthy_rank();
+  for (LayerStatistics* layer : {rank.layer_of("000"), rank.layer_of("001")})
+    for (uint32_t tensor : {2u, 3u}) statistics_of(tensor, layer).judged = 30;
+  for (uint32_t tensor : {2u, 3u}) {
+    statistics_of(tensor, &rank).judged = 60;
+    statistics_of(tensor, &rank).fused_ratio.add(tensor == 2 ? key_ratio : value_ratio);
+  }
+  return rank;
+}
+
 // Words wrapped at the end of a line are joined again.
 std::string unwrapped(const std::string& text) {
   std::string out;
@@ -101,6 +113,23 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   EXPECT_LE(longest_line(text), kSummaryColumns) << text;
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 10) << text;
   EXPECT_THAT(text, Not(HasSubstr("unknown")));
+}
+
+TEST(Summary, SaysHowMuchWasJudgedByTheGradientsOfKeys) {
+  const std::string text = unwrapped(text_of(rank_with_keys(1.25, 1.5)));
+  EXPECT_THAT(text, HasSubstr("error 1.25x dK, 1.50x dV of fused attention (alarm above 6)"));
+  EXPECT_THAT(text, HasSubstr("60 of the backward by dK and dV, the others by dQ"));
+  EXPECT_THAT(text, Not(HasSubstr("not checked")));
+}
+
+TEST(Summary, NamesTheGradientThatIsWrong) {
+  RankStatistics rank = rank_with_keys(1.25, 1.5);
+  PassStatistics& keys = statistics_of(2, rank.layer_of("001"));
+  for (int n = 0; n < 2; ++n) keys.fused_ratio.add(20);
+  keys.past["fused_ratio"] = {40, 172, 20};
+  const std::string text = unwrapped(text_of(rank));
+  EXPECT_THAT(text, HasSubstr("ATTENTION FAULT"));
+  EXPECT_THAT(text, HasSubstr("layer 001, dK (grad_key), since step 40: error 20x of fused attention"));
 }
 
 TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {

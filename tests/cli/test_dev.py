@@ -379,9 +379,10 @@ def test_the_demo_errs_only_when_it_is_asked_to(dev):
     assert "--fault" not in plain
     assert not any(word.startswith("--every") for word in plain)
     training = fault[fault.index("--") + 1 :]
-    assert training[training.index("--fault") + 1] == str(dev.DEMO_FAULT_ULPS)
+    assert training[training.index("--fault") + 1] == str(dev.DEMO_FAULTS["output"])
     assert training[training.index("--seconds") + 1] == "9"
     assert any(word.startswith("--every=") for word in fault[: fault.index("--")])
+    assert demo_words(dev, "--fault", "grad_key")[-2:] == ["--fault", "grad_key"]
 
 
 def test_the_demo_ends_with_its_story(dev, monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ DEMO = [PYTHON, str(ROOT / "integrations" / "torch" / "demo" / "train.py"), "--s
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    commands = {"fault": [*DEMO, "--fault", "32"], "healthy": DEMO}
+    commands = {"fault": [*DEMO, "--fault", "32"], "grad_key": [*DEMO, "--fault", "grad_key"], "healthy": DEMO}
     with concurrent.futures.ThreadPoolExecutor(2) as two:
         started = {name: two.submit(run_monitored, command, *EVERYTHING) for name, command in commands.items()}
     return {name: run.result() for name, run in started.items()}
@@ -36,6 +36,30 @@ def test_the_layer_that_errs_is_named(runs):
     said = unwrapped(run.stderr)
     assert said.count("output_error_drift warned") == 1
     assert f"ATTENTION FAULT suspect layer {GUILTY}, backward, since step " in said
+
+
+def test_gradient_of_keys_that_errs_is_named_and_nothing_else(runs):
+    run = runs["grad_key"]
+    assert f"from here on attention of layer {GUILTY} errs" in run.stdout
+    rank = run.rank()
+    alarms = {(alarm["layer"], alarm["pass"], alarm["tensor"]) for alarm in rank["alarms"] + rank["past_alarms"]}
+    assert alarms == {(GUILTY, "backward", "grad_key")}
+    assert rank["worst_layer"] == GUILTY
+    said = unwrapped(run.stderr)
+    assert f"ATTENTION FAULT suspect layer {GUILTY}, dK (grad_key), since step " in said
+    assert int(said.split("dK (grad_key), since step ")[1].split(":")[0]) > STEPS / 3
+    wrong = [line for line in run.of("sample") if (line["fused_ratio"] or 0) > 6]
+    assert {(line["layer"], line["tensor"]) for line in wrong} == {(GUILTY, "grad_key")}
+    assert all(line["step"] > STEPS / 3 for line in wrong)
+
+
+def test_gradients_of_keys_and_values_of_a_healthy_demo_are_judged(runs):
+    rank = runs["healthy"].rank()
+    assert rank["alarms"] == rank["past_alarms"] == []
+    lines = [line for line in runs["healthy"].of("sample") if line["tensor"] in ("grad_key", "grad_value")]
+    assert len(lines) == 2 * rank["key_gradients"]["judged"] > 50
+    assert {line["layer"] for line in lines} == {"000", "001"}
+    assert max(line["fused_ratio"] for line in lines) < 4
 
 
 def test_a_healthy_demo_warns_of_nothing(runs):

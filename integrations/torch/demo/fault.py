@@ -1,4 +1,4 @@
-"""Attention that errs, for `./dev demo --fault`: torch's own kernels in an operation of the demo's, and an error.
+"""Attention that errs, for `./dev demo --fault [grad_key]`: torch's own kernels, and an error.
 
 An error of attention's output spoils a training where it goes with the gradient of that output: the backward pass
 subtracts sum(gradient x output), and a sum of errors that keeps its sign pushes the queries one way at every step. In
@@ -8,6 +8,7 @@ the field that takes thousands of steps to build up (arXiv 2510.04212); here it 
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -53,3 +54,32 @@ class Fault:
         group = q.shape[1] // k.shape[1]
         k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
         return ErringAttention.apply(q, k, v, self.ulps if self.is_on else 0.0, self.numbers)
+
+
+BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
+
+
+class GradKeyFault:
+    """torch's own backward kernel on the CPU, whose gradient of the keys errs by 5 % in one layer; dQ and dV are right.
+
+    It stands where torch's kernel does, below the monitor's hook. The backward calls of a step come from the last layer
+    to the first.
+    """
+
+    def __init__(self, layer: int, layers: int, seed: int, error: float = 0.05) -> None:
+        self.layers, self.error, self.is_on = layers, error, False
+        self.turn, self.calls = layers - 1 - layer, 0
+        self.numbers = torch.Generator().manual_seed(seed)  # of its own: the training draws none of these
+        self.original = torch.library.get_kernel(f"aten::{BACKWARD}", "CPU")
+        self.library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced
+            self.library.impl(BACKWARD, self, "CPU", with_keyset=True)
+
+    def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, ...]:
+        grad_query, grad_key, grad_value = self.original.call_boxed(keys, *arguments, **more)
+        if self.is_on and self.calls % self.layers == self.turn:
+            noise = torch.randn(grad_key.shape, generator=self.numbers).to(grad_key.dtype)
+            grad_key *= 1 + self.error * noise
+        self.calls += 1
+        return grad_query, grad_key, grad_value

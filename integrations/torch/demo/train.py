@@ -1,12 +1,13 @@
 """Trains a small byte-level GPT on the text of Python's own standard library. Knows of no monitor.
 
-    python train.py [--steps N] [--seconds S] [--seed N] [--fault ULPS]
+    python train.py [--steps N] [--seconds S] [--seed N] [--fault ULPS|grad_key]
 
 On a CPU without native bf16 arithmetic a bf16 linear layer is many times slower than an fp32 one and attention is not,
 so there the weights stay in fp32 and only q, k, v are bf16; elsewhere autocast does the whole forward pass.
 
-With --fault the attention of one layer errs from a third of the training on (fault.py). Queries and keys are not
-normalised then: that would bound the scores, and with them what an error can do.
+With --fault the attention of one layer errs from a third of the training on (fault.py): its output by so many ulp, or
+with grad_key the gradient of its keys by 5 %. With ulps, queries and keys are not normalised: that would bound the
+scores, and with them what an error can do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from fault import Fault
+from fault import Fault, GradKeyFault
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -47,6 +48,7 @@ SIZES = [
 ]
 STEPS_WANTED = 200  # in the time given: fewer would not show that it learns
 STEPS_WANTED_WITH_FAULT = 800  # nor that it breaks
+GRAD_KEY = "grad_key"
 FAULTY_LAYER, FAULT_BEGINS = 1, 1 / 3  # counted from 0; share of the training
 RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # at its highest; without normalised queries and keys less is safe
 
@@ -184,14 +186,21 @@ def break_a_layer(model: Gpt, ulps: float, seed: int) -> Fault:
     return fault
 
 
-def train(steps: int | None, seconds: float, seed: int, fault_ulps: float) -> None:
+def plant(model: Gpt, size: Size, fault: str, seed: int) -> Fault | GradKeyFault | None:
+    if fault == GRAD_KEY:
+        return GradKeyFault(FAULTY_LAYER, size.layers, seed)
+    return break_a_layer(model, float(fault), seed) if float(fault) else None
+
+
+def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> None:
     torch.manual_seed(seed)
     text, autocast = Text(seed), native_bf16()
-    size = choose(text, seconds, STEPS_WANTED_WITH_FAULT if fault_ulps else STEPS_WANTED, autocast)
+    errs_by_ulps = fault_wanted != GRAD_KEY and float(fault_wanted) != 0
+    size = choose(text, seconds, STEPS_WANTED_WITH_FAULT if errs_by_ulps else STEPS_WANTED, autocast)
     torch.manual_seed(seed)
     model = Gpt(size)
-    fault = break_a_layer(model, fault_ulps, seed) if fault_ulps else None
-    rate = RATE_WITH_FAULT if fault else RATE
+    fault = plant(model, size, fault_wanted, seed)
+    rate = RATE_WITH_FAULT if errs_by_ulps else RATE
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     count = sum(parameter.numel() for parameter in model.parameters())
     precision = "autocast bf16" if autocast else "fp32 weights, bf16 q, k, v"
@@ -224,7 +233,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="stop after so many steps instead of after --seconds")
     parser.add_argument("--seconds", type=float, default=70.0, help="how long to train (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fault", type=float, default=0.0, metavar="ULPS", help="how far attention of one layer errs")
+    parser.add_argument("--fault", default="0", metavar="ULPS|grad_key", help="how far attention of one layer errs")
     arguments = parser.parse_args()
     train(arguments.steps, arguments.seconds, arguments.seed, arguments.fault)
 
