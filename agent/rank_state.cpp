@@ -100,9 +100,9 @@ double alarm_nearness(const LayerStatistics& layer) {
     if (known == nullptr) continue;
     const PassStatistics& statistics = *known;
     if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
-    for (const SampleWindow* ratios : {&statistics.deviation_ratio, &statistics.fused_ratio})
-      nearness = std::max(nearness, max_of(*ratios).value_or(0) / ratio_limit(tensor));
+    nearness = std::max(nearness, max_of(statistics.fused_ratio).value_or(0) / ratio_limit(tensor));
     if (tensor >= segment::kPasses) continue;
+    nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(tensor));
     nearness = std::max(nearness, max_of(statistics.lse_error_ratio).value_or(0));
     const std::optional<Bias> excess = statistics.excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
@@ -142,8 +142,10 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
   if (tensor < segment::kPasses && is_biased(statistics) && !layer.is_mixed)
     add("bias", statistics.bias.bias()->ulp);
-  // One fault is one alarm: the second is of errors that unfused attention has too, as under large scores.
-  if (several_beyond(statistics.deviation_ratio, ratio_limit(tensor)))
+  // One fault is one alarm: the second is of errors that unfused attention has too, as under large scores. dK
+  // and dV have it alone: with the given log-sum-exp the error of the rounded scores of unfused attention
+  // does not cancel.
+  if (tensor < segment::kPasses && several_beyond(statistics.deviation_ratio, ratio_limit(tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
   else if (several_beyond(statistics.fused_ratio, ratio_limit(tensor)))
     add("fused_ratio", max_of(statistics.fused_ratio));
@@ -231,7 +233,7 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   const LayerStatistics* worst = nullptr;
   double most = -1;
   for (const auto& [label, layer] : layers) {
-    if (layer.pass[0].judged + layer.pass[1].judged == 0) continue;
+    if (layer.pass[0].judged + layer.pass[1].judged == 0 && layer.keys.empty()) continue;
     // An ordinal seen before the first name is one of the named layers.
     if (layer.source == "ordinal" && layer_source != "ordinal") continue;
     const double nearness = alarm_nearness(layer);

@@ -42,7 +42,7 @@ std::optional<uint32_t> tensor_in(const json& from) {
   const std::optional<std::string> name = text_in(from, "tensor"), pass = text_in(from, "pass");
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
     if (name == kJudgedTensorNames[tensor]) return tensor;
-  if (name) return std::nullopt;
+  if (name && !name->empty()) return std::nullopt;
   // An agent that judged only these two wrote the pass alone.
   for (uint32_t tensor = 0; tensor < segment::kPasses; ++tensor)
     if (pass == segment::kPassNames[tensor]) return tensor;

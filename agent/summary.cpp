@@ -391,7 +391,7 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     if (passes[pass].judged < kLeastJudged + (pass == 1 ? keys : 0))
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
-  if (layers.judged[1] < layers.judged[0]) text += " (dQ " + grouped(layers.judged[1]) + ")";
+  if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
   if (keys == 0) return text + "; dK and dV not checked";
   return text + "; " + grouped(keys) + " of the backward by dK and dV, the others by dQ";
 }

@@ -12,9 +12,9 @@ namespace foreshock {
 inline constexpr double kDeviationRatioForward = 2;
 inline constexpr double kDeviationRatioBackward = 3;
 
-// The same of dK and dV, beside either floor. PyTorch's CPU kernel adds them up in bf16, block by block of
-// the queries: it has 1.3 to 1.8 times the error of fused attention at 256 queries, 1.4 to 2.6 at 1024 and 3
-// at 4096. An error of 5 % is beyond 10.
+// The same of dK and dV, over the error of fused attention. PyTorch's CPU kernel adds them up in bf16, block
+// by block of the queries: it has 1.3 to 1.8 times the error of fused attention at 256 queries, 1.4 to 2.6 at
+// 1024 and 3 at 4096. An error of 5 % is beyond 10.
 inline constexpr double kDeviationRatioKeys = 6;
 
 // So many of a layer's last 64 slices beyond the limit: one slice may be so by chance, where plain attention

@@ -375,6 +375,7 @@ void SegmentWriter::describe(Slot* slot, const Slot& header) const {
   slot->part_keys = header.part_keys;
   slot->without_out = header.without_out;
   slot->packed = header.packed;
+  slot->columns = header.columns;
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {

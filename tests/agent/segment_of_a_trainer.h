@@ -113,7 +113,7 @@ class SegmentOfATrainer {
     writer.publish(slot, ticket);
   }
 
-  // Four key positions of eight query rows, in fp64; the factors are how wrong dK and dV are.
+  // Four key positions of eight query rows, in fp32; the factors are how wrong dK and dV are.
   void sample_columns(int64_t step, double key_factor, double value_factor, int layer = 0) {
     constexpr int kRows = 8, kKeys = 4, kDim = 2;
     writer.threads()[0].claimed = 1;
@@ -126,7 +126,7 @@ class SegmentOfATrainer {
     slot->op = 1;
     slot->pass = 1;
     slot->columns = 1;
-    slot->dtype = slot->lse_dtype = 1;
+    slot->dtype = slot->lse_dtype = 2;
     slot->rows = kKeys;
     slot->keys = kRows;
     slot->head_dim = slot->value_dim = kDim;
@@ -167,9 +167,11 @@ class SegmentOfATrainer {
     for (uint32_t k = 0; k < kKeys; ++k) slot->position[k] = k;
     uint64_t at = (sizeof(segment::Slot) + 63) / 64 * 64;
     const auto put = [&](segment::PayloadId id, const auto& values) {
-      slot->payload[id] = {at, sizeof values};
-      std::memcpy(reinterpret_cast<char*>(slot) + at, values, sizeof values);
-      at += (sizeof values + 63) / 64 * 64;
+      const size_t bytes = std::size(values) * sizeof(float);
+      slot->payload[id] = {at, bytes};
+      std::copy(std::begin(values), std::end(values),
+                reinterpret_cast<float*>(reinterpret_cast<char*>(slot) + at));
+      at += (bytes + 63) / 64 * 64;
     };
     put(segment::kQuery, query);
     put(segment::kOut, out);

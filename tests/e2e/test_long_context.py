@@ -18,7 +18,7 @@ def train(keys: str, memory: str) -> Run:
 
 
 def samples(run: Run) -> dict[tuple, dict]:
-    return {(line["step"], line["call"], line["pass"]): line for line in run.of("sample")}
+    return {(line["step"], line["call"], line["tensor"]): line for line in run.of("sample")}
 
 
 def test_long_contexts_are_judged():
@@ -28,7 +28,7 @@ def test_long_contexts_are_judged():
         assert of["judged"] == of["sampled"] > 0, of
         assert all(count == 0 for reason, count in of["skipped"].items() if reason != "ring_full"), of
         for keys in (32768, 131072):
-            of_keys = [line for line in run.of("sample") if line["pass"] == which and line["keys"] == keys]
+            of_keys = [line for line in run.of_rows() if line["pass"] == which and line["keys"] == keys]
             assert of_keys, (which, keys)
             # The bounds of test_numbers.py for the forward in 16 bits. The backward's error grows with the root of
             # the number of keys, 2.0 at 32768 and 3.8 at 131072, as the sum over blocks of keys does that is rounded

@@ -42,7 +42,7 @@ def run() -> Run:
 def samples(run) -> dict[tuple[str, str], list[dict]]:
     """{(case, pass): its sample lines}."""
     (told,) = run.told()
-    lines = run.of("sample")
+    lines = run.of_rows()
     return {
         (case, which): [line for line in lines if line["pass"] == which and first <= line["step"] <= last]
         for case, (first, last) in told["steps"].items()
@@ -105,7 +105,9 @@ def test_every_call_was_judged(run, samples):
         of = rank["attention"][which]
         assert sum(of["skipped"].values()) == sum(of["lost"].values()) == 0
         assert of["unsampled"] == 1, "the call of the first step, whose number is not known yet"
-        assert of["judged"] == of["calls"] - 1 == sum(len(samples[key]) for key in samples if key[1] == which)
+        by_rows = sum(len(samples[key]) for key in samples if key[1] == which)
+        by_keys = run.rank()["key_gradients"]["judged"] if which == "backward" else 0
+        assert of["judged"] == of["calls"] - 1 == by_rows + by_keys
     assert all(line["nonfinite_values"] == 0 for line in run.of("sample"))
 
 
@@ -154,7 +156,7 @@ def test_flat_scores_show_the_kernel_s_bias(run, samples, capsys):
 
 @pytest.mark.parametrize("which", ["forward", "backward"])
 def test_summary_pools_as_the_definition_says(run, which):
-    lines = [line for line in run.of("sample") if line["pass"] == which]
+    lines = [line for line in run.of_rows() if line["pass"] == which]
     last = kept_by_the_pool(lines)
     of = run.rank()["attention"][which]
     # Equal but for the order in which 64 numbers are added: 64 * 2^-53, doubled by what cancels.

@@ -25,7 +25,11 @@ def runs() -> dict[str, Run]:
 
 
 def backward(run: Run) -> list[dict]:
-    return [line for line in run.of("sample") if line["pass"] == "backward"]
+    return [line for line in run.of_rows() if line["pass"] == "backward"]
+
+
+def keys(run: Run) -> list[dict]:
+    return [line for line in run.of("sample") if line["tensor"] in ("grad_key", "grad_value")]
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -34,7 +38,7 @@ def test_a_sound_ring_is_not_accused(runs, name):
     (told,) = run.told()
     assert told["relative_error"] < 0.02, "bf16: the ring of this test computes attention"
     lines = backward(run)
-    assert len(lines) >= STEPS
+    assert len(lines) + len(keys(run)) // 2 >= STEPS
     for kind in ("deviation_ratio", "fused_ratio"):
         ratios = [line[kind] for line in lines if line[kind] is not None]
         assert statistics.fmean(ratios) <= 1.5
@@ -42,6 +46,9 @@ def test_a_sound_ring_is_not_accused(runs, name):
         assert max(ratios) < 3, "where the alarm is"
     assert any(line["partial"] for line in lines)
     assert run.rank()["attention"]["backward"]["partial"] == sum(line["partial"] for line in lines)
+    # Of one block of keys, by the log-sum-exp and output of all: as a call on all keys.
+    assert max(line["fused_ratio"] for line in keys(run)) < 4
+    assert {line["tensor"] for line in keys(run)} == {"grad_key", "grad_value"}
     assert run.rank()["alarms"] == []
 
 

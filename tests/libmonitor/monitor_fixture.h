@@ -73,6 +73,7 @@ struct Trainer {
   std::vector<float> data = std::vector<float>(2 * 4 * 8 * 16, 0.5f);
   std::vector<float> lse = std::vector<float>(2 * 4 * 8, 1.f);
   int described = 0;
+  bool gives_key_gradients = false;
 
   foreshock_attention_call call(int32_t op, bool backward) {
     foreshock_attention_call call = {};
@@ -84,6 +85,7 @@ struct Trainer {
     call.query = call.key = call.value = call.out = tensor;
     call.log_sum_exp = {lse.data(), {2, 4, 8, 1}, {32, 8, 1, 0}, FORESHOCK_FP32, 3, 0, 0};
     if (backward) call.grad_out = call.grad_query = tensor;
+    if (backward && gives_key_gradients) call.grad_key = call.grad_value = tensor;
     return call;
   }
   void attention(bool backward, uint32_t flags = 0) {

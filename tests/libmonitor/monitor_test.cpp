@@ -49,6 +49,35 @@ TEST_F(Monitor, CountsEveryCallAndSamplesAfterTheFirstStep) {
   EXPECT_EQ(judged, 24);
 }
 
+TEST_F(Monitor, BackwardCallsAreSampledByRowsAndByKeyPositions) {
+  in_child({}, [] {
+    Trainer trainer;
+    trainer.gives_key_gradients = true;
+    for (int n = 1; n <= 4; ++n) trainer.step(n, 8);
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  SegmentReader::Ready ready;
+  int slices[2] = {};
+  while (reader->next_ready(&ready)) {
+    ASSERT_EQ(ready.why, nullptr) << ready.why;
+    const segment::Slot& slot = ready.view.header;
+    if (slot.pass == 1) ++slices[slot.columns];
+    if (slot.columns == 1) {
+      EXPECT_EQ(slot.pass, 1u);
+      EXPECT_EQ(slot.rows, 8u);
+      EXPECT_EQ(slot.keys, 8u);
+      EXPECT_EQ(ready.view.payload[segment::kGradKey].size(), 8u * 16 * sizeof(float));
+      EXPECT_EQ(reinterpret_cast<const float*>(ready.view.payload[segment::kGradOut].data())[5], 0.5f);
+    }
+    reader->consume_judged(ready);
+  }
+  // 24 calls, each with a chance of one half: fewer than 4 of a kind in one seed of 7,000.
+  EXPECT_GE(slices[0], 4);
+  EXPECT_GE(slices[1], 4);
+  EXPECT_EQ(slices[0] + slices[1], 24);
+}
+
 TEST_F(Monitor, LoggedScalarsRideOnTheStepThatEndsNext) {
   in_child({}, [] {
     Trainer trainer;

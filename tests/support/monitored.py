@@ -56,6 +56,10 @@ class Run:
         assert self.returncode == 0, self.stderr
         return [json.loads(line) for line in self.stdout.splitlines() if line.startswith("{")]
 
+    def of_rows(self) -> list[dict]:
+        """Its sample lines of query rows: without those of key positions."""
+        return [line for line in self.of("sample") if line["tensor"] in ("out", "grad_query")]
+
     def rank(self, number: int = 0) -> dict:
         assert self.summary is not None, self.stderr
         ranks = [rank for rank in self.summary["ranks"] if rank["rank"] == number]
