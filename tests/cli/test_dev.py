@@ -412,11 +412,13 @@ def test_a_warning_on_the_page_is_said_once(dev, monkeypatch, capsys):
         {"event": "watch_bias", "layer": "004", "first_step": 8},
         {"event": "warn_gradient_norm", "layer": None, "first_step": 9},
     ]
-    monkeypatch.setattr(dev, "fetch", lambda *_: dev.json.dumps({"ranks": [{"events": events}]}))
+    alarms = [{"tensor": "grad_key", "layer": "001", "of": "fused_ratio"}]
+    monkeypatch.setattr(dev, "fetch", lambda *_: dev.json.dumps({"ranks": [{"events": events, "alarms": alarms}]}))
     told = set()
     for _ in range(2):
         dev.tell_warnings("here", told)
     assert capsys.readouterr().out.splitlines() == [
+        "dev: attention of layer 001: grad_key is wrong (fused_ratio)",
         "dev: detector bias warns in layer 003 at step 7",
         "dev: detector gradient_norm warns at step 9",
     ]
