@@ -34,7 +34,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 7;
+inline constexpr uint32_t kLayoutVersion = 8;
 
 inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 13;  // in the order of FORESHOCK_SKIP_... in hook.h
