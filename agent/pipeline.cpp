@@ -146,9 +146,9 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     const KeyColumns columns = columns_of(ready.view);
     if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     const ColumnDeviation deviation = judge(columns, &columns_);
-    const double seconds = thread_cpu_seconds() - begin;
-    observe(slot, layer, deviation.grad_key, seconds, rank);
-    observe(slot, layer, deviation.grad_value, seconds, rank);
+    const double each = (thread_cpu_seconds() - begin) / 2;
+    observe(slot, layer, deviation.grad_key, each, rank);
+    observe(slot, layer, deviation.grad_value, each, rank);
   } else {
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
