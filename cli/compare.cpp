@@ -6,25 +6,32 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/terminal.h"
+#include "cli/words.h"
 #include "lab/comparison.h"
 #include "lab/comparison_report.h"
 
 namespace foreshock::cli {
 namespace {
 
-constexpr const char* kHelp =
-    "foreshock compare A B [C ...] [options]\n"
-    "how far apart the weights of checkpoints are, tensor by tensor and pooled: B, C, ... each against A\n\n"
+constexpr WordOption kWords[] = {
+    {"--pair", "NAME A B", "add this pair; may be repeated, also without A B [C ...]", 3},
+    {"--top", "COUNT", "print this many tensors of each pair, the most distant first; 0: all [10]"},
+    {"--json", "FILE", "write all results as JSON"},
+    {"--report", "FILE", "write a page with charts, one file without outside resources"},
+    {"--threads", "COUNT", "threads; results do not depend on it [all cores]"},
+};
+
+constexpr WordsHelp kHelp = {
+    "compare A B [C ...] [options]",
+    "measure how far apart the weights of checkpoints are, for each tensor and pooled: B, C, ... each "
+    "against A",
+    kWords,
+    "Example: foreshock compare before.safetensors after.safetensors\n\n"
     "A checkpoint is a safetensors file, the index of a sharded one (model.safetensors.index.json), or a "
     "directory.\n\n"
-    "  --pair NAME A B     put this pair beside the others; as many as wanted, also without A B [C ...]\n"
-    "  --top COUNT         show so many tensors of each pair, those that moved farthest; 0: all (10)\n"
-    "  --json FILE         write everything as JSON\n"
-    "  --report FILE       write a page with charts, one self-contained file\n"
-    "  --threads COUNT     all cores when not given; results do not depend on it\n\n"
     "W1 is the Wasserstein distance of the values, d the difference of each value. W1/mean |d| is near 1 for "
-    "a drift\n"
-    "and near 0 for noise; independent draws of one law (two seeds) are a noise floor apart.\n";
+    "a "
+    "drift and near 0 for noise."};
 
 int failed(const std::string& problem) {
   std::fprintf(stderr, "foreshock compare: %s\n", problem.c_str());
@@ -50,35 +57,20 @@ bool to_count(const std::string& text, uint64_t least, uint64_t* count) {
   return error == std::errc() && end == text.data() + text.size() && *count >= least && *count <= 1 << 20;
 }
 
-std::string set_option(const std::string& flag, const std::string& value, Request* request) {
-  if (flag == "--threads")
-    return to_count(value, 1, &request->threads) ? "" : "--threads takes a number from 1 up";
-  if (flag == "--top") return to_count(value, 0, &request->top) ? "" : "--top takes a number";
-  if (flag != "--json" && flag != "--report")
-    return "unknown option '" + flag + "': foreshock compare --help";
-  (flag == "--json" ? request->json_path : request->page_path) = value;
-  return why_no_file(value);
-}
-
-std::string parse(const std::vector<std::string>& words, Request* request) {
-  std::vector<std::string> positional;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (!words[i].starts_with("-")) {
-      positional.push_back(words[i]);
-    } else if (words[i] == "--pair") {
-      if (i + 3 >= words.size()) return "--pair takes a name and two checkpoints";
+std::string parse(const Words& words, Request* request) {
+  for (const Words::Given& given : words.given()) {
+    const std::string& value = given.values[0];
+    if (given.flag == "--pair")
       request->pairs.push_back(
-          {words[i + 1], index_of(words[i + 2], &request->paths), index_of(words[i + 3], &request->paths)});
-      i += 3;
-    } else {
-      const size_t equals = words[i].find('=');
-      const bool attached = equals != std::string::npos;
-      if (!attached && i + 1 == words.size()) return words[i] + " needs a value: foreshock compare --help";
-      const std::string flag = words[i].substr(0, equals),
-                        value = attached ? words[i].substr(equals + 1) : words[++i];
-      if (const std::string problem = set_option(flag, value, request); !problem.empty()) return problem;
-    }
+          {value, index_of(given.values[1], &request->paths), index_of(given.values[2], &request->paths)});
+    if (given.flag == "--threads" && !to_count(value, 1, &request->threads))
+      return "--threads takes a number from 1 up";
+    if (given.flag == "--top" && !to_count(value, 0, &request->top)) return "--top takes a number";
+    if (given.flag != "--json" && given.flag != "--report") continue;
+    (given.flag == "--json" ? request->json_path : request->page_path) = value;
+    if (const std::string problem = why_no_file(value); !problem.empty()) return problem;
   }
+  const std::vector<std::string>& positional = words.files();
   if (positional.size() == 1 || (positional.empty() && request->pairs.empty()))
     return "name at least two checkpoints: foreshock compare A B";
   std::vector<lab::PairOfCheckpoints> against_first;
@@ -111,12 +103,12 @@ std::string measure(const Request& request, lab::Comparison* comparison) {
 }  // namespace
 
 int compare(const std::vector<std::string>& words) {
-  const auto has = [&](const char* word) {
-    return std::find(words.begin(), words.end(), word) != words.end();
-  };
-  if (has("--help") || has("-h")) return std::fputs(kHelp, stdout), 0;
+  Words read_words;
+  std::string problem = read_words.parse(words, "compare", kWords);
+  if (!problem.empty()) return failed(problem);
+  if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;
-  std::string problem = parse(words, &request);
+  problem = parse(read_words, &request);
   if (!problem.empty()) return failed(problem);
   allow_many_files();  // shards are kept open
   lab::Comparison comparison;

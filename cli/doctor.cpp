@@ -12,6 +12,7 @@
 #include "cli/run_dir.h"
 #include "cli/terminal.h"
 #include "cli/torch.h"
+#include "cli/words.h"
 #include "kernels/device_code.h"
 #include "libmonitor/cuda_driver.h"
 #include "shadow/reference.h"

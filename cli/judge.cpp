@@ -17,6 +17,7 @@
 
 #include "agent/flagged.h"
 #include "cli/commands.h"
+#include "cli/words.h"
 #include "lab/checkpoint.h"
 #include "lab/judgement.h"
 #include "shadow/judgement.h"
@@ -59,26 +60,6 @@ int run_python_script(const std::string& script, std::vector<std::string> words)
 
 namespace {
 
-constexpr const char* kHelp =
-    "foreshock judge FILE.safetensors... [--algorithm NAMES] [--block-k COUNT] [--key-order "
-    "forward|reverse]\n"
-    "foreshock judge --rerun SLICE.safetensors... [--times N] [--device NAME] [--python EXE]\n"
-    "foreshock judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] "
-    "[--quick]\n"
-    "judge attention calls and flagged slices, or sweep an attention function, against fp64 beside plain "
-    "attention\n\n"
-    "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
-    "causal.\n"
-    "--algorithm shows what algorithms of the lab make of the same inputs (forward, no causal mask).\n"
-    "The exit status is 1 beyond the gates: 2 times the noise floor forward, 3 times backward, anything not "
-    "finite,\n"
-    "a bias of more than 0.05 ulp.\n"
-    "A flagged slice (foreshock run --save-flagged DIR) is judged again as it was: exit status 0 when every "
-    "bit is the\n"
-    "stored one, else 1. --rerun runs its operation again with torch: 0 when the result is sound and "
-    "repeats, "
-    "else 1.\n";
-
 int wrong_use(const std::string& problem) {
   std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
   return 2;
@@ -102,20 +83,37 @@ std::string add_models(const std::string& list, Request* request) {
   return "";
 }
 
-std::string parse(const std::vector<std::string>& words, Request* request) {
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string& word = words[i];
-    if (!word.starts_with("-")) {
-      request->paths.push_back(word);
-      continue;
-    }
-    if (word != "--algorithm" && word != "--block-k" && word != "--key-order")
-      return "unknown option '" + word + "': foreshock judge --help";
-    if (++i == words.size()) return word + " needs a value";
-    const std::string& value = words[i];
-    if (word == "--algorithm") {
+constexpr WordOption kWords[] = {
+    {"--algorithm", "NAMES", "also compute what these algorithms of the lab give (forward, no causal mask)"},
+    {"--block-k", "COUNT", "keys of a tile of these algorithms"},
+    {"--key-order", "ORDER", "order of the tiles: forward or reverse"},
+};
+
+constexpr WordsHelp kHelp = {
+    "judge FILE.safetensors ... [options]\n"
+    "judge --rerun SLICE.safetensors ... [--times N] [--device NAME] [--python EXE]\n"
+    "judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] [--quick]",
+    "compare a stored attention call, a captured sample or an attention function with fp64 and with unfused "
+    "attention",
+    kWords,
+    "Example: foreshock judge --function my_module:my_attention\n\n"
+    "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
+    "causal.\n\n"
+    "The exit status is 1 if the error exceeds 2 times the noise floor forward or 3 times backward, if a "
+    "value "
+    "is not finite, or if the bias exceeds 0.05 ulp.\n\n"
+    "A captured sample (foreshock run --save-flagged DIR) is judged again: exit status 0 if every bit is "
+    "equal "
+    "to the stored one, else 1. --rerun runs its operation again with torch: 0 if the result is sound and "
+    "repeats, else 1."};
+
+std::string parse(const Words& words, Request* request) {
+  request->paths = words.files();
+  for (const Words::Given& given : words.given()) {
+    const std::string& value = given.values[0];
+    if (given.flag == "--algorithm") {
       if (const std::string problem = add_models(value, request); !problem.empty()) return problem;
-    } else if (word == "--key-order") {
+    } else if (given.flag == "--key-order") {
       if (value != "forward" && value != "reverse") return "--key-order is forward or reverse";
       request->tiling.reverse = value == "reverse";
     } else {
@@ -184,11 +182,14 @@ int judge(const std::vector<std::string>& words) {
   const auto has = [&](const char* word) {
     return std::find(words.begin(), words.end(), word) != words.end();
   };
-  if (has("--help") || has("-h")) return std::fputs(kHelp, stdout), 0;
+  if (has("--help") || has("-h")) return print_help(kHelp), 0;
   if (has("--rerun")) return judge_rerun(words);
   if (has("--function")) return run_python_script("foreshock_judge.py", words);
+  Words read_words;
+  if (const std::string problem = read_words.parse(words, "judge", kWords); !problem.empty())
+    return wrong_use(problem);
   Request request;
-  const std::string problem = parse(words, &request);
+  const std::string problem = parse(read_words, &request);
   return problem.empty() ? judge_files(request) : wrong_use(problem);
 }
 

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/terminal.h"
+#include "cli/words.h"
 #include "lab/study.h"
 #include "lab/study_report.h"
 
@@ -90,6 +91,13 @@ constexpr Axis kAxes[] = {
     {"--reference", "SOURCES", set_text<&Point::reference>, false, "of stored or original inputs (stored)"},
     {"--seeds", "COUNT", set_int<&Point::seeds>, true, "runs per point (8; 16 where a bias is sought)"},
     {"--first-seed", "NUMBER", set_first_seed, true, "the others follow it (1)"},
+};
+
+constexpr WordOption kWords[] = {
+    {"--json", "FILE", "write the points as JSON"},
+    {"--report", "FILE", "write a page with charts, one self-contained file"},
+    {"--threads", "COUNT", "all cores when not given; results do not depend on it"},
+    {"--list", nullptr, "algorithms and accumulators"},
 };
 
 std::vector<std::string> split(const std::string& list) {
@@ -188,71 +196,49 @@ std::string choose(const std::vector<std::string>& names, const std::vector<Give
 }  // namespace
 
 std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request) {
-  std::vector<std::string> names;
   std::vector<Given> axes;
   request->threads = std::max(1u, std::thread::hardware_concurrency());
-  for (size_t i = 0; i < words.size(); ++i) {
-    std::string flag = words[i], value;
-    if (flag == "--help" || flag == "-h") request->help = true;
-    if (flag == "--list") request->list = true;
-    if (request->help || request->list) return "";
-    if (!flag.starts_with("-")) {
-      names.push_back(flag);
-      continue;
-    }
-    const size_t equals = flag.find('=');
-    if (equals != std::string::npos) {
-      value = flag.substr(equals + 1);
-      flag.resize(equals);
-    } else if (i + 1 < words.size()) {
-      value = words[++i];
-    } else {
-      return flag + " needs a value: foreshock lab --help";
-    }
+  std::vector<WordOption> options(std::begin(kWords), std::end(kWords));
+  for (const Axis& axis : kAxes) options.push_back({axis.flag, axis.value, axis.help});
+  Words read_words;
+  if (const std::string problem = read_words.parse(words, "lab", options); !problem.empty()) return problem;
+  request->help = read_words.wants_help();
+  request->list = read_words.has("--list");
+  if (request->help || request->list) return "";
+  for (const Words::Given& given : read_words.given()) {
+    const std::string& value = given.values[0];
     const auto axis =
-        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return flag == a.flag; });
+        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return given.flag == a.flag; });
     if (axis != std::end(kAxes)) {
       axes.push_back({axis, split(value)});
-    } else if (flag == "--threads") {
+    } else if (given.flag == "--threads") {
       if (!to_int(value, &request->threads) || request->threads < 1)
         return "--threads takes a number from 1 up";
-    } else if (flag == "--json" || flag == "--report") {
-      const std::string problem = why_no_file(value);
-      if (!problem.empty()) return problem;
-      (flag == "--json" ? request->json_path : request->page_path) = value;
     } else {
-      return "unknown option '" + flag + "': foreshock lab --help";
+      if (const std::string problem = why_no_file(value); !problem.empty()) return problem;
+      (given.flag == "--json" ? request->json_path : request->page_path) = value;
     }
   }
-  const std::string problem = choose(names, axes, request);
+  const std::string problem = choose(read_words.files(), axes, request);
   return problem.empty() ? check(request) : problem;
 }
 
-std::string lab_help() {
-  std::string text =
-      "foreshock lab [SWEEP...] [options]\n"
-      "measure what algorithms, formats and tiles cost against fp64, beside plain\n\n"
-      "Sweeps (fig3 fig4 fig5 fig6 when none is named):\n";
-  char line[160];
-  for (const lab::Sweep& sweep : lab::sweeps()) {
-    std::snprintf(line, sizeof line, "  %-14s %s\n", sweep.name.data(), sweep.question.data());
-    text += line;
-  }
-  text +=
-      "  custom         every combination of the axes below\n\nAxes take comma "
-      "lists:\n";
-  for (const Axis& axis : kAxes) {
-    std::snprintf(line, sizeof line, "  %-14s %-8s %s\n", axis.flag, axis.value, axis.help);
-    text += line;
-  }
-  return text +
-         "\n  --json FILE             write the points as JSON\n"
-         "  --report FILE           write a page with charts, one self-contained file\n"
-         "  --threads COUNT         all cores when not given; results do not depend on it\n"
-         "  --list                  algorithms and accumulators\n";
-}
-
 namespace {
+
+void print_lab_help() {
+  const size_t columns = terminal_columns(80);
+  std::vector<WordOption> sweeps, axes;
+  for (const lab::Sweep& sweep : lab::sweeps())
+    sweeps.push_back({sweep.name.data(), nullptr, sweep.question.data()});
+  sweeps.push_back({"custom", nullptr, "every combination of the axes below"});
+  for (const Axis& axis : kAxes) axes.push_back({axis.flag, axis.value, axis.help});
+  std::printf(
+      "foreshock lab [SWEEP...] [options]\nemulate algorithms and number formats against fp64\n\n"
+      "Example: foreshock lab ties bias --report bias.html\n\n"
+      "Sweeps [fig3 fig4 fig5 fig6]\n%s\nAxes, which take lists with commas\n%s\nOutput\n%s",
+      words_help(sweeps, columns).c_str(), words_help(axes, columns).c_str(),
+      words_help(kWords, columns).c_str());
+}
 
 int wrong_lab_use(const std::string& problem) {
   std::fprintf(stderr, "foreshock lab: %s\n", problem.c_str());
@@ -291,7 +277,7 @@ int lab(const std::vector<std::string>& words) {
   LabRequest request;
   const std::string problem = parse_lab_request(words, &request);
   if (!problem.empty()) return wrong_lab_use(problem);
-  if (request.help) return std::fputs(lab_help().c_str(), stdout), 0;
+  if (request.help) return print_lab_help(), 0;
   if (request.list) return list_names(), 0;
 
   const auto start = std::chrono::steady_clock::now();

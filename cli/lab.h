@@ -24,9 +24,6 @@ struct LabRequest {
 // Fills `request`. An empty string, or one line that says what is wrong and what to do.
 std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request);
 
-// The options, one per line.
-std::string lab_help();
-
 }  // namespace foreshock::cli
 
 #endif  // FORESHOCK_CLI_LAB_H_

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "cli/version.h"
+#include "cli/words.h"
 
 namespace foreshock::cli {
 namespace {

@@ -10,21 +10,25 @@
 #include "cli/files.h"
 #include "cli/record_index.h"
 #include "cli/terminal.h"
+#include "cli/words.h"
 #include "exporters/record_line.h"
 #include "shadow/histogram.h"
 
 namespace foreshock::cli {
 namespace {
 
-constexpr const char* kHelp =
-    "foreshock merge A.jsonl B.jsonl ... [-o OUT.jsonl]\n"
-    "the records of the nodes of one run as one record of the job, in the order of steps\n\n"
-    "  -o OUT.jsonl        write it there; by default to standard output\n\n"
-    "Weights that are sharded over nodes are put together exactly, and their Wasserstein distances are those "
-    "of the\n"
-    "whole tensors, with \"scope\": \"job\". That takes histograms in the records: foreshock run --record "
-    "FILE\n"
-    "--record-histograms 1GiB. Replicas are compared across nodes.\n";
+constexpr WordOption kWords[] = {
+    {"-o", "OUT.jsonl", "write the record there [standard output]"},
+};
+
+constexpr WordsHelp kHelp = {
+    "merge A.jsonl B.jsonl ... [-o OUT.jsonl]",
+    "combine the records of several nodes of a run, in the order of steps", kWords,
+    "Example: foreshock merge node0.jsonl node1.jsonl -o job.jsonl\n\n"
+    "Weights that are sharded over nodes are combined exactly; their Wasserstein distances are those of the "
+    "whole "
+    "tensors, with \"scope\": \"job\". This needs histograms in the records: foreshock run --record FILE "
+    "--record-histograms 1GiB. Replicas are compared across nodes."};
 
 constexpr const char* kHasChanged = " has changed while it was read: merge again";
 
@@ -33,21 +37,9 @@ struct Request {
   std::string out;
 };
 
-std::string parse(const std::vector<std::string>& words, Request* request) {
-  for (size_t at = 0; at < words.size(); ++at) {
-    if (words[at] == "-o") {
-      if (++at == words.size() || words[at].empty()) return "give -o a file: -o OUT.jsonl";
-      request->out = words[at];
-    } else if (words[at] == "--") {
-      request->paths.insert(request->paths.end(), words.begin() + static_cast<ptrdiff_t>(at) + 1,
-                            words.end());
-      break;
-    } else if (words[at].starts_with("-")) {
-      return "unknown option '" + words[at] + "': foreshock merge --help";
-    } else {
-      request->paths.push_back(words[at]);
-    }
-  }
+std::string parse(const Words& words, Request* request) {
+  request->paths = words.files();
+  request->out = words.value("-o");
   if (request->paths.size() < 2)
     return "name the records of two nodes at least: foreshock merge A.jsonl B.jsonl";
   std::error_code ignored;
@@ -212,11 +204,12 @@ void Merge::tell(const Output& output) const {
 }  // namespace
 
 int merge(const std::vector<std::string>& words) {
-  if (std::find(words.begin(), words.end(), "--help") != words.end() ||
-      std::find(words.begin(), words.end(), "-h") != words.end())
-    return std::fputs(kHelp, stdout), 0;
+  Words read_words;
+  if (const std::string problem = read_words.parse(words, "merge", kWords); !problem.empty())
+    return wrong_use(problem);
+  if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;
-  if (const std::string problem = parse(words, &request); !problem.empty()) return wrong_use(problem);
+  if (const std::string problem = parse(read_words, &request); !problem.empty()) return wrong_use(problem);
   Merge merge;
   if (const std::string problem = merge.read(request.paths); !problem.empty()) return wrong_use(problem);
   Output output(request.out);

@@ -14,9 +14,9 @@
 #include <filesystem>
 #include <iterator>
 #include <random>
-#include <sstream>
 #include <string_view>
 
+#include "cli/words.h"
 #include "exporters/http_routes.h"
 
 namespace foreshock::cli {
@@ -52,24 +52,6 @@ std::vector<std::string> flags_of(uint32_t reader) {
     if (row.flag != nullptr && (row.readers & reader) != 0) flags.push_back(row.flag);
   }
   return flags;
-}
-
-// Number of characters to insert, delete, replace, or exchange with their neighbour.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) {
-    for (size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        rows[i][j] = i + j;
-        continue;
-      }
-      const size_t changed = rows[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      rows[i][j] = std::min({rows[i - 1][j] + 1, rows[i][j - 1] + 1, changed});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        rows[i][j] = std::min(rows[i][j], rows[i - 2][j - 2] + 1);
-    }
-  }
-  return rows[a.size()][b.size()];
 }
 
 std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
@@ -131,21 +113,6 @@ bool parse_ports(const std::string& text, int* port, int* last_port) {
   *port = static_cast<int>(first);
   *last_port = static_cast<int>(last);
   return true;
-}
-
-std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
-  constexpr size_t kLongestWord = 64;  // of what is typed by hand
-  if (word.size() > kLongestWord) return "";
-  const std::string* best = nullptr;
-  size_t least = 1 + std::min<size_t>(2, word.size() / 3);
-  for (const std::string& each : known) {
-    const size_t distance = edit_distance(word, each);
-    if (distance < least) {
-      least = distance;
-      best = &each;
-    }
-  }
-  return best == nullptr ? "" : ", did you mean " + *best + "?";
 }
 
 std::string unknown_variable() {
@@ -277,21 +244,6 @@ bool Arguments::is_given(OptionId id) const {
 std::string Arguments::text(OptionId id) const {
   const std::optional<std::string>& flag = flags_[static_cast<size_t>(id)];
   return flag ? *flag : option_value(id);
-}
-
-std::string wrapped(const std::string& text, size_t indent, size_t columns) {
-  const size_t width = columns > indent + 20 ? columns - indent : 20;
-  std::string result, line;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (!line.empty() && line.size() + 1 + word.size() > width) {
-      result += line + "\n" + std::string(indent, ' ');
-      line.clear();
-    }
-    if (!line.empty()) line += ' ';
-    line += word;
-  }
-  return result + line;
 }
 
 std::string options_help(uint32_t reader, size_t columns) {

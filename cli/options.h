@@ -48,12 +48,6 @@ std::string listening_problem(const Arguments& arguments);
 // Returns the options of `reader` for --help: grouped, two aligned columns, lines of at most `columns`.
 std::string options_help(uint32_t reader, size_t columns);
 
-// Breaks `text` into lines so that they end before column `columns` if each but the first is indented.
-std::string wrapped(const std::string& text, size_t indent, size_t columns);
-
-// Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
-std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
-
 // Returns "" or a line about a FORESHOCK_ variable in the environment that is probably misspelled.
 std::string unknown_variable();
 

@@ -16,6 +16,7 @@
 #include "cli/report_builder.h"
 #include "cli/report_text.h"
 #include "cli/terminal.h"
+#include "cli/words.h"
 #include "detect/thresholds.h"
 #include "exporters/record_line.h"
 
@@ -335,17 +336,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHelp =
-    "foreshock report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.html] [--json|--markdown]\n"
-    "write the post-mortem page of a run: each loss event and what moved before it\n\n"
-    "Example: foreshock report run.jsonl\n\n"
-    "  -o OUT.html         write the page there, - for standard output\n"
-    "                      [RECORD.html beside the first record]\n"
-    "  --json              print the report as JSON instead\n"
-    "  --markdown          print the report as text of at most two screens, for a\n"
-    "                      pull request, a chat or a coding agent\n\n"
-    "Records of several nodes are combined. The page is one file without outside\n"
-    "resources.\n";
+constexpr WordOption kWords[] = {
+    {"-o", "OUT.html", "write the page there, - for standard output [RECORD.html beside the first record]"},
+    {"--json", nullptr, "print the report as JSON instead"},
+    {"--markdown", nullptr,
+     "print the report as text of at most two screens, for a pull request, a chat or a coding agent"},
+};
+
+constexpr WordsHelp kHelp = {"report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.html] [--json|--markdown]",
+                             "write the post-mortem page of a run: each loss event and what moved before it",
+                             kWords,
+                             "Example: foreshock report run.jsonl\n\n"
+                             "Records of several nodes are combined. The page is one file without outside "
+                             "resources."};
 
 struct Request {
   std::vector<std::string> records;
@@ -371,25 +374,11 @@ std::string choose_place(Request* request) {
   return "";
 }
 
-std::string parse(const std::vector<std::string>& words, Request* request) {
-  for (size_t at = 0; at < words.size(); ++at) {
-    if (words[at] == "-o") {
-      if (++at == words.size() || words[at].empty()) return "give -o a file: -o OUT.html";
-      request->out = words[at];
-    } else if (words[at] == "--") {
-      request->records.insert(request->records.end(), words.begin() + static_cast<ptrdiff_t>(at) + 1,
-                              words.end());
-      break;
-    } else if (words[at] == "--json") {
-      request->wants_json = true;
-    } else if (words[at] == "--markdown") {
-      request->wants_markdown = true;
-    } else if (words[at].starts_with("-")) {
-      return "unknown option '" + words[at] + "': foreshock report --help";
-    } else {
-      request->records.push_back(words[at]);
-    }
-  }
+std::string parse(const Words& words, Request* request) {
+  request->records = words.files();
+  request->out = words.value("-o");
+  request->wants_json = words.has("--json");
+  request->wants_markdown = words.has("--markdown");
   if (request->records.empty()) return "name a record: foreshock report RECORD.jsonl [-o OUT.html]";
   if (request->wants_json && request->wants_markdown) return "choose one of --json and --markdown";
   if (request->wants_json || request->wants_markdown)
@@ -427,11 +416,12 @@ std::string read(const std::string& path, Storyteller* teller, std::vector<std::
 }  // namespace
 
 int report(const std::vector<std::string>& words) {
-  if (std::find(words.begin(), words.end(), "--help") != words.end() ||
-      std::find(words.begin(), words.end(), "-h") != words.end())
-    return std::fputs(kHelp, stdout), 0;
+  Words read_words;
+  if (const std::string problem = read_words.parse(words, "report", kWords); !problem.empty())
+    return wrong_use(problem);
+  if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;
-  if (const std::string problem = parse(words, &request); !problem.empty()) return wrong_use(problem);
+  if (const std::string problem = parse(read_words, &request); !problem.empty()) return wrong_use(problem);
   Storyteller teller;
   std::vector<std::string> notes;
   for (size_t n = 0; n < request.records.size(); ++n) {

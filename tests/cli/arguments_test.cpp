@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cli/options.h"
+#include "cli/words.h"
 
 namespace foreshock::cli {
 namespace {

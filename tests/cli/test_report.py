@@ -315,7 +315,7 @@ def test_what_cannot_be_told_gets_one_line_and_status_two(foreshock, write, tmp_
     other = str(write([one | {"run": "another", "rank": 1} for one in quiet_run()], "other.jsonl"))
     for words, says in (
         ([], "name a record"),
-        ([good, "-o"], "give -o a file"),
+        ([good, "-o"], "give -o a value: -o OUT.html"),
         ([good, "--jason"], "unknown option"),
         ([good, "-o", good], "is one of the records"),
         ([good, "-o", "/nowhere/at/all.html"], "cannot write into"),

@@ -505,6 +505,7 @@ def test_list_of_commands_has_aligned_columns(foreshock):
 
 def test_help_fits_80_columns_and_has_an_example(foreshock):
     pages = [[], ["run"], ["status"], ["doctor"], ["detect"], ["export"], ["agent"], ["pause"], ["resume"]]
+    pages += [["report"], ["merge"], ["judge"], ["compare"], ["lab"]]
     for words in pages:
         shown = subprocess.run(
             [foreshock, *words, "--help"], capture_output=True, text=True, timeout=60, check=True
@@ -514,7 +515,12 @@ def test_help_fits_80_columns_and_has_an_example(foreshock):
 
 
 def test_misspelled_words_are_suggested(foreshock, environment):
-    for words, meant in [(["statsu"], "status"), (["run", "--recrod", "a"], "--record")]:
+    for words, meant in [
+        (["statsu"], "status"),
+        (["run", "--recrod", "a"], "--record"),
+        (["report", "--jsno", "a"], "--json"),
+        (["lab", "--acumulator", "fp32"], "--accumulator"),
+    ]:
         done = subprocess.run([foreshock, *words], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert f"did you mean {meant}?" in done.stderr

@@ -1,0 +1,152 @@
+#include "cli/words.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "cli/terminal.h"
+
+namespace foreshock::cli {
+namespace {
+
+// Number of characters to insert, delete, replace, or exchange with their neighbour.
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        rows[i][j] = i + j;
+        continue;
+      }
+      const size_t changed = rows[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      rows[i][j] = std::min({rows[i - 1][j] + 1, rows[i][j - 1] + 1, changed});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        rows[i][j] = std::min(rows[i][j], rows[i - 2][j - 2] + 1);
+    }
+  }
+  return rows[a.size()][b.size()];
+}
+
+}  // namespace
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  constexpr size_t kLongestWord = 64;  // of what is typed by hand
+  if (word.size() > kLongestWord) return "";
+  const std::string* best = nullptr;
+  size_t least = 1 + std::min<size_t>(2, word.size() / 3);
+  for (const std::string& each : known) {
+    const size_t distance = edit_distance(word, each);
+    if (distance < least) {
+      least = distance;
+      best = &each;
+    }
+  }
+  return best == nullptr ? "" : ", did you mean " + *best + "?";
+}
+
+std::string wrapped(const std::string& text, size_t indent, size_t columns) {
+  const size_t width = columns > indent + 20 ? columns - indent : 20;
+  std::string result, line;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!line.empty() && line.size() + 1 + word.size() > width) {
+      result += line + "\n" + std::string(indent, ' ');
+      line.clear();
+    }
+    if (!line.empty()) line += ' ';
+    line += word;
+  }
+  return result + line;
+}
+
+std::string Words::parse(const std::vector<std::string>& words, const std::string& command,
+                         std::span<const WordOption> options) {
+  for (size_t at = 0; at < words.size(); ++at) {
+    const std::string& word = words[at];
+    if (word == "--help" || word == "-h") {
+      wants_help_ = true;
+      return "";
+    }
+    if (word == "--") {
+      files_.insert(files_.end(), words.begin() + static_cast<ptrdiff_t>(at) + 1, words.end());
+      break;
+    }
+    if (word.size() < 2 || word[0] != '-') {
+      files_.push_back(word);
+      continue;
+    }
+    const size_t equals = word.find('=');
+    const std::string flag = word.substr(0, equals);
+    const auto option = std::find_if(options.begin(), options.end(),
+                                     [&](const WordOption& each) { return flag == each.flag; });
+    if (option == options.end()) {
+      std::vector<std::string> flags;
+      for (const WordOption& each : options) flags.emplace_back(each.flag);
+      return "unknown option '" + flag + "'" + did_you_mean(flag, flags) + "; see foreshock " + command +
+             " --help";
+    }
+    Given given = {flag, {}};
+    if (option->value == nullptr) {
+      if (equals != word.npos) return flag + " takes no value";
+    } else {
+      if (equals != word.npos) given.values.push_back(word.substr(equals + 1));
+      while (given.values.size() < option->values && at + 1 < words.size())
+        given.values.push_back(words[++at]);
+      const bool is_empty = std::any_of(given.values.begin(), given.values.end(),
+                                        [](const std::string& value) { return value.empty(); });
+      if (given.values.size() < option->values || is_empty)
+        return "give " + flag + " a value: " + flag + " " + option->value;
+    }
+    given_.push_back(std::move(given));
+  }
+  return "";
+}
+
+const Words::Given* Words::find(std::string_view flag) const {
+  const auto found =
+      std::find_if(given_.rbegin(), given_.rend(), [&](const Given& given) { return given.flag == flag; });
+  return found == given_.rend() ? nullptr : &*found;
+}
+
+std::string Words::value(std::string_view flag) const {
+  const Given* given = find(flag);
+  return given == nullptr || given->values.empty() ? "" : given->values[0];
+}
+
+std::string words_help(std::span<const WordOption> options, size_t columns) {
+  constexpr size_t kIndent = 24;
+  std::string text;
+  for (const WordOption& option : options) {
+    std::string left = "  ";
+    left += option.flag;
+    if (option.value != nullptr) (left += ' ') += option.value;
+    if (left.size() + 2 > kIndent) {
+      text += left + "\n";
+      left.clear();
+    }
+    left.resize(kIndent, ' ');
+    text += left + wrapped(option.help, kIndent, columns) + "\n";
+  }
+  return text;
+}
+
+void print_help(const WordsHelp& help) {
+  const size_t columns = terminal_columns(80);
+  std::string text;
+  std::string_view usage = help.usage;
+  while (!usage.empty()) {
+    const std::string_view line = usage.substr(0, usage.find('\n'));
+    usage.remove_prefix(std::min(usage.size(), line.size() + 1));
+    ((text += "foreshock ") += wrapped(std::string(line), 4, columns - 10)) += '\n';
+  }
+  text += wrapped(help.purpose, 0, columns) + "\n\n" + words_help(help.options, columns);
+  std::string_view notes = help.notes;
+  while (!notes.empty()) {
+    const std::string_view paragraph = notes.substr(0, notes.find("\n\n"));
+    notes.remove_prefix(std::min(notes.size(), paragraph.size() + 2));
+    ((text += '\n') += wrapped(std::string(paragraph), 0, columns)) += '\n';
+  }
+  std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace foreshock::cli

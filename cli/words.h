@@ -1,0 +1,67 @@
+// Reads the command lines of report, merge, compare, judge and lab: options from a table, and files. The
+// commands of the monitor, whose options have environment variables too, are read by cli/options.h.
+#ifndef FORESHOCK_CLI_WORDS_H_
+#define FORESHOCK_CLI_WORDS_H_
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace foreshock::cli {
+
+struct WordOption {
+  const char* flag;
+  const char* value;  // its name in the help; nullptr: the option takes none
+  const char* help;
+  size_t values = 1;  // words that it takes
+};
+
+class Words {
+ public:
+  // Reads `words`, those after the name of `command`. An option's value follows it, or "="; "--" ends the
+  // options. Returns "" or one line that says what is wrong and what to do. --help ends the reading.
+  std::string parse(const std::vector<std::string>& words, const std::string& command,
+                    std::span<const WordOption> options);
+
+  bool wants_help() const { return wants_help_; }
+  bool has(std::string_view flag) const { return find(flag) != nullptr; }
+  // Of the last one given; "" if it was not.
+  std::string value(std::string_view flag) const;
+
+  struct Given {
+    std::string flag;
+    std::vector<std::string> values;
+  };
+  const std::vector<Given>& given() const { return given_; }        // in the order of the words
+  const std::vector<std::string>& files() const { return files_; }  // words that are no option
+
+ private:
+  const Given* find(std::string_view flag) const;
+
+  std::vector<Given> given_;
+  std::vector<std::string> files_;
+  bool wants_help_ = false;
+};
+
+// Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
+
+// Breaks `text` into lines so that they end before column `columns` if each but the first is indented.
+std::string wrapped(const std::string& text, size_t indent, size_t columns);
+
+// The options in two aligned columns, for --help; lines end before column `columns`.
+std::string words_help(std::span<const WordOption> options, size_t columns);
+
+// What --help prints: usage, purpose, options, notes.
+struct WordsHelp {
+  const char* usage;  // lines, without "foreshock "
+  const char* purpose;
+  std::span<const WordOption> options;
+  const char* notes;  // paragraphs, parted by an empty line
+};
+void print_help(const WordsHelp& help);
+
+}  // namespace foreshock::cli
+
+#endif  // FORESHOCK_CLI_WORDS_H_
