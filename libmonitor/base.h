@@ -67,13 +67,6 @@ class PrivateMemory {
   size_t bytes_ = 0;
 };
 
-// Arrays whose elements are as large as whoever filled them knew: structs of hook.h grow at their end.
-
-template <class T>
-const T& element(const T* first, size_t n) {
-  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + n * first->size);
-}
-
 // Steps in which a thread found another one in its way, for whoever comes next.
 
 // Any thread. A step counts once; more than eight at a time are forgotten.

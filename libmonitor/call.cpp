@@ -85,7 +85,6 @@ void keep_columns(const foreshock_attention_call& call, CheckedCall* checked) {
 }  // namespace
 
 int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall* checked) {
-  if (call.size < offsetof(foreshock_attention_call, layer_identity)) return FORESHOCK_SKIP_UNKNOWN;
   // Dropout changes the output, which then cannot be recomputed, but neither scores nor their sums; a
   // gradient it changes all through. `!(x == 0)`, so that a NaN counts as dropout too.
   const bool drops = !(call.dropout == 0);
@@ -115,8 +114,7 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
       given(call, offsetof(foreshock_attention_call, grad_value) + sizeof call.grad_value, call.grad_value));
   c.device_type = call.query.device_type;
   c.device_index = call.query.device_index;
-  c.stream =
-      call.size >= offsetof(foreshock_attention_call, stream) + sizeof call.stream ? call.stream : nullptr;
+  c.stream = call.stream;
   c.pass = pass;
   c.dtype = c.query.dtype;
   c.causal = call.causal;
@@ -196,10 +194,7 @@ void begin_at(int64_t first, int64_t length, TensorView* view) {
 
 }  // namespace
 
-bool is_packed_call(const foreshock_attention_call& call) {
-  return call.size >= offsetof(foreshock_attention_call, longest_key) + sizeof call.longest_key &&
-         call.query_offsets != nullptr;
-}
+bool is_packed_call(const foreshock_attention_call& call) { return call.query_offsets != nullptr; }
 
 void add_batch(const foreshock_attention_call& call, CheckedCall* checked) {
   for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,

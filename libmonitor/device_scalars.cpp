@@ -209,7 +209,7 @@ bool DeviceGradients::sum_all(const foreshock_gradient* gradients, size_t count,
     return is_given;
   };
   for (size_t n = 0; n < count; ++n) {
-    const foreshock_gradient& gradient = element(gradients, n);
+    const foreshock_gradient& gradient = gradients[n];
     if (gradient.values.data == nullptr) continue;
     const uint64_t elements = elements_of(gradient), chunks = sum_chunks(elements);
     if ((job.tensors == kMostSumTensors || job.chunks + chunks > kMostChunks) && !sum()) return false;
@@ -224,7 +224,7 @@ int DeviceGradients::send(const foreshock_gradient* gradients, size_t count, cud
                           DeviceScalars* scalars, SentGradients* sent) {
   size_t tensors = 0;
   for (size_t n = 0; n < count; ++n) {
-    const foreshock_gradient& gradient = element(gradients, n);
+    const foreshock_gradient& gradient = gradients[n];
     if (gradient.values.data == nullptr) continue;
     ++tensors;
     if (sum_chunks(elements_of(gradient)) > kMostChunks) return FORESHOCK_SKIP_TOO_LARGE;

@@ -1,10 +1,7 @@
 // The C ABI: checks what it is given, then hands on. The one fast path of the trainer's side is here.
 #include "foreshock/hook.h"
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdio>
-#include <cstring>
 
 #include "libmonitor/monitor.h"
 #include "libmonitor/process.h"
@@ -19,9 +16,10 @@ namespace {
 thread_local uint32_t t_quiet_state = ~0u;
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
 
+// Whether a caller's struct is the one of this hook.h.
 template <class T>
-bool whole(const T* given, size_t least) {
-  return given != nullptr && given->version >= 1 && given->size >= least;
+bool is_known(const T* given) {
+  return given != nullptr && given->version == FORESHOCK_ABI_VERSION && given->size == sizeof(T);
 }
 
 // Out of line, so that the paths that nobody may notice save no registers for it.
@@ -52,15 +50,14 @@ int foreshock_enabled(void) {
 void foreshock_off(const char* reason) { g_guest.off(reason != nullptr ? reason : "asked"); }
 
 int foreshock_read_advice(foreshock_advice* advice) {
-  // All of its first version; what it has grown by since goes to those who know it.
-  if (!whole(advice, offsetof(foreshock_advice, layer) + sizeof advice->layer)) return 0;
+  if (!is_known(advice)) return 0;
   if ((g_guest.hot() & foreshock::kHotArmed) == 0) return 0;
   foreshock_advice known = {};
   if (!foreshock::read_advice(*g_guest.writer().control(), &known)) return 0;
   known.size = advice->size;
   known.version = advice->version;
   known.age_steps = g_guest.writer().steps_ahead();
-  std::memcpy(advice, &known, std::min<size_t>(advice->size, sizeof known));
+  *advice = known;
   return 1;
 }
 
@@ -80,7 +77,7 @@ int foreshock_attention_enter(int32_t op, uint32_t flags) {
 }
 
 void foreshock_attention_leave(const foreshock_attention_call* call) {
-  if (call == nullptr) return g_monitor.skip(-1, FORESHOCK_SKIP_UNKNOWN);
+  if (!is_known(call)) return g_monitor.skip(call != nullptr ? call->op : -1, FORESHOCK_SKIP_UNKNOWN);
   g_monitor.leave(*call);
 }
 
@@ -91,7 +88,7 @@ void foreshock_note_unseen(const char* name, uint32_t evidence) {
 }
 
 void foreshock_step_end(const foreshock_step* step) {
-  if (whole(step, offsetof(foreshock_step, reserved2)) && !g_guest.is_off()) g_monitor.end_step(*step);
+  if (is_known(step) && !g_guest.is_off()) g_monitor.end_step(*step);
 }
 
 void foreshock_step_skipped(void) { g_monitor.skip_step(); }
@@ -127,7 +124,7 @@ void foreshock_fetched(uint64_t number, double value) {
 
 int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
   if (scalars == nullptr || count == 0 || g_guest.is_off()) return 0;
-  return whole(scalars, sizeof(foreshock_scalar)) ? g_monitor.observe_scalars(scalars, count) : 0;
+  return is_known(scalars) ? g_monitor.observe_scalars(scalars, count) : 0;
 }
 
 int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
@@ -135,19 +132,18 @@ int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
   if (g_guest.is_off()) return 0;
   const bool is_told =
-      count == 0 || (parameters != nullptr && whole(parameters, sizeof(foreshock_parameter)));
+      count == 0 || is_known(parameters);
   return is_told ? g_monitor.name_parameters(parameters, count) : 0;
 }
 
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
   if (gradients == nullptr || count == 0 || g_guest.is_off()) return;
-  if (whole(gradients, offsetof(foreshock_gradient, norm_fetched)))
-    g_monitor.observe_gradients(gradients, count);
+  if (is_known(gradients)) g_monitor.observe_gradients(gradients, count);
 }
 
 int foreshock_name_weights(const foreshock_weight* weights, size_t count) {
   if (weights == nullptr || count == 0 || g_guest.is_off()) return 0;
-  return whole(weights, sizeof(foreshock_weight)) ? g_monitor.name_weights(weights, count) : 0;
+  return is_known(weights) ? g_monitor.name_weights(weights, count) : 0;
 }
 
 size_t foreshock_weights_due(uint32_t* numbers, size_t room) {
@@ -158,12 +154,11 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
   if (states == nullptr || count == 0 || when > (FORESHOCK_AFTER_STEP | FORESHOCK_ENDED_STEP) ||
       !foreshock_enabled())
     return;
-  // All of its first version.
-  if (whole(states, offsetof(foreshock_weight_state, stream))) g_monitor.observe_weights(states, count, when);
+  if (is_known(states)) g_monitor.observe_weights(states, count, when);
 }
 
 void foreshock_describe(const foreshock_identity* given) {
-  if (!whole(given, sizeof(foreshock_identity)) || g_guest.is_off()) return;
+  if (!is_known(given) || g_guest.is_off()) return;
   foreshock::segment::Identity late = {};
   late.rank = given->rank;
   late.local_rank = given->local_rank;

@@ -96,9 +96,7 @@ void Monitor::leave(const foreshock_attention_call& call) {
   const uint64_t begin = monotonic_ns();
   const Counting counting = g_guest.counting();
   const Taken taken = take_sample(counting, call, open, pass);
-  const bool has_prepare =
-      call.size >= offsetof(foreshock_attention_call, prepare_ns) + sizeof call.prepare_ns;
-  const uint64_t own_ns = monotonic_ns() - begin + (has_prepare ? call.prepare_ns : 0);
+  const uint64_t own_ns = monotonic_ns() - begin + call.prepare_ns;
   counting.add(counting.block->hook_ns, own_ns);
   slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
   if (taken.bytes == 0) return;
@@ -183,17 +181,13 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
 }
 
 void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
-  const auto has = [&call](size_t end) { return call.size >= end; };
-  const void* identity = has(offsetof(foreshock_attention_call, layer_identity) + sizeof call.layer_identity)
-                             ? call.layer_identity
-                             : nullptr;
+  const void* identity = call.layer_identity;
   const auto is = [&](int layer, segment::LayerSource source) {
     slot->layer = layer;
     slot->layer_source = static_cast<uint32_t>(layer < 0 ? segment::LayerSource::kUnknown : source);
     return layer >= 0;
   };
-  if (has(offsetof(foreshock_attention_call, layer_name) + sizeof call.layer_name) &&
-      call.layer_name != nullptr) {
+  if (call.layer_name != nullptr) {
     TryLock lock(layer_busy_);
     if (lock && is(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
@@ -296,19 +290,9 @@ void Monitor::read_switches() {
 
 namespace {
 
-// Trainers that were built before a field was there do not have it.
-uint64_t norm_of(const foreshock_gradient& gradient) {
-  constexpr size_t kEnd = offsetof(foreshock_gradient, norm_fetched) + sizeof gradient.norm_fetched;
-  return gradient.size >= kEnd ? gradient.norm_fetched : 0;
-}
-void* stream_of(const foreshock_gradient& gradient) {
-  constexpr size_t kEnd = offsetof(foreshock_gradient, stream) + sizeof gradient.stream;
-  return gradient.size >= kEnd ? gradient.stream : nullptr;
-}
-
 bool is_any(const foreshock_gradient* gradients, size_t count, const auto& is) {
   for (size_t n = 0; n < count; ++n)
-    if (is(element(gradients, n))) return true;
+    if (is(gradients[n])) return true;
   return false;
 }
 
@@ -326,9 +310,9 @@ struct Wanted {
   void add(const foreshock_gradient& gradient) {
     const foreshock_tensor& values = gradient.values;
     if (values.data == nullptr) return;
-    if (tensors++ == 0) at = {values.device_index, stream_of(gradient)};
+    if (tensors++ == 0) at = {values.device_index, gradient.stream};
     is_whole &= is_gradient_on_device(gradient) && values.device_index == at.device_index &&
-                stream_of(gradient) == at.handle;
+                gradient.stream == at.handle;
     if (is_whole) bytes += static_cast<uint64_t>(values.shape[0]) * size_of(static_cast<DType>(values.dtype));
   }
   // Launches beside those that read, between which the device's clock is looked at.
@@ -347,16 +331,16 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   layers_.begin_gradients();
   late_.open().begin_gradients();
   uint64_t on_device_ns = 0;
-  if (is_any(gradients, count_of, [](const auto& one) { return norm_of(one) != 0; })) {
+  if (is_any(gradients, count_of, [](const auto& one) { return one.norm_fetched != 0; })) {
     for (size_t n = 0; n < count_of; ++n) {
-      const foreshock_gradient& one = element(gradients, n);
-      const LateNumber norm = {std::sqrt(one.sum_of_squares), norm_of(one)};
+      const foreshock_gradient& one = gradients[n];
+      const LateNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
       late_.open_with_room().add(LateGradient{layers_.find(one.identity), false, norm});
     }
   } else if (is_any(gradients, count_of, lies_on_device)) {
     on_device_ns = send_gradients(gradients, count_of);
   } else {
-    for (size_t n = 0; n < count_of; ++n) add_gradient(element(gradients, n));
+    for (size_t n = 0; n < count_of; ++n) add_gradient(gradients[n]);
   }
   const Counting counting = g_guest.counting();
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
@@ -383,7 +367,7 @@ void Monitor::add_gradient(const foreshock_gradient& gradient) {
 // are launched: a step that it does not pay for is left out, as one that is not sampled.
 uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count_of) {
   Wanted wanted;
-  for (size_t n = 0; n < count_of; ++n) wanted.add(element(gradients, n));
+  for (size_t n = 0; n < count_of; ++n) wanted.add(gradients[n]);
   const double needed = static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.kernels())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
   segment::Coverage& coverage = *g_guest.writer().coverage();
@@ -405,7 +389,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   sample_gradients();
   uint64_t number = sent.first;
   for (size_t n = 0; n < count_of; ++n) {
-    const foreshock_gradient& one = element(gradients, n);
+    const foreshock_gradient& one = gradients[n];
     LateNumber squares = {one.sum_of_squares, 0};
     if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};
     late_.open_with_room().add(LateGradient{layers_.find(one.identity), true, squares});

@@ -166,10 +166,9 @@ void Monitor::end_step(const foreshock_step& step) {
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
   record.interval = interval_.load(std::memory_order_relaxed);
-  const bool has_prepare = step.size >= offsetof(foreshock_step, prepare_ns) + sizeof step.prepare_ns;
   // A step's time counts from the creation of the segment on, so what went before it (that creation) cannot
   // be in its cost.
-  const uint64_t prepare_ns = has_prepare ? std::min(step.prepare_ns, record.duration_ns) : 0;
+  const uint64_t prepare_ns = std::min(step.prepare_ns, record.duration_ns);
   const uint64_t told = monotonic_ns();
   const uint64_t own =
       told - begin + std::exchange(untold_ns_, 0) + prepare_ns + record.calls * kUnsampledCallNs;
@@ -271,7 +270,7 @@ int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   if (!lock || (g_guest.hot() & kHotArmed) == 0) return 0;
   int kept = 0;
   for (size_t n = 0; n < count; ++n) {
-    const foreshock_scalar& scalar = element(scalars, n);
+    const foreshock_scalar& scalar = scalars[n];
     kept += scalars_.observe(scalar.name, scalar.value, scalar.step);
     const Logged as = logged_as(scalar.name);
     if (as == Logged::kLoss) observe_loss(scalar.value, FORESHOCK_LOSS_LOGGED);
@@ -289,7 +288,7 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   if ((g_guest.hot() & kHotArmed) == 0) layers_.name_ahead();
   if (count == 0) layers_.forget_names();
   int kept = 0;
-  for (size_t n = 0; n < count; ++n) kept += layers_.name(element(parameters, n));
+  for (size_t n = 0; n < count; ++n) kept += layers_.name(parameters[n]);
   if (count > 0) unnamed_ = count - static_cast<size_t>(kept);
   if ((g_guest.hot() & kHotArmed) != 0) tell_unnamed();
   return kept;

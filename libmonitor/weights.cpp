@@ -173,10 +173,10 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
   outputs_ = {};
   // By the whole tensors' sizes, which all ranks know alike.
   uint64_t whole = 0, before = 0;
-  for (size_t n = 0; n < followed; ++n) whole += product(element(weights, n).shape);
+  for (size_t n = 0; n < followed; ++n) whole += product(weights[n].shape);
   for (size_t n = 0; n < followed; ++n) {
-    add(element(weights, n), static_cast<double>(before) / static_cast<double>(whole + 1));
-    before += product(element(weights, n).shape);
+    add(weights[n], static_cast<double>(before) / static_cast<double>(whole + 1));
+    before += product(weights[n].shape);
   }
   copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count_ * 64), 1));
   copies_.forget();
@@ -261,7 +261,7 @@ void WeightFollower::before_step(const foreshock_weight_state* states, size_t co
   if (copy_step_ != step) copies_.forget();
   copy_step_ = step;
   for (size_t n = 0; n < count; ++n) {
-    const foreshock_weight_state& state = element(states, n);
+    const foreshock_weight_state& state = states[n];
     segment::TensorSkip why;
     // What lies on a device is not kept: memory of its own there is not ours to take.
     if (state.number >= count_ || is_on_device(state) || !check(state, &why) || !cadence_.allows()) continue;
@@ -281,14 +281,14 @@ void WeightFollower::before_step(const foreshock_weight_state* states, size_t co
 void WeightFollower::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {
-    const foreshock_weight_state& state = element(states, n);
+    const foreshock_weight_state& state = states[n];
     if (state.number >= count_) continue;
     if (turns_.end(state.number, step) > 0) writer_.count_due(1);
     if (!is_on_device(state)) show(state, step);
   }
   const uint64_t first = static_cast<uint64_t>(step) / cadence_.interval();
   for (size_t n = 0; n < count; ++n) {
-    const foreshock_weight_state& state = element(states, (first + n) % count);
+    const foreshock_weight_state& state = states[(first + n) % count];
     if (state.number < count_ && is_on_device(state)) show(state, step);
   }
 }

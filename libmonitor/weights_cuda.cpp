@@ -274,12 +274,6 @@ namespace {
 // as a stream queues, which is a few steps.
 constexpr uint64_t kPatience = 1024;
 
-// Trainers that were built before it was asked for do not have it.
-void* stream_of(const foreshock_weight_state& state) {
-  const bool has_stream = state.size >= offsetof(foreshock_weight_state, stream) + sizeof state.stream;
-  return has_stream ? state.stream : nullptr;
-}
-
 segment::TensorSkip skip_of(int why) {
   switch (why) {
     case FORESHOCK_SKIP_CAPTURE:
@@ -309,7 +303,7 @@ void WeightFollower::send(const foreshock_weight_state& state, int64_t step) {
   errand->optimizer = optimizer_of(state);
   if (!plan_weight(state.parameter, elements, errand->optimizer, &errand->work))
     return writer_.count_skipped(segment::kTensorTooLarge);
-  void* stream = stream_of(state);
+  void* stream = state.stream;
   DeviceTurn turn;
   int why = devices_->begin_weights({state.parameter.device_index, stream}, &turn, &errand->place);
   if (why < 0 && !turn.weights().holds(errand->work)) return writer_.count_skipped(segment::kTensorTooLarge);

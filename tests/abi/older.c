@@ -1,10 +1,10 @@
-/* A program compiled against an older hook.h, whose structs ended earlier. Prints 1 for every call that was wanted. */
+/* A program compiled against another hook.h, whose structs are shorter. Prints 1 for every call that was wanted. */
 #include <foreshock/annotate.h>
 #include <stdio.h>
 #include <string.h>
 
-/* What was there when foreshock_attention_call ended with `layer_identity`, and foreshock_step with `given`. */
-enum { OLD_CALL = offsetof(foreshock_attention_call, layer_name), OLD_STEP = offsetof(foreshock_step, reserved2) };
+/* foreshock_attention_call ends with `layer_identity`. */
+enum { OLD_CALL = offsetof(foreshock_attention_call, layer_name) };
 
 static float rows[3][16][8];
 
@@ -51,9 +51,8 @@ int main(void) {
       given.call.out = view(rows[2]);
       foreshock_annotate_leave(&given.call);
     }
-    memset(record.bytes, 0xff, sizeof record);
-    memset(record.bytes, 0, OLD_STEP);
-    record.step.size = OLD_STEP;
+    memset(record.bytes, 0, sizeof record);
+    record.step.size = sizeof record;
     record.step.version = 1;
     record.step.step = step;
     record.step.step_source = FORESHOCK_STEP_REPORTED;

@@ -38,7 +38,6 @@ TEST(CheckedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](auto& c) { c.out.data = nullptr; }), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(reason([](auto& c) { c.grad_query.shape[2] = 1; }, 1), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(reason([](auto& c) { c.mask = c.query; }), FORESHOCK_SKIP_MASK);
-  EXPECT_EQ(reason([](auto& c) { c.size = 16; }), FORESHOCK_SKIP_UNKNOWN);
 }
 
 TEST(CheckedCall, WithDropoutTheOutputIsNobodysBusiness) {

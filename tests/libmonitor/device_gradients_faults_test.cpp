@@ -30,13 +30,6 @@ TEST_F(DeviceGradientsFaults, WhatCannotBeHadIsLeftOut) {
          of.gradients[0].stream = nullptr;
          of.observe();
        }},
-      {"of before it was asked for", "device 1",
-       [](GradientTrainer& of) {
-         of.gradients[0].values.device_type = FORESHOCK_DEVICE_CUDA;
-         of.gradients[0].stream = of.trainer.stream;
-         of.gradients[0].size = offsetof(foreshock_gradient, stream);
-         of.observe();
-       }},
       {"captured", "capture 1",
        [](GradientTrainer& of) {
          of.trainer.stream = fake_cuda::new_stream(0);

@@ -80,15 +80,6 @@ TEST(PackedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](Call& c) { c.log_sum_exp.dims = 3; }), FORESHOCK_SKIP_LAYOUT);
 }
 
-// A library of before knew no packed calls: it must not take one for a call of a single long sequence. Here
-// by what it saw of the struct.
-TEST(PackedCall, IsNoCallToWhoDoesNotKnowIt) {
-  PackedTensors tensors;
-  tensors.build(kQueries, kKeys, false);
-  tensors.call.size = offsetof(foreshock_attention_call, query_offsets);
-  EXPECT_EQ(check(tensors.call), FORESHOCK_SKIP_LAYOUT);
-}
-
 std::string bytes_of(const CheckedCall& call, uint64_t seed) {
   Slice slice = choose_slice(call.shape, seed, 8, seed, 0);
   SlicePlan plan;

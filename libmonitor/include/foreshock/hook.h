@@ -4,9 +4,9 @@
  *   1. Nothing throws, blocks, prints, aborts, allocates after set-up, or takes a lock across a copy.
  *   2. Give, don't take: a return value only says whether further description is wanted. A program must
  *      not compute anything else from it; but for foreshock_read_advice, which is there to be asked.
- *   3. Every struct starts with `size` (sizeof as the caller compiled it) and `version`
- *      (FORESHOCK_ABI_VERSION as the caller compiled it). Fields are appended, never moved. A reader stops
- *      at `size`; zero means "not given" in every appended field.
+ *   3. Every struct starts with `size` (sizeof) and `version` (FORESHOCK_ABI_VERSION), as the caller
+ *      compiled them. Both must be those of this header: a struct of another release is not read. A call
+ *      described by one is counted as skipped ("unknown"); everything else is ignored.
  *   4. Pointers are borrowed for the duration of the call.
  *   5. Every function may be called from any thread, and from a forked child (where it does nothing until
  *      the child trains by itself).
@@ -289,7 +289,7 @@ FORESHOCK_EXPORT void foreshock_off(const char* reason);
  * the rest is shown with the next step that ends. Told again, all of it is replaced. */
 FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
 
-/* Fills in `*advice`, as far as `size` goes, and returns nonzero; or returns 0 where nothing is known: the
+/* Fills in `*advice` and returns nonzero; or returns 0 where nothing is known: the
  * process is not monitored, no agent has followed it yet, or one is writing just now. Reads a few words of
  * shared memory: may be called at every step. What to do with it, if anything, is the trainer's decision
  * alone. */
