@@ -104,7 +104,7 @@ Check check_device_code(const Installation& installation) {
   const DeviceCodeSeal seal = device_code_seal();
   const std::string path =
       std::filesystem::path(installation.library).replace_filename(kDeviceCodeFile).string();
-  DeviceCodeFile file;
+  Fatbin file;
   file.read(path.c_str(), seal);
   const std::string without = "; attention there is counted, not sampled";
   if (seal.bytes == 0) return {true, "CUDA devices", "this build has no kernels" + without};

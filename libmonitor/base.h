@@ -45,7 +45,7 @@ class TryLock {
 
 // Zeroed where it was not touched; a page costs memory once it is. Set-up only. Thread-compatible; never
 // given back at the end: threads may still run while the process ends.
-class PrivateMemory {
+class MmapBuffer {
  public:
   // At least `bytes`, whatever was there before lost. False: there is none now.
   bool reserve(size_t bytes) {
@@ -70,7 +70,7 @@ class PrivateMemory {
 // Steps in which a thread found another one in its way, for whoever comes next.
 
 // Any thread. A step counts once; more than eight at a time are forgotten.
-class MissedSteps {
+class DeferredSteps {
  public:
   void add(int64_t step) {
     for (auto& place : places_) {

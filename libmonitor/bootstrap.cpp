@@ -142,16 +142,16 @@ void become_visible() {
 }
 
 void load_adapter_of(const char* torch, const char* adapters) {
-  if (dlopen == nullptr || dlsym == nullptr) return g_guest.off("adapter_not_loadable");  // glibc_compat.h
+  if (dlopen == nullptr || dlsym == nullptr) return g_process.off("adapter_not_loadable");  // glibc_compat.h
   char version[64], commit[64], path[700];
-  if (!read_torch_version(torch, version, commit)) return g_guest.off("torch_version_unknown");
+  if (!read_torch_version(torch, version, commit)) return g_process.off("torch_version_unknown");
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
-  if (access(path, R_OK) != 0) return g_guest.off("adapter_missing");
+  if (access(path, R_OK) != 0) return g_process.off("adapter_missing");
   become_visible();
   void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (adapter == nullptr) return g_guest.off("adapter_not_loadable");
+  if (adapter == nullptr) return g_process.off("adapter_not_loadable");
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
-  if (start == nullptr || start() <= 0) return g_guest.off("adapter_failed");
+  if (start == nullptr || start() <= 0) return g_process.off("adapter_failed");
   attach_shims(adapter);
   attach_nvte(adapter);
 }
@@ -208,7 +208,7 @@ bool find_mapped_path(const char* library, char (&path)[512]) {
 
 bool is_monitored_process() {
   Settings settings = {};
-  return read_environment(Variables(), &settings);
+  return read_environment(SafeEnvironment(), &settings);
 }
 
 // Nothing is compiled or tested here: that was done by `foreshock run` or `foreshock doctor` in a process of
@@ -218,7 +218,7 @@ void load_adapter() {
   Settings settings = {};
   Search torch = {};
   if (!find_mapped("libtorch_cpu.so", &torch)) return;
-  const Variables variables;
+  const SafeEnvironment variables;
   const char* adapters = option_value(variables, OptionId::kAdapters);
   if (!read_environment(variables, &settings) || *adapters == '\0') return;
   if (!done.test_and_set()) load_adapter_of(torch.path, adapters);

@@ -68,8 +68,8 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
 }
 
 // Gradients of keys and values that do not fit the call are left out: the rest of it can be judged.
-void keep_columns(const foreshock_attention_call& call, CheckedCall* checked) {
-  CheckedCall& c = *checked;
+void keep_columns(const foreshock_attention_call& call, ValidatedCall* checked) {
+  ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
   const auto is_near = [&](const foreshock_tensor& tensor) {
     return tensor.device_type == call.query.device_type &&
@@ -84,7 +84,7 @@ void keep_columns(const foreshock_attention_call& call, CheckedCall* checked) {
 
 }  // namespace
 
-int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall* checked) {
+int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked) {
   // Dropout changes the output, which then cannot be recomputed, but neither scores nor their sums; a
   // gradient it changes all through. `!(x == 0)`, so that a NaN counts as dropout too.
   const bool drops = !(call.dropout == 0);
@@ -94,7 +94,7 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
     return FORESHOCK_SKIP_LAYOUT;
   if (!is_in_one_place(call)) return FORESHOCK_SKIP_LAYOUT;
 
-  CheckedCall& c = *checked;
+  ValidatedCall& c = *checked;
   c.packed = {};
   c.sums_by_sequence = false;
   c.sequence = 0;
@@ -175,7 +175,7 @@ void add_batch(TensorView* view) {
 }
 
 // Whether the sums fit one of the two ways that they may lie in.
-bool check_sums(const foreshock_attention_call& call, CheckedCall* checked) {
+bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
   const TensorView& sums = checked->log_sum_exp;
   if (sums.data == nullptr) return true;
   checked->sums_by_sequence = call.log_sum_exp.dims == 3;
@@ -196,14 +196,14 @@ void begin_at(int64_t first, int64_t length, TensorView* view) {
 
 bool is_packed_call(const foreshock_attention_call& call) { return call.query_offsets != nullptr; }
 
-void add_batch(const foreshock_attention_call& call, CheckedCall* checked) {
+void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
   for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,
                            &checked->grad_query, &checked->grad_key, &checked->grad_value})
     add_batch(view);
   if (call.log_sum_exp.dims == 2) add_batch(&checked->log_sum_exp);
 }
 
-int check_packed(const foreshock_attention_call& call, CheckedCall* checked) {
+int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   CallShape& shape = checked->shape;
   const int64_t queries = shape.queries, keys = shape.keys;
   if (call.mask.data != nullptr) return FORESHOCK_SKIP_MASK;
@@ -228,8 +228,8 @@ int check_packed(const foreshock_attention_call& call, CheckedCall* checked) {
   return -1;
 }
 
-int take_sequence(uint32_t place, CheckedCall* checked) {
-  CheckedCall& c = *checked;
+int take_sequence(uint32_t place, ValidatedCall* checked) {
+  ValidatedCall& c = *checked;
   c.packed.place = place;
   const SequencePlace one = find_sequence(c.packed, HostMemory());
   c.packed = {};
@@ -258,7 +258,7 @@ constexpr uint64_t round_up(uint64_t value) { return (value + kUnit - 1) / kUnit
 constexpr uint64_t kHeader = round_up(sizeof(segment::Slot));
 
 // Of a packed batch: at most, since no sequence is longer than this one nor a row of it at a later position.
-int64_t visible_keys(const CheckedCall& call, int64_t position) {
+int64_t visible_keys(const ValidatedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
   if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.packed.count == 0)
@@ -267,7 +267,7 @@ int64_t visible_keys(const CheckedCall& call, int64_t position) {
 }
 
 // The first query position that sees this key; the number of queries: none does.
-int64_t first_query(const CheckedCall& call, int64_t key) {
+int64_t first_query(const ValidatedCall& call, int64_t key) {
   int64_t first = 0;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) first = key;
   if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT) first = key - (call.shape.keys - call.shape.queries);
@@ -322,7 +322,7 @@ uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - without) / per_key, slot.keys));
 }
 
-void describe_rows(const CheckedCall& call, const Slice& slice, segment::Slot* slot) {
+void describe_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
   int64_t most_keys = 1;
   for (int row = 0; row < slice.rows(); ++row) {
     const int64_t position = slice.position[row % slice.positions];
@@ -337,7 +337,7 @@ void describe_rows(const CheckedCall& call, const Slice& slice, segment::Slot* s
   slot->heads_in_slice = static_cast<uint32_t>(slice.heads);
 }
 
-void describe_call(const CheckedCall& call, const Slice& slice, segment::Slot* slot) {
+void describe_call(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
   slot->pass = call.pass;
   slot->dtype = static_cast<uint32_t>(call.dtype);
   slot->mask_dtype = call.mask.data ? static_cast<uint32_t>(call.mask.dtype) : 0;
@@ -368,7 +368,7 @@ bool split(uint64_t capacity, SlicePlan* plan) {
 
 }  // namespace
 
-uint64_t slot_bytes_for(const CheckedCall& call) {
+uint64_t slot_bytes_for(const ValidatedCall& call) {
   segment::Slot slot = {};
   describe_call(call, {}, &slot);
   slot.rows = kRowsPerSample;
@@ -379,7 +379,7 @@ uint64_t slot_bytes_for(const CheckedCall& call) {
   return bytes_of(slot, static_cast<uint64_t>(call.shape.keys), true);
 }
 
-bool plan_slice(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
+bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan) {
   describe_call(call, *slice, &plan->all);
   for (; slice->positions > 0; --slice->positions) {
@@ -389,12 +389,12 @@ bool plan_slice(const CheckedCall& call, uint64_t capacity, uint32_t most_slots,
   return false;
 }
 
-bool has_columns(const CheckedCall& call) {
+bool has_columns(const ValidatedCall& call) {
   return call.pass == FORESHOCK_BACKWARD && call.device_type == FORESHOCK_DEVICE_CPU && !call.mask.data &&
          call.packed.count == 0 && call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
 }
 
-bool plan_columns(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
+bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
                   SlicePlan* plan) {
   segment::Slot& slot = plan->all;
   describe_call(call, slice, &slot);
@@ -451,7 +451,7 @@ void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries
   }
 }
 
-void copy_columns(const CheckedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
+void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
   const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
   const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
   const auto put_rows = [&](const TensorView& from, segment::PayloadId id) {
@@ -482,7 +482,7 @@ TensorView from_column(TensorView view, int64_t first) {
 
 }  // namespace
 
-void copy_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
+void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
   if (slot.columns == 1) return copy_columns(call, slice, slot, base);
   const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
   const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
@@ -540,7 +540,7 @@ PayloadRange payloads_of(const segment::Slot& slot) {
   return range;
 }
 
-GatherJob gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
+GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to) {
   GatherJob job = {};
   job.to = to;
@@ -565,8 +565,8 @@ GatherJob gather_for_slot(const CheckedCall& call, const Slice& slice, const seg
   return job;
 }
 
-PackedGatherJob packed_gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
-                                       uint64_t to) {
+PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
+                                       const segment::Slot& slot, uint64_t to) {
   PackedGatherJob job = {};
   job.gather = gather_for_slot(call, slice, slot, to);
   std::copy_n(slice.fraction, kRowsPerSample, job.gather.position);

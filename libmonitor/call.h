@@ -11,7 +11,7 @@
 
 namespace foreshock {
 
-struct CheckedCall {
+struct ValidatedCall {
   CallShape shape;
   int64_t head_dim, value_dim;
   uint32_t pass;
@@ -31,7 +31,7 @@ struct CheckedCall {
 
 // Reads the raw struct (the only place that does). Returns -1 and fills *checked, or the FORESHOCK_SKIP_
 // reason.
-int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall* checked);
+int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked);
 
 // The part of a call's description that tells of sequences packed one after the other, and how one of them
 // becomes a call of its own.
@@ -39,14 +39,14 @@ int check_call(const foreshock_attention_call& call, uint32_t pass, CheckedCall*
 // As far as the caller's struct goes.
 bool is_packed_call(const foreshock_attention_call& call);
 
-// The three steps of check_call: a batch of one for all tensors that have none, and what is to be true of a
-// packed call besides (-1, or the FORESHOCK_SKIP_ reason). The offsets are not read.
-void add_batch(const foreshock_attention_call& call, CheckedCall* checked);
-int check_packed(const foreshock_attention_call& call, CheckedCall* checked);
+// The three steps of validate_call: a batch of one for all tensors that have none, and what is to be true of
+// a packed call besides (-1, or the FORESHOCK_SKIP_ reason). The offsets are not read.
+void add_batch(const foreshock_attention_call& call, ValidatedCall* checked);
+int check_packed(const foreshock_attention_call& call, ValidatedCall* checked);
 
 // Of a packed call whose offsets lie on the host: *checked becomes the call of the one sequence that holds
 // `place` (choose_place in sampling.h). Returns -1, or the FORESHOCK_SKIP_ reason.
-int take_sequence(uint32_t place, CheckedCall* checked);
+int take_sequence(uint32_t place, ValidatedCall* checked);
 
 // Where the slice of a call goes: into one slot, or into several that hold a range of its keys each.
 
@@ -58,21 +58,21 @@ struct SlicePlan {
 
 // Bytes a slot needs to hold any slice of a call of this shape whole (forward and backward, with a mask of 4
 // bytes an entry).
-uint64_t slot_bytes_for(const CheckedCall& call);
+uint64_t slot_bytes_for(const ValidatedCall& call);
 
 // Plans for slots of `capacity` bytes, of which a slice may take `most_slots`. A slice that needs more loses
 // the rows that see the most keys, as far as a mask that is causal makes that help: *slice is what is left.
 // False when not even one position fits.
-bool plan_slice(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
+bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 
 // Whether key positions of the call can be sampled: a backward pass on the host, without a mask, whose
 // grad_key, grad_value and log_sum_exp are there.
-bool has_columns(const CheckedCall& call);
+bool has_columns(const ValidatedCall& call);
 
 // Plans a slice of key positions (choose_columns). False when it is larger than the slots or than a slice may
 // be.
-bool plan_columns(const CheckedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
+bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
                   SlicePlan* plan);
 
 // The header of slot number `part` of the slice, with its payload table; all but tickets, step, time and
@@ -82,7 +82,7 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 // From the tensors of an attention call to the bytes of a slot. No state, no heap.
 
 // Copies the payloads that slot_of placed. `base` is the start of the slot.
-void copy_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
+void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
 
 // What one gather on a device is to copy for a slot. Pure; the twin of copy_slot.
 
@@ -94,13 +94,13 @@ PayloadRange payloads_of(const segment::Slot& slot);
 
 // Copies the payloads that slot_of placed to device memory as they will lie in the slot: the
 // first one at `to`. Times and clock are left to the caller.
-GatherJob gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
+GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
 // The same for the sequence of a packed call that holds call.packed.place: what there is of it. Where it is
 // told is left to the caller too.
-PackedGatherJob packed_gather_for_slot(const CheckedCall& call, const Slice& slice, const segment::Slot& slot,
-                                       uint64_t to);
+PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
+                                       const segment::Slot& slot, uint64_t to);
 
 }  // namespace foreshock
 

@@ -50,9 +50,9 @@ void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::m
 
 // Whose turn it is. Who comes meanwhile leaves word, and then nothing is believed that was known before: it
 // may have been the end of a graph whose handle is another one's now.
-class GraphLedger::Turn {
+class CudaGraphCounter::Turn {
  public:
-  explicit Turn(GraphLedger* ledger) : lock_(ledger->busy_) {
+  explicit Turn(CudaGraphCounter* ledger) : lock_(ledger->busy_) {
     if (!lock_)
       ledger->has_missed_.store(true, std::memory_order_release);
     else if (ledger->has_missed_.exchange(false, std::memory_order_acquire))
@@ -64,16 +64,16 @@ class GraphLedger::Turn {
   TryLock lock_;
 };
 
-void GraphLedger::doubt_recordings() {
+void CudaGraphCounter::doubt_recordings() {
   for (Recording& recording : recordings_) recording.is_alone = false;
 }
 
-void GraphLedger::doubt_all() {
+void CudaGraphCounter::doubt_all() {
   doubt_recordings();
   for (Graph& graph : graphs_) graph = {};
 }
 
-GraphLedger::Recording GraphLedger::take_out(uintptr_t stream) {
+CudaGraphCounter::Recording CudaGraphCounter::take_out(uintptr_t stream) {
   for (Recording& recording : recordings_) {
     if (stream == 0 || recording.stream != stream) continue;
     const Recording found = recording;
@@ -84,13 +84,15 @@ GraphLedger::Recording GraphLedger::take_out(uintptr_t stream) {
   return {};
 }
 
-void GraphLedger::begin_recording(uintptr_t stream, const PassCalls& so_far) { begin(stream, 0, so_far); }
+void CudaGraphCounter::begin_recording(uintptr_t stream, const PassCalls& so_far) {
+  begin(stream, 0, so_far);
+}
 
-void GraphLedger::begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
+void CudaGraphCounter::begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
   begin(stream, graph, so_far);
 }
 
-void GraphLedger::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
+void CudaGraphCounter::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
   const Turn turn(this);
   if (!turn || stream == 0) return;
   take_out(stream);  // one whose end was not seen
@@ -109,7 +111,7 @@ void GraphLedger::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_fa
   is_overfull_ = true;  // of no use to be counted on: what ends cannot be matched with what began
 }
 
-void GraphLedger::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
+void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
   const Turn turn(this);
   if (!turn) return;
   const Recording ended = take_out(stream);
@@ -134,7 +136,7 @@ void GraphLedger::end_recording(uintptr_t stream, uintptr_t graph, const PassCal
     record->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
 }
 
-void GraphLedger::end_step() {
+void CudaGraphCounter::end_step() {
   if (recording_.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
   const TryLock lock(busy_);
@@ -143,14 +145,14 @@ void GraphLedger::end_step() {
     if (recording.stream != 0 && ++recording.steps > kLongestSteps) take_out(recording.stream);
 }
 
-GraphLedger::Graph* GraphLedger::graph_of(uintptr_t handle) {
+CudaGraphCounter::Graph* CudaGraphCounter::graph_of(uintptr_t handle) {
   for (Graph& graph : graphs_)
     if (handle != 0 && graph.handle == handle) return &graph;
   return nullptr;
 }
 
 // In the place of the one before it with that handle, of none, or of the oldest.
-GraphLedger::Graph* GraphLedger::add_graph(uintptr_t handle) {
+CudaGraphCounter::Graph* CudaGraphCounter::add_graph(uintptr_t handle) {
   Graph* place = graph_of(handle);
   for (Graph& graph : graphs_) {
     if (place != nullptr && place->handle == handle) break;
@@ -160,7 +162,7 @@ GraphLedger::Graph* GraphLedger::add_graph(uintptr_t handle) {
   return place;
 }
 
-void GraphLedger::clone(uintptr_t graph, uintptr_t clone) {
+void CudaGraphCounter::clone(uintptr_t graph, uintptr_t clone) {
   if (clone == 0) return;
   const Turn turn(this);
   if (!turn) return;
@@ -171,17 +173,17 @@ void GraphLedger::clone(uintptr_t graph, uintptr_t clone) {
     made->calls[pass] = known != nullptr ? original.calls[pass] : kUnknown;
 }
 
-void GraphLedger::destroy_graph(uintptr_t graph) {
+void CudaGraphCounter::destroy_graph(uintptr_t graph) {
   const Turn turn(this);
   if (Graph* gone = turn ? graph_of(graph) : nullptr; gone != nullptr) *gone = {};
 }
 
-void GraphLedger::destroy_executable(uintptr_t executable) {
+void CudaGraphCounter::destroy_executable(uintptr_t executable) {
   Executable* gone = executable > kGone ? executable_of(executable, false) : nullptr;
   if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
 }
 
-GraphLedger::Executable* GraphLedger::executable_of(uintptr_t handle, bool add) {
+CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
   // Handles are addresses: their low bits say little.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
   static_assert(kExecutables == 1u << 10);
@@ -196,7 +198,7 @@ GraphLedger::Executable* GraphLedger::executable_of(uintptr_t handle, bool add) 
   return add ? free : nullptr;
 }
 
-void GraphLedger::instantiate(uintptr_t graph, uintptr_t executable) {
+void CudaGraphCounter::instantiate(uintptr_t graph, uintptr_t executable) {
   if (executable <= kGone) return;
   const Turn turn(this);
   const Graph* record = turn ? graph_of(graph) : nullptr;
@@ -208,7 +210,7 @@ void GraphLedger::instantiate(uintptr_t graph, uintptr_t executable) {
   if (record != nullptr) made->handle.store(executable, std::memory_order_release);
 }
 
-void GraphLedger::launch(uintptr_t executable) {
+void CudaGraphCounter::launch(uintptr_t executable) {
   const Executable* launched = executable > kGone ? executable_of(executable, false) : nullptr;
   uint32_t calls[kPasses] = {kUnknown, kUnknown};
   for (uint32_t pass = 0; launched != nullptr && pass < kPasses; ++pass)
@@ -218,11 +220,11 @@ void GraphLedger::launch(uintptr_t executable) {
   for (uint32_t pass = 0; pass < kPasses; ++pass) add(launched_[pass], calls[pass]);
 }
 
-uint64_t GraphLedger::calls_in_graphs() const {
+uint64_t CudaGraphCounter::calls_in_graphs() const {
   return launched_[0].load(std::memory_order_relaxed) + launched_[1].load(std::memory_order_relaxed);
 }
 
-void GraphLedger::store(segment::Coverage* coverage) const {
+void CudaGraphCounter::store(segment::Coverage* coverage) const {
   // Several threads come here at once: the one with the older figure must not have the last word.
   const auto store = [](uint64_t& to, const std::atomic<uint64_t>& from) {
     const std::atomic_ref<uint64_t> word(to);
@@ -239,7 +241,7 @@ void GraphLedger::store(segment::Coverage* coverage) const {
   }
 }
 
-void GraphLedger::forget() {
+void CudaGraphCounter::forget() {
   busy_.clear();  // another thread of the parent may have held it
   has_missed_.store(false, std::memory_order_relaxed);
   for (Recording& recording : recordings_) recording = {};
@@ -280,27 +282,27 @@ void tell(KernelCountState state, segment::Coverage* coverage) {
 
 }  // namespace
 
-void KernelCount::ask(uint64_t steps, Finder find) {
+void KernelCounter::ask(uint64_t steps, Finder find) {
   *this = {};
   steps_ = std::min(steps, kMostSteps);
   find_ = find;
   warm_up_ = kWarmUpSteps;
 }
 
-cupti::Result KernelCount::subscribe(char (&holder)[cupti::kHolderSize]) {
+cupti::Result KernelCounter::subscribe(char (&holder)[cupti::kHolderSize]) {
   if (library_.subscribe_v2 == nullptr) return library_.subscribe(&subscriber_, count_launch, nullptr);
   cupti::SubscriberParams params = {sizeof params, "foreshock", holder, sizeof holder};
   return library_.subscribe_v2(&subscriber_, count_launch, nullptr, &params);
 }
 
-bool KernelCount::enable(uint32_t on) {
+bool KernelCounter::enable(uint32_t on) {
   bool all = true;
   for (const uint32_t function : cupti::kLaunches)
     all &= library_.enable_callback(on, subscriber_, cupti::kDriverApi, function) == cupti::kSuccess;
   return all;
 }
 
-void KernelCount::begin(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
+void KernelCounter::begin(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
   if (find_ == nullptr || !find_(&library_)) return finish(KernelCountState::kNoLibrary, coverage);
   if (library_.profiler_runs()) return tell(KernelCountState::kProfiler, coverage);  // asked again next step
   char holder[cupti::kHolderSize] = {};
@@ -318,7 +320,7 @@ void KernelCount::begin(const PassCalls& calls, uint64_t calls_in_graphs, segmen
   tell(KernelCountState::kCounting, coverage);
 }
 
-void KernelCount::finish(KernelCountState state, segment::Coverage* coverage) {
+void KernelCounter::finish(KernelCountState state, segment::Coverage* coverage) {
   if (is_counting_) {
     enable(0);
     library_.unsubscribe(subscriber_);
@@ -327,7 +329,7 @@ void KernelCount::finish(KernelCountState state, segment::Coverage* coverage) {
   tell(state, coverage);
 }
 
-void KernelCount::end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
+void KernelCounter::end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
   if (steps_ == 0) return;
   if (!is_counting_) {
     if (warm_up_ > 0) {

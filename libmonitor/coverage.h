@@ -71,7 +71,7 @@ struct PassCalls {
 // Any thread. Fixed room, no heap, nobody waits: who finds it taken leaves its graph unknown, and launches of
 // unknown graphs are counted as that. Handles are used again for other graphs: what is not told of one that
 // is new must not be known of it.
-class GraphLedger {
+class CudaGraphCounter {
  public:
   // A stream begins to record, and ends; `graph` 0: nothing came of it. Calls of any thread in between are
   // the graph's: the backward pass is recorded by threads of its own. Where two streams record at once, it is
@@ -160,7 +160,7 @@ class GraphLedger {
 // process has one place for such a subscriber, and profilers want it too. So this one comes late, stays for
 // few steps, gives way to whoever has the place and never holds it while torch.profiler runs.
 
-class KernelCount {
+class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
 

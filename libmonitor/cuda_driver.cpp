@@ -19,7 +19,7 @@ using GetProcAddress = cuda::Result (*)(const char*, void**, int, uint64_t, int*
 
 }  // namespace
 
-const char* DeviceDriver::find_all(const char* library, int oldest) {
+const char* DriverApi::find_all(const char* library, int oldest) {
   // Weak here, see glibc_compat.h.
   if (&dlopen == nullptr || &dlsym == nullptr) return "no_loader";
   // A trainer with tensors on a device has it loaded, so this only counts one more user of it.
@@ -50,19 +50,19 @@ const char* DeviceDriver::find_all(const char* library, int oldest) {
   return all ? nullptr : "old_driver";
 }
 
-bool DeviceDriver::find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const {
+bool DriverApi::find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const {
   return module_get_function(kernel, module, name) == cuda::kSuccess &&
          (func_load == nullptr || func_load(*kernel) == cuda::kSuccess);
 }
 
-bool DeviceDriver::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }
+bool DriverApi::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }
 
-const char* DeviceDriver::failure() const {
+const char* DriverApi::failure() const {
   const pid_t by = opened_by_.load(std::memory_order_acquire);
   return by != 0 && by != getpid() ? "forked" : failure_.load(std::memory_order_acquire);
 }
 
-bool DeviceDriver::open(const char* library, int oldest) {
+bool DriverApi::open(const char* library, int oldest) {
   const pid_t self = getpid();
   if (is_open()) return true;
   if (failure() != nullptr) return false;
@@ -111,7 +111,7 @@ const char* read_sealed(int fd, const DeviceCodeSeal& seal, std::span<const std:
 
 }  // namespace
 
-void DeviceCodeFile::read(const char* path, const DeviceCodeSeal& seal) {
+void Fatbin::read(const char* path, const DeviceCodeSeal& seal) {
   if (is_read() || failure_ != nullptr) return;
   if (seal.bytes == 0) {
     failure_ = "not_built";

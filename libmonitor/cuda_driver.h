@@ -98,7 +98,7 @@ inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
 #define FORESHOCK_OPTIONAL_DRIVER_CALLS(X) X(func_load, cuFuncLoad, 12040, (cuda::Function))
 
 // Thread-safe. Never closed: the driver is the trainer's.
-class DeviceDriver {
+class DriverApi {
  public:
   // True once every entry point is known, of a driver of version `oldest` at least. The first caller opens
   // `library`; another thread meanwhile, and a child of the process that opened it (where the driver must not
@@ -140,7 +140,7 @@ class DeviceDriver {
 // up anew.
 
 // Thread-compatible. For those that are set up to derive from; nothing here is virtual.
-class ContextSetting {
+class PerContext {
  public:
   // Of so many contexts in turn: a trainer that resets its device does so once or twice. One that goes to and
   // fro between two that are both found would lose what is had in each of them again each time.
@@ -194,21 +194,21 @@ class ContextSetting {
 // A capture in any thread forbids this one what set-up does, and would be spoilt by it, unless this thread
 // says that it has nothing to do with it.
 
-class RelaxedCapture {
+class CaptureGuard {
  public:
-  explicit RelaxedCapture(const DeviceDriver& driver) : driver_(driver) {
+  explicit CaptureGuard(const DriverApi& driver) : driver_(driver) {
     mode_ = cuda::kCaptureRelaxed;
     exchanged_ = driver_.thread_exchange_stream_capture_mode(&mode_) == cuda::kSuccess;
   }
-  ~RelaxedCapture() {
+  ~CaptureGuard() {
     if (exchanged_) driver_.thread_exchange_stream_capture_mode(&mode_);
   }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  CaptureGuard(const CaptureGuard&) = delete;
+  CaptureGuard& operator=(const CaptureGuard&) = delete;
   explicit operator bool() const { return exchanged_; }
 
  private:
-  const DeviceDriver& driver_;
+  const DriverApi& driver_;
   int mode_;
   bool exchanged_;
 };
@@ -219,7 +219,7 @@ class RelaxedCapture {
 inline constexpr const char* kDeviceCodeFile = "libforeshock.fatbin";
 
 // One caller at a time.
-class DeviceCodeFile {
+class Fatbin {
  public:
   // Takes the file only if it is the one that was built with this library, which also keeps out one that is
   // cut short or damaged. Into memory of our own: a file that is mapped and then replaced in place, as some

@@ -1,6 +1,6 @@
 #include "libmonitor/device_sampler.h"
 
-#include "libmonitor/library_place.h"
+#include "libmonitor/library_path.h"
 
 namespace foreshock {
 namespace {
@@ -83,7 +83,7 @@ int DeviceSampler::enter(const DeviceStream& stream, Purpose purpose, DeviceTurn
   return take(stream, context, turn);
 }
 
-int DeviceSampler::begin(const CheckedCall& call, DeviceTurn* turn) {
+int DeviceSampler::begin(const ValidatedCall& call, DeviceTurn* turn) {
   const int why = enter({call.device_index, call.stream}, kCalls, turn);
   return why >= 0 ? why : check(turn->state(), kCalls, *turn);
 }
@@ -146,7 +146,7 @@ int DeviceSampler::take(const DeviceStream& stream, cuda::Context context, Devic
 
 // Another context than before: a device that was reset. What was had in the old one went with it, and its
 // handles must not be touched.
-int DeviceSampler::meet(const ContextSetting& setting, Purpose purpose, const DeviceTurn& turn) {
+int DeviceSampler::meet(const PerContext& setting, Purpose purpose, const DeviceTurn& turn) {
   if (setting.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
   return setting.is_of(turn.context_id_) ? -1 : want(turn.place_, purpose, turn.context_id_);
 }
@@ -163,7 +163,7 @@ int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tens
   DeviceTurn turn;
   if (const int why = enter(stream, kCalls, &turn); why >= 0) return why;
   if (const int why = meet(turn.state(), kCalls, turn); why >= 0) return why;
-  DeviceScalars& scalars = turn.state().scalars();
+  ScalarReadback& scalars = turn.state().scalars();
   const uint64_t first = scalars.send(values, count, handle_of(stream));
   if (first == 0) return scalars.is_usable() ? FORESHOCK_SKIP_RING_FULL : FORESHOCK_SKIP_DEVICE;
   for (size_t n = 0; n < count; ++n) numbers[n] = (first + n) * kPlaces + static_cast<uint64_t>(turn.place_);
@@ -183,7 +183,7 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
   const int not_there = check(turn.gradients(), kGradients, turn);
   if (const int why = meet(turn.state(), kCalls, turn); why >= 0) return why;
   if (not_there >= 0) return not_there;
-  DeviceScalars& scalars = turn.state().scalars();
+  ScalarReadback& scalars = turn.state().scalars();
   const int why = turn.gradients().send(gradients, count, handle_of(stream), &scalars, sent);
   if (why >= 0) return why;
   for (uint64_t* number : {&sent->begin, &sent->end, &sent->first})
@@ -253,13 +253,13 @@ void DeviceSampler::set_up_wanted() {
   }
 }
 
-GatherTimes::Spent DeviceSampler::take_spent() {
-  GatherTimes::Spent all;
+CopyTiming::Spent DeviceSampler::take_spent() {
+  CopyTiming::Spent all;
   for (Device& device : devices_) {
     if (device.index.load(std::memory_order_acquire) < 0) break;  // places are taken in order
     TryLock lock(device.busy);
     if (!lock) continue;  // at the next step
-    const GatherTimes::Spent spent = device.state.take_spent();
+    const CopyTiming::Spent spent = device.state.take_spent();
     all.ns += spent.ns;
     all.slices += spent.slices;
   }

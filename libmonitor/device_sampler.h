@@ -33,7 +33,7 @@ class DeviceSampler {
   void attach(const segment::SegmentWriter* writer, const char* library = "libcuda.so.1");
 
   // Makes *turn the turn of this call, or returns the FORESHOCK_SKIP_ reason.
-  int begin(const CheckedCall& call, DeviceTurn* turn);
+  int begin(const ValidatedCall& call, DeviceTurn* turn);
   // The same for weights that an optimizer steps there; *place is that of the device.
   int begin_weights(const DeviceStream& stream, DeviceTurn* turn, int* place);
 
@@ -60,9 +60,9 @@ class DeviceSampler {
   void set_up_wanted();
 
   // What the trainer's streams have spent on gathers that ended since it was last asked.
-  GatherTimes::Spent take_spent();
+  CopyTiming::Spent take_spent();
 
-  const DeviceDriver& driver() const { return driver_; }
+  const DriverApi& driver() const { return driver_; }
 
  private:
   friend class DeviceTurn;
@@ -75,7 +75,7 @@ class DeviceSampler {
     std::atomic_flag busy;
     DeviceState state;
     WeightStaging weights;
-    DeviceGradients gradients;
+    GradientReadback gradients;
   };
   // A number of scalars tells its device in its last bits.
   static constexpr uint64_t kPlaces = 8;
@@ -89,7 +89,7 @@ class DeviceSampler {
   cuda::Context find_context(cuda::Device device, uint64_t wanted, cuda::Context current, uint64_t* id) const;
   int want(int place, Purpose purpose, uint64_t context_id);
   int take(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn);
-  int meet(const ContextSetting& setting, Purpose purpose, const DeviceTurn& turn);
+  int meet(const PerContext& setting, Purpose purpose, const DeviceTurn& turn);
   template <class State>
   int check(State& state, Purpose purpose, const DeviceTurn& turn);
   void set_up(int place, Purpose purpose, uint64_t wanted);
@@ -97,8 +97,8 @@ class DeviceSampler {
 
   const segment::SegmentWriter* writer_ = nullptr;
   const char* library_ = nullptr;
-  DeviceDriver driver_;
-  DeviceCodeFile code_;
+  DriverApi driver_;
+  Fatbin code_;
   std::atomic<bool> has_wanted_{false};
   Device devices_[kMostDevices];
 };
@@ -115,11 +115,11 @@ class DeviceTurn {
   explicit operator bool() const { return device_ != nullptr; }
   DeviceState& state() const { return device_->state; }
   WeightStaging& weights() const { return device_->weights; }
-  DeviceGradients& gradients() const { return device_->gradients; }
+  GradientReadback& gradients() const { return device_->gradients; }
 
  private:
   friend class DeviceSampler;
-  const DeviceDriver* driver_ = nullptr;  // not null: our context is to be popped
+  const DriverApi* driver_ = nullptr;  // not null: our context is to be popped
   DeviceSampler::Device* device_ = nullptr;
   int place_ = -1;  // of it
   uint64_t context_id_ = 0;

@@ -35,7 +35,7 @@ bool is_scalar_on_device(const foreshock_tensor& tensor) {
          reinterpret_cast<uintptr_t>(tensor.data) % size_of(type) == 0;
 }
 
-void DeviceScalars::set_up(const DeviceDriver& driver, cuda::Module module) {
+void ScalarReadback::set_up(const DriverApi& driver, cuda::Module module) {
   driver_ = &driver;
   first_ = next_;
   is_usable_ = false;
@@ -48,21 +48,21 @@ void DeviceScalars::set_up(const DeviceDriver& driver, cuda::Module module) {
 }
 
 // A cell is given away again only when its kernel has ended: two that store into one could mix their values.
-bool DeviceScalars::is_free(uint64_t number) const {
+bool ScalarReadback::is_free(uint64_t number) const {
   const uint64_t before = number - kScalarCells;
   if (number < first_ + kScalarCells) return true;
   const std::atomic_ref<uint64_t> word(cells_[cell_of(number)].number);
   return word.load(std::memory_order_relaxed) == before;
 }
 
-bool DeviceScalars::launch(ScalarsJob* job, cuda::Stream stream) {
+bool ScalarReadback::launch(ScalarsJob* job, cuda::Stream stream) {
   const LaunchShape shape = launch_of(*job);
   void* parameters[] = {job};
   return ok(driver_->launch_kernel(kernel_, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes,
                                    stream, parameters, nullptr));
 }
 
-bool DeviceScalars::has_room(size_t count) const {
+bool ScalarReadback::has_room(size_t count) const {
   if (!is_usable_ || count > kScalarCells) return false;
   for (size_t n = 0; n < count; ++n)
     if (!is_free(next_ + n)) return false;
@@ -70,7 +70,7 @@ bool DeviceScalars::has_room(size_t count) const {
 }
 
 template <class Sources>
-uint64_t DeviceScalars::send_all(size_t count, cuda::Stream stream, const Sources& source) {
+uint64_t ScalarReadback::send_all(size_t count, cuda::Stream stream, const Sources& source) {
   if (count == 0 || !has_room(count)) return 0;
   const uint64_t first = next_;
   next_ += count;
@@ -88,13 +88,13 @@ uint64_t DeviceScalars::send_all(size_t count, cuda::Stream stream, const Source
   return first;
 }
 
-uint64_t DeviceScalars::send(const foreshock_tensor* values, size_t count, cuda::Stream stream) {
+uint64_t ScalarReadback::send(const foreshock_tensor* values, size_t count, cuda::Stream stream) {
   return send_all(count, stream, [values](size_t n) {
     return Source{reinterpret_cast<uint64_t>(values[n].data), values[n].dtype};
   });
 }
 
-uint64_t DeviceScalars::send(std::span<const ScalarRow> rows, cuda::Stream stream) {
+uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stream) {
   size_t count = 0;
   for (const ScalarRow& row : rows) count += row.count;
   return send_all(count, stream, [rows](size_t n) {
@@ -107,12 +107,12 @@ uint64_t DeviceScalars::send(std::span<const ScalarRow> rows, cuda::Stream strea
 }
 
 // A cell is given to a later number only when that of the one before is there.
-bool DeviceScalars::has_come(uint64_t number) const {
+bool ScalarReadback::has_come(uint64_t number) const {
   return cells_ != nullptr &&
          std::atomic_ref<uint64_t>(cells_[cell_of(number)].number).load(std::memory_order_acquire) >= number;
 }
 
-bool DeviceScalars::find(uint64_t number, double* value) const {
+bool ScalarReadback::find(uint64_t number, double* value) const {
   if (cells_ == nullptr) return false;
   ScalarCell& cell = cells_[cell_of(number)];
   const std::atomic_ref<uint64_t> word(cell.number);
@@ -136,8 +136,8 @@ constexpr uint64_t kHeadBytes = 256;
 static_assert(sizeof(Head) <= kHeadBytes);
 
 constexpr uint64_t kResults = kHeadBytes;
-constexpr uint64_t kPartials = kResults + DeviceGradients::kMostTensors * sizeof(GradientSums);
-constexpr uint64_t kSumsBytes = kPartials + DeviceGradients::kMostChunks * sizeof(GradientSums);
+constexpr uint64_t kPartials = kResults + GradientReadback::kMostTensors * sizeof(GradientSums);
+constexpr uint64_t kSumsBytes = kPartials + GradientReadback::kMostChunks * sizeof(GradientSums);
 
 uint64_t elements_of(const foreshock_gradient& gradient) {
   return static_cast<uint64_t>(gradient.values.shape[0]);
@@ -153,8 +153,7 @@ bool is_gradient_on_device(const foreshock_gradient& gradient) {
          reinterpret_cast<uintptr_t>(values.data) % size_of(type) == 0;
 }
 
-void DeviceGradients::set_up(const DeviceDriver& driver, std::span<const std::byte> code,
-                             uint64_t context_id) {
+void GradientReadback::set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id) {
   set_up_in(context_id, [&] {
     driver_ = &driver;
     last_ = 0;
@@ -162,9 +161,9 @@ void DeviceGradients::set_up(const DeviceDriver& driver, std::span<const std::by
   });
 }
 
-int DeviceGradients::try_set_up(std::span<const std::byte> code) {
-  const DeviceDriver& driver = *driver_;
-  const RelaxedCapture relaxed(driver);
+int GradientReadback::try_set_up(std::span<const std::byte> code) {
+  const DriverApi& driver = *driver_;
+  const CaptureGuard relaxed(driver);
   cuda::Device device = 0;
   cuda::Module module = nullptr;
   int processors = 0;
@@ -183,20 +182,20 @@ int DeviceGradients::try_set_up(std::span<const std::byte> code) {
   return ok(driver.mem_alloc(&memory_, kSumsBytes)) ? -1 : FORESHOCK_SKIP_DEVICE_MEMORY;
 }
 
-bool DeviceGradients::launch(cuda::Function kernel, const LaunchShape& shape, void* job,
-                             cuda::Stream stream) {
+bool GradientReadback::launch(cuda::Function kernel, const LaunchShape& shape, void* job,
+                              cuda::Stream stream) {
   void* parameters[] = {job};
   return ok(driver_->launch_kernel(kernel, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes,
                                    stream, parameters, nullptr));
 }
 
-bool DeviceGradients::look_at_clock(cuda::Address times, cuda::Stream stream) {
+bool GradientReadback::look_at_clock(cuda::Address times, cuda::Stream stream) {
   GatherJob job = foreshock::look_at_clock(times, memory_ + offsetof(Head, clock));
   return launch(clock_, launch_of(job), &job, stream);
 }
 
 // As many at a time as a job holds, and places for their chunks: the kernels run one after the other.
-bool DeviceGradients::sum_all(const foreshock_gradient* gradients, size_t count, cuda::Stream stream) {
+bool GradientReadback::sum_all(const foreshock_gradient* gradients, size_t count, cuda::Stream stream) {
   GradientSumsJob job = {};
   job.results = memory_ + kResults;
   job.partials = memory_ + kPartials;
@@ -220,8 +219,8 @@ bool DeviceGradients::sum_all(const foreshock_gradient* gradients, size_t count,
   return sum();
 }
 
-int DeviceGradients::send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream,
-                          DeviceScalars* scalars, SentGradients* sent) {
+int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream,
+                           ScalarReadback* scalars, SentGradients* sent) {
   size_t tensors = 0;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& gradient = gradients[n];

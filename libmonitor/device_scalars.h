@@ -25,11 +25,11 @@ struct ScalarRow {
 };
 
 // Thread-compatible but for find().
-class DeviceScalars {
+class ScalarReadback {
  public:
   // In the context that is current, where `module` was loaded. Between steps: maps memory. What was sent
   // before in another context never comes.
-  void set_up(const DeviceDriver& driver, cuda::Module module);
+  void set_up(const DriverApi& driver, cuda::Module module);
   void lose() { is_usable_ = false; }
   bool is_usable() const { return is_usable_; }
 
@@ -56,7 +56,7 @@ class DeviceScalars {
   bool is_free(uint64_t number) const;
   bool launch(ScalarsJob* job, cuda::Stream stream);
 
-  const DeviceDriver* driver_ = nullptr;
+  const DriverApi* driver_ = nullptr;
   ScalarCell* cells_ = nullptr;
   cuda::Address address_ = 0;  // of the cells, as the device sees them
   cuda::Function kernel_ = nullptr;
@@ -70,7 +70,7 @@ class DeviceScalars {
 // may wait for the device and so is done between steps; nothing of it is given back, since that waits too,
 // and the context may be gone by then.
 
-// Numbers of DeviceScalars; `stride` from one to the next.
+// Numbers of ScalarReadback; `stride` from one to the next.
 struct SentGradients {
   uint64_t begin,
       end;  // when the first kernel began and the last one ended: the device's ns, as a double's bits
@@ -81,7 +81,7 @@ struct SentGradients {
 bool is_gradient_on_device(const foreshock_gradient& gradient);
 
 // Thread-compatible. set_up() and send() are called in the context that they are about.
-class DeviceGradients : public ContextSetting {
+class GradientReadback : public PerContext {
  public:
   static constexpr uint64_t kMostTensors = 4096;
   static constexpr uint64_t kMostChunks = 32768;  // of one tensor: 2^31 elements
@@ -90,12 +90,12 @@ class DeviceGradients : public ContextSetting {
   static constexpr size_t kTimes = 2;
 
   void forget() { *this = {}; }
-  void set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id);
+  void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   static bool is_ready() { return true; }
 
   // Sums the squares of all that have values, which is_gradient_on_device() holds for, and has `scalars`
   // bring them. Returns -1, or why nothing will come.
-  int send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream, DeviceScalars* scalars,
+  int send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream, ScalarReadback* scalars,
            SentGradients* sent);
 
  private:
@@ -104,7 +104,7 @@ class DeviceGradients : public ContextSetting {
   bool look_at_clock(cuda::Address times, cuda::Stream stream);
   bool launch(cuda::Function kernel, const LaunchShape& shape, void* job, cuda::Stream stream);
 
-  const DeviceDriver* driver_ = nullptr;
+  const DriverApi* driver_ = nullptr;
   DeviceLimits limits_ = {};
   cuda::Function sums_ = nullptr, clock_ = nullptr;
   cuda::Address memory_ = 0;

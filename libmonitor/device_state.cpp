@@ -12,12 +12,12 @@
 
 namespace foreshock {
 
-void DeviceRing::reset(uint64_t bytes) {
+void StagingRing::reset(uint64_t bytes) {
   bytes_ = bytes;
   first_ = count_ = 0;
 }
 
-void DeviceRing::free_what_has_left() {
+void StagingRing::free_what_has_left() {
   for (; count_ > 0; --count_, first_ = (first_ + 1) % kMostSlices) {
     // The word may have moved on to a later ticket; it never moves back.
     std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(at(0).sequence));
@@ -25,7 +25,7 @@ void DeviceRing::free_what_has_left() {
   }
 }
 
-bool DeviceRing::find(uint64_t bytes, Place* place) {
+bool StagingRing::find(uint64_t bytes, Place* place) {
   free_what_has_left();
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;
   if (count_ == kMostSlices || need > bytes_) return false;
@@ -47,20 +47,20 @@ bool DeviceRing::find(uint64_t bytes, Place* place) {
   return true;
 }
 
-void DeviceRing::commit(const uint64_t* sequence, uint64_t done) {
+void StagingRing::commit(const uint64_t* sequence, uint64_t done) {
   found_.sequence = sequence;
   found_.done = done;
   at(count_) = found_;
   ++count_;
 }
 
-void GatherTimes::expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts) {
+void CopyTiming::expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts) {
   if (count_ + parts > segment::kMaxSlots) collect();
   for (uint32_t part = 0; part < parts && count_ < segment::kMaxSlots; ++part)
     expected_[count_++] = {slots[part], 2 * (ticket + part), part == 0};
 }
 
-void GatherTimes::collect() {
+void CopyTiming::collect() {
   uint32_t kept = 0;
   bool is_on_its_way = false;
   for (uint32_t n = 0; n < count_; ++n) {
@@ -84,7 +84,7 @@ void GatherTimes::collect() {
   count_ = kept;
 }
 
-GatherTimes::Spent GatherTimes::take() {
+CopyTiming::Spent CopyTiming::take() {
   collect();
   return std::exchange(spent_, {});
 }
@@ -92,7 +92,7 @@ GatherTimes::Spent GatherTimes::take() {
 namespace {
 
 constexpr uint64_t round_up(uint64_t value) {
-  return (value + DeviceRing::kAlign - 1) / DeviceRing::kAlign * DeviceRing::kAlign;
+  return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
 // In the ring a part begins with the times of its gather; behind them, of a packed batch, with the sequence.
@@ -107,7 +107,7 @@ constexpr uint64_t before_payloads(const segment::Slot& slot) {
   return slot.packed == segment::kNotPacked ? kTimes : kTimesAndTold;
 }
 
-constexpr uint64_t kClocks = round_up(DeviceRing::kMostSlices * sizeof(GatherClock));
+constexpr uint64_t kClocks = round_up(StagingRing::kMostSlices * sizeof(GatherClock));
 
 uint64_t bytes_of_part(const segment::Slot& slot) {
   const PayloadRange range = payloads_of(slot);
@@ -131,7 +131,7 @@ cuda::Address DeviceState::progress_on_device() const {
 
 // Both regions begin with a page of their own. What another device has pinned is pinned for this one too.
 bool DeviceState::pin_segment() {
-  const DeviceDriver& driver = *setting_.driver;
+  const DriverApi& driver = *setting_.driver;
   const auto pin = [&driver](void* begin, uint64_t bytes, cuda::Address* address) {
     const cuda::Result result =
         driver.mem_host_register(begin, bytes, cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
@@ -143,8 +143,8 @@ bool DeviceState::pin_segment() {
 }
 
 int DeviceState::try_set_up() {
-  const DeviceDriver& driver = *setting_.driver;
-  const RelaxedCapture relaxed(driver);
+  const DriverApi& driver = *setting_.driver;
+  const CaptureGuard relaxed(driver);
   cuda::Device device = 0;
   int can_write = 0;
   if (!relaxed || setting_.code.empty() || !ok(driver.ctx_get_device(&device)) ||
@@ -159,7 +159,7 @@ int DeviceState::try_set_up() {
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
   const uint64_t wanted = setting_.writer->slots() * round_up(kTimes + setting_.writer->slot_bytes());
   const uint64_t room =
-      std::min<uint64_t>(free / kShareOfFree, kMostRingBytes) / DeviceRing::kAlign * DeviceRing::kAlign;
+      std::min<uint64_t>(free / kShareOfFree, kMostRingBytes) / StagingRing::kAlign * StagingRing::kAlign;
   if (room < kClocks + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
   const uint64_t bytes = std::min(wanted, room - kClocks);
 
@@ -183,11 +183,11 @@ int DeviceState::try_set_up() {
 bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
 uint64_t DeviceState::capacity() const {
-  return std::min(setting_.writer->slot_bytes(), ring_.bytes() - DeviceRing::kAlign);
+  return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
 
 uint32_t DeviceState::most_parts() const {
-  const uint64_t parts = ring_.bytes() / (round_up(capacity()) + DeviceRing::kAlign);
+  const uint64_t parts = ring_.bytes() / (round_up(capacity()) + StagingRing::kAlign);
   return static_cast<uint32_t>(std::clamp<uint64_t>(parts, 1, setting_.writer->slots()));
 }
 
@@ -199,7 +199,7 @@ bool DeviceState::launch(cuda::Function kernel, Job* job, cuda::Stream stream) {
                                            shape.shared_bytes, stream, parameters, nullptr));
 }
 
-bool DeviceState::gather(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed,
+bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
                          cuda::Stream stream) {
   cuda::Address at = memory_ + place_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
@@ -226,7 +226,7 @@ bool DeviceState::gather(const CheckedCall& call, const Slice& slice, const Clai
 }
 
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
-  const DeviceDriver& driver = *setting_.driver;
+  const DriverApi& driver = *setting_.driver;
   cuda::Address at = memory_ + place_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     segment::Slot* slot = claimed.slots[part];
@@ -250,7 +250,7 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   return ok(driver.stream_write_value_64(stream_, progress_on_device(), claimed.ticket, 0));
 }
 
-int DeviceState::send(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed,
+int DeviceState::send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
                       cuda::Stream stream) {
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);

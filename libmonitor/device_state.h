@@ -15,7 +15,7 @@
 
 namespace foreshock {
 
-class DeviceRing {
+class StagingRing {
  public:
   // What lies in the ring at once: each slice has at least one slot of the segment.
   static constexpr uint32_t kMostSlices = segment::kMaxSlots;
@@ -57,7 +57,7 @@ class DeviceRing {
 // of the host alone is looked at, and nothing is waited for.
 
 // Thread-compatible.
-class GatherTimes {
+class CopyTiming {
  public:
   // Gathers into the slots of a slice, `ticket` and those after it, were given to a stream.
   void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
@@ -91,7 +91,7 @@ class GatherTimes {
 
 // What a device is set up with and for.
 struct DeviceSetting {
-  const DeviceDriver* driver;
+  const DriverApi* driver;
   const segment::SegmentWriter* writer;
   std::span<const std::byte> code;  // kernels/device_code.h
 };
@@ -104,7 +104,7 @@ struct ClaimedSlice {
 };
 
 // Thread-compatible. set_up() and what follows it are called in the context that they are about.
-class DeviceState : public ContextSetting {
+class DeviceState : public PerContext {
  public:
   static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
   static constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
@@ -124,19 +124,20 @@ class DeviceState : public ContextSetting {
   // Gathers on `stream`, copies on our own, publishes from there. Returns -1, or why the slice is not on its
   // way: then nothing was begun that stores into its slots. When that fails in the middle, it is, and never
   // comes; failed() says so from then on.
-  int send(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
+  int send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
   // Single numbers: had even where the memory for slices is not.
-  DeviceScalars& scalars() { return scalars_; }
-  const DeviceScalars& scalars() const { return scalars_; }
+  ScalarReadback& scalars() { return scalars_; }
+  const ScalarReadback& scalars() const { return scalars_; }
 
   // What the trainer's stream has spent on gathers that ended since it was last asked. In any context.
-  GatherTimes::Spent take_spent() { return times_.take(); }
+  CopyTiming::Spent take_spent() { return times_.take(); }
 
  private:
   int try_set_up();
   bool pin_segment();
-  bool gather(const CheckedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
+  bool gather(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
+              cuda::Stream stream);
   template <class Job>
   bool launch(cuda::Function kernel, Job* job, cuda::Stream stream);
   bool copy_and_publish(const ClaimedSlice& claimed);
@@ -149,10 +150,10 @@ class DeviceState : public ContextSetting {
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // of the segment, as the device sees it
   cuda::Address clocks_ = 0, memory_ = 0;   // on the device
-  DeviceRing ring_;
-  DeviceRing::Place place_;
-  GatherTimes times_;
-  DeviceScalars scalars_;
+  StagingRing ring_;
+  StagingRing::Place place_;
+  CopyTiming times_;
+  ScalarReadback scalars_;
 };
 
 }  // namespace foreshock

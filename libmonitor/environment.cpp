@@ -31,13 +31,13 @@ size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
 }  // namespace
 
 // Only what is used of it becomes memory.
-struct Variables::Room {
+struct SafeEnvironment::Room {
   const char* entries[kMostEntries];
   const char* again[kMostEntries];
   char text[kText];  // "NAME=value\0NAME=value\0\0"
 };
 
-Variables::Variables(const char* memory) {
+SafeEnvironment::SafeEnvironment(const char* memory) {
   const int fd = open(memory, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;
   void* room = mmap(nullptr, sizeof(Room), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -48,12 +48,12 @@ Variables::Variables(const char* memory) {
   close(fd);
 }
 
-Variables::~Variables() {
+SafeEnvironment::~SafeEnvironment() {
   if (room_ != nullptr) munmap(room_, sizeof(Room));
 }
 
 // The array as it was at one moment, or within about a microsecond; false where it went away meanwhile.
-bool Variables::copy_array(int memory, const char** entries, size_t* count) const {
+bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count) const {
   char** const array = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
   *count = 0;
   if (array == nullptr) return true;  // clearenv()
@@ -69,7 +69,7 @@ bool Variables::copy_array(int memory, const char** entries, size_t* count) cons
   return true;
 }
 
-bool Variables::copy(int memory) {
+bool SafeEnvironment::copy(int memory) {
   // unsetenv() moves entries to the front one by one: what was copied meanwhile may lack one, and differs
   // from what is copied next. Where it never stands still the last copy must do.
   size_t count = 0, again = 0;
@@ -90,7 +90,7 @@ bool Variables::copy(int memory) {
   return true;
 }
 
-const char* Variables::find(const char* name) const {
+const char* SafeEnvironment::find(const char* name) const {
   if (!is_copy_) return std::getenv(name);
   const size_t length = std::strlen(name);
   for (const char* at = room_->text; *at != '\0'; at += std::strlen(at) + 1)
@@ -101,7 +101,7 @@ const char* Variables::find(const char* name) const {
 namespace {
 
 // The first of the named variables that holds a whole number, else `fallback`.
-int first_number(const Variables& variables, std::initializer_list<const char*> names, int fallback) {
+int first_number(const SafeEnvironment& variables, std::initializer_list<const char*> names, int fallback) {
   for (const char* name : names) {
     const char* text = variables.find(name);
     uint64_t value = 0;
@@ -126,7 +126,7 @@ int tasks_of_node(const char* list, int node) {
   return -1;
 }
 
-int slurm_local_ranks(const Variables& variables) {
+int slurm_local_ranks(const SafeEnvironment& variables) {
   const int node = first_number(variables, {"SLURM_NODEID"}, 0);
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
     if (const int tasks = tasks_of_node(variables.find(name), node); tasks > 0) return tasks;
@@ -135,13 +135,13 @@ int slurm_local_ranks(const Variables& variables) {
 
 }  // namespace
 
-const char* option_value(const Variables& variables, OptionId id) {
+const char* option_value(const SafeEnvironment& variables, OptionId id) {
   const Option& row = option(id);
   const char* given = row.variable != nullptr ? variables.find(row.variable) : nullptr;
   return given != nullptr && *given != '\0' ? given : row.fallback;
 }
 
-bool read_environment(const Variables& variables, Settings* settings) {
+bool read_environment(const SafeEnvironment& variables, Settings* settings) {
   const auto value = [&](OptionId id) { return option_value(variables, id); };
   const auto number = [&](std::initializer_list<const char*> names, int fallback) {
     return first_number(variables, names, fallback);

@@ -12,14 +12,14 @@
 
 namespace foreshock {
 
-class Variables {
+class SafeEnvironment {
  public:
   // Copies all variables as they are now. For set-up: it opens a file and maps memory for as long as it
   // lives. Where `memory` cannot be opened (no /proc) or there is no room, find() is getenv(). Any thread.
-  explicit Variables(const char* memory = "/proc/self/mem");
-  ~Variables();
-  Variables(const Variables&) = delete;
-  Variables& operator=(const Variables&) = delete;
+  explicit SafeEnvironment(const char* memory = "/proc/self/mem");
+  ~SafeEnvironment();
+  SafeEnvironment(const SafeEnvironment&) = delete;
+  SafeEnvironment& operator=(const SafeEnvironment&) = delete;
 
   // Null where it is not set, or longer than 4 KiB with its name; else it lives as long as this object.
   const char* find(const char* name) const;
@@ -39,11 +39,11 @@ class Variables {
 
 // False when this process is not to be monitored (FORESHOCK=0, or no directory given). Reads the environment
 // only.
-bool read_environment(const Variables& variables, Settings* settings);
-inline bool read_environment(Settings* settings) { return read_environment(Variables(), settings); }
+bool read_environment(const SafeEnvironment& variables, Settings* settings);
+inline bool read_environment(Settings* settings) { return read_environment(SafeEnvironment(), settings); }
 
 // As option_value() of options.h, while other threads may change the environment.
-const char* option_value(const Variables& variables, OptionId id);
+const char* option_value(const SafeEnvironment& variables, OptionId id);
 
 }  // namespace foreshock
 

@@ -89,7 +89,7 @@ class ObservedHeads {
  public:
   void reset() { seen_.store(0, std::memory_order_relaxed); }
 
-  void see(const CheckedCall& call) {
+  void see(const ValidatedCall& call) {
     const uint64_t heads = bounded(call.shape.heads), kv_heads = bounded(call.shape.kv_heads),
                    dim = bounded(call.head_dim);
     const uint64_t now =

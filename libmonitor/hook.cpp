@@ -6,8 +6,8 @@
 #include "libmonitor/monitor.h"
 #include "libmonitor/process.h"
 
-using foreshock::g_guest;
 using foreshock::g_monitor;
+using foreshock::g_process;
 
 namespace {
 
@@ -25,9 +25,9 @@ bool is_known(const T* given) {
 // Out of line, so that the paths that nobody may notice save no registers for it.
 __attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
   const int wanted = g_monitor.enter(op, flags);
-  const uint32_t quiet = g_guest.hot() & ~(foreshock::kHotGeneration - 1);
-  if (g_guest.hot() == (quiet | foreshock::kHotArmed)) {
-    const foreshock::Counting counting = g_guest.counting();
+  const uint32_t quiet = g_process.hot() & ~(foreshock::kHotGeneration - 1);
+  if (g_process.hot() == (quiet | foreshock::kHotArmed)) {
+    const foreshock::Counting counting = g_process.counting();
     if (!counting.shared) {
       t_block = counting.block;
       t_quiet_state = quiet | foreshock::kHotArmed;
@@ -43,37 +43,37 @@ extern "C" {
 uint32_t foreshock_abi_version(void) { return FORESHOCK_ABI_VERSION; }
 
 int foreshock_enabled(void) {
-  const uint32_t hot = g_guest.hot();
+  const uint32_t hot = g_process.hot();
   return (hot & foreshock::kHotArmed) != 0 && (hot & foreshock::kHotSwitchedOff) == 0;
 }
 
-void foreshock_off(const char* reason) { g_guest.off(reason != nullptr ? reason : "asked"); }
+void foreshock_off(const char* reason) { g_process.off(reason != nullptr ? reason : "asked"); }
 
 int foreshock_read_advice(foreshock_advice* advice) {
   if (!is_known(advice)) return 0;
-  if ((g_guest.hot() & foreshock::kHotArmed) == 0) return 0;
+  if ((g_process.hot() & foreshock::kHotArmed) == 0) return 0;
   foreshock_advice known = {};
-  if (!foreshock::read_advice(*g_guest.writer().control(), &known)) return 0;
+  if (!foreshock::read_advice(*g_process.writer().control(), &known)) return 0;
   known.size = advice->size;
   known.version = advice->version;
-  known.age_steps = g_guest.writer().steps_ahead();
+  known.age_steps = g_process.writer().steps_ahead();
   *advice = known;
   return 1;
 }
 
-int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_guest.register_op(name, pass); }
+int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_process.register_op(name, pass); }
 
 int foreshock_attention_enter(int32_t op, uint32_t flags) {
-  const uint32_t hot = g_guest.hot();
+  const uint32_t hot = g_process.hot();
   if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
     uint64_t& calls = t_block->calls[op];
     if ((calls & 1023) != 1023) [[likely]] {
       foreshock::bump(calls);
-      foreshock::bump(t_block->unsampled[g_guest.pass_of(op)]);
+      foreshock::bump(t_block->unsampled[g_process.pass_of(op)]);
       return 0;
     }
   }
-  return g_guest.is_off() ? 0 : enter_slowly(op, flags);
+  return g_process.is_off() ? 0 : enter_slowly(op, flags);
 }
 
 void foreshock_attention_leave(const foreshock_attention_call* call) {
@@ -84,24 +84,24 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
 void foreshock_attention_skip(int32_t op, uint32_t reason) { g_monitor.skip(op, reason); }
 
 void foreshock_note_unseen(const char* name, uint32_t evidence) {
-  if (!g_guest.is_off()) g_monitor.note_unseen(name, evidence);
+  if (!g_process.is_off()) g_monitor.note_unseen(name, evidence);
 }
 
 void foreshock_step_end(const foreshock_step* step) {
-  if (is_known(step) && !g_guest.is_off()) g_monitor.end_step(*step);
+  if (is_known(step) && !g_process.is_off()) g_monitor.end_step(*step);
 }
 
 void foreshock_step_skipped(void) { g_monitor.skip_step(); }
 void foreshock_step_skipped_if(uint64_t number) { g_monitor.skip_step_if(number); }
-void foreshock_skips_unseen(void) { g_monitor.lose_skips(); }
-void foreshock_gradients_too_many(void) { g_monitor.lose_norms(); }
+void foreshock_skips_unseen(void) { g_monitor.mark_skips_unknown(); }
+void foreshock_gradients_too_many(void) { g_monitor.invalidate_norms(); }
 
 void foreshock_observe_loss(double value, uint32_t source) {
-  if (!g_guest.is_off()) g_monitor.observe_loss(value, source);
+  if (!g_process.is_off()) g_monitor.observe_loss(value, source);
 }
 
 void foreshock_observe_loss_sum(double sum, double weight) {
-  if (!g_guest.is_off()) g_monitor.observe_loss_sum(sum, weight);
+  if (!g_process.is_off()) g_monitor.observe_loss_sum(sum, weight);
 }
 
 int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
@@ -111,38 +111,37 @@ int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, 
 }
 
 void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
-  if (number != 0 && !g_guest.is_off()) g_monitor.observe_fetched_loss(number, scale, source);
+  if (number != 0 && !g_process.is_off()) g_monitor.observe_fetched_loss(number, scale, source);
 }
 
 void foreshock_observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
-  if (sum != 0 && weight != 0 && !g_guest.is_off()) g_monitor.observe_fetched_loss_sum(sum, weight);
+  if (sum != 0 && weight != 0 && !g_process.is_off()) g_monitor.observe_fetched_loss_sum(sum, weight);
 }
 
 void foreshock_fetched(uint64_t number, double value) {
-  if (number != 0 && !g_guest.is_off()) g_monitor.fetched(number, value);
+  if (number != 0 && !g_process.is_off()) g_monitor.fetched(number, value);
 }
 
 int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
-  if (scalars == nullptr || count == 0 || g_guest.is_off()) return 0;
+  if (scalars == nullptr || count == 0 || g_process.is_off()) return 0;
   return is_known(scalars) ? g_monitor.observe_scalars(scalars, count) : 0;
 }
 
 int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
-  if (g_guest.is_off()) return 0;
-  const bool is_told =
-      count == 0 || is_known(parameters);
+  if (g_process.is_off()) return 0;
+  const bool is_told = count == 0 || is_known(parameters);
   return is_told ? g_monitor.name_parameters(parameters, count) : 0;
 }
 
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
-  if (gradients == nullptr || count == 0 || g_guest.is_off()) return;
+  if (gradients == nullptr || count == 0 || g_process.is_off()) return;
   if (is_known(gradients)) g_monitor.observe_gradients(gradients, count);
 }
 
 int foreshock_name_weights(const foreshock_weight* weights, size_t count) {
-  if (weights == nullptr || count == 0 || g_guest.is_off()) return 0;
+  if (weights == nullptr || count == 0 || g_process.is_off()) return 0;
   return is_known(weights) ? g_monitor.name_weights(weights, count) : 0;
 }
 
@@ -158,7 +157,7 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
 }
 
 void foreshock_describe(const foreshock_identity* given) {
-  if (!is_known(given) || g_guest.is_off()) return;
+  if (!is_known(given) || g_process.is_off()) return;
   foreshock::segment::Identity late = {};
   late.rank = given->rank;
   late.local_rank = given->local_rank;
@@ -170,7 +169,7 @@ void foreshock_describe(const foreshock_identity* given) {
   late.expert_parallel = given->expert_parallel;
   if (given->framework != nullptr)
     std::snprintf(late.framework, sizeof late.framework, "%s", given->framework);
-  g_guest.describe(late);
+  g_process.describe(late);
 }
 
 }  // extern "C"

@@ -93,11 +93,11 @@ Function real_function(Runtime runtime, Number number, const void* ours) {
 bool is_monitored() {
   int known = g_is_monitored.load(std::memory_order_relaxed);
   if (known < 0) g_is_monitored.store(known = is_monitored_process() ? 1 : 0, std::memory_order_relaxed);
-  return known != 0 && !g_guest.is_off();
+  return known != 0 && !g_process.is_off();
 }
 
 void publish() {
-  if ((g_guest.hot() & kHotArmed) != 0) g_monitor.graphs().store(g_guest.writer().coverage());
+  if ((g_process.hot() & kHotArmed) != 0) g_monitor.graphs().store(g_process.writer().coverage());
 }
 
 // What `place` points to, after a function that stores a handle there.
@@ -111,10 +111,10 @@ uintptr_t stream_of(const Followed& called, Word handle) {
 }
 
 void note(const Followed& called, int error, Word a, Word b) {
-  GraphLedger& ledger = g_monitor.graphs();
+  CudaGraphCounter& ledger = g_monitor.graphs();
   const bool succeeded = error == 0;
   PassCalls so_far;
-  if (called.kind <= kEndCapture) g_guest.count_calls(so_far.of);
+  if (called.kind <= kEndCapture) g_process.count_calls(so_far.of);
   switch (called.kind) {
     case kBeginCapture:  // (stream, mode)
       if (succeeded) ledger.begin_recording(stream_of(called, a), so_far);
@@ -197,7 +197,7 @@ constexpr const char* kQuestions[] = {
 
 // A torch that cannot be asked is taken to be profiling.
 bool profiler_runs() {
-  const char* daemon = Variables().find("KINETO_USE_DAEMON");
+  const char* daemon = SafeEnvironment().find("KINETO_USE_DAEMON");
   if (daemon != nullptr && *daemon != '\0' && std::strcmp(daemon, "0") != 0) return true;
   char path[512];
   if (!find_mapped_path("libtorch_cpu.so", path)) return false;

@@ -142,7 +142,8 @@ bool LayerTable::publish_gradients(int64_t step, double* total_norm) {
   return any;
 }
 
-bool LayerTable::publish_late(const LateGradient* norms, uint32_t count, int64_t step, double* total_norm) {
+bool LayerTable::publish_late(const PendingGradient* norms, uint32_t count, int64_t step,
+                              double* total_norm) {
   Sums sums = {};
   for (uint32_t n = 0; n < count; ++n) sums.add(norms[n].layer, norms[n].square());
   return publish(sums, step, total_norm);
@@ -168,20 +169,20 @@ bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
   return any;
 }
 
-void Unseen::attach(segment::UnseenName* records) {
+void UnhookedAttention::attach(segment::UnseenName* records) {
   busy_.clear();  // a forked child may have been born while another thread held it
   records_ = records;
   for (uint32_t n = 0; n < known_; ++n) store(n);
 }
 
-void Unseen::store(uint32_t index) {
+void UnhookedAttention::store(uint32_t index) {
   segment::UnseenName& record = records_[index];
   std::memcpy(record.name, names_[index].name, sizeof record.name);
   std::atomic_ref<uint32_t>(record.evidence).store(names_[index].evidence, std::memory_order_relaxed);
   std::atomic_ref<uint32_t>(record.ready).store(1, std::memory_order_release);
 }
 
-void Unseen::note(const char* name, uint32_t evidence, bool has_segment) {
+void UnhookedAttention::note(const char* name, uint32_t evidence, bool has_segment) {
   if (name == nullptr || *name == '\0' || evidence < FORESHOCK_UNSEEN_USED ||
       evidence > FORESHOCK_UNSEEN_REGISTERED)
     return;

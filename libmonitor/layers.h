@@ -48,7 +48,7 @@ class LayerTable {
   bool publish_gradients(int64_t step, double* total_norm);
 
   // The same for a step that has ended: `norms` of it are all there; what is added for another one stays.
-  bool publish_late(const LateGradient* norms, uint32_t count, int64_t step, double* total_norm);
+  bool publish_late(const PendingGradient* norms, uint32_t count, int64_t step, double* total_norm);
 
  private:
   struct Sums {
@@ -67,7 +67,7 @@ class LayerTable {
     std::atomic<const void*> identity;
     std::atomic<int32_t> layer;
   };
-  PrivateMemory room_;
+  MmapBuffer room_;
   std::atomic<Entry*> entries_{nullptr};  // kBuckets in room_
   segment::Layer ahead_[segment::kMaxLayers] = {};
   segment::Layer* records_ = nullptr;
@@ -81,7 +81,7 @@ class LayerTable {
 // Names of attention that runs past every hook, kept from before there is a segment.
 
 // Any thread; who finds it taken by another one goes without. Fixed room, no heap.
-class Unseen {
+class UnhookedAttention {
  public:
   // Copies what is known into `records` (kMaxUnseen of them), and stores there too from now on.
   void attach(segment::UnseenName* records);

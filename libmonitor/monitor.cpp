@@ -30,33 +30,33 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add(counting.block->calls[op]);
   // Read back as an atomic: the last block is shared with other threads.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
-  if ((calls & 1023) == 0 && (g_guest.hot() & kHotArmed) != 0) read_switches();
+  if ((calls & 1023) == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
 int Monitor::enter_asleep(int32_t op, uint32_t flags) {
   t_open = {};
-  const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_guest.pass_of(op) == FORESHOCK_BACKWARD;
-  if (!trains && g_guest.is_inherited()) return 0;  // a worker of a trainer, not a trainer
-  const Counting counting = g_guest.counting();
+  const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
+  if (!trains && g_process.is_inherited()) return 0;  // a worker of a trainer, not a trainer
+  const Counting counting = g_process.counting();
   counting.add(counting.block->calls[op]);
-  counting.add(counting.block->unsampled[g_guest.pass_of(op)]);
+  counting.add(counting.block->unsampled[g_process.pass_of(op)]);
   if (!trains) return 0;
   t_open = {op, true, 0, -1};
   return 1;
 }
 
 int Monitor::enter(int32_t op, uint32_t flags) {
-  if (op < 0 || op >= static_cast<int32_t>(segment::kMaxOps) || g_guest.is_off()) return 0;
-  if ((g_guest.hot() & kHotArmed) == 0) return enter_asleep(op, flags);
-  const uint32_t pass = g_guest.pass_of(op);
+  if (op < 0 || op >= static_cast<int32_t>(segment::kMaxOps) || g_process.is_off()) return 0;
+  if ((g_process.hot() & kHotArmed) == 0) return enter_asleep(op, flags);
+  const uint32_t pass = g_process.pass_of(op);
   const bool recomputed = (flags & FORESHOCK_IN_BACKWARD) != 0;
-  if ((g_guest.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !recomputed) begin_step();
+  if ((g_process.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !recomputed) begin_step();
 
-  const Counting counting = g_guest.counting();
+  const Counting counting = g_process.counting();
   // The call before it on this thread threw through a door that could not see it.
   if (t_open.op >= 0) skip(-1, FORESHOCK_SKIP_UNKNOWN);
   count_call(counting, op);
-  const uint32_t hot = g_guest.hot();
+  const uint32_t hot = g_process.hot();
   if ((hot & kHotSwitchedOff) != 0) {
     counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_OFF]);
     return 0;
@@ -72,7 +72,7 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   const uint64_t call = call_in_step_.fetch_add(1, std::memory_order_relaxed);
   int ordinal = -1;
   if (TryLock lock(layer_busy_); lock) ordinal = ordinal_.next(pass == FORESHOCK_BACKWARD, recomputed);
-  if (!is_sampled_call(g_guest.settings().seed, step_.load(std::memory_order_relaxed), call, free_slices(),
+  if (!is_sampled_call(g_process.settings().seed, step_.load(std::memory_order_relaxed), call, free_slices(),
                        calls_last_step_.load(std::memory_order_relaxed))) {
     counting.add(counting.block->unsampled[pass]);
     return 0;
@@ -85,16 +85,16 @@ void Monitor::leave(const foreshock_attention_call& call) {
   const OpenCall open = t_open;
   t_open = {};
   if (open.op < 0) return;
-  const uint32_t pass = g_guest.pass_of(open.op);
+  const uint32_t pass = g_process.pass_of(open.op);
   if (open.waking) {
-    CheckedCall checked;
-    const bool usable = check_call(call, pass, &checked) < 0;
+    ValidatedCall checked;
+    const bool usable = validate_call(call, pass, &checked) < 0;
     const uint64_t bytes = usable ? slot_bytes_for(checked) : 0;
     if (wake(bytes)) cost_.expect(bytes);
     return;
   }
   const uint64_t begin = monotonic_ns();
-  const Counting counting = g_guest.counting();
+  const Counting counting = g_process.counting();
   const Taken taken = take_sample(counting, call, open, pass);
   const uint64_t own_ns = monotonic_ns() - begin + call.prepare_ns;
   counting.add(counting.block->hook_ns, own_ns);
@@ -111,13 +111,13 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
     counting.add(block.skipped[pass][reason]);
     return Taken{};
   };
-  CheckedCall checked;
-  if (const int reason = check_call(call, pass, &checked); reason >= 0) return skip(reason);
-  segment::SegmentWriter& writer = g_guest.writer();
+  ValidatedCall checked;
+  if (const int reason = validate_call(call, pass, &checked); reason >= 0) return skip(reason);
+  segment::SegmentWriter& writer = g_process.writer();
   if (writer.slots() == 0) return skip(FORESHOCK_SKIP_OFF);
 
   const int64_t step = step_.load(std::memory_order_relaxed);
-  const Settings& settings = g_guest.settings();
+  const Settings& settings = g_process.settings();
   if (checked.packed.count > 0) {
     const uint32_t place = choose_place(settings.seed, step, open.call, settings.rank);
     checked.packed.place = place;  // of a device the offsets are read where they lie
@@ -202,16 +202,16 @@ void Monitor::skip(int32_t op, uint32_t reason) {
   const OpenCall open = t_open;
   t_open = {};
   if (open.op < 0 || open.waking) return;
-  const Counting counting = g_guest.counting();
+  const Counting counting = g_process.counting();
   const bool is_known = open.op == op && reason < FORESHOCK_SKIP_REASONS;
-  counting.add(counting.block
-                   ->skipped[g_guest.pass_of(open.op)][is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
+  counting.add(counting.block->skipped[g_process.pass_of(open.op)]
+                                      [is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
 }
 
 // -- life --
 
 bool Monitor::wake(uint64_t slot_bytes_needed) {
-  return g_guest.arm(slot_bytes_needed, [] { g_monitor.reset(); });
+  return g_process.arm(slot_bytes_needed, [] { g_monitor.reset(); });
 }
 
 void Monitor::reset() {
@@ -232,9 +232,9 @@ void Monitor::reset() {
   ticket_.store(0);
   slots_per_slice_.store(1);
   slots_per_columns_.store(1);
-  interval_.store(g_guest.settings().every != 0                                    ? g_guest.settings().every
-                  : g_guest.settings().world_size > g_guest.settings().local_ranks ? kSeveralNodesInterval
-                                                                                   : kFirstInterval);
+  interval_.store(g_process.settings().every != 0 ? g_process.settings().every
+                  : g_process.settings().world_size > g_process.settings().local_ranks ? kSeveralNodesInterval
+                                                                                       : kFirstInterval);
   lasting_interval_ = interval_.load();
   step_was_sampled_ = clock_is_reported_ = false;
   last_tick_ns_ = monotonic_ns();
@@ -245,27 +245,27 @@ void Monitor::reset() {
   period_steps_.store(1);
   budget_ = {};
   cost_ = {};
-  first_look_ = FirstLook(g_guest.settings().every == 0 && g_guest.settings().max_slowdown > 0);
+  first_look_ = FirstLook(g_process.settings().every == 0 && g_process.settings().max_slowdown > 0);
   slices_ns_.store(0);
-  budget_.set_limit(g_guest.settings().max_slowdown);
+  budget_.set_limit(g_process.settings().max_slowdown);
   ordinal_ = {};
-  layers_.attach(g_guest.writer().layers());
+  layers_.attach(g_process.writer().layers());
   if (!layers_.has_names()) unnamed_ = 0;  // as far as they were told, it was of a parent
-  tell_unnamed();
-  devices_.attach(&g_guest.writer());
+  set_unnamed();
+  devices_.attach(&g_process.writer());
   late_.forget();
   fetched_ = {};
   numbers_asked_.store(0);
-  scalars_.attach(g_guest.writer().scalar_names());
-  unseen_.attach(g_guest.writer().unseen_names());
-  graphs_.store(g_guest.writer().coverage());
-  kernels_.ask(g_guest.settings().count_kernels, find_cupti_);
-  segment::SegmentWriter& writer = g_guest.writer();
-  const Settings& settings = g_guest.settings();
+  scalars_.attach(g_process.writer().scalar_names());
+  unseen_.attach(g_process.writer().unseen_names());
+  graphs_.store(g_process.writer().coverage());
+  kernels_.ask(g_process.settings().count_kernels, find_cupti_);
+  segment::SegmentWriter& writer = g_process.writer();
+  const Settings& settings = g_process.settings();
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
                   settings.weights_every, settings.memory, !settings.weights, &devices_);
   weights_ns_.store(0);
-  set_up_ns_ = untold_ns_ = 0;
+  set_up_ns_ = unreported_ns_ = 0;
   unasked_.take([](int64_t) {});
   observed_heads_.reset();
   for (std::atomic_flag* flag :
@@ -274,15 +274,15 @@ void Monitor::reset() {
 }
 
 void Monitor::read_switches() {
-  const segment::Control& control = *g_guest.writer().control();
+  const segment::Control& control = *g_process.writer().control();
   const auto load = [](const uint32_t& word) {
     return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(std::memory_order_relaxed);
   };
   const bool on = load(control.agent_switch) == 1 && load(control.command_switch) == 1;
   if (on)
-    g_guest.clear_bits(kHotSwitchedOff);
+    g_process.clear_bits(kHotSwitchedOff);
   else
-    g_guest.set_bits(kHotSwitchedOff);
+    g_process.set_bits(kHotSwitchedOff);
 }
 
 // The gradients of a step, as the trainer tells them: norms that it has taken itself, or values to be summed
@@ -324,7 +324,7 @@ struct Wanted {
 void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t count_of) {
   const uint64_t begin = monotonic_ns();
   wake(0);
-  if ((g_guest.hot() & kHotArmed) == 0) return;
+  if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
   // Afresh: a trainer may take several steps before it tells one, or leave one out and try it again.
@@ -334,21 +334,21 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if (is_any(gradients, count_of, [](const auto& one) { return one.norm_fetched != 0; })) {
     for (size_t n = 0; n < count_of; ++n) {
       const foreshock_gradient& one = gradients[n];
-      const LateNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
-      late_.open_with_room().add(LateGradient{layers_.find(one.identity), false, norm});
+      const PendingNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
+      late_.open_with_room().add(PendingGradient{layers_.find(one.identity), false, norm});
     }
   } else if (is_any(gradients, count_of, lies_on_device)) {
     on_device_ns = send_gradients(gradients, count_of);
   } else {
     for (size_t n = 0; n < count_of; ++n) add_gradient(gradients[n]);
   }
-  const Counting counting = g_guest.counting();
+  const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
 // A pass over the gradients is what a step without attention calls is sampled for.
 void Monitor::sample_gradients() {
-  step_was_sampled_ |= (g_guest.hot() & kHotTickPending) != 0 && falls_due(ending_step());
+  step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && falls_due(ending_step());
 }
 
 void Monitor::add_gradient(const foreshock_gradient& gradient) {
@@ -370,9 +370,9 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   for (size_t n = 0; n < count_of; ++n) wanted.add(gradients[n]);
   const double needed = static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.kernels())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
-  segment::Coverage& coverage = *g_guest.writer().coverage();
+  segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, wanted.tensors);
-  const size_t numbers = wanted.tensors + DeviceGradients::kTimes;
+  const size_t numbers = wanted.tensors + GradientReadback::kTimes;
   SentGradients sent;
   int why = -1;
   if (!wanted.is_whole)
@@ -390,9 +390,9 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   uint64_t number = sent.first;
   for (size_t n = 0; n < count_of; ++n) {
     const foreshock_gradient& one = gradients[n];
-    LateNumber squares = {one.sum_of_squares, 0};
+    PendingNumber squares = {one.sum_of_squares, 0};
     if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};
-    late_.open_with_room().add(LateGradient{layers_.find(one.identity), true, squares});
+    late_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
   }
   const uint64_t charged = gradient_cost_.sent(sent);
   gradients_ns_ += charged;

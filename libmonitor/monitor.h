@@ -36,8 +36,8 @@ class Monitor {
 
   void end_step(const foreshock_step& step);
   void skip_step();
-  void lose_norms();
-  void lose_skips() { skips_unseen_.store(true, std::memory_order_relaxed); }
+  void invalidate_norms();
+  void mark_skips_unknown() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
   void observe_loss_sum(double sum, double weight);
   bool fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what, uint64_t* numbers);
@@ -50,8 +50,8 @@ class Monitor {
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled();
-  GraphLedger& graphs() { return graphs_; }
-  void set_kernel_finder(KernelCount::Finder find) { find_cupti_ = find; }
+  CudaGraphCounter& graphs() { return graphs_; }
+  void set_kernel_finder(KernelCounter::Finder find) { find_cupti_ = find; }
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);
   void observe_gradients(const foreshock_gradient* gradients, size_t count);
@@ -61,7 +61,7 @@ class Monitor {
   void observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when);
 
  private:
-  void tell_unnamed();
+  void set_unnamed();
   bool wake(uint64_t slot_bytes_needed);
   void reset();
   int enter_asleep(int32_t op, uint32_t flags);
@@ -84,8 +84,8 @@ class Monitor {
   void sample_gradients();
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   bool find_late(uint64_t number, double* value) const;
-  void count_late(const LateStep& step, bool with_losses);
-  void complete(LateStep* step);
+  void count_late(const PendingStep& step, bool with_losses);
+  void complete(PendingStep* step);
   void settle_late(bool is_step_end);
   bool settle_open();
   int64_t ending_step() const;
@@ -93,7 +93,7 @@ class Monitor {
   bool samples_without_limit() const;
   uint32_t plan_slices();
   void count_kernels();
-  bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_guest.writer().slots(); }
+  bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
   // Slices that this step may take: as the slots that were free when it began would hold, and the budget
   // pays.
   uint32_t free_slices() const {
@@ -105,7 +105,7 @@ class Monitor {
 
   // Of the numbers of a step. Cells are for all steps that wait, the one that goes on, and one whose numbers
   // were given up and may still come.
-  static constexpr uint64_t kMostInAStep = kScalarCells / (LateSteps::kMost + 2);
+  static constexpr uint64_t kMostInAStep = kScalarCells / (PendingSteps::kMost + 2);
 
   std::atomic_flag clock_busy_;  // step state below
   std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
@@ -141,29 +141,29 @@ class Monitor {
   FirstLook first_look_;
   GradientCost gradient_cost_;  // of those on devices
   uint64_t gradients_ns_ = 0;   // charged for them in this step
-  LossFollower loss_;           // under loss_busy_, as are
-  LateSteps late_;  // but for the gradients of its open step, under clock_busy_; it moves on under both
-  FetchedByTraining fetched_;  // under both
+  LossTracker loss_;            // under loss_busy_, as are
+  PendingSteps late_;  // but for the gradients of its open step, under clock_busy_; it moves on under both
+  TrainerReadbacks fetched_;  // under both
   std::atomic<bool> loss_is_told_{false};
   std::atomic<uint64_t> numbers_asked_{0};  // since the last step record
   std::atomic<uint64_t> host_numbers_{0};
   Scalars scalars_;
   std::optional<double> logged_norm_;  // of the gradient, since the last step; under scalars_busy_
   bool norm_is_seen_ = false;          // by ourselves: what is logged counts no more
-  Unseen unseen_;
-  GraphLedger graphs_;
-  KernelCount kernels_;  // under clock_busy_
-  KernelCount::Finder find_cupti_ = nullptr;
+  UnhookedAttention unseen_;
+  CudaGraphCounter graphs_;
+  KernelCounter kernels_;  // under clock_busy_
+  KernelCounter::Finder find_cupti_ = nullptr;
   OrdinalFollower ordinal_;
   DeviceSampler devices_;
   LayerTable layers_;
   uint64_t unnamed_ = 0;  // parameters that it had no room for, when they were told last
-  WeightFollower weights_;
+  WeightSampler weights_;
   ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
-  uint64_t untold_ns_ = 0;               // of the end of a step, since its record was made
+  uint64_t unreported_ns_ = 0;           // of the end of a step, since its record was made
   uint64_t set_up_ns_ = 0;               // of devices, since the last step record
-  MissedSteps unasked_;                  // somebody else was at the weights
+  DeferredSteps unasked_;                // somebody else was at the weights
 };
 
 extern Monitor g_monitor;

@@ -31,19 +31,19 @@ constexpr int64_t kTooManySteps = int64_t{1} << 62;
 
 // N of the burst that this step lies in; 0: in none.
 uint64_t Monitor::burst_at(int64_t step) const {
-  auto& control = const_cast<segment::Control&>(*g_guest.writer().control());
+  auto& control = const_cast<segment::Control&>(*g_process.writer().control());
   const uint64_t asked = std::atomic_ref<uint64_t>(control.burst_interval).load(std::memory_order_acquire);
   const int64_t from = std::atomic_ref<int64_t>(control.burst_from_step).load(std::memory_order_relaxed);
   const int64_t until = std::atomic_ref<int64_t>(control.burst_until_step).load(std::memory_order_relaxed);
-  if (g_guest.settings().every != 0 || from < 0 || until <= from) return 0;
+  if (g_process.settings().every != 0 || from < 0 || until <= from) return 0;
   return until - from <= segment::kMostBurstSteps && step >= from && step < until ? asked : 0;
 }
 
 // N from the control file, once its step has come.
 uint64_t Monitor::interval_at(int64_t step) {
-  const uint64_t fixed = g_guest.settings().every;
+  const uint64_t fixed = g_process.settings().every;
   if (fixed != 0) return fixed;
-  auto& control = const_cast<segment::Control&>(*g_guest.writer().control());
+  auto& control = const_cast<segment::Control&>(*g_process.writer().control());
   const uint64_t asked = std::atomic_ref<uint64_t>(control.interval).load(std::memory_order_acquire);
   const int64_t from = std::atomic_ref<int64_t>(control.interval_from_step).load(std::memory_order_relaxed);
   if (asked != 0 && step >= from) lasting_interval_ = asked;
@@ -65,27 +65,27 @@ uint32_t Monitor::plan_slices() {
 // With a limit of 100 %, or an interval that the user gave without a limit, no sample is refused for its
 // cost.
 bool Monitor::samples_without_limit() const {
-  return budget_.is_unlimited() || g_guest.settings().every_is_promised;
+  return budget_.is_unlimited() || g_process.settings().every_is_promised;
 }
 
 void Monitor::begin_step() {
   TryLock lock(clock_busy_);
   if (!lock) return;
   const int64_t step = next_step_.load(std::memory_order_relaxed);
-  g_guest.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
+  g_process.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
   step_.store(step, std::memory_order_relaxed);
   interval_.store(interval_at(step), std::memory_order_relaxed);
-  budget_.set_limit(g_guest.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
+  budget_.set_limit(g_process.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
-  if ((g_guest.hot() & kHotSwitchedOff) != 0 || !falls_due(step)) return;
+  if ((g_process.hot() & kHotSwitchedOff) != 0 || !falls_due(step)) return;
   const uint32_t paid = plan_slices();
-  if (paid == 0) return g_guest.set_bits(kHotNoBudget);
+  if (paid == 0) return g_process.set_bits(kHotNoBudget);
   paid_slices_.store(paid, std::memory_order_relaxed);
-  free_slots_.store(g_guest.writer().free_slots(), std::memory_order_relaxed);
+  free_slots_.store(g_process.writer().free_slots(), std::memory_order_relaxed);
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
-  g_guest.set_bits(kHotSampledStep);
+  g_process.set_bits(kHotSampledStep);
 }
 
 // Whether the number of a step whose calls begin with `step` says that it is sampled.
@@ -97,12 +97,12 @@ bool Monitor::falls_due(int64_t step) const {
 
 // The number of the step that ends next; of several that are told as one, the first.
 int64_t Monitor::ending_step() const {
-  const bool is_pending = (g_guest.hot() & kHotTickPending) != 0;
+  const bool is_pending = (g_process.hot() & kHotTickPending) != 0;
   return (is_pending ? next_step_ : step_).load(std::memory_order_relaxed);
 }
 
 bool Monitor::step_is_sampled() {
-  const uint32_t hot = g_guest.hot();
+  const uint32_t hot = g_process.hot();
   if ((hot & kHotArmed) == 0 || (hot & kHotSwitchedOff) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call since the last step (attention on a path we do not see): it has not begun, so what it may
@@ -115,20 +115,20 @@ bool Monitor::step_is_sampled() {
 void Monitor::end_step(const foreshock_step& step) {
   uint64_t begin = monotonic_ns();
   wake(0);
-  if ((g_guest.hot() & kHotArmed) == 0) return;
+  if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
   begin = std::max(begin, last_tick_ns_);  // the segment was made just now: time counts from then on
   if (step.step_source == FORESHOCK_STEP_REPORTED) clock_is_reported_ = true;
   if (clock_is_reported_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // one clock, the best
-  g_guest.drain_local();
-  g_guest.publish_late();
-  const Counting counting = g_guest.counting();
+  g_process.drain_local();
+  g_process.publish_late();
+  const Counting counting = g_process.counting();
   charge_devices(counting);
   if (TryLock busy(weights_busy_); busy) collect_weights(counting);
 
   segment::StepRecord record = {};
-  const int64_t expected = (g_guest.hot() & kHotTickPending) != 0 ? next_step_.load() : step_.load();
+  const int64_t expected = (g_process.hot() & kHotTickPending) != 0 ? next_step_.load() : step_.load();
   const bool is_known = step.step >= 0 && step.step < kTooManySteps;
   record.step = is_known ? step.step : std::max<int64_t>(expected, 1);
   record.time_ns = realtime_ns();
@@ -160,7 +160,7 @@ void Monitor::end_step(const foreshock_step& step) {
     record.gradient_norm = *logged_norm;
     record.given |= FORESHOCK_GIVEN_GRADIENT_NORM;
   }
-  const CallTotals totals = call_totals(g_guest.writer().threads());
+  const CallTotals totals = call_totals(g_process.writer().threads());
   record.calls = totals.calls - last_totals_.calls;
   record.sampled = step_was_sampled_;
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
@@ -171,12 +171,12 @@ void Monitor::end_step(const foreshock_step& step) {
   const uint64_t prepare_ns = std::min(step.prepare_ns, record.duration_ns);
   const uint64_t told = monotonic_ns();
   const uint64_t own =
-      told - begin + std::exchange(untold_ns_, 0) + prepare_ns + record.calls * kUnsampledCallNs;
+      told - begin + std::exchange(unreported_ns_, 0) + prepare_ns + record.calls * kUnsampledCallNs;
   counting.add(counting.block->step_ns, own);
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
   if (is_late) record.given |= segment::kNumbersPending;
   if (first_look_.is_open()) record.given |= segment::kFirstLook;
-  const uint64_t number = g_guest.writer().append_step(record);
+  const uint64_t number = g_process.writer().append_step(record);
   if (is_late) late_.end_step(number, record);
   numbers_asked_.store(0, std::memory_order_relaxed);
 
@@ -215,22 +215,22 @@ void Monitor::end_step(const foreshock_step& step) {
   graphs_.end_step();
   count_kernels();
   read_switches();  // here too: without attention calls no step ever begins
-  g_guest.set_bits(kHotTickPending);
-  untold_ns_ = monotonic_ns() - told;
+  g_process.set_bits(kHotTickPending);
+  unreported_ns_ = monotonic_ns() - told;
   if (devices_.has_wanted()) set_up_devices(counting);
 }
 
 void Monitor::count_kernels() {
-  if (g_guest.settings().count_kernels == 0) return;
+  if (g_process.settings().count_kernels == 0) return;
   PassCalls calls;
-  g_guest.count_calls(calls.of);
-  kernels_.end_step(calls, graphs_.calls_in_graphs(), g_guest.writer().coverage());
+  g_process.count_calls(calls.of);
+  kernels_.end_step(calls, graphs_.calls_in_graphs(), g_process.writer().coverage());
 }
 
 // Records of tensors that devices have brought; what it took of their streams is charged as a gather's is.
 // Returns what it took of the host now. Under weights_busy_.
 uint64_t Monitor::collect_weights(const Counting& counting) {
-  const WeightFollower::Spent spent = weights_.collect();
+  const WeightSampler::Spent spent = weights_.collect();
   counting.add(counting.block->hook_ns, spent.device_ns);
   weights_ns_.fetch_add(spent.host_ns + spent.before_ns + spent.device_ns, std::memory_order_relaxed);
   return spent.host_ns;
@@ -243,7 +243,7 @@ void Monitor::charge_devices(const Counting& counting) {
   const uint64_t owed_ns = gradient_cost_.take_owed();
   gradients_ns_ += owed_ns;
   counting.add(counting.block->step_ns, owed_ns);
-  const GatherTimes::Spent spent = devices_.take_spent();
+  const CopyTiming::Spent spent = devices_.take_spent();
   if (spent.slices == 0) return;
   counting.add(counting.block->hook_ns, spent.ns);
   slices_ns_.fetch_add(spent.ns, std::memory_order_relaxed);
@@ -260,14 +260,14 @@ void Monitor::set_up_devices(const Counting& counting) {
 }
 
 void Monitor::note_unseen(const char* name, uint32_t evidence) {
-  unseen_.note(name, evidence, (g_guest.hot() & kHotArmed) != 0);
+  unseen_.note(name, evidence, (g_process.hot() & kHotArmed) != 0);
 }
 
 // Who logs does so after the step that is meant, or the mean of several: the loss and the norm in it come a
 // step late, and not with every step.
 int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   TryLock lock(scalars_busy_);
-  if (!lock || (g_guest.hot() & kHotArmed) == 0) return 0;
+  if (!lock || (g_process.hot() & kHotArmed) == 0) return 0;
   int kept = 0;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_scalar& scalar = scalars[n];
@@ -285,31 +285,31 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   TryLock lock(layer_busy_);
   if (!lock) return 0;
   // Who has a model need not train it: names wake nobody.
-  if ((g_guest.hot() & kHotArmed) == 0) layers_.name_ahead();
+  if ((g_process.hot() & kHotArmed) == 0) layers_.name_ahead();
   if (count == 0) layers_.forget_names();
   int kept = 0;
   for (size_t n = 0; n < count; ++n) kept += layers_.name(parameters[n]);
   if (count > 0) unnamed_ = count - static_cast<size_t>(kept);
-  if ((g_guest.hot() & kHotArmed) != 0) tell_unnamed();
+  if ((g_process.hot() & kHotArmed) != 0) set_unnamed();
   return kept;
 }
 
-void Monitor::tell_unnamed() {
-  std::atomic_ref<uint64_t>(g_guest.writer().coverage()->parameters_unnamed)
+void Monitor::set_unnamed() {
+  std::atomic_ref<uint64_t>(g_process.writer().coverage()->parameters_unnamed)
       .store(unnamed_, std::memory_order_relaxed);
 }
 
-void Monitor::lose_norms() {
-  if ((g_guest.hot() & kHotArmed) != 0) bump_shared(g_guest.writer().coverage()->norms_untold);
+void Monitor::invalidate_norms() {
+  if ((g_process.hot() & kHotArmed) != 0) bump_shared(g_process.writer().coverage()->norms_untold);
 }
 
 // -- weights --
 
 int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   wake(0);
-  if ((g_guest.hot() & kHotArmed) == 0) return 0;
+  if ((g_process.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
-  if (lock && g_guest.has_other_ranks()) weights_.share_interval();
+  if (lock && g_process.has_other_ranks()) weights_.share_interval();
   return lock ? weights_.name(weights, count) : -1;
 }
 
@@ -321,7 +321,7 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
     return 0;
   }
   // What has come since makes room for those of this step.
-  const Counting counting = g_guest.counting();
+  const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, collect_weights(counting));
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   unasked_.take([&](int64_t step) { weights_.unasked(step, steps); });
@@ -341,7 +341,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   }
   const uint64_t own = monotonic_ns() - begin;
   weights_ns_.fetch_add(own - std::min(own, weights_.take_deferred()), std::memory_order_relaxed);
-  const Counting counting = g_guest.counting();
+  const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, own);
 }
 
@@ -368,8 +368,8 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count_of, void* strea
   for (size_t n = 0; n < count_of; ++n)
     if (!is_scalar_on_device(values[n]) || values[n].device_index != values[0].device_index) return false;
   const uint64_t begin = monotonic_ns();
-  const Counting counting = g_guest.counting();
-  segment::Coverage& coverage = *g_guest.writer().coverage();
+  const Counting counting = g_process.counting();
+  segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, count_of);
   const bool has_room = numbers_asked_.load(std::memory_order_relaxed) + count_of <= kMostInAStep;
   const int why = has_room
@@ -395,32 +395,32 @@ void Monitor::observe_loss(double value, uint32_t source) {
   if (!lock) return;
   if (source == FORESHOCK_LOSS_REPORTED) loss_is_told_.store(true, std::memory_order_relaxed);
   if (!late_.has_ended() && late_.open().events == 0) return loss_.observe(value, source);
-  late_.open().add(LateEvent{source, {value, 0}, {1, 0}, false});
+  late_.open().add(PendingEvent{source, {value, 0}, {1, 0}, false});
 }
 
 void Monitor::observe_loss_sum(double sum, double weight) {
   TryLock lock(loss_busy_);
   if (!lock) return;
   if (!late_.has_ended() && late_.open().events == 0) return loss_.observe_sum(sum, weight);
-  late_.open().add(LateEvent{LateEvent::kSum, {sum, 0}, {weight, 0}, false});
+  late_.open().add(PendingEvent{PendingEvent::kSum, {sum, 0}, {weight, 0}, false});
 }
 
 void Monitor::observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   TryLock lock(loss_busy_);
-  if (lock) late_.open_with_room().add(LateEvent{source, {0, number}, {1, scale}, scale != 0});
+  if (lock) late_.open_with_room().add(PendingEvent{source, {0, number}, {1, scale}, scale != 0});
 }
 
 void Monitor::observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
   TryLock lock(loss_busy_);
-  if (lock) late_.open_with_room().add(LateEvent{LateEvent::kSum, {0, sum}, {0, weight}, false});
+  if (lock) late_.open_with_room().add(PendingEvent{PendingEvent::kSum, {0, sum}, {0, weight}, false});
 }
 
 void Monitor::skip_step() {
   {
     TryLock lock(loss_busy_);
     if (lock && (late_.has_ended() || late_.open().events > 0)) {
-      late_.open().add(LateEvent{LateEvent::kSkip, {1, 0}, {1, 0}, false});
+      late_.open().add(PendingEvent{PendingEvent::kSkip, {1, 0}, {1, 0}, false});
     } else {
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
       if (lock) loss_.forget_step();
@@ -435,25 +435,25 @@ void Monitor::skip_step() {
 
 void Monitor::skip_step_if(uint64_t number) {
   TryLock lock(loss_busy_);
-  if (number == 0 || !lock) return lose_skips();
-  late_.open_with_room().add(LateEvent{LateEvent::kSkip, {0, number}, {1, 0}, false});
+  if (number == 0 || !lock) return mark_skips_unknown();
+  late_.open_with_room().add(PendingEvent{PendingEvent::kSkip, {0, number}, {1, 0}, false});
 }
 
 // -- when it has come --
 
 // A loss that is not known whole is not known; what the trainer tells or logs is, all the same.
-void Monitor::count_late(const LateStep& step, bool with_losses) {
+void Monitor::count_late(const PendingStep& step, bool with_losses) {
   for (uint32_t n = 0; n < step.events; ++n) {
-    const LateEvent& event = step.event[n];
+    const PendingEvent& event = step.event[n];
     const bool is_there = event.value.number == 0;
-    if (event.source == LateEvent::kSkip) {
-      if (!is_there) lose_skips();
+    if (event.source == PendingEvent::kSkip) {
+      if (!is_there) mark_skips_unknown();
       if (!is_there || event.value.value == 0) continue;
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
       loss_.forget_step();  // it is that of no step
       continue;
     }
-    if (event.source == LateEvent::kSum) {
+    if (event.source == PendingEvent::kSum) {
       if (with_losses) loss_.observe_sum(event.value.value, event.scale.value);
       continue;
     }
@@ -463,9 +463,9 @@ void Monitor::count_late(const LateStep& step, bool with_losses) {
   }
 }
 
-void Monitor::complete(LateStep* step) {
+void Monitor::complete(PendingStep* step) {
   segment::StepRecord record = step->so_far;
-  if (!step->has_events) lose_skips();
+  if (!step->has_events) mark_skips_unknown();
   count_late(*step, step->knows_losses() && step->knows_skips());
   if (loss_.take(&record.loss, &record.loss_source)) record.given |= FORESHOCK_GIVEN_LOSS;
   double norm = 0;
@@ -476,8 +476,8 @@ void Monitor::complete(LateStep* step) {
   }
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
-  bump_shared(g_guest.writer().coverage()->numbers_late, step->missing([](uint64_t) { return true; }));
-  g_guest.writer().complete_step(step->record, record);
+  bump_shared(g_process.writer().coverage()->numbers_late, step->missing([](uint64_t) { return true; }));
+  g_process.writer().complete_step(step->record, record);
 }
 
 // Completes steps in their order as far as what they wait for is there, or will not be. What the training has
@@ -485,7 +485,7 @@ void Monitor::complete(LateStep* step) {
 void Monitor::settle_late(bool is_step_end) {
   const auto find = [this](uint64_t number, double* value) { return find_late(number, value); };
   while (late_.has_ended()) {
-    LateStep& oldest = late_.oldest();
+    PendingStep& oldest = late_.oldest();
     const bool is_there = oldest.look(find);
     const bool will_come = oldest.missing([](uint64_t number) { return !is_of_host(number); }) > 0;
     if (!is_there && (!is_step_end || (will_come && !late_.is_full()))) return;
@@ -496,12 +496,12 @@ void Monitor::settle_late(bool is_step_end) {
 
 // Of the step that ends now: false when it has to wait, for a number or for the steps before it.
 bool Monitor::settle_open() {
-  LateStep& open = late_.open();
+  PendingStep& open = late_.open();
   if (late_.has_ended()) return false;
   if (open.events == 0 && open.gradients == 0 && open.has_events && open.has_gradients) return true;
   if (!open.look([this](uint64_t number, double* value) { return find_late(number, value); })) return false;
   const bool knows = open.knows_losses();
-  if (!open.has_events) lose_skips();
+  if (!open.has_events) mark_skips_unknown();
   count_late(open, knows);
   for (uint32_t n = 0; n < open.gradients && open.has_gradients; ++n)
     layers_.add_gradient_of(open.gradient[n].layer, open.gradient[n].square());
@@ -515,7 +515,7 @@ void Monitor::look_at_the_end() {
     TryLock busy(loss_busy_);
     if (clock && busy) settle_late(false);
   }
-  if (TryLock busy(weights_busy_); busy) collect_weights(g_guest.counting());
+  if (TryLock busy(weights_busy_); busy) collect_weights(g_process.counting());
 }
 
 void Monitor::fetched(uint64_t number, double value) {
@@ -523,7 +523,7 @@ void Monitor::fetched(uint64_t number, double value) {
   TryLock busy(loss_busy_);
   if (!clock || !busy) return;
   // Several ranks may have made it their mean by then.
-  if (!g_guest.has_other_ranks()) fetched_.add(number, value);
+  if (!g_process.has_other_ranks()) fetched_.add(number, value);
   late_.open().look([this](uint64_t wanted, double* found) { return find_late(wanted, found); });
   settle_late(false);
 }
@@ -533,7 +533,7 @@ void Monitor::fetched(uint64_t number, double value) {
 // The last step of a training: what has come since. Its own memory alone is looked at.
 __attribute__((destructor)) static void look_at_the_end() {
   using namespace foreshock;
-  if ((g_guest.hot() & kHotArmed) == 0) return;
+  if ((g_process.hot() & kHotArmed) == 0) return;
   g_monitor.look_at_the_end();
-  g_guest.publish_exit();
+  g_process.publish_exit();
 }

@@ -208,7 +208,7 @@ SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
   return {static_cast<uint32_t>(std::min<uint64_t>(bytes / need, segment::kMaxSlots)), need};
 }
 
-constinit Guest g_guest;
+constinit ProcessState g_process;
 
 namespace {
 
@@ -257,12 +257,12 @@ void copy_text(char* to, size_t capacity, const char* from) { std::snprintf(to, 
 
 }  // namespace
 
-bool Guest::is_inherited() const {
+bool ProcessState::is_inherited() const {
   const pid_t armed = armed_.load(std::memory_order_relaxed);
   return armed != 0 && armed != getpid();
 }
 
-Counting Guest::counting() {
+Counting ProcessState::counting() {
   if ((hot() & kHotArmed) == 0) return {&own()->local, true};
   std::atomic_thread_fence(std::memory_order_acquire);  // whoever sees the hot word sees its segment
   const uint32_t generation = generation_.load(std::memory_order_acquire);
@@ -273,7 +273,7 @@ Counting Guest::counting() {
   return t_counting;
 }
 
-void Guest::count_calls(uint64_t (&calls)[segment::kPasses]) const {
+void ProcessState::count_calls(uint64_t (&calls)[segment::kPasses]) const {
   const auto add = [&](segment::ThreadBlock& block) {
     for (uint32_t op = 0; op < ops_known_.load(std::memory_order_acquire); ++op)
       calls[ops_[op].pass] += std::atomic_ref<uint64_t>(block.calls[op]).load(std::memory_order_relaxed);
@@ -284,7 +284,7 @@ void Guest::count_calls(uint64_t (&calls)[segment::kPasses]) const {
   for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
 }
 
-bool Guest::prepare_own_page() {
+bool ProcessState::prepare_own_page() {
   OwnPage* none = &before_set_up_;
   if (own() != none) return true;
   void* page = mmap(nullptr, sizeof(OwnPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -295,7 +295,7 @@ bool Guest::prepare_own_page() {
   return own() != &before_set_up_;
 }
 
-const char* Guest::create_segment(uint64_t slot_bytes_needed) {
+const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const FreeMemory free = free_shared_memory(settings_.directory);
   if (!is_on_tmpfs(settings_.directory)) return "no_tmpfs";
@@ -325,7 +325,7 @@ const char* Guest::create_segment(uint64_t slot_bytes_needed) {
   return why;
 }
 
-segment::Identity Guest::identity_of(const segment::SegmentRequest& given) const {
+segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given) const {
   segment::Identity identity = {};
   identity.pid = static_cast<uint64_t>(getpid());
   identity.launcher_id = settings_.launcher_id;
@@ -352,7 +352,7 @@ segment::Identity Guest::identity_of(const segment::SegmentRequest& given) const
   return identity;
 }
 
-bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
+bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (is_off() || (hot() & kHotArmed) != 0) return false;
   const pid_t self = getpid();
   // A child of a process that was in the middle of this must not wait for a thread it does not have.
@@ -387,7 +387,7 @@ bool Guest::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   return true;
 }
 
-void Guest::publish_exit() {
+void ProcessState::publish_exit() {
   const int status = g_exit_status.load(std::memory_order_relaxed);
   if (status < 0) return;
   segment::Identity& identity = *writer_.identity();
@@ -395,7 +395,7 @@ void Guest::publish_exit() {
   std::atomic_ref<uint32_t>(identity.has_exited).store(1, std::memory_order_release);
 }
 
-void Guest::off(const char* reason) {
+void ProcessState::off(const char* reason) {
   if (off_.exchange(true)) return;
   own()->hot.store(0, std::memory_order_relaxed);
   Settings settings = {};
@@ -415,7 +415,7 @@ void Guest::off(const char* reason) {
 
 // Without a number an operation is missed for the whole run, and to give one takes microseconds, once: so who
 // finds another thread at it tries a while.
-int32_t Guest::register_op(const char* name, uint32_t pass) {
+int32_t ProcessState::register_op(const char* name, uint32_t pass) {
   constexpr int kTries = 100'000;
   if (pass >= segment::kPasses || name == nullptr) return -1;
   for (int n = 0; n < kTries; ++n)
@@ -423,7 +423,7 @@ int32_t Guest::register_op(const char* name, uint32_t pass) {
   return -1;
 }
 
-int32_t Guest::add_op(const char* name, uint32_t pass) {
+int32_t ProcessState::add_op(const char* name, uint32_t pass) {
   const uint32_t number = ops_known_.load(std::memory_order_relaxed);
   for (uint32_t n = 0; n < number; ++n)  // one operation by two ways
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
@@ -439,20 +439,20 @@ int32_t Guest::add_op(const char* name, uint32_t pass) {
   return static_cast<int32_t>(number);
 }
 
-void Guest::take_over(const segment::Identity& late) {
+void ProcessState::take_over(const segment::Identity& late) {
   if (late.rank >= 0) settings_.rank = late.rank;
   if (late.local_rank >= 0) settings_.local_rank = late.local_rank;
   if (late.world_size >= 0) settings_.world_size = late.world_size;
   if (late.attempt >= 0) settings_.attempt = late.attempt;
 }
 
-void Guest::describe(const segment::Identity& late) {
+void ProcessState::describe(const segment::Identity& late) {
   late_ = late;
   late_pid_ = getpid();
   late_is_new_.store(true, std::memory_order_release);
 }
 
-void Guest::publish_late() {
+void ProcessState::publish_late() {
   if (!late_is_new_.load(std::memory_order_acquire)) return;
   late_is_new_.store(false, std::memory_order_relaxed);
   if (late_pid_ != getpid()) return;

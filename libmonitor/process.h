@@ -125,7 +125,7 @@ struct Settings {
 
 // Everything below is one object of static storage, never destroyed: threads may still call while the process
 // ends.
-class Guest {
+class ProcessState {
  public:
   // The hot word as every call reads it.
   uint32_t hot() const { return own()->hot.load(std::memory_order_relaxed); }
@@ -199,7 +199,7 @@ class Guest {
   segment::SegmentWriter writer_;
 };
 
-extern Guest g_guest;
+extern ProcessState g_process;
 
 // What the agent advises, out of the control file.
 

@@ -37,14 +37,14 @@ bool is_scaled(double root, double nll) {
 
 }  // namespace
 
-void LossFollower::settle(double root) {
+void LossTracker::settle(double root) {
   const bool nll_is_the_loss = nll_since_root_ == 1 && is_scaled(root, last_nll_);
   settled_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
 // Shares add up to that mean, those that are whole to k times as much; what else there may be in a loss makes
 // less of a difference than the middle between both, a factor of sqrt(k).
-void LossFollower::settle_roots() {
+void LossTracker::settle_roots() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
   const double together = roots.sum / (summed.sum / summed.weight);
@@ -52,7 +52,7 @@ void LossFollower::settle_roots() {
   roots_ = together < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
 }
 
-void LossFollower::observe(double value, uint32_t source) {
+void LossTracker::observe(double value, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   if (source == FORESHOCK_LOSS_REPORTED) settled_ = source;
   if (source == FORESHOCK_LOSS_NLL) {
@@ -67,18 +67,18 @@ void LossFollower::observe(double value, uint32_t source) {
   mean_[source].add(value, 1);
 }
 
-void LossFollower::observe_sum(double sum, double weight) {
+void LossTracker::observe_sum(double sum, double weight) {
   if (weight >= 0 && std::isfinite(weight)) mean_[kSummed].add(sum, weight);
 }
 
-bool LossFollower::is_reported() const { return settled_ == FORESHOCK_LOSS_REPORTED; }
+bool LossTracker::is_reported() const { return settled_ == FORESHOCK_LOSS_REPORTED; }
 
-void LossFollower::forget_step() {
+void LossTracker::forget_step() {
   for (Mean& each : mean_) each = {};
   nll_since_root_ = 0;
 }
 
-bool LossFollower::take(double* loss, uint32_t* source) {
+bool LossTracker::take(double* loss, uint32_t* source) {
   // Without a root (autograd.grad instead of backward) a cross-entropy that needed gradients is the loss.
   const bool has_root = mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
   if (settled_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) settled_ = FORESHOCK_LOSS_NLL;
@@ -94,14 +94,14 @@ bool LossFollower::take(double* loss, uint32_t* source) {
   return true;
 }
 
-void LateStep::clear() {
+void PendingStep::clear() {
   record = 0;
   events = gradients = 0;
   has_events = has_gradients = true;
   is_late = false;
 }
 
-void LateStep::add(const LateEvent& added) {
+void PendingStep::add(const PendingEvent& added) {
   is_late |= added.value.number != 0 || added.scale.number != 0;
   if (events == kMostEvents || event == nullptr)
     has_events = false;
@@ -109,7 +109,7 @@ void LateStep::add(const LateEvent& added) {
     event[events++] = added;
 }
 
-void LateStep::add(const LateGradient& added) {
+void PendingStep::add(const PendingGradient& added) {
   is_late |= added.norm.number != 0;
   if (gradients == kMostGradients || gradient == nullptr)
     has_gradients = false;
@@ -117,61 +117,61 @@ void LateStep::add(const LateGradient& added) {
     gradient[gradients++] = added;
 }
 
-bool LateStep::knows_losses() const {
+bool PendingStep::knows_losses() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n) {
-    const LateEvent& one = event[n];
+    const PendingEvent& one = event[n];
     const bool has_scale = one.scale.number == 0 && !(one.is_scaled && one.scale.value == 1);
-    all &= one.source == LateEvent::kSkip || (one.value.number == 0 && has_scale);
+    all &= one.source == PendingEvent::kSkip || (one.value.number == 0 && has_scale);
   }
   return all;
 }
 
-bool LateStep::knows_gradients() const {
+bool PendingStep::knows_gradients() const {
   bool all = has_gradients;
   for (uint32_t n = 0; n < gradients; ++n) all &= gradient[n].norm.number == 0;
   return all;
 }
 
-bool LateStep::knows_skips() const {
+bool PendingStep::knows_skips() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n)
-    all &= event[n].source != LateEvent::kSkip || event[n].value.number == 0;
+    all &= event[n].source != PendingEvent::kSkip || event[n].value.number == 0;
   return all;
 }
 
-void LateSteps::reserve() {
-  constexpr size_t kEvents = sizeof(LateEvent) * LateStep::kMostEvents;
-  constexpr size_t kGradients = sizeof(LateGradient) * LateStep::kMostGradients;
-  static_assert(alignof(LateGradient) <= alignof(LateEvent) && kEvents % alignof(LateGradient) == 0);
+void PendingSteps::reserve() {
+  constexpr size_t kEvents = sizeof(PendingEvent) * PendingStep::kMostEvents;
+  constexpr size_t kGradients = sizeof(PendingGradient) * PendingStep::kMostGradients;
+  static_assert(alignof(PendingGradient) <= alignof(PendingEvent) && kEvents % alignof(PendingGradient) == 0);
   if (open().event != nullptr || !room_.reserve((kMost + 1) * (kEvents + kGradients))) return;
   char* at = room_.data();
-  for (LateStep& step : steps_) {
-    step.event = reinterpret_cast<LateEvent*>(at);
-    step.gradient = reinterpret_cast<LateGradient*>(at + kEvents);
+  for (PendingStep& step : steps_) {
+    step.event = reinterpret_cast<PendingEvent*>(at);
+    step.gradient = reinterpret_cast<PendingGradient*>(at + kEvents);
     at += kEvents + kGradients;
   }
 }
 
-void LateSteps::end_step(uint64_t number, const segment::StepRecord& so_far) {
+void PendingSteps::end_step(uint64_t number, const segment::StepRecord& so_far) {
   open().record = number;
   open().so_far = so_far;
   ++count_;
   open().clear();
 }
 
-void LateSteps::drop_oldest() {
+void PendingSteps::drop_oldest() {
   first_ = (first_ + 1) % (kMost + 1);
   --count_;
 }
 
-void LateSteps::forget() {
+void PendingSteps::forget() {
   first_ = count_ = 0;
   open().clear();
 }
 
-bool FetchedByTraining::find(uint64_t number, double* value) const {
-  for (const LateNumber& one : found_) {
+bool TrainerReadbacks::find(uint64_t number, double* value) const {
+  for (const PendingNumber& one : found_) {
     if (one.number != number) continue;
     *value = one.value;
     return true;

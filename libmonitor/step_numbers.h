@@ -23,7 +23,7 @@ namespace foreshock {
 // of a whole step (the Hugging Face Trainer) makes each root a share of it, to be added; the first step of
 // several micro-batches tells: what their roots add up to is nearer to the mean over all targets, or what
 // they are in the mean. That mean is the loss where there are no roots.
-class LossFollower {
+class LossTracker {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
   void observe_sum(double sum, double weight);  // over targets that weigh so much
@@ -61,31 +61,31 @@ class LossFollower {
 // first number is awaited: a training without a device needs none of it.
 
 // A number that is there, or the number that it is found by.
-struct LateNumber {
+struct PendingNumber {
   double value;
   uint64_t number;  // 0: it is there
 };
 
 // A loss, a summed cross-entropy (kSum), or that a step was left out (kSkip; then `value` is not 0).
-struct LateEvent {
+struct PendingEvent {
   static constexpr uint32_t kSkip = 0, kSum = ~0u;
   uint32_t source;  // FORESHOCK_LOSS_..., kSkip, kSum
-  LateNumber value;
-  LateNumber scale;  // the loss is value times this; of a sum the weight of its targets
+  PendingNumber value;
+  PendingNumber scale;  // the loss is value times this; of a sum the weight of its targets
   // By a number of its own. 1 then tells nothing: a gradient scaler gives it out for what an optimizer shall
   // divide by the scale itself.
   bool is_scaled;
 };
 
-struct LateGradient {
+struct PendingGradient {
   int32_t layer;
   bool is_squared;  // a sum of squares, not the root of it
-  LateNumber norm;
+  PendingNumber norm;
 
   double square() const { return is_squared ? norm.value : norm.value * norm.value; }
 };
 
-struct LateStep {
+struct PendingStep {
   static constexpr uint32_t kMostEvents = 512, kMostGradients = 4096;
 
   uint64_t record;                 // its number in the ring of steps; 0: the step has not ended
@@ -93,18 +93,18 @@ struct LateStep {
   uint32_t events, gradients;      // how many there are
   bool has_events, has_gradients;  // all of them: there was room
   bool is_late;                    // a number was to come when it was told
-  LateEvent* event;                // room for kMostEvents, or null
-  LateGradient* gradient;          // for kMostGradients, or null
+  PendingEvent* event;             // room for kMostEvents, or null
+  PendingGradient* gradient;       // for kMostGradients, or null
 
   void clear();
   void begin_gradients() { gradients = 0, has_gradients = true; }
-  void add(const LateEvent& added);
-  void add(const LateGradient& added);
+  void add(const PendingEvent& added);
+  void add(const PendingGradient& added);
 
   // Looks for what has not come: find(number, &value). True when nothing is missing any more.
   bool look(const auto& find) {
     bool all = true;
-    const auto look_for = [&](LateNumber* one) {
+    const auto look_for = [&](PendingNumber* one) {
       if (one->number == 0) return;
       if (find(one->number, &one->value))
         one->number = 0;
@@ -121,7 +121,7 @@ struct LateStep {
   uint32_t missing(const auto& is) const {
     uint32_t count = 0;
     uint64_t last_value = 0, last_scale = 0, last_norm = 0;
-    const auto see = [&](const LateNumber& one, uint64_t* last) {
+    const auto see = [&](const PendingNumber& one, uint64_t* last) {
       count += one.number != 0 && one.number != *last && is(one.number);
       *last = one.number;
     };
@@ -137,19 +137,19 @@ struct LateStep {
 };
 
 // The step that has not ended, and those before it that wait for a number. Thread-compatible.
-class LateSteps {
+class PendingSteps {
  public:
   static constexpr uint32_t kMost = segment::kMostPendingSteps;
 
-  LateStep& open() { return at(count_); }
+  PendingStep& open() { return at(count_); }
   // The same with room in it, if there is any to be had.
-  LateStep& open_with_room() {
+  PendingStep& open_with_room() {
     reserve();
     return open();
   }
   bool has_ended() const { return count_ > 0; }
   bool is_full() const { return count_ == kMost; }
-  LateStep& oldest() { return at(0); }
+  PendingStep& oldest() { return at(0); }
 
   // The open step has ended as record `number`, and another one begins. Not when it is full.
   void end_step(uint64_t number, const segment::StepRecord& so_far);
@@ -158,22 +158,22 @@ class LateSteps {
 
  private:
   void reserve();
-  LateStep& at(uint32_t n) { return steps_[(first_ + n) % (kMost + 1)]; }
+  PendingStep& at(uint32_t n) { return steps_[(first_ + n) % (kMost + 1)]; }
 
   uint32_t first_ = 0, count_ = 0;
-  LateStep steps_[kMost + 1] = {};
-  PrivateMemory room_;
+  PendingStep steps_[kMost + 1] = {};
+  MmapBuffer room_;
 };
 
 // Numbers that the training itself has waited for, by what they would be found by. Thread-compatible.
-class FetchedByTraining {
+class TrainerReadbacks {
  public:
   void add(uint64_t number, double value) { found_[next_++ % kMost] = {value, number}; }
   bool find(uint64_t number, double* value) const;
 
  private:
   static constexpr uint32_t kMost = 64;
-  LateNumber found_[kMost] = {};
+  PendingNumber found_[kMost] = {};
   uint32_t next_ = 0;
 };
 

@@ -59,12 +59,12 @@ constexpr uint64_t kAlign = 64;
 }  // namespace
 
 // The last piece of a tensor, which may be a shorter one, is only kept with all others.
-uint64_t UpdateCopies::piece_at(uint64_t n, uint64_t kept, uint64_t of) {
+uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t of) {
   const uint64_t pieces = (of + kPiece - 1) / kPiece, here = (kept + kPiece - 1) / kPiece;
   return n * pieces / here * kPiece;
 }
 
-UpdateCopies::Copy UpdateCopies::keep(const void* values, uint64_t bytes, DType type, uint64_t share) {
+UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, DType type, uint64_t share) {
   const uint64_t most = std::min(share, room() - used_);
   const Copy copy = {used_, bytes <= most ? bytes : most / kPiece * kPiece, bytes, type, round_};
   renew(copy, values);
@@ -72,7 +72,7 @@ UpdateCopies::Copy UpdateCopies::keep(const void* values, uint64_t bytes, DType 
   return copy;
 }
 
-void UpdateCopies::renew(const Copy& copy, const void* values) {
+void UpdateSnapshots::renew(const Copy& copy, const void* values) {
   const auto* from = static_cast<const char*>(values);
   char* to = memory_.data() + copy.at;
   if (copy.bytes == copy.of) {
@@ -83,7 +83,7 @@ void UpdateCopies::renew(const Copy& copy, const void* values) {
     std::memcpy(to + n * kPiece, from + piece_at(n, copy.bytes, copy.of), kPiece);
 }
 
-Update UpdateCopies::update(const Copy& copy, const void* values, uint64_t* elements) const {
+Update UpdateSnapshots::update(const Copy& copy, const void* values, uint64_t* elements) const {
   *elements = copy.bytes / size_of(copy.type);
   const auto* now = static_cast<const char*>(values);
   const char* before = memory_.data() + copy.at;
@@ -107,7 +107,7 @@ bool is_readable(const foreshock_tensor& tensor) {
          is_floating(static_cast<DType>(tensor.dtype)) && tensor.dims <= FORESHOCK_TENSOR_DIMS;
 }
 
-void tell_gradient(const GradientSums& sums, double* numbers) {
+void report_gradient(const GradientSums& sums, double* numbers) {
   numbers[segment::kGradientSumOfSquares] = sums.squares;
   numbers[segment::kGradientElements] = static_cast<double>(sums.finite);
   numbers[segment::kGradientNonFinite] = static_cast<double>(sums.nonfinite);
@@ -164,9 +164,9 @@ void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, c
   numbers[segment::kSeenWeightDecay] = state.weight_decay;
   if (moment != nullptr) {
     tell_moment(*moment, numbers);
-    tell_gradient({moment->gradient_squares, moment->counted, moment->nonfinite_gradient}, numbers);
+    report_gradient({moment->gradient_squares, moment->counted, moment->nonfinite_gradient}, numbers);
   } else if (gradient != nullptr) {
-    tell_gradient(*gradient, numbers);
+    report_gradient(*gradient, numbers);
   }
 }
 

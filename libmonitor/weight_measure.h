@@ -34,14 +34,14 @@ class HistogramPacker {
  private:
   size_t count(const char* values, DType type, uint64_t elements, char* to, size_t room);
 
-  PrivateMemory counters_;  // all zero between calls
+  MmapBuffer counters_;  // all zero between calls
 };
 
 // What tensors held before an optimizer step, so that it can be told what the step has changed: of one that
 // is larger than its share of the room some pieces, spread evenly over it.
 
 // One caller at a time.
-class UpdateCopies {
+class UpdateSnapshots {
  public:
   static constexpr uint64_t kPiece = uint64_t{16} << 10;  // bytes
 
@@ -79,13 +79,13 @@ class UpdateCopies {
  private:
   static uint64_t piece_at(uint64_t n, uint64_t kept, uint64_t of);  // where its n-th piece lies in a tensor
 
-  PrivateMemory memory_;
+  MmapBuffer memory_;
   uint64_t used_ = 0, round_ = 1;
 };
 
 // What small ones leave is the large ones'. Each round's share is kept and larger than the one before.
 template <class BytesOf>
-uint64_t UpdateCopies::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
+uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
   constexpr int kRounds = 8;
   uint64_t share = count > 0 ? room / count : room;
   for (int round = 0; round < kRounds; ++round) {

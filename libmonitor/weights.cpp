@@ -24,20 +24,20 @@ uint32_t reversed(uint32_t bits) {
 
 }  // namespace
 
-bool WeightTurns::reserve(uint32_t count) {
+bool WeightSchedule::reserve(uint32_t count) {
   count_ = 0;
   step_ = -1;
   open_ = 0;
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
 
-void WeightTurns::add(double begins_at, bool is_here) {
+void WeightSchedule::add(double begins_at, bool is_here) {
   turns()[count_] = reversed(static_cast<uint32_t>(0x1p32 * begins_at));
   states()[count_] = {0, 0, is_here};
   ++count_;
 }
 
-void WeightTurns::find(int64_t step, int64_t steps, uint64_t interval, const auto& take) {
+void WeightSchedule::find(int64_t step, int64_t steps, uint64_t interval, const auto& take) {
   const auto some = static_cast<uint32_t>(interval);
   const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % some);
   const bool is_power = (some & (some - 1)) == 0;
@@ -48,8 +48,8 @@ void WeightTurns::find(int64_t step, int64_t steps, uint64_t interval, const aut
   }
 }
 
-size_t WeightTurns::due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
-                        Count* count) {
+size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
+                           Count* count) {
   *count = {};
   if (step != step_) {
     count->lost = give_up();
@@ -66,7 +66,7 @@ size_t WeightTurns::due(int64_t step, int64_t steps, uint64_t interval, uint32_t
   return found;
 }
 
-WeightTurns::Count WeightTurns::unasked(int64_t step, int64_t steps, uint64_t interval) {
+WeightSchedule::Count WeightSchedule::unasked(int64_t step, int64_t steps, uint64_t interval) {
   Count count;
   if (step == step_) return count;  // it was asked about before or after
   find(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
@@ -74,7 +74,7 @@ WeightTurns::Count WeightTurns::unasked(int64_t step, int64_t steps, uint64_t in
   return count;
 }
 
-uint64_t WeightTurns::end(uint32_t number, int64_t step) {
+uint64_t WeightSchedule::end(uint32_t number, int64_t step) {
   if (step != step_) return 1;
   State& state = states()[number];
   const bool is_open = state.asked == round_ && state.ended != round_;
@@ -83,7 +83,7 @@ uint64_t WeightTurns::end(uint32_t number, int64_t step) {
   return !is_open;
 }
 
-uint64_t WeightTurns::give_up() { return std::exchange(open_, 0); }
+uint64_t WeightSchedule::give_up() { return std::exchange(open_, 0); }
 
 namespace {
 
@@ -133,9 +133,9 @@ void copy_end(char (&to)[n], const char* from) {
 
 }  // namespace
 
-void WeightFollower::attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-                            double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off,
-                            DeviceSampler* devices) {
+void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
+                           double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off,
+                           DeviceSampler* devices) {
   writer_.attach(ring, ring_bytes, control);
   cadence_.start(max_slowdown, fixed_interval);
   memory_ = memory;
@@ -145,16 +145,16 @@ void WeightFollower::attach(segment::TensorRing* ring, uint64_t ring_bytes, cons
   copies_.forget();
   copy_step_ = -1;
   devices_ = devices;
-  errands_.clear();
+  pending_.clear();
   deferred_ns_ = round_ = host_records_ = 0;
   host_step_ = -1;
 }
 
-int WeightFollower::name(const foreshock_weight* weights, size_t count) {
+int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
   segment::TensorRing& ring = *writer_.ring();
-  if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up() + errands_.forget());
-  writer_.tell_awaited(0);
+  if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up() + pending_.forget());
+  writer_.set_awaited(0);
   count_ = held_ = 0;
   bytes_ = 0;
   ring.tensors = ring.elements = 0;
@@ -188,7 +188,7 @@ int WeightFollower::name(const foreshock_weight* weights, size_t count) {
   return static_cast<int>(count_);
 }
 
-void WeightFollower::add(const foreshock_weight& given, double begins_at) {
+void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   Weight& to = *weight(count_++);
   to = {};
   copy_end(to.name, given.name != nullptr ? given.name : "");
@@ -209,14 +209,14 @@ void WeightFollower::add(const foreshock_weight& given, double begins_at) {
                                                                      : segment::kUnfollowedPlacement];
 }
 
-void WeightFollower::count(const WeightTurns::Count& turns) {
+void WeightSampler::count(const WeightSchedule::Count& turns) {
   if (turns.due > 0) writer_.count_due(turns.due);
   if (turns.lost > 0) writer_.count_skipped(segment::kTensorUnknown, turns.lost);
 }
 
-size_t WeightFollower::due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
+size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
   if (count_ == 0 || step < 0) return 0;
-  WeightTurns::Count turns;
+  WeightSchedule::Count turns;
   const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
   if (!cadence_.allows()) {
@@ -228,18 +228,18 @@ size_t WeightFollower::due(int64_t step, int64_t steps, uint32_t* numbers, size_
   return found;
 }
 
-void WeightFollower::unasked(int64_t step, int64_t steps) {
+void WeightSampler::unasked(int64_t step, int64_t steps) {
   if (count_ > 0 && step >= 0) count(turns_.unasked(step, steps, cadence_.interval()));
 }
 
-void WeightFollower::share_copies(const uint32_t* numbers, size_t count) {
-  copy_share_ = UpdateCopies::share(copies_.room(), count, [&](uint64_t n) {
+void WeightSampler::share_copies(const uint32_t* numbers, size_t count) {
+  copy_share_ = UpdateSnapshots::share(copies_.room(), count, [&](uint64_t n) {
     const Weight& of = *weight(numbers[n]);
     return round_up(of.elements * of.element_bytes, 64);
   });
 }
 
-bool WeightFollower::check(const foreshock_weight_state& state, segment::TensorSkip* why) {
+bool WeightSampler::check(const foreshock_weight_state& state, segment::TensorSkip* why) {
   const foreshock_tensor& values = state.parameter;
   const auto no = [why](segment::TensorSkip reason) {
     *why = reason;
@@ -256,7 +256,7 @@ bool WeightFollower::check(const foreshock_weight_state& state, segment::TensorS
   return true;
 }
 
-void WeightFollower::before_step(const foreshock_weight_state* states, size_t count, int64_t step) {
+void WeightSampler::before_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   if (copy_step_ != step) copies_.forget();
   copy_step_ = step;
@@ -278,7 +278,7 @@ void WeightFollower::before_step(const foreshock_weight_state* states, size_t co
 
 // Of those on devices it is another one's turn to be first in every interval: where there is not room for all
 // of them, it is not always the same ones that go without.
-void WeightFollower::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
+void WeightSampler::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[n];
@@ -293,15 +293,15 @@ void WeightFollower::after_step(const foreshock_weight_state* states, size_t cou
   }
 }
 
-void WeightFollower::show(const foreshock_weight_state& state, int64_t step) {
+void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!check(state, &why) || !cadence_.allows()) return writer_.count_skipped(why);
   if (is_resting(weight(state.number))) return writer_.count_skipped(segment::kTensorTooLarge);
   is_on_device(state) ? send(state, step) : take(state, step);
 }
 
-void WeightFollower::describe(const Weight& of, uint32_t number, DType type, int64_t step,
-                              TensorRecord* record) const {
+void WeightSampler::describe(const Weight& of, uint32_t number, DType type, int64_t step,
+                             TensorRecord* record) const {
   *record = {};
   record->kind = segment::TensorKind::kSnapshot;
   record->step = step;
@@ -321,8 +321,8 @@ void WeightFollower::describe(const Weight& of, uint32_t number, DType type, int
   std::memcpy(record->name, of.name, sizeof record->name);
 }
 
-void WeightFollower::reduce(const Weight& of, const foreshock_tensor& values, DType type, int64_t step,
-                            double* reductions) const {
+void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DType type, int64_t step,
+                           double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
   // An optimizer may step a master copy in another format that it puts in the parameter's place meanwhile.
   const bool is_known = copy_step_ == step && copies_.holds(of.copy) && of.copy.type == type;
@@ -340,8 +340,8 @@ void WeightFollower::reduce(const Weight& of, const foreshock_tensor& values, DT
 }
 
 // The rows of some heads, where the tensor is a projection of queries or keys. Returns where the record ends.
-uint64_t WeightFollower::add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at,
-                                   const Draft& draft) {
+uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at,
+                                  const Draft& draft) {
   if (of.dims != 2 || projection_kind(of.name) == ProjectionKind::kNone) return at;
   const auto without = [&](segment::TensorHeadSkip reason) {
     writer_.count_heads_skipped(reason);
@@ -364,13 +364,13 @@ uint64_t WeightFollower::add_heads(const Weight& of, const foreshock_tensor& val
 }
 
 // A record that did not fit would not fit the next time either, most likely; to find out costs a whole pass.
-bool WeightFollower::is_resting(Weight* of) {
+bool WeightSampler::is_resting(Weight* of) {
   if (of->rest == 0) return false;
   --of->rest;
   return true;
 }
 
-void WeightFollower::rest(Weight* of, uint64_t room) {
+void WeightSampler::rest(Weight* of, uint64_t room) {
   of->needs = 2 * room;
   if (room < writer_.largest_record()) return writer_.count_skipped(segment::kTensorRingFull);
   of->next_rest = std::clamp(2 * of->next_rest, 1u, kMostRest);
@@ -379,7 +379,7 @@ void WeightFollower::rest(Weight* of, uint64_t room) {
 }
 
 // False: there is no piece that a record would fit into.
-bool WeightFollower::open(const Weight& of, Draft* draft) {
+bool WeightSampler::open(const Weight& of, Draft* draft) {
   const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
   draft->record = writer_.begin(least, &draft->room);
   if (draft->record == nullptr) {
@@ -397,7 +397,7 @@ bool WeightFollower::open(const Weight& of, Draft* draft) {
 }
 
 // Its histogram fits; the whole of it ends at `end`.
-void WeightFollower::close(Weight* of, const Draft& draft, uint64_t end) {
+void WeightSampler::close(Weight* of, const Draft& draft, uint64_t end) {
   const auto place = [&](const double* first, uint64_t count) -> segment::Payload {
     const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
     return {static_cast<uint64_t>(offset), count * sizeof(double)};
@@ -410,7 +410,7 @@ void WeightFollower::close(Weight* of, const Draft& draft, uint64_t end) {
   writer_.publish(draft.record);
 }
 
-void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
+void WeightSampler::take(const foreshock_weight_state& state, int64_t step) {
   Weight& of = *weight(state.number);
   const foreshock_tensor& values = state.parameter;
   const auto type = static_cast<DType>(values.dtype);
@@ -433,7 +433,7 @@ void WeightFollower::take(const foreshock_weight_state& state, int64_t step) {
   host_step_ = step;
 }
 
-void WeightFollower::end_step(double step_seconds, double cost_seconds, bool is_overdrawn) {
+void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_overdrawn) {
   cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(read_));
   cadence_.wait(is_overdrawn);
   read_ = 0;

@@ -21,7 +21,7 @@
 namespace foreshock {
 
 // One caller at a time.
-class WeightTurns {
+class WeightSchedule {
  public:
   // What became of turns since the last call.
   struct Count {
@@ -57,7 +57,7 @@ class WeightTurns {
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
   State* states() const { return reinterpret_cast<State*>(states_.data()); }
 
-  PrivateMemory turns_, states_;
+  MmapBuffer turns_, states_;
   uint32_t count_ = 0;
   uint64_t round_ = 1;  // new with every step that is asked about: steps may go back, or be told twice
   int64_t step_ = -1;
@@ -121,7 +121,7 @@ class WeightCadence {
 };
 
 // One caller at a time.
-class WeightFollower {
+class WeightSampler {
  public:
   // Forgets the tensors. `ring` null: nothing is followed, nor said. Without room for records it is said why:
   // because of `is_off`, or for want of it. `devices` null: none is asked.
@@ -180,7 +180,7 @@ class WeightFollower {
     uint64_t needs;            // bytes of the ring for its record, as its last turn showed
     uint64_t element_bytes;    // as it was seen last
     uint32_t rest, next_rest;  // turns left out, now and the next time, since its record did not fit
-    UpdateCopies::Copy copy;
+    UpdateSnapshots::Copy copy;
   };
 
   // A record that is being built in a piece of the ring: its fixed parts first, then the histogram.
@@ -196,7 +196,7 @@ class WeightFollower {
   ProjectionOutputs outputs_;  // of whole tensors
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   void add(const foreshock_weight& given, double begins_at);
-  void count(const WeightTurns::Count& turns);
+  void count(const WeightSchedule::Count& turns);
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
   void show(const foreshock_weight_state& state, int64_t step);
@@ -207,9 +207,9 @@ class WeightFollower {
 
   // weights_cuda.cpp
   void send(const foreshock_weight_state& state, int64_t step);
-  void write(const WeightErrand& errand, char* results);
-  size_t pack(const WeightErrand& errand, char* payload, const Draft& draft);
-  bool settle(WeightErrand* errand, Spent* spent);
+  void write(const PendingWeight& errand, char* results);
+  size_t pack(const PendingWeight& errand, char* payload, const Draft& draft);
+  bool settle(PendingWeight* errand, Spent* spent);
   void describe(const Weight& weight, uint32_t number, DType type, int64_t step,
                 segment::TensorRecord* record) const;
   static bool is_on_device(const foreshock_weight_state& state) {
@@ -222,10 +222,10 @@ class WeightFollower {
 
   segment::TensorWriter writer_;
   WeightCadence cadence_;
-  WeightTurns turns_;
-  UpdateCopies copies_;
+  WeightSchedule turns_;
+  UpdateSnapshots copies_;
   HistogramPacker packer_;
-  PrivateMemory table_;
+  MmapBuffer table_;
   uint64_t memory_ = 0;
   uint32_t count_ = 0;
   uint32_t held_ = 0;   // of them with a part on this rank
@@ -237,7 +237,7 @@ class WeightFollower {
   uint64_t read_ = 0;  // bytes since the last end_step
 
   DeviceSampler* devices_ = nullptr;
-  WeightErrands errands_;
+  PendingWeights pending_;
   uint64_t deferred_ns_ = 0;
   uint64_t round_ = 0;         // ended steps
   uint64_t host_records_ = 0;  // written without a device

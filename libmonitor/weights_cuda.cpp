@@ -150,10 +150,10 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
 namespace {
 
 // The words: which work has come, by its place; behind them the one that tells that set-up is done.
-constexpr uint32_t kReadyWord = DeviceRing::kMostSlices;
+constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);
-static_assert(DeviceRing::kAlign == WeightWork::kAlign);
+static_assert(StagingRing::kAlign == WeightWork::kAlign);
 
 constexpr DeviceKernel kUsed[] = {DeviceKernel::kGather,    DeviceKernel::kCountPatterns,
                                   DeviceKernel::kCountBins, DeviceKernel::kGradientSums,
@@ -161,14 +161,14 @@ constexpr DeviceKernel kUsed[] = {DeviceKernel::kGather,    DeviceKernel::kCount
 
 }  // namespace
 
-void WeightStaging::set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id) {
+void WeightStaging::set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id) {
   driver_ = &driver;
   set_up_in(context_id, [&] { return try_set_up(code); });
 }
 
 // Where a block may not have the shared memory that counts patterns fastest, it counts without.
 bool WeightStaging::load(std::span<const std::byte> code) {
-  const DeviceDriver& driver = *driver_;
+  const DriverApi& driver = *driver_;
   cuda::Module module = nullptr;
   if (!ok(driver.module_load_data(&module, code.data()))) return false;
   for (const DeviceKernel kernel : kUsed) {
@@ -181,8 +181,8 @@ bool WeightStaging::load(std::span<const std::byte> code) {
 }
 
 int WeightStaging::try_set_up(std::span<const std::byte> code) {
-  const DeviceDriver& driver = *driver_;
-  const RelaxedCapture relaxed(driver);
+  const DriverApi& driver = *driver_;
+  const CaptureGuard relaxed(driver);
   cuda::Device device = 0;
   int can_write = 0, processors = 0, shared_bytes = 0;
   if (!relaxed || code.empty() || !ok(driver.ctx_get_device(&device)) ||
@@ -195,7 +195,7 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
   const uint64_t bytes =
-      std::min<uint64_t>(free / kShareOfFree, kMostBytes) / DeviceRing::kAlign * DeviceRing::kAlign;
+      std::min<uint64_t>(free / kShareOfFree, kMostBytes) / StagingRing::kAlign * StagingRing::kAlign;
   if (bytes < kLeastBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
   // Not for children: what is pinned must stay the memory that the device knows, and a fork would part them
   // as soon as one side writes.
@@ -217,7 +217,7 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
     return FORESHOCK_SKIP_DEVICE_MEMORY;
   ring_.reset(bytes);
   std::fill_n(word(0), kReadyWord + 1, uint64_t{0});
-  std::fill_n(released_, DeviceRing::kMostSlices, uint64_t{0});
+  std::fill_n(released_, StagingRing::kMostSlices, uint64_t{0});
   if (!ok(driver.memset_d8_async(memory_, 0, bytes, stream_)) ||
       !ok(driver.stream_write_value_64(stream_, word_on_device(kReadyWord), marker(), 0)))
     return FORESHOCK_SKIP_DEVICE;
@@ -228,7 +228,7 @@ bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
 
 // The room is left as it was found, all zero, so that the trainer's stream need not see to it.
 bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
-  const DeviceDriver& driver = *driver_;
+  const DriverApi& driver = *driver_;
   const cuda::Address at = memory_ + sent.offset;
   return ok(driver.stream_wait_event(stream_, event_, 0)) &&
          ok(driver.memcpy_dtoh_async(host_.data() + kWordBytes + sent.offset, at, work.result_bytes(),
@@ -238,7 +238,7 @@ bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
 }
 
 int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* sent) {
-  DeviceRing::Place place;
+  StagingRing::Place place;
   if (!ring_.find(work.bytes, &place)) return FORESHOCK_SKIP_RING_FULL;
   *sent = {context_id(), ticket_ + 1, place.offset, place.number};
   const auto launch = [&](DeviceKernel kernel, const LaunchShape& shape, void* job) {
@@ -295,9 +295,9 @@ WeightResults results_in(const char* results) {
 
 }  // namespace
 
-void WeightFollower::send(const foreshock_weight_state& state, int64_t step) {
+void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   const uint64_t begin = monotonic_ns();
-  WeightErrand* errand = errands_.next();
+  PendingWeight* errand = pending_.next();
   if (errand == nullptr) return writer_.count_skipped(segment::kTensorDeviceFull);
   const uint64_t elements = weight(state.number)->elements;
   errand->optimizer = optimizer_of(state);
@@ -317,27 +317,27 @@ void WeightFollower::send(const foreshock_weight_state& state, int64_t step) {
   errand->round = round_;
   errand->host_records = host_records_;
   errand->is_forgotten = false;
-  errands_.push();
-  writer_.tell_awaited(writer_.ring()->awaited + 1);
+  pending_.push();
+  writer_.set_awaited(writer_.ring()->awaited + 1);
   errand->launch_ns = monotonic_ns() - begin;
   deferred_ns_ += errand->launch_ns;
 }
 
-WeightFollower::Spent WeightFollower::collect() {
+WeightSampler::Spent WeightSampler::collect() {
   Spent spent;
-  if (errands_.count() == 0) return spent;
+  if (pending_.count() == 0) return spent;
   const uint64_t begin = monotonic_ns();
-  while (WeightErrand* errand = errands_.oldest()) {
+  while (PendingWeight* errand = pending_.oldest()) {
     if (!settle(errand, &spent)) break;
-    if (!errand->is_forgotten) writer_.tell_awaited(writer_.ring()->awaited - 1);
-    errands_.pop();
+    if (!errand->is_forgotten) writer_.set_awaited(writer_.ring()->awaited - 1);
+    pending_.pop();
   }
   spent.host_ns = monotonic_ns() - begin;
   return spent;
 }
 
 // False: it is still waited for.
-bool WeightFollower::settle(WeightErrand* errand, Spent* spent) {
+bool WeightSampler::settle(PendingWeight* errand, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(errand->place, [&](WeightStaging& staging) {
     char* results = staging.results(errand->sent);
@@ -358,7 +358,7 @@ bool WeightFollower::settle(WeightErrand* errand, Spent* spent) {
   return is_settled;
 }
 
-size_t WeightFollower::pack(const WeightErrand& errand, char* payload, const Draft& draft) {
+size_t WeightSampler::pack(const PendingWeight& errand, char* payload, const Draft& draft) {
   const uint64_t room = draft.room - draft.histogram_at;
   if (errand.work.is_counted)
     return HistogramPacker::pack_counted(payload, errand.work.type, draft.histogram, room,
@@ -367,7 +367,7 @@ size_t WeightFollower::pack(const WeightErrand& errand, char* payload, const Dra
                       &draft.record->form);
 }
 
-void WeightFollower::write(const WeightErrand& errand, char* results) {
+void WeightSampler::write(const PendingWeight& errand, char* results) {
   // An agent takes a step that is less than the one before for a training that went back.
   if (host_records_ != errand.host_records && host_step_ != errand.step)
     return writer_.count_skipped(segment::kTensorDevice);

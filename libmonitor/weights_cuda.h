@@ -97,7 +97,7 @@ struct SentWork {
 };
 
 // Thread-compatible. set_up() and send() are called in the context that they are about.
-class WeightStaging : public ContextSetting {
+class WeightStaging : public PerContext {
  public:
   // One histogram of fp32, and a good many small tensors beside it.
   static constexpr uint64_t kMostBytes = uint64_t{16} << 20;
@@ -105,7 +105,7 @@ class WeightStaging : public ContextSetting {
   static constexpr uint64_t kShareOfFree = 32;  // of the free memory it takes so little at most
 
   void forget() { *this = {}; }
-  void set_up(const DeviceDriver& driver, std::span<const std::byte> code, uint64_t context_id);
+  void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   bool is_ready();
   bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
 
@@ -127,23 +127,23 @@ class WeightStaging : public ContextSetting {
   uint64_t* word(uint32_t n) const { return reinterpret_cast<uint64_t*>(host_.data()) + n; }
   cuda::Address word_on_device(uint32_t n) const { return words_ + n * sizeof(uint64_t); }
 
-  const DeviceDriver* driver_ = nullptr;
+  const DriverApi* driver_ = nullptr;
   DeviceLimits limits_ = {};
   cuda::Function function_[kDeviceKernels] = {};
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
-  PrivateMemory host_;  // pinned: words, then the same places as in memory_
+  MmapBuffer host_;  // pinned: words, then the same places as in memory_
   cuda::Address words_ = 0, memory_ = 0;
   uint64_t ticket_ = 0;
-  DeviceRing ring_;
-  uint64_t released_[DeviceRing::kMostSlices] = {};  // tickets of which nothing is needed any more
+  StagingRing ring_;
+  uint64_t released_[StagingRing::kMostSlices] = {};  // tickets of which nothing is needed any more
 };
 
 // Turns of tensors that were given to devices and have not come back yet, in the order in which they were
 // sent: it is that of their steps, in which an agent expects their records.
 
 // What the host knew of a tensor when its turn came.
-struct WeightErrand {
+struct PendingWeight {
   WeightWork work;
   SentWork sent;
   int place;                 // of its device among those that are sampled
@@ -159,16 +159,16 @@ struct WeightErrand {
 };
 
 // Thread-compatible.
-class WeightErrands {
+class PendingWeights {
  public:
-  static constexpr uint32_t kMost = DeviceRing::kMostSlices;  // as a device holds; more devices share them
+  static constexpr uint32_t kMost = StagingRing::kMostSlices;  // as a device holds; more devices share them
 
   uint32_t count() const { return count_; }
   // Where the next one is to be described; null: there are too many. Nothing is taken before push().
-  WeightErrand* next() { return count_ == kMost ? nullptr : &at(count_); }
+  PendingWeight* next() { return count_ == kMost ? nullptr : &at(count_); }
   void push() { ++count_; }
 
-  WeightErrand* oldest() { return count_ == 0 ? nullptr : &at(0); }
+  PendingWeight* oldest() { return count_ == 0 ? nullptr : &at(0); }
   void pop() {
     first_ = (first_ + 1) % kMost;
     --count_;
@@ -182,10 +182,10 @@ class WeightErrands {
   void clear() { first_ = count_ = 0; }
 
  private:
-  WeightErrand& at(uint32_t n) { return errands_[(first_ + n) % kMost]; }
+  PendingWeight& at(uint32_t n) { return pending_[(first_ + n) % kMost]; }
 
   uint32_t first_ = 0, count_ = 0;
-  WeightErrand errands_[kMost] = {};
+  PendingWeight pending_[kMost] = {};
 };
 
 }  // namespace foreshock

@@ -476,6 +476,6 @@ void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
   store(ring_->heads_skipped[reason], ring_->heads_skipped[reason] + 1);
 }
 
-void TensorWriter::tell_awaited(uint64_t turns) { store(ring_->awaited, turns); }
+void TensorWriter::set_awaited(uint64_t turns) { store(ring_->awaited, turns); }
 
 }  // namespace foreshock::segment

@@ -122,7 +122,7 @@ class TensorWriter {
   void count_due(uint64_t turns);
   void count_skipped(TensorSkip reason, uint64_t turns = 1);
   void count_heads_skipped(TensorHeadSkip reason);
-  void tell_awaited(uint64_t turns);
+  void set_awaited(uint64_t turns);
 
  private:
   uint64_t consumed() const;

@@ -10,13 +10,13 @@ namespace {
 
 using Call = CallOnTensors;
 
-TEST(CheckedCall, RefusesWithTheRightReason) {
+TEST(ValidatedCall, RefusesWithTheRightReason) {
   const auto reason = [](auto change, uint32_t pass = 0) {
     Call call;
     call.build(pass == 1);
     change(call.call);
-    CheckedCall checked;
-    return check_call(call.call, pass, &checked);
+    ValidatedCall checked;
+    return validate_call(call.call, pass, &checked);
   };
   EXPECT_EQ(reason([](auto& c) { c.dropout = 0.1; }, 1), FORESHOCK_SKIP_DROPOUT);
   for (const double none : {static_cast<double>(NAN), -0.1, 1.1})
@@ -40,16 +40,16 @@ TEST(CheckedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](auto& c) { c.mask = c.query; }), FORESHOCK_SKIP_MASK);
 }
 
-TEST(CheckedCall, WithDropoutTheOutputIsNobodysBusiness) {
+TEST(ValidatedCall, WithDropoutTheOutputIsNobodysBusiness) {
   Call call;
   call.build(false);
   call.call.dropout = 0.1;
-  CheckedCall checked;
-  ASSERT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(call.call, FORESHOCK_FORWARD, &checked), -1);
   EXPECT_EQ(checked.out.data, nullptr);
   EXPECT_EQ(checked.log_sum_exp.data, call.lse.data());
   call.call.out = {};
-  EXPECT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+  EXPECT_EQ(validate_call(call.call, FORESHOCK_FORWARD, &checked), -1);
 }
 
 }  // namespace

@@ -14,13 +14,13 @@ namespace {
 
 using Call = CallOnTensors;
 
-CheckedCall checked(const Call& call) {
-  CheckedCall checked;
-  EXPECT_EQ(check_call(call.call, FORESHOCK_BACKWARD, &checked), -1);
+ValidatedCall checked(const Call& call) {
+  ValidatedCall checked;
+  EXPECT_EQ(validate_call(call.call, FORESHOCK_BACKWARD, &checked), -1);
   return checked;
 }
 
-std::vector<char> written(const CheckedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
+std::vector<char> written(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
                           size_t capacity) {
   std::vector<char> bytes(capacity);
   const segment::Slot slot = slot_of(plan, part);
@@ -45,7 +45,7 @@ TEST(ColumnCopy, ParserReadsBackWhatTheTensorsHold) {
     call.queries = 9;
     call.build_with_key_gradients();
     call.call.causal = causal;
-    const CheckedCall all = checked(call);
+    const ValidatedCall all = checked(call);
     ASSERT_TRUE(has_columns(all));
     for (uint64_t number = 0; number < 20; ++number) {
       const Slice slice = choose_columns(all.shape, 3, 5, number, 0);
@@ -90,7 +90,7 @@ TEST(ColumnCopy, PartsJoinedAreTheSliceByteForByte) {
   Call call;
   call.queries = call.keys = 300;
   call.build_with_key_gradients();
-  const CheckedCall all = checked(call);
+  const ValidatedCall all = checked(call);
   const Slice slice = choose_columns(all.shape, 3, 5, 7, 0);
   SlicePlan plan;
   ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
@@ -121,7 +121,7 @@ TEST(ColumnCopy, SliceThatFitsNowhereIsNotPlanned) {
   Call call;
   call.queries = call.keys = 300;
   call.build_with_key_gradients();
-  const CheckedCall all = checked(call);
+  const ValidatedCall all = checked(call);
   SlicePlan plan;
   EXPECT_FALSE(plan_columns(all, 8192, 2, choose_columns(all.shape, 3, 5, 7, 0), &plan));
   EXPECT_FALSE(plan_columns(all, sizeof(segment::Slot), 60, choose_columns(all.shape, 3, 5, 7, 0), &plan));

@@ -5,8 +5,8 @@
 namespace foreshock {
 namespace {
 
-struct Setting : ContextSetting {
-  using ContextSetting::fail, ContextSetting::has_written_marker, ContextSetting::marker;
+struct Setting : PerContext {
+  using PerContext::fail, PerContext::has_written_marker, PerContext::marker;
 
   // Returns how often it was tried.
   int set_up(uint64_t context_id, int result = -1) {
@@ -20,7 +20,7 @@ struct Setting : ContextSetting {
   }
 };
 
-TEST(ContextSetting, IsOfNoContextUntilItIsSetUp) {
+TEST(PerContext, IsOfNoContextUntilItIsSetUp) {
   Setting setting;
   EXPECT_FALSE(setting.is_of(0));
   EXPECT_EQ(setting.failed(), -1);
@@ -30,14 +30,14 @@ TEST(ContextSetting, IsOfNoContextUntilItIsSetUp) {
   EXPECT_EQ(setting.failed(), -1);
 }
 
-TEST(ContextSetting, WhatSetUpReturnedIsWhyItFailed) {
+TEST(PerContext, WhatSetUpReturnedIsWhyItFailed) {
   Setting setting;
   EXPECT_EQ(setting.set_up(7, FORESHOCK_SKIP_DEVICE_MEMORY), 1);
   EXPECT_TRUE(setting.is_of(7)) << "it is known of this context that nothing can be had";
   EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE_MEMORY);
 }
 
-TEST(ContextSetting, IsLeftAloneAfterSoManyContexts) {
+TEST(PerContext, IsLeftAloneAfterSoManyContexts) {
   Setting setting;
   for (int n = 0; n < Setting::kMostSetUps; ++n) {
     const auto context_id = static_cast<uint64_t>(n);
@@ -51,7 +51,7 @@ TEST(ContextSetting, IsLeftAloneAfterSoManyContexts) {
   EXPECT_TRUE(setting.is_of(Setting::kMostSetUps - 1)) << "what is had in the last one stays";
 }
 
-TEST(ContextSetting, WhatIsRefusedTakesNothingFromAnotherContext) {
+TEST(PerContext, WhatIsRefusedTakesNothingFromAnotherContext) {
   Setting setting;
   EXPECT_FALSE(setting.is_refused(0));
   setting.refuse(3);
@@ -68,7 +68,7 @@ TEST(ContextSetting, WhatIsRefusedTakesNothingFromAnotherContext) {
   EXPECT_TRUE(setting.has_written_marker(word)) << "as before";
 }
 
-TEST(ContextSetting, WhatFailedIsNewInAnotherContext) {
+TEST(PerContext, WhatFailedIsNewInAnotherContext) {
   Setting setting;
   setting.set_up(4);
   EXPECT_EQ(setting.fail(), FORESHOCK_SKIP_DEVICE);
@@ -77,7 +77,7 @@ TEST(ContextSetting, WhatFailedIsNewInAnotherContext) {
   EXPECT_EQ(setting.failed(), -1);
 }
 
-TEST(ContextSetting, IsReadyWhenTheWordBearsItsMarker) {
+TEST(PerContext, IsReadyWhenTheWordBearsItsMarker) {
   Setting setting;
   setting.set_up(1);
   uint64_t word = 1;

@@ -52,7 +52,7 @@ class DeviceCodeFileTest : public testing::Test {
     EXPECT_EQ(open_descriptors(), before_) << "a descriptor stays open";
   }
   const char* failure() {
-    DeviceCodeFile file;
+    Fatbin file;
     file.read(path_of_code().c_str(), device_code_seal());
     EXPECT_EQ(file.is_read(), file.failure() == nullptr);
     EXPECT_EQ(file.code().empty(), !file.is_read());
@@ -63,7 +63,7 @@ class DeviceCodeFileTest : public testing::Test {
 };
 
 TEST_F(DeviceCodeFileTest, HasTheBytesOfTheFileReadOnly) {
-  DeviceCodeFile file;
+  Fatbin file;
   EXPECT_FALSE(file.is_read());
   file.read(path_of_code().c_str(), device_code_seal());
   ASSERT_EQ(file.failure(), nullptr);
@@ -95,7 +95,7 @@ TEST_F(DeviceCodeFileTest, IsReadToItsEndThroughSignalsAndInPieces) {
 
 TEST_F(DeviceCodeFileTest, AMissingOneIsSaidAndNotLookedForAgain) {
   std::filesystem::remove(path_of_code());
-  DeviceCodeFile file;
+  Fatbin file;
   file.read(path_of_code().c_str(), device_code_seal());
   EXPECT_STREQ(file.failure(), "no_file");
   write_code(code_of_tests());

@@ -1,4 +1,4 @@
-// In place of kernels/device_code_seal.cpp and libmonitor/library_place.cpp.
+// In place of kernels/device_code_seal.cpp and libmonitor/library_path.cpp.
 #include "tests/libmonitor/device_code_of_tests.h"
 
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "kernels/sums.h"
-#include "libmonitor/library_place.h"
+#include "libmonitor/library_path.h"
 
 namespace foreshock {
 namespace {

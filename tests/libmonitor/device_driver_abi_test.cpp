@@ -25,7 +25,7 @@ requires(sizeof...(Ours) == sizeof...(Theirs)) struct Compare<R (*)(Ours...), S 
 
 // PFN_<symbol>_v<version> is the signature that cuGetProcAddress gives for that version.
 #define CHECK_ABI(call, symbol, version, parameters) \
-  static_assert(Compare<decltype(DeviceDriver::call), PFN_##symbol##_v##version>::value, #symbol);
+  static_assert(Compare<decltype(DriverApi::call), PFN_##symbol##_v##version>::value, #symbol);
 FORESHOCK_DRIVER_CALLS(CHECK_ABI)
 FORESHOCK_OPTIONAL_DRIVER_CALLS(CHECK_ABI)
 #undef CHECK_ABI

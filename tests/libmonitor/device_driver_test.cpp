@@ -17,11 +17,11 @@ std::vector<std::string> all_symbols() {
 }
 #undef SYMBOL
 
-TEST(DeviceDriver, FindsEveryEntryPointOfADriverThatIsOldEnough) {
+TEST(DriverApi, FindsEveryEntryPointOfADriverThatIsOldEnough) {
   for (const int version : {cuda::kOldestDriver, 13000}) {
     fake_cuda::start(fake_cuda::Run::kByHand);
     fake_cuda::set_faults({.version = version});
-    DeviceDriver driver;
+    DriverApi driver;
     EXPECT_TRUE(driver.open(kLibrary, cuda::kOldestDriver));
     EXPECT_TRUE(driver.open(kLibrary, cuda::kOldestDriver)) << "again";
     EXPECT_EQ(driver.failure(), nullptr);
@@ -34,17 +34,17 @@ TEST(DeviceDriver, FindsEveryEntryPointOfADriverThatIsOldEnough) {
 }
 
 // The rule that nothing waits for the device is easiest to keep when nothing that does is known.
-TEST(DeviceDriver, KnowsNothingThatWaits) {
+TEST(DriverApi, KnowsNothingThatWaits) {
   for (const std::string& symbol : all_symbols())
     for (const char* word : {"Synchronize", "Query", "Callback", "HostFunc", "Free", "Destroy", "Unregister"})
       EXPECT_EQ(symbol.find(word), std::string::npos) << symbol;
 }
 
-TEST(DeviceDriver, WithoutAnyOneEntryPointItIsTooOld) {
+TEST(DriverApi, WithoutAnyOneEntryPointItIsTooOld) {
   for (const std::string& symbol : symbols_of_the_table()) {
     fake_cuda::start(fake_cuda::Run::kByHand);
     fake_cuda::set_faults({.missing = symbol});
-    DeviceDriver driver;
+    DriverApi driver;
     EXPECT_FALSE(driver.open(kLibrary, cuda::kOldestDriver)) << symbol;
     EXPECT_STREQ(driver.failure(), "old_driver");
     fake_cuda::set_faults({});
@@ -52,17 +52,17 @@ TEST(DeviceDriver, WithoutAnyOneEntryPointItIsTooOld) {
   }
 }
 
-TEST(DeviceDriver, AnOldDriverIsAskedForNothing) {
+TEST(DriverApi, AnOldDriverIsAskedForNothing) {
   fake_cuda::start(fake_cuda::Run::kByHand);
   fake_cuda::set_faults({.version = 11080});
-  DeviceDriver driver;
+  DriverApi driver;
   EXPECT_FALSE(driver.open(kLibrary, cuda::kOldestDriver));
   EXPECT_STREQ(driver.failure(), "old_driver");
   EXPECT_TRUE(fake_cuda::symbols_asked_for().empty());
 }
 
 // Machine code runs on drivers of its toolkit's major version, whatever the minor one, and on later ones.
-TEST(DeviceDriver, TheOldestOneIsThatOfTheKernelsMajorVersion) {
+TEST(DriverApi, TheOldestOneIsThatOfTheKernelsMajorVersion) {
   EXPECT_EQ(cuda::oldest_driver_for(13000), 13000);
   EXPECT_EQ(cuda::oldest_driver_for(13020), 13000);
   EXPECT_EQ(cuda::oldest_driver_for(12080), 12000);
@@ -71,23 +71,23 @@ TEST(DeviceDriver, TheOldestOneIsThatOfTheKernelsMajorVersion) {
   for (const int version : {12090, 13000, 14000}) {
     fake_cuda::start(fake_cuda::Run::kByHand);
     fake_cuda::set_faults({.version = version});
-    DeviceDriver driver;
+    DriverApi driver;
     EXPECT_EQ(driver.open(kLibrary, cuda::oldest_driver_for(13010)), version >= 13000) << version;
   }
 }
 
-TEST(DeviceDriver, AMissingLibraryIsNone) {
-  DeviceDriver driver;
+TEST(DriverApi, AMissingLibraryIsNone) {
+  DriverApi driver;
   EXPECT_FALSE(driver.open("libforeshock_none.so.1", cuda::kOldestDriver));
   EXPECT_STREQ(driver.failure(), "no_driver");
-  DeviceDriver stranger;  // a library that is no driver
+  DriverApi stranger;  // a library that is no driver
   EXPECT_FALSE(stranger.open("libm.so.6", cuda::kOldestDriver));
   EXPECT_STREQ(stranger.failure(), "no_driver");
 }
 
-TEST(DeviceDriver, AChildMustNotUseWhatItsParentOpened) {
+TEST(DriverApi, AChildMustNotUseWhatItsParentOpened) {
   fake_cuda::start(fake_cuda::Run::kByHand);
-  DeviceDriver driver;
+  DriverApi driver;
   ASSERT_TRUE(driver.open(kLibrary, cuda::kOldestDriver));
   const pid_t child = fork();
   if (child == 0)

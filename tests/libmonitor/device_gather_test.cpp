@@ -27,8 +27,8 @@ void do_gather(const GatherJob& job) {
 // Both ways into slots that begin with the same rubbish.
 void expect_same(const foreshock_attention_call& call, uint32_t pass, uint64_t capacity,
                  uint32_t least_parts) {
-  CheckedCall checked;
-  ASSERT_EQ(check_call(call, pass, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(call, pass, &checked), -1);
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Slice slice = choose_slice(checked.shape, seed, 8, seed, 0);
     SlicePlan plan;

@@ -8,12 +8,12 @@
 namespace foreshock {
 namespace {
 
-constexpr uint64_t kUnit = DeviceRing::kAlign;
+constexpr uint64_t kUnit = StagingRing::kAlign;
 
-TEST(DeviceRing, HandsOutInOrderAndWrapsAround) {
+TEST(StagingRing, HandsOutInOrderAndWrapsAround) {
   uint64_t words[4] = {};
-  DeviceRing ring;
-  DeviceRing::Place place;
+  StagingRing ring;
+  StagingRing::Place place;
   ring.reset(4 * kUnit);
   ASSERT_TRUE(ring.find(2 * kUnit, &place));
   EXPECT_EQ(place.offset, 0u);
@@ -34,9 +34,9 @@ TEST(DeviceRing, HandsOutInOrderAndWrapsAround) {
   EXPECT_EQ(place.offset, 2 * kUnit);
 }
 
-TEST(DeviceRing, NothingIsTakenBeforeCommit) {
-  DeviceRing ring;
-  DeviceRing::Place place;
+TEST(StagingRing, NothingIsTakenBeforeCommit) {
+  StagingRing ring;
+  StagingRing::Place place;
   ring.reset(kUnit);
   EXPECT_TRUE(ring.find(kUnit, &place));
   EXPECT_TRUE(ring.find(kUnit, &place));
@@ -44,13 +44,13 @@ TEST(DeviceRing, NothingIsTakenBeforeCommit) {
   EXPECT_EQ(ring.slices(), 0u);
 }
 
-TEST(DeviceRing, NumbersAreNotSharedAndEnd) {
-  uint64_t words[DeviceRing::kMostSlices + 1] = {};
-  DeviceRing ring;
-  DeviceRing::Place place;
+TEST(StagingRing, NumbersAreNotSharedAndEnd) {
+  uint64_t words[StagingRing::kMostSlices + 1] = {};
+  StagingRing ring;
+  StagingRing::Place place;
   ring.reset(1000 * kUnit);
-  std::vector<bool> used(DeviceRing::kMostSlices);
-  for (uint32_t n = 0; n < DeviceRing::kMostSlices; ++n) {
+  std::vector<bool> used(StagingRing::kMostSlices);
+  for (uint32_t n = 0; n < StagingRing::kMostSlices; ++n) {
     ASSERT_TRUE(ring.find(kUnit, &place));
     ASSERT_FALSE(used[place.number]);
     used[place.number] = true;
@@ -63,7 +63,7 @@ TEST(DeviceRing, NumbersAreNotSharedAndEnd) {
 }
 
 // Against a list of intervals that knows nothing of order.
-TEST(DeviceRing, NoTwoSlicesOverlap) {
+TEST(StagingRing, NoTwoSlicesOverlap) {
   constexpr uint64_t kBytes = 64 * kUnit;
   struct Live {
     uint64_t begin, end;
@@ -72,7 +72,7 @@ TEST(DeviceRing, NoTwoSlicesOverlap) {
   std::deque<uint64_t> words;
   std::deque<Live> live;
   std::mt19937 random(1);
-  DeviceRing ring;
+  StagingRing ring;
   ring.reset(kBytes);
   uint64_t taken = 0, refused = 0;
   for (int n = 0; n < 20000; ++n) {
@@ -81,7 +81,7 @@ TEST(DeviceRing, NoTwoSlicesOverlap) {
       live.pop_front();
       continue;
     }
-    DeviceRing::Place place;
+    StagingRing::Place place;
     const uint64_t bytes = 1 + random() % (kBytes / 3);
     if (!ring.find(bytes, &place)) {
       ++refused;

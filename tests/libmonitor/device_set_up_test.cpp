@@ -340,7 +340,7 @@ TEST_F(DeviceSetUp, AnotherContextOfTheDeviceTakesNothingFromItsOwn) {
 
 // What gradients and weights have on it is counted each for itself.
 TEST_F(DeviceSetUp, SoAreGradientsAndWeightsOfSuchADevice) {
-  constexpr int kTurns = 3 * DeviceGradients::kMostSetUps;
+  constexpr int kTurns = 3 * GradientReadback::kMostSetUps;
   train([](DeviceTrainer& trainer) {
     GradientTrainer gradients(trainer);
     gradients.add(16, DType::kFp32, "000", some_gradient);
@@ -350,7 +350,7 @@ TEST_F(DeviceSetUp, SoAreGradientsAndWeightsOfSuchADevice) {
       trainer.end_step();
       fake_cuda::reset_device(0);
     }
-    EXPECT_EQ(count_of("cuMemAlloc"), DeviceGradients::kMostSetUps + DeviceState::kMostSetUps)
+    EXPECT_EQ(count_of("cuMemAlloc"), GradientReadback::kMostSetUps + DeviceState::kMostSetUps)
         << "theirs, and what brings any number";
   });
   train(

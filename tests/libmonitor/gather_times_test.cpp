@@ -20,16 +20,16 @@ struct Slots {
   }
 };
 
-TEST(GatherTimes, CountWhatHasArrivedOnce) {
+TEST(CopyTiming, CountWhatHasArrivedOnce) {
   Slots slots;
-  GatherTimes times;
+  CopyTiming times;
   for (int n : {0, 1}) {
     slots.claim(n, 5 + static_cast<uint64_t>(n));
     times.expect(&slots.pointer[n], 5 + static_cast<uint64_t>(n), 1);
   }
   EXPECT_EQ(times.take().slices, 0u) << "both are on their way";
   slots.arrive(1, 6, 40);
-  GatherTimes::Spent spent = times.take();
+  CopyTiming::Spent spent = times.take();
   EXPECT_EQ(spent.slices, 1u);
   EXPECT_EQ(spent.ns, 40u);
   slots.arrive(0, 5, 7);
@@ -40,24 +40,24 @@ TEST(GatherTimes, CountWhatHasArrivedOnce) {
   EXPECT_EQ(times.take().ns, 0u);
 }
 
-TEST(GatherTimes, ASliceOverSeveralSlotsIsOneOfAllTheirTimes) {
+TEST(CopyTiming, ASliceOverSeveralSlotsIsOneOfAllTheirTimes) {
   Slots slots;
-  GatherTimes times;
+  CopyTiming times;
   for (int n : {0, 1, 2}) slots.claim(n, 9 + static_cast<uint64_t>(n));
   times.expect(slots.pointer, 9, 3);
   slots.arrive(2, 11, 100);
   slots.arrive(1, 10, 20);
   EXPECT_EQ(times.take().ns, 0u) << "its first part is not there";
   slots.arrive(0, 9, 3);
-  const GatherTimes::Spent spent = times.take();
+  const CopyTiming::Spent spent = times.take();
   EXPECT_EQ(spent.slices, 1u);
   EXPECT_EQ(spent.ns, 123u);
 }
 
 // What was missed has cost something all the same.
-TEST(GatherTimes, ASlotThatWasTakenAgainCountsAsTheLastOneDid) {
+TEST(CopyTiming, ASlotThatWasTakenAgainCountsAsTheLastOneDid) {
   Slots slots;
-  GatherTimes times;
+  CopyTiming times;
   slots.claim(0, 1);
   times.expect(slots.pointer, 1, 1);
   slots.arrive(0, 1, 50);
@@ -67,15 +67,15 @@ TEST(GatherTimes, ASlotThatWasTakenAgainCountsAsTheLastOneDid) {
     times.expect(slots.pointer, 2, 1);
     slots.claim(0, 3);
     if (is_whole) slots.arrive(0, 3, 8000);
-    const GatherTimes::Spent spent = times.take();
+    const CopyTiming::Spent spent = times.take();
     EXPECT_EQ(spent.slices, 1u);
     EXPECT_EQ(spent.ns, 50u);
   }
 }
 
-TEST(GatherTimes, AClockThatRunsBackwardsCountsAsTheLastOneDid) {
+TEST(CopyTiming, AClockThatRunsBackwardsCountsAsTheLastOneDid) {
   Slots slots;
-  GatherTimes times;
+  CopyTiming times;
   times.expect(slots.pointer, 1, 1);
   slots.arrive(0, 1, 0);
   slots.slot[0].device_end_ns = slots.slot[0].device_begin_ns - 1;
@@ -83,9 +83,9 @@ TEST(GatherTimes, AClockThatRunsBackwardsCountsAsTheLastOneDid) {
 }
 
 // A stream that never comes must not fill anything up.
-TEST(GatherTimes, MoreThanASegmentHasSlotsAreNotRemembered) {
+TEST(CopyTiming, MoreThanASegmentHasSlotsAreNotRemembered) {
   Slots slots;
-  GatherTimes times;
+  CopyTiming times;
   slots.claim(0, 1000);
   for (uint32_t n = 0; n < 2 * segment::kMaxSlots; ++n) times.expect(slots.pointer, 1000, 1);
   slots.arrive(0, 1000, 1);

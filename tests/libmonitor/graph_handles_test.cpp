@@ -10,7 +10,7 @@ namespace foreshock {
 namespace {
 
 TEST(GraphHandles, AGraphThatIsDestroyedLeavesItsHandleToAnUnknownOne) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 0);
   ledger.destroy_graph(kGraph);
   ledger.launch(kExecutable);                    // what was made of it stays known
@@ -23,7 +23,7 @@ TEST(GraphHandles, AGraphThatIsDestroyedLeavesItsHandleToAnUnknownOne) {
 }
 
 TEST(GraphHandles, AnExecutableThatIsDestroyedLeavesItsHandleToAnUnknownOne) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 0);
   ledger.destroy_executable(kExecutable);
   ledger.destroy_executable(kExecutable + 16);  // nobody knows it
@@ -36,7 +36,7 @@ TEST(GraphHandles, AnExecutableThatIsDestroyedLeavesItsHandleToAnUnknownOne) {
 }
 
 TEST(GraphHandles, PlacesOfDestroyedOnesAreUsedAgain) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   constexpr uintptr_t kMany = 5000;
   for (uintptr_t n = 1; n <= kMany; ++n) {
     record(&ledger, n * 64, n * 4096, 1, 0);
@@ -49,7 +49,7 @@ TEST(GraphHandles, PlacesOfDestroyedOnesAreUsedAgain) {
 }
 
 TEST(GraphHandles, AHandleBehindTheFreedPlaceOfAnotherOneIsFoundAndNotDoubled) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   // So many that their places run into each other; every second one goes.
   constexpr uintptr_t kMany = 1000;
   for (uintptr_t n = 1; n <= kMany; ++n) record(&ledger, n * 64, n * 4096, 1, 0);
@@ -61,7 +61,7 @@ TEST(GraphHandles, AHandleBehindTheFreedPlaceOfAnotherOneIsFoundAndNotDoubled) {
 }
 
 TEST(GraphHandles, GraphsThatAreDestroyedMakeRoomForThoseThatAreKept) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 0);  // kept, to be made into another executable later
   for (uintptr_t n = 1; n <= 200; ++n) {
     record(&ledger, 0x100000 + n * 64, kExecutable + n * 64, 1, 0);
@@ -73,7 +73,7 @@ TEST(GraphHandles, GraphsThatAreDestroyedMakeRoomForThoseThatAreKept) {
 }
 
 TEST(GraphHandles, AnExecutableTakesTheNodesOfAnotherGraph) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 0);
   record(&ledger, kGraph + 16, kExecutable + 16, 5, 2);
   ledger.instantiate(kGraph + 16, kExecutable);  // cudaGraphExecUpdate
@@ -86,7 +86,7 @@ TEST(GraphHandles, AnExecutableTakesTheNodesOfAnotherGraph) {
 }
 
 TEST(GraphHandles, ACloneHasWhatItsOriginalHas) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 1);
   ledger.clone(kGraph, kGraph + 16);
   ledger.destroy_graph(kGraph);
@@ -101,7 +101,7 @@ TEST(GraphHandles, ACloneHasWhatItsOriginalHas) {
 }
 
 TEST(GraphHandles, ACloneOfTheOldestGraphTakesItsPlaceAndItsCalls) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   for (uintptr_t n = 0; n < 64; ++n) record(&ledger, kGraph + n * 16, kExecutable + n * 16, n + 1, 0);
   ledger.clone(kGraph, kGraph + 0x10000);
   ledger.instantiate(kGraph + 0x10000, kExecutable);
@@ -110,7 +110,7 @@ TEST(GraphHandles, ACloneOfTheOldestGraphTakesItsPlaceAndItsCalls) {
 }
 
 TEST(GraphHandles, HandlesAreUsedAgain) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 0);
   record(&ledger, kGraph, kExecutable, 1, 0);
   ledger.launch(kExecutable);
@@ -124,7 +124,7 @@ TEST(GraphHandles, HandlesAreUsedAgain) {
 // Whether the end of a graph was told or came while another thread had the ledger: a new graph under its
 // handle must not pass for it.
 TEST(GraphHandles, NoEndIsForgottenWhileAnotherThreadIsAtIt) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   std::atomic<bool> is_over{false};
   std::thread other([&] {
     for (uintptr_t n = 1; !is_over.load(std::memory_order_relaxed); ++n)
@@ -147,7 +147,7 @@ TEST(GraphHandles, NoEndIsForgottenWhileAnotherThreadIsAtIt) {
 }
 
 TEST(GraphHandles, WithoutRoomAGraphIsUnknown) {
-  GraphLedger ledger;
+  CudaGraphCounter ledger;
   constexpr uintptr_t kMany = 1500;
   for (uintptr_t n = 1; n <= kMany; ++n) record(&ledger, n * 64, n * 4096, 1, 0);
   for (uintptr_t n = 1; n <= kMany; ++n) ledger.launch(n * 4096);

@@ -10,8 +10,8 @@
 namespace foreshock {
 namespace {
 
-TEST(GraphLedger, RecordedCallsTimesLaunches) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, RecordedCallsTimesLaunches) {
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 2);
   for (int n = 0; n < 5; ++n) ledger.launch(kExecutable);
   const segment::Coverage found = totals(ledger);
@@ -23,16 +23,16 @@ TEST(GraphLedger, RecordedCallsTimesLaunches) {
   EXPECT_EQ(found.launched_calls[1], 10);
 }
 
-TEST(GraphLedger, AGraphWithoutAttentionIsKnownToHaveNone) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, AGraphWithoutAttentionIsKnownToHaveNone) {
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 0, 0);
   ledger.launch(kExecutable);
   EXPECT_EQ(totals(ledger).graph_launches, 1);
   EXPECT_EQ(totals(ledger).launched_calls[0], 0);
 }
 
-TEST(GraphLedger, OneGraphMayHaveSeveralExecutables) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, OneGraphMayHaveSeveralExecutables) {
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 1, 1);
   ledger.instantiate(kGraph, kExecutable + 16);
   ledger.launch(kExecutable);
@@ -40,8 +40,8 @@ TEST(GraphLedger, OneGraphMayHaveSeveralExecutables) {
   EXPECT_EQ(totals(ledger).launched_calls[0], 2);
 }
 
-TEST(GraphLedger, WhatWasNotRecordedIsUnknown) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, WhatWasNotRecordedIsUnknown) {
+  CudaGraphCounter ledger;
   ledger.instantiate(kGraph, kExecutable);  // built node by node
   ledger.launch(kExecutable);
   ledger.launch(0);
@@ -53,8 +53,8 @@ TEST(GraphLedger, WhatWasNotRecordedIsUnknown) {
   EXPECT_EQ(totals(ledger).launched_calls[0], 0);
 }
 
-TEST(GraphLedger, ARecordingThatFailedWasStillNoAttentionThatRan) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, ARecordingThatFailedWasStillNoAttentionThatRan) {
+  CudaGraphCounter ledger;
   ledger.begin_recording(kStream, {{10, 0}});
   ledger.end_recording(kStream, 0, {{14, 0}});
   EXPECT_EQ(totals(ledger).recorded_calls[0], 4);
@@ -63,8 +63,8 @@ TEST(GraphLedger, ARecordingThatFailedWasStillNoAttentionThatRan) {
   EXPECT_EQ(totals(ledger).launched_calls[0], 1);
 }
 
-TEST(GraphLedger, OfTwoRecordingsAtOnceNobodyKnowsWhoseTheCallsAre) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, OfTwoRecordingsAtOnceNobodyKnowsWhoseTheCallsAre) {
+  CudaGraphCounter ledger;
   ledger.begin_recording(kStream, {{10, 0}});
   ledger.begin_recording(kOtherStream, {{11, 0}});
   ledger.end_recording(kStream, kGraph, {{13, 0}});
@@ -82,9 +82,9 @@ TEST(GraphLedger, OfTwoRecordingsAtOnceNobodyKnowsWhoseTheCallsAre) {
 
 // The body of a conditional node, as PyTorch records one while its graph is being recorded: no graph is
 // handed out at its end.
-TEST(GraphLedger, AttentionInTheBodyOfAConditionLeavesTheGraphUnknown) {
+TEST(CudaGraphCounter, AttentionInTheBodyOfAConditionLeavesTheGraphUnknown) {
   for (const uint64_t in_body : {0, 2}) {
-    GraphLedger ledger;
+    CudaGraphCounter ledger;
     constexpr uintptr_t kBody = kGraph + 16;
     ledger.begin_recording(kStream, {{10, 0}});
     ledger.begin_recording_into(kOtherStream, kBody, {{11, 0}});
@@ -102,8 +102,8 @@ TEST(GraphLedger, AttentionInTheBodyOfAConditionLeavesTheGraphUnknown) {
   }
 }
 
-TEST(GraphLedger, WhatIsRecordedIntoAGraphIsAddedToIt) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, WhatIsRecordedIntoAGraphIsAddedToIt) {
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 3, 0);
   ledger.begin_recording_into(kStream, kGraph, {{20, 5}});
   ledger.end_recording(kStream, kGraph, {{22, 6}});
@@ -119,8 +119,8 @@ TEST(GraphLedger, WhatIsRecordedIntoAGraphIsAddedToIt) {
   EXPECT_EQ(totals(ledger).unknown_launches, 1);
 }
 
-TEST(GraphLedger, ARecordingWhoseEndWasNotSeenIsGivenUpAfterSomeSteps) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, ARecordingWhoseEndWasNotSeenIsGivenUpAfterSomeSteps) {
+  CudaGraphCounter ledger;
   const auto launch_of_a_new_one = [&ledger] {
     const uint64_t before = totals(ledger).launched_calls[0];
     record(&ledger, kGraph, kExecutable, 2, 0);
@@ -136,8 +136,8 @@ TEST(GraphLedger, ARecordingWhoseEndWasNotSeenIsGivenUpAfterSomeSteps) {
   EXPECT_EQ(totals(ledger).recorded_calls[0], 2);  // those of the lost one are not known
 }
 
-TEST(GraphLedger, AnEndWhoseBeginWasNotSeenTellsThatOthersWereNotAlone) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, AnEndWhoseBeginWasNotSeenTellsThatOthersWereNotAlone) {
+  CudaGraphCounter ledger;
   ledger.begin_recording(kStream, {{10, 0}});
   ledger.end_recording(kOtherStream, kGraph + 16, {{13, 0}});
   ledger.end_recording(kStream, kGraph, {{14, 0}});
@@ -152,8 +152,8 @@ TEST(GraphLedger, AnEndWhoseBeginWasNotSeenTellsThatOthersWereNotAlone) {
   EXPECT_EQ(totals(ledger).launched_calls[0], 4);
 }
 
-TEST(GraphLedger, NoStreamRecordsNothing) {  // the legacy default stream cannot
-  GraphLedger ledger;
+TEST(CudaGraphCounter, NoStreamRecordsNothing) {  // the legacy default stream cannot
+  CudaGraphCounter ledger;
   ledger.end_recording(0, 0, {{3, 0}});
   ledger.begin_recording(0, {{3, 0}});
   record(&ledger, kGraph, kExecutable, 2, 0);
@@ -162,8 +162,8 @@ TEST(GraphLedger, NoStreamRecordsNothing) {  // the legacy default stream cannot
   EXPECT_EQ(totals(ledger).recorded_calls[0], 2);
 }
 
-TEST(GraphLedger, MoreStreamsThanItFollowsAreUnknownAndDoNoHarm) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, MoreStreamsThanItFollowsAreUnknownAndDoNoHarm) {
+  CudaGraphCounter ledger;
   for (uintptr_t n = 1; n <= 12; ++n) ledger.begin_recording(n, {{0, 0}});
   for (uintptr_t n = 1; n <= 12; ++n) ledger.end_recording(n, n * 64, {{n, 0}});
   ledger.instantiate(12 * 64, kExecutable);
@@ -174,16 +174,16 @@ TEST(GraphLedger, MoreStreamsThanItFollowsAreUnknownAndDoNoHarm) {
   EXPECT_EQ(totals(ledger).launched_calls[0], 2);
 }
 
-TEST(GraphLedger, ARecordingWhoseEndWasNotSeenIsForgottenByTheNextOfItsStream) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, ARecordingWhoseEndWasNotSeenIsForgottenByTheNextOfItsStream) {
+  CudaGraphCounter ledger;
   ledger.begin_recording(kStream, {{5, 0}});
   record(&ledger, kGraph, kExecutable, 2, 1);
   ledger.launch(kExecutable);
   EXPECT_EQ(totals(ledger).launched_calls[0], 2);
 }
 
-TEST(GraphLedger, AChildThatTrainsBeginsAnew) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, AChildThatTrainsBeginsAnew) {
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 2, 1);
   ledger.launch(kExecutable);
   ledger.forget();
@@ -193,8 +193,8 @@ TEST(GraphLedger, AChildThatTrainsBeginsAnew) {
   EXPECT_EQ(totals(ledger).recorded_calls[0] + totals(ledger).launched_calls[0], 0);
 }
 
-TEST(GraphLedger, EveryLaunchOfEveryThreadIsCountedOnce) {
-  GraphLedger ledger;
+TEST(CudaGraphCounter, EveryLaunchOfEveryThreadIsCountedOnce) {
+  CudaGraphCounter ledger;
   record(&ledger, kGraph, kExecutable, 2, 1);
   constexpr int kThreads = 4, kLaunches = 2000;
   std::vector<std::thread> threads;
@@ -210,10 +210,10 @@ TEST(GraphLedger, EveryLaunchOfEveryThreadIsCountedOnce) {
   EXPECT_EQ(totals(ledger).unknown_launches, 0);
 }
 
-TEST(GraphLedger, WhatIsToldNeverGoesBackAndEndsExact) {
+TEST(CudaGraphCounter, WhatIsToldNeverGoesBackAndEndsExact) {
   constexpr int kThreads = 4, kLaunches = 500, kRounds = 20;
   for (int round = 0; round < kRounds; ++round) {
-    GraphLedger ledger;
+    CudaGraphCounter ledger;
     record(&ledger, kGraph, kExecutable, 2, 1);
     segment::Coverage told = {};
     std::vector<std::thread> threads;

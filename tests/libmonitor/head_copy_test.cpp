@@ -130,8 +130,8 @@ TEST(HeadCopy, HostilePayloadsAreRefused) {
   EXPECT_NE(parse_tensor_heads(disordered, 4, &view), nullptr);
 }
 
-CheckedCall call_of(int64_t heads, int64_t kv_heads, int64_t dim) {
-  CheckedCall call = {};
+ValidatedCall call_of(int64_t heads, int64_t kv_heads, int64_t dim) {
+  ValidatedCall call = {};
   call.shape = {2, heads, kv_heads, 100, 100};
   call.head_dim = dim;
   return call;
@@ -157,8 +157,8 @@ TEST(ObservedHeads, CallsThatDifferTellNothing) {
 TEST(ObservedHeads, APackedCallHasThemToo) {
   PackedTensors tensors;
   tensors.build({7, 30}, {7, 30}, false);
-  CheckedCall checked;
-  ASSERT_EQ(check_call(tensors.call, FORESHOCK_FORWARD, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(tensors.call, FORESHOCK_FORWARD, &checked), -1);
   ObservedHeads heads;
   heads.see(checked);
   EXPECT_EQ(heads.get(), (HeadGeometry{4, 2, 6}));

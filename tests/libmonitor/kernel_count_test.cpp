@@ -76,7 +76,7 @@ class KernelCountTest : public testing::Test {
   // Until the first step that is counted begins.
   void warm_up(uint64_t steps) {
     count_.ask(steps, find);
-    for (uint64_t n = 0; n <= KernelCount::kWarmUpSteps; ++n) {
+    for (uint64_t n = 0; n <= KernelCounter::kWarmUpSteps; ++n) {
       EXPECT_EQ(g_played.callback, nullptr);
       end_step();
     }
@@ -84,7 +84,7 @@ class KernelCountTest : public testing::Test {
   void end_step() { count_.end_step(calls_, 0, &coverage_); }
   KernelCountState state() const { return static_cast<KernelCountState>(coverage_.kernel_count_state); }
 
-  KernelCount count_;
+  KernelCounter count_;
   PassCalls calls_;
   segment::Coverage coverage_ = {};
 };
@@ -168,7 +168,7 @@ TEST_F(KernelCountTest, WaitsForTheProfilerAndEndsWhenItBegins) {
 
 TEST_F(KernelCountTest, NeverForLong) {
   warm_up(1'000'000);
-  for (uint64_t n = 0; n < KernelCount::kMostSteps; ++n) end_step();
+  for (uint64_t n = 0; n < KernelCounter::kMostSteps; ++n) end_step();
   EXPECT_EQ(state(), KernelCountState::kDone);
 }
 

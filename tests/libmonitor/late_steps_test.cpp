@@ -9,8 +9,10 @@ namespace foreshock {
 namespace {
 
 constexpr uint32_t kRoot = FORESHOCK_LOSS_BACKWARD_ROOT;
-LateEvent loss(uint64_t number, uint64_t scale = 0) { return {kRoot, {0, number}, {1, scale}, scale != 0}; }
-LateEvent skip(uint64_t number) { return {LateEvent::kSkip, {0, number}, {1, 0}, false}; }
+PendingEvent loss(uint64_t number, uint64_t scale = 0) {
+  return {kRoot, {0, number}, {1, scale}, scale != 0};
+}
+PendingEvent skip(uint64_t number) { return {PendingEvent::kSkip, {0, number}, {1, 0}, false}; }
 
 class LateStepsTest : public testing::Test {
  protected:
@@ -19,20 +21,20 @@ class LateStepsTest : public testing::Test {
     steps_.open_with_room();
   }
   // What has come is the number itself, in halves.
-  bool look(LateStep& step, uint64_t until) {
+  bool look(PendingStep& step, uint64_t until) {
     return step.look([until](uint64_t number, double* value) {
       *value = static_cast<double>(number) / 2;
       return number <= until;
     });
   }
-  LateSteps steps_;
+  PendingSteps steps_;
 };
 
 TEST_F(LateStepsTest, EachKindIsKnownByItself) {
-  LateStep& step = steps_.open();
+  PendingStep& step = steps_.open();
   step.add(loss(1));
   step.add(skip(2));
-  step.add(LateGradient{0, false, {0, 3}});
+  step.add(PendingGradient{0, false, {0, 3}});
   EXPECT_TRUE(step.is_late);
   EXPECT_FALSE(look(step, 0));
   EXPECT_FALSE(step.knows_losses() || step.knows_skips() || step.knows_gradients());
@@ -48,9 +50,9 @@ TEST_F(LateStepsTest, EachKindIsKnownByItself) {
 }
 
 TEST_F(LateStepsTest, WhatIsToldTwiceIsMissingOnce) {
-  LateStep& step = steps_.open();
+  PendingStep& step = steps_.open();
   for (const uint64_t number : {1, 1, 2}) step.add(loss(number, 3));
-  for (const uint64_t number : {4, 5}) step.add(LateGradient{0, false, {0, number}});
+  for (const uint64_t number : {4, 5}) step.add(PendingGradient{0, false, {0, number}});
   EXPECT_EQ(step.missing([](uint64_t) { return true; }), 5u);
   EXPECT_FALSE(look(step, 2));
   EXPECT_EQ(step.missing([](uint64_t) { return true; }), 3u);
@@ -67,9 +69,9 @@ TEST_F(LateStepsTest, AScaleOfOneTellsNothing) {
 
 TEST_F(LateStepsTest, OfASumBothNumbersAreNeeded) {
   for (const uint64_t weight : {uint64_t{2}, uint64_t{4}}) {
-    LateStep& step = steps_.open();
+    PendingStep& step = steps_.open();
     step.clear();
-    step.add(LateEvent{LateEvent::kSum, {0, 3}, {0, weight}, false});
+    step.add(PendingEvent{PendingEvent::kSum, {0, 3}, {0, weight}, false});
     EXPECT_EQ(step.missing([](uint64_t) { return true; }), 2u);
     EXPECT_FALSE(look(step, std::min(weight, uint64_t{3})));
     EXPECT_FALSE(step.knows_losses());
@@ -81,12 +83,12 @@ TEST_F(LateStepsTest, OfASumBothNumbersAreNeeded) {
 }
 
 TEST_F(LateStepsTest, WhatHasNoRoomIsNotKnown) {
-  LateStep& step = steps_.open();
-  for (uint32_t n = 0; n < LateStep::kMostEvents; ++n) step.add(loss(1));
-  for (uint32_t n = 0; n < LateStep::kMostGradients; ++n) step.add(LateGradient{0, false, {0, 1}});
+  PendingStep& step = steps_.open();
+  for (uint32_t n = 0; n < PendingStep::kMostEvents; ++n) step.add(loss(1));
+  for (uint32_t n = 0; n < PendingStep::kMostGradients; ++n) step.add(PendingGradient{0, false, {0, 1}});
   EXPECT_TRUE(look(step, 1));
   EXPECT_TRUE(step.knows_losses() && step.knows_gradients());
-  step.add(LateGradient{0, false, {1, 0}});
+  step.add(PendingGradient{0, false, {1, 0}});
   EXPECT_TRUE(step.knows_losses());
   EXPECT_FALSE(step.knows_gradients());
   step.begin_gradients();
@@ -97,11 +99,11 @@ TEST_F(LateStepsTest, WhatHasNoRoomIsNotKnown) {
 }
 
 TEST_F(LateStepsTest, WithoutMemoryNothingIsKnown) {
-  LateSteps none;
+  PendingSteps none;
   none.forget();
   EXPECT_TRUE(none.open().knows_losses() && none.open().knows_gradients() && none.open().knows_skips());
   none.open().add(loss(1));
-  none.open().add(LateGradient{0, false, {0, 1}});
+  none.open().add(PendingGradient{0, false, {0, 1}});
   EXPECT_TRUE(look(none.open(), 0));
   EXPECT_FALSE(none.open().knows_losses() || none.open().knows_gradients() || none.open().knows_skips());
 }
@@ -126,7 +128,7 @@ TEST_F(LateStepsTest, StepsComeOutInTheirOrderManyTimesRound) {
 }
 
 TEST(FetchedByTrainingTest, HasTheLastOfThem) {
-  FetchedByTraining fetched;
+  TrainerReadbacks fetched;
   double value = 0;
   EXPECT_FALSE(fetched.find(7, &value));
   for (uint64_t n = 1; n <= 70; ++n) fetched.add(n, static_cast<double>(n) / 4);

@@ -14,20 +14,20 @@ struct Taken {
   uint32_t source;
 };
 
-Taken take(LossFollower& follower) {
+Taken take(LossTracker& follower) {
   Taken taken = {};
   taken.given = follower.take(&taken.loss, &taken.source);
   return taken;
 }
 
 // A micro-batch as the hooks see it: cross-entropy forward, then backward of `root`.
-void micro_batch(LossFollower& follower, double nll, double root) {
+void micro_batch(LossTracker& follower, double nll, double root) {
   follower.observe(nll, FORESHOCK_LOSS_NLL);
   follower.observe(root, FORESHOCK_LOSS_BACKWARD_ROOT);
 }
 
 TEST(Loss, APlainStep) {
-  LossFollower follower;
+  LossTracker follower;
   micro_batch(follower, 4.25, 4.25);
   const Taken taken = take(follower);
   EXPECT_TRUE(taken.given);
@@ -37,7 +37,7 @@ TEST(Loss, APlainStep) {
 }
 
 TEST(Loss, WhatIsLoggedIsTheLossUntilABetterSourceIsSettled) {
-  LossFollower follower;
+  LossTracker follower;
   follower.observe(3.5, FORESHOCK_LOSS_LOGGED);
   const Taken logged = take(follower);
   EXPECT_EQ(logged.loss, 3.5);
@@ -53,7 +53,7 @@ TEST(Loss, WhatIsLoggedIsTheLossUntilABetterSourceIsSettled) {
 }
 
 TEST(Loss, AccumulationDividesTheRootAndNotTheLoss) {
-  LossFollower follower;
+  LossTracker follower;
   for (double nll : {4.0, 2.0, 3.0}) micro_batch(follower, nll, static_cast<float>(nll) / 3.f);
   const Taken taken = take(follower);
   EXPECT_EQ(taken.loss, 3.0);
@@ -61,14 +61,14 @@ TEST(Loss, AccumulationDividesTheRootAndNotTheLoss) {
 }
 
 TEST(Loss, AGradientScalerMultipliesTheRoot) {
-  LossFollower follower;
+  LossTracker follower;
   micro_batch(follower, 2.5, 2.5f * 65536 / 4);
   EXPECT_EQ(take(follower).source, uint32_t{FORESHOCK_LOSS_NLL});
 }
 
 TEST(Loss, LabelSmoothingAndAuxiliaryLossesMakeTheRootTheLoss) {
   for (double root : {2.5 * 0.9 + 0.4, 2.51, 2.4999, 5.003}) {
-    LossFollower follower;
+    LossTracker follower;
     micro_batch(follower, 2.5, root);
     const Taken taken = take(follower);
     EXPECT_EQ(taken.source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT}) << root;
@@ -77,14 +77,14 @@ TEST(Loss, LabelSmoothingAndAuxiliaryLossesMakeTheRootTheLoss) {
 }
 
 TEST(Loss, SeveralCrossEntropiesBeforeOneBackwardAreNotTheLoss) {
-  LossFollower follower;
+  LossTracker follower;
   follower.observe(2, FORESHOCK_LOSS_NLL);
   micro_batch(follower, 3, 5);
   EXPECT_EQ(take(follower).source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
 }
 
 TEST(Loss, TheSourceIsSettledOnce) {
-  LossFollower follower;
+  LossTracker follower;
   micro_batch(follower, 4, 4);
   take(follower);
   micro_batch(follower, 4, 3.7);  // would not look like the loss now
@@ -92,7 +92,7 @@ TEST(Loss, TheSourceIsSettledOnce) {
 }
 
 TEST(Loss, AReportWins) {
-  LossFollower follower;
+  LossTracker follower;
   micro_batch(follower, 4, 4);
   follower.observe(1.5, FORESHOCK_LOSS_REPORTED);
   const Taken taken = take(follower);
@@ -101,19 +101,19 @@ TEST(Loss, AReportWins) {
 }
 
 TEST(Loss, WithoutBackwardRootsTheCrossEntropyIsTaken) {
-  LossFollower follower;
+  LossTracker follower;
   follower.observe(3, FORESHOCK_LOSS_NLL);
   EXPECT_EQ(take(follower).source, uint32_t{FORESHOCK_LOSS_NLL});
 }
 
 // The same with the sum over `targets`, and that over `divisor` as the root.
-void summed_micro_batch(LossFollower& follower, double mean, double targets, double divisor) {
+void summed_micro_batch(LossTracker& follower, double mean, double targets, double divisor) {
   follower.observe_sum(mean * targets, targets);
   follower.observe(mean * targets / divisor, FORESHOCK_LOSS_BACKWARD_ROOT);
 }
 
 TEST(Loss, SharesOfAStepAreAdded) {
-  LossFollower follower;
+  LossTracker follower;
   for (int step = 0; step < 2; ++step) {
     summed_micro_batch(follower, 4, 100, 400);
     summed_micro_batch(follower, 2, 300, 400);
@@ -145,7 +145,7 @@ TEST(Loss, RootsAreSharesOrEachTheWholeLoss) {
       {128. / 1024, 0, 2560},  // scaled
   };
   for (const Case& each : cases) {
-    LossFollower follower;
+    LossTracker follower;
     for (int pass = 0; pass < 2; ++pass) {
       follower.observe_sum(320, 64);
       follower.observe(320 / each.divisor + each.added, FORESHOCK_LOSS_BACKWARD_ROOT);
@@ -157,7 +157,7 @@ TEST(Loss, RootsAreSharesOrEachTheWholeLoss) {
 }
 
 TEST(Loss, WhatRootsAreIsSettledOnceByAStepThatTells) {
-  LossFollower follower;
+  LossTracker follower;
   summed_micro_batch(follower, 3, 400, 400);
   EXPECT_EQ(take(follower).loss, 3) << "one micro-batch tells nothing";
   summed_micro_batch(follower, NAN, 100, 400);
@@ -175,7 +175,7 @@ TEST(Loss, WhatRootsAreIsSettledOnceByAStepThatTells) {
 }
 
 TEST(Loss, PiecesOfASumAreAdded) {
-  LossFollower follower;
+  LossTracker follower;
   for (int pass = 0; pass < 2; ++pass) {
     follower.observe_sum(60, 10);
     follower.observe_sum(20, 30);
@@ -185,7 +185,7 @@ TEST(Loss, PiecesOfASumAreAdded) {
 }
 
 TEST(Loss, WeightsThatAreNoneAreLeftOut) {
-  LossFollower follower;
+  LossTracker follower;
   for (const double weight : {-1., double{NAN}, double{INFINITY}}) follower.observe_sum(7, weight);
   follower.observe_sum(6, 2);
   EXPECT_EQ(take(follower).loss, 3);
@@ -194,8 +194,8 @@ TEST(Loss, WeightsThatAreNoneAreLeftOut) {
 // What a training computes beside its loss is not its loss.
 TEST(Loss, ASumBesideAMeanChangesNothing) {
   for (const double root : {4.0, 2.0, 3.7, 1.3}) {
-    LossFollower with, without;
-    for (LossFollower* follower : {&with, &without}) {
+    LossTracker with, without;
+    for (LossTracker* follower : {&with, &without}) {
       for (int pass = 0; pass < 2; ++pass) {
         if (follower == &with) follower->observe_sum(60, 10);
         micro_batch(*follower, 4, root);
@@ -208,7 +208,7 @@ TEST(Loss, ASumBesideAMeanChangesNothing) {
 }
 
 TEST(Loss, WithoutBackwardRootsTheMeanOverTheTargetsIsTaken) {
-  LossFollower follower;
+  LossTracker follower;
   follower.observe_sum(60, 10);
   follower.forget_step();
   EXPECT_FALSE(take(follower).given);
@@ -222,7 +222,7 @@ TEST(Loss, WithoutBackwardRootsTheMeanOverTheTargetsIsTaken) {
 }
 
 TEST(Loss, NonFiniteValuesPassThroughAndDecideNothing) {
-  LossFollower follower;
+  LossTracker follower;
   micro_batch(follower, NAN, NAN);
   const Taken first = take(follower);
   EXPECT_TRUE(first.given);

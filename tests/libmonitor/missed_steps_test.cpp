@@ -7,8 +7,8 @@
 namespace foreshock {
 namespace {
 
-TEST(MissedSteps, EachIsHandedOverOnce) {
-  MissedSteps steps;
+TEST(DeferredSteps, EachIsHandedOverOnce) {
+  DeferredSteps steps;
   for (const int64_t step : {7, 8, 7, 0, -1}) steps.add(step);
   std::vector<int64_t> seen;
   const auto see = [&](int64_t step) { seen.push_back(step); };

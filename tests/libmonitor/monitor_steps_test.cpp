@@ -45,7 +45,7 @@ TEST_F(MonitorSteps, AStepNumberThatNoTrainingReachesIsUnknown) {
 }
 
 // The gradient of one parameter, told before each of several steps of which only the last one is told.
-void tell_gradient(double norm) {
+void report_gradient(double norm) {
   static const int parameter = 0;
   foreshock_gradient gradient = {};
   gradient.size = sizeof gradient;
@@ -59,12 +59,12 @@ TEST_F(MonitorSteps, TheGradientIsThatOfTheLastStep) {
   in_child({}, [] {
     Trainer trainer;
     trainer.step(1, 1);
-    for (int n = 0; n < 10; ++n) tell_gradient(3);
+    for (int n = 0; n < 10; ++n) report_gradient(3);
     trainer.step(10, 1);
-    tell_gradient(INFINITY);  // a step that a scaler left out and nobody told
-    tell_gradient(4);
+    report_gradient(INFINITY);  // a step that a scaler left out and nobody told
+    report_gradient(4);
     trainer.step(11, 1);
-    tell_gradient(INFINITY);  // the same, told, with nothing seen of the next one
+    report_gradient(INFINITY);  // the same, told, with nothing seen of the next one
     foreshock_step_skipped();
     trainer.step(12, 1);
   });

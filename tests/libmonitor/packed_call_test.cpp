@@ -12,8 +12,8 @@ namespace {
 const std::vector<int32_t> kQueries = {7, 1, 0, 30, 12}, kKeys = {9, 1, 4, 30, 15};
 
 int check(const foreshock_attention_call& call, uint32_t pass = 0) {
-  CheckedCall checked;
-  return check_call(call, pass, &checked);
+  ValidatedCall checked;
+  return validate_call(call, pass, &checked);
 }
 
 TEST(PackedCall, IsPlannedByTheLongest) {
@@ -22,8 +22,8 @@ TEST(PackedCall, IsPlannedByTheLongest) {
     tensors.sums_by_sequence = by_sequence;
     tensors.build(kQueries, kKeys, true);
     tensors.call.causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
-    CheckedCall checked;
-    ASSERT_EQ(check_call(tensors.call, FORESHOCK_BACKWARD, &checked), -1);
+    ValidatedCall checked;
+    ASSERT_EQ(validate_call(tensors.call, FORESHOCK_BACKWARD, &checked), -1);
     EXPECT_EQ(checked.shape.batch, 1);
     EXPECT_EQ(checked.shape.heads, 4);
     EXPECT_EQ(checked.shape.kv_heads, 2);
@@ -38,7 +38,7 @@ TEST(PackedCall, IsPlannedByTheLongest) {
     // Who tells more than there is plans for what there is.
     tensors.call.longest_query = tensors.call.longest_key = 1 << 20;
     if (by_sequence) tensors.call.log_sum_exp = {};
-    ASSERT_EQ(check_call(tensors.call, FORESHOCK_BACKWARD, &checked), -1);
+    ASSERT_EQ(validate_call(tensors.call, FORESHOCK_BACKWARD, &checked), -1);
     EXPECT_EQ(checked.shape.queries, 50);
     EXPECT_EQ(checked.shape.keys, 59);
   }
@@ -49,8 +49,8 @@ TEST(PackedCall, WithOffsetsOfItsOwnQueriesBothCornersAreOne) {
   tensors.build(kQueries, kQueries, false);
   tensors.call.causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
   tensors.call.key_offsets = tensors.call.query_offsets;
-  CheckedCall checked;
-  ASSERT_EQ(check_call(tensors.call, 0, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(tensors.call, 0, &checked), -1);
   EXPECT_EQ(checked.causal, FORESHOCK_CAUSAL_TOP_LEFT);
 }
 
@@ -80,7 +80,7 @@ TEST(PackedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](Call& c) { c.log_sum_exp.dims = 3; }), FORESHOCK_SKIP_LAYOUT);
 }
 
-std::string bytes_of(const CheckedCall& call, uint64_t seed) {
+std::string bytes_of(const ValidatedCall& call, uint64_t seed) {
   Slice slice = choose_slice(call.shape, seed, 8, seed, 0);
   SlicePlan plan;
   EXPECT_TRUE(plan_slice(call, 1 << 16, 1, &slice, &plan));
@@ -101,12 +101,12 @@ TEST(TakeSequence, IsTheCallOfThatSequenceAlone) {
       tensors.call.causal = causal;
       std::set<int64_t> seen;
       for (uint64_t seed = 0; seed < 60; ++seed) {
-        CheckedCall packed, alone;
-        ASSERT_EQ(check_call(tensors.call, 1, &packed), -1);
+        ValidatedCall packed, alone;
+        ASSERT_EQ(validate_call(tensors.call, 1, &packed), -1);
         ASSERT_EQ(take_sequence(choose_place(seed, 8, seed, 0), &packed), -1);
         EXPECT_EQ(packed.packed.count, 0u);
         seen.insert(packed.sequence);
-        ASSERT_EQ(check_call(tensors.alone(static_cast<size_t>(packed.sequence)), 1, &alone), -1);
+        ASSERT_EQ(validate_call(tensors.alone(static_cast<size_t>(packed.sequence)), 1, &alone), -1);
         EXPECT_EQ(bytes_of(packed, seed), bytes_of(alone, seed)) << packed.sequence;
       }
       // All but the one of a single position in fifty are surely met, the empty one never.
@@ -119,14 +119,14 @@ TEST(TakeSequence, IsTheCallOfThatSequenceAlone) {
 TEST(TakeSequence, RefusesWhatCannotBeJudged) {
   PackedTensors tensors;
   tensors.build({9}, {5}, false);
-  CheckedCall checked;
-  ASSERT_EQ(check_call(tensors.call, 0, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(tensors.call, 0, &checked), -1);
   EXPECT_EQ(take_sequence(0, &checked), -1);
   tensors.call.causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
-  ASSERT_EQ(check_call(tensors.call, 0, &checked), -1);
+  ASSERT_EQ(validate_call(tensors.call, 0, &checked), -1);
   EXPECT_EQ(take_sequence(0, &checked), FORESHOCK_SKIP_MASK) << "its first queries see no key";
   tensors.keys[1] = 6;
-  ASSERT_EQ(check_call(tensors.call, 0, &checked), -1);
+  ASSERT_EQ(validate_call(tensors.call, 0, &checked), -1);
   EXPECT_EQ(take_sequence(0, &checked), FORESHOCK_SKIP_LAYOUT) << "offsets beyond the keys";
 }
 

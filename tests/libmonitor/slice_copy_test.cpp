@@ -15,8 +15,8 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
   for (bool backward : {false, true}) {
     Call call;
     call.build(backward);
-    CheckedCall checked;
-    ASSERT_EQ(check_call(call.call, backward, &checked), -1);
+    ValidatedCall checked;
+    ASSERT_EQ(validate_call(call.call, backward, &checked), -1);
     for (uint64_t number = 0; number < 30; ++number) {
       Slice slice = choose_slice(checked.shape, 3, 5, number, 0);
       std::vector<char> bytes(slot_bytes_for(checked));
@@ -59,11 +59,11 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
 TEST(SliceCopy, WithDropoutTheOutputStaysBehind) {
   Call call;
   call.build(false);
-  CheckedCall checked;
-  ASSERT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(call.call, FORESHOCK_FORWARD, &checked), -1);
   const uint64_t with_output = slot_bytes_for(checked);
   call.call.dropout = 0.5;
-  ASSERT_EQ(check_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+  ASSERT_EQ(validate_call(call.call, FORESHOCK_FORWARD, &checked), -1);
   // The call that decides how large slots are may be one with dropout: others need room for an output.
   EXPECT_EQ(slot_bytes_for(checked), with_output);
   Slice slice = choose_slice(checked.shape, 3, 5, 7, 0);
@@ -91,8 +91,8 @@ TEST(SliceCopy, MasksAreBroadcast) {
   Call call;
   call.build(false);
   add_mask(&call);
-  CheckedCall checked;
-  ASSERT_EQ(check_call(call.call, 0, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(call.call, 0, &checked), -1);
   Slice slice = choose_slice(checked.shape, 1, 1, 1, 0);
   std::vector<char> bytes(slot_bytes_for(checked));
   SlicePlan plan;

@@ -12,7 +12,7 @@ namespace {
 
 using Call = CallOnTensors;
 
-std::vector<char> written(const CheckedCall& checked, const Slice& slice, const SlicePlan& plan,
+std::vector<char> written(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
                           uint32_t part, size_t capacity) {
   std::vector<char> bytes(capacity);
   const segment::Slot slot = slot_of(plan, part);
@@ -34,8 +34,8 @@ TEST(SlicePlan, PartsJoinedAreTheSliceByteForByte) {
     call.queries = call.keys = 500;
     call.build(kind % 2 == 1);
     if (kind >= 2) add_mask(&call);
-    CheckedCall checked;
-    ASSERT_EQ(check_call(call.call, kind % 2, &checked), -1);
+    ValidatedCall checked;
+    ASSERT_EQ(validate_call(call.call, kind % 2, &checked), -1);
     const Slice slice = choose_slice(checked.shape, 3, 5, 7, 0);
     Slice kept = slice;
     SlicePlan plan;
@@ -72,8 +72,8 @@ TEST(SlicePlan, WhereTheFurthestRowsDoNotFitTheOthersStay) {
   Call call;
   call.queries = call.keys = 640;
   call.build(false);
-  CheckedCall checked;
-  ASSERT_EQ(check_call(call.call, 0, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(call.call, 0, &checked), -1);
   Slice slice = choose_slice(checked.shape, 3, 5, 7, 0);
   const int all = slice.positions;
   ASSERT_EQ(all, 8);  // two heads of one kv-head, eight positions, one in each eighth
@@ -89,13 +89,13 @@ TEST(SlicePlan, WhereTheFurthestRowsDoNotFitTheOthersStay) {
 TEST(SlicePlan, WhatCannotFitIsRefused) {
   Call call;
   call.build(false);
-  CheckedCall checked;
-  ASSERT_EQ(check_call(call.call, 0, &checked), -1);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(call.call, 0, &checked), -1);
   Slice slice = choose_slice(checked.shape, 1, 1, 1, 0);
   SlicePlan plan;
   EXPECT_FALSE(plan_slice(checked, sizeof(segment::Slot), 60, &slice, &plan));
   add_mask(&call);  // every row sees every key: fewer rows are no help
-  ASSERT_EQ(check_call(call.call, 0, &checked), -1);
+  ASSERT_EQ(validate_call(call.call, 0, &checked), -1);
   slice = choose_slice(checked.shape, 1, 1, 1, 0);
   EXPECT_FALSE(plan_slice(checked, 1024, 1, &slice, &plan));
 }

@@ -10,8 +10,8 @@ namespace {
 
 using Records = segment::UnseenName[segment::kMaxUnseen];
 
-TEST(Unseen, WhatWasNotedBeforeTheSegmentIsInIt) {
-  Unseen unseen;
+TEST(UnhookedAttention, WhatWasNotedBeforeTheSegmentIsInIt) {
+  UnhookedAttention unseen;
   unseen.note("flex_attention", FORESHOCK_UNSEEN_USED, false);
   Records records = {};
   unseen.attach(records);
@@ -23,8 +23,8 @@ TEST(Unseen, WhatWasNotedBeforeTheSegmentIsInIt) {
   EXPECT_EQ(records[2].ready, 0u);
 }
 
-TEST(Unseen, EachNameOnceWithItsBestEvidence) {
-  Unseen unseen;
+TEST(UnhookedAttention, EachNameOnceWithItsBestEvidence) {
+  UnhookedAttention unseen;
   Records records = {};
   unseen.attach(records);
   for (uint32_t evidence : {FORESHOCK_UNSEEN_IMPORTED, FORESHOCK_UNSEEN_REGISTERED, FORESHOCK_UNSEEN_USED,
@@ -34,8 +34,8 @@ TEST(Unseen, EachNameOnceWithItsBestEvidence) {
   EXPECT_EQ(records[1].ready, 0u);
 }
 
-TEST(Unseen, WhatIsNoNameOrHasNoRoomIsDropped) {
-  Unseen unseen;
+TEST(UnhookedAttention, WhatIsNoNameOrHasNoRoomIsDropped) {
+  UnhookedAttention unseen;
   Records records = {};
   unseen.attach(records);
   unseen.note(nullptr, FORESHOCK_UNSEEN_USED, true);

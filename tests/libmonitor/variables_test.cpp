@@ -24,12 +24,12 @@ class Instead {
   char** const before_ = environ;
 };
 
-TEST(Variables, FindsWhatIsSetAsItIsSet) {
+TEST(SafeEnvironment, FindsWhatIsSetAsItIsSet) {
   char rank[] = "RANK=5", longer[] = "RANKS=6", empty[] = "LOCAL_RANK=", second[] = "RANK=7",
        odd[] = "NOTHING", equals[] = "PATH=a=b", nothing[] = "";
   char* mine[] = {longer, nothing, rank, empty, second, odd, equals, nullptr};
   const Instead there(mine);
-  const Variables variables;
+  const SafeEnvironment variables;
   ASSERT_TRUE(variables.is_copy());
   EXPECT_STREQ(variables.find("RANK"), "5");  // the first, as getenv() has it
   EXPECT_STREQ(variables.find("RANKS"), "6");
@@ -40,17 +40,17 @@ TEST(Variables, FindsWhatIsSetAsItIsSet) {
   EXPECT_EQ(variables.find(""), nullptr);
 }
 
-TEST(Variables, KeepsWhatItFoundWhenTheEnvironmentChanges) {
+TEST(SafeEnvironment, KeepsWhatItFoundWhenTheEnvironmentChanges) {
   setenv("FORESHOCK_TEST_VARIABLE", "then", 1);
-  const Variables variables;
+  const SafeEnvironment variables;
   setenv("FORESHOCK_TEST_VARIABLE", "later", 1);
   EXPECT_STREQ(variables.find("FORESHOCK_TEST_VARIABLE"), "then");
   unsetenv("FORESHOCK_TEST_VARIABLE");
   EXPECT_STREQ(variables.find("FORESHOCK_TEST_VARIABLE"), "then");
-  EXPECT_EQ(Variables().find("FORESHOCK_TEST_VARIABLE"), nullptr);
+  EXPECT_EQ(SafeEnvironment().find("FORESHOCK_TEST_VARIABLE"), nullptr);
 }
 
-TEST(Variables, ACopyTakesAllOfALargeEnvironmentAndLeavesOutWhatIsTooLong) {
+TEST(SafeEnvironment, ACopyTakesAllOfALargeEnvironmentAndLeavesOutWhatIsTooLong) {
   std::vector<std::string> texts;
   for (int n = 0; n < 3000; ++n)
     texts.push_back(std::string("V").append(std::to_string(n)).append("=").append(100, 'x'));
@@ -60,7 +60,7 @@ TEST(Variables, ACopyTakesAllOfALargeEnvironmentAndLeavesOutWhatIsTooLong) {
   for (std::string& text : texts) mine.push_back(text.data());
   mine.push_back(nullptr);
   const Instead there(mine.data());
-  const Variables variables;
+  const SafeEnvironment variables;
   EXPECT_EQ(variables.find("LONG"), nullptr);
   ASSERT_NE(variables.find("JUST"), nullptr);
   EXPECT_EQ(std::string(variables.find("JUST")), std::string(4090, 'z'));
@@ -68,7 +68,7 @@ TEST(Variables, ACopyTakesAllOfALargeEnvironmentAndLeavesOutWhatIsTooLong) {
 }
 
 // As a pod of a cluster with thousands of services has it. What we are told comes last.
-TEST(Variables, ACopyReachesToTheEndOfWhatTheKernelTakes) {
+TEST(SafeEnvironment, ACopyReachesToTheEndOfWhatTheKernelTakes) {
   std::vector<std::string> texts;
   for (size_t bytes = 0; bytes < 6 << 20; bytes += texts.back().size() + 1 + sizeof(char*))
     texts.push_back("SERVICE_" + std::to_string(texts.size()) + "_PORT=tcp://10.0.0.1:80");
@@ -77,18 +77,18 @@ TEST(Variables, ACopyReachesToTheEndOfWhatTheKernelTakes) {
   for (std::string& text : texts) mine.push_back(text.data());
   mine.push_back(nullptr);
   const Instead there(mine.data());
-  const Variables variables;
+  const SafeEnvironment variables;
   ASSERT_TRUE(variables.is_copy());
   EXPECT_STREQ(variables.find("FORESHOCK_RUN_ID"), "r");
   // Without end: entries and bytes are bounded.
   std::vector<char*> endless(1 << 20, texts[0].data());
   endless.back() = nullptr;
   const Instead then(endless.data());
-  EXPECT_STREQ(Variables().find("SERVICE_0_PORT"), "tcp://10.0.0.1:80");
+  EXPECT_STREQ(SafeEnvironment().find("SERVICE_0_PORT"), "tcp://10.0.0.1:80");
 }
 
 // Where getenv() would end the process.
-TEST(Variables, WhatIsNotThereIsLeftOut) {
+TEST(SafeEnvironment, WhatIsNotThereIsLeftOut) {
   const size_t page = static_cast<size_t>(getpagesize());
   char* two =
       static_cast<char*>(mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -101,7 +101,7 @@ TEST(Variables, WhatIsNotThereIsLeftOut) {
                   last, nullptr};
   {
     const Instead there(mine);
-    const Variables variables;
+    const SafeEnvironment variables;
     ASSERT_TRUE(variables.is_copy());
     EXPECT_STREQ(variables.find("RANK"), "5");
     EXPECT_EQ(variables.find("CUT"), nullptr);
@@ -111,7 +111,7 @@ TEST(Variables, WhatIsNotThereIsLeftOut) {
   // The array itself: gone, cut off before its end, none. Asked of getenv() only after it is back.
   const auto is_copied = [](char** array) {
     const Instead there(array);
-    return Variables().is_copy();
+    return SafeEnvironment().is_copy();
   };
   auto** const array = reinterpret_cast<char**>(two + page) - 2;
   array[0] = rank;
@@ -119,34 +119,34 @@ TEST(Variables, WhatIsNotThereIsLeftOut) {
   EXPECT_FALSE(is_copied(reinterpret_cast<char**>(two + page)));
   EXPECT_FALSE(is_copied(array));
   const Instead there(nullptr);
-  const Variables none;
+  const SafeEnvironment none;
   EXPECT_TRUE(none.is_copy());
   EXPECT_EQ(none.find("RANK"), nullptr);
   munmap(two, page);
 }
 
-TEST(Variables, WithoutProcItIsGetenv) {
+TEST(SafeEnvironment, WithoutProcItIsGetenv) {
   setenv("FORESHOCK_TEST_VARIABLE", "then", 1);
-  const Variables variables("/proc/nothing");
+  const SafeEnvironment variables("/proc/nothing");
   EXPECT_FALSE(variables.is_copy());
   EXPECT_STREQ(variables.find("FORESHOCK_TEST_VARIABLE"), "then");
   unsetenv("FORESHOCK_TEST_VARIABLE");
   EXPECT_EQ(variables.find("FORESHOCK_TEST_VARIABLE"), nullptr);
 }
 
-TEST(Variables, LeavesNothingOpenOrMapped) {
+TEST(SafeEnvironment, LeavesNothingOpenOrMapped) {
   const auto next_descriptor = [] {
     const int fd = dup(0);
     close(fd);
     return fd;
   };
   const int before = next_descriptor();
-  for (int n = 0; n < 10; ++n) Variables();
+  for (int n = 0; n < 10; ++n) SafeEnvironment();
   EXPECT_EQ(next_descriptor(), before);
 }
 
 // os.environ of a trainer in one thread, our set-up in another.
-TEST(Variables, OtherThreadsMayChangeTheEnvironmentMeanwhile) {
+TEST(SafeEnvironment, OtherThreadsMayChangeTheEnvironmentMeanwhile) {
   setenv("FORESHOCK_TEST_STAYS", "5", 1);
   std::atomic<bool> stop{false};
   std::thread other([&] {
@@ -163,7 +163,7 @@ TEST(Variables, OtherThreadsMayChangeTheEnvironmentMeanwhile) {
   });
   int found = 0;
   for (int n = 0; n < 500; ++n) {
-    const Variables variables;
+    const SafeEnvironment variables;
     ASSERT_TRUE(variables.is_copy());
     const char* stays = variables.find("FORESHOCK_TEST_STAYS");
     if (stays == nullptr) continue;  // where the array has not stood still for a microsecond in all tries
@@ -173,7 +173,7 @@ TEST(Variables, OtherThreadsMayChangeTheEnvironmentMeanwhile) {
   stop = true;
   other.join();
   EXPECT_GT(found, 250);
-  EXPECT_STREQ(Variables().find("FORESHOCK_TEST_STAYS"), "5");
+  EXPECT_STREQ(SafeEnvironment().find("FORESHOCK_TEST_STAYS"), "5");
 }
 
 }  // namespace

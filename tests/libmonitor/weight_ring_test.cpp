@@ -20,7 +20,7 @@ TEST(WeightRing, TurnsFollowFromTheWholeTensorsAlone) {
   std::vector<char> memory(1 << 20);
   segment::Control control = {};
   const auto turns = [&](int64_t part, uint64_t interval) {
-    WeightFollower follower;
+    WeightSampler follower;
     follower.attach(reinterpret_cast<segment::TensorRing*>(memory.data()), memory.size(), &control, 1,
                     interval, 1 << 20);
     std::vector<foreshock_weight> weights(40, named("w", 100, 7));
@@ -48,7 +48,7 @@ TEST(WeightRing, ATensorThatDoesNotFitBeforeTheEndBeginsAtTheFront) {
     std::memset(memory, 0, sizeof memory);
     auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
     segment::Control control = {};
-    WeightFollower follower;
+    WeightSampler follower;
     follower.attach(ring, sizeof(segment::TensorRing) + bytes, &control, 1, 1, 1 << 20);
     EXPECT_EQ(follower.name(&weight, 1), 1);
     const foreshock_weight_state state = state_of(0, values.data(), 64, 64);
@@ -69,8 +69,8 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
   std::memset(memory, 0, sizeof memory);
   auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
   segment::Control control = {};
-  WeightFollower follower;
-  follower.attach(ring, sizeof memory, &control, 1, 1, 4 * UpdateCopies::kPiece);
+  WeightSampler follower;
+  follower.attach(ring, sizeof memory, &control, 1, 1, 4 * UpdateSnapshots::kPiece);
   const foreshock_weight weights[] = {named("large", 400, 100), named("small", 10, 10)};
   ASSERT_EQ(follower.name(weights, 2), 2);
   std::vector<float> large(40000, 1), small(100, 1);
@@ -90,7 +90,7 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
   };
   const double* of_large = reductions_at(0);
   const double compared =
-      3 * UpdateCopies::kPiece / sizeof(float);  // the small one has its own piece of room
+      3 * UpdateSnapshots::kPiece / sizeof(float);  // the small one has its own piece of room
   EXPECT_EQ(of_large[segment::kUpdateElements], compared);
   EXPECT_EQ(of_large[segment::kUpdateSumMagnitude], 0.5 * compared);
   EXPECT_EQ(of_large[segment::kUpdatedSumOfSquares], 2.25 * compared);
@@ -107,7 +107,7 @@ TEST(WeightRing, ARecordThatIsTooLargeIsNotTriedAtEveryTurn) {
   std::memset(memory, 0, sizeof memory);
   auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
   segment::Control control = {};
-  WeightFollower follower;
+  WeightSampler follower;
   follower.attach(ring, sizeof memory, &control, 1, 1, 1 << 20);
   const foreshock_weight weight = named("w", 200, 200);
   ASSERT_EQ(follower.name(&weight, 1), 1);
@@ -136,7 +136,7 @@ TEST(WeightRing, WhatIsNotFollowedIsCountedWithItsReason) {
     std::memset(memory, 0, sizeof memory);
     auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
     segment::Control control = {};
-    WeightFollower follower;
+    WeightSampler follower;
     follower.attach(ring, bytes, &control, 1, 1, 1 << 20, is_off);
     const int followed = follower.name(weights.data(), weights.size());
     EXPECT_EQ(ring->tensors, bytes == sizeof memory ? 1 : 0u);
@@ -157,7 +157,7 @@ TEST(WeightRing, TensorsBeyondTheTableAreCounted) {
   alignas(64) static char memory[1 << 16];
   auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
   segment::Control control = {};
-  WeightFollower follower;
+  WeightSampler follower;
   follower.attach(ring, sizeof memory, &control, 1, 1, 1 << 20);
   const std::vector<foreshock_weight> weights((1 << 16) + 3, named("w", 1, 1));
   EXPECT_EQ(follower.name(weights.data(), weights.size()), 1 << 16);

@@ -10,24 +10,24 @@
 namespace foreshock {
 namespace {
 
-WeightTurns turns_of(uint32_t count) {
-  WeightTurns turns;
+WeightSchedule turns_of(uint32_t count) {
+  WeightSchedule turns;
   EXPECT_TRUE(turns.reserve(count));
   for (uint32_t n = 0; n < count; ++n) turns.add(static_cast<double>(n) / count, true);
   return turns;
 }
 
-std::vector<uint32_t> due(WeightTurns& turns, int64_t step, uint64_t interval, WeightTurns::Count* count,
-                          int64_t steps = 1) {
+std::vector<uint32_t> due(WeightSchedule& turns, int64_t step, uint64_t interval,
+                          WeightSchedule::Count* count, int64_t steps = 1) {
   std::vector<uint32_t> numbers(64);
   numbers.resize(turns.due(step, steps, interval, numbers.data(), numbers.size(), count));
   return numbers;
 }
 
 std::set<std::pair<int64_t, uint32_t>> all(uint32_t tensors, uint64_t interval) {
-  WeightTurns turns = turns_of(tensors);
+  WeightSchedule turns = turns_of(tensors);
   std::set<std::pair<int64_t, uint32_t>> found;
-  WeightTurns::Count count;
+  WeightSchedule::Count count;
   for (int64_t step = 0; step < 64; ++step) {
     const auto numbers = due(turns, step, interval, &count);
     EXPECT_LE(numbers.size(), tensors / interval + 1) << "spread evenly";
@@ -37,14 +37,14 @@ std::set<std::pair<int64_t, uint32_t>> all(uint32_t tensors, uint64_t interval) 
   return found;
 }
 
-TEST(WeightTurns, AnIntervalTwiceAsLongIsASubset) {
+TEST(WeightSchedule, AnIntervalTwiceAsLongIsASubset) {
   const auto some = all(40, 16), fewer = all(40, 32);
   EXPECT_TRUE(std::includes(some.begin(), some.end(), fewer.begin(), fewer.end()));
 }
 
-TEST(WeightTurns, EveryTurnEndsOnce) {
-  WeightTurns turns = turns_of(3);
-  WeightTurns::Count count;
+TEST(WeightSchedule, EveryTurnEndsOnce) {
+  WeightSchedule turns = turns_of(3);
+  WeightSchedule::Count count;
   EXPECT_EQ(due(turns, 7, 1, &count).size(), 3u);
   EXPECT_EQ(count.due, 3u);
   EXPECT_EQ(turns.end(0, 7), 0u);
@@ -59,9 +59,9 @@ TEST(WeightTurns, EveryTurnEndsOnce) {
   EXPECT_EQ(turns.give_up(), 0u);
 }
 
-TEST(WeightTurns, AStepThatComesAgainAfterAnotherIsANewOne) {
-  WeightTurns turns = turns_of(2);
-  WeightTurns::Count count;
+TEST(WeightSchedule, AStepThatComesAgainAfterAnotherIsANewOne) {
+  WeightSchedule turns = turns_of(2);
+  WeightSchedule::Count count;
   due(turns, 7, 1, &count);
   due(turns, 8, 1, &count);
   EXPECT_EQ(due(turns, 7, 1, &count).size(), 2u);
@@ -71,21 +71,21 @@ TEST(WeightTurns, AStepThatComesAgainAfterAnotherIsANewOne) {
   EXPECT_EQ(turns.give_up(), 0u);
 }
 
-TEST(WeightTurns, OfAStepThatNobodyCouldAskAboutAllAreLost) {
-  WeightTurns turns = turns_of(4);
-  WeightTurns::Count count;
+TEST(WeightSchedule, OfAStepThatNobodyCouldAskAboutAllAreLost) {
+  WeightSchedule turns = turns_of(4);
+  WeightSchedule::Count count;
   due(turns, 7, 2, &count);
   EXPECT_EQ(turns.unasked(7, 1, 2).due, 0u) << "it was";
-  const WeightTurns::Count missed = turns.unasked(8, 1, 2);
+  const WeightSchedule::Count missed = turns.unasked(8, 1, 2);
   EXPECT_EQ(missed.due, 2u);
   EXPECT_EQ(missed.lost, 2u);
 }
 
 // A trainer that tells every tenth step only.
-TEST(WeightTurns, OfStepsThatAreToldAsOneAllHaveTheirs) {
+TEST(WeightSchedule, OfStepsThatAreToldAsOneAllHaveTheirs) {
   for (const uint64_t interval : {8, 12, 64}) {
-    WeightTurns turns = turns_of(48);
-    WeightTurns::Count count;
+    WeightSchedule turns = turns_of(48);
+    WeightSchedule::Count count;
     std::vector<std::vector<int64_t>> shown(48);
     for (int64_t told = 0; told < 960; told += 10) {
       for (const uint32_t number : due(turns, told + 1, interval, &count, 10)) {
@@ -101,12 +101,12 @@ TEST(WeightTurns, OfStepsThatAreToldAsOneAllHaveTheirs) {
   }
 }
 
-TEST(WeightTurns, WhatIsNotHereHasNone) {
-  WeightTurns turns;
+TEST(WeightSchedule, WhatIsNotHereHasNone) {
+  WeightSchedule turns;
   ASSERT_TRUE(turns.reserve(2));
   turns.add(0, false);
   turns.add(0.5, true);
-  WeightTurns::Count count;
+  WeightSchedule::Count count;
   EXPECT_EQ(due(turns, 0, 1, &count), (std::vector<uint32_t>{1}));
 }
 

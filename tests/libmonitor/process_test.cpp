@@ -1,3 +1,5 @@
+#include "libmonitor/process.h"
+
 #include <signal.h>
 #include <sys/inotify.h>
 
@@ -5,13 +7,12 @@
 #include <functional>
 #include <optional>
 
-#include "libmonitor/process.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {
 namespace {
 
-using Guest = MonitorTest;
+using ProcessState = MonitorTest;
 
 foreshock_identity identity(int rank) {
   foreshock_identity identity = {};
@@ -26,7 +27,7 @@ foreshock_identity identity(int rank) {
   return identity;
 }
 
-TEST_F(Guest, WhatIsToldBeforeTheSegmentDecidesItsRank) {
+TEST_F(ProcessState, WhatIsToldBeforeTheSegmentDecidesItsRank) {
   in_child({{"RANK", "1"}}, [] {
     const foreshock_identity told = identity(5);
     foreshock_describe(&told);
@@ -45,7 +46,7 @@ TEST_F(Guest, WhatIsToldBeforeTheSegmentDecidesItsRank) {
 }
 
 // An agent that was quick enough took a process for rank 0 and nobody's: no launcher had it in its summary.
-TEST_F(Guest, WhoFindsTheSegmentKnowsWhoseItIs) {
+TEST_F(ProcessState, WhoFindsTheSegmentKnowsWhoseItIs) {
   in_child({{"RANK", "1"}}, [this] {
     for (int life = 1; life <= 50; ++life) {
       const pid_t trainer = fork();
@@ -65,7 +66,7 @@ TEST_F(Guest, WhoFindsTheSegmentKnowsWhoseItIs) {
   });
 }
 
-TEST_F(Guest, HowItsProcessEndsIsTold) {
+TEST_F(ProcessState, HowItsProcessEndsIsTold) {
   struct Way {
     std::function<void()> end;
     std::optional<int> status;
@@ -89,7 +90,7 @@ TEST_F(Guest, HowItsProcessEndsIsTold) {
   }
 }
 
-TEST_F(Guest, TheEndOfAChildIsNotThatOfTheTrainer) {
+TEST_F(ProcessState, TheEndOfAChildIsNotThatOfTheTrainer) {
   in_child({}, [this] {
     Trainer().step(1, 1);
     const pid_t child = fork();
@@ -100,7 +101,7 @@ TEST_F(Guest, TheEndOfAChildIsNotThatOfTheTrainer) {
 }
 
 // A launcher that read it too early took it for anybody's, and told of a process that was another's.
-TEST_F(Guest, WhoFindsThatAProcessIsOffKnowsWhoseItIs) {
+TEST_F(ProcessState, WhoFindsThatAProcessIsOffKnowsWhoseItIs) {
   const int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
   ASSERT_GE(inotify_add_watch(watch, (base_ + "/r").c_str(), IN_CREATE | IN_MOVED_TO), 0);
   in_child({{"FORESHOCK_LAUNCHER", "4711"}}, [] { foreshock_off("a reason"); });
@@ -119,7 +120,7 @@ TEST_F(Guest, WhoFindsThatAProcessIsOffKnowsWhoseItIs) {
   EXPECT_EQ(owner, "4711");
 }
 
-TEST_F(Guest, LateFactsAreShownWithTheStepAfterThem) {
+TEST_F(ProcessState, LateFactsAreShownWithTheStepAfterThem) {
   in_child({}, [this] {
     Trainer trainer;
     trainer.attention(false, FORESHOCK_NEEDS_GRADIENT);
@@ -132,7 +133,7 @@ TEST_F(Guest, LateFactsAreShownWithTheStepAfterThem) {
   });
 }
 
-TEST_F(Guest, AChildIsNotWhatItsParentWasToldToBe) {
+TEST_F(ProcessState, AChildIsNotWhatItsParentWasToldToBe) {
   in_child({{"RANK", "1"}}, [this] {
     const foreshock_identity told = identity(5);
     foreshock_describe(&told);

@@ -1,6 +1,6 @@
 // Where the library that this code is in lies, for what is installed beside it.
-#ifndef FORESHOCK_LIBMONITOR_LIBRARY_PLACE_H_
-#define FORESHOCK_LIBMONITOR_LIBRARY_PLACE_H_
+#ifndef FORESHOCK_LIBMONITOR_LIBRARY_PATH_H_
+#define FORESHOCK_LIBMONITOR_LIBRARY_PATH_H_
 
 #include <cstddef>
 
@@ -11,4 +11,4 @@ bool path_beside_library(const char* name, char* path, size_t capacity);
 
 }  // namespace foreshock
 
-#endif  // FORESHOCK_LIBMONITOR_LIBRARY_PLACE_H_
+#endif  // FORESHOCK_LIBMONITOR_LIBRARY_PATH_H_

@@ -1,4 +1,4 @@
-#include "libmonitor/library_place.h"
+#include "libmonitor/library_path.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
