@@ -16,42 +16,42 @@ namespace foreshock::adapter {
 namespace {
 
 // Called all the time, so operations that have arrived are hooked soon where no interpreter does it.
-at::Tensor DetachAndHookArrived(c10::DispatchKeySet keys, const at::Tensor& self) {
-  LateOps::HookArrived();
-  return Detach(keys, self);
+at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& self) {
+  LateOps::hook_arrived();
+  return hooked_detach(keys, self);
 }
 
-void HookMathPath(torch::Library& aten) {
+void hook_math_path(torch::Library& aten) {
   const int32_t number = foreshock_register_op(kMathPath, FORESHOCK_FORWARD);
-  if (number < 0 || !Hook<SafeSoftmaxHook>(aten, "_safe_softmax", "", number)) return;
-  MathWindow::Prepare(number);
+  if (number < 0 || !hook_op<SafeSoftmaxHook>(aten, "_safe_softmax", "", number)) return;
+  MathWindow::prepare(number);
 }
 
-int HookAll() {
+int hook_all() {
   // Leaked: destroying a library removes its kernels.
   auto& aten =
       *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  const int hooked = LateOps::Start();
-  HookMathPath(aten);
-  RegisterShims();
-  ParameterClock::Instance().Enable();
-  Hook<LossHook>(aten, "nll_loss_forward", "");
-  Hook<LossHook>(aten, "nll_loss2d_forward", "");
-  Hook<RootHook>(aten, "ones_like", "");
-  Hook<ScalerHook>(aten, "_amp_update_scale_", "");
-  Hook<UnscaleHook>(aten, "_amp_foreach_non_finite_check_and_unscale_", "");
-  aten.impl("_local_scalar_dense", torch::CppFunction(TORCH_FN(LocalScalar)));
-  Hook<NormHook>(aten, "_foreach_norm", "Scalar");
-  Hook<NormHook>(aten, "linalg_vector_norm", "");
-  HookClipping(aten);
-  aten.impl("detach", torch::CppFunction(TORCH_FN(DetachAndHookArrived)));
-  UnknownOps::Listen();
+  const int hooked = LateOps::start();
+  hook_math_path(aten);
+  register_shims();
+  ParameterClock::instance().enable();
+  hook_op<LossHook>(aten, "nll_loss_forward", "");
+  hook_op<LossHook>(aten, "nll_loss2d_forward", "");
+  hook_op<RootHook>(aten, "ones_like", "");
+  hook_op<ScalerHook>(aten, "_amp_update_scale_", "");
+  hook_op<UnscaleHook>(aten, "_amp_foreach_non_finite_check_and_unscale_", "");
+  aten.impl("_local_scalar_dense", torch::CppFunction(TORCH_FN(local_scalar)));
+  hook_op<NormHook>(aten, "_foreach_norm", "Scalar");
+  hook_op<NormHook>(aten, "linalg_vector_norm", "");
+  hook_clipping(aten);
+  aten.impl("detach", torch::CppFunction(TORCH_FN(detach_and_hook_arrived)));
+  UnhookedOps::listen();
   return hooked;
 }
 
-int StartOnce() noexcept {
+int start_once() noexcept {
   try {
-    return HookAll();
+    return hook_all();
   } catch (...) {
     foreshock_off("adapter_failed");
     return 0;
@@ -66,7 +66,7 @@ extern "C" {
 // Hooks the operations; later calls only repeat the answer. Returns how many attention operations of torch
 // are hooked.
 FORESHOCK_EXPORT int foreshock_adapter_start(void) {
-  static const int hooked = foreshock::adapter::StartOnce();
+  static const int hooked = foreshock::adapter::start_once();
   return hooked;
 }
 
@@ -77,27 +77,29 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
 
 // See foreshock/adapter.h.
 FORESHOCK_EXPORT int foreshock_adapter_shim_begins(const foreshock_shim_call* call) {
-  return foreshock::adapter::ShimBegins(*call);
+  return foreshock::adapter::shim_begins(*call);
 }
 
 FORESHOCK_EXPORT void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted) {
-  foreshock::adapter::ShimEnded(*call, wanted != 0);
+  foreshock::adapter::shim_ended(*call, wanted != 0);
 }
 
-FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) { return foreshock::adapter::InBackward() ? 1 : 0; }
+FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) {
+  return foreshock::adapter::in_backward_pass() ? 1 : 0;
+}
 
 // The functions below are the Python helper's. They hold no lock and may be called with the interpreter lock
 // held.
 
 // The helper reports every step from now on: none is counted from the versions of the weights any more.
 FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
-  foreshock::adapter::ParameterClock::Instance().Disable();
+  foreshock::adapter::ParameterClock::instance().disable();
 }
 
 // Backward passes begun since the last foreshock_adapter_step_ended; zero means none, more than one is not
 // exact.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
-  return foreshock::adapter::Clock().backwards();
+  return foreshock::adapter::training_clock().backwards();
 }
 
 // Before the optimizer's work. `parameters` holds `count` TensorImpl addresses (parameter._cdata) of
@@ -106,10 +108,10 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
                                                         double inverse_scale, uint32_t copies,
                                                         uint32_t may_be_written_untold) {
-  auto& gradients = foreshock::adapter::Gradients();
+  auto& gradients = foreshock::adapter::gradient_report();
   const uint64_t before = gradients.core_ns();
   try {
-    gradients.Publish(parameters, count, inverse_scale, copies, may_be_written_untold != 0);
+    gradients.publish(parameters, count, inverse_scale, copies, may_be_written_untold != 0);
   } catch (...) {
     foreshock_off("adapter_gradients");
   }
@@ -121,7 +123,7 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* param
 FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adapter_weight* rows,
                                                             size_t count, uint32_t when) {
   try {
-    return foreshock::adapter::ObserveWeights(rows, count, when);
+    return foreshock::adapter::observe_weights(rows, count, when);
   } catch (...) {
     foreshock_off("adapter_weights");
     return 0;
@@ -130,11 +132,11 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adap
 
 // After foreshock_step_end.
 FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) {
-  foreshock::adapter::Clock().StepEnded();
-  foreshock::adapter::Gradients().StepEnded();
-  foreshock::adapter::Norms().Forget();
-  foreshock::adapter::OfEngine().Forget();
-  foreshock::adapter::MathWindow::Follow();
+  foreshock::adapter::training_clock().on_step_end();
+  foreshock::adapter::gradient_report().on_step_end();
+  foreshock::adapter::gradient_norms().forget();
+  foreshock::adapter::engine_gradients().forget();
+  foreshock::adapter::MathWindow::follow();
 }
 
 // Calls of foreshock::tap on real data since the start.

@@ -45,46 +45,48 @@ class AttentionArguments {
         backward_(backward),
         arguments_(static_cast<int>(schema.arguments().size())),
         returns_(static_cast<int>(schema.returns().size())),
-        query_(Index({"query", "q"})),
-        key_(Index({"key", "k"})),
-        value_(Index({"value", "v"})),
-        out_(Index({"out"})),
-        log_sum_exp_(Index({"logsumexp", "softmax_lse", "lse"})),
-        mask_(Index({"attn_mask", "attn_bias", "bias"})),
-        grad_out_(Index({"grad_out", "grad_out_", "dout", "grad"})),
-        grad_query_(Index({"dq", "grad_query"})),
-        grad_key_(Index({"dk", "grad_key"})),
-        grad_value_(Index({"dv", "grad_value"})),
-        scale_(Index({"scale", "softmax_scale"})),
-        dropout_(Index({"dropout_p", "p"})),
-        causal_(Index({"is_causal", "causal", "custom_mask_type"})),
-        window_left_(Index({"window_size_left", "window_left"})),
-        window_right_(Index({"window_size_right", "window_right"})),
-        positions_first_(Index({"positions_first"})),
-        layer_(Index({"layer"})),
-        sequences_q_(Index({"cum_seq_q", "cu_seqlens_q"})),
-        sequences_k_(Index({"cum_seq_k", "cu_seqlens_k"})),
-        longest_q_(Index({"max_q", "max_seqlen_q"})),
-        longest_k_(Index({"max_k", "max_seqlen_k"})),
-        masked_(Indices({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
-                         "learnable_sink", "s_aux"})),
-        stored_(Indices({"block_table", "block_tables", "page_table",   "leftpad_k",  "seqused_k",
-                         "seqused_q",   "seqlen_k",     "sequed_k",     "sequed_q",   "k_new",
-                         "v_new",       "qv",           "kv_batch_idx", "rotary_cos", "q_descale",
-                         "k_descale",   "v_descale",    "descale_q",    "descale_k",  "descale_v"})) {}
+        query_(index_of({"query", "q"})),
+        key_(index_of({"key", "k"})),
+        value_(index_of({"value", "v"})),
+        out_(index_of({"out"})),
+        log_sum_exp_(index_of({"logsumexp", "softmax_lse", "lse"})),
+        mask_(index_of({"attn_mask", "attn_bias", "bias"})),
+        grad_out_(index_of({"grad_out", "grad_out_", "dout", "grad"})),
+        grad_query_(index_of({"dq", "grad_query"})),
+        grad_key_(index_of({"dk", "grad_key"})),
+        grad_value_(index_of({"dv", "grad_value"})),
+        scale_(index_of({"scale", "softmax_scale"})),
+        dropout_(index_of({"dropout_p", "p"})),
+        causal_(index_of({"is_causal", "causal", "custom_mask_type"})),
+        window_left_(index_of({"window_size_left", "window_left"})),
+        window_right_(index_of({"window_size_right", "window_right"})),
+        positions_first_(index_of({"positions_first"})),
+        layer_(index_of({"layer"})),
+        sequences_q_(index_of({"cum_seq_q", "cu_seqlens_q"})),
+        sequences_k_(index_of({"cum_seq_k", "cu_seqlens_k"})),
+        longest_q_(index_of({"max_q", "max_seqlen_q"})),
+        longest_k_(index_of({"max_k", "max_seqlen_k"})),
+        masked_(indices_of({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
+                            "learnable_sink", "s_aux"})),
+        stored_(indices_of({"block_table", "block_tables", "page_table",   "leftpad_k",  "seqused_k",
+                            "seqused_q",   "seqlen_k",     "sequed_k",     "sequed_q",   "k_new",
+                            "v_new",       "qv",           "kv_batch_idx", "rotary_cos", "q_descale",
+                            "k_descale",   "v_descale",    "descale_q",    "descale_k",  "descale_v"})) {}
 
   bool is_of(const c10::FunctionSchema& schema) const { return schema_ == &schema; }
   int arguments() const { return arguments_; }
   const Semantics& semantics() const { return semantics_; }
-  const at::Tensor& query(const Stack& stack) const { return TensorOrUndefined(At(stack, query_)); }
+  const at::Tensor& query(const Stack& stack) const {
+    return tensor_or_undefined(argument_at(stack, query_));
+  }
   // The gradient of the query is a result, not an argument that the operation fills.
   bool returns_gradient() const { return grad_query_ < 0; }
   const at::Tensor& result(const Stack& stack, int index) const {
-    return TensorOrUndefined(Peek(stack, returns_, index < returns_ ? index : -1));
+    return tensor_or_undefined(peek(stack, returns_, index < returns_ ? index : -1));
   }
 
-  AttentionInputs Keep(const Stack& stack) const {
-    const auto tensor = [&](int index) { return TensorOrUndefined(At(stack, index)); };
+  AttentionInputs keep(const Stack& stack) const {
+    const auto tensor = [&](int index) { return tensor_or_undefined(argument_at(stack, index)); };
     AttentionInputs in{tensor(query_), tensor(key_), tensor(value_)};
     in.mask = tensor(mask_);
     in.grad_out = tensor(grad_out_);
@@ -97,58 +99,60 @@ class AttentionArguments {
     };
     in.sequences_q = offsets(sequences_q_);
     in.sequences_k = offsets(sequences_k_);
-    in.longest_q = Whole(At(stack, longest_q_), 0);
-    in.longest_k = Whole(At(stack, longest_k_), 0);
+    in.longest_q = integer_or(argument_at(stack, longest_q_), 0);
+    in.longest_k = integer_or(argument_at(stack, longest_k_), 0);
     const bool is_tap = semantics_.order == Order::kAsSaid;
     if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
-    if (const c10::IValue& scale = At(stack, scale_); !scale.isNone()) in.scale = Real(scale, 0);
-    in.dropout = Real(At(stack, dropout_), 0);
-    in.causal = Causal(At(stack, causal_));
-    in.window_left = Whole(At(stack, window_left_), -1);
-    in.window_right = Whole(At(stack, window_right_), -1);
+    if (const c10::IValue& scale = argument_at(stack, scale_); !scale.isNone()) in.scale = real_or(scale, 0);
+    in.dropout = real_or(argument_at(stack, dropout_), 0);
+    in.causal = causal_of(argument_at(stack, causal_));
+    in.window_left = integer_or(argument_at(stack, window_left_), -1);
+    in.window_right = integer_or(argument_at(stack, window_right_), -1);
     in.positions_first = semantics_.order == Order::kPositionsFirst ||
-                         (positions_first_ >= 0 && At(stack, positions_first_).toBool());
-    in.layer = At(stack, layer_);
-    for (const int index : masked_) in.masked_otherwise |= IsGiven(At(stack, index));
-    for (const int index : stored_) in.stored_otherwise |= IsGiven(At(stack, index));
+                         (positions_first_ >= 0 && argument_at(stack, positions_first_).toBool());
+    in.layer = argument_at(stack, layer_);
+    for (const int index : masked_) in.masked_otherwise |= is_given(argument_at(stack, index));
+    for (const int index : stored_) in.stored_otherwise |= is_given(argument_at(stack, index));
     return in;
   }
 
  private:
-  const c10::IValue& At(const Stack& stack, int index) const { return Peek(stack, arguments_, index); }
+  const c10::IValue& argument_at(const Stack& stack, int index) const {
+    return peek(stack, arguments_, index);
+  }
 
-  int Index(std::initializer_list<const char*> names) const {
+  int index_of(std::initializer_list<const char*> names) const {
     for (const char* name : names) {
-      if (const int index = ArgumentIndex(*schema_, name); index >= 0) return index;
+      if (const int index = argument_index(*schema_, name); index >= 0) return index;
     }
     return -1;
   }
 
-  std::vector<int> Indices(std::initializer_list<const char*> names) const {
+  std::vector<int> indices_of(std::initializer_list<const char*> names) const {
     std::vector<int> found;
     for (const char* name : names) {
-      if (const int index = ArgumentIndex(*schema_, name); index >= 0) found.push_back(index);
+      if (const int index = argument_index(*schema_, name); index >= 0) found.push_back(index);
     }
     return found;
   }
 
   // A value that is not at rest: a tensor, or a number other than 0.
-  static bool IsGiven(const c10::IValue& value) {
+  static bool is_given(const c10::IValue& value) {
     if (value.isTensor()) return value.toTensor().defined();
-    return Real(value, value.isNone() ? 0 : 1) != 0;
+    return real_or(value, value.isNone() ? 0 : 1) != 0;
   }
 
-  static double Real(const c10::IValue& value, double otherwise) {
+  static double real_or(const c10::IValue& value, double otherwise) {
     if (value.isDouble()) return value.toDouble();
     return value.isInt() ? static_cast<double>(value.toInt()) : otherwise;
   }
 
-  static int64_t Whole(const c10::IValue& value, int64_t otherwise) {
+  static int64_t integer_or(const c10::IValue& value, int64_t otherwise) {
     return value.isInt() ? value.toInt() : otherwise;
   }
 
-  int64_t Causal(const c10::IValue& value) const {
+  int64_t causal_of(const c10::IValue& value) const {
     if (value.isInt()) return value.toInt();  // said in our terms
     return value.isBool() && value.toBool() ? semantics_.causal : FORESHOCK_CAUSAL_NONE;
   }
@@ -165,9 +169,9 @@ class AttentionArguments {
 };
 
 // The arguments of an operation whose schema may come later than its kernel. Any thread; never waits.
-class LateArguments {
+class LazyArguments {
  public:
-  LateArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
+  LazyArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
 
   const AttentionArguments& of(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
@@ -192,11 +196,11 @@ inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 
 // The mask as every query, key pair of the call sees it: stride 0 where it is broadcast. False if it does not
 // fit. `is_flat`: three dimensions are (batch x head, query, key).
-inline bool ViewMask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
-                     bool is_flat = false) {
+inline bool view_mask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
+                      bool is_flat = false) {
   if (!mask.defined()) return true;
   const int64_t shape[] = {call.query.shape[0], call.query.shape[1], call.query.shape[2], call.key.shape[2]};
-  *view = View(mask);
+  *view = view_of(mask);
   if (!view->data || view->dtype == FORESHOCK_DTYPE_NONE) return false;
   if (is_flat && mask.dim() == 3) {
     const int64_t stride[] = {shape[1] * mask.stride(0), mask.stride(0), mask.stride(1), mask.stride(2)};
@@ -219,13 +223,13 @@ inline bool ViewMask(const at::Tensor& mask, const foreshock_attention_call& cal
 }
 
 // All sequences of a call one after the other, with or without a dimension of one batch before them.
-inline bool IsPacked(const at::Tensor& tensor) {
+inline bool is_packed_layout(const at::Tensor& tensor) {
   return tensor.dim() == 3 || (tensor.dim() == 4 && tensor.size(0) == 1);
 }
 
 // (total, head, d) as (head, total, d).
-inline foreshock_tensor PackedView(const at::Tensor& packed) {
-  foreshock_tensor view = packed.defined() && IsPacked(packed) ? View(packed) : foreshock_tensor{};
+inline foreshock_tensor packed_view(const at::Tensor& packed) {
+  foreshock_tensor view = packed.defined() && is_packed_layout(packed) ? view_of(packed) : foreshock_tensor{};
   if (!view.data) return {};
   const int64_t shape[] = {packed.size(-2), packed.size(-3), packed.size(-1), 1};
   const int64_t stride[] = {packed.stride(-2), packed.stride(-3), packed.stride(-1), 0};
@@ -236,11 +240,11 @@ inline foreshock_tensor PackedView(const at::Tensor& packed) {
 }
 
 // Where the sequences of a packed call begin; false when nobody could read them where the tensors lie.
-inline bool DescribeOffsets(const AttentionInputs& in, foreshock_attention_call* call) {
+inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call* call) {
   const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
   for (const at::Tensor& offsets : {q, k}) {
-    if (!HasData(offsets) || offsets.device() != in.query.device() || offsets.scalar_type() != at::kInt ||
-        offsets.dim() != 1 || !offsets.is_contiguous() || !IsInMemory(offsets))
+    if (!has_data(offsets) || offsets.device() != in.query.device() || offsets.scalar_type() != at::kInt ||
+        offsets.dim() != 1 || !offsets.is_contiguous() || !is_in_memory(offsets))
       return false;
   }
   if (q.numel() < 2 || k.numel() != q.numel()) return false;
@@ -255,7 +259,7 @@ inline bool DescribeOffsets(const AttentionInputs& in, foreshock_attention_call*
   return true;
 }
 
-inline foreshock_tensor HeadsFirst(foreshock_tensor view, bool positions_first) {
+inline foreshock_tensor heads_first(foreshock_tensor view, bool positions_first) {
   if (!positions_first || view.dims != FORESHOCK_TENSOR_DIMS) return view;
   std::swap(view.shape[1], view.shape[2]);
   std::swap(view.stride[1], view.stride[2]);
@@ -263,12 +267,12 @@ inline foreshock_tensor HeadsFirst(foreshock_tensor view, bool positions_first) 
 }
 
 // Rows may be padded to a multiple; the first ones are those of the queries.
-inline foreshock_tensor Unpadded(foreshock_tensor log_sum_exp, int64_t queries) {
+inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t queries) {
   if (log_sum_exp.dims == 3 && log_sum_exp.shape[2] > queries) log_sum_exp.shape[2] = queries;
   return log_sum_exp;
 }
 
-inline uint32_t DescribeCausal(const AttentionInputs& in, foreshock_attention_call* call) {
+inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
   // Of packed sequences those of the longest.
   const bool is_packed = call->query_offsets != nullptr;
   const int64_t queries = is_packed ? call->longest_query : call->query.shape[2];
@@ -289,37 +293,39 @@ inline uint32_t DescribeCausal(const AttentionInputs& in, foreshock_attention_ca
   return kDescribed;
 }
 
-inline bool DescribePacked(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
-  call->query = PackedView(in.query);
-  call->key = PackedView(in.key);
-  call->value = PackedView(in.value);
-  call->out = PackedView(in.out);
-  if (!call->query.data || !call->key.data || !DescribeOffsets(in, call)) return false;
+inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
+  call->query = packed_view(in.query);
+  call->key = packed_view(in.key);
+  call->value = packed_view(in.value);
+  call->out = packed_view(in.out);
+  if (!call->query.data || !call->key.data || !describe_offsets(in, call)) return false;
   // (head, total), or (sequence, head, position). flash-attn lays a single query of several grouped heads out
   // as its heads, and what it returns of their sums is then in another order: csrc/flash_attn/flash_api.cpp,
   // mha_varlen_fwd.
   const bool is_swapped = call->longest_query == 1 && call->query.shape[0] != call->key.shape[0];
   if (in.log_sum_exp.defined() && (in.log_sum_exp.dim() == 2 || in.log_sum_exp.dim() == 3) && !is_swapped)
-    call->log_sum_exp = View(in.log_sum_exp);
+    call->log_sum_exp = view_of(in.log_sum_exp);
   if (backward) {
-    call->grad_out = PackedView(in.grad_out);
-    call->grad_query = PackedView(in.grad_query);
-    call->grad_key = PackedView(in.grad_key);
-    call->grad_value = PackedView(in.grad_value);
+    call->grad_out = packed_view(in.grad_out);
+    call->grad_query = packed_view(in.grad_query);
+    call->grad_key = packed_view(in.grad_key);
+    call->grad_value = packed_view(in.grad_value);
   }
   return true;
 }
 
 // Fills the tensors of a call; false when they do not fit together.
-inline bool DescribeTensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
-  if (in.sequences_q.defined()) return DescribePacked(in, backward, call);
+inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
+  if (in.sequences_q.defined()) return describe_packed(in, backward, call);
   if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;
-  const auto view = [&](const at::Tensor& tensor) { return HeadsFirst(View(tensor), in.positions_first); };
+  const auto view = [&](const at::Tensor& tensor) {
+    return heads_first(view_of(tensor), in.positions_first);
+  };
   call->query = view(in.query);
   call->key = view(in.key);
   call->value = view(in.value);
   call->out = view(in.out);
-  call->log_sum_exp = Unpadded(View(in.log_sum_exp), call->query.shape[2]);
+  call->log_sum_exp = without_padding(view_of(in.log_sum_exp), call->query.shape[2]);
   if (backward) {
     call->grad_out = view(in.grad_out);
     call->grad_query = view(in.grad_query);
@@ -330,24 +336,24 @@ inline bool DescribeTensors(const AttentionInputs& in, bool backward, foreshock_
 }
 
 // kDescribed, or the reason to skip the call. `in` holds the results too.
-inline uint32_t Describe(const AttentionInputs& in, const Semantics& semantics, bool backward,
-                         foreshock_attention_call* call) {
+inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semantics, bool backward,
+                              foreshock_attention_call* call) {
   if (!in.query.defined()) return FORESHOCK_SKIP_LAYOUT;
-  if (IsFp8(in.query)) return FORESHOCK_SKIP_FP8;
+  if (is_fp8(in.query)) return FORESHOCK_SKIP_FP8;
   if (in.stored_otherwise || (in.sequences_q.defined() && !semantics.packs)) return FORESHOCK_SKIP_LAYOUT;
   // A bias over packed sequences has no place for each of them that is written down anywhere.
   if (in.masked_otherwise || (in.sequences_q.defined() && in.mask.defined())) return FORESHOCK_SKIP_MASK;
   call->size = sizeof(*call);
   call->version = FORESHOCK_ABI_VERSION;
-  if (!DescribeTensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
+  if (!describe_tensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
   if (!call->query.data || !call->key.data || !call->value.data) return FORESHOCK_SKIP_LAYOUT;
-  if (!ViewMask(in.mask, *call, &call->mask, semantics.flat_bias)) return FORESHOCK_SKIP_LAYOUT;
+  if (!view_mask(in.mask, *call, &call->mask, semantics.flat_bias)) return FORESHOCK_SKIP_LAYOUT;
   call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(in.query.size(-1))));
   call->dropout = in.dropout;
-  call->layer_identity = LayerOf(in.query);
-  call->stream = StreamOf(in.query);
+  call->layer_identity = layer_of(in.query);
+  call->stream = stream_of(in.query);
   if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();
-  return DescribeCausal(in, call);
+  return describe_causal(in, call);
 }
 
 // The kernel at BackendSelect of every attention operation: check, call on, report. When a call is not
@@ -371,18 +377,18 @@ struct AttentionDepth {
 
 // Counts a call that is about to happen. True: the core wants it described. `any_mode`: the call is made
 // where gradient mode is off by design (inside an autograd.Function), so that only the query's history tells.
-inline bool EnterAttention(int32_t operation, bool backward, const at::Tensor& query,
-                           bool any_mode = false) noexcept {
+inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& query,
+                            bool any_mode = false) noexcept {
   attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
-  const bool in_backward = InBackward();
+  const bool in_backward = in_backward_pass();
   uint32_t flags = in_backward ? FORESHOCK_IN_BACKWARD : 0;
   if (backward) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
-    Clock().SawAttentionBackward();
+    training_clock().on_attention_backward();
   } else if (query.requires_grad() && (any_mode || c10::GradMode::is_enabled())) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
   }
-  if (!in_backward) ParameterClock::Instance().Look(query);
+  if (!in_backward) ParameterClock::instance().observe(query);
   return foreshock_attention_enter(operation, flags) != 0;
 }
 
@@ -399,53 +405,53 @@ class AttentionHook final : public c10::OperatorKernel {
     const c10::DispatchKeySet below = keys & kBelow;
     const AttentionArguments& arguments = late_.of(op);
     const at::Tensor& query = arguments.query(*stack);
-    const bool ours = attention_depth == 0 && GoesToDevice(below) && HasData(query);
+    const bool ours = attention_depth == 0 && goes_to_device(below) && has_data(query);
     const AttentionDepth depth;
     if (!ours) return op.redispatchBoxed(below, stack);
     if (is_tap_) taps.fetch_add(1, std::memory_order_relaxed);
-    if (!EnterAttention(number_, backward_, query, any_mode_)) return Run(op, below, stack, arguments);
-    AttentionInputs inputs = Keep(arguments, *stack);
+    if (!enter_attention(number_, backward_, query, any_mode_)) return run(op, below, stack, arguments);
+    AttentionInputs inputs = keep(arguments, *stack);
     try {
-      Run(op, below, stack, arguments);
+      run(op, below, stack, arguments);
     } catch (...) {
       foreshock_attention_skip(number_, FORESHOCK_SKIP_UNKNOWN);
       throw;
     }
-    Report(&inputs, arguments, *stack);
+    report(&inputs, arguments, *stack);
   }
 
  private:
   // A tap is done when it has been seen.
-  void Run(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack,
+  void run(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack,
            const AttentionArguments& arguments) const {
     if (!is_tap_) return op.redispatchBoxed(below, stack);
     torch::jit::drop(*stack, static_cast<size_t>(arguments.arguments()));
   }
 
-  static AttentionInputs Keep(const AttentionArguments& arguments, const Stack& stack) {
-    const uint64_t begin = NowNs();
-    AttentionInputs inputs = arguments.Keep(stack);
-    inputs.keeping_ns = NowNs() - begin;
+  static AttentionInputs keep(const AttentionArguments& arguments, const Stack& stack) {
+    const uint64_t begin = now_ns();
+    AttentionInputs inputs = arguments.keep(stack);
+    inputs.keeping_ns = now_ns() - begin;
     return inputs;
   }
 
-  void Report(AttentionInputs* inputs, const AttentionArguments& arguments,
+  void report(AttentionInputs* inputs, const AttentionArguments& arguments,
               const Stack& stack) const noexcept {
-    const uint64_t begin = NowNs();
+    const uint64_t begin = now_ns();
     foreshock_attention_call call{};
     call.op = number_;
     uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
     try {
-      if (!is_tap_) TakeResults(inputs, arguments, stack);
-      reason = Describe(*inputs, arguments.semantics(), backward_, &call);
+      if (!is_tap_) take_results(inputs, arguments, stack);
+      reason = describe_call(*inputs, arguments.semantics(), backward_, &call);
     } catch (...) {
     }
-    call.prepare_ns = inputs->keeping_ns + NowNs() - begin;
+    call.prepare_ns = inputs->keeping_ns + now_ns() - begin;
     if (reason == kDescribed) return foreshock_attention_leave(&call);
     foreshock_attention_skip(number_, reason);
   }
 
-  void TakeResults(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const {
+  void take_results(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const {
     if (arguments.semantics().fills_out) {
       inputs->log_sum_exp = arguments.result(stack, 0);
     } else if (!backward_) {
@@ -461,7 +467,7 @@ class AttentionHook final : public c10::OperatorKernel {
 
   const int32_t number_;
   const bool backward_, is_tap_, any_mode_;
-  LateArguments late_;
+  LazyArguments late_;
 };
 
 }  // namespace foreshock::adapter

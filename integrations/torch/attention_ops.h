@@ -123,7 +123,7 @@ inline constexpr AttentionOp kAttentionOps[] = {
 // reported, so that what is not seen is at least known by name. Only torch's own mutex-held callback runs
 // here, at registration: it reads a schema and notes a name.
 
-inline bool HasTensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
+inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
   for (const c10::Argument& argument : schema.arguments()) {
     if ((argument.name() == name || argument.name() == other) &&
         argument.type()->kind() == c10::TypeKind::TensorType)
@@ -133,7 +133,7 @@ inline bool HasTensor(const c10::FunctionSchema& schema, const char* name, const
 }
 
 // torch's own namespaces: what of them is attention is in the table, or ends in something that is.
-inline bool IsKnown(const c10::OperatorName& op) {
+inline bool is_known_op(const c10::OperatorName& op) {
   for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"}) {
     if (op.name.rfind(space, 0) == 0) return true;
   }
@@ -143,14 +143,14 @@ inline bool IsKnown(const c10::OperatorName& op) {
   return false;
 }
 
-class UnknownOps final : public c10::OpRegistrationListener {
+class UnhookedOps final : public c10::OpRegistrationListener {
  public:
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
     try {
       const c10::FunctionSchema& schema = op.schema();
-      const bool attends =
-          HasTensor(schema, "query", "q") && HasTensor(schema, "key", "k") && HasTensor(schema, "value", "v");
-      if (attends && !IsKnown(op.operator_name()))
+      const bool attends = has_tensor(schema, "query", "q") && has_tensor(schema, "key", "k") &&
+                           has_tensor(schema, "value", "v");
+      if (attends && !is_known_op(op.operator_name()))
         foreshock_note_unseen(op.operator_name().name.c_str(), FORESHOCK_UNSEEN_REGISTERED);
     } catch (...) {
     }
@@ -158,9 +158,9 @@ class UnknownOps final : public c10::OpRegistrationListener {
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 
   // Once; also told what is registered already. Never taken out.
-  static void Listen() {
+  static void listen() {
     new c10::RegistrationHandleRAII(
-        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<UnknownOps>()));
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<UnhookedOps>()));
   }
 };
 

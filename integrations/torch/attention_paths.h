@@ -30,9 +30,9 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    const at::Tensor& scores = TensorOrUndefined(Peek(*stack, arguments_, 0));
-    if (attention_depth == 0 && GoesToDevice(below) && HasData(scores)) {
-      if (EnterAttention(number_, false, scores)) foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);
+    const at::Tensor& scores = tensor_or_undefined(peek(*stack, arguments_, 0));
+    if (attention_depth == 0 && goes_to_device(below) && has_data(scores)) {
+      if (enter_attention(number_, false, scores)) foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);
     }
     op.redispatchBoxed(below, stack);
   }
@@ -47,7 +47,7 @@ class MathWindow {
  public:
   // Once, at set-up. Callbacks are added here and never removed, only disabled: removing is not safe while
   // other threads run.
-  static void Prepare(int32_t number) {
+  static void prepare(int32_t number) {
     const char* asked = std::getenv("FORESHOCK_MATH_PATH");
     const bool on = asked && (!std::strcmp(asked, "on") || !std::strcmp(asked, "1") ||
                               !std::strcmp(asked, "true") || !std::strcmp(asked, "yes"));
@@ -55,7 +55,7 @@ class MathWindow {
     if (!on || !found) return;
     number_ = number;
     arguments_ = new AttentionArguments(found->schema(), kUpperLeft, false);
-    handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&Begin, &End)
+    handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&on_begin, &on_end)
                                         .needsInputs(true)
                                         .needsOutputs(true)
                                         .scopes({at::RecordScope::FUNCTION}));
@@ -63,7 +63,7 @@ class MathWindow {
   }
 
   // At the end of a step: open while the next one is sampled.
-  static void Follow() {
+  static void follow() {
     const bool wanted = arguments_ && foreshock_step_is_sampled() != 0;
     if (open_.exchange(wanted) == wanted) return;
     wanted ? at::reenableCallback(handle_) : at::disableCallback(handle_);
@@ -76,7 +76,7 @@ class MathWindow {
     AttentionInputs inputs;
   };
 
-  static std::unique_ptr<at::ObserverContext> Begin(const at::RecordFunction& function) noexcept try {
+  static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
         std::strcmp(function.name() + 6, kMathPath) != 0)
       return nullptr;
@@ -84,16 +84,16 @@ class MathWindow {
     const Stack stack(given.begin(), given.end());
     if (stack.size() != static_cast<size_t>(arguments_->arguments())) return nullptr;
     const at::Tensor& query = arguments_->query(stack);
-    if (!HasData(query) || query.is_meta()) return nullptr;
+    if (!has_data(query) || query.is_meta()) return nullptr;
     auto call = std::make_unique<Call>();
-    call->sampled = EnterAttention(number_, false, query);
-    if (call->sampled) call->inputs = arguments_->Keep(stack);
+    call->sampled = enter_attention(number_, false, query);
+    if (call->sampled) call->inputs = arguments_->keep(stack);
     return call;
   } catch (...) {
     return nullptr;
   }
 
-  static void End(const at::RecordFunction& function, at::ObserverContext* context) noexcept {
+  static void on_end(const at::RecordFunction& function, at::ObserverContext* context) noexcept {
     auto* call = static_cast<Call*>(context);
     if (!call || !call->sampled) return;
     foreshock_attention_call description{};
@@ -101,8 +101,8 @@ class MathWindow {
     uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
     try {
       if (!function.outputs().empty()) {
-        call->inputs.out = TensorOrUndefined(function.outputs()[0]);
-        reason = Describe(call->inputs, kUpperLeft, false, &description);
+        call->inputs.out = tensor_or_undefined(function.outputs()[0]);
+        reason = describe_call(call->inputs, kUpperLeft, false, &description);
       }
     } catch (...) {
     }
@@ -132,29 +132,29 @@ inline ShimRow shim_rows[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM
 #undef FORESHOCK_SHIM_ROW
 
 // After the operations of the dispatcher, whose numbers these share.
-inline void RegisterShims() {
+inline void register_shims() {
   for (ShimRow& row : shim_rows) row.number = foreshock_register_op(row.operation, row.pass);
 }
 
-inline const at::Tensor& TensorOf(const void* handle) {
+inline const at::Tensor& tensor_of(const void* handle) {
   static const at::Tensor* undefined = new at::Tensor();
   return handle ? *static_cast<const at::Tensor*>(handle) : *undefined;
 }
 
-inline bool DescribeShim(const foreshock_shim_call& given, foreshock_attention_call* call) {
-  const at::Tensor& query = TensorOf(given.query);
+inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_call* call) {
+  const at::Tensor& query = tensor_of(given.query);
   if (query.dim() != 4) return false;
   call->size = sizeof(*call);
   call->version = FORESHOCK_ABI_VERSION;
   call->op = shim_rows[given.number].number;
-  call->query = View(query);
-  call->key = View(TensorOf(given.key));
-  call->value = View(TensorOf(given.value));
-  call->out = View(TensorOf(given.out));
-  call->log_sum_exp = View(TensorOf(given.log_sum_exp));
-  call->grad_out = View(TensorOf(given.grad_out));
-  call->grad_query = View(TensorOf(given.grad_query));
-  if (!ViewMask(TensorOf(given.mask), *call, &call->mask)) return false;
+  call->query = view_of(query);
+  call->key = view_of(tensor_of(given.key));
+  call->value = view_of(tensor_of(given.value));
+  call->out = view_of(tensor_of(given.out));
+  call->log_sum_exp = view_of(tensor_of(given.log_sum_exp));
+  call->grad_out = view_of(tensor_of(given.grad_out));
+  call->grad_query = view_of(tensor_of(given.grad_query));
+  if (!view_mask(tensor_of(given.mask), *call, &call->mask)) return false;
   call->scale = given.scale != 0 ? given.scale : 1 / std::sqrt(static_cast<double>(query.size(3)));
   call->dropout = given.dropout;
   call->causal =
@@ -162,26 +162,26 @@ inline bool DescribeShim(const foreshock_shim_call& given, foreshock_attention_c
   return call->query.data && call->key.data && call->value.data;
 }
 
-inline int ShimBegins(const foreshock_shim_call& given) noexcept {
+inline int shim_begins(const foreshock_shim_call& given) noexcept {
   const ShimRow& row = shim_rows[given.number];
-  const at::Tensor& query = TensorOf(given.query);
-  const bool ours = attention_depth++ == 0 && row.number >= 0 && HasData(query);
-  return ours && EnterAttention(row.number, row.pass == FORESHOCK_BACKWARD, query);
+  const at::Tensor& query = tensor_of(given.query);
+  const bool ours = attention_depth++ == 0 && row.number >= 0 && has_data(query);
+  return ours && enter_attention(row.number, row.pass == FORESHOCK_BACKWARD, query);
 }
 
-inline void ShimEnded(const foreshock_shim_call& given, bool wanted) noexcept {
+inline void shim_ended(const foreshock_shim_call& given, bool wanted) noexcept {
   --attention_depth;
   if (!wanted) return;
   const ShimRow& row = shim_rows[given.number];
-  const uint64_t begin = NowNs();
+  const uint64_t begin = now_ns();
   foreshock_attention_call call{};
   uint32_t reason = given.failed ? FORESHOCK_SKIP_UNKNOWN : FORESHOCK_SKIP_LAYOUT;
   try {
-    if (!given.failed && row.described && DescribeShim(given, &call)) reason = FORESHOCK_SKIP_REASONS;
+    if (!given.failed && row.described && describe_shim(given, &call)) reason = FORESHOCK_SKIP_REASONS;
   } catch (...) {
     reason = FORESHOCK_SKIP_UNKNOWN;
   }
-  call.prepare_ns = NowNs() - begin;
+  call.prepare_ns = now_ns() - begin;
   if (reason == FORESHOCK_SKIP_REASONS) return foreshock_attention_leave(&call);
   foreshock_attention_skip(row.number, reason);
 }

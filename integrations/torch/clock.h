@@ -21,43 +21,43 @@
 
 namespace foreshock::adapter {
 
-inline bool IsNumberOnDevice(const at::Tensor& tensor) noexcept {
-  return HasData(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
+inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
+  return has_data(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
 }
 
 // What they are known by from now on; false: not to be had. They lie on one device, and were made on one
 // stream.
 template <size_t N>
-bool Fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
+bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
   for (size_t n = 0; n < N; ++n) {
-    if (!IsNumberOnDevice(*tensors[n]) || tensors[n]->dim() > FORESHOCK_TENSOR_DIMS) return false;
-    values[n] = View(*tensors[n]);
+    if (!is_number_on_device(*tensors[n]) || tensors[n]->dim() > FORESHOCK_TENSOR_DIMS) return false;
+    values[n] = view_of(*tensors[n]);
     if (!values[n].data) return false;
   }
-  void* stream = StreamOf(*tensors[0]);
+  void* stream = stream_of(*tensors[0]);
   return stream && foreshock_fetch(values, N, stream, what, numbers);
 } catch (...) {
   return false;
 }
 
 // The same of one; 0: not to be had.
-inline uint64_t FetchNumber(const at::Tensor& tensor, uint32_t what) noexcept {
+inline uint64_t fetch_number(const at::Tensor& tensor, uint32_t what) noexcept {
   uint64_t numbers[1] = {};
-  return Fetch({&tensor}, what, numbers) ? numbers[0] : 0;
+  return fetch({&tensor}, what, numbers) ? numbers[0] : 0;
 }
 
 // Of a list that lies on one device; zeros where they are not to be had.
-inline std::vector<uint64_t> FetchNumbers(const c10::List<at::Tensor>& list, uint32_t what) {
+inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, uint32_t what) {
   std::vector<uint64_t> numbers(list.size());
   std::vector<foreshock_tensor> values;
   for (size_t i = 0; i < list.size(); ++i) {
     const at::Tensor& each = list.get(i);
-    if (!IsNumberOnDevice(each) || each.dim() > FORESHOCK_TENSOR_DIMS) return numbers;
-    values.push_back(View(each));
+    if (!is_number_on_device(each) || each.dim() > FORESHOCK_TENSOR_DIMS) return numbers;
+    values.push_back(view_of(each));
     if (!values.back().data) return numbers;
   }
-  void* stream = values.empty() ? nullptr : StreamOf(list.get(0));
+  void* stream = values.empty() ? nullptr : stream_of(list.get(0));
   if (stream && !foreshock_fetch(values.data(), values.size(), stream, what, numbers.data()))
     std::fill(numbers.begin(), numbers.end(), 0);
   return numbers;
@@ -69,13 +69,13 @@ class WatchedNumbers {
   enum class Kind { kLoss, kFound };
 
   // `number`: what the core knows a loss by; 0 for a scaler's answer.
-  void Watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
-    const Turn turn(busy_);
+  void watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
+    const TryGuard turn(busy_);
     if (!turn.is_mine) return;
     Watched& place = watched_[next_++ % watched_.size()];
     place = {WeakStorage(tensor.storage().getWeakStorageImpl()),
              tensor.storage_offset(),
-             Version(tensor),
+             version_of(tensor),
              kind,
              number,
              std::nullopt};
@@ -83,17 +83,17 @@ class WatchedNumbers {
   }
 
   // The training has waited for `value` of this tensor, or of another one with the same memory.
-  void Saw(const at::Tensor& tensor, double value) noexcept {
-    if (!any_.load(std::memory_order_relaxed) || !HasData(tensor)) return;
+  void on_fetched(const at::Tensor& tensor, double value) noexcept {
+    if (!any_.load(std::memory_order_relaxed) || !has_data(tensor)) return;
     uint64_t number = 0;
     {
-      const Turn turn(busy_);
-      Watched* seen = turn.is_mine ? Find(tensor) : nullptr;
+      const TryGuard turn(busy_);
+      Watched* seen = turn.is_mine ? find(tensor) : nullptr;
       if (!seen) return;
       if (seen->kind == Kind::kFound) {
-        seen->version = Version(tensor);
+        seen->version = version_of(tensor);
         seen->value = value;
-      } else if (IsUnchanged(*seen, tensor)) {
+      } else if (is_unchanged(*seen, tensor)) {
         number = seen->number;
       }
     }
@@ -101,18 +101,18 @@ class WatchedNumbers {
   }
 
   // What the core knows this loss by already, 0: not at all.
-  uint64_t NumberOf(const at::Tensor& tensor) noexcept {
-    const Turn turn(busy_);
-    const Watched* seen = turn.is_mine ? Find(tensor) : nullptr;
-    return seen && seen->kind == Kind::kLoss && IsUnchanged(*seen, tensor) ? seen->number : 0;
+  uint64_t number_of(const at::Tensor& tensor) noexcept {
+    const TryGuard turn(busy_);
+    const Watched* seen = turn.is_mine ? find(tensor) : nullptr;
+    return seen && seen->kind == Kind::kLoss && is_unchanged(*seen, tensor) ? seen->number : 0;
   }
 
   // What the training has read of a scaler's answer since it was watched.
-  std::optional<double> ValueOf(const at::Tensor& tensor) noexcept {
-    const Turn turn(busy_);
-    const Watched* seen = turn.is_mine && HasData(tensor) ? Find(tensor) : nullptr;
-    return seen && seen->kind == Kind::kFound && seen->version == Version(tensor) ? seen->value
-                                                                                  : std::nullopt;
+  std::optional<double> value_of(const at::Tensor& tensor) noexcept {
+    const TryGuard turn(busy_);
+    const Watched* seen = turn.is_mine && has_data(tensor) ? find(tensor) : nullptr;
+    return seen && seen->kind == Kind::kFound && seen->version == version_of(tensor) ? seen->value
+                                                                                     : std::nullopt;
   }
 
  private:
@@ -128,16 +128,16 @@ class WatchedNumbers {
     std::optional<double> value;
   };
 
-  static int64_t Version(const at::Tensor& tensor) noexcept {
+  static int64_t version_of(const at::Tensor& tensor) noexcept {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     return impl->is_inference() ? 0 : static_cast<int64_t>(impl->version_counter().current_version());
   }
   // A tensor made by `.data` counts for itself, from 0 on.
-  static bool IsUnchanged(const Watched& watched, const at::Tensor& tensor) noexcept {
-    return Version(tensor) == watched.version || Version(tensor) == 0;
+  static bool is_unchanged(const Watched& watched, const at::Tensor& tensor) noexcept {
+    return version_of(tensor) == watched.version || version_of(tensor) == 0;
   }
   // The one watched last.
-  Watched* Find(const at::Tensor& tensor) noexcept {
+  Watched* find(const at::Tensor& tensor) noexcept {
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     for (uint32_t n = 1; n <= watched_.size(); ++n) {
       Watched& each = watched_[(next_ - n) % watched_.size()];
@@ -153,19 +153,19 @@ class WatchedNumbers {
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
-inline WatchedNumbers& Watching() {
+inline WatchedNumbers& watched_numbers() {
   static auto* watching = new WatchedNumbers;  // never destroyed: hooks outlive static destructors
   return *watching;
 }
 
 // _local_scalar_dense, which is what waits in `.item()`. Not boxed: it is called for numbers of the CPU all
 // the time, of which nothing is asked.
-inline at::Scalar LocalScalar(c10::DispatchKeySet keys, const at::Tensor& self) {
+inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
                                 .typed<at::Scalar(const at::Tensor&)>();
   const at::Scalar value = below.redispatch(keys & kBelow, self);
-  if (self.is_cuda() && value.isFloatingPoint()) Watching().Saw(self, value.toDouble());
+  if (self.is_cuda() && value.isFloatingPoint()) watched_numbers().on_fetched(self, value.toDouble());
   return value;
 }
 
@@ -175,8 +175,8 @@ inline at::Scalar LocalScalar(c10::DispatchKeySet keys, const at::Tensor& self) 
 
 class SummedLoss {
  public:
-  void Add(const at::Tensor& sum, const at::Tensor& weight) noexcept {
-    const auto value = ScalarOnCpu(sum), targets = ScalarOnCpu(weight);
+  void add(const at::Tensor& sum, const at::Tensor& weight) noexcept {
+    const auto value = scalar_on_cpu(sum), targets = scalar_on_cpu(weight);
     if (value && targets) {
       sum_ += *value;
       weight_ += *targets;
@@ -184,22 +184,22 @@ class SummedLoss {
       return;
     }
     uint64_t numbers[2] = {};
-    if (!Fetch({&sum, &weight}, FORESHOCK_FETCH_LOSS, numbers)) return;
-    Watching().Watch(sum, WatchedNumbers::Kind::kLoss, numbers[0]);
+    if (!fetch({&sum, &weight}, FORESHOCK_FETCH_LOSS, numbers)) return;
+    watched_numbers().watch(sum, WatchedNumbers::Kind::kLoss, numbers[0]);
     if (fetched_ < kMostFetched) on_device_[fetched_] = {numbers[0], numbers[1]};
     ++fetched_;
   }
 
   // True when there were some. Of more than there is room for none is told: a part has another mean.
-  bool Tell() noexcept {
+  bool report() noexcept {
     const bool has_room = fetched_ <= kMostFetched;
     if (is_on_host_ && has_room) foreshock_observe_loss_sum(sum_, weight_);
     for (uint32_t n = 0; n < fetched_ && has_room; ++n)
       foreshock_observe_fetched_loss_sum(on_device_[n].sum, on_device_[n].weight);
-    return Forget() && has_room;
+    return forget() && has_room;
   }
 
-  bool Forget() noexcept {
+  bool forget() noexcept {
     const bool had_some = is_on_host_ || fetched_ > 0;
     sum_ = weight_ = 0;
     is_on_host_ = false;
@@ -233,26 +233,26 @@ class TrainingClock {
   // The root of backward(): a gradient of one was made for `loss`. With a gradient scaler it is not the loss
   // but a multiple; until the first step has shown whether there is one, a product needs a cross-entropy
   // beside it. A summed one will not do, since a root may be any part of it: both are left out.
-  void SawRoot(double loss, bool is_product) noexcept {
+  void on_root(double loss, bool is_product) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
-    const bool maybe_scaled = MaybeScaled(is_product);
-    if (maybe_scaled) pending_sums.Forget();
-    const bool beside_loss = BackwardBegins();
+    const bool maybe_scaled = may_be_scaled(is_product);
+    if (maybe_scaled) pending_sums.forget();
+    const bool beside_loss = begin_backward();
     if ((maybe_scaled && !beside_loss) || scaler_.load(std::memory_order_relaxed)) return;
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // The same for one on a device. Of a gradient scaler's multiple it is told once the scaler divides by its
   // scale; with a cross-entropy beside it that one is the loss.
-  void SawRootOnDevice(const at::Tensor& loss, bool is_product) noexcept {
+  void on_root_on_device(const at::Tensor& loss, bool is_product) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
-    uint64_t number = Watching().NumberOf(loss);
-    const bool maybe_scaled = MaybeScaled(is_product);
-    const bool is_left_out = maybe_scaled && pending_sums.Forget();
-    const bool beside_loss = BackwardBegins();
+    uint64_t number = watched_numbers().number_of(loss);
+    const bool maybe_scaled = may_be_scaled(is_product);
+    const bool is_left_out = maybe_scaled && pending_sums.forget();
+    const bool beside_loss = begin_backward();
     const bool is_known = number != 0;
     if (beside_loss ? scaler_.load(std::memory_order_relaxed) : is_left_out) return;
-    if (!is_known) number = FetchNumber(loss, FORESHOCK_FETCH_LOSS);
+    if (!is_known) number = fetch_number(loss, FORESHOCK_FETCH_LOSS);
     if (number == 0) return;
     if (scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !beside_loss)) {
       const uint32_t n = scaled_.load(std::memory_order_relaxed);
@@ -260,41 +260,41 @@ class TrainingClock {
       scaled_.store(n + 1, std::memory_order_relaxed);
       return;
     }
-    if (!is_known) Watching().Watch(loss, WatchedNumbers::Kind::kLoss, number);
+    if (!is_known) watched_numbers().watch(loss, WatchedNumbers::Kind::kLoss, number);
     foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // The scaler divides by its scale: by so much the roots of this step are to be divided, too.
-  void SawScale(const at::Tensor& inverse) noexcept {
+  void on_unscale(const at::Tensor& inverse) noexcept {
     const uint32_t count = scaled_.exchange(0, std::memory_order_relaxed);
     if (count == 0 || count > kMostScaled) return;
-    const uint64_t scale = FetchNumber(inverse, FORESHOCK_FETCH_OTHER);
+    const uint64_t scale = fetch_number(inverse, FORESHOCK_FETCH_OTHER);
     for (uint32_t n = 0; n < count && scale != 0; ++n)
       foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // For trainers that pass the gradient in themselves: another graph task is another backward pass.
-  void SawAttentionBackward() noexcept {
+  void on_attention_backward() noexcept {
     const int task = torch::autograd::get_current_graph_task_id();
     if (task_.load(std::memory_order_relaxed) == task) return;
     task_.store(task, std::memory_order_relaxed);
-    BackwardBegins();
+    begin_backward();
   }
 
-  void SawScaler() noexcept { scaler_.store(true, std::memory_order_relaxed); }
+  void on_scaler() noexcept { scaler_.store(true, std::memory_order_relaxed); }
 
   // An optimizer step that nobody has told: its number is unknown.
-  void StepSeen() noexcept {
+  void count_step() noexcept {
     foreshock_step step{};
     step.size = sizeof(step);
     step.version = FORESHOCK_ABI_VERSION;
     step.step = -1;
     step.step_source = FORESHOCK_STEP_COUNTED;
     foreshock_step_end(&step);
-    StepEnded();
+    on_step_end();
   }
 
-  void StepEnded() noexcept {
+  void on_step_end() noexcept {
     stepped_.store(true, std::memory_order_relaxed);
     roots_.store(0, std::memory_order_relaxed);
     scaled_.store(0, std::memory_order_relaxed);
@@ -307,16 +307,16 @@ class TrainingClock {
 
  private:
   // Whether a root is the multiple of a gradient scaler that nobody has seen yet.
-  bool MaybeScaled(bool is_product) const noexcept {
+  bool may_be_scaled(bool is_product) const noexcept {
     return is_product && !stepped_.load(std::memory_order_relaxed) &&
            !scaler_.load(std::memory_order_relaxed);
   }
 
   // True when a cross-entropy belongs to this backward pass.
-  bool BackwardBegins() noexcept {
+  bool begin_backward() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     backwards_.fetch_add(1, std::memory_order_relaxed);
-    const bool has_sums = pending_sums.Tell();
+    const bool has_sums = pending_sums.report();
     if (const uint64_t number = std::exchange(pending_number, 0)) {
       foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_NLL);
       return true;
@@ -339,8 +339,8 @@ class TrainingClock {
   std::atomic<bool> stepped_{false};
 };
 
-inline constinit TrainingClock training_clock;
-inline TrainingClock& Clock() { return training_clock; }
+inline constinit TrainingClock the_training_clock;
+inline TrainingClock& training_clock() { return the_training_clock; }
 
 // nll_loss_forward and its 2-D twin. The input needs gradients; the output, below autograd, never does. Their
 // second output is what the targets weigh that are not ignored.
@@ -349,26 +349,26 @@ class LossHook final : public c10::OperatorKernel {
   explicit LossHook(const c10::FunctionSchema& schema)
       : arguments_(static_cast<int>(schema.arguments().size())),
         returns_(static_cast<int>(schema.returns().size())),
-        self_(ArgumentIndex(schema, "self")),
-        reduction_(ArgumentIndex(schema, "reduction")) {}
+        self_(argument_index(schema, "self")),
+        reduction_(argument_index(schema, "reduction")) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    const at::Tensor& self = TensorOrUndefined(Peek(*stack, arguments_, self_));
-    const c10::IValue& reduction = Peek(*stack, arguments_, reduction_);
+    const at::Tensor& self = tensor_or_undefined(peek(*stack, arguments_, self_));
+    const c10::IValue& reduction = peek(*stack, arguments_, reduction_);
     const int64_t reduced = reduction.isInt() ? reduction.toInt() : 0;
-    const bool is_loss = GoesToDevice(below) && HasData(self) && self.requires_grad() &&
-                         c10::GradMode::is_enabled() && !InBackward() &&
+    const bool is_loss = goes_to_device(below) && has_data(self) && self.requires_grad() &&
+                         c10::GradMode::is_enabled() && !in_backward_pass() &&
                          (reduced == kMean || reduced == kSum);
     op.redispatchBoxed(below, stack);
     if (!is_loss) return;
-    const at::Tensor& result = TensorOrUndefined(Peek(*stack, returns_, 0));
-    if (reduced == kSum) return pending_sums.Add(result, TensorOrUndefined(Peek(*stack, returns_, 1)));
-    if (const auto loss = ScalarOnCpu(result)) {
+    const at::Tensor& result = tensor_or_undefined(peek(*stack, returns_, 0));
+    if (reduced == kSum) return pending_sums.add(result, tensor_or_undefined(peek(*stack, returns_, 1)));
+    if (const auto loss = scalar_on_cpu(result)) {
       pending_loss = loss;
-    } else if (const uint64_t number = FetchNumber(result, FORESHOCK_FETCH_LOSS)) {
+    } else if (const uint64_t number = fetch_number(result, FORESHOCK_FETCH_LOSS)) {
       pending_number = number;
-      Watching().Watch(result, WatchedNumbers::Kind::kLoss, number);
+      watched_numbers().watch(result, WatchedNumbers::Kind::kLoss, number);
     }
   }
 
@@ -385,18 +385,18 @@ class RootHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    const at::Tensor& self = TensorOrUndefined(Peek(*stack, arguments_, 0));
-    if (self.defined() && self.numel() == 1 && GoesToDevice(below)) Look(self);
+    const at::Tensor& self = tensor_or_undefined(peek(*stack, arguments_, 0));
+    if (self.defined() && self.numel() == 1 && goes_to_device(below)) observe(self);
     op.redispatchBoxed(below, stack);
   }
 
  private:
-  static void Look(const at::Tensor& self) noexcept {
+  static void observe(const at::Tensor& self) noexcept {
     const auto* meta = torch::autograd::impl::get_autograd_meta(self);
-    if (!meta || !meta->grad_fn_ || InBackward()) return;
+    if (!meta || !meta->grad_fn_ || in_backward_pass()) return;
     const bool is_product = std::strstr(typeid(*meta->grad_fn_).name(), "MulBackward") != nullptr;
-    if (const auto loss = ScalarOnCpu(self)) return Clock().SawRoot(*loss, is_product);
-    if (IsNumberOnDevice(self)) Clock().SawRootOnDevice(self, is_product);
+    if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product);
+    if (is_number_on_device(self)) training_clock().on_root_on_device(self, is_product);
   }
 
   const int arguments_;
@@ -406,22 +406,23 @@ class RootHook final : public c10::OperatorKernel {
 class ScalerHook final : public c10::OperatorKernel {
  public:
   explicit ScalerHook(const c10::FunctionSchema& schema)
-      : arguments_(static_cast<int>(schema.arguments().size())), found_(ArgumentIndex(schema, "found_inf")) {}
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        found_(argument_index(schema, "found_inf")) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (GoesToDevice(below)) Look(TensorOrUndefined(Peek(*stack, arguments_, found_)));
+    if (goes_to_device(below)) observe(tensor_or_undefined(peek(*stack, arguments_, found_)));
     op.redispatchBoxed(below, stack);
   }
 
  private:
-  static void Look(const at::Tensor& found) noexcept {
-    Clock().SawScaler();
-    auto value = ScalarOnCpu(found);
-    if (!value) value = Watching().ValueOf(found);  // GradScaler.step waits for it
+  static void observe(const at::Tensor& found) noexcept {
+    training_clock().on_scaler();
+    auto value = scalar_on_cpu(found);
+    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step waits for it
     if (value) {
       if (*value > 0) foreshock_step_skipped();
-    } else if (const uint64_t number = FetchNumber(found, FORESHOCK_FETCH_OTHER)) {
+    } else if (const uint64_t number = fetch_number(found, FORESHOCK_FETCH_OTHER)) {
       foreshock_step_skipped_if(number);
     } else {
       foreshock_skips_unseen();
@@ -444,62 +445,62 @@ class ScalerHook final : public c10::OperatorKernel {
 // weight itself: tensors with weak references cannot be swapped (torch.utils.swap_tensors).
 class ParameterClock {
  public:
-  void Enable() noexcept {
+  void enable() noexcept {
     enabled_.store(true, std::memory_order_relaxed);
-    std::atexit([] { Instance().LookOnce(); });
+    std::atexit([] { instance().observe_at_exit(); });
   }
-  void Disable() noexcept { enabled_.store(false, std::memory_order_relaxed); }
+  void disable() noexcept { enabled_.store(false, std::memory_order_relaxed); }
 
   // Before a forward call, outside backward passes.
-  void Look(const at::Tensor& query) noexcept {
+  void observe(const at::Tensor& query) noexcept {
     if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
-    if (storage_.expired()) Compare(), Follow(query);
-    if (!storage_.expired()) Compare();
+    if (storage_.expired()) compare(), follow(query);
+    if (!storage_.expired()) compare();
     busy_.clear(std::memory_order_release);
   }
 
-  static ParameterClock& Instance();
+  static ParameterClock& instance();
 
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  void LookOnce() noexcept {
+  void observe_at_exit() noexcept {
     if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
-    Compare();
+    compare();
     busy_.clear(std::memory_order_release);
   }
 
-  void Follow(const at::Tensor& query) noexcept {
+  void follow(const at::Tensor& query) noexcept {
     if (!c10::GradMode::is_enabled() || !query.requires_grad()) return;
-    auto* leaf = static_cast<c10::TensorImpl*>(const_cast<void*>(LayerOf(query)));
+    auto* leaf = static_cast<c10::TensorImpl*>(const_cast<void*>(layer_of(query)));
     if (!leaf || leaf->is_inference()) return;
     const at::Tensor weight(
         c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(leaf));
     if (!weight.has_storage()) return;
     storage_ = weight.storage().getWeakStorageImpl();
-    is_readable_ = weight.is_cpu() && HasData(weight) && weight.is_non_overlapping_and_dense();
+    is_readable_ = weight.is_cpu() && has_data(weight) && weight.is_non_overlapping_and_dense();
     element_ = weight.element_size();
     first_byte_ = static_cast<size_t>(weight.storage_offset()) * element_;
     elements_ = static_cast<size_t>(weight.numel());
     counter_ = leaf->version_counter();
     version_ = counter_.current_version();
-    values_ = Values();
+    values_ = weight_digest();
   }
 
-  void Compare() noexcept {
-    if (!counter_.enabled() || Clock().backwards() == 0) return;
+  void compare() noexcept {
+    if (!counter_.enabled() || training_clock().backwards() == 0) return;
     const uint32_t version = counter_.current_version();
-    const bool is_first_look = std::exchange(epoch_, Clock().epoch()) != Clock().epoch();
+    const bool is_first_look = std::exchange(epoch_, training_clock().epoch()) != training_clock().epoch();
     if (version == version_ && !is_first_look) return;
-    const uint64_t values = Values();
+    const uint64_t values = weight_digest();
     if (version == version_ && (values == values_ || values == 0)) return;  // another micro-batch of a step
     version_ = version;
     values_ = values;
-    Clock().StepSeen();
+    training_clock().count_step();
   }
 
   // A digest of up to 64 elements, spread; 0 for a weight that is gone, or that would have to be waited for.
-  uint64_t Values() const noexcept {
+  uint64_t weight_digest() const noexcept {
     const auto storage = storage_.lock();
     if (!is_readable_ || !storage || storage->nbytes() < first_byte_ + elements_ * element_) return 0;
     const auto* bytes = static_cast<const uint8_t*>(storage->data());
@@ -523,7 +524,7 @@ class ParameterClock {
 };
 
 // Leaked on purpose: threads may still call while the process ends.
-inline ParameterClock& ParameterClock::Instance() {
+inline ParameterClock& ParameterClock::instance() {
   static auto* clock = new ParameterClock;
   return *clock;
 }

@@ -4,7 +4,7 @@
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
 // so the kernel cannot be registered there and then. Under Python it is registered by a pending call of the
 // interpreter, which runs before the import that brought the operation returns to its caller; without Python,
-// when HookArrived() is next called.
+// when hook_arrived() is next called.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
 
@@ -24,7 +24,7 @@ namespace foreshock::adapter {
 
 // Puts an AttentionHook on an operation whose schema is registered. Returns false if there is no schema or
 // the core has no room for another operation. Leaks the library: destroying it would remove its kernels.
-inline bool HookAttentionOp(const AttentionOp& op) {
+inline bool hook_attention_op(const AttentionOp& op) {
   const std::string qualified = std::string(op.space) + "::" + op.name;
   if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
   const bool is_torch = !std::strcmp(op.space, "aten");
@@ -43,17 +43,17 @@ class LateOps final : public c10::OpRegistrationListener {
  public:
   // Hooks what is registered already, torch's own operations included, and listens for the rest. Call once.
   // Returns how many of torch's are hooked.
-  static int Start() {
-    LateOps& ops = Instance();
+  static int start() {
+    LateOps& ops = instance();
     new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
         std::unique_ptr<c10::OpRegistrationListener>(&ops)));
-    ops.Hook();
+    ops.hook_new();
     return ops.hooked_of_torch_;
   }
 
   // One atomic load unless an operation has arrived.
-  static void HookArrived() noexcept {
-    if (Instance().has_arrived_.load(std::memory_order_relaxed)) Instance().Hook();
+  static void hook_arrived() noexcept {
+    if (instance().has_arrived_.load(std::memory_order_relaxed)) instance().hook_new();
   }
 
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
@@ -61,7 +61,7 @@ class LateOps final : public c10::OpRegistrationListener {
     for (const AttentionOp& known : kAttentionOps) {
       if (name.overload_name != known.overload || name.name != std::string(known.space) + "::" + known.name)
         continue;
-      if (!has_arrived_.exchange(true, std::memory_order_relaxed)) AskInterpreter();
+      if (!has_arrived_.exchange(true, std::memory_order_relaxed)) ask_interpreter();
     }
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
@@ -69,18 +69,18 @@ class LateOps final : public c10::OpRegistrationListener {
  private:
   static constexpr size_t kOps = std::size(kAttentionOps);
 
-  static LateOps& Instance() {
+  static LateOps& instance() {
     static LateOps* ops = new LateOps;
     return *ops;
   }
 
   // The table's order is that of importance, should the core run out of room.
-  void Hook() noexcept try {
-    const Turn turn(busy_);
+  void hook_new() noexcept try {
+    const TryGuard turn(busy_);
     if (!turn.is_mine) return;
     has_arrived_.store(false, std::memory_order_relaxed);
     for (size_t n = 0; n < kOps; ++n) {
-      if (is_hooked_[n] || !HookAttentionOp(kAttentionOps[n])) continue;
+      if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
       is_hooked_[n] = true;
       hooked_of_torch_ += !std::strcmp(kAttentionOps[n].space, "aten");
     }
@@ -89,16 +89,16 @@ class LateOps final : public c10::OpRegistrationListener {
   }
 
   // Py_AddPendingCall may be called without the interpreter lock.
-  static void AskInterpreter() noexcept {
+  static void ask_interpreter() noexcept {
     using Function = int (*)(void*);
     static const auto add =
         reinterpret_cast<int (*)(Function, void*)>(dlsym(RTLD_DEFAULT, "Py_AddPendingCall"));
-    if (add) add([](void*) { return HookArrived(), 0; }, nullptr);
+    if (add) add([](void*) { return hook_arrived(), 0; }, nullptr);
   }
 
   std::array<bool, kOps> is_hooked_{};
   int hooked_of_torch_ = 0;
-  std::atomic<bool> has_arrived_{true};  // until Start() has hooked what was there before
+  std::atomic<bool> has_arrived_{true};  // until start() has hooked what was there before
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 

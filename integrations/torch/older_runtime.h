@@ -21,8 +21,8 @@ extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void _ZSt28__throw
 // The one of before is in every runtime.
 #if defined(__GLIBCXX__) && _GLIBCXX_USE_CXX11_ABI
 #define FORESHOCK_STRINGBUF "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
-std::string OldStringOf(const std::stringbuf& buffer) __asm__("_ZNK" FORESHOCK_STRINGBUF);
-__attribute__((visibility("hidden"), used)) std::string StringOf(const std::stringbuf& buffer) __asm__(
+std::string old_string_of(const std::stringbuf& buffer) __asm__("_ZNK" FORESHOCK_STRINGBUF);
+__attribute__((visibility("hidden"), used)) std::string string_of(const std::stringbuf& buffer) __asm__(
     "_ZNKR" FORESHOCK_STRINGBUF);
-std::string StringOf(const std::stringbuf& buffer) { return OldStringOf(buffer); }
+std::string string_of(const std::stringbuf& buffer) { return old_string_of(buffer); }
 #endif

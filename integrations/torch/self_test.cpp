@@ -10,7 +10,7 @@
 
 namespace {
 
-std::vector<at::Tensor> Attention() {
+std::vector<at::Tensor> attention() {
   auto generator = at::detail::createCPUGenerator(0);
   std::vector<at::Tensor> inputs;
   for (int n = 0; n < 3; ++n) inputs.push_back(at::randn({1, 2, 8, 16}, generator).requires_grad_());
@@ -20,9 +20,9 @@ std::vector<at::Tensor> Attention() {
   return {out.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
 }
 
-const char* Check(const char* path) {
+const char* check(const char* path) {
   if (!dlsym(RTLD_DEFAULT, "foreshock_abi_version")) return "the core library is not preloaded";
-  const std::vector<at::Tensor> before = Attention();
+  const std::vector<at::Tensor> before = attention();
   void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!adapter) return dlerror();
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
@@ -31,7 +31,7 @@ const char* Check(const char* path) {
   const int hooked = start();
   if (hooked < 2) return "hardly any attention operation could be hooked";
   if (start() != hooked) return "starting twice hooked twice";
-  const std::vector<at::Tensor> after = Attention();
+  const std::vector<at::Tensor> after = attention();
   if (calls(0) != 1 || calls(1) != 1) return "one forward and one backward call were not seen once each";
   for (size_t n = 0; n < before.size(); ++n)
     if (!at::equal(before[n], after[n])) return "results differ with the hooks in place";
@@ -41,7 +41,7 @@ const char* Check(const char* path) {
 }  // namespace
 
 int main(int count, char** words) {
-  const char* problem = count == 2 ? Check(words[1]) : "usage: self_test ADAPTER";
+  const char* problem = count == 2 ? check(words[1]) : "usage: self_test ADAPTER";
   if (problem) std::fprintf(stderr, "error: %s\n", problem);
   return problem ? 1 : 0;
 }

@@ -47,7 +47,7 @@ inline constexpr uintptr_t kLegacyStream = 1;
 
 // The handle that torch's guard gives, where this torch's guards can (not yet in 2.6); false where not.
 template <typename Guard>
-bool StreamOfGuard(const Guard& guard, c10::Device device, void** handle) noexcept try {
+bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
     *handle = guard.getStreamNativeHandle(guard.getStream(device));
     return true;
@@ -59,7 +59,7 @@ bool StreamOfGuard(const Guard& guard, c10::Device device, void** handle) noexce
 
 // From torch's C shim for compiled graphs, whose functions never change: in its CUDA library, which every
 // other torch with a CUDA tensor has loaded.
-inline bool StreamOfShim(c10::Device device, void** handle) noexcept {
+inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   using CurrentStream = int32_t (*)(int32_t, void**);
   static const CurrentStream current = [] {
     if (!FORESHOCK_HAS_LOADER) return CurrentStream{nullptr};
@@ -77,7 +77,7 @@ inline bool StreamOfShim(c10::Device device, void** handle) noexcept {
 
 // The current stream of this thread on the tensor's device: hooks are called before the operation switches to
 // that device, so another one may be current. Null: not a CUDA tensor, or nobody can tell.
-inline void* StreamOf(const at::Tensor& tensor) noexcept {
+inline void* stream_of(const at::Tensor& tensor) noexcept {
   if (!tensor.is_cuda()) return nullptr;
   static constinit std::atomic<bool> guard_tells{true};
   const c10::Device device = tensor.device();
@@ -86,17 +86,17 @@ inline void* StreamOf(const at::Tensor& tensor) noexcept {
   // Not by way of VirtualGuardImpl, whose messages want a newer C++ runtime than packages may (torch 2.8).
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_tells.load(std::memory_order_relaxed) && guard != nullptr) {
-    known = StreamOfGuard(*guard, device, &handle);
+    known = stream_of_guard(*guard, device, &handle);
     if (!known) guard_tells.store(false, std::memory_order_relaxed);  // an exception at every call is dear
   }
-  if (!known && !StreamOfShim(device, &handle)) return nullptr;
+  if (!known && !stream_of_shim(device, &handle)) return nullptr;
   return handle ? handle : reinterpret_cast<void*>(kLegacyStream);
 }
 
 // What a hook reads of a tensor: a view in the form of hook.h, the CUDA stream of its operation, and the
 // layer weight in its autograd history. Nothing here copies or changes a tensor.
 
-inline uint32_t DtypeOf(const at::Tensor& tensor) {
+inline uint32_t dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
       return FORESHOCK_FP64;
@@ -113,24 +113,24 @@ inline uint32_t DtypeOf(const at::Tensor& tensor) {
   }
 }
 
-inline bool IsFp8(const at::Tensor& tensor) {
+inline bool is_fp8(const at::Tensor& tensor) {
   return tensor.is_floating_point() && tensor.element_size() == 1;
 }
 
-inline int32_t DeviceOf(const at::Tensor& tensor) {
+inline int32_t device_type_of(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return FORESHOCK_DEVICE_CPU;
   return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
 }
 
 // Absent for an undefined or empty tensor, and for one whose memory was taken away. const_data_ptr only:
 // data_ptr would copy a copy-on-write tensor.
-inline foreshock_tensor View(const at::Tensor& tensor) {
+inline foreshock_tensor view_of(const at::Tensor& tensor) {
   foreshock_tensor view{};
-  if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !IsInMemory(tensor)) return view;
+  if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !is_in_memory(tensor)) return view;
   view.data = tensor.const_data_ptr();
-  view.dtype = DtypeOf(tensor);
+  view.dtype = dtype_of(tensor);
   view.dims = static_cast<uint32_t>(tensor.dim());
-  view.device_type = DeviceOf(tensor);
+  view.device_type = device_type_of(tensor);
   view.device_index = tensor.get_device();
   for (int64_t d = 0; d < FORESHOCK_TENSOR_DIMS; ++d) {
     view.shape[d] = d < tensor.dim() ? tensor.size(d) : 1;
@@ -154,7 +154,7 @@ enum class NodeKind { kLeaf, kProduct, kUnary, kOther, kOpaque };
 
 // Kinds are told from the C++ type's own name: Node::name() takes the interpreter lock for nodes written in
 // Python.
-inline NodeKind KindOf(const torch::autograd::Node& node) {
+inline NodeKind kind_of(const torch::autograd::Node& node) {
   const char* type = typeid(node).name();
   if (std::strstr(type, "14AccumulateGrad")) return NodeKind::kLeaf;
   const char* generated = std::strstr(type, "9generated");
@@ -180,9 +180,9 @@ inline NodeKind KindOf(const torch::autograd::Node& node) {
 }
 
 // The 2-D leaf at the end of a chain of unary nodes, else null.
-inline const void* LeafBehind(const torch::autograd::Node* node) {
+inline const void* leaf_behind(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
-    const NodeKind kind = KindOf(*node);
+    const NodeKind kind = kind_of(*node);
     if (kind == NodeKind::kLeaf) {
       const at::Tensor& leaf = static_cast<const torch::autograd::AccumulateGrad*>(node)->variable;
       return leaf.dim() == 2 ? leaf.unsafeGetTensorImpl() : nullptr;
@@ -195,24 +195,24 @@ inline const void* LeafBehind(const torch::autograd::Node* node) {
 
 // Edges stand in schema order, absent ones included: (self, mat2), (input, weight, bias), but (bias, mat1,
 // mat2).
-inline const void* WeightOf(const torch::autograd::Node& product) {
+inline const void* weight_of(const torch::autograd::Node& product) {
   const char* type = typeid(product).name();
   const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
   const uint32_t weight = bias_first ? 2 : 1;
-  return product.num_outputs() <= weight ? nullptr : LeafBehind(product.next_edge(weight).function.get());
+  return product.num_outputs() <= weight ? nullptr : leaf_behind(product.next_edge(weight).function.get());
 }
 
 // A breadth-first walk over the history of a tensor. Reads only; bounded by kMaxNodes.
 class HistoryWalk {
  public:
-  explicit HistoryWalk(const torch::autograd::Node* from) { Add(from); }
-  const torch::autograd::Node* Next() { return head_ < tail_ ? queue_[head_++] : nullptr; }
-  void Add(const torch::autograd::Node* node) {
+  explicit HistoryWalk(const torch::autograd::Node* from) { add(from); }
+  const torch::autograd::Node* next() { return head_ < tail_ ? queue_[head_++] : nullptr; }
+  void add(const torch::autograd::Node* node) {
     const bool seen = std::find(queue_.begin(), queue_.begin() + tail_, node) != queue_.begin() + tail_;
     if (node && !seen && tail_ < kMaxNodes) queue_[tail_++] = node;
   }
-  void AddInputsOf(const torch::autograd::Node& node) {
-    for (const auto& edge : node.next_edges()) Add(edge.function.get());
+  void add_inputs_of(const torch::autograd::Node& node) {
+    for (const auto& edge : node.next_edges()) add(edge.function.get());
   }
 
  private:
@@ -221,48 +221,48 @@ class HistoryWalk {
 };
 
 // The node before a chain of unary nodes.
-inline const torch::autograd::Node* BeforeUnary(const torch::autograd::Node* node) {
+inline const torch::autograd::Node* before_unary(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
-    if (KindOf(*node) != NodeKind::kUnary || node->num_outputs() != 1) return node;
+    if (kind_of(*node) != NodeKind::kUnary || node->num_outputs() != 1) return node;
     node = node->next_edge(0).function.get();
   }
   return nullptr;
 }
 
 // What a frozen product or an opaque operation was computed from; null: unknown. A weight is not it.
-inline const torch::autograd::Node* InputOf(const torch::autograd::Node& node) {
+inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
-    const auto* input = BeforeUnary(edge.function.get());
-    if (input && !LeafBehind(input)) return input;
+    const auto* input = before_unary(edge.function.get());
+    if (input && !leaf_behind(input)) return input;
   }
   return nullptr;
 }
 
-inline bool IsComputedFrom(const torch::autograd::Node& node, const torch::autograd::Node* input) {
+inline bool is_computed_from(const torch::autograd::Node& node, const torch::autograd::Node* input) {
   HistoryWalk walk(&node);
-  while (const auto* next = walk.Next()) {
+  while (const auto* next = walk.next()) {
     if (next == input) return true;
-    walk.AddInputsOf(*next);
+    walk.add_inputs_of(*next);
   }
   return false;
 }
 
 // Address of the TensorImpl (Python: parameter._cdata) of the weight that made `query`; null when unknown.
 // Reads only; the caller holds a reference to `query`, hence to its graph.
-inline const void* LayerOf(const at::Tensor& query) {
+inline const void* layer_of(const at::Tensor& query) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(query);
   if (!meta) return nullptr;
   HistoryWalk walk(meta->grad_fn_.get());
   const torch::autograd::Node* frozen_input = nullptr;
-  while (const auto* node = walk.Next()) {
-    const NodeKind kind = KindOf(*node);
+  while (const auto* node = walk.next()) {
+    const NodeKind kind = kind_of(*node);
     if (kind != NodeKind::kProduct && kind != NodeKind::kOpaque) {
-      walk.AddInputsOf(*node);
+      walk.add_inputs_of(*node);
       continue;
     }
-    const void* weight = kind == NodeKind::kProduct ? WeightOf(*node) : nullptr;
-    if (weight && (!frozen_input || IsComputedFrom(*node, frozen_input))) return weight;
-    if (weight || frozen_input || !(frozen_input = InputOf(*node))) return nullptr;
+    const void* weight = kind == NodeKind::kProduct ? weight_of(*node) : nullptr;
+    if (weight && (!frozen_input || is_computed_from(*node, frozen_input))) return weight;
+    if (weight || frozen_input || !(frozen_input = input_of(*node))) return nullptr;
   }
   return nullptr;
 }

@@ -25,24 +25,24 @@ typedef struct foreshock_adapter_weight {
 
 namespace foreshock::adapter {
 
-inline at::Tensor TensorAt(const void* address) {
+inline at::Tensor tensor_at(const void* address) {
   auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(address));
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
 }
 
 // Dimensions beyond the room are multiplied into the last one where memory allows it; else the view is
 // absent, as it is for a tensor that torch refuses to look into.
-inline foreshock_tensor ViewOfWeight(const void* address) noexcept try {
+inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
-  const at::Tensor tensor = TensorAt(address);
-  if (!HasData(tensor) || tensor.layout() != at::kStrided) return {};
-  if (tensor.dim() <= FORESHOCK_TENSOR_DIMS || !tensor.is_contiguous()) return View(tensor);
-  if (!IsInMemory(tensor)) return {};
+  const at::Tensor tensor = tensor_at(address);
+  if (!has_data(tensor) || tensor.layout() != at::kStrided) return {};
+  if (tensor.dim() <= FORESHOCK_TENSOR_DIMS || !tensor.is_contiguous()) return view_of(tensor);
+  if (!is_in_memory(tensor)) return {};
   foreshock_tensor view = {};
   view.data = tensor.const_data_ptr();
-  view.dtype = DtypeOf(tensor);
+  view.dtype = dtype_of(tensor);
   view.dims = FORESHOCK_TENSOR_DIMS;
-  view.device_type = DeviceOf(tensor);
+  view.device_type = device_type_of(tensor);
   view.device_index = tensor.get_device();
   constexpr int64_t kLast = FORESHOCK_TENSOR_DIMS - 1;
   for (int64_t d = 0; d < kLast; ++d) {
@@ -57,14 +57,14 @@ inline foreshock_tensor ViewOfWeight(const void* address) noexcept try {
 }
 
 // Of a parameter on a device: that of the optimizer, whose hooks run where it does.
-inline void* StreamOfWeight(const void* address) noexcept try {
-  return address ? StreamOf(TensorAt(address)) : nullptr;
+inline void* stream_of_weight(const void* address) noexcept try {
+  return address ? stream_of(tensor_at(address)) : nullptr;
 } catch (...) {
   return nullptr;
 }
 
 // One caller at a time: the helper holds the interpreter lock. Returns the nanoseconds spent inside the core.
-inline uint64_t ObserveWeights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
+inline uint64_t observe_weights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
   static auto* states = new std::vector<foreshock_weight_state>;
   states->clear();
   for (size_t i = 0; i < count; ++i) {
@@ -72,22 +72,22 @@ inline uint64_t ObserveWeights(const foreshock_adapter_weight* rows, size_t coun
     state.size = sizeof(state);
     state.version = FORESHOCK_ABI_VERSION;
     state.number = static_cast<uint32_t>(rows[i].number);
-    state.parameter = ViewOfWeight(rows[i].parameter);
-    state.gradient = ViewOfWeight(rows[i].gradient);
-    state.average = ViewOfWeight(rows[i].average);
-    state.square_average = ViewOfWeight(rows[i].square_average);
+    state.parameter = view_of_weight(rows[i].parameter);
+    state.gradient = view_of_weight(rows[i].gradient);
+    state.average = view_of_weight(rows[i].average);
+    state.square_average = view_of_weight(rows[i].square_average);
     state.optimizer_step = rows[i].optimizer_step;
     state.learning_rate = rows[i].learning_rate;
     state.beta1 = rows[i].beta1;
     state.beta2 = rows[i].beta2;
     state.epsilon = rows[i].epsilon;
     state.weight_decay = rows[i].weight_decay;
-    state.stream = StreamOfWeight(rows[i].parameter);
+    state.stream = stream_of_weight(rows[i].parameter);
     states->push_back(state);
   }
-  const uint64_t begin = NowNs();
+  const uint64_t begin = now_ns();
   foreshock_observe_weights(states->data(), states->size(), when);
-  return NowNs() - begin;
+  return now_ns() - begin;
 }
 
 }  // namespace foreshock::adapter
