@@ -22,7 +22,7 @@ def errors(values: Values) -> Row:
                 lines(
                     "Deviation ratio",
                     "Error of the kernel over the error of unfused attention in the same precision, of the five worst"
-                    " ranks. Healthy is below 1; above the dashed lines an alert fires.",
+                    " ranks. Healthy is below 1. An alert fires above the dashed line of the pass.",
                     RATIO,
                     worst(ratio),
                 ),
@@ -66,7 +66,8 @@ def errors(values: Values) -> Row:
             ),
             lines(
                 "Relative error",
-                "Error against the fp64 reference, L2 norm over L2 norm per row: mean and largest of the last samples.",
+                "Error against the fp64 reference, L2 norm over L2 norm per row. mean: the mean of the last samples of"
+                " the worst selected rank; max: the largest sample of all selected ranks.",
                 "percentunit",
                 Query(f"max by (stat) ({of_ranks('attention_relative_error', PASS)})", "{{stat}}"),
             ),

@@ -96,8 +96,9 @@ def update_ratio(of: dict) -> Alert:
         and {UPDATE} > {of["growth"]} * quantile_over_time(0.5, {UPDATE}[{of["window"]}])
         """,
         RUN + ": a step changed a matrix by {{ $value | humanizePercentage }}",
-        f"One step changes a matrix by {{{{ $value | humanizePercentage }}}} of its norm{AT_STEP}, more than"
-        f" {of['growth']} times the median of the last {of['window']}."
+        f"For {of['for']}, the largest change of a matrix in a step is above {of['at_least']:.0%} of its norm and above"
+        f" {of['growth']} times its median of the last {of['window']}. It is now {{{{ $value | humanizePercentage }}}}"
+        f"{AT_STEP}."
         " Such a step can undo what was learned. If the learning"
         " rate was not changed, look for a rank that resumed without its optimizer state.",
         of["for"], of["keep"],
@@ -135,7 +136,8 @@ def replica_mismatch() -> Alert:
         "Data-parallel replicas of the weights, which must be equal, differ in {{ $value }} ranks"
         f"{ranks(f'{DIFFERS}{{{CHOICE}}}').replace(' on rank', ':')}{AT_STEP}. These differ from the majority, or are"
         " all ranks if there is no majority. A device computes or stores wrong values, or the replicas started unequal."
-        " Stop, and resume without that device from a checkpoint before the difference.",
+        " Stop, and resume from a checkpoint before the difference. If one rank is named, leave out its device. If all"
+        " are named, see the runbook.",
         severity="page",
     )  # fmt: skip
 

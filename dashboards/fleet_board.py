@@ -94,7 +94,8 @@ def ranks(values: Values) -> Row:
             ),
             rows(
                 "Worst deviation",
-                "The ten ranks with the largest deviation ratio. A single high rank points to its device.",
+                "The ten ranks with the largest mean error of the kernel over the error of unfused attention, of the"
+                " worse pass. A single high rank points to its device.",
                 RATIO,
                 Query(f"topk(10, {with_node(f'max by ({RANK}) ({ratio})')})"),
             ),

@@ -38,7 +38,8 @@ def ranks_missing(of: dict) -> Alert:
         """,
         RUN + ": {{ $value }} ranks are missing",
         "{{ $value }} ranks of the job are dead, or on nodes that are not watched or not scraped. The other ranks may"
-        " wait for them. If the launcher does not restart them, restart the job without their nodes.",
+        " wait for them. Check first that the nodes are watched and scraped. If the ranks are dead and the launcher"
+        " does not restart them, restart the job without their nodes.",
         of["for"],
     )  # fmt: skip
 

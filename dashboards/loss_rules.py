@@ -42,8 +42,11 @@ def non_finite(of: dict) -> Alert:
         "{{ else }}Values that are not finite in {{ $labels.site }}"
         + ranks(f"sum by (rank) (increase({values}{{{CHOICE},site=%q}}[{window}])) > 0", " $labels.site")
         + "{{ end }}"
-        + f"{AT_STEP}. The training computes with invalid numbers. Stop it unless the framework skipped the step, and"
-        " resume from a checkpoint before the first event.",
+        + AT_STEP
+        + '. {{ if eq $labels.site "loss_scale" }}Skipped steps do not change the weights, so the training makes little'
+        " progress. Find out why gradients overflow. If the skips go on, resume from an earlier checkpoint."
+        "{{ else }}The training computes with invalid numbers. Stop it unless the framework skipped the step, and"
+        " resume from a checkpoint before the first event.{{ end }}",
         severity="page",
     )  # fmt: skip
 

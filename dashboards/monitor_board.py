@@ -67,7 +67,8 @@ def sees() -> Row:
             ),
             lines(
                 "Skipped and lost",
-                "Calls per second that should have been judged and were not, by reason.",
+                "skipped: calls per second that were not sampled; lost: samples that could not be judged. budget and"
+                " off are normal reasons.",
                 "cps",
                 Query(skipped, "skipped, {{reason}}"),
                 Query(lost, "lost, {{reason}}"),

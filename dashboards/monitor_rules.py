@@ -98,8 +98,9 @@ def series_dropped(of: dict) -> Alert:
         "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
         f"sum by ({TARGET}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
         "Agent {{ $labels.instance }}: series limit reached",
-        "The agent has more series than its limit and leaves out some layers or ranks. Mostly harmless. Give it fewer"
-        " runs, or report rank coordinates, so that only the owners of layers export them.",
+        "The agent has more series than its limit and leaves out some layers or ranks. The training and its judgement"
+        " go on. Let the agent serve fewer runs, or report the parallel coordinates of each rank with"
+        " foreshock_describe, so that one rank exports a layer.",
     )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def detector_series_dropped() -> Alert:
         f"max by ({JOB}, detector) (foreshock_precursor_series_dropped {UNLESS_ENDED}) > 0",
         "Run {{ $labels.run }}: detector {{ $labels.detector }} does not follow all of its series",
         f"The detector has no room for {VALUE} tensors or layers of a rank; their warnings are missing. All other"
-        " series are watched. Mostly harmless for models with many tensors. Give layers names that do not change.",
+        " series are watched. In a model with many tensors this is expected. Give layers names that do not change.",
     )  # fmt: skip
 
 

@@ -113,7 +113,8 @@ def before(values: Values) -> Row:
             limited(
                 lines(
                     "Deviation ratio",
-                    "Error of the attention kernel over the noise floor, of the worst rank. Healthy is below 1.",
+                    "Error of the kernel over the error of unfused attention in the same precision, of the worst rank."
+                    " Healthy is below 1. An alert fires above the line of the pass.",
                     RATIO,
                     Query(f"max by (pass) ({ratio})", "{{pass}}"),
                 ),
