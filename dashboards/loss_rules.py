@@ -44,9 +44,10 @@ def non_finite(of: dict) -> Alert:
         + "{{ end }}"
         + AT_STEP
         + '. {{ if eq $labels.site "loss_scale" }}Skipped steps do not change the weights, so the training makes little'
-        " progress. Find out why gradients overflow. If the skips go on, resume from an earlier checkpoint."
-        "{{ else }}The training computes with invalid numbers. Stop it unless the framework skipped the step, and"
-        " resume from a checkpoint before the first event.{{ end }}",
+        " progress. Find out why gradients overflow."
+        "{{ else }}The training computes with invalid numbers. Stop it unless the framework skipped the step.{{ end }}"
+        ' Resume from a checkpoint before the first event{{ if eq $labels.site "loss_scale" }} if the skips go on'
+        "{{ end }}.",
         severity="page",
     )  # fmt: skip
 

@@ -8,7 +8,6 @@ Two builds of one commit are equal byte for byte, whatever the folder.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import platform
 import re
@@ -68,16 +67,15 @@ def commit_time() -> str:
 
 
 def configure() -> None:
-    """Writes the build files; the libraries to link with are made first."""
+    """Writes the build files; the libraries to link with are made first. Two at once would spoil each other's files, so
+    callers hold the lock of BUILD (dependencies.alone_in)."""
     settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(DEPENDENCIES)}"]
     settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(DEPENDENCIES)}")
     run("cmake", "--preset", "package", *settings, cwd=ROOT)
 
 
 def compile_all() -> None:
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:  # test-torch of several releases at once
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with dependencies.alone_in(BUILD):  # test-torch of several releases at once
         configure()
         print("package: building foreshock", flush=True)
         run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)

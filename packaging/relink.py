@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import dependencies
 import package
 
 BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/glibc_2_31.cpp.o"  # what only the packaged binary contains
@@ -14,11 +15,12 @@ BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/glibc_2_31.cpp.o"  # what on
 
 def link(build: Path, program: Path) -> list[str]:
     """Runs the package's own link command on the objects and archives of `build`; gives its words."""
-    package.configure()
     baseline = program.with_suffix(".o")
-    compile_baseline(baseline)
-    query = ["ninja", "-C", package.BUILD, "-t", "commands", "bin/foreshock"]
-    last = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+    with dependencies.alone_in(package.BUILD):
+        package.configure()
+        compile_baseline(baseline)
+        query = ["ninja", "-C", package.BUILD, "-t", "commands", "bin/foreshock"]
+        last = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
     words = shlex.split(last.removeprefix(": && ").removesuffix(" && :"))
     words[words.index("-o") + 1] = str(program)
     words[words.index(BASELINE_OBJECT)] = str(baseline)
