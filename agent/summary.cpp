@@ -159,9 +159,9 @@ std::string place_of(const std::string& layer, uint32_t tensor) {
 std::string fault_text(const std::string& of, std::optional<double> value) {
   if (of == "bias") return "biased by " + formatted("%+.2f ulp", value);
   if (of == "nonfinite") return "NaN or Inf where the fp64 reference has none";
-  if (of == "fused_ratio") return "error " + formatted("%.3gx", value) + " of fused attention";
+  if (of == "fused_ratio") return "error up to " + formatted("%.3gx", value) + " of fused attention";
   if (of == "log_sum_exp") return "log-sum-exp error " + formatted("%.3gx", value) + " of its rounding";
-  return "error " + formatted("%.3gx", value) + " of plain attention";
+  return "error up to " + formatted("%.3gx", value) + " of plain attention";
 }
 
 // An alarm holds until 64 later slices have come; after a divergence none may come.
@@ -414,15 +414,15 @@ std::string keys_entry(const Ranks& ranks) {
              value = key_ratio(ranks, JudgedTensor::kGradValue);
   if (!key && !value) return "";
   const auto text = [](std::optional<double> ratio) { return formatted("%.2fx", ratio); };
-  return entry("", "error " + text(key) + " dK, " + text(value) + " dV of fused attention (alarm above " +
-                       formatted("%g", kDeviationRatioKeys) + ")");
+  return entry("", "mean error " + text(key) + " dK, " + text(value) +
+                       " dV of fused attention (alarm above " + formatted("%g", kDeviationRatioKeys) + ")");
 }
 
 std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2]) {
   if (passes[0].calls + passes[1].calls == 0) return entry("attention", "no call seen");
   std::string out;
   if (passes[0].ratio || passes[1].ratio)
-    out = entry("attention", "error " + ratio_text(passes[0]) + " forward, " + ratio_text(passes[1]) +
+    out = entry("attention", "mean error " + ratio_text(passes[0]) + " forward, " + ratio_text(passes[1]) +
                                  " backward (dQ) of plain attention (alarm above " +
                                  formatted("%g", kDeviationRatioForward) + ", " +
                                  formatted("%g", kDeviationRatioBackward) + ")") +

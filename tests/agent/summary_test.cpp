@@ -105,7 +105,7 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   const std::string text = text_of(healthy_rank());
   EXPECT_THAT(text, StartsWith("foreshock  demo finished, 172 steps in 70 s"));
   for (const char* part :
-       {"healthy\n", "error 0.69x forward, 0.56x backward (dQ)", "(alarm above 2, 3)",
+       {"healthy\n", "mean error 0.69x forward, 0.56x backward (dQ)", "(alarm above 2, 3)",
         "126 forward and 126 backward", "in 2 of 2 layers", "dK and dV not checked",
         "5.63 -> 2.39 (nll), no spike", "norm 0.64 before clipping at the last step, all finite",
         "0.53 % of 1 % allowed; 1 step in 8 sampled"})
@@ -117,7 +117,7 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
 
 TEST(Summary, SaysHowMuchWasJudgedByTheGradientsOfKeys) {
   const std::string text = unwrapped(text_of(rank_with_keys(1.25, 1.5)));
-  EXPECT_THAT(text, HasSubstr("error 1.25x dK, 1.50x dV of fused attention (alarm above 6)"));
+  EXPECT_THAT(text, HasSubstr("mean error 1.25x dK, 1.50x dV of fused attention (alarm above 6)"));
   EXPECT_THAT(text, HasSubstr("60 of the backward by dK and dV, the others by dQ"));
   EXPECT_THAT(text, Not(HasSubstr("not checked")));
 }
@@ -129,7 +129,7 @@ TEST(Summary, NamesTheGradientThatIsWrong) {
   keys.past["fused_ratio"] = {40, 172, 20};
   const std::string text = unwrapped(text_of(rank));
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT"));
-  EXPECT_THAT(text, HasSubstr("layer 001, dK (grad_key), since step 40: error 20x of fused attention"));
+  EXPECT_THAT(text, HasSubstr("layer 001, dK (grad_key), since step 40: error up to 20x of fused attention"));
 }
 
 TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
@@ -137,8 +137,8 @@ TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
   set_fault(&rank, "deviation_ratio", 18, false);
   const std::string text = text_of(rank);
   EXPECT_THAT(text.substr(0, text.find('\n')), testing::EndsWith("ATTENTION FAULT"));
-  EXPECT_THAT(text,
-              HasSubstr("\n  suspect     layer 001, forward, since step 40: error 18x of plain attention\n"));
+  EXPECT_THAT(text, HasSubstr("\n  suspect     layer 001, forward, since step 40: error up to 18x of plain\n "
+                              "             attention\n"));
 }
 
 TEST(Summary, PastFaultIsToldWithItsSteps) {
