@@ -52,6 +52,9 @@ inline double exp_nonpositive(double x) {
   return mantissa * power * kExpUnscale;
 }
 
+// exp(x) of any sign, Inf where it overflows.
+inline double exp_of_any_sign(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
+
 // log(x), by 2 atanh((f - 1) / (f + 1)) with f in [sqrt 1/2, sqrt 2). -Inf at 0; NaN for NaN and below 0. The
 // series ends at s^25 / 25 < 2^-68 relative, s <= 0.1716.
 inline double log_nonnegative(double x) {

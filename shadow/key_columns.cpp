@@ -32,31 +32,22 @@ struct ColumnArrays {
     const size_t total = columns * (3 * head + 3 * value_dim + 1 + 4 * tile + std::max(head, value_dim)) +
                          tile * (head + 2 * value_dim + 2);
     constexpr size_t kArrays = 17;
-    scratch->resize(std::max(scratch->size(), total * sizeof(T) / sizeof(double) + 8 * kArrays + 9));
-    next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
-    key = take(columns * head);
-    value = take(columns * value_dim);
-    first_query = take(columns);
-    query = take(tile * head);
-    grad_out = take(tile * value_dim);
-    out = take(tile * value_dim);
-    log_sum_exp = take(tile);
-    delta = take(tile);
-    for (T** array : {&score, &grad_weight, &weight, &grad_score}) *array = take(columns * tile);
-    partial = take(columns * std::max(head, value_dim));
+    ArraysIn<T> arrays(scratch, total, kArrays);
+    key = arrays.take(columns * head);
+    value = arrays.take(columns * value_dim);
+    first_query = arrays.take(columns);
+    query = arrays.take(tile * head);
+    grad_out = arrays.take(tile * value_dim);
+    out = arrays.take(tile * value_dim);
+    log_sum_exp = arrays.take(tile);
+    delta = arrays.take(tile);
+    for (T** array : {&score, &grad_weight, &weight, &grad_score}) *array = arrays.take(columns * tile);
+    partial = arrays.take(columns * std::max(head, value_dim));
     for (int n = 0; n < 2; ++n) {
-      grad_key[n] = take(columns * head);
-      grad_value[n] = take(columns * value_dim);
+      grad_key[n] = arrays.take(columns * head);
+      grad_value[n] = arrays.take(columns * value_dim);
     }
   }
-
- private:
-  T* take(size_t count) {
-    T* taken = reinterpret_cast<T*>(next_);
-    next_ += (count * sizeof(T) + 63) / 64 * 64;
-    return taken;
-  }
-  char* next_;
 };
 
 // `factor` multiplies the keys.
@@ -128,16 +119,6 @@ HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t
   }
 }
 
-// result[column][element] = lanes[element][column] * factor, padding left out.
-template <class T>
-void store_columns(const T* lanes, int stride, int columns, int width, double factor,
-                   std::vector<double>* to) {
-  if (to->size() < static_cast<size_t>(columns) * width) to->resize(static_cast<size_t>(columns) * width);
-  for (int column = 0; column < columns; ++column)
-    for (int n = 0; n < width; ++n)
-      (*to)[static_cast<size_t>(column) * width + n] = lanes[n * stride + column] * factor;
-}
-
 #if HWY_NATIVE_FMA
 
 HWY_INLINE hn::Vec<LanesTag<double>> exp_of_any_sign(hn::Vec<LanesTag<double>> x) {
@@ -163,8 +144,8 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) {
     multiply<double>({a.weight, a.stride, a.grad_out, value, 1, count, true}, c.value_dim, a.grad_value[0]);
     multiply<double>({a.grad_score, a.stride, a.query, head, 1, count, true}, c.head_dim, a.grad_key[0]);
   }
-  store_columns(a.grad_key[0], a.stride, c.columns, c.head_dim, c.scale, &result->exact.grad_key);
-  store_columns(a.grad_value[0], a.stride, c.columns, c.value_dim, 1, &result->exact.grad_value);
+  store_rows(a.grad_key[0], a.stride, c.columns, c.head_dim, c.scale, &result->exact.grad_key);
+  store_rows(a.grad_value[0], a.stride, c.columns, c.value_dim, 1, &result->exact.grad_value);
 }
 
 #else  // no fused multiply-add: the definition itself runs
@@ -173,27 +154,15 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) { compute_exact_s
 
 #endif  // HWY_NATIVE_FMA
 
-// total[element][column] += the product over the rows of one tile, summed apart, as a blocked matrix product
-// does.
-template <class T>
-HWY_INLINE void add_product(const ColumnArrays<T>& a, const T* weights, const T* matrix, int count, int width,
-                            T* total) {
-  const LanesTag<T> d;
-  multiply<T>({weights, a.stride, matrix, static_cast<size_t>(width), 1, count, false}, width, a.partial);
-  for (int i = 0; i < width * a.stride; i += lanes_of<T>())
-    hn::Store(hn::Add(hn::Load(d, total + i), hn::Load(d, a.partial + i)), d, total + i);
-}
-
 template <class T>
 void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n, ColumnGradients* to) {
-  const LanesTag<T> d;
-  const auto scale = hn::Set(d, static_cast<T>(c.scale));
-  for (int i = 0; i < c.head_dim * a.stride; i += lanes_of<T>())
-    hn::Store(round_lanes(c.dtype, hn::Mul(hn::Load(d, a.grad_key[n] + i), scale)), d, a.grad_key[n] + i);
-  for (int i = 0; i < c.value_dim * a.stride; i += lanes_of<T>())
-    hn::Store(round_lanes(c.dtype, hn::Load(d, a.grad_value[n] + i)), d, a.grad_value[n] + i);
-  store_columns(a.grad_key[n], a.stride, c.columns, c.head_dim, 1, &to->grad_key);
-  store_columns(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
+  const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(c.scale));
+  const size_t stride = a.stride;
+  for_lanes(a.grad_key[n], c.head_dim * stride,
+            [&](auto x) HWY_ATTR { return round_lanes(c.dtype, hn::Mul(x, scale)); });
+  for_lanes(a.grad_value[n], c.value_dim * stride, [&](auto x) HWY_ATTR { return round_lanes(c.dtype, x); });
+  store_rows(a.grad_key[n], a.stride, c.columns, c.head_dim, 1, &to->grad_key);
+  store_rows(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
 }
 
 template <class T>
@@ -213,15 +182,15 @@ void floors_as(const KeyColumns& c, ColumnReference* result) {
       *weight = round_lanes(dtype, hn::Exp(d, hn::Sub(rounded, lse)));
       *grad = round_lanes(dtype, hn::Mul(*weight, hn::Sub(round_lanes(dtype, grad_weight), delta)));
     });
-    add_product(a, a.weight, a.grad_out, count, c.value_dim, a.grad_value[0]);
-    add_product(a, a.grad_score, a.query, count, c.head_dim, a.grad_key[0]);
+    add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[0]);
+    add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[0]);
     for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
       const V exact = hn::Exp(d, hn::Sub(hn::Mul(score, scale), lse));
       *weight = round_lanes(dtype, exact);
       *grad = round_lanes(dtype, hn::Mul(exact, hn::Sub(grad_weight, delta)));
     });
-    add_product(a, a.weight, a.grad_out, count, c.value_dim, a.grad_value[1]);
-    add_product(a, a.grad_score, a.query, count, c.head_dim, a.grad_key[1]);
+    add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[1]);
+    add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[1]);
   }
   store_rounded_columns(c, a, 0, &result->plain);
   store_rounded_columns(c, a, 1, &result->fused);

@@ -32,13 +32,6 @@ double grad_weight_of(const KeyColumns& c, size_t row, int column) {
   return sum;
 }
 
-// Of any sign: rounding can lift a score above the log-sum-exp.
-double exp_of(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
-
-void resize_up(std::vector<double>* values, size_t size) {
-  if (values->size() < size) values->resize(size);
-}
-
 }  // namespace
 
 bool is_valid(const KeyColumns& c) {
@@ -63,7 +56,9 @@ void compute_exact_scalar(const KeyColumns& c, ColumnReference* result) {
     for (size_t row = 0; row < c.rows(); ++row) {
       double weight = 0, grad_score = 0;
       if (row % c.queries >= c.first_query[column]) {
-        weight = exp_of(score_of(c, row, column) - load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
+        // Rounding can lift a score above the log-sum-exp.
+        weight = exp_of_any_sign(score_of(c, row, column) -
+                                 load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
         grad_score = weight * (grad_weight_of(c, row, column) - delta_of(c, row));
       }
       for (int n = 0; n < c.value_dim; ++n)

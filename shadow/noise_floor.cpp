@@ -36,40 +36,25 @@ struct FloorArrays {
     const size_t total =
         rows * (3 * head + 2 * value + widest + 2 * slice.keys + 3 * kFloorTile + 4) + kFloorTile * widest;
     constexpr size_t kArrays = 17;
-    scratch->resize(std::max(scratch->size(), total * sizeof(T) / sizeof(double) + 8 * kArrays + 9));
-    next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
-    query = take(rows * head);
-    out = take(rows * value);
-    partial = take(rows * widest);
-    plain = take(rows * slice.keys);
-    fused = take(rows * slice.keys);
-    tile = take(kFloorTile * widest);
-    grad_out = take(rows * value);
-    plain_grad = take(rows * head);
-    fused_grad = take(rows * head);
-    rounded = take(rows * kFloorTile);
-    grad_weight = take(rows * kFloorTile);
-    grad_score = take(rows * kFloorTile);
-    plain_delta = take(rows);
-    given_delta = take(rows);
-    sum = take(rows);
-    factor = take(rows);
+    ArraysIn<T> arrays(scratch, total, kArrays);
+    query = arrays.take(rows * head);
+    out = arrays.take(rows * value);
+    partial = arrays.take(rows * widest);
+    plain = arrays.take(rows * slice.keys);
+    fused = arrays.take(rows * slice.keys);
+    tile = arrays.take(kFloorTile * widest);
+    grad_out = arrays.take(rows * value);
+    plain_grad = arrays.take(rows * head);
+    fused_grad = arrays.take(rows * head);
+    rounded = arrays.take(rows * kFloorTile);
+    grad_weight = arrays.take(rows * kFloorTile);
+    grad_score = arrays.take(rows * kFloorTile);
+    plain_delta = arrays.take(rows);
+    given_delta = arrays.take(rows);
+    sum = arrays.take(rows);
+    factor = arrays.take(rows);
   }
-
- private:
-  T* take(size_t count) {
-    T* taken = reinterpret_cast<T*>(next_);
-    next_ += (count * sizeof(T) + 63) / 64 * 64;
-    return taken;
-  }
-  char* next_;
 };
-
-template <class T, class F>
-HWY_INLINE void for_lanes(T* values, size_t count, F change) {
-  const LanesTag<T> d;
-  for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, values + i)), d, values + i);
-}
 
 // to[i] = change(from[i])
 template <class T, class F>
@@ -163,25 +148,6 @@ void fused_weights(const AttentionSlice& slice, const Reference& reference, cons
   });
 }
 
-// total[column][row] += weights [key][row] times matrix [key][column], the keys of one tile summed apart, as
-// a blocked matrix product does.
-template <class T>
-HWY_INLINE void add_product(const FloorArrays<T>& a, const T* weights, int count, int columns, T* total) {
-  const LanesTag<T> d;
-  multiply<T>({weights, a.stride, a.tile, static_cast<size_t>(columns), 1, count, false}, columns, a.partial);
-  for (int i = 0; i < columns * a.stride; i += lanes_of<T>()) {
-    hn::Store(hn::Add(hn::Load(d, total + i), hn::Load(d, a.partial + i)), d, total + i);
-  }
-}
-
-template <class T>
-void store_rows(const T* lanes, int stride, int rows, int columns, std::vector<double>* to) {
-  if (to->size() < static_cast<size_t>(rows) * columns) to->resize(static_cast<size_t>(rows) * columns);
-  for (int r = 0; r < rows; ++r) {
-    for (int c = 0; c < columns; ++c) (*to)[static_cast<size_t>(r) * columns + c] = lanes[c * stride + r];
-  }
-}
-
 // `divides`: the weights are not normalised, and out is divided by a.sum.
 template <class T>
 void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights, bool divides,
@@ -193,12 +159,12 @@ void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* 
     load_tile(slice.value, slice.dtype, first * dim, count * dim, a.tile);
     map_lanes(weights + static_cast<size_t>(first) * a.stride, static_cast<size_t>(count) * a.stride,
               a.rounded, [&](auto w) HWY_ATTR { return round_lanes(slice.dtype, w); });
-    add_product(a, a.rounded, count, slice.value_dim, a.out);
+    add_product(a.rounded, a.stride, a.tile, count, slice.value_dim, a.partial, a.out);
   }
   if (divides)
     for_rows(a, slice.value_dim, a.sum, a.out, [](auto x, auto sum) HWY_ATTR { return hn::Div(x, sum); });
   for_lanes(a.out, dim * a.stride, [&](auto x) HWY_ATTR { return round_lanes(slice.dtype, x); });
-  store_rows(a.out, a.stride, slice.rows, slice.value_dim, result);
+  store_rows(a.out, a.stride, slice.rows, slice.value_dim, 1, result);
 }
 
 // grad_out times a.out, from the last column to the first, dP being summed from the first to the last. Where
@@ -248,14 +214,14 @@ void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, No
     multiply<T>({a.grad_out, a.stride, a.tile, 1, value, slice.value_dim, false}, count, a.grad_weight);
     load_tile(slice.key, slice.dtype, first * head, count * head, a.tile);
     compute_grad_scores(slice, a, a.plain + begin, a.plain_delta, count, true);
-    add_product(a, a.grad_score, count, slice.head_dim, a.plain_grad);
+    add_product(a.grad_score, a.stride, a.tile, count, slice.head_dim, a.partial, a.plain_grad);
     compute_grad_scores(slice, a, a.fused + begin, a.given_delta, count, false);
-    add_product(a, a.grad_score, count, slice.head_dim, a.fused_grad);
+    add_product(a.grad_score, a.stride, a.tile, count, slice.head_dim, a.partial, a.fused_grad);
   }
   for (T* grad : {a.plain_grad, a.fused_grad})
     for_lanes(grad, size, [&](auto x) HWY_ATTR { return round_lanes(slice.dtype, hn::Mul(x, scale)); });
-  store_rows(a.plain_grad, a.stride, slice.rows, slice.head_dim, &floors->plain.grad_query);
-  store_rows(a.fused_grad, a.stride, slice.rows, slice.head_dim, &floors->fused.grad_query);
+  store_rows(a.plain_grad, a.stride, slice.rows, slice.head_dim, 1, &floors->plain.grad_query);
+  store_rows(a.fused_grad, a.stride, slice.rows, slice.head_dim, 1, &floors->fused.grad_query);
 }
 
 template <class T>

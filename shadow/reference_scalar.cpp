@@ -92,9 +92,6 @@ void backward_row(const AttentionSlice& slice, int row, double* scratch, Referen
     finish_gradient(slice, row, k, result->scratch[row], grad[k], key_sum[k], result);
 }
 
-// exp() of any sign. Scores far above the given log_sum_exp overflow to Inf, which no comparison uses.
-double exp_of(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
-
 double delta_of(const AttentionSlice& slice, int row, const double* out) {
   double sum = 0;
   for (int c = 0; c < slice.value_dim; ++c) {
@@ -103,10 +100,6 @@ double delta_of(const AttentionSlice& slice, int row, const double* out) {
     sum = std::fma(load_as_double(slice.grad_out, slice.dtype, index), value, sum);
   }
   return sum;
-}
-
-void resize_up(std::vector<double>* values, size_t size) {
-  if (values->size() < size) values->resize(size);
 }
 
 }  // namespace
@@ -149,7 +142,8 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
   result->partial[row] = 0;
   if (slice.log_sum_exp == nullptr) return;
   const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
-  result->share[row] = exp_of(result->log_sum_exp[row] - given);
+  // Scores far above the given log_sum_exp overflow to Inf, which no comparison uses.
+  result->share[row] = exp_of_any_sign(result->log_sum_exp[row] - given);
   result->partial[row] = is_above(given, result->log_sum_exp[row], result->logit_abs_max[row]);
 }
 

@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "hwy/highway.h"
 #include "kernels/dtype.h"
@@ -222,6 +224,52 @@ HWY_INLINE V round_lanes(DType type, V x) {
     }
   }
   return x;
+}
+
+// Arrays of T in one vector of doubles that only grows, each from a multiple of 64 bytes on.
+template <class T>
+class ArraysIn {
+ public:
+  // Room for `arrays` arrays of `total` elements in all.
+  ArraysIn(std::vector<double>* scratch, size_t total, size_t arrays) {
+    resize_up(scratch, total * sizeof(T) / sizeof(double) + 8 * arrays + 9);
+    next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
+  }
+
+  T* take(size_t count) {
+    T* taken = reinterpret_cast<T*>(next_);
+    next_ += (count * sizeof(T) + 63) / 64 * 64;
+    return taken;
+  }
+
+ private:
+  char* next_;
+};
+
+template <class T, class F>
+HWY_INLINE void for_lanes(T* values, size_t count, F change) {
+  const LanesTag<T> d;
+  for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, values + i)), d, values + i);
+}
+
+// total[column][lane] += weights [i][lane] times matrix [i][column], summed apart in `partial` (as large as
+// `total`), as a blocked matrix product does.
+template <class T>
+HWY_INLINE void add_product(const T* weights, int stride, const T* matrix, int count, int columns, T* partial,
+                            T* total) {
+  const LanesTag<T> d;
+  multiply<T>({weights, stride, matrix, static_cast<size_t>(columns), 1, count, false}, columns, partial);
+  for (int i = 0; i < columns * stride; i += lanes_of<T>())
+    hn::Store(hn::Add(hn::Load(d, total + i), hn::Load(d, partial + i)), d, total + i);
+}
+
+// to[row][column] = lanes[column][row] * factor, without the padding.
+template <class T>
+void store_rows(const T* lanes, int stride, int rows, int columns, double factor, std::vector<double>* to) {
+  resize_up(to, static_cast<size_t>(rows) * columns);
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c)
+      (*to)[static_cast<size_t>(r) * columns + c] = lanes[c * stride + r] * factor;
 }
 
 }  // namespace HWY_NAMESPACE

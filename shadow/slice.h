@@ -3,14 +3,21 @@
 #ifndef FORESHOCK_SHADOW_SLICE_H_
 #define FORESHOCK_SHADOW_SLICE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "kernels/dtype.h"
 
 namespace foreshock {
 
 inline constexpr int kMaxSliceRows = 16;
+
+// Results are reused from slice to slice: they only grow.
+inline void resize_up(std::vector<double>* values, size_t size) {
+  if (values->size() < size) values->resize(size);
+}
 
 // All arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows of one slice share batch
 // and kv-head, hence keys and values.
