@@ -234,7 +234,7 @@ json key_ratio(const Holder& holder, JudgedTensor tensor) {
 
 // Of dK and dV: slices judged (of key positions, each by both), and the errors.
 json keys_summary(const RankStatistics& rank) {
-  return {{"judged", rank.keys.empty() ? 0 : rank.keys[0].judged},
+  return {{"judged", key_slices_of(rank)},
           {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
           {"fused_ratio_grad_key", key_ratio(rank, JudgedTensor::kGradKey)},
           {"fused_ratio_grad_value", key_ratio(rank, JudgedTensor::kGradValue)}};

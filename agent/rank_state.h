@@ -376,6 +376,12 @@ LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot&
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank);
 
+// Judged slices of key positions; each is judged by dK and by dV.
+inline uint64_t key_slices_of(const RankStatistics& rank) {
+  const PassStatistics* known = statistics_of(rank, static_cast<uint32_t>(JudgedTensor::kGradKey));
+  return known != nullptr ? known->judged : 0;
+}
+
 // An agent before this one has taken the steps up to `last`, and `watch`, if there is one, knows what they
 // brought.
 void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);

@@ -97,9 +97,22 @@ struct PassTotals {
   bool is_compared = false;     // an output was compared, and not only scores (dropout)
 };
 
+class WeightedMean {
+ public:
+  void add(const std::optional<double>& value, uint64_t weight) {
+    if (!value) return;
+    weight_ += static_cast<double>(weight);
+    sum_ += static_cast<double>(weight) * *value;
+  }
+  std::optional<double> value() const { return weight_ > 0 ? std::optional(sum_ / weight_) : std::nullopt; }
+
+ private:
+  double weight_ = 0, sum_ = 0;
+};
+
 PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
   PassTotals totals;
-  double weight = 0, ratio = 0;
+  WeightedMean ratio;
   for (const RankStatistics* rank : ranks) {
     const PassStatistics& statistics = rank->pass[pass];
     totals.calls += rank->calls(pass);
@@ -111,13 +124,10 @@ PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
       totals.skipped[segment::kSkipReasonNames[n]] += rank->totals.skipped[pass][n];
     for (uint32_t n = 0; n < segment::kLostReasons; ++n)
       totals.lost[segment::kLostReasonNames[n]] += rank->lost[pass][n];
-    const std::optional<double> mean = mean_of(statistics.deviation_ratio);
     totals.is_compared = totals.is_compared || mean_of(statistics.relative_error_mean).has_value();
-    if (!mean) continue;
-    weight += static_cast<double>(rank->judged[pass]);
-    ratio += static_cast<double>(rank->judged[pass]) * *mean;
+    ratio.add(mean_of(statistics.deviation_ratio), rank->judged[pass]);
   }
-  if (weight > 0) totals.ratio = ratio / weight;
+  totals.ratio = ratio.value();
   return totals;
 }
 
@@ -372,11 +382,6 @@ LayerCounts layers_of(const Ranks& ranks) {
   return counts;
 }
 
-uint64_t slices_of_keys(const Ranks& ranks) {
-  return sum_over(ranks,
-                  [](const RankStatistics& rank) { return rank.keys.empty() ? 0 : rank.keys[0].judged; });
-}
-
 // "126 forward and 126 backward of 500 and 500 calls checked, in 6 of 6 layers; 61 of the backward by dK and
 // dV, the others by dQ".
 std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
@@ -387,7 +392,7 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   if (layers.known > 0)
     text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.known, "layer", "layers");
   if (passes[1].judged == 0) return text + "; backward not checked";
-  const uint64_t keys = slices_of_keys(ranks);
+  const uint64_t keys = sum_over(ranks, key_slices_of);
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     if (passes[pass].judged < kLeastJudged + (pass == 1 ? keys : 0))
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
@@ -398,15 +403,11 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
 
 // Mean error of dK or dV over that of fused attention, each rank weighted by its slices.
 std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
-  double weight = 0, sum = 0;
-  for (const RankStatistics* rank : ranks) {
-    const PassStatistics* known = statistics_of(*rank, static_cast<uint32_t>(tensor));
-    const std::optional<double> mean = known != nullptr ? mean_of(known->fused_ratio) : std::nullopt;
-    if (!mean) continue;
-    weight += static_cast<double>(known->judged);
-    sum += static_cast<double>(known->judged) * *mean;
-  }
-  return weight > 0 ? std::optional(sum / weight) : std::nullopt;
+  WeightedMean ratio;
+  for (const RankStatistics* rank : ranks)
+    if (const PassStatistics* known = statistics_of(*rank, static_cast<uint32_t>(tensor)))
+      ratio.add(mean_of(known->fused_ratio), known->judged);
+  return ratio.value();
 }
 
 std::string keys_entry(const Ranks& ranks) {
