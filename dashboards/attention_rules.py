@@ -18,7 +18,6 @@ from rule import (
 
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
-ALARM_OF_AN_ERROR = 'foreshock_attention_alarm_layers{of=~"deviation_ratio|fused_ratio|log_sum_exp"}'
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
 # Of no rank, but of all that the agent has of the run.
@@ -77,7 +76,7 @@ def deviation(of: dict) -> Alert:
         f"""
         {RATIO}{{pass="forward"}} > {of["forward"]}
         or {RATIO}{{pass="backward"}} > {of["backward"]}
-        or max by ({JOB}, pass) ({ALARM_OF_AN_ERROR} {UNLESS_ENDED}) > 0
+        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
         "The error of {{ $labels.pass }} attention is more than"
