@@ -102,7 +102,11 @@ Tensors flash_reimplemented(const Tensors& inputs, const Settings& settings, Ari
 
 namespace {
 
+// The state of a tile of query rows, before any key.
 struct Running {
+  Running(int rows, int columns)
+      : maximum(rows, -std::numeric_limits<double>::infinity()), sum(rows, 0), out(rows, columns) {}
+
   std::vector<double> maximum, sum;
   Tensor out;  // not yet divided by the sum
 };
@@ -150,8 +154,7 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
   for (int row = 0; row < out.rows; row += tiling.block_q) {
     const int end = std::min(row + tiling.block_q, out.rows);
     const Tensor query = rows_of(x.query, row, end);
-    Running running{std::vector<double>(end - row, -std::numeric_limits<double>::infinity()),
-                    std::vector<double>(end - row, 0), Tensor(end - row, out.cols)};
+    Running running(end - row, out.cols);
     for (int first : key_tiles(x.key.rows, tiling)) {
       const int last = std::min(first + tiling.block_k, x.key.rows);
       Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
@@ -239,8 +242,7 @@ Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, con
   for (int row = 0; row < out.rows; row += tiling.block_q) {
     const int end = std::min(row + tiling.block_q, out.rows);
     const Tensor query = rows_of(x.query, row, end);
-    Running running{std::vector<double>(end - row, -std::numeric_limits<double>::infinity()),
-                    std::vector<double>(end - row, 0), Tensor(end - row, out.cols)};
+    Running running(end - row, out.cols);
     for (int first : key_tiles(x.key.rows, tiling)) {
       const int last = std::min(first + tiling.block_k, x.key.rows);
       Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
