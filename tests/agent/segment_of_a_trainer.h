@@ -58,29 +58,16 @@ class SegmentOfATrainer {
   // gradients that belong to nothing.
   void sample(int64_t step, double factor, int layer = 0, uint32_t pass = 0) {
     constexpr int kRows = 8, kKeys = 4, kDim = 2;
-    writer.threads()[0].claimed = 1;
-    ++writer.threads()[0].calls[pass];
-    ++writer.threads()[0].sampled[pass];
-    const uint64_t ticket = ++tickets_;
-    segment::Slot* slot = writer.claim(ticket);
+    segment::Slot* slot = claim(step, pass, layer);
     ASSERT_NE(slot, nullptr);
-    slot->step = step;
-    slot->op = static_cast<int32_t>(pass);
-    slot->pass = pass;
     slot->dtype = 1;
-    slot->rows = kRows;
-    slot->keys = kKeys;
+    slot->rows = slot->query_length = kRows;
+    slot->keys = slot->key_length = kKeys;
     slot->head_dim = slot->value_dim = kDim;
-    slot->heads_in_slice = 1;
-    slot->query_length = kRows;
-    slot->key_length = kKeys;
-    slot->scale = 1;
-    slot->layer = layer;
-    slot->layer_source = static_cast<uint32_t>(segment::LayerSource::kParameter);
     double query[kRows * kDim], key[kKeys * kDim], value[kKeys * kDim], out[kRows * kDim],
         grad_out[kRows * kDim];
     for (int n = 0; n < kKeys * kDim; ++n) {
-      key[n] = 0.2 * (n % 5) + 0.01 * static_cast<double>(ticket);
+      key[n] = 0.2 * (n % 5) + 0.01 * static_cast<double>(tickets_);
       value[n] = 1 + n;
     }
     for (int n = 0; n < kRows * kDim; ++n) {
@@ -98,44 +85,27 @@ class SegmentOfATrainer {
       }
       for (int d = 0; d < kDim; ++d) out[row * kDim + d] = mean[d] / sum * factor;
     }
-    uint64_t at = (sizeof(segment::Slot) + 63) / 64 * 64;
-    const auto put = [&](segment::PayloadId id, const auto& values) {
-      slot->payload[id] = {at, sizeof values};
-      std::memcpy(reinterpret_cast<char*>(slot) + at, values, sizeof values);
-      at += (sizeof values + 63) / 64 * 64;
-    };
+    uint64_t at = kPayloadBegins;
+    const auto put = [&](segment::PayloadId id, const auto& values) { store<double>(slot, id, values, &at); };
     put(segment::kQuery, query);
     put(segment::kKey, key);
     put(segment::kValue, value);
     put(segment::kOut, out);
     if (pass == 1) put(segment::kGradOut, grad_out);
     if (pass == 1) put(segment::kGradQuery, query);
-    writer.publish(slot, ticket);
+    writer.publish(slot, tickets_);
   }
 
   // Four key positions of eight query rows, in fp32; the factors are how wrong dK and dV are.
   void sample_columns(int64_t step, double key_factor, double value_factor, int layer = 0) {
     constexpr int kRows = 8, kKeys = 4, kDim = 2;
-    writer.threads()[0].claimed = 1;
-    ++writer.threads()[0].calls[1];
-    ++writer.threads()[0].sampled[1];
-    const uint64_t ticket = ++tickets_;
-    segment::Slot* slot = writer.claim(ticket);
+    segment::Slot* slot = claim(step, 1, layer);
     ASSERT_NE(slot, nullptr);
-    slot->step = step;
-    slot->op = 1;
-    slot->pass = 1;
     slot->columns = 1;
     slot->dtype = slot->lse_dtype = 2;
-    slot->rows = kKeys;
-    slot->keys = kRows;
+    slot->rows = slot->key_length = kKeys;
+    slot->keys = slot->query_length = kRows;
     slot->head_dim = slot->value_dim = kDim;
-    slot->heads_in_slice = 1;
-    slot->query_length = kRows;
-    slot->key_length = kKeys;
-    slot->scale = 1;
-    slot->layer = layer;
-    slot->layer_source = static_cast<uint32_t>(segment::LayerSource::kParameter);
     double query[kRows * kDim], out[kRows * kDim], grad_out[kRows * kDim], log_sum_exp[kRows];
     double key[kKeys * kDim], value[kKeys * kDim], grad_key[kKeys * kDim] = {}, grad_value[kKeys * kDim] = {};
     for (int n = 0; n < kKeys * kDim; ++n) {
@@ -165,14 +135,8 @@ class SegmentOfATrainer {
       }
     }
     for (uint32_t k = 0; k < kKeys; ++k) slot->position[k] = k;
-    uint64_t at = (sizeof(segment::Slot) + 63) / 64 * 64;
-    const auto put = [&](segment::PayloadId id, const auto& values) {
-      const size_t bytes = std::size(values) * sizeof(float);
-      slot->payload[id] = {at, bytes};
-      std::copy(std::begin(values), std::end(values),
-                reinterpret_cast<float*>(reinterpret_cast<char*>(slot) + at));
-      at += (bytes + 63) / 64 * 64;
-    };
+    uint64_t at = kPayloadBegins;
+    const auto put = [&](segment::PayloadId id, const auto& values) { store<float>(slot, id, values, &at); };
     put(segment::kQuery, query);
     put(segment::kOut, out);
     put(segment::kGradOut, grad_out);
@@ -181,7 +145,7 @@ class SegmentOfATrainer {
     put(segment::kValue, value);
     put(segment::kGradKey, grad_key);
     put(segment::kGradValue, grad_value);
-    writer.publish(slot, ticket);
+    writer.publish(slot, tickets_);
   }
 
   void step(int64_t number, double loss) {
@@ -252,6 +216,35 @@ class SegmentOfATrainer {
   segment::SegmentWriter writer;
 
  private:
+  static constexpr uint64_t kPayloadBegins = (sizeof(segment::Slot) + 63) / 64 * 64;
+
+  // The slot of the next ticket, counted as sampled; what does not depend on its kind is filled in.
+  segment::Slot* claim(int64_t step, uint32_t pass, int layer) {
+    writer.threads()[0].claimed = 1;
+    ++writer.threads()[0].calls[pass];
+    ++writer.threads()[0].sampled[pass];
+    segment::Slot* slot = writer.claim(++tickets_);
+    if (slot == nullptr) return nullptr;
+    slot->step = step;
+    slot->op = static_cast<int32_t>(pass);
+    slot->pass = pass;
+    slot->heads_in_slice = 1;
+    slot->scale = 1;
+    slot->layer = layer;
+    slot->layer_source = static_cast<uint32_t>(segment::LayerSource::kParameter);
+    return slot;
+  }
+
+  // Copies `values` to `*at` of the slot, as Element, and moves `*at` on.
+  template <class Element>
+  static void store(segment::Slot* slot, segment::PayloadId id, const auto& values, uint64_t* at) {
+    const size_t bytes = std::size(values) * sizeof(Element);
+    slot->payload[id] = {*at, bytes};
+    std::copy(std::begin(values), std::end(values),
+              reinterpret_cast<Element*>(reinterpret_cast<char*>(slot) + *at));
+    *at += (bytes + 63) / 64 * 64;
+  }
+
   // Trainers hold theirs for the life of their process, which has other tests to come. Readers of them have
   // opened them to read only.
   void close_segments() const {

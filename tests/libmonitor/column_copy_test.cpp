@@ -8,6 +8,7 @@
 #include "libmonitor/call.h"
 #include "segment/parser.h"
 #include "tests/libmonitor/call_on_tensors.h"
+#include "tests/libmonitor/written_slots.h"
 
 namespace foreshock {
 namespace {
@@ -18,22 +19,6 @@ ValidatedCall checked(const Call& call) {
   ValidatedCall checked;
   EXPECT_EQ(validate_call(call.call, FORESHOCK_BACKWARD, &checked), -1);
   return checked;
-}
-
-std::vector<char> written(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
-                          size_t capacity) {
-  std::vector<char> bytes(capacity);
-  const segment::Slot slot = slot_of(plan, part);
-  std::memcpy(bytes.data(), &slot, sizeof slot);
-  copy_slot(call, slice, slot, bytes.data());
-  return bytes;
-}
-
-segment::SlotView parsed(const std::vector<char>& bytes) {
-  segment::SlotView view;
-  const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), &view);
-  EXPECT_EQ(why, nullptr) << why;
-  return view;
 }
 
 constexpr size_t kRoom = 1 << 20;

@@ -6,27 +6,12 @@
 #include "libmonitor/call.h"
 #include "segment/parser.h"
 #include "tests/libmonitor/call_on_tensors.h"
+#include "tests/libmonitor/written_slots.h"
 
 namespace foreshock {
 namespace {
 
 using Call = CallOnTensors;
-
-std::vector<char> written(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
-                          uint32_t part, size_t capacity) {
-  std::vector<char> bytes(capacity);
-  const segment::Slot slot = slot_of(plan, part);
-  std::memcpy(bytes.data(), &slot, sizeof slot);
-  copy_slot(checked, slice, slot, bytes.data());
-  return bytes;
-}
-
-segment::SlotView parsed(const std::vector<char>& bytes) {
-  segment::SlotView view;
-  const char* why = segment::parse_slot(std::as_bytes(std::span(bytes)), &view);
-  EXPECT_EQ(why, nullptr) << why;
-  return view;
-}
 
 TEST(SlicePlan, PartsJoinedAreTheSliceByteForByte) {
   for (int kind = 0; kind < 4; ++kind) {
