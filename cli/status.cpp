@@ -116,13 +116,13 @@ int watch_terminal(const Arguments& arguments) {
   return kAllTold;
 }
 
-// That no run lives is said once, until one has lived.
+// Reports once that there is no run, and again after one has ended.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
-  for (bool told = false;;) {
+  for (bool was_empty = false;;) {
     const std::vector<RunState> states = ask_all(arguments);
     print(states, as_json);
-    if (states.empty() && !told && !as_json) say(nothing_lives(arguments.text(OptionId::kRunId)));
-    told = states.empty();
+    if (states.empty() && !was_empty && !as_json) say(nothing_lives(arguments.text(OptionId::kRunId)));
+    was_empty = states.empty();
     const timespec pause = {kWatchSeconds, 0};
     nanosleep(&pause, nullptr);
   }

@@ -163,7 +163,7 @@ class Monitor {
   std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
   uint64_t unreported_ns_ = 0;           // of the end of a step, since its record was made
   uint64_t set_up_ns_ = 0;               // of devices, since the last step record
-  DeferredSteps unasked_;                // somebody else was at the weights
+  DeferredSteps unasked_;                // another thread used the weights
 };
 
 extern Monitor g_monitor;

@@ -18,7 +18,7 @@ extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void _ZSt28__throw
 }
 
 // What std::ostringstream::str() is since C++20, of the same runtime; headers of torch 2.10 and 2.11 call it.
-// The one of before is in every runtime.
+// Every runtime has the older symbol, which this one calls.
 #if defined(__GLIBCXX__) && _GLIBCXX_USE_CXX11_ABI
 #define FORESHOCK_STRINGBUF "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
 std::string old_string_of(const std::stringbuf& buffer) __asm__("_ZNK" FORESHOCK_STRINGBUF);
