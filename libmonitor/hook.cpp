@@ -100,6 +100,10 @@ void foreshock_observe_loss(double value, uint32_t source) {
   if (!g_process.is_off()) g_monitor.observe_loss(value, source);
 }
 
+void foreshock_observe_root_divisor(double divisor) {
+  if (!g_process.is_off()) g_monitor.observe_root_divisor(divisor);
+}
+
 void foreshock_observe_loss_sum(double sum, double weight) {
   if (!g_process.is_off()) g_monitor.observe_loss_sum(sum, weight);
 }

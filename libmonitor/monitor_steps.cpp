@@ -398,6 +398,13 @@ void Monitor::observe_loss(double value, uint32_t source) {
   late_.open().add(PendingEvent{source, {value, 0}, {1, 0}, false});
 }
 
+void Monitor::observe_root_divisor(double divisor) {
+  TryLock lock(loss_busy_);
+  if (!lock) return;
+  if (!late_.has_ended() && late_.open().events == 0) return loss_.observe_divisor(divisor);
+  late_.open().add(PendingEvent{PendingEvent::kDivisor, {divisor, 0}, {1, 0}, false});
+}
+
 void Monitor::observe_loss_sum(double sum, double weight) {
   TryLock lock(loss_busy_);
   if (!lock) return;
@@ -451,6 +458,10 @@ void Monitor::count_late(const PendingStep& step, bool with_losses) {
       if (!is_there || event.value.value == 0) continue;
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
       loss_.forget_step();  // it is that of no step
+      continue;
+    }
+    if (event.source == PendingEvent::kDivisor) {
+      if (with_losses) loss_.observe_divisor(event.value.value);
       continue;
     }
     if (event.source == PendingEvent::kSum) {

@@ -71,11 +71,18 @@ void LossTracker::observe_sum(double sum, double weight) {
   if (weight >= 0 && std::isfinite(weight)) mean_[kSummed].add(sum, weight);
 }
 
+void LossTracker::observe_divisor(double divisor) {
+  if (!(divisor >= 2)) return;
+  divided_.by = divided_.count == 0 || divided_.by == divisor ? divisor : std::nan("");
+  ++divided_.count;
+}
+
 bool LossTracker::is_reported() const { return settled_ == FORESHOCK_LOSS_REPORTED; }
 
 void LossTracker::forget_step() {
   for (Mean& each : mean_) each = {};
   nll_since_root_ = 0;
+  divided_ = {};
 }
 
 bool LossTracker::take(double* loss, uint32_t* source) {
@@ -86,7 +93,14 @@ bool LossTracker::take(double* loss, uint32_t* source) {
   settle_roots();
   const uint32_t seen = settled_ != 0 ? settled_ : uint32_t{FORESHOCK_LOSS_LOGGED};
   Mean mean = mean_[seen];
-  if (seen == FORESHOCK_LOSS_BACKWARD_ROOT && roots_ == Roots::kShares && has_root) mean.weight = 1;
+  const bool all_divided = has_root && divided_.count == mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
+  if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;
+  if (seen == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
+    if (roots_ == Roots::kShares)
+      mean.weight = 1;
+    else if (all_divided && divided_.by == accumulation_)
+      mean.weight /= accumulation_;
+  }
   forget_step();
   if (mean.weight == 0) return false;
   *loss = mean.sum / mean.weight;

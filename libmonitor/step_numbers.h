@@ -23,10 +23,15 @@ namespace foreshock {
 // of a whole step (the Hugging Face Trainer) makes each root a share of it, to be added; the first step of
 // several micro-batches tells: what their roots add up to is nearer to the mean over all targets, or what
 // they are in the mean. That mean is the loss where there are no roots.
+// Roots that are divided by a whole number (loss / 4) are shares of their mean if a step has just as many of
+// them. From then on each root with this divisor counts undivided, also in a shorter last step of an epoch. A
+// constant divisor that is never the number of roots, such as a batch size, is part of the loss.
 class LossTracker {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
   void observe_sum(double sum, double weight);  // over targets that weigh so much
+  // The root that is observed next is the loss of its micro-batch divided by this number.
+  void observe_divisor(double divisor);
 
   // Whether the trainer tells it, so that no other is wanted.
   bool is_reported() const;
@@ -45,10 +50,16 @@ class LossTracker {
     double sum = 0, weight = 0;
   };
   enum class Roots { kUnknown, kWhole, kShares };
+  struct Divided {
+    double by = 0;  // NaN if the roots have different divisors
+    double count = 0;
+  };
   void settle(double root);
   void settle_roots();
 
   uint32_t settled_ = 0;
+  double accumulation_ = 0;  // the divisor that was seen to be the number of roots; 0: none
+  Divided divided_;          // roots of this step
   Roots roots_ = Roots::kUnknown;
   Mean mean_[kSummed + 1];  // by source
   double last_nll_ = 0;
@@ -66,10 +77,11 @@ struct PendingNumber {
   uint64_t number;  // 0: it is there
 };
 
-// A loss, a summed cross-entropy (kSum), or that a step was left out (kSkip; then `value` is not 0).
+// A loss, a summed cross-entropy (kSum), the divisor of the next root (kDivisor), or that a step was left out
+// (kSkip; then `value` is not 0).
 struct PendingEvent {
-  static constexpr uint32_t kSkip = 0, kSum = ~0u;
-  uint32_t source;  // FORESHOCK_LOSS_..., kSkip, kSum
+  static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u;
+  uint32_t source;  // FORESHOCK_LOSS_..., kSkip, kSum, kDivisor
   PendingNumber value;
   PendingNumber scale;  // the loss is value times this; of a sum the weight of its targets
   // By a number of its own. 1 then tells nothing: a gradient scaler gives it out for what an optimizer shall

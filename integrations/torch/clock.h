@@ -6,10 +6,12 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <typeinfo>
@@ -233,18 +235,20 @@ class TrainingClock {
   // The root of backward(): a gradient of one was made for `loss`. With a gradient scaler it is not the loss
   // but a multiple; until the first step has shown whether there is one, a product needs a cross-entropy
   // beside it. A summed one will not do, since a root may be any part of it: both are left out.
-  void on_root(double loss, bool is_product) noexcept {
+  // `divisor`: 0, or what the loss was divided by.
+  void on_root(double loss, bool is_product, double divisor) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
     if (maybe_scaled) pending_sums.forget();
     const bool beside_loss = begin_backward();
     if ((maybe_scaled && !beside_loss) || scaler_.load(std::memory_order_relaxed)) return;
+    if (divisor != 0) foreshock_observe_root_divisor(divisor);
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // The same for one on a device. Of a gradient scaler's multiple it is told once the scaler divides by its
   // scale; with a cross-entropy beside it that one is the loss.
-  void on_root_on_device(const at::Tensor& loss, bool is_product) noexcept {
+  void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
     const bool maybe_scaled = may_be_scaled(is_product);
@@ -254,6 +258,7 @@ class TrainingClock {
     if (beside_loss ? scaler_.load(std::memory_order_relaxed) : is_left_out) return;
     if (!is_known) number = fetch_number(loss, FORESHOCK_FETCH_LOSS);
     if (number == 0) return;
+    if (divisor != 0) foreshock_observe_root_divisor(divisor);
     if (scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !beside_loss)) {
       const uint32_t n = scaled_.load(std::memory_order_relaxed);
       if (n < kMostScaled) scaled_root_[n] = number;
@@ -377,6 +382,25 @@ class LossHook final : public c10::OperatorKernel {
   const int arguments_, returns_, self_, reduction_;
 };
 
+// The number that a node divides by, if it is a number of Python's, whole and at least 2; else 0. Reads what
+// autograd has saved; saved tensors that have hooks of the user's are left alone.
+inline double divisor_of(const torch::autograd::Node* node) noexcept try {
+  const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
+  if (!division) return 0;
+  if constexpr (requires { division->other_.get_raw_data(); }) {
+    const auto other = division->other_.get_raw_data();
+    if (!other || !other->defined() || !other->unsafeGetTensorImpl()->is_wrapped_number()) return 0;
+    const bool is_integer = other->scalar_type() == at::kLong && is_in_memory(*other);
+    const double value = is_integer
+                             ? static_cast<double>(*static_cast<const int64_t*>(other->const_data_ptr()))
+                             : scalar_on_cpu(*other).value_or(0);
+    return value >= 2 && value == std::floor(value) ? value : 0;
+  }
+  return 0;
+} catch (...) {
+  return 0;
+}
+
 // ones_like of a scalar that has a history, outside any backward pass: backward() makes its first gradient.
 class RootHook final : public c10::OperatorKernel {
  public:
@@ -394,9 +418,12 @@ class RootHook final : public c10::OperatorKernel {
   static void observe(const at::Tensor& self) noexcept {
     const auto* meta = torch::autograd::impl::get_autograd_meta(self);
     if (!meta || !meta->grad_fn_ || in_backward_pass()) return;
-    const bool is_product = std::strstr(typeid(*meta->grad_fn_).name(), "MulBackward") != nullptr;
-    if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product);
-    if (is_number_on_device(self)) training_clock().on_root_on_device(self, is_product);
+    const torch::autograd::Node& node = *meta->grad_fn_;
+    const bool is_product = std::strstr(typeid(node).name(), "MulBackward") != nullptr;
+    const auto* scaled = is_product && node.num_outputs() > 0 ? node.next_edge(0).function.get() : &node;
+    const double divisor = divisor_of(scaled);
+    if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product, divisor);
+    if (is_number_on_device(self)) training_clock().on_root_on_device(self, is_product, divisor);
   }
 
   const int arguments_;

@@ -51,6 +51,19 @@ def gpt(optimizer=torch.optim.AdamW, *, pieces: int = 1, clip: bool = False, rat
         yield sum(losses) / pieces
 
 
+def gpt_of_two_forward_passes() -> Losses:
+    """Both forward passes come before the first backward pass, as with pairs of inputs."""
+    model, batches = keep(TinyGpt(layers=2)), Batches(length=LENGTH)
+    optimizer = torch.optim.AdamW(model.parameters())
+    while True:
+        optimizer.zero_grad()
+        losses = [loss_of(model, batches()) for _ in range(2)]
+        for loss in losses:
+            (loss / 2).backward()
+        optimizer.step()
+        yield sum(losses) / 2
+
+
 def gpt_of_two_optimizers() -> Losses:
     model, batches = keep(TinyGpt(layers=2)), Batches(length=LENGTH)
     matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
@@ -151,12 +164,17 @@ def lora(recompute: str | None = None) -> Losses:
         yield descend(optimizer, loss_of(model, batches()))
 
 
-def encoder() -> Losses:
+def encoder(pieces: int = 1) -> Losses:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, dropout=0.0, batch_first=True)
     model = keep(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     while True:
-        yield descend(optimizer, model(torch.randn(4, LENGTH, WIDTH)).square().mean())
+        optimizer.zero_grad()
+        losses = [model(torch.randn(4, LENGTH, WIDTH)).square().mean() for _ in range(pieces)]
+        for loss in losses:
+            (loss / pieces).backward()
+        optimizer.step()
+        yield sum(losses) / pieces
 
 
 def translation() -> Losses:
@@ -327,6 +345,7 @@ KINDS = {
     "gpt": gpt,
     "gpt clipped, fused optimizer": lambda: gpt(lambda p, lr: torch.optim.AdamW(p, lr=lr, fused=True), clip=True),
     "gpt accumulated": lambda: gpt(pieces=2),
+    "gpt of two forward passes": gpt_of_two_forward_passes,
     "gpt checkpointed": lambda: gpt(recompute="saved"),
     "gpt checkpointed, reentrant": lambda: gpt(recompute="reentrant"),
     "gpt in fp32, Adafactor": lambda: gpt(torch.optim.Adafactor, precision=torch.float32),
@@ -341,6 +360,7 @@ KINDS = {
     "LoRA checkpointed": lambda: lora("saved"),
     "LoRA checkpointed, reentrant": lambda: lora("reentrant"),
     "encoder": encoder,
+    "encoder accumulated": lambda: encoder(2),
     "translation": translation,
     "diffusion": diffusion,
     "vision": vision,

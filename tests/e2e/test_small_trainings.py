@@ -39,6 +39,7 @@ ROWS = {
     "gpt": Row(),
     "gpt clipped, fused optimizer": Row(),
     "gpt accumulated": Row(),
+    "gpt of two forward passes": Row(),
     "gpt checkpointed": Row(),
     "gpt checkpointed, reentrant": Row(nameless=True),  # nothing has a history in its forward pass
     "gpt in fp32, Adafactor": Row(),
@@ -53,6 +54,7 @@ ROWS = {
     "LoRA checkpointed": Row(layers=NAMES),
     "LoRA checkpointed, reentrant": Row(layers=NAMES, nameless=True),
     "encoder": Row(),
+    "encoder accumulated": Row(),
     "translation": Row(layers=tuple(f"00{n}.{side}" for n in range(2)
                                     for side in ("encoder.000", "decoder.000", "decoder.000.multihead_attn"))),
     "diffusion": Row(layers=tuple(f"{place}.000{which}" for which in ("", ".attn2") for place in

@@ -178,6 +178,10 @@ void foreshock_observe_loss(double value, uint32_t source) {
   Record(Format("{\"event\": \"loss\", \"source\": %u, \"value\": %s}", source, Number(value).c_str()));
 }
 
+void foreshock_observe_root_divisor(double divisor) {
+  Record(Format("{\"event\": \"root_divisor\", \"value\": %.17g}", divisor));
+}
+
 void foreshock_observe_loss_sum(double sum, double weight) {
   Record(Format("{\"event\": \"loss_sum\", \"sum\": %s, \"weight\": %s}", Number(sum).c_str(),
                 Number(weight).c_str()));

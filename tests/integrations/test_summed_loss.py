@@ -78,3 +78,19 @@ def test_of_a_device_it_is_fetched_with_its_weight(trainer, host_cuda) -> None:
         if sums:
             assert roots == [pytest.approx(sum(value[row["sum"]] for row in sums) / 8, rel=64 * 2**-24)]
     assert waits == 0
+
+
+def test_a_whole_number_that_a_loss_is_divided_by_is_told_with_its_root(trainer) -> None:
+    rows = trainer("""
+        x = torch.nn.Parameter(torch.ones(2))
+        def kept(tensor): return tensor
+        for divide in (lambda y: y / 4, lambda y: y.div_(3.0), lambda y: y / 1, lambda y: y / 2.5,
+                       lambda y: y / torch.tensor(4.0), lambda y: y * 0.25, lambda y: y):
+            divide(x.sum()).backward()
+        with torch.autograd.graph.saved_tensors_hooks(kept, kept): (x.sum() / 2).backward()
+        print(json.dumps(events()))
+    """)
+    kept = [(row["event"], row["value"]) for row in rows if row["event"] in ("loss", "root_divisor")]
+    told = [("root_divisor", 4), ("loss", 0.5), ("root_divisor", 3), ("loss", 2 / 3)]
+    told += [("loss", value) for value in (2, 0.8, 0.5, 2)]  # before the first step a product may be a scaler's
+    assert kept == [(kind, pytest.approx(value)) for kind, value in [*told, ("root_divisor", 2), ("loss", 1)]]

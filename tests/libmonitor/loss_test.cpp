@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <initializer_list>
 
 #include "foreshock/hook.h"
 #include "libmonitor/step_numbers.h"
@@ -58,6 +59,48 @@ TEST(Loss, AccumulationDividesTheRootAndNotTheLoss) {
   const Taken taken = take(follower);
   EXPECT_EQ(taken.loss, 3.0);
   EXPECT_EQ(taken.source, uint32_t{FORESHOCK_LOSS_NLL});
+}
+
+// Backward passes whose roots are the losses over `divisor`.
+void divided_roots(LossTracker& follower, std::initializer_list<double> losses, double divisor) {
+  for (const double loss : losses) {
+    follower.observe_divisor(divisor);
+    follower.observe(loss / divisor, FORESHOCK_LOSS_BACKWARD_ROOT);
+  }
+}
+
+TEST(Loss, RootsDividedByTheirNumberAreAdded) {
+  LossTracker follower;
+  divided_roots(follower, {4, 2}, 2);
+  EXPECT_EQ(take(follower).loss, 3.0);
+  divided_roots(follower, {5, 2}, 2);
+  EXPECT_EQ(take(follower).loss, 3.5);
+}
+
+TEST(Loss, AShorterLastStepCountsItsRootsUndivided) {
+  LossTracker follower;
+  divided_roots(follower, {4, 2, 1, 1}, 4);
+  EXPECT_EQ(take(follower).loss, 2.0);
+  divided_roots(follower, {5, 1, 3}, 4);
+  EXPECT_DOUBLE_EQ(take(follower).loss, 3.0);
+}
+
+TEST(Loss, ADivisorThatIsNotTheNumberOfRootsIsPartOfTheLoss) {
+  LossTracker follower;
+  divided_roots(follower, {64}, 32);  // a sum over a batch of 32
+  EXPECT_EQ(take(follower).loss, 2.0);
+  divided_roots(follower, {64, 32}, 32);
+  EXPECT_EQ(take(follower).loss, 1.5);
+}
+
+TEST(Loss, RootsOfDifferentDivisorsAreAveraged) {
+  LossTracker follower;
+  divided_roots(follower, {4}, 2);
+  divided_roots(follower, {6}, 3);
+  EXPECT_EQ(take(follower).loss, 2.0);
+  divided_roots(follower, {4}, 2);
+  follower.observe(3, FORESHOCK_LOSS_BACKWARD_ROOT);
+  EXPECT_EQ(take(follower).loss, 2.5);
 }
 
 TEST(Loss, AGradientScalerMultipliesTheRoot) {

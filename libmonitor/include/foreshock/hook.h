@@ -343,6 +343,10 @@ FORESHOCK_EXPORT void foreshock_gradients_too_many(void);
 /* A loss value of one micro-batch. Best source wins and is kept: reported > nll > backward root. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
+/* The backward root that is observed next is the loss of its micro-batch divided by this whole number (2 or
+ * more). If it equals the number of the step's backward roots, the step's loss is the sum of its roots. */
+FORESHOCK_EXPORT void foreshock_observe_root_divisor(double divisor);
+
 /* A cross-entropy of one micro-batch, or of a piece of one, that is summed over its targets: with the weights
  * of those that count (without weights how many there are). It tells whether the backward roots of a step's
  * micro-batches are shares of its loss, to be added, or the loss of each. Where none are told, the sum of the
