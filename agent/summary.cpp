@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <ranges>
 #include <set>
 #include <string_view>
 
@@ -367,18 +368,40 @@ struct LayerCounts {
   size_t known = 0;
 };
 
+// Whether a part of the label is a number, as in "003" or "decoder.003"; "linear1" is the name of a module.
+bool is_numbered(std::string_view label) {
+  for (const auto part : std::views::split(label, '.')) {
+    const std::string_view word(part.begin(), part.end());
+    if (!word.empty() && word.find_first_not_of("0123456789") == word.npos) return true;
+  }
+  return false;
+}
+
+// Each layer with attention calls it at least once in a step, so there are at most this many.
+uint64_t most_layers(const Ranks& ranks) {
+  uint64_t most = 0;
+  for (const RankStatistics* rank : ranks) {
+    const uint64_t steps = std::max<uint64_t>(steps_of(*rank), 1);
+    most += (rank->calls(0) + steps - 1) / steps;
+  }
+  return most;
+}
+
 LayerCounts layers_of(const Ranks& ranks) {
   std::map<std::string, std::array<uint64_t, segment::kPasses>> judged;
   for (const RankStatistics* rank : ranks)
     for (const auto& [label, layer] : rank->layers)
       for (uint32_t pass = 0; pass < segment::kPasses; ++pass) judged[label][pass] += layer.pass[pass].judged;
   LayerCounts counts;
+  uint64_t judged_layers = 0;
   for (const auto& [label, of] : judged) {
     // Embeddings and heads have gradient norms too; a layer that could hold attention has a number.
-    const bool is_numbered = label.find_first_of("0123456789") != std::string::npos;
-    counts.known += is_numbered || of[0] + of[1] > 0;
+    const bool is_judged = of[0] + of[1] > 0;
+    judged_layers += is_judged;
+    counts.known += is_judged || is_numbered(label);
     for (uint32_t pass = 0; pass < segment::kPasses; ++pass) counts.judged[pass] += of[pass] > 0;
   }
+  counts.known = std::min(counts.known, std::max(judged_layers, most_layers(ranks)));
   return counts;
 }
 

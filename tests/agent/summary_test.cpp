@@ -513,5 +513,18 @@ TEST(Summary, LayersWithoutANumberHoldNoAttention) {
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 3 layers"));
 }
 
+TEST(Summary, ModulesWhoseNameEndsInADigitAreNotLayers) {
+  RankStatistics rank = healthy_rank();
+  for (const char* label : {"linear1", "norm1", "mlp.linear2"}) rank.layer_of(label)->label = label;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers"));
+}
+
+TEST(Summary, ThereAreNoMoreLayersThanAttentionCallsInAStep) {
+  RankStatistics rank = healthy_rank();
+  for (const char* label : {"conv.000", "conv.001", "conv.002"}) rank.layer_of(label)->label = label;
+  rank.totals.calls[0] = 3 * rank.steps;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 3 layers"));
+}
+
 }  // namespace
 }  // namespace foreshock
