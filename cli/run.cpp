@@ -144,6 +144,19 @@ void mention_known_bad(const std::vector<std::string>& command, const std::strin
   if (is_news(cache, python.executable, line)) say(line);
 }
 
+// "" unless an interval and a limit were both given and the limit may refuse samples of that interval.
+std::string interval_and_limit_line(const Arguments& arguments) {
+  uint64_t every = 0;
+  double limit = 1;
+  parse_count(arguments.text(OptionId::kEvery).c_str(), &every);
+  parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &limit);
+  const bool both = arguments.is_given(OptionId::kEvery) && arguments.is_given(OptionId::kMaxSlowdown);
+  if (!both || every == 0 || limit >= 1) return "";
+  return "--max-slowdown " + arguments.text(OptionId::kMaxSlowdown) + " goes before --every " +
+         arguments.text(OptionId::kEvery) +
+         ": steps that it does not pay for are not sampled; give --every alone to sample them all";
+}
+
 void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
             const std::vector<std::string>& off_lines, const std::string& directory) {
   const Summary summary = read_summary(answer.summary);
@@ -264,6 +277,7 @@ int run(const Arguments& arguments) {
   const std::vector<std::string> environment = command_environment(installation, arguments, monitored);
   problem = preload_problem(environment, installation.library);
   if (!problem.empty()) return run_unmonitored(command, problem);
+  if (const std::string line = interval_and_limit_line(arguments); !line.empty()) say(line);
   return run_monitored(arguments, installation, monitored, environment);
 }
 

@@ -35,6 +35,20 @@ def start(foreshock, environment, script, **more):
     return process
 
 
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [
+        (("--every", "2", "--max-slowdown", "3%"), True),
+        (("--every", "2"), False),
+        (("--max-slowdown", "3%"), False),
+        (("--every", "2", "--max-slowdown", "100%"), False),
+    ],
+)
+def test_a_limit_that_goes_before_an_interval_is_told(foreshock, environment, options, is_told):
+    done = run(foreshock, environment, "true", options=options)
+    assert ("--max-slowdown 3% goes before --every 2: " in done.stderr) == is_told, done.stderr
+
+
 @pytest.mark.parametrize("status", [0, 1, 7, 255])
 def test_exit_status_passes_through(foreshock, environment, status):
     assert run(foreshock, environment, "sh", "-c", f"exit {status}").returncode == status
