@@ -85,11 +85,11 @@ SLOW_DOOR = """
 import json, time, torch
 from foreshock_torch import door
 spent = []
-off = torch._C.DisableTorchFunction
+off = door.no_function
 class Slow:
     def __enter__(self): time.sleep(0.01); self.off = off(); self.off.__enter__()
     def __exit__(self, *why): self.off.__exit__(*why)
-torch._C.DisableTorchFunction = Slow
+door.no_function = Slow
 tell = door.monitor.core.step_end
 def told(*given): spent.append(given[4]); tell(*given)
 door.monitor.core.step_end = told

@@ -130,6 +130,120 @@ print(json.dumps([caught, events()]))
     assert [row["event"] for row in rows].count("step") >= 2, "the first and the last one"
 
 
+@pytest.mark.parametrize("sent", ["raise Preempted(line)", "send(thread, ctypes.py_object(Preempted))"])
+def test_an_exception_of_the_trainer_at_any_line_of_ours_reaches_it(trainer, sent: str) -> None:
+    """As a signal handler raises it, which gets the frame that it interrupts, and as another thread sends it. The
+    function that traces the lines interrupts them."""
+    lost, tried, rows = trainer(f"""{TOY}
+import ctypes, threading
+from foreshock_torch import door
+class Preempted(Exception): pass
+send, thread = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
+line = last = 0
+def tracer(frame, event, arg):
+    global line
+    if "foreshock_torch" not in frame.f_code.co_filename: return None
+    if event == "line":
+        line += 1
+        if line == last: {sent}
+    return tracer
+model = Toy(); opt = torch.optim.Adam(model.parameters(), lr=1e-3); lost = []; log = []
+def step():
+    global line
+    line = 0
+    backward(model); sys.settrace(tracer)
+    try: opt.step()
+    finally: sys.settrace(None)
+for _ in range(12): step()
+many = line
+for last in range(1, many + 1):
+    try:
+        step()
+        if line >= last: lost.append(last)
+    except Preempted: pass
+last = 0; events(); step(); print(json.dumps([lost, many, events()]))
+""")
+    assert tried > 50
+    assert lost == []
+    assert not [row for row in rows if row["event"] == "off"]
+    assert [row for row in rows if row["event"] == "step"], "the monitor goes on"
+
+
+OWN_WAYS = {
+    # An iterator can be read only once, and the optimizer has to.
+    "parameters of a group": "opt.param_groups[0]['params'] = iter([weight])",
+    "groups": "opt.param_groups = iter(list(opt.param_groups))",
+    "groups of iterators": "opt.param_groups = (dict(g, params=iter(g['params'])) for g in list(opt.param_groups))",
+    "clock": "patch(time, 'perf_counter_ns', iter([10, 20]).__next__)",
+    "profile": "patch(sys, 'getprofile', fails)",
+    "weak reference": "patch(weakref, 'ref', fails)",
+    "mode": "patch(torch._C, 'DisableTorchFunction', fails)",
+    "compiler": "patch(torch.compiler, 'is_compiling', fails)",
+}
+
+
+@pytest.mark.parametrize("way", OWN_WAYS, ids=str)
+def test_what_the_trainer_replaces_for_one_step(trainer, way: str) -> None:
+    code = f"""
+import json, sys, time, weakref
+torch.manual_seed(0); torch.set_num_threads(1)
+def fails(*given, **more): raise RuntimeError("replaced")
+class Plain(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]: p.sub_(p.grad, alpha=group["lr"])
+weight = torch.nn.Parameter(torch.ones(3, 3)); opt = Plain([weight], dict(lr=0.1)); sums = []; back = []
+def patch(owner, name, value): back.append((owner, name, getattr(owner, name))); setattr(owner, name, value)
+for n in range(6):
+    weight.grad = None; (weight.square().sum() * (n + 1)).backward()
+    kept = opt.param_groups, dict(opt.param_groups[0])
+    if n == 3: {OWN_WAYS[way]}
+    opt.step()
+    while back: setattr(*back.pop())
+    opt.param_groups = kept[0]; opt.param_groups[0].update(kept[1])
+    sums.append(weight.double().sum().item())
+"""
+    told = trainer(code + "print(json.dumps([sums, events()]))")
+    assert told[0] == trainer(code + "print(json.dumps(sums))", monitored=False)
+    assert not [row for row in told[1] if row["event"] == "off"]
+    assert [row["event"] for row in told[1]].count("step") >= 5
+
+
+def test_an_optimizer_sees_its_attributes_read_as_ever(trainer) -> None:
+    code = f"""
+import json
+import torch.nn.functional as F
+def sdpa(q, k, v): return F.scaled_dot_product_attention(q, k, v)
+{TOY}
+read = []
+class Watching(torch.optim.AdamW):
+    def __getattribute__(self, name):
+        read.append(name); return super().__getattribute__(name)
+model = Toy(); opt = Watching(model.parameters(), lr=1e-3)
+for _ in range(8):
+    opt.zero_grad(); backward(model); opt.step()
+print(json.dumps(read))
+"""
+    assert trainer(code) == trainer(code, monitored=False)
+
+
+def test_nothing_stays_of_a_model_that_is_gone(trainer) -> None:
+    grown = trainer(f"""{TOY}
+import gc
+def train():
+    model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        opt.zero_grad(); backward(model); opt.step()
+counts = []
+for n in range(300):
+    train()
+    if n in (99, 299): events(); gc.collect(); counts.append(len(gc.get_objects()))
+print(json.dumps(counts[1] - counts[0]))
+""")
+    assert grown < 20, "of 200 models with two modules each"
+
+
 def test_complex_gradients_are_not_counted_as_nothing(trainer) -> None:
     rows = trainer(f"""{TOY}
 model = Toy(); extra = torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))

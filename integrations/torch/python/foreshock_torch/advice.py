@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .signals import is_of_signal
+from .signals import is_of_trainer
 
 _LEVELS = ("quiet", "watch", "warn")
 _ABI = 1
@@ -86,6 +86,6 @@ def advice() -> Advice | None:
     try:
         return _ask()
     except Exception as error:
-        if is_of_signal(error):
+        if is_of_trainer(error):
             raise
         return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import time
 from collections import deque
+from sys import getprofile  # bound here: a test of the trainer may replace it
+from time import perf_counter_ns
 from typing import Any
+from weakref import ref
 
 from .core import (
     COUNTED,
@@ -23,13 +25,13 @@ from .fuse import Fuse, limit_of
 from .modules import Modules, is_part
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import on_cpu, step_number, word
-from .others import Others, parameters_of
+from .others import Others, attribute, groups, parameters_in, parameters_of, state_of
 from .owners import Owners
 from .pace import Pace
 from .pieces import Pieces
 from .place import place, ranks
 from .replicas import Replicas
-from .signals import is_of_signal
+from .signals import is_of_trainer
 from .unseen import LOOK_AT, attention_unseen
 from .weights import ENDED, Weights
 
@@ -38,7 +40,7 @@ def is_profiled() -> bool:
     """Whether a profiler records every Python call of this thread (torch.profiler with stacks, cProfile): it would
     record those of ours. Names, weights and gradients wait meanwhile, since their number of calls grows with the model;
     steps are still counted."""
-    return sys.getprofile() is not None
+    return getprofile() is not None
 
 
 def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
@@ -96,7 +98,7 @@ class Monitor:
         of an attention; with it there is a segment, and two of rank 0 cannot be."""
         if self._given_up or self.modules.has(module):
             return
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         self.modules.note(module)
         if not self._placed and ranks() > 1:
             self._placed = True
@@ -104,7 +106,7 @@ class Monitor:
         self._spend(begin)
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
         if self._clock is not None and self._clock() not in (None, optimizer):
@@ -125,7 +127,7 @@ class Monitor:
         """A step is about to call a closure, in which the gradients are made (Lightning, LBFGS). The closure is the
         caller's and is passed on untouched, so the gradients are read when the step has ended: those of its last call.
         Only the weights are read now, since the step changes them."""
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
         if self._clock is not None and self._clock() not in (None, optimizer):
@@ -163,42 +165,40 @@ class Monitor:
         self.weights.due()
         self.weights.forget_due()
         if not self._has_forgotten:
-            every = (p._cdata for group in optimizer.param_groups for p in group["params"])
-            first = list(itertools.islice(every, self.LOOK_AT))
+            first = [p._cdata for group in groups(optimizer)[:1] for p in parameters_in(group)[: self.LOOK_AT]]
             if first != self._named_for[1][: len(first)]:  # the addresses that have names are other tensors' now
                 self._forget_names()
         return self.core.step_begins([], 1.0, 0, False)
 
     def after_step(self, optimizer: Any) -> None:
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
             self._spend(begin, self._late(optimizer, self.weights.after))
             return
         self._calls.clear()
         self._others.ticked()
-        source, step = self._state_step(optimizer)
+        these = groups(optimizer)
+        source, step = self._state_step(optimizer, these)
         if step is None:
             self.weights.forget_due()
             self.core.adapter.foreshock_adapter_step_ended()
             self._spend(begin)
             return
         in_core = self.weights.after(optimizer)
-        self._rate = on_cpu(self._torch, optimizer.param_groups[0].get("lr")) if optimizer.param_groups else None
+        self._rate = on_cpu(self._torch, these[0].get("lr")) if these else None
         self._tick()
-        self._spend(begin, in_core)
-        begin = time.perf_counter_ns()
         self._watch_cost()
-        self._spend(begin)
+        self._spend(begin, in_core)
         if not self.reported:
             self._told = step if step >= 0 else (self._told or 0) + 1
             self._tell(step, source)
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         self.core.adapter.foreshock_adapter_step_ended()
         self._spend(begin)
 
     def _spend(self, begin: int, in_core: int = 0) -> None:
-        own = time.perf_counter_ns() - begin - in_core
+        own = perf_counter_ns() - begin - in_core
         self._spent_ns += own
         self._own_ns += own
 
@@ -208,7 +208,7 @@ class Monitor:
         self._own_ns += nanoseconds
 
     def _watch_cost(self) -> None:
-        if self._fuse.blows(self._own_ns, time.perf_counter_ns()):
+        if self._fuse.blows(self._own_ns, perf_counter_ns()):
             self._given_up = GIVEN_UP
             self.weights.forget_due()
 
@@ -223,7 +223,7 @@ class Monitor:
             self._look_for_unseen()
 
     def _tell(self, step: int, source: int) -> None:
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         self._pass_losses()
         self.core.logs.tick()
         self._spend(begin, -self.core.logs.take_spent())
@@ -245,8 +245,6 @@ class Monitor:
         return look(optimizer, 0 if self.reported else ENDED)
 
     def _is_clock(self, optimizer: Any, backwards: int) -> bool:
-        import weakref
-
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
         if clock is not None and clock is not optimizer:
@@ -263,41 +261,45 @@ class Monitor:
             if self._clock is not None:
                 self._once = GIVEN_OTHER_TRAINING if clock is None else 0
                 self._called = {}  # another training: an address may be another tensor's now
-            self._clock, self._state_seen = weakref.ref(optimizer), None
+            self._clock, self._state_seen = ref(optimizer), None
             self._others = Others()
             self._pieces.forget()
         return True
 
-    def _state_step(self, optimizer: Any) -> tuple[int, int | None]:
+    def _state_step(self, optimizer: Any, these: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
         """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
-        if (on_cpu(self._torch, getattr(optimizer, "found_inf", None)) or 0) > 0:
+        if (on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
             return COUNTED, None
-        every = ((g, p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
-        used = list(itertools.islice(every, self.LOOK_AT))
-        # Gradients may be held elsewhere (Megatron-LM's precision-aware optimizer).
-        for group, parameter in used or [(group, None) for group in optimizer.param_groups[:1]]:
+        every = ((g, p) for g in these for p in parameters_in(g) if p.grad is not None)
+        step = parameter = None
+        for group, parameter in itertools.islice(every, self.LOOK_AT):
             step = self._step_of(optimizer, group, parameter)
             if step is not None:
-                now = (parameter._cdata if used else 0, step)
-                stood_still, self._state_seen = now == self._state_seen, now
-                return OPTIMIZER_STATE, None if stood_still else step
-        return COUNTED, -1
+                break
+        if parameter is None and these:
+            # Gradients may be held elsewhere (Megatron-LM's precision-aware optimizer).
+            step = self._step_of(optimizer, these[0], None)
+        if step is None:
+            return COUNTED, -1
+        now = (0 if parameter is None else parameter._cdata, step)
+        stood_still, self._state_seen = now == self._state_seen, now
+        return OPTIMIZER_STATE, None if stood_still else step
 
     def _step_of(self, optimizer: Any, group: dict[str, Any], parameter: Any) -> int | None:
         """As the state of the parameter has it, or its group: so do the fused optimizers of Apex and
         TransformerEngine."""
         try:
-            state = optimizer.state.get(parameter) if parameter is not None else None
-            own = step_number(self._torch, state.get("step")) if isinstance(state, dict) else None
+            state = state_of(optimizer, parameter) if parameter is not None else {}
+            own = step_number(self._torch, state.get("step"))
             return own if own is not None else step_number(self._torch, group.get("step"))
         except Exception as error:  # a state of the optimizer's own kind
-            if is_of_signal(error):
+            if is_of_trainer(error):
                 raise
             return None
 
     def _scale(self, optimizer: Any) -> float | None:
         """What the gradients still carry of a scaler's factor; None when it is on a device."""
-        scale = getattr(optimizer, "grad_scale", None)
+        scale = attribute(optimizer, "grad_scale")
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
     def _names(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> bool:
@@ -306,7 +308,7 @@ class Monitor:
         try:
             self._name(optimizers, unfollowed, addresses)
         except Exception as error:
-            if is_of_signal(error):
+            if is_of_trainer(error):
                 raise
             self._failures += 1
             self._given_up = GIVEN_UP | GIVEN_UP_FAILED if self._failures == self.MOST_FAILURES else 0
@@ -331,9 +333,9 @@ class Monitor:
             self._forget_names()
         if not self._naming.allows():
             return
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         self._name_anew(optimizers, unfollowed, these)
-        self._naming.spend(time.perf_counter_ns() - begin)
+        self._naming.spend(perf_counter_ns() - begin)
 
     def _name_anew(self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]]) -> None:
         addresses = these[1]
@@ -389,7 +391,7 @@ class Monitor:
         self.after_closure(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         done = step_number(self._torch, step)
         if done is not None and done == self._told and not self.reported:
             self.reported = True

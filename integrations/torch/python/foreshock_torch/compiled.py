@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 
 class Token:
@@ -45,9 +46,7 @@ class Watch:
         self._again()
 
     def _again(self) -> None:
-        import weakref
-
-        self._reference = weakref.ref(box.token, self._died)
+        self._reference = ref(box.token, self._died)
 
     def _died(self, _: Any) -> None:
         try:

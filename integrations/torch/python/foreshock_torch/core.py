@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import perf_counter_ns
 from typing import Any
 
 from .logs import Logs
@@ -130,7 +130,7 @@ class Core:
     def step_end(
         self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, given_up: int
     ) -> None:
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         record = self.Step.from_buffer_copy(self._blank_step)
         record.step, record.step_source, given = step, source, given_up
         if rate is not None:
@@ -138,7 +138,7 @@ class Core:
         if batch_id is not None:
             record.batch_id, given = batch_id, given | GIVEN_BATCH_ID
         record.given = given
-        record.prepare_ns = spent_ns + time.perf_counter_ns() - begin
+        record.prepare_ns = spent_ns + perf_counter_ns() - begin
         self.core.foreshock_step_end(self._byref(record))
 
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, untold: bool) -> int:

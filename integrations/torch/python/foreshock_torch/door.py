@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
 import sys
-import time
+from time import perf_counter_ns
 from typing import Any
 
 from . import tap
 from .clock import Monitor
 from .compiled import Watch, step_traced
 from .core import Core
-from .signals import is_of_signal
+from .signals import is_of_trainer, suppress_ours
 
 monitor: Any = None  # the one Monitor of this process, once enter() has succeeded
 torch: Any = None
+no_function: Any = None  # of torch, bound once: a test of the trainer may replace what torch has
+no_dispatch: Any = None
+is_compiling: Any = None
+is_dynamo_compiling: Any = None
 _watch: Any = None
 
 
@@ -27,18 +30,18 @@ def guarded(name: str, *arguments: Any) -> None:
     mine = monitor
     if mine is None:
         return
-    begin = time.perf_counter_ns()
+    begin = perf_counter_ns()
     try:
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            at_work = time.perf_counter_ns()
+        with no_function(), no_dispatch():
+            at_work = perf_counter_ns()
             getattr(mine, name)(*arguments)
-            at_work -= time.perf_counter_ns()
-        mine.spend_around(time.perf_counter_ns() - begin + at_work)
+            at_work -= perf_counter_ns()
+        mine.spend_around(perf_counter_ns() - begin + at_work)
     except Exception as error:
-        if name != "compiled_step" and is_of_signal(error):  # that one runs where nothing can be raised
+        if name != "compiled_step" and is_of_trainer(error):  # that one runs where nothing can be raised
             raise
         monitor = None
-        with contextlib.suppress(Exception):
+        with suppress_ours():
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
             mine.core.core.foreshock_off(reason.encode()[:47])
 
@@ -49,13 +52,13 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
     guarded("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         step_traced(optimizer)
         return
     guarded("after_closure" if takes_closure(args, kwargs) else "after_step", optimizer)
@@ -66,12 +69,13 @@ def _compiled_step(optimizer: Any) -> None:
 
 
 def _module_grows(module: Any, name: str, part: Any) -> None:
-    if monitor is None or torch.compiler.is_dynamo_compiling():
+    if monitor is None or is_dynamo_compiling():
         return
     try:
         monitor.note_module(module)
-    except Exception:  # without contextlib, whose calls a profiler would record
-        return
+    except Exception as error:  # without contextlib, whose calls a profiler would record
+        if is_of_trainer(error):
+            raise
 
 
 def _note_copies(modules: Any) -> None:
@@ -110,7 +114,7 @@ def _load_core() -> None:
 
 def enter(load: bool = False) -> None:
     """Once; torch has been imported. `load`: brings the core in if it is not there."""
-    global monitor, torch, _watch
+    global monitor, torch, no_function, no_dispatch, is_compiling, is_dynamo_compiling, _watch
     if monitor is not None or not is_wanted():
         return
     import ctypes
@@ -123,6 +127,8 @@ def enter(load: bool = False) -> None:
         if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
             return
     torch = sys.modules["torch"]
+    no_function, no_dispatch = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
+    is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
     if not os.path.isfile(_adapter_path()):
         return  # the core says so itself
     mine = Monitor(torch, Core(torch, _adapter_path()))

@@ -11,9 +11,11 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter_ns
 from typing import Any
+
+from .signals import is_of_trainer
 
 MOST_VALUES = 256  # between two steps; the core keeps 16 names
 MARK = "_foreshock_reads_along"
@@ -129,18 +131,22 @@ class Logs:
             wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Notes what is logged. True for the outermost of nested loggers; never raises."""
-        begin = time.perf_counter_ns()
+        """Notes what is logged. True for the outermost of nested loggers. Raises what is the trainer's alone."""
+        begin = perf_counter_ns()
         outermost = not getattr(self._within, "logger", False)
         try:
             if outermost:
                 self._within.logger, self._within.has_tensor = True, False
             if outermost or self._within.has_tensor:
                 self._note(*reader(args, kwargs))
-        except Exception:
+        except Exception as error:
+            if is_of_trainer(error):
+                if outermost:
+                    self._within.logger = False
+                raise
             return outermost
         finally:
-            self._spent_ns += time.perf_counter_ns() - begin
+            self._spent_ns += perf_counter_ns() - begin
         return outermost
 
     def _note(self, logged: Any, step: Any) -> None:

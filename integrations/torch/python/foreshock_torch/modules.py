@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from .names import Named, number_of, plain_name
 from .place import is_replica
@@ -61,10 +62,12 @@ class Modules:
         return reference is not None and reference() is module
 
     def note(self, module: Any) -> None:
-        self._seen[id(module)] = weakref.ref(module)
+        key = id(module)
+        # No function of ours: a callback may run anywhere, and what a signal handler raises in it is lost.
+        self._seen[key] = ref(module, partial(self._seen.pop, key))
 
     def alive(self) -> list[Any]:
-        return [module for ref in list(self._seen.values()) if (module := ref()) is not None]
+        return [module for each in list(self._seen.values()) if (module := each()) is not None]
 
     def _roots(self) -> list[Any]:
         """Those that no other one holds."""

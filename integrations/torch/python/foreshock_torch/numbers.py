@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from .signals import is_of_trainer
+
 MOST_STEPS = 2**62 - 1  # beyond, hook.h takes it for unknown
 
 
@@ -17,7 +19,9 @@ def on_cpu(torch: Any, value: Any) -> float | None:
                 return None
             return float(value.item())
         return float(value) if hasattr(type(value), "__float__") else None
-    except Exception:
+    except Exception as error:
+        if is_of_trainer(error):
+            raise
         return None
 
 
@@ -39,5 +43,7 @@ def _index(value: Any) -> int | None:
     """The whole number that a Python or NumPy integer is; a tensor, which may be on a device, is none."""
     try:
         return None if hasattr(type(value), "dim") else operator.index(value)
-    except Exception:
+    except Exception as error:
+        if is_of_trainer(error):
+            raise
         return None

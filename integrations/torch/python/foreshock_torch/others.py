@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
+
+from .signals import is_of_trainer
+
+
+def attribute(of: Any, name: str) -> Any:
+    """None where there is none. A `__getattribute__` of the trainer's own is not called: it would see what we read."""
+    if type(of).__getattribute__ is object.__getattribute__:
+        return getattr(of, name, None)
+    try:
+        return object.__getattribute__(of, name)
+    except AttributeError as error:
+        if is_of_trainer(error):
+            raise
+        return type(of).__getattr__(of, name) if hasattr(type(of), "__getattr__") else None
+
+
+def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
+    """Empty if they are no list or tuple. An iterator can be read only once, and the optimizer has to read it."""
+    these = attribute(optimizer, "param_groups")
+    return these if type(these) in (list, tuple) or isinstance(these, (list, tuple)) else ()
+
+
+def parameters_in(group: dict[str, Any]) -> list[Any] | tuple[Any, ...]:
+    """Empty as above."""
+    these = group["params"]
+    return these if type(these) in (list, tuple) or isinstance(these, (list, tuple)) else ()
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for group in groups(optimizer) for parameter in parameters_in(group)]
+
+
+def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
+    """Empty where the optimizer keeps its state in another way."""
+    states = attribute(optimizer, "state")
+    state = states.get(parameter) if isinstance(states, dict) else None
+    return state if isinstance(state, dict) else {}
 
 
 class Partner:
@@ -36,13 +70,11 @@ class Others:
         self._partners: list[Partner] = []
 
     def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> None:
-        import weakref
-
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1
-        elif all(ref() is not optimizer for ref in self._companions + self._wrappers):
-            reference = weakref.ref(optimizer)
+        elif all(each() is not optimizer for each in self._companions + self._wrappers):
+            reference = ref(optimizer)
             if not self._steps_more(optimizer, clock):
                 self._wrappers = [*self._alive(self._wrappers), reference]
             elif not has_backward:
@@ -57,7 +89,7 @@ class Others:
             partner.tick()
 
     def companions(self, clock: Any) -> list[Any]:
-        return [o for ref in self._companions if (o := ref()) not in (None, clock)]
+        return [o for each in self._companions if (o := each()) not in (None, clock)]
 
     def partners(self, keep_pace: bool) -> list[Any]:
         """Those of which it is known that they do, or do not."""
@@ -72,7 +104,7 @@ class Others:
 
     @staticmethod
     def _alive(references: list[Any]) -> list[Any]:
-        return [ref for ref in references if ref() is not None]
+        return [each for each in references if each() is not None]
 
     @staticmethod
     def _steps_more(optimizer: Any, clock: Any) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import ref
 
 from .compiled import keep_out
 
@@ -24,14 +25,12 @@ class Owners:
 
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
         """(module, addresses of its own that have names). Those of before are not watched any more."""
-        import weakref
-
         self._references, left, self.has_lost = [], {}, False
         for module, addresses in owners:
             for address in addresses:
                 left[address] = left.get(address, 0) + 1
             if addresses:
-                self._references.append(weakref.ref(module, functools.partial(self._gone, addresses, left)))
+                self._references.append(ref(module, functools.partial(self._gone, addresses, left)))
 
     def _gone(self, addresses: list[int], left: dict[int, int], _: Any) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import perf_counter_ns
 
 
 class Pace:
@@ -15,10 +15,10 @@ class Pace:
         self._share = share
         self._times = 0
         self._spent_ns = 0
-        self._began_ns = time.perf_counter_ns()
+        self._began_ns = perf_counter_ns()
 
     def allows(self) -> bool:
-        elapsed = time.perf_counter_ns() - self._began_ns
+        elapsed = perf_counter_ns() - self._began_ns
         return self._times < self._free or self._spent_ns <= self._share * elapsed
 
     def spend(self, nanoseconds: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from .signals import suppress_ours
 
 # Names that frameworks give to the dimensions of a device mesh.
 DIMENSIONS = {
@@ -72,7 +73,7 @@ def of_megatron() -> Coordinates | None:
         return None
     found = {}
     for name, function in MEGATRON.items():
-        with contextlib.suppress(Exception):
+        with suppress_ours():
             found[name] = int(getattr(state, function)())
     return Coordinates(**found)
 
@@ -117,15 +118,15 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
     distributed = group()
     if distributed is None:
         return Coordinates(0, 0, 0, 0) if _number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1) else Coordinates()
-    with contextlib.suppress(Exception):
+    with suppress_ours():
         if (found := of_megatron()) is not None:
             return found
-    with contextlib.suppress(Exception):
+    with suppress_ours():
         meshes = {id(mesh): mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
         for mesh in meshes.values():
             if (found := _of_mesh(mesh, distributed.get_world_size())) is not None:
                 return found
-    with contextlib.suppress(Exception):
+    with suppress_ours():
         if (found := _of_replica(modules, distributed)) is not None:
             return found
     return Coordinates()

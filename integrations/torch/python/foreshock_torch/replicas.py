@@ -4,12 +4,12 @@ bears its rank in its name."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from .place import group, is_replica, of_megatron, root_of
+from .signals import is_of_trainer, suppress_ours
 
 NAME_BYTES = 159  # as the segment keeps it; of a longer one the end
 
@@ -61,14 +61,14 @@ class Replicas:
         if self._group is None:
             return
         self._alone = f"rank{self._group.get_rank()}."
-        with contextlib.suppress(Exception):
+        with suppress_ours():
             self._has_megatron = of_megatron() is not None
-        with contextlib.suppress(Exception):
+        with suppress_ours():
             meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
             self._told_by = next((root_of(mesh) for mesh in meshes if mesh is not None), None)
         for module in modules:
             if is_replica(module):
-                with contextlib.suppress(Exception):
+                with suppress_ours():
                     self._prefixes.update(_of_module(module, self._group))
 
     def prefix(self, parameter: Any, is_named: bool) -> str:
@@ -80,7 +80,9 @@ class Replicas:
                 return _of_mesh(parameter, self._told_by, self._group)
             if self._has_megatron and is_named and not _is_split_otherwise(parameter):
                 return ""
-        except Exception:  # of a release that we do not know
+        except Exception as error:  # of a release that we do not know
+            if is_of_trainer(error):
+                raise
             return self._alone
         return self._prefixes.get(parameter._cdata, self._alone) if is_named else self._alone
 

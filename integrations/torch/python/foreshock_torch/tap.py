@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .signals import is_of_trainer
+
 _SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor? logsumexp, Tensor? attn_mask, {more}"
     "float? scale, int causal, bool positions_first, str? layer) -> ()"
@@ -83,5 +85,7 @@ def _call(compiling: bool, operation: Any, arguments: tuple[Any, ...]) -> None:
         return
     try:
         operation(*arguments)
-    except Exception:
+    except Exception as error:
+        if is_of_trainer(error):
+            raise
         return  # something that is no attention, or that torch cannot dispatch (vmap): not seen

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from typing import Any, NamedTuple
+from weakref import ref
 
 from .names import Named
 from .numbers import on_cpu, step_number
-from .others import parameters_of
+from .others import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
-from .signals import is_of_signal
+from .signals import is_of_trainer, suppress_ours
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 BEFORE, AFTER, ENDED = 0, 1, 2  # ENDED: of the step that was told last
@@ -103,16 +103,14 @@ class Weights:
         """Each parameter once, however many optimizers hold it: that of the first one, which steps it. `pieces`:
         those that an optimizer has in its groups only for a moment. False when the core has to be told again, at the
         next step."""
-        import weakref
-
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Held]] = {}
         for address in pieces:
             rows[address] = self._unfollowed(1, f"parameters.{len(rows)}", FLAT), NOWHERE
         for optimizer in optimizers:
-            reference = weakref.ref(optimizer)
-            for group, parameters in enumerate(group["params"] for group in optimizer.param_groups):
-                for n, parameter in enumerate(parameters):
+            reference = ref(optimizer)
+            for group, members in enumerate(groups(optimizer)):
+                for n, parameter in enumerate(parameters_in(members)):
                     if parameter._cdata in rows:
                         continue
                     found = named.get(parameter._cdata)
@@ -133,7 +131,7 @@ class Weights:
     def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
         """shape, offset, part, and why it cannot be followed."""
         place = None
-        with contextlib.suppress(Exception):  # a placement that this torch cannot tell the offset of
+        with suppress_ours():  # a placement that this torch cannot tell the offset of
             place = None if is_flat(parameter) else place_of(parameter)
         if place is not None:
             return *place, 0
@@ -180,22 +178,22 @@ class Weights:
         try:
             return self._state_of(number)
         except Exception as error:
-            if is_of_signal(error):
+            if is_of_trainer(error):
                 raise
             return None
 
     def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
         held = self._held[number]
         optimizer = held.optimizer()
-        if optimizer is None or held.group >= len(optimizer.param_groups):
+        of = groups(optimizer)
+        if optimizer is None or held.group >= len(of):
             return None
-        group = optimizer.param_groups[held.group]
-        if held.place >= len(group["params"]) or group["params"][held.place]._cdata != held.address:
+        group = of[held.group]
+        members = parameters_in(group)
+        if held.place >= len(members) or members[held.place]._cdata != held.address:
             return None
-        parameter = group["params"][held.place]
-        state = optimizer.state.get(parameter)
-        if not isinstance(state, dict):
-            state = {}
+        parameter = members[held.place]
+        state = state_of(optimizer, parameter)
         square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
         tensors = (parameter, parameter.grad, state.get("exp_avg"), square)
         addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
