@@ -241,7 +241,7 @@ for n in range(300):
     if n in (99, 299): events(); gc.collect(); counts.append(len(gc.get_objects()))
 print(json.dumps(counts[1] - counts[0]))
 """)
-    assert grown < 20, "of 200 models with two modules each"
+    assert grown < 10, "of 200 models with two modules each"
 
 
 def test_complex_gradients_are_not_counted_as_nothing(trainer) -> None:
