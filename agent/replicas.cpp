@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string_view>
 
 #include "agent/tensor.h"
@@ -22,8 +23,20 @@ uint64_t mixed(uint64_t word) {
   return word ^ word >> 31;
 }
 
-uint64_t hash_of_part(const segment::TensorRecord& record, const segment::Identity& identity) {
-  uint64_t hash = fnv1a(std::string_view(record.name, strnlen(record.name, sizeof record.name)));
+std::string_view name_of(const segment::TensorRecord& record) {
+  return {record.name, strnlen(record.name, sizeof record.name)};
+}
+
+// The name without the rank that it bears; nothing for a name that is the same on all ranks.
+std::optional<std::string_view> name_of_any_rank(std::string_view name, int32_t rank) {
+  const std::string own = "rank" + std::to_string(rank) + ".";
+  if (!name.starts_with(own)) return std::nullopt;
+  return name.substr(own.size());
+}
+
+uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record,
+                      const segment::Identity& identity) {
+  uint64_t hash = fnv1a(name);
   const auto add = [&hash](int64_t word) {
     hash = mixed(hash + static_cast<uint64_t>(word) + 0x9e3779b97f4a7c15u);
   };
@@ -45,11 +58,18 @@ uint64_t hash_of_part(const segment::TensorRecord& record, const segment::Identi
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
-  if (!is_placed(identity)) return {};
-  const uint64_t part = hash_of_part(record, identity);
-  add_to_rank(record, part, &ranks_[identity.rank]);
+  const auto stripped = name_of_any_rank(name_of(record), identity.rank);
+  if (is_placed(identity))
+    add_to_rank(record, hash_of_part(name_of(record), record, identity), &ranks_[identity.rank]);
+  else if (!stripped)
+    return {};
+  const std::string name(stripped.value_or(name_of(record)));
+  const uint64_t part = hash_of_part(name, record, identity) + (stripped ? 1 : 0);
   if (parts_.size() >= kMostParts && !parts_.contains(part)) return {};
-  Compared& compared = parts_[part];
+  const auto [found, is_new] = parts_.try_emplace(part);
+  Compared& compared = found->second;
+  if (is_new) compared.is_replica = !stripped;
+  if (!stripped) tensors_.try_emplace(name);
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> odd;
   if (record.step <= compared.closed) return odd;
@@ -61,7 +81,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
     if (compared.open.size() <= kMostOpen && open_ <= kMostOpenInAll && !(is_now && step <= record.step) &&
         !is_complete(compared, step, checksums, ranks_here))
       break;
-    close(&compared, &odd);
+    close(&compared, name, &odd);
   }
   return odd;
 }
@@ -77,14 +97,32 @@ bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksu
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
+// Whether the ranks keep the tensor equal, as a framework says or as earlier steps have shown.
+bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
+  if (compared->is_replica) return true;
+  const uint64_t first = checksums.begin()->second;
+  compared->is_apart |= !std::all_of(checksums.begin(), checksums.end(),
+                                     [first](const auto& of) { return of.second == first; });
+  if (compared->is_apart) return false;
+  if (compared->equal_looks == 0 || first != compared->last_equal) ++compared->equal_looks;
+  compared->last_equal = first;
+  compared->is_replica = compared->equal_looks >= kEqualLooks;
+  return compared->is_replica;
+}
+
 // Compares the oldest step.
-void Replicas::close(Compared* compared, std::vector<int32_t>* odd) {
+void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* odd) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
   compared->closed = node.key();
   open_ -= checksums.size();
   compared->is_settled = true;
   if (checksums.size() < 2) return;
+  const bool is_by_hand = compared->equal_looks > 0 || !compared->is_replica;
+  if (!is_replica(checksums, compared)) return;
+  Tensor& tensor = tensors_[name];
+  tensor.is_compared = true;
+  tensor.is_by_hand |= is_by_hand;
   compared_ += checksums.size() - 1;
   most_ranks_ = std::max(most_ranks_, checksums.size());
   std::map<uint64_t, size_t> votes;
@@ -136,6 +174,22 @@ void Replicas::begin_anew() {
 const Replicas::OfRank* Replicas::of(int32_t rank) const {
   const auto found = ranks_.find(rank);
   return found == ranks_.end() || found->second.last.step < 0 ? nullptr : &found->second.last;
+}
+
+Replicas::Coverage Replicas::coverage() const {
+  Coverage coverage;
+  for (const auto& [name, tensor] : tensors_) {
+    coverage.compared += tensor.is_compared;
+    coverage.by_hand += tensor.is_compared && tensor.is_by_hand;
+    if (!tensor.is_compared) coverage.never.push_back(name);
+  }
+  std::map<int32_t, size_t> alone;
+  for (const auto& [part, compared] : parts_)
+    coverage.maybe += !compared.is_replica && !compared.is_apart && compared.holders.size() > 1;
+  for (const auto& [part, compared] : parts_)
+    for (const int32_t rank : compared.holders) alone[rank] += !compared.is_replica;
+  for (const auto& [rank, count] : alone) coverage.alone = std::max(coverage.alone, count);
+  return coverage;
 }
 
 uint64_t Replicas::mismatches(int32_t rank) const {

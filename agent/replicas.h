@@ -13,6 +13,9 @@
 
 namespace foreshock {
 
+// Frameworks say which tensors they keep equal over ranks: these bear one name on all of them. Any other
+// tensor of a job bears its rank ("rank1.head.weight"). Where such tensors are the same on all ranks at
+// several looks, although they change, somebody keeps them equal by hand, and they are replicas from then on.
 class Replicas {
  public:
   static constexpr size_t kMostOpen = 64;  // steps that wait for a rank; then they are compared without it
@@ -38,6 +41,17 @@ class Replicas {
   // as much as in the interval before. Null when there is none, or its place in the job is not known.
   const OfRank* of(int32_t rank) const;
 
+  // Tensors that may have replicas, by name: how many of them were compared at least once, and those that
+  // were shown and never compared.
+  struct Coverage {
+    size_t compared = 0;
+    std::vector<std::string> never;
+    size_t by_hand = 0;  // of those compared, kept equal by hand
+    size_t maybe = 0;    // of any rank: the same on several ranks so far, at too few looks to say more
+    size_t alone = 0;    // tensors of a rank of which no other rank holds the same; the most of any rank
+  };
+  Coverage coverage() const;
+
   uint64_t mismatches(int32_t rank) const;
   size_t most_ranks() const { return most_ranks_; }  // that held the same part of a tensor; 0: never two
   uint64_t compared() const { return compared_; }    // pairs of replicas of a tensor, so far
@@ -49,6 +63,15 @@ class Replicas {
     std::map<int64_t, Checksums> open;  // by step: the agent reads one rank after the other
     std::set<int32_t> holders;          // ranks that have shown it so far
     bool is_settled = false;            // a step was closed since the last of them came
+    // Of a tensor that bears its rank:
+    bool is_replica = true;    // false until it was the same on all ranks at kEqualLooks looks
+    bool is_apart = false;     // it once differed before that
+    uint64_t last_equal = 0;   // checksum
+    uint32_t equal_looks = 0;  // with different checksums: what does not train is the same by chance
+  };
+  static constexpr uint32_t kEqualLooks = 3;
+  struct Tensor {
+    bool is_compared = false, is_by_hand = false;
   };
   struct Rank {
     int64_t window = -1;
@@ -60,14 +83,16 @@ class Replicas {
     uint64_t mismatches = 0;
   };
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
-  void close(Compared* compared, std::vector<int32_t>* odd);
+  void close(Compared* compared, const std::string& name, std::vector<int32_t>* odd);
+  static bool is_replica(const Checksums& checksums, Compared* compared);
   void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);
   static void end_interval(Rank* rank);
 
   std::map<uint64_t, Compared> parts_;  // by the hash of name, place and coordinates
   std::map<int32_t, Rank> ranks_;
-  std::map<int32_t, int64_t> reached_;  // the last step that a rank has shown anything of
-  size_t open_ = 0;                     // checksums that wait
+  std::map<std::string, Tensor> tensors_;  // that may have replicas
+  std::map<int32_t, int64_t> reached_;     // the last step that a rank has shown anything of
+  size_t open_ = 0;                        // checksums that wait
   uint64_t compared_ = 0;
   size_t most_ranks_ = 0;
 };

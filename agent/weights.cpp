@@ -123,9 +123,10 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
   std::vector<TensorSnapshot> done;
-  if (found != known_.end() && record.step <= found->second.last_step) {
+  const bool is_checksum = record.form == segment::HistogramForm::kNone;
+  if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
     // Put together already, without this rank: it is a replica, or waited for from now on.
-    if (found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
+    if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
     TensorSnapshot& late = done.emplace_back();
     start(record, identity, key, &late);

@@ -219,11 +219,14 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
   WeightSchedule::Count turns;
   const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
-  if (!cadence_.allows()) {
+  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {
     for (size_t n = 0; n < found; ++n) turns_.end(numbers[n], step);
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
+  std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
+    return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
+  });
   share_copies(numbers, found);
   return found;
 }
@@ -295,8 +298,12 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
 
 void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
-  if (!check(state, &why) || !cadence_.allows()) return writer_.count_skipped(why);
-  if (is_resting(weight(state.number))) return writer_.count_skipped(segment::kTensorTooLarge);
+  if (!check(state, &why)) return writer_.count_skipped(why);
+  const bool is_paid = cadence_.allows();
+  if (!is_paid || is_resting(weight(state.number))) {
+    writer_.count_skipped(is_paid ? segment::kTensorTooLarge : segment::kTensorBudget);
+    return write_checksum(state, step);
+  }
   is_on_device(state) ? send(state, step) : take(state, step);
 }
 
@@ -372,16 +379,43 @@ bool WeightSampler::is_resting(Weight* of) {
 
 void WeightSampler::rest(Weight* of, uint64_t room) {
   of->needs = 2 * room;
-  if (room < writer_.largest_record()) return writer_.count_skipped(segment::kTensorRingFull);
+  if (room + checksum_room() < writer_.largest_record())
+    return writer_.count_skipped(segment::kTensorRingFull);
   of->next_rest = std::clamp(2 * of->next_rest, 1u, kMostRest);
   of->rest = of->next_rest;
   writer_.count_skipped(segment::kTensorTooLarge);
 }
 
+// What other records leave free, so that the checksums of a few looks at every tensor find room, also while
+// the agent reads nothing.
+uint64_t WeightSampler::checksum_room() const {
+  constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
+  constexpr uint64_t kLooks = 8;
+  return has_replicas_ ? std::min(kLooks * held_ * kRecord, writer_.largest_record() / 2) : 0;
+}
+
+// Replicas are compared by their checksums, so a tensor whose histogram has no room, or is not paid for, is
+// shown without it.
+void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
+  if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
+  const Weight& of = *weight(state.number);
+  const auto type = static_cast<DType>(state.parameter.dtype);
+  uint64_t room = 0;
+  constexpr uint64_t kBytes = round_up(sizeof(TensorRecord), segment::kTensorAlign);
+  TensorRecord* record = writer_.begin(kBytes, &room);
+  if (record == nullptr) return;
+  describe(of, state.number, type, step, record);
+  record->bytes = kBytes;
+  record->checksum = checksum(state.parameter.data, of.elements * size_of(type));
+  writer_.publish_uncounted(record);
+}
+
 // False: there is no piece that a record would fit into.
 bool WeightSampler::open(const Weight& of, Draft* draft) {
   const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
-  draft->record = writer_.begin(least, &draft->room);
+  const uint64_t kept = checksum_room();
+  draft->record = writer_.begin(std::min(least + kept, writer_.largest_record()), &draft->room);
+  draft->room = std::max(draft->room - std::min(draft->room, kept), std::min(draft->room, least));
   if (draft->record == nullptr) {
     writer_.count_skipped(segment::kTensorRingFull);
     return false;
@@ -416,14 +450,17 @@ void WeightSampler::take(const foreshock_weight_state& state, int64_t step) {
   const auto type = static_cast<DType>(values.dtype);
   const uint64_t bytes = of.elements * size_of(type);
   Draft draft;
-  if (!open(of, &draft)) return;
+  if (!open(of, &draft)) return write_checksum(state, step);
   TensorRecord* record = draft.record;
   describe(of, state.number, type, step, record);
   read_ += bytes;
   // First what may fail.
   const size_t packed = packer_.pack(values.data, type, of.elements, draft.histogram,
                                      draft.room - draft.histogram_at, &record->form);
-  if (packed == kPackFailed) return rest(&of, draft.room);
+  if (packed == kPackFailed) {
+    rest(&of, draft.room);
+    return write_checksum(state, step);
+  }
   record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
   record->checksum = checksum(values.data, bytes);
   reduce(of, values, type, step, draft.reductions);
@@ -487,8 +524,8 @@ void WeightCadence::choose_interval(double bytes) {
   calm_ = 0;
 }
 
-bool WeightCadence::allows() const {
-  return is_unlimited_ || (!waits_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -earnings());
+bool WeightCadence::allows_debt(double intervals) const {
+  return is_unlimited_ || (!waits_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -intervals * earnings());
 }
 
 }  // namespace foreshock

@@ -92,7 +92,10 @@ class WeightCadence {
   // does not pay for it, and shorter when a shorter one has been paid for over kCalm steps.
   void choose_interval(double bytes);
   // Whether another tensor may be read: what is owed is less than an interval's share.
-  bool allows() const;
+  bool allows() const { return allows_debt(1); }
+  // Whether one may be read for its checksum alone, by which replicas are compared: it costs a fraction of a
+  // look, so as much again may be owed for it.
+  bool allows_checksum() const { return allows_debt(2); }
 
  private:
   static constexpr double kShare = 0.25;         // of max_slowdown
@@ -105,6 +108,7 @@ class WeightCadence {
   // cost.
   static constexpr double kMostTimes = 8, kLookSeconds = 5e-5;
   static constexpr int kCalm = 128;  // steps
+  bool allows_debt(double intervals) const;
   double earnings() const { return share_ * static_cast<double>(interval_) * step_seconds_; }
   double seconds_per_byte() const { return cost_sum_ / byte_sum_; }
   uint64_t interval_for(double bytes) const;
@@ -131,7 +135,10 @@ class WeightSampler {
 
   // Other ranks look at the same tensors: the interval is not this rank's own to make longer, since what it
   // tells is compared with, and added to, what they tell of the same steps.
-  void share_interval() { cadence_.hold(); }
+  void share_interval() {
+    cadence_.hold();
+    has_replicas_ = true;
+  }
 
   // Set-up. Returns how many are followed from now on.
   int name(const foreshock_weight* weights, size_t count);
@@ -144,7 +151,8 @@ class WeightSampler {
 
   // Whose turn it is in `step`, and the further ones of `steps` that are told as one: a trainer that tells
   // its steps more rarely than it takes them shows each tensor at the first one of a number, on every rank.
-  // What cannot be paid for is left out here: to show it costs the trainer too.
+  // Those that were shown least come first: where there is no room for all, it is not always the same ones
+  // that go without. What cannot be paid for is left out here: to show it costs the trainer too.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Nobody could ask in `step`.
   void unasked(int64_t step, int64_t steps);
@@ -203,6 +211,8 @@ class WeightSampler {
   void take(const foreshock_weight_state& state, int64_t step);
 
   bool open(const Weight& of, Draft* draft);
+  void write_checksum(const foreshock_weight_state& state, int64_t step);
+  uint64_t checksum_room() const;
   void close(Weight* of, const Draft& draft, uint64_t end);
 
   // weights_cuda.cpp
@@ -231,7 +241,8 @@ class WeightSampler {
   uint32_t held_ = 0;   // of them with a part on this rank
   uint64_t bytes_ = 0;  // of all tensors, as if of 4 bytes an element
   bool is_off_ = false;
-  uint64_t copy_share_ = 0;  // of the room for copies, for each tensor of this step
+  bool has_replicas_ = false;  // maybe: there are other ranks
+  uint64_t copy_share_ = 0;    // of the room for copies, for each tensor of this step
   int64_t copy_step_ = -1;
   uint32_t step_source_ = 0;
   uint64_t read_ = 0;  // bytes since the last end_step

@@ -456,13 +456,17 @@ TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
 }
 
 void TensorWriter::publish(const TensorRecord* record) {
+  store(ring_->taken, ring_->taken + 1);
+  publish_uncounted(record);
+}
+
+void TensorWriter::publish_uncounted(const TensorRecord* record) {
   const uint64_t written = ring_->written;
   if (filler_ > 0) {
     auto* filler = reinterpret_cast<TensorRecord*>(at(written));  // only its first 16 bytes are sure to fit
     filler->bytes = filler_;
     filler->kind = TensorKind::kFiller;
   }
-  store(ring_->taken, ring_->taken + 1);
   store(ring_->written, written + filler_ + record->bytes, std::memory_order_release);
 }
 

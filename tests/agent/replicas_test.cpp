@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 
 namespace foreshock {
 namespace {
@@ -156,6 +157,60 @@ TEST(Replicas, ATensorThatIsNeverShownKeepsNobodyFromBeingCompared) {
   EXPECT_EQ(replicas.of(0)->step, 24);
   show_two_of_three(0, 5, true);
   EXPECT_EQ(replicas.of(0)->step, 24) << "of 32 on there was no room for one";
+}
+
+// Whole tensor `name` of one of two ranks of a job whose coordinates are not known.
+Odd show_own(Replicas& replicas, int rank, int64_t step, uint64_t checksum, const std::string& name = "w") {
+  segment::Identity identity = {};
+  identity.rank = rank;
+  segment::TensorRecord record = {};
+  record.step = step;
+  record.interval = 1;
+  record.tensors = 2;
+  record.checksum = checksum;
+  for (int n = 0; n < 4; ++n) record.shape[n] = record.part[n] = 1;
+  std::strcpy(record.name, ("rank" + std::to_string(rank) + "." + name).c_str());
+  return replicas.add(record, identity, 2);
+}
+
+TEST(Replicas, ThoseKeptEqualByHandAreRecognisedAndThenCompared) {
+  Replicas replicas;
+  for (int64_t step = 1; step <= 4; ++step)
+    for (int rank = 0; rank < 2; ++rank)
+      EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step)), Odd());
+  EXPECT_EQ(replicas.coverage().compared, 1u);
+  EXPECT_EQ(replicas.coverage().by_hand, 1u);
+  EXPECT_EQ(replicas.coverage().alone, 0u);
+  show_own(replicas, 0, 5, 5);
+  EXPECT_EQ(show_own(replicas, 1, 5, 99), (Odd{0, 1}));
+}
+
+TEST(Replicas, TensorsThatDoNotChangeAreEqualByChance) {
+  Replicas replicas;
+  for (int64_t step = 1; step <= 9; ++step)
+    for (int rank = 0; rank < 2; ++rank) show_own(replicas, rank, step, 7);
+  EXPECT_EQ(replicas.compared(), 0u);
+  EXPECT_EQ(replicas.coverage().maybe, 1u);
+  show_own(replicas, 0, 10, 8);
+  EXPECT_EQ(show_own(replicas, 1, 10, 9), Odd());
+}
+
+TEST(Replicas, TensorsOfARankThatOnceDifferedAreItsOwn) {
+  Replicas replicas;
+  for (int64_t step = 1; step <= 9; ++step)
+    for (int rank = 0; rank < 2; ++rank)
+      EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step == 2 ? rank : step)), Odd());
+  EXPECT_EQ(replicas.compared(), 0u);
+  EXPECT_EQ(replicas.coverage().alone, 1u);
+}
+
+TEST(Replicas, TensorsThatWereNeverComparedAreNamed) {
+  Replicas replicas;
+  show(replicas, 0, 1, 7, "of one rank");
+  for (int64_t step = 1; step <= 3; ++step)
+    for (int rank = 0; rank < 4; ++rank) show(replicas, rank, step, 7, "seen");
+  EXPECT_EQ(replicas.coverage().compared, 1u);
+  EXPECT_EQ(replicas.coverage().never, std::vector<std::string>{"of one rank"});
 }
 
 }  // namespace

@@ -17,10 +17,10 @@ def torchrun(ranks: int) -> list[str]:
     return [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
 
 
-def train(folder: Path, kind: str, *more: str, ranks: int = 1, interval: int = 1) -> Run:
+def train(folder: Path, kind: str, *more: str, ranks: int = 1, interval: int = 1, options: tuple[str, ...] = ()) -> Run:
     start = torchrun(ranks) if ranks > 1 else [PYTHON]
     command = [*start, TRAINING, str(folder), str(STEPS), kind, *more]
-    run = run_monitored(command, *EVERYTHING, "--weights", str(interval), **SUPPORT)
+    run = run_monitored(command, *EVERYTHING, "--weights", str(interval), *options, **SUPPORT)
     assert run.returncode == 0, run.stderr
     return run
 
@@ -57,7 +57,10 @@ def test_replicas_count_once_and_agree(tmp_path):
     assert compared == run.rank(1)["weights"]["snapshots"] == len(run.of("tensor"))
     assert [run.rank(rank)["weights"]["mismatches"] for rank in range(2)] == [0, 0]
     assert run.rank(1)["weights"]["replicas"] == "here"
-    assert f"2 ranks agree bit for bit in {compared} comparisons" in unwrapped(run.stderr)
+    tensors = run.rank(0)["weights"]["tensors"]
+    assert run.rank(0)["weights"]["replica_tensors"] == tensors
+    agreed = f"2 ranks agree bit for bit: {tensors} of {tensors} tensors compared ({compared} comparisons)"
+    assert agreed in unwrapped(run.stderr)
 
 
 def test_shards_are_put_together(tmp_path):
@@ -78,7 +81,7 @@ def test_replicas_of_shards_agree(tmp_path):
     assert {line["parts"] for line in run.of("tensor")} == {2}
     weights = run.rank(3)["weights"]
     assert (weights["replicas"], weights["replica_ranks"], weights["mismatches"]) == ("here", 2, 0)
-    assert "2 ranks agree bit for bit in" in unwrapped(run.stderr)
+    assert "2 ranks agree bit for bit: " in unwrapped(run.stderr)
 
 
 def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
@@ -93,6 +96,33 @@ def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
     events = [event for event in run.of("event") if event["event"] == "weight_mismatch"]
     assert [event["step"] for event in events] == list(range(5, STEPS + 1))
     assert {event["layer"] for event in events} == {"001"}
+
+
+def test_replicas_that_the_training_keeps_equal_itself_are_compared(tmp_path):
+    run = train(tmp_path, "hand", ranks=2)
+    tensors = run.rank(0)["weights"]["tensors"]
+    said = f"2 ranks agree bit for bit: {tensors} of {tensors} tensors compared"
+    assert said in unwrapped(run.stderr)
+    assert f"{tensors} of them kept equal by the training itself" in unwrapped(run.stderr)
+
+
+def test_a_flipped_bit_of_such_a_replica_is_found(tmp_path):
+    run = train(tmp_path, "hand", "flip", "1", "5", ranks=2)
+    assert "REPLICAS DIFFER" in run.stderr, run.stderr
+    found = {event["step"] for event in run.of("event") if event["event"] == "weight_mismatch"}
+    assert min(found) == 6
+
+
+@pytest.mark.parametrize("room", ["default", "little"])
+def test_a_broken_replica_is_found_within_two_looks_whatever_the_room(tmp_path, room):
+    options = ("--memory", "5MiB") if room == "little" else ()
+    run = train(tmp_path, "ddp", "flip", "1", "3", ranks=2, interval=2, options=options)
+    found = {event["step"] for event in run.of("event") if event["event"] == "weight_mismatch"}
+    assert found and min(found) <= 3 + 2 * 2, run.stderr
+    weights = run.rank(0)["weights"]
+    if room == "little":
+        assert weights["skipped"]["ring_full"] > 0, weights
+    assert weights["replica_tensors"] == weights["tensors"]
 
 
 @pytest.mark.parametrize("kind", keep(["parts", "local_sgd", "zero", "report", "report_one"], "parts"))

@@ -1,7 +1,7 @@
 """One rank of a job over gloo that keeps its whole weights after every step in FOLDER/STEP.npz.
 
-`weights_training.py FOLDER STEPS plain|ddp|fsdp|hsdp|bf16 [flip RANK STEP]`: that rank's memory has one wrong bit
-from that step on.
+`weights_training.py FOLDER STEPS plain|ddp|hand|fsdp|hsdp|bf16 [flip RANK STEP]`: that rank's memory has one wrong bit
+from that step on. hand: the gradients are averaged by the training itself.
 """
 
 import sys
@@ -40,7 +40,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 
 set_up()
 rank = 0
-if KIND in ("ddp", "fsdp", "hsdp"):
+if KIND in ("ddp", "hand", "fsdp", "hsdp"):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
 inner = TinyGpt(layers=2, precision=torch.float32)
@@ -53,6 +53,10 @@ losses = []
 for step in range(1, STEPS + 1):
     loss = loss_of(model, batch())
     loss.backward()
+    if KIND == "hand":
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())

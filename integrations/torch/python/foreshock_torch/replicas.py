@@ -26,9 +26,11 @@ def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
 
 
 def _of_module(module: Any, distributed: Any) -> dict[int, str]:
-    """{address: prefix} of what a DistributedDataParallel keeps equal: none over the world; over some ranks, theirs."""
+    """{address: prefix} of what a DistributedDataParallel keeps equal: none over the world; over some ranks, theirs.
+    A communication hook such as that of local SGD lets the ranks drift apart between two averages: then the prefix is
+    one that the agent does not compare, although the tensors are equal now and then."""
     if not all(_is_faithful(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
-        return {}
+        return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}
     ranks = distributed.get_process_group_ranks(module.process_group)
     prefix = "" if len(ranks) == distributed.get_world_size() else f"rank{min(ranks)}."
     inner = module.module.named_parameters()
