@@ -56,6 +56,10 @@ class AgentKeeper {
   // Lets an agent go on that somebody has stopped (SIGSTOP): without it there is no end.
   void wake() const;
 
+  // How long our own agent could have run and did not, since others ran. 0 without one, and where the kernel
+  // does not tell (CONFIG_SCHED_INFO).
+  double seconds_without_processor() const;
+
   // Ends our own agent, if we have one, without asking.
   void kill_own() const;
 
