@@ -82,8 +82,10 @@ void Watches::begin() {
 
 RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
   const auto found = watches_.find({run, rank});
-  if (found == watches_.end() && (watches_.size() >= kMostRanks || run.size() > StateReader::kLongestText))
+  if (found == watches_.end() && (watches_.size() >= kMostRanks || run.size() > StateReader::kLongestText)) {
+    ++lines_left_out_;
     return nullptr;
+  }
   RankWatch* watch = found != watches_.end() ? &found->second : &watches_[{run, rank}];
   watch->collect(readings_);
   ++lines_;
@@ -169,6 +171,27 @@ const std::vector<EventLine>& Watches::observe(const EventLine& line) {
 const RankWatch* Watches::watch_of(const std::string& run, int64_t rank) const {
   const auto found = watches_.find({run, rank});
   return found != watches_.end() ? &found->second : nullptr;
+}
+
+std::vector<std::string> series_left_out(const RankWatch& watch) {
+  std::vector<std::string> texts;
+  const auto states = watch.states();
+  for (size_t n = 0; n < states.size(); ++n)
+    if (states[n].series_dropped > 0)
+      texts.push_back(std::string(info_of(static_cast<DetectorId>(n)).name) + " has no room for " +
+                      std::to_string(states[n].series_dropped) + " of its series");
+  return texts;
+}
+
+std::vector<std::string> left_out(const Watches& watches) {
+  std::vector<std::string> texts;
+  for (const auto& [key, watch] : watches.all())
+    for (const std::string& text : series_left_out(watch))
+      texts.push_back((watches.all().size() > 1 ? "rank " + std::to_string(key.second) + ": " : "") + text);
+  if (watches.lines_left_out() > 0)
+    texts.push_back("the detectors watch " + std::to_string(watches.all().size()) + " ranks; " +
+                    std::to_string(watches.lines_left_out()) + " lines of other ranks were left out");
+  return texts;
 }
 
 std::string Watches::save(uint64_t note) const {

@@ -45,6 +45,8 @@ class Watches {
 
   // Lines with a value for a detector so far; of this process.
   uint64_t lines() const { return lines_; }
+  // Lines of ranks beyond those that there is room for.
+  uint64_t lines_left_out() const { return lines_left_out_; }
   // To which the last of them went.
   int64_t last_rank() const { return last_rank_; }
 
@@ -68,9 +70,14 @@ class Watches {
   std::vector<WatchEvent> found_;
   std::vector<EventLine> lines_found_;
   std::vector<WatchReading>* readings_ = nullptr;
-  uint64_t lines_ = 0;
+  uint64_t lines_ = 0, lines_left_out_ = 0;
   int64_t last_rank_ = 0;
 };
+
+// "rms_staleness has no room for 91808 of its series": of each detector that left out any.
+std::vector<std::string> series_left_out(const RankWatch& watch);
+// The same of all ranks, "rank 3: " before it where there are several, and of the ranks that are left out.
+std::vector<std::string> left_out(const Watches& watches);
 
 }  // namespace foreshock
 

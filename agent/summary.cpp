@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "agent/detection.h"
 #include "agent/publish_weights.h"
 #include "detect/thresholds.h"
 #include "segment/layout.h"
@@ -664,13 +665,17 @@ std::string replicas_entry(const SummaryInput& input) {
   return entry("replicas", replicas_text(replicas, input.ranks));
 }
 
+std::string milliseconds(double seconds) {
+  return formatted(seconds < 0.01 ? "%.2g" : "%.0f", 1e3 * seconds) + " ms";
+}
+
 // What every step costs is not ours to leave out: from which length of steps on it is within the limit.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
-  if (allowed <= 0 || rank.other_step_cost.size() == 0) return "";
+  if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
   if (fixed <= allowed * step) return "";
-  return "; a step costs at least " + formatted("%.2g", 1e3 * fixed) + " ms, which steps of " +
-         formatted("%.2g", 1e3 * fixed / allowed) + " ms or longer allow for";
+  return "; a step costs at least " + milliseconds(fixed) + ", which steps of " +
+         milliseconds(fixed / allowed) + " or longer allow for";
 }
 
 // "; first look 0.04 s of 0.5 s granted, not included": of the rank that took the most.
@@ -855,12 +860,8 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
 void add_detector_notes(const Ranks& ranks, Notes* notes) {
   for (const RankStatistics* rank : ranks) {
     if (rank->watch == nullptr) continue;
-    const auto states = rank->watch->states();
-    for (size_t n = 0; n < states.size(); ++n)
-      if (states[n].series_dropped > 0)
-        notes->emplace_back("not watched", std::string(info_of(static_cast<DetectorId>(n)).name) +
-                                               " has no room for " + grouped(states[n].series_dropped) +
-                                               " of its series" + on_rank(ranks, *rank));
+    for (const std::string& text : series_left_out(*rank->watch))
+      notes->emplace_back("not watched", text + on_rank(ranks, *rank));
   }
 }
 

@@ -251,6 +251,7 @@ int detect(const Arguments& arguments) {
     print_loss_events(found);
   }
   tell(*reader);
+  for (const std::string& text : left_out(found.watches)) say(text);
   return 0;
 }
 

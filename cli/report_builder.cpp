@@ -469,6 +469,7 @@ void Storyteller::begin_record() {
 }
 
 void Storyteller::end_record() {
+  for (const std::string& text : left_out(*watches_)) not_watched_.push_back("Not watched: " + text + ".");
   for (const auto& [key, watch] : watches_->all()) {
     close_events(key.second, true);
     const auto states = watch.states();
@@ -641,6 +642,7 @@ Story Storyteller::finish() {
       story.timeline_last_step = std::max(story.timeline_last_step, each.last);
   if (told.left_out() > 0)
     story.notes.push_back(count(static_cast<double>(told.left_out())) + " more loss events are not listed.");
+  story.notes.insert(story.notes.end(), not_watched_.begin(), not_watched_.end());
   if (other_runs_ > 0)
     story.notes.push_back(count(static_cast<double>(other_runs_)) +
                           " lines of other runs were left out: each run has a report of its own.");

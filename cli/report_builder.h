@@ -144,6 +144,7 @@ class Storyteller {
   int64_t world_size_ = 0;
   double first_time_ = 0, last_time_ = 0;
   uint64_t losses_ = 0, other_runs_ = 0;
+  std::vector<std::string> not_watched_;  // notes
 };
 
 }  // namespace foreshock::cli

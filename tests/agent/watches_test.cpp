@@ -236,6 +236,21 @@ TEST(Watches, ARecordOfAHundredThousandTensorsWarnsInAllFiveLayers) {
   const auto states = watches.watch_of("run", 0)->states();
   EXPECT_EQ(states[static_cast<size_t>(DetectorId::kWeightShift)].series_dropped,
             100000 - RankWatch::kMostTensors);
+  EXPECT_EQ(left_out(watches),
+            (std::vector<std::string>{"rms_staleness has no room for 91808 of its series",
+                                      "weight_shift has no room for 91808 of its series"}));
+}
+
+TEST(Watches, ARankThatThereIsNoRoomForIsToldOf) {
+  Watches watches;
+  SampleLine line = sample(1, "forward", 0, 0);
+  for (line.rank = 0; *line.rank < 4096; ++*line.rank) watches.observe(line);
+  EXPECT_EQ(left_out(watches), std::vector<std::string>());
+  EXPECT_EQ(watches.watch_of("run", 4096), nullptr);
+  watches.observe(line);
+  watches.observe(line);
+  EXPECT_EQ(left_out(watches),
+            std::vector<std::string>{"the detectors watch 4096 ranks; 2 lines of other ranks were left out"});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-"""The trainings of test_planted.py: `planted_training.py PLANT MICRO_BATCHES STEPS` trains on a kernel of attention
-that errs in the second layer. The wrong kernel stands where torch's own does, below the monitor's hook.
+"""The trainings of test_planted.py: `planted_training.py PLANT MICRO_BATCHES STEPS [TENSORS]` trains on a kernel of
+attention that errs in the second layer. The wrong kernel stands where torch's own does, below the monitor's hook. With
+TENSORS the model has five layers, all of which err, and so many small tensors besides.
 """
 
 import pathlib
@@ -12,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import torch
 from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
 
-LAYERS, GUILTY = 3, 1
+LAYERS, GUILTY, LAYERS_OF_MANY = 3, 1, 5
 OP = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -30,8 +31,8 @@ def bias(out: torch.Tensor, numbers: torch.Generator) -> None:
 class WrongKernel:
     """torch's kernel, and what `plant` does to the output in the guilty layer; calls come in the layers' order."""
 
-    def __init__(self, plant: str) -> None:
-        self.plant, self.calls = plant, 0
+    def __init__(self, plant: str, all_layers: bool) -> None:
+        self.plant, self.calls, self.all_layers = plant, 0, all_layers
         self.numbers = torch.Generator().manual_seed(7)  # of its own: the training draws none of these
         self.original = torch.library.get_kernel(f"aten::{OP}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")
@@ -41,7 +42,7 @@ class WrongKernel:
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[torch.Tensor, torch.Tensor]:
         out, log_sum_exp = self.original.call_boxed(keys, *arguments, **more)
-        guilty = self.calls % LAYERS == GUILTY
+        guilty = self.all_layers or self.calls % LAYERS == GUILTY
         self.calls += 1
         if guilty and self.plant == "head":
             head_error(out)
@@ -50,14 +51,20 @@ class WrongKernel:
         return out, log_sum_exp
 
 
-def train(plant: str, micro: int, steps: int) -> None:
+def train(plant: str, micro: int, steps: int, tensors: int = 0) -> None:
     set_up()
-    kernel = WrongKernel(plant)
-    model, batches = TinyGpt(LAYERS), Batches()
+    kernel = WrongKernel(plant, all_layers=tensors > 0)
+    model, batches = TinyGpt(LAYERS_OF_MANY if tensors else LAYERS), Batches()
+    # Ahead of the layers in the model's order, as the experts of a model may be.
+    experts = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(2, 3)) for _ in range(tensors))
+    if tensors:
+        model._modules = {"experts": experts, **model._modules}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
         for _ in range(micro):
             (loss_of(model, batches()) / micro).backward()
+        for expert in experts:
+            expert.grad = expert.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -66,4 +73,4 @@ def train(plant: str, micro: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    train(sys.argv[1], *map(int, sys.argv[2:]))

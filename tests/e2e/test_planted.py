@@ -17,6 +17,7 @@ RUNS = {
     "bias accumulated": ("bias", 4, 10),
     "nothing": ("nothing", 1, 32),
 }
+WARNED = ("deviation_forward", "warn")
 PLANTED_BIAS = 0.3  # ulp: three elements in ten are moved by one
 
 
@@ -78,6 +79,17 @@ def test_a_bias_is_found_in_its_layer(runs, name):
     assert pooled_bias(run, GUILTY) == pytest.approx(PLANTED_BIAS, abs=0.06)
     for layer in INNOCENT:
         assert abs(pooled_bias(run, layer)) < 0.05
+
+
+def test_ten_thousand_tensors_keep_no_layer_out():
+    """They lie before the five layers in the model, and each has its turn in 64 steps. All five layers err."""
+    run = run_monitored([PYTHON, SCRIPT, "head", "1", "64", "10000"], *EVERYTHING, "--weights", "64")
+    assert [told["calls"] for told in run.told()] == [5 * 64]
+    warned = {line["layer"] for line in run.of("event") if (line["detector"], line["level"]) == WARNED}
+    assert warned == {f"blocks.{n:03d}" for n in range(5)}
+    text = unwrapped(run.stderr)
+    assert " 10 083 tensors followed" in text
+    assert re.search(r"not named 9 \d{3} parameters beyond the limit: their layers have no gradient norm", text)
 
 
 def test_a_sound_kernel_gives_no_alarm(runs):
