@@ -118,7 +118,7 @@ class TensorWriter {
 
   // Makes the record at begin() visible; its `bytes` tell how much of the piece was needed.
   void publish(const TensorRecord* record);
-  // The same of a record without a histogram, which is no snapshot: its turn was counted as skipped.
+  // The same of a record without a histogram, which is not a snapshot: its turn was counted as skipped.
   void publish_uncounted(const TensorRecord* record);
 
   void count_due(uint64_t turns);

@@ -40,7 +40,7 @@ def test_an_error_of_attention_is_told_in_one_notification_with_run_layer_and_ru
     kept |= {name: text for name, text in environment.items() if name not in os.environ}
     command = [sys.executable if word == dev.PYTHON else str(word) for word in command]
     done = subprocess.run(command, env=kept, cwd=monitored.ROOT, capture_output=True, text=True, timeout=600)
-    assert "from here on attention of layer 001 errs" in done.stdout, done.stdout + done.stderr
+    assert "from here on attention of layer 001 is wrong" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1, "an alert fired, and none was expected"
 
     told = [json.loads(line) for line in (tmp_path / "stack" / "notifications.jsonl").read_text().splitlines()]

@@ -32,7 +32,7 @@ def test_the_layer_that_errs_is_named(runs):
     assert {event["layer"] for event in warnings if event["layer"]} == {GUILTY}
     assert all(event["step"] > STEPS / 3 for event in warnings)
     assert run.rank()["worst_layer"] == GUILTY
-    assert f"from here on attention of layer {GUILTY} errs" in run.stdout
+    assert f"from here on attention of layer {GUILTY} is wrong" in run.stdout
     said = unwrapped(run.stderr)
     assert said.count("output_error_drift warned") == 1
     assert f"ATTENTION FAULT suspect layer {GUILTY}, backward, since step " in said
@@ -40,7 +40,7 @@ def test_the_layer_that_errs_is_named(runs):
 
 def test_gradient_of_keys_that_errs_is_named_and_nothing_else(runs):
     run = runs["grad_key"]
-    assert f"from here on attention of layer {GUILTY} errs" in run.stdout
+    assert f"from here on attention of layer {GUILTY} is wrong" in run.stdout
     rank = run.rank()
     alarms = {(alarm["layer"], alarm["pass"], alarm["tensor"]) for alarm in rank["alarms"] + rank["past_alarms"]}
     assert alarms == {(GUILTY, "backward", "grad_key")}

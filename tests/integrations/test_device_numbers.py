@@ -40,7 +40,8 @@ for step in range({STEPS}):
     else: kept.append(parts)
 run_all()
 losses = [[float(get(part) if isinstance(part, torch.Tensor) else part) for part in parts] for parts in kept]
-means = [sum(parts) / (1 if "sum" in words else len(parts)) for parts in losses]
+# Without a cross-entropy each part is a share of the step's loss: it was divided by the passes.
+means = [sum(parts) / (len(parts) if "cross_entropy" in words else 1) for parts in losses]
 norms = [float(get(norm)) for norm in norms]
 if "item" not in words: loss.item()  # a training looks at its last loss
 total = torch.nn.ParameterList(get(parameter) for parameter in model.parameters())

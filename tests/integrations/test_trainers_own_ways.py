@@ -228,6 +228,102 @@ print(json.dumps(read))
     assert trainer(code) == trainer(code, monitored=False)
 
 
+DROPPED = """
+import os, signal
+from foreshock_torch.{module} import {name}
+class Preempted(Exception): pass
+def stop(number, frame): raise Preempted(number)
+signal.signal(signal.SIGUSR1, stop)
+def tracer(frame, event, arg):
+    global times
+    if frame.f_code is {name}.{method}.__code__:
+        if event == "{event}" and times == before: times += 1; os.kill(os.getpid(), signal.SIGUSR1)
+        return tracer
+seen = times = before = 0
+"""
+
+
+@pytest.mark.parametrize("event", ["call", "line", "return"])
+def test_a_signal_while_a_model_is_dropped_is_not_lost(trainer, event: str) -> None:
+    """The callback of a weak reference runs then, and Python drops what leaves one."""
+    seen, times = trainer(f"""{TOY}{DROPPED.format(module="owners", name="Owners", method="_gone", event=event)}
+for _ in range(10):
+    model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+    backward(model); opt.step(); opt = None
+    before = times
+    try:
+        sys.settrace(tracer); model = None
+        for _ in range(100): pass
+    except Preempted: seen += times > before
+    finally: sys.settrace(None)
+print(json.dumps([seen, times > 0]))
+""")
+    assert (seen, times) == (10, True)
+
+
+@pytest.mark.parametrize("event", ["call", "line", "return"])
+def test_a_signal_while_a_compiled_step_is_counted_is_not_lost(trainer, event: str) -> None:
+    seen, steps = trainer(f"""{TOY}{DROPPED.format(module="compiled", name="Watch", method="_died", event=event)}
+model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+step = torch.compile(opt.step, backend="eager")
+for _ in range(3):
+    opt.zero_grad(); backward(model); step()
+events()
+for _ in range(5):
+    opt.zero_grad(); backward(model)
+    try:
+        before = times; sys.settrace(tracer); step()
+        for _ in range(100): pass
+    except Preempted: seen += 1
+    finally: sys.settrace(None)
+print(json.dumps([seen, times]))
+""")
+    assert seen == 5
+    assert steps >= 5
+
+
+def test_what_the_trainer_replaces_is_not_called_by_us(trainer) -> None:
+    """Functions of torch.distributed, methods of modules and the operators of its own objects."""
+    code = f"""
+import collections, json
+from unittest import mock
+import torch.nn.functional as F
+import torch.distributed as dist
+def sdpa(q, k, v): return F.scaled_dot_product_attention(q, k, v)
+torch.manual_seed(0); torch.set_num_threads(1)
+{TOY}
+calls = collections.Counter(); ranks = []
+class Equal(torch.optim.SGD):
+    def __eq__(self, other): calls["eq"] += 1; return self is other
+    def __hash__(self): return id(self)
+class Rate:
+    def __float__(self): calls["float"] += 1; return 0.1
+class Own(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]: p.sub_(p.grad, alpha=0.1)
+class Listing(Toy):
+    def named_parameters(self, *a, **k): calls["named"] += 1; return super().named_parameters(*a, **k)
+    def named_modules(self, *a, **k): calls["modules"] += 1; return super().named_modules(*a, **k)
+    def children(self): calls["children"] += 1; return super().children()
+def train(optimizer, **more):
+    model = Listing(); one = optimizer(list(model.qkv.parameters()), **more); calls.clear()
+    for _ in range(8):
+        one.zero_grad(); backward(model); one.step()
+    told.append(dict(calls))
+told = []
+names = ("is_initialized", "get_world_size", "get_rank")
+with mock.patch.multiple(dist, is_initialized=mock.Mock(return_value=True), get_world_size=mock.Mock(return_value=2),
+                         get_rank=mock.Mock(side_effect=[0, 1])):
+    train(Equal, lr=0.1); ranks = [dist.get_rank(), dist.get_rank()]
+    told.append([dist.is_initialized.call_count, dist.get_world_size.call_count])
+train(Own, defaults=dict(lr=Rate()))
+handle = torch.nn.Linear(2, 2).register_forward_hook(print)
+print(json.dumps([told, ranks, handle.id]))
+"""
+    assert trainer(code) == trainer(code, monitored=False)
+
+
 def test_nothing_stays_of_a_model_that_is_gone(trainer) -> None:
     grown = trainer(f"""{TOY}
 import gc

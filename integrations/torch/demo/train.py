@@ -209,7 +209,7 @@ def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> No
     while progress < 1:
         if fault and not fault.is_on and progress >= FAULT_BEGINS:
             fault.is_on = True
-            print(f"step {step + 1:5d}  from here on attention of layer {FAULTY_LAYER:03d} errs", flush=True)
+            print(f"step {step + 1:5d}  from here on attention of layer {FAULTY_LAYER:03d} is wrong", flush=True)
         for group in optimizer.param_groups:
             group["lr"] = rate * learning_rate(progress + 1e-3)
         optimizer.zero_grad()

@@ -70,7 +70,7 @@ class Monitor:
         self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer that ticks
         self._others = Others()
-        self._owners = Owners(torch, self._forget_names)
+        self._owners = Owners(torch, self._forget_names, core.call_back)
         self._pieces = Pieces()
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         share = min(limit, Pace.SHARE)
@@ -109,7 +109,7 @@ class Monitor:
         begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
-        if self._clock is not None and self._clock() not in (None, optimizer):
+        if self._clock_is_another_than(optimizer):
             if not has_stepped:
                 in_core = self._late(optimizer, self.weights.before)
         elif self._goes_on(optimizer):
@@ -130,7 +130,7 @@ class Monitor:
         begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
-        if self._clock is not None and self._clock() not in (None, optimizer):
+        if self._clock_is_another_than(optimizer):
             in_core = self._late(optimizer, self.weights.before)
         elif not self._given_up and not is_profiled():
             self.weights.due()
@@ -212,6 +212,10 @@ class Monitor:
             self._given_up = GIVEN_UP
             self.weights.forget_due()
 
+    def _clock_is_another_than(self, optimizer: Any) -> bool:
+        clock = self._clock() if self._clock is not None else None
+        return clock is not None and clock is not optimizer
+
     def _goes_on(self, optimizer: Any) -> bool:
         """Whether the optimizer that ticks is called again without another backward pass: it is the same step."""
         is_clock = self._clock is not None and self._clock() is optimizer
@@ -247,7 +251,7 @@ class Monitor:
     def _is_clock(self, optimizer: Any, backwards: int) -> bool:
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
-        if clock is not None and clock is not optimizer:
+        if self._clock_is_another_than(optimizer):
             if not self._given_up and not is_profiled():
                 self._others.stepped(optimizer, clock, backwards > 0)
             calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+from .signals import is_of_trainer
+
 
 class Token:
     __slots__ = ("__weakref__",)
@@ -38,7 +40,9 @@ def keep_out(frames: Any, function: Any) -> None:
 class Watch:
     """Calls `stepped(optimizer)` after every compiled step, until it is switched off."""
 
-    def __init__(self, torch: Any, stepped: Callable[[Any], None]) -> None:
+    def __init__(self, torch: Any, stepped: Callable[[Any], None], call_back: Callable[[Any], Any]) -> None:
+        """`call_back` makes of a function the callback of a weak reference (Core.call_back)."""
+        self._call_back = call_back(self._died)
         self._frames = torch._C._dynamo.eval_frame
         self._stepped = stepped
         self.on = True
@@ -46,7 +50,7 @@ class Watch:
         self._again()
 
     def _again(self) -> None:
-        self._reference = ref(box.token, self._died)
+        self._reference = ref(box.token, self._call_back)
 
     def _died(self, _: Any) -> None:
         try:
@@ -60,7 +64,9 @@ class Watch:
                     self._stepped(optimizer)
             finally:
                 self._frames.set_eval_frame(before)
-        except Exception:  # at the end of the process even the names of modules are gone: nothing is looked up here
+        except Exception as error:
+            if is_of_trainer is not None and is_of_trainer(error):  # at the end of the process all names are gone
+                raise
             self.on = False
 
 

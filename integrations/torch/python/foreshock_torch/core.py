@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -117,8 +118,15 @@ class Core:
         self.adapter.foreshock_adapter_observe_weights.argtypes = [c.c_void_p, c.c_size_t, c.c_uint32]
         self.adapter.foreshock_adapter_observe_weights.restype = c.c_uint64
         self._numbers = (c.c_uint32 * 0)()
+        self.adapter.foreshock_adapter_call_back.argtypes = [c.py_object, c.py_object]
+        self.adapter.foreshock_adapter_call_back.restype = None
         self.hooked = self.adapter.foreshock_adapter_start()
         self._reports_steps = False
+
+    def call_back(self, function: Any) -> Any:
+        """A callback for weak references that calls `function(reference)` and loses no exception of the trainer's. It
+        is no Python function: in one, a signal handler may run before the first line."""
+        return partial(self.adapter.foreshock_adapter_call_back, function)
 
     def reports_steps(self) -> None:
         """An optimizer, or the trainer itself, ends the steps from now on. Until then the adapter counts a step when a

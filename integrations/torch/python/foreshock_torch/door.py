@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -13,6 +14,7 @@ from . import tap
 from .clock import Monitor
 from .compiled import Watch, step_traced
 from .core import Core
+from .place import bind_distributed
 from .signals import is_of_trainer, suppress_ours
 
 monitor: Any = None  # the one Monitor of this process, once enter() has succeeded
@@ -38,8 +40,10 @@ def guarded(name: str, *arguments: Any) -> None:
             at_work -= perf_counter_ns()
         mine.spend_around(perf_counter_ns() - begin + at_work)
     except Exception as error:
-        if name != "compiled_step" and is_of_trainer(error):  # that one runs where nothing can be raised
+        if is_of_trainer(error):
             raise
+        if isinstance(error, RecursionError):
+            return  # the trainer's own stack is nearly full: not ours to mend, and the next call may have room
         monitor = None
         with suppress_ours():
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
@@ -76,6 +80,17 @@ def _module_grows(module: Any, name: str, part: Any) -> None:
     except Exception as error:  # without contextlib, whose calls a profiler would record
         if is_of_trainer(error):
             raise
+
+
+@contextlib.contextmanager
+def _numbers_of_its_own() -> Any:
+    """Hooks registered within have negative numbers: the trainer's begin at 0 as ever, and are saved with a module."""
+    handle = sys.modules["torch.utils.hooks"].RemovableHandle
+    before, handle.next_id = handle.next_id, -16
+    try:
+        yield
+    finally:
+        handle.next_id = before
 
 
 def _note_copies(modules: Any) -> None:
@@ -131,13 +146,16 @@ def enter(load: bool = False) -> None:
     is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
     if not os.path.isfile(_adapter_path()):
         return  # the core says so itself
-    mine = Monitor(torch, Core(torch, _adapter_path()))
-    _watch = Watch(torch, _compiled_step)
+    bind_distributed()
+    core = Core(torch, _adapter_path())
+    mine = Monitor(torch, core)
+    _watch = Watch(torch, _compiled_step, core.call_back)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
-    optimizers.register_optimizer_step_pre_hook(_before_step)
-    optimizers.register_optimizer_step_post_hook(_after_step)
-    modules.register_module_parameter_registration_hook(_module_grows)
-    modules.register_module_module_registration_hook(_module_grows)
+    with _numbers_of_its_own():
+        optimizers.register_optimizer_step_pre_hook(_before_step)
+        optimizers.register_optimizer_step_post_hook(_after_step)
+        modules.register_module_parameter_registration_hook(_module_grows)
+        modules.register_module_module_registration_hook(_module_grows)
     _note_copies(modules)
     monitor = mine
     tap.active = True

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter_ns
+from types import FunctionType
 from typing import Any
 
 from .signals import is_of_trainer
@@ -107,7 +108,8 @@ class Logs:
 
     def _wrap(self, cls: type, method: str, reader: Reader) -> None:
         original = vars(cls).get(method)
-        if not callable(original) or hasattr(original, MARK) or getattr(original, "__isabstractmethod__", False):
+        # A function alone, with nothing in it but what functools.wraps put there: no mock, no static method.
+        if type(original) is not FunctionType or not vars(original).keys() <= {"__wrapped__"}:
             return
 
         @functools.wraps(original)

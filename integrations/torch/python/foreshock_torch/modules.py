@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -18,10 +19,38 @@ def is_part(parameter: Any) -> bool:
     return any(getattr(parameter, mark, None) for mark in marks)
 
 
+def tree(root: Any) -> Iterator[tuple[str, Any]]:
+    """(path, module) of `root` and all below it, each once, in torch's order. Methods of the module are not called:
+    they may be the trainer's own, or replaced by its tests."""
+    seen: set[int] = set()
+    left = [("", root)]
+    while left:
+        path, module = left.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        left.extend((f"{path}.{name}" if path else name, child) for name, child in reversed(parts_of(module)))
+
+
+def parts_of(module: Any) -> list[tuple[str, Any]]:
+    return list(vars(module).get("_modules", {}).items())
+
+
+def parameters_below(root: Any) -> Iterator[tuple[str, Any]]:
+    """(name, parameter), each once."""
+    seen: set[int] = set()
+    for path, module in tree(root):
+        for name, parameter in list(vars(module).get("_parameters", {}).items()):
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{path}.{name}" if path else name, parameter
+
+
 def layer_numbers(root: Any) -> dict[str, int]:
     """{path of module: its `layer_number`}, as Megatron's layers have them (from 1, over all pipeline stages)."""
     found = {}
-    for path, module in root.named_modules():
+    for path, module in tree(root):
         number = vars(module).get("layer_number")
         if type(number) is int and 0 <= number < 100_000:
             found[plain_name(path + ".").rstrip(".")] = number
@@ -72,7 +101,7 @@ class Modules:
     def _roots(self) -> list[Any]:
         """Those that no other one holds."""
         alive = self.alive()
-        children = {id(child) for module in alive for child in module.children()}
+        children = {id(child) for module in alive for _, child in parts_of(module)}
         return [module for module in alive if id(module) not in children]
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
@@ -83,7 +112,7 @@ class Modules:
         """
         trees, others = [], []
         for root in self._roots():
-            rows = {p._cdata: (plain_name(name), p) for name, p in root.named_parameters()}
+            rows = {p._cdata: (plain_name(name), p) for name, p in parameters_below(root)}
             if hits := len(rows.keys() & set(wanted)):
                 trees.append((hits, rows, root))
             elif any(p.requires_grad for _, p in rows.values()):
@@ -123,10 +152,10 @@ class Modules:
         """(module, addresses) of those that have parameters in `named` themselves, and not only below them."""
         every = {id(module): module for module in self.alive()}
         for root in self._roots():
-            every.update((id(module), module) for module in root.modules())
+            every.update((id(module), module) for _, module in tree(root))
         found = []
         for module in every.values():
-            own = [p._cdata for p in module._parameters.values() if p is not None]
+            own = [p._cdata for p in vars(module).get("_parameters", {}).values() if p is not None]
             gathered = [shard._unsharded_param._cdata for shard in shards_of(module) if is_gathered(shard)]
             found.append((module, [address for address in dict.fromkeys(own + gathered) if address in named]))
         return found
@@ -135,7 +164,7 @@ class Modules:
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
         """Under fully_shard the attention sees the gathered parameter, another tensor than the optimizer's."""
         found = {}
-        for module in root.modules():
+        for _, module in tree(root):
             for shard in shards_of(module):
                 row = rows.get(shard.sharded_param._cdata)
                 if is_gathered(shard) and row is not None:

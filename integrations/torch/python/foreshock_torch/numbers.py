@@ -18,7 +18,8 @@ def on_cpu(torch: Any, value: Any) -> float | None:
             if not plain or value.device.type != "cpu" or value.numel() != 1 or value.is_complex():
                 return None
             return float(value.item())
-        return float(value) if hasattr(type(value), "__float__") else None
+        is_plain = type(value) in (int, float, bool) or type(value).__module__ == "numpy"
+        return float(value) if is_plain else None  # another one's __float__ is the trainer's to call
     except Exception as error:
         if is_of_trainer(error):
             raise

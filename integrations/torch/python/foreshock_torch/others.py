@@ -89,7 +89,7 @@ class Others:
             partner.tick()
 
     def companions(self, clock: Any) -> list[Any]:
-        return [o for each in self._companions if (o := each()) not in (None, clock)]
+        return [o for each in self._companions if (o := each()) is not None and o is not clock]
 
     def partners(self, keep_pace: bool) -> list[Any]:
         """Those of which it is known that they do, or do not."""

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import ref
 
 from .compiled import keep_out
+from .signals import is_of_trainer
 
 
 class Owners:
@@ -16,7 +17,9 @@ class Owners:
     when the last module is gone that a tensor with a name was in: before its address can be another's, on whatever
     thread drops the module."""
 
-    def __init__(self, torch: Any, lost: Callable[[], None]) -> None:
+    def __init__(self, torch: Any, lost: Callable[[], None], call_back: Callable[[Any], Any]) -> None:
+        """`call_back` makes of a function the callback of a weak reference (Core.call_back)."""
+        self._call_back = call_back
         self._frames = torch._C._dynamo.eval_frame
         self._lost = lost
         keep_out(self._frames, Owners._gone)
@@ -30,7 +33,8 @@ class Owners:
             for address in addresses:
                 left[address] = left.get(address, 0) + 1
             if addresses:
-                self._references.append(ref(module, functools.partial(self._gone, addresses, left)))
+                gone = functools.partial(self._gone, addresses, left)
+                self._references.append(ref(module, self._call_back(gone)))
 
     def _gone(self, addresses: list[int], left: dict[int, int], _: Any) -> None:
         try:
@@ -44,5 +48,7 @@ class Owners:
                 self._lost()
             finally:
                 self._frames.set_eval_frame(before)
-        except Exception:  # at the end of the process even the names of modules are gone
+        except Exception as error:
             self.has_lost = True
+            if is_of_trainer is not None and is_of_trainer(error):  # at the end of the process all names are gone
+                raise

@@ -41,9 +41,28 @@ class Place(NamedTuple):
     coordinates: Coordinates
 
 
+class Distributed:
+    """The functions of torch.distributed that are called here, as they were when torch was imported: a test of the
+    trainer may replace them."""
+
+    NAMES = ("is_available", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks")
+
+
+_distributed: Any = None
+
+
+def bind_distributed() -> None:
+    global _distributed
+    module = sys.modules.get("torch.distributed")
+    if module is not None and all(hasattr(module, name) for name in Distributed.NAMES):
+        _distributed = Distributed()
+        for name in Distributed.NAMES:
+            setattr(_distributed, name, getattr(module, name))
+
+
 def group() -> Any:
-    """torch.distributed when this process is one of several of a job that is initialized, else None."""
-    distributed = sys.modules.get("torch.distributed")
+    """Distributed when this process is one of several of a job that is initialized, else None."""
+    distributed = _distributed
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed if distributed.get_world_size() > 1 else None
