@@ -449,8 +449,8 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
   if (passes[0].ratio || passes[1].ratio)
     out = entry("attention", "mean error " + ratio_text(passes[0]) + " forward, " + ratio_text(passes[1]) +
                                  " backward (dQ) of plain attention (alarm above " +
-                                 formatted("%g", kDeviationRatioForward) + ", " +
-                                 formatted("%g", kDeviationRatioBackward) + ")") +
+                                 formatted("%g", kDeviationRatioForward) + " forward, " +
+                                 formatted("%g", kDeviationRatioBackward) + " backward)") +
           keys_entry(ranks);
   out += entry(out.empty() ? "attention" : "", evidence_text(ranks, passes));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {

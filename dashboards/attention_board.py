@@ -22,7 +22,8 @@ def errors(values: Values) -> Row:
                 lines(
                     "Deviation ratio",
                     "Error of the kernel over the error of unfused attention in the same precision, of the five worst"
-                    " ranks. Healthy is below 1. An alert fires above the dashed line of the pass.",
+                    " ranks. Healthy is below 1. An alert fires above the dashed line: the lower for"
+                    " forward, the upper for backward.",
                     RATIO,
                     worst(ratio),
                 ),

@@ -61,10 +61,10 @@ def bias(of: dict) -> Alert:
         or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": {{ $labels.pass }} attention is biased",
-        "The error of {{ $labels.pass }} attention has a direction that rounding does not explain"
+        "The mean error of {{ $labels.pass }} attention is not zero, and rounding does not explain that"
         # The detector sees the forward pass only: its layers are not those of backward.
         '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}" + AT_STEP
-        + ". A bias may be harmless, but not together with ForeshockAttentionErrorDrift."
+        + ". Alone it may be harmless. If ForeshockAttentionErrorDrift fires too, use another kernel."
         " Compare the kernel with another one on the same batch.",
         of["for"], of["keep"],
     )  # fmt: skip

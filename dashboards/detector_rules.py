@@ -21,8 +21,8 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
             "max_logit": "the largest scaled score has reached 100, where softmax saturates",
             "logit_growth": "the largest scaled score grows towards 100, where softmax saturates",
         },
-        "Saturated attention learns slowly and can break the loss. Lower the learning rate, or add QK-norm or a softcap"
-        " before the next restart.",
+        "Saturated attention learns slowly and can make the loss diverge. Lower the learning rate, or add QK-norm or a"
+        " softcap before the next restart.",
     ),
     (
         "ForeshockGradientGrowth", "optimizer", "overview",
@@ -37,18 +37,18 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
     (
         "ForeshockOptimizerStale", "optimizer", "weights",
         "Adam's second moment is stale",
-        {"rms_staleness": "gradients have outgrown the second moment that Adam divides by"},
+        {"rms_staleness": "squared gradients are much larger than the second moment v of Adam"},
         "Steps are larger than intended. Lower beta2 (0.95), clip updates, or lower the learning rate.",
     ),
     (
         "ForeshockWeightShift", "weights", "weights",
         "weights move differently than before",
         {
-            "weight_shift": "weights move faster than before",
-            "update_spectrum": "weights move in fewer directions than before",
+            "weight_shift": "weights change faster than before",
+            "update_spectrum": "updates of W_Q W_K^T have a lower rank than before",
         },
-        "A change of the learning rate does this too. Otherwise keep an earlier checkpoint and compare it with the"
-        " newest (foreshock compare).",
+        "A change of the learning rate does this too. If it did not change, keep an earlier checkpoint and compare it"
+        " with the newest (foreshock compare).",
     ),
 ]  # fmt: skip
 

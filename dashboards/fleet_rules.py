@@ -37,9 +37,9 @@ def ranks_missing(of: dict) -> Alert:
         and on ({JOB}) {RUNNING} == 1
         """,
         RUN + ": {{ $value }} ranks are missing",
-        "{{ $value }} ranks of the job are dead, or on nodes that are not watched or not scraped. The other ranks may"
-        " wait for them. Check first that the nodes are watched and scraped. If the ranks are dead and the launcher"
-        " does not restart them, restart the job without their nodes.",
+        "{{ $value }} ranks of the job are not visible. They are dead, or foreshock does not run on their nodes, or"
+        " Prometheus does not scrape these nodes. The other ranks may wait for them. Check the nodes first."
+        " If the ranks are dead and the launcher does not restart them, restart the job without their nodes.",
         of["for"],
     )  # fmt: skip
 
@@ -55,8 +55,8 @@ def no_data(of: dict) -> Alert:
         )
         """,
         f"{RUN}: its agent does not answer",
-        "{{ $value }} agents whose run was running cannot be scraped. The training is not affected, but other alerts of"
-        " the run cannot fire. Check the node, then restart the agent.",
+        "{{ $value }} agents of this running run cannot be scraped. No alert sees the ranks of these agents. A stopped"
+        " agent does not stop the training; a dead node does. Check the node, then restart the agent.",
         of["for"],
     )  # fmt: skip
 

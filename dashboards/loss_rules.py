@@ -58,9 +58,9 @@ def diverging(of: dict) -> Alert:
         "ForeshockLossDiverging", "incident", "loss", "overview",
         f"{LOSS} > {median} + {of['excess']} * abs({median})",
         f"{RUN}: the loss is rising",
-        f"The mean loss of the last 64 steps is {VALUE}{AT_STEP}, more than {of['excess'] * 100:g} % above its"
-        f" median of the last {of['baseline']}."
-        " See on the dashboard what changed before it. If the data did not change, resume"
+        f"The mean loss of the last 64 steps is {VALUE}{AT_STEP}, more than {of['excess'] * 100:g} % above"
+        f" the median of this mean over the last {of['baseline']}."
+        " Look on the dashboard for what changed before the rise. If the data did not change, resume"
         " from a checkpoint before the rise.",
         of["for"], of["keep"], "page",
     )  # fmt: skip

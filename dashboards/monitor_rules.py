@@ -76,8 +76,8 @@ def degraded(of: dict) -> Alert:
             ),
         ),
         RUN + ": foreshock has a problem ({{ $labels.why }})",
-        "Reason: {{ $labels.why }}. The training is not affected; its figures may be incomplete. See foreshock status"
-        " and the end of the agent's log.",
+        "Reason: {{ $labels.why }}. The training is not affected. Figures of foreshock may be incomplete. See"
+        " foreshock status and the end of the agent's log.",
         of["for"],
     )  # fmt: skip
 
@@ -98,9 +98,9 @@ def series_dropped(of: dict) -> Alert:
         "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
         f"sum by ({TARGET}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
         "Agent {{ $labels.instance }}: series limit reached",
-        "The agent has more series than its limit and leaves out some layers or ranks. The training and its judgement"
-        " go on. Let the agent serve fewer runs, or report the parallel coordinates of each rank with"
-        " foreshock_describe, so that one rank exports a layer.",
+        "The agent has more series than its limit and leaves out some layers or ranks. The training is"
+        " still checked. Let the agent serve fewer runs, or pass the data-, tensor- and pipeline-parallel rank of each"
+        " rank to foreshock_describe. Then only one data-parallel rank exports each layer.",
     )  # fmt: skip
 
 

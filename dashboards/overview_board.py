@@ -54,14 +54,15 @@ def now(values: Values) -> Row:
             ),
             number(
                 "Slowdown",
-                "Share of its time that foreshock costs the slowest rank; orange above the limit of the alert.",
+                f"Largest share of time that foreshock costs a rank. Orange above {values['overhead']['slowdown']:g} %,"
+                " the limit of the alert at the default --max-slowdown.",
                 "percentunit",
                 Query(f"max({of_living('slowdown_ratio')})"),
                 ("orange", 0.01 * values["overhead"]["slowdown"]),
             ),
             number_now(
                 "Since last step",
-                "Time since any rank ended an optimizer step, also for a run that has ended.",
+                "Time since the most recent optimizer step of any rank. It grows after the run has ended too.",
                 Query(f"time() - max(last_over_time({of_run('last_step_timestamp_seconds')}[$__range]))"),
                 "s",
                 ("red", values["stalled"]["seconds"]),
@@ -77,7 +78,7 @@ def loss() -> Row:
         [
             by_step(
                 "Loss",
-                "Loss of the last step, and mean of the last 64 steps; means over the ranks, in the unit of the loss.",
+                "Loss of the last step, and mean loss of the last 64 steps, both averaged over the ranks.",
                 NO_UNIT,
                 Query(f"avg({of_living('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),

@@ -129,7 +129,9 @@ def name(title: str, description: str, query: Query) -> stat.Panel:
 
 def state_of_run() -> stat.Panel:
     query = Query(f"max by (state) ({of_run('run_state')} == 1)", "{{state}}")
-    description = "State of the run at the end of the time range, from its exit status and signal."
+    description = (
+        "State of the run at the end of the time range; of a run that has ended, from its exit status and signal."
+    )
     return present(name("State", description, query), query, "no longer seen")
 
 

@@ -39,8 +39,8 @@ def weights_row() -> Row:
             logarithmic(
                 lines(
                     "Change in a step",
-                    "Mean magnitude of the change by one optimizer step, in units of the weights: of all weights, and"
-                    " of the tensor that changes most.",
+                    "Mean absolute change of a weight in one optimizer step, not divided by the weight: of all weights,"
+                    " and of the tensor that changes most.",
                     NO_UNIT,
                     Query(f"max by (stat) ({of_run('weight_update_mean_abs')})", "{{stat}}"),
                 )
@@ -90,8 +90,8 @@ def optimizer_row(values: Values) -> Row:
         [
             by_step(
                 "Update ratio, by step",
-                "Norm of the change by one step over the norm of the weights: of all, and of the matrix that changed"
-                " most.",
+                "Norm of the change in one step divided by the norm of the weights: of all weights, and of the matrix"
+                " with the largest ratio.",
                 "percentunit",
                 Query(f"max({of_run('optimizer_update_ratio', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_update_ratio', MAX)})", "most"),

@@ -233,8 +233,8 @@ constexpr MetricInfo kTable[] = {
     {kOptimizerSurpriseRatio, "foreshock_optimizer_surprise_ratio", kGauge, "ratio",
      "Share of values whose squared gradient is above 50 times the second moment before the step.", kRun},
     {kOptimizerUpdateRatio, "foreshock_optimizer_update_ratio", kGauge, "ratio",
-     "Norm of the change by one step over the norm of the weights: of all tensors, and of the matrix that "
-     "changed most.",
+     "Norm of the change in one step divided by the norm of the weights: of all tensors, and of the matrix "
+     "with the largest ratio.",
      kRunMeanMax},
     {kOptimizerEpsilonDominatedRatio, "foreshock_optimizer_epsilon_dominated_ratio", kGauge, "ratio",
      "Share of values whose root of the second moment is below eps.", kRun},

@@ -105,7 +105,7 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   const std::string text = text_of(healthy_rank());
   EXPECT_THAT(text, StartsWith("foreshock  demo finished, 172 steps in 70 s"));
   for (const char* part :
-       {"healthy\n", "mean error 0.69x forward, 0.56x backward (dQ)", "(alarm above 2, 3)",
+       {"healthy\n", "mean error 0.69x forward, 0.56x backward (dQ)", "(alarm above 2 forward, 3 backward)",
         "126 forward and 126 backward", "in 2 of 2 layers", "dK and dV not checked",
         "5.63 -> 2.39 (nll), no spike", "norm 0.64 before clipping at the last step, all finite",
         "0.53 % of 1 % allowed; 1 step in 8 sampled"})
