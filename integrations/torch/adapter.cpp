@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 
 #include "attention.h"
 #include "attention_ops.h"
@@ -182,6 +183,36 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* param
     foreshock_off("adapter_gradients");
   }
   return gradients.core_ns() - before;
+}
+
+// Instead of foreshock_adapter_step_begins: nonzero if that would tell nothing. Then no parameter need be
+// looked at.
+FORESHOCK_EXPORT int foreshock_adapter_step_is_quiet(void) {
+  return foreshock::adapter::gradient_report().passes_over() ? 1 : 0;
+}
+
+// Value of a tensor of one element in the memory of the host, by its TensorImpl's address; NaN: there is
+// none. Without a dispatcher, which costs several times as much.
+FORESHOCK_EXPORT double foreshock_adapter_number(const void* tensor) {
+  using foreshock::adapter::scalar_on_cpu;
+  auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(tensor));
+  const at::Tensor held(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+  return scalar_on_cpu(held).value_or(std::nan(""));
+}
+
+// foreshock_step_end for the Python helper, which pays for each field of a structure.
+FORESHOCK_EXPORT void foreshock_adapter_end_step(int64_t number, uint32_t source, double learning_rate,
+                                                 uint64_t batch_id, uint32_t given, uint64_t prepare_ns) {
+  foreshock_step step{};
+  step.size = sizeof(step);
+  step.version = FORESHOCK_ABI_VERSION;
+  step.step = number;
+  step.step_source = source;
+  step.learning_rate = learning_rate;
+  step.batch_id = batch_id;
+  step.given = given;
+  step.prepare_ns = prepare_ns;
+  foreshock_step_end(&step);
 }
 
 // Before (0) or after (1) the optimizer's work, of the tensors that foreshock_weights_due has named. Returns

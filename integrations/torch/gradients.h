@@ -92,6 +92,12 @@ class GradientNorms {
   // There was no room for all of them.
   bool is_full() const noexcept { return has_no_room_.load(std::memory_order_relaxed); }
 
+  // Whether nothing was noted since the last backward pass began.
+  bool is_empty() noexcept {
+    const TryGuard turn(busy_);
+    return has(turn) && !is_full() && !full_ && (rows_.empty() || epoch_ != training_clock().epoch());
+  }
+
   void forget() noexcept {
     const TryGuard turn(busy_);
     if (has(turn)) clear();
@@ -400,6 +406,18 @@ class GradientReport {
     send();
   }
 
+  // Whether publish() would tell nothing, because no norm was taken and the step is not sampled. Then it need
+  // not be called: a gradient that is kept is followed here.
+  bool passes_over() noexcept {
+    if (!gradient_norms().is_empty() || foreshock_step_is_sampled()) return false;
+    const TryGuard turn(busy_);
+    if (!turn.is_mine) return false;
+    sentinel_ = kept_;
+    sentinel_counter_ = kept_counter_;
+    sentinel_version_ = kept_counter_.enabled() ? kept_counter_.current_version() : 0;
+    return true;
+  }
+
   // Time spent inside the core so far, which it accounts for itself.
   uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
@@ -409,6 +427,7 @@ class GradientReport {
     if (!turn.is_mine) return;
     kept_ = sentinel_;
     kept_version_ = sentinel_version_;
+    kept_counter_ = sentinel_counter_;
     sentinel_ = nullptr;
   }
 
@@ -440,6 +459,7 @@ class GradientReport {
       if (!sentinel_ || version < sentinel_version_) {
         sentinel_ = tensors_.back();
         sentinel_version_ = version;
+        sentinel_counter_ = sentinel_->version_counter();
       }
     }
     squares_.assign(tensors_.size(), 0);
@@ -537,6 +557,9 @@ class GradientReport {
   const c10::TensorImpl* sentinel_ = nullptr;
   const c10::TensorImpl* kept_ = nullptr;
   uint32_t sentinel_version_ = 0, kept_version_ = 0;
+  // Shared with their tensors, which they outlive: the addresses above are only compared.
+  c10::VariableVersion sentinel_counter_{c10::VariableVersion::DISABLED};
+  c10::VariableVersion kept_counter_{c10::VariableVersion::DISABLED};
 };
 
 inline GradientReport& gradient_report() {

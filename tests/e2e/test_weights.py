@@ -118,7 +118,7 @@ def test_a_broken_replica_is_found_within_two_looks_whatever_the_room(tmp_path, 
     options = ("--memory", "5MiB") if room == "little" else ()
     run = train(tmp_path, "ddp", "flip", "1", "3", ranks=2, interval=2, options=options)
     found = {event["step"] for event in run.of("event") if event["event"] == "weight_mismatch"}
-    assert found and min(found) <= 3 + 2 * 2, run.stderr
+    assert min(found, default=99) <= 3 + 2 * 2, run.stderr
     weights = run.rank(0)["weights"]
     if room == "little":
         assert weights["skipped"]["ring_full"] > 0, weights

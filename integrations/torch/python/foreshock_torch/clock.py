@@ -56,6 +56,7 @@ class Monitor:
     UNSEEN_CALLS = 3  # calls without any backward pass seen, after which every call counts
     LOOK_AT = 4  # parameters whose optimizer state is looked at for the step
     MOST_FAILURES = 3  # to name models
+    LOOK_EVERY = 16  # steps between two looks at all parameters of a training that has settled
     SETTLED = 3  # ticks after which a process that is not monitored yet will not be
 
     def __init__(self, torch: Any, core: Core) -> None:
@@ -87,6 +88,7 @@ class Monitor:
         self._called: dict[int, tuple[Named, str]] = {}  # name and layer's label by address, as the core has them
         self._described = self._placed = self._has_forgotten = False
         self._whole = True
+        self._shape: tuple[Any, ...] | None = None  # of the optimizer that ticks, alone, once its tensors have names
         self._ticks = 0
         self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it
         self._rate: float | None = None  # learning rate of the step that is told next
@@ -96,6 +98,7 @@ class Monitor:
     def note_module(self, module: Any) -> None:
         """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
         of an attention; with it there is a segment, and two of rank 0 cannot be."""
+        self._shape = None
         if self._given_up or self.modules.has(module):
             return
         begin = perf_counter_ns()
@@ -143,6 +146,11 @@ class Monitor:
 
     def _begin(self, optimizer: Any, has_stepped: bool) -> int:
         """Nanoseconds spent in the core, which accounts for them itself; as of the others here."""
+        shape = self._shape_of(optimizer)
+        if shape == self._shape and self._ticks % self.LOOK_EVERY and self._is_quiet():
+            self.weights.due()
+            return 0 if has_stepped else self.weights.before(optimizer)
+        self._shape = None
         together = [optimizer, *self._others.companions(optimizer)]
         addresses = [p._cdata for o in together for p in parameters_of(o)]
         self._pieces.begin(addresses)
@@ -158,7 +166,22 @@ class Monitor:
         self.weights.due()
         if not has_stepped:
             in_core += self.weights.before(optimizer)
+        if self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
+            self._shape = shape
         return in_core
+
+    def _is_quiet(self) -> bool:
+        """Whether this step has neither norms of gradients nor, if it is not sampled, use for them."""
+        return not self._owners.has_lost and bool(self.core.adapter.foreshock_adapter_step_is_quiet())
+
+    def _shape_of(self, optimizer: Any) -> tuple[Any, ...] | None:
+        """What tells at little cost that the optimizer may step other parameters than before: its number of groups,
+        and of the first and the last one which list it is, how long, and the tensor at its end. None: not known."""
+        these = groups(optimizer)
+        if not these:
+            return None
+        ends = [parameters_in(these[0]), parameters_in(these[-1])]
+        return len(these), *((id(end), len(end), end[-1]._cdata if end else 0) for end in ends)
 
     def _begin_bare(self, optimizer: Any) -> int:
         """The core still asks whose turn it is, so that the turns that nobody takes are counted."""
@@ -254,6 +277,7 @@ class Monitor:
         if self._clock_is_another_than(optimizer):
             if not self._given_up and not is_profiled():
                 self._others.stepped(optimizer, clock, backwards > 0)
+                self._shape = None
             calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
                 return False
@@ -268,6 +292,7 @@ class Monitor:
             self._clock, self._state_seen = ref(optimizer), None
             self._others = Others()
             self._pieces.forget()
+            self._shape = None
         return True
 
     def _state_step(self, optimizer: Any, these: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
@@ -294,7 +319,10 @@ class Monitor:
         TransformerEngine."""
         try:
             state = state_of(optimizer, parameter) if parameter is not None else {}
-            own = step_number(self._torch, state.get("step"))
+            value = state.get("step")
+            if type(value) is self._torch.Tensor and (on_host := self.core.number(value)) is not None:
+                return int(on_host) if 0 <= on_host < 2**53 else None
+            own = step_number(self._torch, value)
             return own if own is not None else step_number(self._torch, group.get("step"))
         except Exception as error:  # a state of the optimizer's own kind
             if is_of_trainer(error):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter_ns
 from typing import Any
 
 from .logs import Logs
@@ -20,21 +19,6 @@ def _structures() -> tuple[Any, ...]:
     import ctypes as c
 
     head = [("size", c.c_uint32), ("version", c.c_uint32)]
-
-    class Step(c.Structure):
-        _fields_ = [
-            *head,
-            ("step", c.c_int64),
-            ("step_source", c.c_uint32),
-            ("reserved", c.c_uint32),
-            ("loss", c.c_double),
-            ("learning_rate", c.c_double),
-            ("gradient_norm", c.c_double),
-            ("batch_id", c.c_uint64),
-            ("given", c.c_uint32),
-            ("reserved2", c.c_uint32),
-            ("prepare_ns", c.c_uint64),
-        ]
 
     class Parameter(c.Structure):
         _fields_ = [
@@ -74,7 +58,7 @@ def _structures() -> tuple[Any, ...]:
             ("numbers", c.c_double * 5),
         ]
 
-    return Step, Parameter, Identity, Scalar, Weight, WeightState
+    return Parameter, Identity, Scalar, Weight, WeightState
 
 
 class Core:
@@ -85,10 +69,7 @@ class Core:
 
         self._torch = torch
         self.core = c.PyDLL(None)
-        self.Step, self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
-        # Kept from step to step, since making them is most of what a step costs here.
-        self._blank_step = self.Step(size=c.sizeof(self.Step), version=ABI)
-        self._byref = c.byref
+        self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         self._given: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
@@ -98,7 +79,7 @@ class Core:
         self.core.foreshock_note_unseen.restype = None
         self.core.foreshock_observe_scalars.argtypes = [c.c_void_p, c.c_size_t]
         self.logs = Logs(self.observe_scalars)
-        for name in ("foreshock_step_end", "foreshock_describe", "foreshock_off"):
+        for name in ("foreshock_describe", "foreshock_off"):
             getattr(self.core, name).argtypes = [c.c_void_p if name != "foreshock_off" else c.c_char_p]
             getattr(self.core, name).restype = None
         self.adapter = c.PyDLL(adapter_path)
@@ -112,6 +93,12 @@ class Core:
             c.c_uint32,
             c.c_uint32,
         ]
+        self.adapter.foreshock_adapter_number.argtypes = [c.c_void_p]
+        self.adapter.foreshock_adapter_number.restype = c.c_double
+        self.adapter.foreshock_adapter_end_step.argtypes = [
+            c.c_int64, c.c_uint32, c.c_double, c.c_uint64, c.c_uint32, c.c_uint64,
+        ]  # fmt: skip
+        self.adapter.foreshock_adapter_end_step.restype = None
         self.core.foreshock_name_weights.argtypes = [c.c_void_p, c.c_size_t]
         self.core.foreshock_weights_due.argtypes = [c.c_void_p, c.c_size_t]
         self.core.foreshock_weights_due.restype = c.c_size_t
@@ -138,16 +125,17 @@ class Core:
     def step_end(
         self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, given_up: int
     ) -> None:
-        begin = perf_counter_ns()
-        record = self.Step.from_buffer_copy(self._blank_step)
-        record.step, record.step_source, given = step, source, given_up
+        given = given_up
         if rate is not None:
-            record.learning_rate, given = rate, given | GIVEN_LEARNING_RATE
+            given |= GIVEN_LEARNING_RATE
         if batch_id is not None:
-            record.batch_id, given = batch_id, given | GIVEN_BATCH_ID
-        record.given = given
-        record.prepare_ns = spent_ns + perf_counter_ns() - begin
-        self.core.foreshock_step_end(self._byref(record))
+            given |= GIVEN_BATCH_ID
+        self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, given, spent_ns)
+
+    def number(self, tensor: Any) -> float | None:
+        """Of a plain tensor of one element on the host; None for any other."""
+        value = self.adapter.foreshock_adapter_number(tensor._cdata)
+        return value if value == value else None  # noqa: PLR0124  # NaN
 
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, untold: bool) -> int:
         known, array = self._given  # together: another thread may step too

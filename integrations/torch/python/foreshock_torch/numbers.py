@@ -42,8 +42,13 @@ def word(value: Any) -> int | None:
 
 def _index(value: Any) -> int | None:
     """The whole number that a Python or NumPy integer is; a tensor, which may be on a device, is none."""
+    kind = type(value)
+    if kind is int:
+        return value
+    if not hasattr(kind, "__index__") or hasattr(kind, "dim"):  # an exception here would cost more than all else
+        return None
     try:
-        return None if hasattr(type(value), "dim") else operator.index(value)
+        return operator.index(value)
     except Exception as error:
         if is_of_trainer(error):
             raise
