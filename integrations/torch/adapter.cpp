@@ -185,10 +185,13 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* param
   return gradients.core_ns() - before;
 }
 
-// Instead of foreshock_adapter_step_begins: nonzero if that would tell nothing. Then no parameter need be
-// looked at.
-FORESHOCK_EXPORT int foreshock_adapter_step_is_quiet(void) {
-  return foreshock::adapter::gradient_report().passes_over() ? 1 : 0;
+// Instead of foreshock_adapter_step_begins, if that would tell nothing, so that no parameter need be looked
+// at: returns how many weights are due, as foreshock_weights_due does (`room` 0: not asked). Negative, and
+// nothing was done, if there was no backward pass or gradients are wanted.
+FORESHOCK_EXPORT int64_t foreshock_adapter_begin_quiet_step(uint32_t* numbers, size_t room) {
+  if (foreshock::adapter::training_clock().backwards() == 0) return -1;
+  if (!foreshock::adapter::gradient_report().passes_over()) return -1;
+  return room == 0 ? 0 : static_cast<int64_t>(foreshock_weights_due(numbers, room));
 }
 
 // Value of a tensor of one element in the memory of the host, by its TensorImpl's address; NaN: there is

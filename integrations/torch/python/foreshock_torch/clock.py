@@ -88,7 +88,9 @@ class Monitor:
         self._called: dict[int, tuple[Named, str]] = {}  # name and layer's label by address, as the core has them
         self._described = self._placed = self._has_forgotten = False
         self._whole = True
-        self._shape: tuple[Any, ...] | None = None  # of the optimizer that ticks, alone, once its tensors have names
+        self._shape: tuple[int, ...] | None = None  # of the optimizer that ticks, alone, once its tensors have names
+        self._is_quiet = False  # the step that has begun
+        self._in_core = 0  # nanoseconds of it
         self._ticks = 0
         self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it
         self._rate: float | None = None  # learning rate of the step that is told next
@@ -110,6 +112,11 @@ class Monitor:
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         begin = perf_counter_ns()
+        self._is_quiet = False
+        if not has_stepped and self._begins_quietly(optimizer):
+            in_core, self._in_core = self._in_core, 0
+            self._spend(begin, in_core)
+            return
         self.core.reports_steps()
         in_core = 0
         if self._clock_is_another_than(optimizer):
@@ -146,10 +153,6 @@ class Monitor:
 
     def _begin(self, optimizer: Any, has_stepped: bool) -> int:
         """Nanoseconds spent in the core, which accounts for them itself; as of the others here."""
-        shape = self._shape_of(optimizer)
-        if shape == self._shape and self._ticks % self.LOOK_EVERY and self._is_quiet():
-            self.weights.due()
-            return 0 if has_stepped else self.weights.before(optimizer)
         self._shape = None
         together = [optimizer, *self._others.companions(optimizer)]
         addresses = [p._cdata for o in together for p in parameters_of(o)]
@@ -167,21 +170,75 @@ class Monitor:
         if not has_stepped:
             in_core += self.weights.before(optimizer)
         if self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
-            self._shape = shape
+            self._shape = self._shape_of(optimizer)
         return in_core
 
-    def _is_quiet(self) -> bool:
-        """Whether this step has neither norms of gradients nor, if it is not sampled, use for them."""
-        return not self._owners.has_lost and bool(self.core.adapter.foreshock_adapter_step_is_quiet())
+    # A training that has settled has one optimizer, whose tensors have names. Of its steps that are neither sampled
+    # nor have norms of gradients only what is below is done.
 
-    def _shape_of(self, optimizer: Any) -> tuple[Any, ...] | None:
-        """What tells at little cost that the optimizer may step other parameters than before: its number of groups,
-        and of the first and the last one which list it is, how long, and the tensor at its end. None: not known."""
-        these = groups(optimizer)
-        if not these:
+    @staticmethod
+    def _shape_of(optimizer: Any) -> tuple[int, ...] | None:
+        """What shows at little cost that the optimizer steps other parameters than before: its number of groups, and of
+        the first and the last one which list it is, how long, and the tensor at its end. None: it is not as usual."""
+        if type(optimizer).__getattribute__ is not object.__getattribute__:
             return None
-        ends = [parameters_in(these[0]), parameters_in(these[-1])]
-        return len(these), *((id(end), len(end), end[-1]._cdata if end else 0) for end in ends)
+        these = optimizer.param_groups
+        if type(these) is not list or not these:
+            return None
+        first, last = these[0]["params"], these[-1]["params"]
+        if type(first) is not list or type(last) is not list or not first or not last:
+            return None
+        return len(these), id(first), len(first), id(last), len(last), last[-1]._cdata
+
+    def _begins_quietly(self, optimizer: Any) -> bool:
+        shape = self._shape
+        if shape is None or self._ticks % self.LOOK_EVERY == 0 or self._given_up:
+            return False
+        if (
+            self._clock is None
+            or self._clock() is not optimizer
+            or is_profiled()
+            or self._owners.has_lost
+            or self._shape_of(optimizer) != shape
+        ):
+            return False
+        due = self.core.begin_quiet_step(self.weights.is_any_held)
+        self._is_quiet = due is not None
+        if due:
+            self._in_core = self.weights.due_are(due, optimizer)
+        return self._is_quiet
+
+    def _ends_quietly(self, optimizer: Any, begin: int) -> bool:
+        """False, and nothing was done, where the optimizer has to be looked at."""
+        if self._clock() is not optimizer or self.reported or self._losses or self.weights.is_any_due:
+            return False
+        group, states = optimizer.param_groups[0], optimizer.state
+        parameter = group["params"][0]
+        if parameter.grad is None or not isinstance(states, dict) or hasattr(optimizer, "found_inf"):
+            return False
+        state, rate = states.get(parameter), group.get("lr")
+        value = state.get("step") if type(state) is dict else None
+        if type(value) is self._torch.Tensor:
+            value = self.core.number(value)
+            value = int(value) if value is not None and 0 <= value < 2**53 else None
+        if type(value) is not int or type(rate) is not float or "step" in group:
+            return False
+        now = (parameter._cdata, value)
+        if now == self._state_seen:
+            return False
+        self._state_seen = now
+        self._tick()
+        self.core.logs.tick()
+        own = perf_counter_ns() - begin + self.core.logs.take_spent()
+        self._own_ns += own
+        if self._fuse.blows(self._own_ns, begin):
+            self._given_up = GIVEN_UP
+        self._told = value
+        self.core.step_end(value, OPTIMIZER_STATE, rate, self.batch_id, self._spent_ns + own, self._given_up)
+        begin = perf_counter_ns()
+        self.core.adapter.foreshock_adapter_step_ended()
+        self.batch_id, self._spent_ns = None, perf_counter_ns() - begin
+        return True
 
     def _begin_bare(self, optimizer: Any) -> int:
         """The core still asks whose turn it is, so that the turns that nobody takes are counted."""
@@ -195,6 +252,10 @@ class Monitor:
 
     def after_step(self, optimizer: Any) -> None:
         begin = perf_counter_ns()
+        if self._is_quiet:
+            self._is_quiet = False
+            if self._ends_quietly(optimizer, begin):
+                return
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
             self._spend(begin, self._late(optimizer, self.weights.after))

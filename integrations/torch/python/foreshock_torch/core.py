@@ -93,6 +93,8 @@ class Core:
             c.c_uint32,
             c.c_uint32,
         ]
+        self.adapter.foreshock_adapter_begin_quiet_step.argtypes = [c.c_void_p, c.c_size_t]
+        self.adapter.foreshock_adapter_begin_quiet_step.restype = c.c_int64
         self.adapter.foreshock_adapter_number.argtypes = [c.c_void_p]
         self.adapter.foreshock_adapter_number.restype = c.c_double
         self.adapter.foreshock_adapter_end_step.argtypes = [
@@ -131,6 +133,15 @@ class Core:
         if batch_id is not None:
             given |= GIVEN_BATCH_ID
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, given, spent_ns)
+
+    def begin_quiet_step(self, asks_weights: bool) -> list[int] | None:
+        """Numbers of the weights that are due. None: the step is not quiet, and nothing was done."""
+        count = self.adapter.foreshock_adapter_begin_quiet_step(
+            self._numbers, len(self._numbers) if asks_weights else 0
+        )
+        if count <= 0:
+            return None if count < 0 else []
+        return self._numbers[:count]
 
     def number(self, tensor: Any) -> float | None:
         """Of a plain tensor of one element on the host; None for any other."""

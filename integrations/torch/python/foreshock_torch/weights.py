@@ -152,6 +152,15 @@ class Weights:
         self._due = []
 
     @property
+    def is_any_held(self) -> bool:
+        return bool(self._held)
+
+    def due_are(self, due: list[int], optimizer: Any) -> int:
+        """What due() and before() do, where the core was asked already."""
+        self._due = due
+        return self.before(optimizer)
+
+    @property
     def is_any_due(self) -> bool:
         return bool(self._due)
 
