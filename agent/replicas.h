@@ -15,7 +15,8 @@ namespace foreshock {
 
 // Frameworks say which tensors they keep equal over ranks: these bear one name on all of them. Any other
 // tensor of a job bears its rank ("rank1.head.weight"). Where such tensors are the same on all ranks at
-// several looks, although they change, the training keeps them equal by hand, and they are replicas from then on.
+// several looks, although they change, the training keeps them equal by hand, and they are replicas from then
+// on.
 class Replicas {
  public:
   static constexpr size_t kMostOpen = 64;  // steps that wait for a rank; then they are compared without it
