@@ -324,6 +324,26 @@ print(json.dumps([told, ranks, handle.id]))
     assert trainer(code) == trainer(code, monitored=False)
 
 
+def test_steps_leave_nothing_to_the_collector(trainer) -> None:
+    """Trainers that switch the collector off count on that."""
+    left = trainer(
+        f"""{TOY}
+import gc
+model = Toy(); opt = torch.optim.Adam(model.parameters(), lr=1e-3); left = []
+def train(steps):
+    for _ in range(steps):
+        opt.zero_grad(); backward(model); opt.step()
+train(100); gc.collect(); gc.disable()
+for _ in range(4):
+    train(50); left.append(gc.collect())
+print(json.dumps(left))
+""",
+        FORESHOCK_EVERY="1",
+        FORESHOCK_MAX_SLOWDOWN="100%",
+    )
+    assert left == [0, 0, 0, 0]
+
+
 def test_nothing_stays_of_a_model_that_is_gone(trainer) -> None:
     grown = trainer(f"""{TOY}
 import gc

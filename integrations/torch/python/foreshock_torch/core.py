@@ -61,6 +61,20 @@ def _structures() -> tuple[Any, ...]:
     return Parameter, Identity, Scalar, Weight, WeightState
 
 
+class Arrays:
+    """Makes ctypes arrays of at least `count` entries. ctypes makes a type for every length, in cycles that only the
+    collector frees; here a length is a power of two, and its type is kept."""
+
+    def __init__(self) -> None:
+        self._types: dict[tuple[Any, int], Any] = {}
+
+    def make(self, kind: Any, count: int) -> Any:
+        room = 1 << max(count - 1, 0).bit_length()
+        if (kind, room) not in self._types:
+            self._types[kind, room] = kind * room
+        return self._types[kind, room]()
+
+
 class Core:
     """libforeshock.so, already in the process, and the adapter; called with the interpreter lock held."""
 
@@ -70,6 +84,7 @@ class Core:
         self._torch = torch
         self.core = c.PyDLL(None)
         self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
+        self._arrays = Arrays()
         self._given: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
@@ -153,14 +168,15 @@ class Core:
         if addresses != known:
             import ctypes as c
 
-            array = (c.c_void_p * len(addresses))(*addresses)
+            array = self._arrays.make(c.c_void_p, len(addresses))
+            array[: len(addresses)] = addresses
             self._given = (addresses, array)
         return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies, untold)
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
         import ctypes as c
 
-        array = (self.Parameter * len(rows))()
+        array = self._arrays.make(self.Parameter, len(rows))
         for entry, (identity, name, layer, elements) in zip(array, rows):
             entry.size, entry.version = c.sizeof(self.Parameter), ABI
             entry.identity, entry.elements = identity, elements
@@ -170,7 +186,7 @@ class Core:
     def name_weights(self, rows: list[Weight]) -> int:
         import ctypes as c
 
-        array = (self.Weight * len(rows))()
+        array = self._arrays.make(self.Weight, len(rows))
         for entry, row in zip(array, rows):
             entry.size, entry.version = c.sizeof(self.Weight), ABI
             entry.name, entry.layer, entry.dims = row.name.encode(), row.layer.encode(), len(row.shape)
@@ -178,7 +194,7 @@ class Core:
             beyond = DIMS - len(row.shape)
             entry.shape[:], entry.part[:] = [*row.shape, *[1] * beyond], [*row.part, *[1] * beyond]
             entry.offset[:] = [*row.offset, *[0] * beyond]
-        self._numbers = (c.c_uint32 * len(rows))()
+        self._numbers = self._arrays.make(c.c_uint32, len(rows))
         return self.core.foreshock_name_weights(array, len(rows))
 
     def is_monitored(self) -> bool:
@@ -189,7 +205,7 @@ class Core:
         return self._numbers[:count]
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
-        array = (self.WeightState * len(rows))()
+        array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step
             entry.addresses[:], entry.numbers[:] = addresses, numbers[1:]
@@ -198,7 +214,7 @@ class Core:
     def observe_scalars(self, rows: list[tuple[str, float, int]]) -> None:
         import ctypes as c
 
-        array = (self.Scalar * len(rows))()
+        array = self._arrays.make(self.Scalar, len(rows))
         for entry, (name, value, step) in zip(array, rows):
             entry.size, entry.version = c.sizeof(self.Scalar), ABI
             entry.name, entry.value, entry.step = name.encode(errors="replace"), value, step
