@@ -324,6 +324,31 @@ print(json.dumps([told, ranks, handle.id]))
     assert trainer(code) == trainer(code, monitored=False)
 
 
+def test_a_step_near_the_end_of_the_stack_goes_as_ever(trainer) -> None:
+    """A program that fails at some depth fails at the same depth."""
+    code = f"""
+import json, sys
+import torch.nn.functional as F
+torch.manual_seed(0); torch.set_num_threads(1)
+def sdpa(q, k, v): return F.scaled_dot_product_attention(q, k, v)
+{TOY}
+model = Toy(); opt = torch.optim.AdamW(model.parameters(), lr=0.01); done = []
+def down(n):
+    if n == 0: return opt.step()
+    return down(n - 1)
+backward(model); down(3)
+base = len(__import__("inspect").stack())
+for n in range(230, 300):
+    backward(model); sys.setrecursionlimit(300 + base)
+    try: down(n); done.append(n)
+    except RecursionError: pass
+    finally: sys.setrecursionlimit(3000)
+print(json.dumps([done, [p.double().sum().item() for p in model.parameters()]]))
+"""
+    told = trainer(code, FORESHOCK_EVERY="1", FORESHOCK_MAX_SLOWDOWN="100%")
+    assert told == trainer(code, monitored=False)
+
+
 def test_steps_leave_nothing_to_the_collector(trainer) -> None:
     """Trainers that switch the collector off count on that."""
     left = trainer(

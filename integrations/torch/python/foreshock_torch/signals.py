@@ -22,8 +22,13 @@ def is_of_trainer(error: BaseException) -> bool:
     have been replaced since). What another thread sends is raised in a frame of ours and of a class that nothing which
     we call raises.
     """
-    if isinstance(error, RecursionError):  # of ours, since the trainer's own stack is nearly full
+    try:
+        return not isinstance(error, RecursionError) and _is_of_trainer(error)
+    except RecursionError:  # of ours, since the trainer's own stack is nearly full
         return False
+
+
+def _is_of_trainer(error: BaseException) -> bool:
     codes = _codes_of_handlers()
     trace, interrupted = error.__traceback__, None
     while trace is not None:
