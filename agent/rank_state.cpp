@@ -81,8 +81,10 @@ double ratio_limit(uint32_t tensor) {
   return kLimits[tensor];
 }
 
-bool is_alarm(const std::optional<Bias>& bias) {
-  return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > kBiasUlp;
+double bias_limit(uint32_t tensor) { return tensor < segment::kPasses ? kBiasUlp : kBiasUlpKeys; }
+
+bool is_alarm(const std::optional<Bias>& bias, double limit) {
+  return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
 // The last step at which the layer's slices showed it; of a bias, which only the pool shows, of the last
@@ -101,13 +103,14 @@ double alarm_nearness(const LayerStatistics& layer) {
     const PassStatistics& statistics = *known;
     if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
     nearness = std::max(nearness, max_of(statistics.fused_ratio).value_or(0) / ratio_limit(tensor));
+    nearness = std::max(nearness, max_of(statistics.conservation_ratio).value_or(0) / kConservationRatio);
+    const std::optional<Bias> excess = statistics.excess_bias.bias();
+    if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
+        !is_alarm(statistics.rounded_bias.bias(), kBiasUlp))
+      nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor));
     if (tensor >= segment::kPasses) continue;
     nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(tensor));
     nearness = std::max(nearness, max_of(statistics.lse_error_ratio).value_or(0));
-    const std::optional<Bias> excess = statistics.excess_bias.bias();
-    if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
-        !is_alarm(statistics.rounded_bias.bias()))
-      nearness = std::max(nearness, std::fabs(excess->ulp) / kBiasUlp);
   }
   return nearness;
 }
@@ -117,17 +120,18 @@ std::optional<double> ratio_of(double train, double own, double agent, int cores
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
 }
 
-bool several_beyond(const SampleWindow& values, double limit) {
+bool several_beyond(const SampleWindow& values, double limit, int several = kSlicesBeyond) {
   return std::count_if(values.data(), values.data() + values.size(), [&](double x) { return x > limit; }) >=
-         kSlicesBeyond;
+         several;
 }
 
 }  // namespace
 
-bool is_biased(const PassStatistics& pass) {
+bool is_biased(const PassStatistics& pass, uint32_t tensor) {
+  const double limit = bias_limit(tensor);
   const std::optional<Bias> own = pass.bias.bias(), excess = pass.excess_bias.bias();
-  return is_alarm(own) && is_alarm(excess) && (own->ulp > 0) == (excess->ulp > 0) &&
-         !is_alarm(pass.rounded_bias.bias());
+  return is_alarm(own, limit) && is_alarm(excess, limit) && (own->ulp > 0) == (excess->ulp > 0) &&
+         !is_alarm(pass.rounded_bias.bias(), kBiasUlp);
 }
 
 // The more telling one first: a bias moves the ratio too.
@@ -140,22 +144,24 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
     alarms.push_back({&layer, pass_of(tensor), of, value, last_supported(statistics, of), tensor});
   };
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
-  if (tensor < segment::kPasses && is_biased(statistics) && !layer.is_mixed)
-    add("bias", statistics.bias.bias()->ulp);
+  if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
   // One fault is one alarm: the second is of errors that unfused attention has too, as under large scores. dK
   // and dV have it alone: with the given log-sum-exp the error of the rounded scores of unfused attention
   // does not cancel.
   if (tensor < segment::kPasses && several_beyond(statistics.deviation_ratio, ratio_limit(tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
-  else if (several_beyond(statistics.fused_ratio, ratio_limit(tensor)))
+  else if (several_beyond(statistics.fused_ratio, ratio_limit(tensor),
+                          tensor < segment::kPasses ? kSlicesBeyond : kSlicesBeyondKeys))
     add("fused_ratio", max_of(statistics.fused_ratio));
+  if (several_beyond(statistics.conservation_ratio, kConservationRatio))
+    add("conservation", max_of(statistics.conservation_ratio));
   if (several_beyond(statistics.lse_error_ratio, 1)) add("log_sum_exp", max_of(statistics.lse_error_ratio));
   return alarms;
 }
 
 bool is_nonfinite(const SliceDeviation& d) {
   const auto is_infinite = [](const std::optional<double>& value) { return value && std::isinf(*value); };
-  return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max);
+  return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max) || d.nonfinite_anywhere;
 }
 
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
@@ -165,6 +171,7 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
     if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
     if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(tensor))) continue;
     if (of == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > ratio_limit(tensor))) continue;
+    if (of == "conservation" && !(deviation.conservation_ratio.value_or(0) > kConservationRatio)) continue;
     if (of == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > 1)) continue;
     if (of == "bias" && !(deviation.bias.denominator > 0)) continue;
     PastAlarm& past =
@@ -325,6 +332,8 @@ KeyColumns columns_of(const segment::SlotView& view) {
   columns.value = data_of<void*>(view.payload[segment::kValue]);
   columns.grad_key = data_of<void*>(view.payload[segment::kGradKey]);
   columns.grad_value = data_of<void*>(view.payload[segment::kGradValue]);
+  columns.sums = data_of<ColumnSum>(view.payload[segment::kKeySums]);
+  columns.keys = static_cast<int64_t>(slot.key_length);
   return columns;
 }
 
@@ -364,6 +373,7 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassS
   ++pass->judged;
   pass->last_step = cluster.step;
   pass->partial += deviation.partial;
+  pass->with_partial_rows += deviation.partial_rows > 0;
   pass->nonfinite += is_nonfinite(deviation);
   pass->nonfinite_slices.add(is_nonfinite(deviation));
   add(pass->relative_error_mean, deviation.relative_error_mean);
@@ -569,6 +579,19 @@ std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
   return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
 }
 
+// What a slice of key positions says of gradients that it does not hold. Conservation is that of calls that
+// see all keys which their log_sum_exp covers: only slices of rows show it.
+void add_all_keys(const SliceDeviation& deviation, const segment::Slot& slot, LayerStatistics* layer) {
+  if (slot.columns == 0) return;
+  PassStatistics& rows = layer->pass[1];
+  if (rows.judged >= kWholeCalls && rows.with_partial_rows == 0)
+    add(statistics_of(static_cast<uint32_t>(deviation.tensor), layer).conservation_ratio,
+        deviation.conservation_ratio);
+  if (!deviation.nonfinite_grad_query) return;
+  ++rows.nonfinite;
+  rows.nonfinite_slices.add(1);
+}
+
 // Hash of what the calls of one layer have in common.
 uint64_t kind_of(const segment::Slot& slot) {
   uint64_t hash = 1;
@@ -611,6 +634,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (tensor < segment::kPasses)
     rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
+  add_all_keys(deviation, slot, &statistics);
   if (known != nullptr) {
     statistics.label = layer.label;
     statistics.name = layer.name;

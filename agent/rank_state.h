@@ -104,17 +104,20 @@ struct PassStatistics {
   // Of the kernel, what it exceeds that of a sound algorithm by on the same slices, and of the reference
   // rounded.
   BiasPool bias, excess_bias, rounded_bias;
+  // Of dK and dV, what they do not conserve over all keys.
+  SampleWindow conservation_ratio;
+  // Slices with rows whose log_sum_exp covers more keys than the call has.
+  uint64_t with_partial_rows = 0;
   uint64_t partial = 0;    // slices of calls that saw a part of the keys (context parallelism)
   int64_t last_step = -1;  // of the last slice judged
 };
 
-// Of the tensors that slices of key positions are judged by, once there is one: grad_key, grad_value. Biases
-// are pooled and no alarm.
+// Of the tensors that slices of key positions are judged by, once there is one: grad_key, grad_value.
 using KeyStatistics = std::vector<PassStatistics>;
 
 // Whether the kernel has a bias of its own: large and sure, beyond what a sound algorithm has on the same
-// slices and beyond what the rounded reference has.
-bool is_biased(const PassStatistics& pass);
+// slices and beyond what the rounded reference has. `tensor` is a JudgedTensor.
+bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
 struct ScoreStatistics {
   SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
@@ -236,7 +239,7 @@ constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
-  const char* of;  // nonfinite, bias, deviation_ratio, fused_ratio or log_sum_exp
+  const char* of;  // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;
   // Of the last slice that supports it; an alarm holds until 64 later slices have replaced it, and after a
   // divergence there may be none.

@@ -69,6 +69,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.deviation_ratio = deviation.deviation_ratio;
   line.fused_error_norm = deviation.fused_error_norm;
   line.fused_ratio = deviation.fused_ratio;
+  line.conservation_ratio = deviation.conservation_ratio;
   line.reference_norm = deviation.reference_norm;
   line.effective_rows = deviation.effective_rows;
   line.plain_effective_rows = deviation.plain_effective_rows;

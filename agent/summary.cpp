@@ -172,6 +172,8 @@ std::string fault_text(const std::string& of, std::optional<double> value) {
   if (of == "bias") return "biased by " + formatted("%+.2f ulp", value);
   if (of == "nonfinite") return "NaN or Inf where the fp64 reference has none";
   if (of == "fused_ratio") return "error up to " + formatted("%.3gx", value) + " of fused attention";
+  if (of == "conservation")
+    return "sum over all keys off by " + formatted("%.3gx", value) + " of its rounding";
   if (of == "log_sum_exp") return "log-sum-exp error " + formatted("%.3gx", value) + " of its rounding";
   return "error up to " + formatted("%.3gx", value) + " of plain attention";
 }
@@ -224,7 +226,7 @@ const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   for (const RankStatistics* rank : ranks) {
     const bool is_mixed = std::any_of(rank->layers.begin(), rank->layers.end(),
                                       [](const auto& each) { return each.second.is_mixed; });
-    if (!is_mixed && is_biased(rank->pass[pass])) return rank;
+    if (!is_mixed && is_biased(rank->pass[pass], pass)) return rank;
   }
   return nullptr;
 }

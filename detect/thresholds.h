@@ -17,14 +17,28 @@ inline constexpr double kDeviationRatioBackward = 3;
 // 1024 and 3 at 4096. An error of 5 % is beyond 10.
 inline constexpr double kDeviationRatioKeys = 6;
 
+// Of dK and dV over all keys: what is not conserved, over what roundings leave (shadow/conservation.h). Sound
+// calls of PyTorch's CPU kernel have at most 0.7 (bench/verdicts.py's situations); a key of 256 that is left
+// out gives 7 of dK and 2.5 of dV.
+inline constexpr double kConservationRatio = 3;
+
+// A layer's backward slices of rows that show that its calls see all keys, before conservation is judged.
+inline constexpr uint64_t kWholeCalls = 4;
+
 // So many of a layer's last 64 slices beyond the limit: one slice may be so by chance, where plain attention
 // happens to err little; a single bad head among 32 gives two.
 inline constexpr int kSlicesBeyond = 2;
+// Of dK and dV, whose slices count however few of their positions have a gradient: where a training knows its
+// data by heart, one slice of dK in 800 is beyond the limit.
+inline constexpr int kSlicesBeyondKeys = 3;
 
 // Pooled signed bias of a pass, in ulp, and how sure it must be between slices. Both must be exceeded, and
 // not by the rounded reference too.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
+// Of dK and dV, which PyTorch's CPU kernel adds up in bf16: it exceeds the bias of fused attention by up to
+// 0.05 ulp, at 3 standard errors, at 256 to 8192 positions (bench/verdicts.py's situations).
+inline constexpr double kBiasUlpKeys = 0.25;
 
 // The detectors, in the order of the table below.
 enum class DetectorId : int {

@@ -154,6 +154,9 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
     "The other noise floor: error_norm of fused attention in the same precision, with scores in fp32.")      \
   X(RecordNumber, fused_ratio, "ratio",                                                                      \
     "Error of the kernel over the error of fused attention. Absent where deviation_ratio would be.")         \
+  X(RecordNumber, conservation_ratio, "ratio",                                                               \
+    "Of grad_key and grad_value over all keys of the kv-head: how far their sum is from 0, or from that of " \
+    "the output's gradient, over what roundings leave. Says nothing of calls that are partial.")             \
   X(RecordNumber, reference_norm, "1", "Norm of the reference over the rows compared.")                      \
   X(RecordNumber, effective_rows, "rows",                                                                    \
     "Number of rows over which the two errors are spread: (sum of e)^2 over sum of e^2, with the "           \

@@ -5,6 +5,10 @@
 #ifndef FORESHOCK_KERNELS_CONSERVATION_H_
 #define FORESHOCK_KERNELS_CONSERVATION_H_
 
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
 #include "kernels/dtype.h"
 
 namespace foreshock {
@@ -79,6 +83,16 @@ inline constexpr uint32_t kColumnLanes = 128;
 // neighbours share one.
 Conservation conservation(const TensorView& grad_out, const TensorView& grad_key,
                           const TensorView& grad_value, int64_t batch, int64_t kv_head);
+
+// What a sampled backward call is summed up by: a ColumnSum for each column of dK, then of dV, over all keys
+// of one batch and kv-head, and one for dQ of the query heads that share it, of which only `nonfinite` is
+// counted.
+constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
+
+// Writes key_sum_count() sums. The tensors are [batch, heads or kv_heads, queries or keys, dim], of one
+// floating format. Rows are added in order.
+void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
+                   int64_t batch, int64_t kv_head, ColumnSum* to);
 
 }  // namespace foreshock
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/conservation.h"
 #include "kernels/gather.h"
 
 namespace foreshock {
@@ -287,6 +288,8 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
     sizes[segment::kLogSumExp] = keys * size_of_dtype(slot.lse_dtype);
     sizes[segment::kKey] = sizes[segment::kGradKey] = rows * slot.head_dim * element;
     sizes[segment::kValue] = sizes[segment::kGradValue] = rows * slot.value_dim * element;
+    if (is_first)
+      sizes[segment::kKeySums] = key_sum_count(slot.head_dim, slot.value_dim) * segment::kKeySumBytes;
     return;
   }
   sizes[segment::kQuery] = rows * slot.head_dim * element;
@@ -471,6 +474,9 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
   put_keys(call.value, segment::kValue);
   put_keys(call.grad_key, segment::kGradKey);
   put_keys(call.grad_value, segment::kGradValue);
+  static_assert(sizeof(ColumnSum) == segment::kKeySumBytes);
+  sum_over_keys(call.grad_query, call.grad_key, call.grad_value, slice.batch, slice.kv_head,
+                reinterpret_cast<ColumnSum*>(at(segment::kKeySums)));
 }
 
 // The same view, beginning with column `first` of its rows.

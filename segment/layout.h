@@ -34,7 +34,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 8;
+inline constexpr uint32_t kLayoutVersion = 9;
 
 inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 13;  // in the order of FORESHOCK_SKIP_... in hook.h
@@ -258,8 +258,11 @@ enum PayloadId : uint32_t {
   kGradQuery,
   kGradKey,
   kGradValue,
+  kKeySums,  // kernels/conservation.h: key_sum_count() sums over all keys
   kPayloads = 12
 };
+
+inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, a count
 
 // What one slice may be at most, whatever room a trainer has made: a million keys of 128 + 128 dimensions in
 // two bytes, 4 million where they are smaller. A trainer needs --memory beyond 512 MiB to make a larger one;

@@ -180,6 +180,7 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
     sizes[kLogSumExp] = keys * element_bytes(slot.lse_dtype);
     sizes[kKey] = sizes[kGradKey] = rows * slot.head_dim * element;
     sizes[kValue] = sizes[kGradValue] = rows * slot.value_dim * element;
+    if (slot.part == 0) sizes[kKeySums] = (slot.head_dim + slot.value_dim + 1) * kKeySumBytes;
     return;
   }
   sizes[kQuery] = rows * slot.head_dim * element;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "shadow/conservation.h"
 #include "shadow/rounding.h"
 
 namespace foreshock {
@@ -394,6 +395,38 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   return d;
 }
 
+// fp16 overflows in sound trainings that scale their loss.
+bool may_overflow(const KeyColumns& c, const ColumnGradients& exact) {
+  if (c.dtype == DType::kFp16) return true;
+  const double limit = c.dtype == DType::kFp64 ? 0x1p1000 : 0x1p112;
+  const auto is_large = [&](double x) { return !(std::fabs(x) < limit); };
+  return std::any_of(exact.grad_key.begin(), exact.grad_key.end(), is_large) ||
+         std::any_of(exact.grad_value.begin(), exact.grad_value.end(), is_large);
+}
+
+void judge_all_keys(const KeyColumns& c, const ColumnGradients& exact, ColumnDeviation* d) {
+  if (c.sums == nullptr) return;
+  const auto nonfinite_of = [&](int first, int count) {
+    uint64_t sum = 0;
+    for (int n = first; n < first + count; ++n) sum += c.sums[n].nonfinite;
+    return sum;
+  };
+  d->grad_key.nonfinite_gradient = nonfinite_of(0, c.head_dim);
+  d->grad_value.nonfinite_gradient = nonfinite_of(c.head_dim, c.value_dim);
+  const size_t rows = c.rows();
+  if (d->grad_key.nonfinite_inputs + count_nonfinite(c.out, c.dtype, rows * c.value_dim) +
+          count_nonfinite(c.log_sum_exp, c.log_sum_exp_dtype, rows) >
+      0)
+    return;
+  const ConservationRatios ratios = conservation_of(c);
+  d->grad_key.conservation_ratio = ratios.grad_key;
+  d->grad_value.conservation_ratio = ratios.grad_value;
+  if (may_overflow(c, exact)) return;
+  d->grad_key.nonfinite_anywhere = d->grad_key.nonfinite_gradient > 0;
+  d->grad_value.nonfinite_anywhere = d->grad_value.nonfinite_gradient > 0;
+  d->grad_key.nonfinite_grad_query = nonfinite_of(c.head_dim + c.value_dim, 1) > 0;
+}
+
 }  // namespace
 
 ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
@@ -402,6 +435,7 @@ ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
   ColumnDeviation d = {compare_columns(columns, JudgedTensor::kGradKey, *workspace),
                        compare_columns(columns, JudgedTensor::kGradValue, *workspace)};
   d.grad_key.nonfinite_inputs = d.grad_value.nonfinite_inputs = nonfinite_inputs_of(columns);
+  judge_all_keys(columns, workspace->exact, &d);
   return d;
 }
 

@@ -96,7 +96,13 @@ struct SliceDeviation {
   uint64_t nonfinite_inputs = 0;
   uint64_t nonfinite_out = 0;
   uint64_t nonfinite_lse = 0;
-  uint64_t nonfinite_gradient = 0;  // of the judged one
+  uint64_t nonfinite_gradient = 0;  // of the judged one; of dK and dV of all keys, if their sums are given
+
+  // Slices of key positions. Of what the whole gradient conserves (conservation.h); it holds where the call
+  // saw all keys that its log_sum_exp covers. And whether elements are not finite anywhere in dK or dV, or
+  // (given with dK) in dQ, while the inputs are and no sampled gradient is near the end of its format.
+  std::optional<double> conservation_ratio;
+  bool nonfinite_anywhere = false, nonfinite_grad_query = false;
 
   // Sum of grad_out * (out - out*) over the rows compared by their out; backward slices only. Absent when no
   // row was or the sum is not finite.

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/conservation.h"
 #include "kernels/dtype.h"
 #include "shadow/slice.h"
 
@@ -41,6 +42,10 @@ struct KeyColumns {
   const void* value = nullptr;       // [columns][value_dim]
   const void* grad_key = nullptr;    // [columns][head_dim], the trainer's result
   const void* grad_value = nullptr;  // [columns][value_dim], the trainer's result
+
+  // key_sum_count() sums over all keys of the kv-head; null: not given.
+  const ColumnSum* sums = nullptr;
+  int64_t keys = 0;  // of the call
 
   size_t rows() const { return static_cast<size_t>(heads) * queries; }
 };

@@ -87,7 +87,7 @@ TEST(Pipeline, WrongGradientOfValuesIsNamedAndThatOfKeysIsNot) {
   Pipeline pipeline(nullptr);
   RankStatistics rank;
   for (int n = 1; n <= 4; ++n) {
-    trainer.sample_columns(n, 1, n > 2 ? 1.05 : 1);
+    trainer.sample_columns(n, 1, n > 1 ? 1.05 : 1);
     pipeline.poll(*reader, &rank);
   }
   const std::vector<LayerAlarm> alarms = rank.alarms();
@@ -97,6 +97,35 @@ TEST(Pipeline, WrongGradientOfValuesIsNamedAndThatOfKeysIsNot) {
   EXPECT_STREQ(kJudgedTensorNames[alarms[0].tensor], "grad_value");
   EXPECT_EQ(alarms[0].last_step, 4);
   EXPECT_EQ(rank.worst_layer()->label, "003");
+}
+
+// What one alarm of grad_key is called when four slices of key positions, each right, come from calls whose
+// dK is wrong elsewhere.
+std::string alarm_of_unsampled_keys(double error, uint64_t whole_calls, uint64_t partial_calls) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  PassStatistics& rows = rank.layer_of("003")->pass[1];
+  rows.judged = whole_calls;
+  rows.with_partial_rows = partial_calls;
+  for (int n = 1; n <= 4; ++n) {
+    trainer.sample_columns(n, 1, 1, 0, error);
+    pipeline.poll(*reader, &rank);
+  }
+  const std::vector<LayerAlarm> alarms = rank.alarms();
+  if (alarms.empty()) return "";
+  EXPECT_EQ(alarms.size(), 1u);
+  EXPECT_STREQ(kJudgedTensorNames[alarms[0].tensor], "grad_key");
+  return alarms[0].of;
+}
+
+TEST(Pipeline, ErrorOfKeysThatAreNotSampledIsFoundByConservation) {
+  EXPECT_EQ(alarm_of_unsampled_keys(0, kWholeCalls, 0), "");
+  EXPECT_EQ(alarm_of_unsampled_keys(0.01, kWholeCalls, 0), "conservation");
+  EXPECT_EQ(alarm_of_unsampled_keys(0.01, kWholeCalls - 1, 0), "") << "the calls may see a part of the keys";
+  EXPECT_EQ(alarm_of_unsampled_keys(0.01, 10 * kWholeCalls, 1), "") << "as with context parallelism";
+  EXPECT_EQ(alarm_of_unsampled_keys(NAN, 0, 1), "nonfinite");
 }
 
 TEST(Pipeline, CallsWithoutALayerAreJudgedAsOne) {

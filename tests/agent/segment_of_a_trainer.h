@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -97,7 +98,9 @@ class SegmentOfATrainer {
   }
 
   // Four key positions of eight query rows, in fp32; the factors are how wrong dK and dV are.
-  void sample_columns(int64_t step, double key_factor, double value_factor, int layer = 0) {
+  // `elsewhere` is what dK of a key that is not sampled has more than it should.
+  void sample_columns(int64_t step, double key_factor, double value_factor, int layer = 0,
+                      double elsewhere = 0) {
     constexpr int kRows = 8, kKeys = 4, kDim = 2;
     segment::Slot* slot = claim(step, 1, layer);
     ASSERT_NE(slot, nullptr);
@@ -145,6 +148,18 @@ class SegmentOfATrainer {
     put(segment::kValue, value);
     put(segment::kGradKey, grad_key);
     put(segment::kGradValue, grad_value);
+    // kernels/conservation.h: a sum, squared ulps and a count for each column of dK, of dV, and for dQ.
+    uint64_t* sums = reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(slot) + at);
+    slot->payload[segment::kKeySums] = {at, (2 * kDim + 1) * segment::kKeySumBytes};
+    std::fill_n(sums, 3 * (2 * kDim + 1), 0);
+    for (int column = 0; column < 2 * kDim; ++column) {
+      double sum = 0;
+      for (int k = 0; k < kKeys; ++k)
+        sum += static_cast<float>((column < kDim ? grad_key : grad_value)[k * kDim + column % kDim]);
+      sums[3 * column] = std::bit_cast<uint64_t>(sum + (column == 0 ? elsewhere : 0));
+      sums[3 * column + 2] = std::isnan(elsewhere) && column == 0 ? 1 : 0;
+      sums[3 * column + 1] = std::bit_cast<uint64_t>(0x1p-46 * kKeys);
+    }
     writer.publish(slot, tickets_);
   }
 

@@ -125,7 +125,7 @@ TEST(Summary, SaysHowMuchWasJudgedByTheGradientsOfKeys) {
 TEST(Summary, NamesTheGradientThatIsWrong) {
   RankStatistics rank = rank_with_keys(1.25, 1.5);
   PassStatistics& keys = statistics_of(2, rank.layer_of("001"));
-  for (int n = 0; n < 2; ++n) keys.fused_ratio.add(20);
+  for (int n = 0; n < kSlicesBeyondKeys; ++n) keys.fused_ratio.add(20);
   keys.past["fused_ratio"] = {40, 172, 20};
   const std::string text = unwrapped(text_of(rank));
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT"));

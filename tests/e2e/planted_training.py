@@ -15,6 +15,7 @@ from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
 
 LAYERS, GUILTY, LAYERS_OF_MANY = 3, 1, 5
 OP = "_scaled_dot_product_flash_attention_for_cpu"
+LOST_KEY = 5  # the position whose dK is left out
 
 
 def head_error(out: torch.Tensor) -> None:
@@ -29,16 +30,29 @@ def bias(out: torch.Tensor, numbers: torch.Generator) -> None:
 
 
 class WrongKernel:
-    """torch's kernel, and what `plant` does to the output in the guilty layer; calls come in the layers' order."""
+    """torch's kernel, and what `plant` does to its results in the guilty layer; calls come in the layers' order, those
+    of the backward in the reverse order."""
 
     def __init__(self, plant: str, all_layers: bool) -> None:
-        self.plant, self.calls, self.all_layers = plant, 0, all_layers
+        self.plant, self.calls, self.backward_calls, self.all_layers = plant, 0, 0, all_layers
         self.numbers = torch.Generator().manual_seed(7)  # of its own: the training draws none of these
         self.original = torch.library.get_kernel(f"aten::{OP}", "CPU")
+        self.original_backward = torch.library.get_kernel(f"aten::{OP}_backward", "CPU")
         self.library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is replaced
             self.library.impl(OP, self, "CPU", with_keyset=True)
+            self.library.impl(f"{OP}_backward", self.backward, "CPU", with_keyset=True)
+
+    def backward(self, keys: object, *arguments: object, **more: object) -> tuple[torch.Tensor, ...]:
+        gradients = self.original_backward.call_boxed(keys, *arguments, **more)
+        guilty = self.backward_calls % LAYERS == LAYERS - 1 - GUILTY
+        self.backward_calls += 1
+        if guilty and self.plant == "key":
+            gradients[1][:, :, LOST_KEY] = 0
+        if guilty and self.plant == "NaN" and self.backward_calls > 20 * LAYERS:
+            gradients[2][:, :, LOST_KEY, 0] = torch.nan
+        return gradients
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[torch.Tensor, torch.Tensor]:
         out, log_sum_exp = self.original.call_boxed(keys, *arguments, **more)
@@ -54,7 +68,10 @@ class WrongKernel:
 def train(plant: str, micro: int, steps: int, tensors: int = 0) -> None:
     set_up()
     kernel = WrongKernel(plant, all_layers=tensors > 0)
-    model, batches = TinyGpt(LAYERS_OF_MANY if tensors else LAYERS), Batches()
+    model, batches = (
+        TinyGpt(LAYERS_OF_MANY if tensors else LAYERS),
+        Batches(length=192 if plant in ("key", "NaN") else 48),
+    )
     # Ahead of the layers in the model's order, as the experts of a model may be.
     experts = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(2, 3)) for _ in range(tensors))
     if tensors:
@@ -65,6 +82,9 @@ def train(plant: str, micro: int, steps: int, tensors: int = 0) -> None:
             (loss_of(model, batches()) / micro).backward()
         for expert in experts:
             expert.grad = expert.detach()
+        if plant == "NaN":  # is planted at every step, so the weights stay finite
+            for parameter in model.parameters():
+                parameter.grad.nan_to_num_()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

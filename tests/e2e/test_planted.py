@@ -15,6 +15,8 @@ RUNS = {
     "head accumulated": ("head", 4, 8),
     "bias": ("bias", 1, 32),
     "bias accumulated": ("bias", 4, 10),
+    "key": ("key", 1, 32),
+    "NaN": ("NaN", 1, 40),
     "nothing": ("nothing", 1, 32),
 }
 WARNED = ("deviation_forward", "warn")
@@ -90,6 +92,34 @@ def test_ten_thousand_tensors_keep_no_layer_out():
     text = unwrapped(run.stderr)
     assert " 10 083 tensors followed" in text
     assert re.search(r"not named 9 \d{3} parameters beyond the limit: their layers have no gradient norm", text)
+
+
+LOST_KEY = 5
+
+
+def test_a_key_without_gradient_is_found_though_no_slice_samples_it(runs):
+    run = runs["key"]
+    assert (GUILTY, "backward", "conservation") in alarms(run)
+    assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
+    lines = [line for line in run.of("sample") if line["tensor"] == "grad_key"]
+    elsewhere = [line for line in lines if line["layer"] == GUILTY and LOST_KEY not in line["positions"]]
+    assert len(elsewhere) >= 5
+    for line in elsewhere:
+        assert line["fused_ratio"] < 4, "the sampled keys are right"
+        assert line["conservation_ratio"] > 3
+    others = [line for line in run.of("sample") if line["tensor"] in ("grad_key", "grad_value")]
+    for line in others:
+        assert line["conservation_ratio"] < 1 or (line["layer"], line["tensor"]) == (GUILTY, "grad_key")
+    assert re.search(
+        rf"layer {GUILTY}, dK \(grad_key\), since step \d+: sum over all keys off by", unwrapped(run.stderr)
+    )
+
+
+def test_one_nan_in_a_gradient_of_values_is_found_where_no_slice_samples_it(runs):
+    run = runs["NaN"]
+    of_values = [line for line in run.of("sample") if line["tensor"] == "grad_value" and line["nonfinite_values"]]
+    assert any(LOST_KEY not in line["positions"] for line in of_values)
+    assert (GUILTY, "backward", "nonfinite") in alarms(run)
 
 
 def test_a_sound_kernel_gives_no_alarm(runs):

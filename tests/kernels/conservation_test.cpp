@@ -34,6 +34,48 @@ TEST(SquaredUlp, IsThatOfTheFormat) {
   EXPECT_EQ(squared(0.0, DType::kFp64), 0);  // below the range
 }
 
+TEST(SumOverKeys, IsTheSumOfTheRowsInEveryFormatAndLayout) {
+  constexpr int64_t kBatches = 2, kHeads = 2, kRows = 37, kDim = 40;
+  constexpr size_t kCount = kBatches * kHeads * kRows * kDim;
+  std::mt19937_64 random(3);
+  std::normal_distribution<double> normal;
+  for (const DType type : {DType::kFp64, DType::kFp32, DType::kBf16, DType::kFp16}) {
+    std::vector<char> data(kCount * size_of(type));
+    for (size_t n = 0; n < kCount; ++n) {
+      const double x = n % 997 == 5 ? NAN : n % 991 == 7 ? 1e-6 * normal(random) : normal(random);
+      const float f = static_cast<float>(x);
+      // Any bits of two bytes are a number, NaN or Inf of the format.
+      const uint16_t half = type == DType::kBf16 ? static_cast<uint16_t>(std::bit_cast<uint32_t>(f) >> 16)
+                                                 : static_cast<uint16_t>(random());
+      if (type == DType::kFp64) std::memcpy(&data[n * 8], &x, 8);
+      if (type == DType::kFp32) std::memcpy(&data[n * 4], &f, 4);
+      if (size_of(type) == 2) std::memcpy(&data[n * 2], &half, 2);
+    }
+    for (const bool heads_first : {true, false}) {
+      TensorView view{data.data(), type, {kBatches, kHeads, kRows, kDim}, {}};
+      const int64_t by_heads[] = {kHeads * kRows * kDim, kRows * kDim, kDim, 1};
+      const int64_t by_rows[] = {kHeads * kRows * kDim, kDim, kHeads * kDim, 1};
+      std::copy_n(heads_first ? by_heads : by_rows, 4, view.stride);
+      std::vector<ColumnSum> sums(key_sum_count(kDim, kDim));
+      sum_over_keys(view, view, view, 1, 1, sums.data());
+      uint64_t nonfinite = 0;
+      for (int64_t c = 0; c < kDim; ++c) {
+        ColumnSum expected;
+        for (int64_t row = 0; row < kRows; ++row)
+          expected.add(load_as_double(view.row(1, 1, row), type, static_cast<size_t>(c)), format_of(type));
+        for (const ColumnSum& sum : {sums[static_cast<size_t>(c)], sums[static_cast<size_t>(kDim + c)]}) {
+          EXPECT_EQ(sum.sum, expected.sum);
+          EXPECT_EQ(sum.ulp_squares, expected.ulp_squares);
+          EXPECT_EQ(sum.nonfinite, expected.nonfinite);
+        }
+        nonfinite += expected.nonfinite;
+      }
+      EXPECT_EQ(sums[2 * kDim].nonfinite, nonfinite);
+      EXPECT_EQ(sums[2 * kDim].sum, 0);
+    }
+  }
+}
+
 // The gradients of one attention call in fp64, rounded once: heads that share keys, not causal.
 struct Backward {
   static constexpr int kHeads = 2, kQueries = 40, kKeys = 60, kDim = 64;

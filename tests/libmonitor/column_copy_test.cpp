@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <vector>
 
+#include "kernels/conservation.h"
 #include "libmonitor/call.h"
 #include "segment/parser.h"
 #include "tests/libmonitor/call_on_tensors.h"
@@ -69,6 +71,31 @@ TEST(ColumnCopy, ParserReadsBackWhatTheTensorsHold) {
       }
     }
   }
+}
+
+TEST(ColumnCopy, SumsAreOverAllKeysOfTheHead) {
+  Call call;
+  call.build_with_key_gradients();
+  call.grad_key[0] = NAN;
+  const ValidatedCall all = checked(call);
+  uint64_t nonfinite = 0;
+  for (uint64_t number = 0; number < 20; ++number) {
+    const Slice slice = choose_columns(all.shape, 3, 5, number, 0);
+    SlicePlan plan;
+    ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
+    const std::vector<char> bytes = written(all, slice, plan, 0, kRoom);
+    const segment::SlotView view = parsed(bytes);
+    const auto* sums = reinterpret_cast<const ColumnSum*>(view.payload[segment::kKeySums].data());
+    for (int64_t d = 0; d < call.dim; ++d) {
+      double sum = 0;
+      for (int64_t key = 0; key < call.keys; ++key)
+        sum += call.at(call.grad_value, call.kv_heads, call.keys, slice.batch, slice.kv_head, key, d);
+      EXPECT_EQ(sums[call.dim + d].sum, sum);
+      nonfinite += sums[d].nonfinite;
+    }
+  }
+  EXPECT_GT(nonfinite, 0u);
+  EXPECT_LT(nonfinite, 20u) << "one head of one batch element";
 }
 
 TEST(ColumnCopy, PartsJoinedAreTheSliceByteForByte) {

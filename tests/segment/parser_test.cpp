@@ -135,6 +135,7 @@ void make_columns(Slot& s) {
   for (Payload& payload : s.payload) payload = {};
   for (const PayloadId id : {kQuery, kOut, kGradOut, kLogSumExp}) s.payload[id] = {sizeof(Slot), 24};
   for (const PayloadId id : {kKey, kValue, kGradKey, kGradValue}) s.payload[id] = {sizeof(Slot), 8};
+  s.payload[kKeySums] = {sizeof(Slot), 3 * kKeySumBytes};
 }
 
 TEST(ParseSlot, SliceOfKeyPositionsHasItsOwnLimits) {
@@ -150,6 +151,7 @@ TEST(ParseSlot, SliceOfKeyPositionsHasItsOwnLimits) {
       {"first query", [](Slot& s) { s.key_limit[0] = 4; }},
       {"key position", [](Slot& s) { s.position[1] = 1000; }},
       {"gradient missing", [](Slot& s) { s.payload[kGradKey] = {}; }},
+      {"sums missing", [](Slot& s) { s.payload[kKeySums] = {}; }},
       {"gradient of queries",
        [](Slot& s) {
          s.payload[kGradQuery] = {sizeof(Slot), 8};

@@ -1,0 +1,100 @@
+#include "shadow/conservation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace foreshock {
+namespace {
+
+// Of `count` packed rows.
+double largest_norm(const void* rows, DType type, int count, int width) {
+  double largest = 0;
+  for (int n = 0; n < count; ++n) {
+    double squares = 0;
+    for (int c = 0; c < width; ++c) {
+      const double x = load_as_double(rows, type, static_cast<size_t>(n) * width + c);
+      squares += x * x;
+    }
+    largest = std::max(largest, squares);
+  }
+  return std::sqrt(largest);
+}
+
+std::optional<double> ratio_of(const std::vector<double>& excess, const std::vector<double>& variance) {
+  double squares = 0, expected = 0;
+  for (size_t c = 0; c < excess.size(); ++c) {
+    squares += excess[c] * excess[c];
+    expected += variance[c];
+  }
+  if (!std::isfinite(squares) || !std::isfinite(expected)) return std::nullopt;
+  if (expected > 0) return std::sqrt(squares / expected);
+  return squares > 0 ? INFINITY : 0;
+}
+
+}  // namespace
+
+double roundings_of_sum(const KeyColumns& c) {
+  if (format_of(c.dtype).precision >= 24) return static_cast<double>(c.rows());
+  // at::native::flash_attention_backward: queries in one block of the CPU kernel.
+  const int block = c.queries >= 768 ? 256 : c.queries >= 192 ? 64 : 32;
+  return static_cast<double>(c.heads) * ((c.queries + block - 1) / block);
+}
+
+ConservationRatios conservation_of(const KeyColumns& c) {
+  if (c.sums == nullptr) return {};
+  const size_t head = c.head_dim, value = c.value_dim;
+  const ColumnSum *of_key = c.sums, *of_value = c.sums + head;
+  const double u = std::ldexp(1.0, -format_of(c.dtype).precision), u2 = u * u;
+  const double e = c.dtype == DType::kFp64 ? 0x1p-52 : 0x1p-23;
+  const double lse_e = std::max(e, std::ldexp(1.0, -format_of(c.log_sum_exp_dtype).precision));
+  const double v = 2 * largest_norm(c.value, c.dtype, c.columns, c.value_dim);
+  const double k = 2 * largest_norm(c.key, c.dtype, c.columns, c.head_dim);
+  const double summed = static_cast<double>(std::max<int64_t>(c.keys, 1)) * e * e * v * v;
+
+  std::vector<double> value_excess(value), value_variance(value), key_excess(head), key_variance(head);
+  std::vector<double> query(head);
+  double most_eta = 0;
+  for (size_t row = 0; row < c.rows(); ++row) {
+    double query_squares = 0;
+    for (size_t d = 0; d < head; ++d) {
+      query[d] = load_as_double(c.query, c.dtype, row * head + d);
+      query_squares += query[d] * query[d];
+    }
+    const double lse = std::fabs(load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
+    const double eta = lse_e * lse + e * std::fabs(c.scale) * std::sqrt(query_squares) * k;
+    const double weight_variance = u2 / 3 + eta * eta;
+    double delta = 0, out_squares = 0, grad_squares = 0;
+    for (size_t d = 0; d < value; ++d) {
+      const double grad = load_as_double(c.grad_out, c.dtype, row * value + d);
+      const double product = grad * load_as_double(c.out, c.dtype, row * value + d);
+      delta += product;
+      out_squares += product * product;
+      grad_squares += grad * grad;
+      value_excess[d] -= grad;
+      value_variance[d] += grad * grad * weight_variance;
+    }
+    const double delta_variance = u2 / 3 * (out_squares + 2 * delta * delta) + summed * grad_squares;
+    for (size_t d = 0; d < head; ++d) key_variance[d] += query[d] * query[d] * delta_variance;
+    if (grad_squares > 0) most_eta = std::max(most_eta, eta);
+  }
+  const double stored = roundings_of_sum(c) / 12;
+  bool is_key_finite = true, is_value_finite = true;
+  for (size_t d = 0; d < value; ++d) {
+    is_value_finite &= of_value[d].nonfinite == 0;
+    value_excess[d] += of_value[d].sum;
+    value_variance[d] += stored * of_value[d].ulp_squares;
+  }
+  for (size_t d = 0; d < head; ++d) {
+    is_key_finite &= of_key[d].nonfinite == 0;
+    key_excess[d] = of_key[d].sum;
+    key_variance[d] = key_variance[d] * c.scale * c.scale +
+                      (1 + 3 * most_eta * most_eta / u2 + stored) * of_key[d].ulp_squares;
+  }
+  ConservationRatios ratios;
+  if (is_key_finite) ratios.grad_key = ratio_of(key_excess, key_variance);
+  if (is_value_finite) ratios.grad_value = ratio_of(value_excess, value_variance);
+  return ratios;
+}
+
+}  // namespace foreshock
