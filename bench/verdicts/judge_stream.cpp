@@ -1,6 +1,10 @@
 // Judges slices from standard input as the agent does, for bench/verdicts.py: one line of JSON for each, with
-// the alarms of its layer after it. A slice is a Header, then key_limit, query, key, value, out, log_sum_exp
-// (fp32, if given) and of a backward slice grad_out and grad_query, each padded to 8 bytes.
+// the alarms of its layer after it. A slice of rows is a Header, then key_limit, query, key, value, out,
+// log_sum_exp (fp32, if given) and of a backward slice grad_out and grad_query. A slice of key positions has
+// pass 2 and two objects in its line, grad_key and grad_value. It is a Header whose rows are the positions
+// and whose keys are the query rows of one head, then first_query, query, out, grad_out, log_sum_exp, key,
+// value, grad_key and grad_value; then grad_key and grad_value of all keys, and grad_query. Every array is
+// padded to 8 bytes.
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -16,11 +20,12 @@ using namespace foreshock;
 
 struct Header {
   char layer[32];
-  uint32_t pass, dtype, rows, keys, head_dim, value_dim, has_lse, reserved;
+  uint32_t pass, dtype, rows, keys, head_dim, value_dim, has_lse, heads;
   int64_t step, batch, kv_head;
   double scale;
+  int64_t all_keys;  // of a slice of key positions
 };
-static_assert(sizeof(Header) == 96);
+static_assert(sizeof(Header) == 104);
 
 bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdin) == bytes; }
 
@@ -59,43 +64,105 @@ AttentionSlice read_slice(const Header& h, Arrays* arrays) {
   return s;
 }
 
-nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t pass) {
+KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>* sums) {
+  KeyColumns c;
+  c.dtype = static_cast<DType>(h.dtype);
+  c.columns = static_cast<int>(h.rows);
+  c.heads = static_cast<int>(h.heads);
+  c.queries = static_cast<int>(h.keys);
+  c.head_dim = static_cast<int>(h.head_dim);
+  c.value_dim = static_cast<int>(h.value_dim);
+  c.scale = h.scale;
+  const size_t element = size_of(c.dtype), head = h.head_dim * element, value = h.value_dim * element;
+  const size_t columns = h.rows, rows = c.rows();
+  c.first_query = static_cast<const uint32_t*>(arrays->read(columns * sizeof(uint32_t)));
+  c.query = arrays->read(rows * head);
+  c.out = arrays->read(rows * value);
+  c.grad_out = arrays->read(rows * value);
+  c.log_sum_exp = arrays->read(rows * sizeof(float));
+  c.log_sum_exp_dtype = DType::kFp32;
+  c.key = arrays->read(columns * head);
+  c.value = arrays->read(columns * value);
+  c.grad_key = arrays->read(columns * head);
+  c.grad_value = arrays->read(columns * value);
+  const auto view = [&](int64_t heads, int64_t length, int64_t width) {
+    const void* data = arrays->read(static_cast<size_t>(heads * length * width) * element);
+    return TensorView{data, c.dtype, {1, heads, length, width}, {0, length * width, width, 1}};
+  };
+  const TensorView grad_key = view(1, h.all_keys, h.head_dim), grad_value = view(1, h.all_keys, h.value_dim);
+  sums->resize(key_sum_count(h.head_dim, h.value_dim));
+  sum_over_keys(view(h.heads, h.keys, h.head_dim), grad_key, grad_value, 0, 0, sums->data());
+  c.sums = sums->data();
+  c.keys = h.all_keys;
+  return c;
+}
+
+nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
-  for (const LayerAlarm& alarm : alarms_of(layer, pass)) alarms.push_back(alarm.of);
-  const std::optional<Bias> bias = layer.pass[pass].bias.bias(), excess = layer.pass[pass].excess_bias.bias();
+  for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.of);
+  const PassStatistics& of = *statistics_of(layer, tensor);
+  const std::optional<Bias> bias = of.bias.bias(), excess = of.excess_bias.bias();
   return {{"fused", number_or_null(d.fused_ratio)},
           {"plain", number_or_null(d.deviation_ratio)},
           {"lse", number_or_null(d.lse_error_ratio)},
           {"partial", d.partial},
+          {"conservation", number_or_null(d.conservation_ratio)},
           {"bias", bias ? number_or_null(bias->ulp) : nlohmann::json()},
           {"excess", excess ? number_or_null(excess->ulp) : nlohmann::json()},
           {"excess_z", excess ? number_or_null(excess->z) : nlohmann::json()},
           {"alarms", alarms}};
 }
 
-}  // namespace
-
-int main() {
-  RankStatistics rank;
-  DeviationWorkspace workspace;
-  Header header;
-  while (read_exactly(&header, sizeof header)) {
+class Stream {
+ public:
+  // Judges the slice of `header`; null if it is not one.
+  nlohmann::json judge_next(const Header& header) {
     Arrays arrays;
-    const AttentionSlice slice = read_slice(header, &arrays);
-    if (header.pass > 1 || !is_valid(slice)) {
-      std::fputs("bench_verdicts_judge: not a slice\n", stderr);
-      return 1;
-    }
     segment::Slot slot = {};
-    slot.pass = header.pass;
+    slot.pass = header.pass == 0 ? 0 : 1;
     slot.step = header.step;
     slot.batch = header.batch;
     slot.kv_head = header.kv_head;
     const std::string label(header.layer, strnlen(header.layer, sizeof header.layer));
-    const SliceDeviation deviation = judge(slice, &workspace);
-    observe_slice(slot, {label, "", "annotation"}, deviation, &rank);
-    std::puts(line_of(deviation, rank.layers[label], header.pass).dump().c_str());
+    if (header.pass == 2) {
+      const KeyColumns columns = read_columns(header, &arrays, &sums_);
+      if (!is_valid(columns)) return {};
+      slot.columns = 1;
+      const ColumnDeviation deviation = judge(columns, &columns_);
+      return {{"grad_key", observe(slot, label, deviation.grad_key)},
+              {"grad_value", observe(slot, label, deviation.grad_value)}};
+    }
+    const AttentionSlice slice = read_slice(header, &arrays);
+    if (header.pass > 2 || !is_valid(slice)) return {};
+    return observe(slot, label, judge(slice, &workspace_));
+  }
+
+ private:
+  nlohmann::json observe(const segment::Slot& slot, const std::string& label,
+                         const SliceDeviation& deviation) {
+    if (rank_.layers.size() > 256) rank_.layers.clear();
+    observe_slice(slot, {label, "", "annotation"}, deviation, &rank_);
+    return line_of(deviation, rank_.layers[label], static_cast<uint32_t>(deviation.tensor));
+  }
+
+  RankStatistics rank_;
+  DeviationWorkspace workspace_;
+  ColumnReference columns_;
+  std::vector<ColumnSum> sums_;
+};
+
+}  // namespace
+
+int main() {
+  Stream stream;
+  Header header;
+  while (read_exactly(&header, sizeof header)) {
+    const nlohmann::json line = stream.judge_next(header);
+    if (line.is_null()) {
+      std::fputs("bench_verdicts_judge: not a slice\n", stderr);
+      return 1;
+    }
+    std::puts(line.dump().c_str());
     std::fflush(stdout);
-    if (rank.layers.size() > 256) rank.layers.clear();
   }
 }
