@@ -441,7 +441,7 @@ def page(measured: list[Measured], sound: list[tuple[Situation, Sound]], trials:
         "  in *logits of hundreds*, most keys have next to no gradient that could be missing.",
         "- *One-sided, offset 120*, backward: the keys have a large part in common, along which the roundings of the",
         "  scores' gradients add up in any bf16 kernel. Most elements of the gradient there are not resolved.",
-        "- *Random* errors of dK and dV up to 1 %: the limit is 6 times the error of fused attention, 0.3 % of a row,",
+        "- *Random* errors of dK and dV up to 1 %: the limit is 6 times the error of fused attention, which is 0.3 %,",
         "  because PyTorch's CPU kernel adds these gradients up in bf16 and has up to 4 times that error itself.",
         "- *One-sided 0.25 ulp* of dK and dV: the limit of their bias is 0.25 ulp, for the same reason. Errors with a",
         "  direction need 16 slices of different calls.",
