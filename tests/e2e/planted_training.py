@@ -15,6 +15,7 @@ from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
 
 LAYERS, GUILTY, LAYERS_OF_MANY = 3, 1, 5
 OP = "_scaled_dot_product_flash_attention_for_cpu"
+BIASES = {"bias": 0.3, "half": 0.5}  # ulp
 LOST_KEY = 5  # the position whose dK is left out
 
 
@@ -22,9 +23,9 @@ def head_error(out: torch.Tensor) -> None:
     out[:, 2] *= 1 + 2**-6
 
 
-def bias(out: torch.Tensor, numbers: torch.Generator) -> None:
-    """Three elements in ten move away from zero by one unit in the last place."""
-    moved = torch.rand(out.shape, generator=numbers) < 0.3
+def bias(out: torch.Tensor, numbers: torch.Generator, share: float) -> None:
+    """So large a share of the elements moves away from zero by one unit in the last place."""
+    moved = torch.rand(out.shape, generator=numbers) < share
     bits = out.view(torch.int16)
     bits += moved.to(torch.int16)
 
@@ -60,8 +61,8 @@ class WrongKernel:
         self.calls += 1
         if guilty and self.plant == "head":
             head_error(out)
-        if guilty and self.plant == "bias":
-            bias(out, self.numbers)
+        if guilty and self.plant in BIASES:
+            bias(out, self.numbers, BIASES[self.plant])
         return out, log_sum_exp
 
 
