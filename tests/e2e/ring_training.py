@@ -1,6 +1,8 @@
 """The trainings of test_ring.py: `ring_training.py RANKS MODE WRONG STEPS`. The attention of a step is that of a ring
 of so many ranks, one rank after the other in this process, with the calls of torch's _templated_ring_attention and its
-backward (torch 2.13, distributed/tensor/experimental/_context_parallel/_attention.py). MODE: full, causal, balanced.
+backward (torch 2.13, distributed/tensor/experimental/_context_parallel/_attention.py). torch's context_parallel itself
+does not run on the CPU: "aten._scaled_dot_product_flash_attention_for_cpu.default does not have a sharding strategy
+registered". MODE: full, causal, balanced.
 WRONG: the relative error of the query's gradient in the call of the last block of keys of each rank.
 """
 
