@@ -200,6 +200,7 @@ bool Run::poll() {
   bool busy = false;
   pipeline_->set_ranks_here(ranks_that_live());
   for (auto& followed : followed_) busy |= followed->poll();
+  charge_trainers();
   if (const Pipeline::Changes changes = pipeline_->take_changes(); changes.any) {
     advise();
     if (changes.rise) begin_burst();
@@ -404,6 +405,17 @@ size_t Run::ranks_that_live() const {
 
 int Run::cores_per_rank() const {
   return std::max(1, options_.cores / std::max(static_cast<int>(ranks()), 1));
+}
+
+// What the agent spends counts as slowdown, so the trainers' budgets pay for it. The first look has its own
+// grant.
+void Run::charge_trainers() {
+  for (const auto& followed : followed_) {
+    if (followed->is_finished()) continue;
+    const RankStatistics& rank = followed->rank;
+    const double seconds = std::max(rank.agent_seconds - rank.first_look.agent_seconds, 0.0);
+    followed->segment().set_agent_cost(static_cast<uint64_t>(1e9 * seconds / cores_per_rank()));
+  }
 }
 
 void Run::record_run(const RankStatistics& rank, const char* state) {

@@ -186,6 +186,7 @@ class Run {
   SummaryInput summary_input(uint64_t launcher_id) const;
   std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
   int cores_per_rank() const;
+  void charge_trainers();
   size_t ranks_that_live() const;
 
   const RunOptions options_;

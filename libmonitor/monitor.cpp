@@ -239,6 +239,7 @@ void Monitor::reset() {
   step_was_sampled_ = clock_is_reported_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
+  agent_ns_ = 0;
   gradient_cost_ = {};
   gradients_ns_ = 0;
   stride_ = {};

@@ -93,6 +93,7 @@ class Monitor {
   bool falls_due(int64_t step) const;
   bool samples_without_limit() const;
   uint32_t plan_slices();
+  double take_agent_seconds();
   void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
   // Slices that this step may take: as the slots that were free when it began would hold, and the budget
@@ -140,6 +141,7 @@ class Monitor {
   Budget budget_;
   CostModel cost_;
   FirstLook first_look_;
+  uint64_t agent_ns_ = 0;       // of the control file, as the budget has paid for
   GradientCost gradient_cost_;  // of those on devices
   uint64_t gradients_ns_ = 0;   // charged for them in this step
   LossTracker loss_;            // under loss_busy_, as are

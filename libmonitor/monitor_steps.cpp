@@ -51,6 +51,16 @@ uint64_t Monitor::interval_at(int64_t step) {
   return burst != 0 ? std::min(burst, lasting_interval_) : lasting_interval_;
 }
 
+// What the agent has spent on this rank since this was last asked. An agent that was started again counts
+// from 0; one that tells nonsense stops the sampling for a while, and harms nothing else.
+double Monitor::take_agent_seconds() {
+  constexpr uint64_t kMostNs = 1'000'000'000;
+  auto& control = const_cast<segment::Control&>(*g_process.writer().control());
+  const uint64_t now = std::atomic_ref<uint64_t>(control.agent_ns).load(std::memory_order_relaxed);
+  const uint64_t before = std::exchange(agent_ns_, now);
+  return 1e-9 * static_cast<double>(std::min(now > before ? now - before : 0, kMostNs));
+}
+
 // How many slices the step that begins may take; 0: nothing is left for one.
 uint32_t Monitor::plan_slices() {
   if (samples_without_limit()) return segment::kMaxSlots;
@@ -197,7 +207,7 @@ void Monitor::end_step(const foreshock_step& step) {
   // The lasting interval: a burst neither takes what was saved up nor forgives what is owed.
   const double granted = first_look_.end_step(step_was_sampled_, record.calls,
                                               totals.sampled - last_totals_.sampled, cost_seconds);
-  budget_.end_step(step_seconds - granted, cost_seconds - granted, lasting_interval_,
+  budget_.end_step(step_seconds - granted, cost_seconds - granted + take_agent_seconds(), lasting_interval_,
                    kLeastMargin * least_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(step.step_source);

@@ -378,7 +378,8 @@ struct Control {
   uint64_t burst_interval;  // N in the steps [from, until) below; 0: no burst
   int64_t burst_from_step, burst_until_step;
   Advice advice;
-  uint64_t reserved2[3];
+  uint64_t agent_ns;  // processor time of the agent for this rank so far, over the cores of the rank
+  uint64_t reserved2[2];
 };
 static_assert(sizeof(Control) == 232);
 static_assert(256 + kMaxSlots * sizeof(Consumption) == kControlBytes);

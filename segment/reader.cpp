@@ -310,6 +310,12 @@ void SegmentReader::set_interval(uint64_t interval, int64_t from_step) {
   write_field(control_file_, control_.interval, offsetof(Control, interval));
 }
 
+void SegmentReader::set_agent_cost(uint64_t nanoseconds) {
+  if (control_.agent_ns == nanoseconds) return;
+  control_.agent_ns = nanoseconds;
+  write_field(control_file_, control_.agent_ns, offsetof(Control, agent_ns));
+}
+
 void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t until_step) {
   write_field(control_file_, uint64_t{0}, offsetof(Control, burst_interval));
   write_field(control_file_, from_step, offsetof(Control, burst_from_step));

@@ -106,6 +106,9 @@ class SegmentReader {
   void set_interval(uint64_t interval, int64_t from_step);
   // From one step on until before another one.
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
+  // What the agent has spent on this rank, in nanoseconds of one of its cores: the trainer's budget pays for
+  // it.
+  void set_agent_cost(uint64_t nanoseconds);
   // `advice.sequence` is set here.
   void set_advice(Advice advice);
   void set_agent_pid(uint64_t pid);

@@ -242,5 +242,23 @@ TEST_F(MonitorBurst, OfNoStepsIsNone) {
   EXPECT_EQ(sampled(1, INT64_MIN, INT64_MAX), std::vector<int64_t>({16, 24, 32, 40}));
 }
 
+class MonitorBudget : public MonitorTest {};
+
+TEST_F(MonitorBudget, TheBudgetPaysForTheAgent) {
+  in_child({{"FORESHOCK_EVERY", "2"}, {"FORESHOCK_MAX_SLOWDOWN", "90%"}}, [this] {
+    Trainer trainer;
+    for (int64_t step = 1; step <= 40; ++step) {
+      trainer.step(step, 1);
+      usleep(2000);
+      if (step == 20) open()->set_agent_cost(1'000'000'000);
+    }
+  });
+  int before = 0, after = 0;
+  for (const segment::StepRecord& record : open()->new_steps())
+    if (record.sampled != 0) ++(record.step <= 21 ? before : after);
+  EXPECT_GE(before, 5);
+  EXPECT_EQ(after, 0);
+}
+
 }  // namespace
 }  // namespace foreshock
