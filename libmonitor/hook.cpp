@@ -104,6 +104,10 @@ void foreshock_observe_root_divisor(double divisor) {
   if (!g_process.is_off()) g_monitor.observe_root_divisor(divisor);
 }
 
+void foreshock_loss_is_of(const char* name) {
+  if (name != nullptr && !g_process.is_off()) g_monitor.loss_is_of(name);
+}
+
 void foreshock_observe_loss_sum(double sum, double weight) {
   if (!g_process.is_off()) g_monitor.observe_loss_sum(sum, weight);
 }

@@ -40,6 +40,7 @@ class Monitor {
   void mark_skips_unknown() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
   void observe_root_divisor(double divisor);
+  void loss_is_of(const char* name);
   void observe_loss_sum(double sum, double weight);
   bool fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what, uint64_t* numbers);
   void observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source);

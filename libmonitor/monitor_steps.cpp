@@ -415,6 +415,20 @@ void Monitor::observe_root_divisor(double divisor) {
   late_.open().add(PendingEvent{PendingEvent::kDivisor, {divisor, 0}, {1, 0}, false});
 }
 
+void Monitor::loss_is_of(const char* name) {
+  double loss = 0;
+  uint32_t source = 0;
+  {
+    TryLock lock(loss_busy_);
+    if (!lock) return;
+    if (late_.has_ended() || late_.open().events > 0)
+      return late_.open().add(PendingEvent{PendingEvent::kOfAnother, {0, 0}, {1, 0}, false});
+    if (!loss_.take(&loss, &source)) return;
+  }
+  if (TryLock lock(scalars_busy_); lock && (g_process.hot() & kHotArmed) != 0)
+    scalars_.observe(name, loss, -1);
+}
+
 void Monitor::observe_loss_sum(double sum, double weight) {
   TryLock lock(loss_busy_);
   if (!lock) return;
@@ -468,6 +482,10 @@ void Monitor::count_late(const PendingStep& step, bool with_losses) {
       if (!is_there || event.value.value == 0) continue;
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
       loss_.forget_step();  // it is that of no step
+      continue;
+    }
+    if (event.source == PendingEvent::kOfAnother) {
+      loss_.forget_step();
       continue;
     }
     if (event.source == PendingEvent::kDivisor) {

@@ -77,11 +77,11 @@ struct PendingNumber {
   uint64_t number;  // 0: it is there
 };
 
-// A loss, a summed cross-entropy (kSum), the divisor of the next root (kDivisor), or that a step was left out
-// (kSkip; then `value` is not 0).
+// A loss, a summed cross-entropy (kSum), the divisor of the next root (kDivisor), that those before are of
+// another optimizer (kOfAnother), or that a step was left out (kSkip; then `value` is not 0).
 struct PendingEvent {
-  static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u;
-  uint32_t source;  // FORESHOCK_LOSS_..., kSkip, kSum, kDivisor
+  static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u, kOfAnother = ~2u;
+  uint32_t source;  // FORESHOCK_LOSS_..., or one of these
   PendingNumber value;
   PendingNumber scale;  // the loss is value times this; of a sum the weight of its targets
   // By a number of its own. 1 then tells nothing: a gradient scaler gives it out for what an optimizer shall

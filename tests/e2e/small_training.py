@@ -258,7 +258,8 @@ def gan() -> Losses:
         fake = make(noise) + makes(noise).unsqueeze(1)
         loss = judges(fake.detach()).mean() - judges(real).mean()
         descend(of_judges, loss)
-        yield descend(of_makes, -judges(fake).mean())
+        descend(of_makes, -judges(fake).mean())
+        yield loss
 
 
 def two_in_turn() -> Losses:

@@ -30,6 +30,7 @@ class Row:
     steps: int = STEPS
     loss: bool = True  # the loss is that of the training
     norm: bool = True  # of the gradient is known
+    more: frozenset[str] | set[str] = frozenset()  # scalars of the last step
     reason: str = ""  # words of the summary that say why nothing was judged
 
 
@@ -62,8 +63,8 @@ ROWS = {
                                    "up_blocks.000.001"))),
     "vision": Row(),
     "vision, float mask": Row(),
-    # Named when both have stepped. The loss is that of both, of a step that begins in the middle of the training's.
-    "GAN": Row(layers=("000", "Tower_1.000"), nameless=True, loss=False),
+    # Named when both have stepped. The loss is that of the optimizer whose steps are counted.
+    "GAN": Row(layers=("000", "Tower_1.000"), nameless=True, more={"loss of optimizer 2"}),
     "two models in turn": Row(nameless=True),  # the first step of the second one
     "reinforce": Row(nameless=True),  # generation has no history
     "grouped queries": Row(),
@@ -112,3 +113,4 @@ def test_a_small_training(kind, alone, tmp_path, show_line):
     assert row.reason in unwrapped(run.stderr)
     assert ("attention not checked" in run.stderr) == (not row.layers), run.stderr
     assert (rank["gradient"]["norm"] is not None) == row.norm
+    assert set(run.of("step")[-1]["logged"] or ()) == row.more

@@ -178,6 +178,10 @@ void foreshock_observe_loss(double value, uint32_t source) {
   Record(Format("{\"event\": \"loss\", \"source\": %u, \"value\": %s}", source, Number(value).c_str()));
 }
 
+void foreshock_loss_is_of(const char* name) {
+  Record(Format("{\"event\": \"loss_is_of\", \"name\": \"%s\"}", name));
+}
+
 void foreshock_observe_root_divisor(double divisor) {
   Record(Format("{\"event\": \"root_divisor\", \"value\": %.17g}", divisor));
 }

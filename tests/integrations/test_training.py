@@ -434,3 +434,19 @@ def test_soft_targets_are_not_the_loss(trainer) -> None:
     by_source = {source: [row["value"] for row in rows[0] if row["source"] == source] for source in (2, 3)}
     assert by_source[2] == [rows[1]]
     assert len(by_source[3]) == 3  # the roots of backward(), whatever they are
+
+
+def test_the_loss_of_a_second_optimizer_is_set_apart(trainer):
+    """One with a backward pass of its own, as of a generator; not one that steps after the same backward pass."""
+    told = trainer(
+        """
+        made, judged, more = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+        of_judged, of_made, of_more = (torch.optim.SGD([p], lr=0.1) for p in (judged, made, more))
+        for step in range(3):
+            (judged.sum() + more.sum()).backward(); of_judged.step(); of_more.step()
+            made.sum().backward(); of_made.step()
+        print(json.dumps([row.get("name") or row["event"] for row in events()
+                          if row["event"] in ("loss", "loss_is_of", "step")]))
+        """
+    )
+    assert told == ["loss", "step", "loss", "loss of optimizer 2"] * 3

@@ -347,6 +347,11 @@ FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
  * more). If it equals the number of the step's backward roots, the step's loss is the sum of its roots. */
 FORESHOCK_EXPORT void foreshock_observe_root_divisor(double divisor);
 
+/* The losses that were observed since the last step, or since this was last called, are those of another
+ * optimizer than the one whose steps are counted. The value becomes the scalar `name` of the step that ends
+ * next; on a device, where it is not known yet, it is dropped. */
+FORESHOCK_EXPORT void foreshock_loss_is_of(const char* name);
+
 /* A cross-entropy of one micro-batch, or of a piece of one, that is summed over its targets: with the weights
  * of those that count (without weights how many there are). It tells whether the backward roots of a step's
  * micro-batches are shares of its loss, to be added, or the loss of each. Where none are told, the sum of the

@@ -258,6 +258,8 @@ class Monitor:
                 return
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
+            if backwards > 0 and (number := self._others.number_of(optimizer)):
+                self.core.core.foreshock_loss_is_of(f"loss of optimizer {number}".encode())
             self._spend(begin, self._late(optimizer, self.weights.after))
             return
         self._calls.clear()

@@ -88,6 +88,8 @@ class Core:
         self._given: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
+        self.core.foreshock_loss_is_of.argtypes = [c.c_char_p]
+        self.core.foreshock_loss_is_of.restype = None
         self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
         self.core.foreshock_name_parameters.restype = None
         self.core.foreshock_note_unseen.argtypes = [c.c_char_p, c.c_uint32]

@@ -96,6 +96,10 @@ class Others:
         these = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
         return [optimizer for optimizer in these if optimizer is not None]
 
+    def number_of(self, optimizer: Any) -> int:
+        """Of a partner: 2 for the first one, since the optimizer that ticks is the first of all. 0: it is none."""
+        return next((n for n, each in enumerate(self._partners, 2) if each.reference() is optimizer), 0)
+
     def is_partner(self, optimizer: Any) -> bool:
         return self._partner(optimizer) is not None
 
