@@ -14,9 +14,9 @@
 namespace foreshock {
 
 // Frameworks say which tensors they keep equal over ranks: these bear one name on all of them. Any other
-// tensor of a job bears its rank ("rank1.head.weight"). Where such tensors are the same on all ranks at
-// several looks, although they change, the training keeps them equal by hand, and they are replicas from then
-// on.
+// tensor of a job has its rank in its name ("rank1.head.weight"). Where such tensors are the same on all
+// ranks at several looks, although they change, the training keeps them equal by hand, and they are replicas
+// from then on.
 class Replicas {
  public:
   static constexpr size_t kMostOpen = 64;  // steps that wait for a rank; then they are compared without it
@@ -64,7 +64,7 @@ class Replicas {
     std::map<int64_t, Checksums> open;  // by step: the agent reads one rank after the other
     std::set<int32_t> holders;          // ranks that have shown it so far
     bool is_settled = false;            // a step was closed since the last of them came
-    // Of a tensor that bears its rank:
+    // Of a tensor that has its rank in its name:
     bool is_replica = true;    // false until it was the same on all ranks at kEqualLooks looks
     bool is_apart = false;     // it once differed before that
     uint64_t last_equal = 0;   // checksum

@@ -52,7 +52,7 @@ uint64_t Monitor::interval_at(int64_t step) {
 }
 
 // What the agent has spent on this rank since this was last asked. An agent that was started again counts
-// from 0; one that tells nonsense stops the sampling for a while, and harms nothing else.
+// from 0; one that writes nonsense stops the sampling for a while, and harms nothing else.
 double Monitor::take_agent_seconds() {
   constexpr uint64_t kMostNs = 1'000'000'000;
   auto& control = const_cast<segment::Control&>(*g_process.writer().control());

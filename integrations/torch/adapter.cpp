@@ -185,7 +185,7 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* param
   return gradients.core_ns() - before;
 }
 
-// Instead of foreshock_adapter_step_begins, if that would tell nothing, so that no parameter need be looked
+// Instead of foreshock_adapter_step_begins, if that would report nothing, so that no parameter need be looked
 // at: returns how many weights are due, as foreshock_weights_due does (`room` 0: not asked). Negative, and
 // nothing was done, if there was no backward pass or gradients are wanted.
 FORESHOCK_EXPORT int64_t foreshock_adapter_begin_quiet_step(uint32_t* numbers, size_t room) {

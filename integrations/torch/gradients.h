@@ -406,8 +406,8 @@ class GradientReport {
     send();
   }
 
-  // Whether publish() would tell nothing, because no norm was taken and the step is not sampled. Then it need
-  // not be called: a gradient that is kept is followed here.
+  // Whether publish() would report nothing, because no norm was taken and the step is not sampled. Then it
+  // need not be called: a gradient that is kept is followed here.
   bool passes_over() noexcept {
     if (!gradient_norms().is_empty() || foreshock_step_is_sampled()) return false;
     const TryGuard turn(busy_);

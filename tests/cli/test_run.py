@@ -44,7 +44,7 @@ def start(foreshock, environment, script, **more):
         (("--every", "2", "--max-slowdown", "100%"), False),
     ],
 )
-def test_a_limit_that_goes_before_an_interval_is_told(foreshock, environment, options, is_told):
+def test_a_limit_that_goes_before_an_interval_is_reported(foreshock, environment, options, is_told):
     done = run(foreshock, environment, "true", options=options)
     assert ("--max-slowdown 3% goes before --every 2: " in done.stderr) == is_told, done.stderr
 

@@ -26,7 +26,7 @@ ADAM, SGD = "AdamW(net.parameters(), lr=0.5)", "SGD(net.parameters(), lr=0.5)"
 
 
 def train(trainer, optimizer=ADAM, sampled=(), between="", dropped=True):
-    """Per step: how often all parameters were listed, and what the core was told."""
+    """Per step: how often all parameters were listed, and what the core received."""
     program = TRAINING.format(optimizer=optimizer, sampled=list(sampled), between=between, dropped=dropped)
     return trainer(program)
 
@@ -38,7 +38,7 @@ def steps_with(told, event):
 @pytest.mark.parametrize("optimizer", [ADAM, SGD])
 def test_parameters_are_listed_now_and_then_alone(trainer, optimizer):
     looks, told = train(trainer, optimizer)
-    assert steps_with(told, "step") == list(range(40)), "each step is told, and once"
+    assert steps_with(told, "step") == list(range(40)), "each step is reported, and once"
     assert [rows[-1][1:] for rows in told[3:]] == [[n + 1 if optimizer == ADAM else -1, 0.5] for n in range(3, 40)]
     if optimizer == ADAM:
         assert {n for n in range(3, 40) if looks[n] > 0} == {16, 32}
@@ -62,7 +62,7 @@ def test_new_parameters_have_names_at_once(trainer):
     assert 20 in steps_with(told, "name")
 
 
-def test_a_step_that_a_scaler_leaves_out_is_not_told(trainer):
+def test_a_step_that_a_scaler_leaves_out_is_not_reported(trainer):
     skip = "optimizer.found_inf = torch.tensor(float(step == 20))"
     _, told = train(trainer, "AdamW(net.parameters(), lr=0.5, fused=True)", between=skip)
     assert steps_with(told, "step") == [n for n in range(40) if n != 20]

@@ -80,7 +80,7 @@ def test_of_a_device_it_is_fetched_with_its_weight(trainer, host_cuda) -> None:
     assert waits == 0
 
 
-def test_a_whole_number_that_a_loss_is_divided_by_is_told_with_its_root(trainer) -> None:
+def test_a_whole_number_that_a_loss_is_divided_by_is_reported_with_its_root(trainer) -> None:
     rows = trainer("""
         x = torch.nn.Parameter(torch.ones(2))
         def kept(tensor): return tensor

@@ -89,7 +89,7 @@ class Monitor:
         self._described = self._placed = self._has_forgotten = False
         self._whole = True
         self._shape: tuple[int, ...] | None = None  # of the optimizer that ticks, alone, once its tensors have names
-        self._is_quiet = False  # the step that has begun
+        self._is_quiet = False  # of the step in progress
         self._in_core = 0  # nanoseconds of it
         self._ticks = 0
         self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it

@@ -97,7 +97,7 @@ class Others:
         return [optimizer for optimizer in these if optimizer is not None]
 
     def number_of(self, optimizer: Any) -> int:
-        """Of a partner: 2 for the first one, since the optimizer that ticks is the first of all. 0: it is none."""
+        """2 for the first partner, since the optimizer that ticks is number 1. 0: not a partner."""
         return next((n for n, each in enumerate(self._partners, 2) if each.reference() is optimizer), 0)
 
     def is_partner(self, optimizer: Any) -> bool:
