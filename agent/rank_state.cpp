@@ -75,10 +75,10 @@ void History::copy_to(HistoryTable* table) const {
 
 namespace {
 
-double ratio_limit(uint32_t tensor) {
-  constexpr double kLimits[kJudgedTensors] = {kDeviationRatioForward, kDeviationRatioBackward,
-                                              kDeviationRatioKeys, kDeviationRatioKeys};
-  return kLimits[tensor];
+double ratio_limit(const PassStatistics& statistics, uint32_t tensor) {
+  if (tensor < segment::kPasses) return tensor == 0 ? kDeviationRatioForward : kDeviationRatioBackward;
+  const double rows = static_cast<double>(statistics.query_rows);
+  return kDeviationRatioKeys * std::sqrt(std::max(1.0, rows / kRowsOfLimit));
 }
 
 double bias_limit(uint32_t tensor) { return tensor < segment::kPasses ? kBiasUlp : kBiasUlpKeys; }
@@ -102,14 +102,16 @@ double alarm_nearness(const LayerStatistics& layer) {
     if (known == nullptr) continue;
     const PassStatistics& statistics = *known;
     if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
-    nearness = std::max(nearness, max_of(statistics.fused_ratio).value_or(0) / ratio_limit(tensor));
+    nearness =
+        std::max(nearness, max_of(statistics.fused_ratio).value_or(0) / ratio_limit(statistics, tensor));
     nearness = std::max(nearness, max_of(statistics.conservation_ratio).value_or(0) / kConservationRatio);
     const std::optional<Bias> excess = statistics.excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
         !is_alarm(statistics.rounded_bias.bias(), kBiasUlp))
       nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor));
     if (tensor >= segment::kPasses) continue;
-    nearness = std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(tensor));
+    nearness =
+        std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(statistics, tensor));
     nearness = std::max(nearness, max_of(statistics.lse_error_ratio).value_or(0));
   }
   return nearness;
@@ -148,9 +150,10 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   // One fault is one alarm: the second is of errors that unfused attention has too, as under large scores. dK
   // and dV have it alone: with the given log-sum-exp the error of the rounded scores of unfused attention
   // does not cancel.
-  if (tensor < segment::kPasses && several_beyond(statistics.deviation_ratio, ratio_limit(tensor)))
+  if (tensor < segment::kPasses &&
+      several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
-  else if (several_beyond(statistics.fused_ratio, ratio_limit(tensor),
+  else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
                           tensor < segment::kPasses ? kSlicesBeyond : kSlicesBeyondKeys))
     add("fused_ratio", max_of(statistics.fused_ratio));
   if (several_beyond(statistics.conservation_ratio, kConservationRatio))
@@ -165,12 +168,14 @@ bool is_nonfinite(const SliceDeviation& d) {
 }
 
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
+  const PassStatistics* statistics = statistics_of(*layer, tensor);
+  const double limit = statistics != nullptr ? ratio_limit(*statistics, tensor) : 0;
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string of = alarm.of;
     // The alarm stays for 64 slices; but for a bias, each slice shows for itself whether it still is so.
     if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
-    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > ratio_limit(tensor))) continue;
-    if (of == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > ratio_limit(tensor))) continue;
+    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
+    if (of == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
     if (of == "conservation" && !(deviation.conservation_ratio.value_or(0) > kConservationRatio)) continue;
     if (of == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > 1)) continue;
     if (of == "bias" && !(deviation.bias.denominator > 0)) continue;
@@ -634,6 +639,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (tensor < segment::kPasses)
     rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
+  if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
   add_all_keys(deviation, slot, &statistics);
   if (known != nullptr) {
     statistics.label = layer.label;

@@ -104,6 +104,8 @@ struct PassStatistics {
   // Of the kernel, what it exceeds that of a sound algorithm by on the same slices, and of the reference
   // rounded.
   BiasPool bias, excess_bias, rounded_bias;
+  // Of dK and dV: query rows that the last slice summed over, of all heads of the group.
+  uint64_t query_rows = 0;
   // Of dK and dV, what they do not conserve over all keys.
   SampleWindow conservation_ratio;
   // Slices with rows whose log_sum_exp covers more keys than the call has.

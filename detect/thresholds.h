@@ -14,8 +14,10 @@ inline constexpr double kDeviationRatioBackward = 3;
 
 // The same of dK and dV, over the error of fused attention. PyTorch's CPU kernel adds them up in bf16, block
 // by block of the queries: it has 1.3 to 1.8 times the error of fused attention at 256 queries, 1.4 to 2.6 at
-// 1024 and 3 at 4096. An error of 5 % is beyond 10.
+// 1024 and 3 at 4096, 4 if causal. An error of 5 % is beyond 10. The roundings of the blocks are independent,
+// so that error grows as the square root of the rows: the limit does too, from kRowsOfLimit rows on.
 inline constexpr double kDeviationRatioKeys = 6;
+inline constexpr double kRowsOfLimit = 4096;
 
 // Of dK and dV over all keys: what is not conserved, over what roundings leave (shadow/conservation.h). Sound
 // calls of PyTorch's CPU kernel have at most 0.7 (bench/verdicts.py's situations); a key of 256 that is left

@@ -18,8 +18,8 @@
 // is the precision of the arithmetic (2^-23, of fp64 2^-52); v the largest |v_j| and k the largest |k_j| of
 // the sampled keys, doubled; eta_i = e (|lse_i| + scale |q_i| k) the error of a row's weights that scores and
 // log_sum_exp in this arithmetic leave. R is how often a sum is rounded to the format while terms are added:
-// PyTorch's CPU kernel adds a block of queries at a time, and inside a block fp32 storage is no coarser than
-// the arithmetic.
+// PyTorch's CPU kernel adds a block of queries at a time, and inside a block fp32 storage is at least as fine
+// as the arithmetic.
 #ifndef FORESHOCK_SHADOW_CONSERVATION_H_
 #define FORESHOCK_SHADOW_CONSERVATION_H_
 

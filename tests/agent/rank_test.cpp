@@ -85,6 +85,21 @@ TEST(Rank, ABiasIsAnAlarmUnlessTheRoundedReferenceHasItToo) {
   EXPECT_TRUE(rank_of(layer).alarms().empty());
 }
 
+// Each block that it adds up in bf16 is one more rounding: a ratio of 8 is expected at 16384 causal queries.
+TEST(Rank, LimitOfKeyGradientsGrowsWithTheQueries) {
+  const auto alarms = [](uint64_t rows, double ratio) {
+    LayerStatistics layer = sound_layer("001");
+    PassStatistics& keys = statistics_of(static_cast<uint32_t>(JudgedTensor::kGradKey), &layer);
+    keys.query_rows = rows;
+    for (int n = 0; n < kSlicesBeyondKeys; ++n) keys.fused_ratio.add(ratio);
+    return alarms_of(layer, static_cast<uint32_t>(JudgedTensor::kGradKey)).size();
+  };
+  EXPECT_EQ(alarms(1024, 5.9), 0u);
+  EXPECT_EQ(alarms(4096, 6.1), 1u);
+  EXPECT_EQ(alarms(16384, 8), 0u);
+  EXPECT_EQ(alarms(16384, 12.1), 1u);
+}
+
 // PyTorch's CPU kernel adds dK and dV up in bf16: its bias is not quite that of fused attention.
 TEST(Rank, BiasOfKeyGradientsHasALimitOfItsOwn) {
   for (const double ulp : {0.2, 0.3}) {

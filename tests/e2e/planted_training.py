@@ -1,6 +1,6 @@
 """The trainings of test_planted.py: `planted_training.py PLANT MICRO_BATCHES STEPS [TENSORS]` trains on a kernel of
 attention that errs in the second layer. The wrong kernel stands where torch's own does, below the monitor's hook. With
-TENSORS the model has five layers, all of which err, and so many small tensors besides.
+TENSORS the model has five layers, all of them wrong, and so many small tensors besides.
 """
 
 import pathlib

@@ -84,7 +84,7 @@ def test_a_bias_is_found_in_its_layer(runs, name):
 
 
 def test_ten_thousand_tensors_keep_no_layer_out():
-    """They lie before the five layers in the model, and each has its turn in 64 steps. All five layers err."""
+    """They lie before the five layers in the model, and each has its turn in 64 steps. All five layers are wrong."""
     run = run_monitored([PYTHON, SCRIPT, "head", "1", "64", "10000"], *EVERYTHING, "--weights", "64")
     assert [told["calls"] for told in run.told()] == [5 * 64]
     warned = {line["layer"] for line in run.of("event") if (line["detector"], line["level"]) == WARNED}
