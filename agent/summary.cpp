@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
-#include <ranges>
 #include <set>
 #include <string_view>
 
@@ -373,11 +372,12 @@ struct LayerCounts {
 
 // Whether a part of the label is a number, as in "003" or "decoder.003"; "linear1" is the name of a module.
 bool is_numbered(std::string_view label) {
-  for (const auto part : std::views::split(label, '.')) {
-    const std::string_view word(part.begin(), part.end());
-    if (!word.empty() && word.find_first_not_of("0123456789") == word.npos) return true;
-  }
-  return false;
+  const auto is_number = [](std::string_view word) {
+    return !word.empty() && word.find_first_not_of("0123456789") == word.npos;
+  };
+  for (size_t dot; (dot = label.find('.')) != label.npos; label.remove_prefix(dot + 1))
+    if (is_number(label.substr(0, dot))) return true;
+  return is_number(label);
 }
 
 // Each layer with attention calls it at least once in a step, so there are at most this many.

@@ -78,7 +78,8 @@ def loss() -> Row:
         [
             by_step(
                 "Loss",
-                "Loss of the last step, and mean loss of the last 64 steps, both averaged over the ranks.",
+                "Loss of the last step, and mean loss of the last 64 steps, both averaged over the ranks, in the unit"
+                " of the loss.",
                 NO_UNIT,
                 Query(f"avg({of_living('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),

@@ -39,8 +39,8 @@ def weights_row() -> Row:
             logarithmic(
                 lines(
                     "Change in a step",
-                    "Mean absolute change of a weight in one optimizer step, not divided by the weight: of all weights,"
-                    " and of the tensor that changes most.",
+                    "Mean absolute change of a weight in one optimizer step, in the unit of the weights, not relative"
+                    " to them: of all weights, and of the tensor that changes most.",
                     NO_UNIT,
                     Query(f"max by (stat) ({of_run('weight_update_mean_abs')})", "{{stat}}"),
                 )

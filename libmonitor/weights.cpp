@@ -224,9 +224,11 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
-  std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
-    return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
-  });
+  // A device has a turn order of its own where there is no room for all.
+  if (has_replicas_)
+    std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
+      return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
+    });
   share_copies(numbers, found);
   return found;
 }

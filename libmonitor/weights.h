@@ -151,8 +151,8 @@ class WeightSampler {
 
   // Whose turn it is in `step`, and the further ones of `steps` that are told as one: a trainer that tells
   // its steps more rarely than it takes them shows each tensor at the first one of a number, on every rank.
-  // Those that were shown least come first: where there is no room for all, it is not always the same ones
-  // that go without. What cannot be paid for is left out here: to show it costs the trainer too.
+  // Of replicas those that were shown least come first: where there is no room for all, it is not always the
+  // same ones that go without. What cannot be paid for is left out here: to show it costs the trainer too.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Nobody could ask in `step`.
   void unasked(int64_t step, int64_t steps);
