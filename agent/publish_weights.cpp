@@ -163,7 +163,7 @@ nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, 
           {"dropped", weights.snapshots_dropped()},
           {"replicas", replicas != nullptr ? json(replicas) : json(nullptr)},
           {"replica_ranks", weights.replicas().most_ranks()},
-          {"replica_tensors", weights.replicas().coverage().compared},
+          {"replica_tensors", weights.replicas().tensors_compared()},
           {"replicas_compared", weights.replicas().compared()},
           {"mismatches", weights.replicas().mismatches(rank.identity.rank)}};
 }

@@ -121,6 +121,7 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   const bool is_by_hand = compared->equal_looks > 0 || !compared->is_replica;
   if (!is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];
+  tensors_compared_ += !tensor.is_compared;
   tensor.is_compared = true;
   tensor.is_by_hand |= is_by_hand;
   compared_ += checksums.size() - 1;
@@ -179,15 +180,15 @@ const Replicas::OfRank* Replicas::of(int32_t rank) const {
 Replicas::Coverage Replicas::coverage() const {
   Coverage coverage;
   for (const auto& [name, tensor] : tensors_) {
-    coverage.compared += tensor.is_compared;
     coverage.by_hand += tensor.is_compared && tensor.is_by_hand;
     if (!tensor.is_compared) coverage.never.push_back(name);
   }
   std::map<int32_t, size_t> alone;
-  for (const auto& [part, compared] : parts_)
-    coverage.maybe += !compared.is_replica && !compared.is_apart && compared.holders.size() > 1;
-  for (const auto& [part, compared] : parts_)
-    for (const int32_t rank : compared.holders) alone[rank] += !compared.is_replica;
+  for (const auto& [part, compared] : parts_) {
+    if (compared.is_replica) continue;
+    coverage.maybe += !compared.is_apart && compared.holders.size() > 1;
+    for (const int32_t rank : compared.holders) ++alone[rank];
+  }
   for (const auto& [rank, count] : alone) coverage.alone = std::max(coverage.alone, count);
   return coverage;
 }

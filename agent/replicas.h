@@ -42,20 +42,19 @@ class Replicas {
   // as much as in the interval before. Null when there is none, or its place in the job is not known.
   const OfRank* of(int32_t rank) const;
 
-  // Tensors that may have replicas, by name: how many of them were compared at least once, and those that
-  // were shown and never compared.
+  // Of the tensors that may have replicas. Looks at all of them: for the summary, not for every page.
   struct Coverage {
-    size_t compared = 0;
-    std::vector<std::string> never;
-    size_t by_hand = 0;  // of those compared, kept equal by hand
-    size_t maybe = 0;    // of any rank: the same on several ranks so far, at too few looks to say more
-    size_t alone = 0;    // tensors of a rank of which no other rank holds the same; the most of any rank
+    std::vector<std::string> never;  // names of those that were shown and never compared
+    size_t by_hand = 0;              // of those compared, kept equal by hand
+    size_t maybe = 0;  // of any rank: the same on several ranks so far, at too few looks to say more
+    size_t alone = 0;  // tensors of a rank of which no other rank holds the same; the most of any rank
   };
   Coverage coverage() const;
 
   uint64_t mismatches(int32_t rank) const;
   size_t most_ranks() const { return most_ranks_; }  // that held the same part of a tensor; 0: never two
   uint64_t compared() const { return compared_; }    // pairs of replicas of a tensor, so far
+  size_t tensors_compared() const { return tensors_compared_; }  // at least once
 
  private:
   using Checksums = std::map<int32_t, uint64_t>;  // by rank
@@ -95,7 +94,7 @@ class Replicas {
   std::map<int32_t, int64_t> reached_;     // the last step that a rank has shown anything of
   size_t open_ = 0;                        // checksums that wait
   uint64_t compared_ = 0;
-  size_t most_ranks_ = 0;
+  size_t most_ranks_ = 0, tensors_compared_ = 0;
 };
 
 }  // namespace foreshock

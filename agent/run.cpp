@@ -410,11 +410,12 @@ int Run::cores_per_rank() const {
 // What the agent spends counts as slowdown, so the trainers' budgets pay for it. The first look has its own
 // grant.
 void Run::charge_trainers() {
+  const int cores = cores_per_rank();
   for (const auto& followed : followed_) {
     if (followed->is_finished()) continue;
     const RankStatistics& rank = followed->rank;
     const double seconds = std::max(rank.agent_seconds - rank.first_look.agent_seconds, 0.0);
-    followed->segment().set_agent_cost(static_cast<uint64_t>(1e9 * seconds / cores_per_rank()));
+    followed->segment().set_agent_cost(static_cast<uint64_t>(1e9 * seconds / cores));
   }
 }
 

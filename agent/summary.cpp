@@ -623,20 +623,20 @@ std::string weights_entries(const SummaryInput& input) {
 
 // "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared: head.weight and
 // 36 more". What no rank has shown has no name here.
-std::string replicas_text(const Replicas& replicas, const Ranks& ranks) {
-  const Replicas::Coverage coverage = replicas.coverage();
+std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
+  const size_t compared = replicas.tensors_compared();
   const size_t held =
       most_of(ranks, [](const RankStatistics& rank) { return uint64_t{rank.tensors.tensors}; });
   const size_t alone = std::min(coverage.alone, held);
-  const size_t tensors = std::max(coverage.compared + coverage.never.size(), held - alone);
+  const size_t tensors = std::max(compared + coverage.never.size(), held - alone);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
-                     " agree bit for bit: " + grouped(coverage.compared) + " of " +
+                     " agree bit for bit: " + grouped(compared) + " of " +
                      counted(tensors, "tensor", "tensors") + " compared (" +
                      counted(replicas.compared(), "comparison", "comparisons") + ")";
   if (coverage.by_hand > 0)
     text += "; " + grouped(coverage.by_hand) + " of them kept equal by the training itself";
-  if (coverage.compared == tensors) return text;
-  const size_t missing = tensors - coverage.compared;
+  if (compared == tensors) return text;
+  const size_t missing = tensors - compared;
   const size_t named = std::min(coverage.never.size(), kMostNamed);
   text += "; never compared: ";
   for (size_t n = 0; n < named; ++n) text += (n > 0 ? ", " : "") + printable(coverage.never[n]);
@@ -652,10 +652,10 @@ std::string replicas_entry(const SummaryInput& input) {
     if (place == nullptr) place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
   if (place == nullptr) return "";
   const std::string_view where = place;
-  const size_t maybe = replicas.coverage().maybe;
-  if (where == "none" && maybe > 0)
+  const Replicas::Coverage coverage = replicas.coverage();
+  if (where == "none" && coverage.maybe > 0)
     return entry("replicas", "not known: no framework keeps tensors equal; " +
-                                 counted(maybe, "tensor", "tensors") +
+                                 counted(coverage.maybe, "tensor", "tensors") +
                                  " of the same name on several ranks, equal at fewer than 3 looks");
   if (where == "none") return entry("replicas", "none: each value is held once, nothing to compare");
   if (where == "elsewhere")
@@ -664,7 +664,7 @@ std::string replicas_entry(const SummaryInput& input) {
   if (sum_over(input.ranks, [&](const RankStatistics& r) { return replicas.mismatches(r.identity.rank); }) >
       0)
     return "";  // a finding
-  return entry("replicas", replicas_text(replicas, input.ranks));
+  return entry("replicas", replicas_text(replicas, coverage, input.ranks));
 }
 
 std::string milliseconds(double seconds) {

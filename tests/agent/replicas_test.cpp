@@ -10,20 +10,26 @@ namespace {
 
 using Odd = std::vector<int32_t>;
 
+// A whole tensor of one element at each step; one of `tensors` that a rank shows.
+segment::TensorRecord record_of(const std::string& name, int64_t step, uint64_t checksum, uint32_t tensors) {
+  segment::TensorRecord record = {};
+  record.step = step;
+  record.interval = 1;
+  record.tensors = tensors;
+  record.checksum = checksum;
+  for (int n = 0; n < 4; ++n) record.shape[n] = record.part[n] = 1;
+  std::strcpy(record.name, name.c_str());
+  return record;
+}
+
 // Four ranks, 0 and 2 hold one half of a tensor, 1 and 3 the other.
 Odd show(Replicas& replicas, int rank, int64_t step, uint64_t checksum, const char* name = "w") {
   segment::Identity identity = {};
   identity.rank = rank;
   identity.late_ready = 1;
-  segment::TensorRecord record = {};
-  record.step = step;
-  record.interval = 1;
-  record.tensors = 1;
-  record.checksum = checksum;
-  for (int n = 0; n < 4; ++n) record.shape[n] = record.part[n] = 1;
+  segment::TensorRecord record = record_of(name, step, checksum, 1);
   record.shape[0] = 2;
   record.offset[0] = rank % 2;
-  std::strcpy(record.name, name);
   return replicas.add(record, identity, 4);
 }
 
@@ -163,14 +169,7 @@ TEST(Replicas, ATensorThatIsNeverShownKeepsNobodyFromBeingCompared) {
 Odd show_own(Replicas& replicas, int rank, int64_t step, uint64_t checksum, const std::string& name = "w") {
   segment::Identity identity = {};
   identity.rank = rank;
-  segment::TensorRecord record = {};
-  record.step = step;
-  record.interval = 1;
-  record.tensors = 2;
-  record.checksum = checksum;
-  for (int n = 0; n < 4; ++n) record.shape[n] = record.part[n] = 1;
-  std::strcpy(record.name, ("rank" + std::to_string(rank) + "." + name).c_str());
-  return replicas.add(record, identity, 2);
+  return replicas.add(record_of("rank" + std::to_string(rank) + "." + name, step, checksum, 2), identity, 2);
 }
 
 TEST(Replicas, ThoseKeptEqualByHandAreRecognisedAndThenCompared) {
@@ -178,7 +177,7 @@ TEST(Replicas, ThoseKeptEqualByHandAreRecognisedAndThenCompared) {
   for (int64_t step = 1; step <= 4; ++step)
     for (int rank = 0; rank < 2; ++rank)
       EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step)), Odd());
-  EXPECT_EQ(replicas.coverage().compared, 1u);
+  EXPECT_EQ(replicas.tensors_compared(), 1u);
   EXPECT_EQ(replicas.coverage().by_hand, 1u);
   EXPECT_EQ(replicas.coverage().alone, 0u);
   show_own(replicas, 0, 5, 5);
@@ -209,7 +208,7 @@ TEST(Replicas, TensorsThatWereNeverComparedAreNamed) {
   show(replicas, 0, 1, 7, "of one rank");
   for (int64_t step = 1; step <= 3; ++step)
     for (int rank = 0; rank < 4; ++rank) show(replicas, rank, step, 7, "seen");
-  EXPECT_EQ(replicas.coverage().compared, 1u);
+  EXPECT_EQ(replicas.tensors_compared(), 1u);
   EXPECT_EQ(replicas.coverage().never, std::vector<std::string>{"of one rank"});
 }
 
