@@ -8,8 +8,6 @@
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
 
-#include <dlfcn.h>
-
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -19,6 +17,7 @@
 #include "attention.h"
 #include "attention_ops.h"
 #include "dispatch.h"
+#include "interpreter.h"
 
 namespace foreshock::adapter {
 
@@ -90,9 +89,7 @@ class LateOps final : public c10::OpRegistrationListener {
 
   // Py_AddPendingCall may be called without the interpreter lock.
   static void ask_interpreter() noexcept {
-    using Function = int (*)(void*);
-    static const auto add =
-        reinterpret_cast<int (*)(Function, void*)>(dlsym(RTLD_DEFAULT, "Py_AddPendingCall"));
+    const auto add = Interpreter::get().add_pending;
     if (add) add([](void*) { return hook_arrived(), 0; }, nullptr);
   }
 
