@@ -226,6 +226,7 @@ namespace {
 constexpr int kExitTimeoutMs = 30000;
 constexpr int kStarvedTimeoutMs = 180000;  // while others keep the agent from running
 constexpr int kPollMs = 50;
+static_assert(kExitTimeoutMs % kPollMs == 0);
 constexpr int kServiceTimeoutMs = 3000;  // it looks for new runs every second
 constexpr off_t kExitBytes = 4096;       // a page; the text has 60 bytes
 constexpr off_t kSpareBytes =
@@ -288,15 +289,13 @@ void ExitExchange::tell(const ExitStatus& status, int asked_by) const {
 ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keeper) const {
   keeper->wake();
   const double delay = keeper->seconds_without_processor();
-  bool told = false;
   for (int waited = 0; waited < kStarvedTimeoutMs; waited += kPollMs) {
     if (waited >= kExitTimeoutMs) {
       // It has the lowest priority. Half of the time is far from what it waits on a machine that has room.
       if (keeper->seconds_without_processor() - delay < waited / 2000.0) break;
-      if (!told)
+      if (waited == kExitTimeoutMs)
         std::fputs("foreshock: other processes keep the agent from running; waiting for the summary\n",
                    stderr);
-      told = true;
     }
     if (access(summary_.c_str(), R_OK) == 0) return {text_of(summary_), ""};
     if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone, or cannot be written any more"};
