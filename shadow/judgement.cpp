@@ -184,7 +184,8 @@ void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   ++d->rows_compared;
   const auto trainer = [&](int c) { return row.trainer_at(c); };
   const double kernel = squared_error(row, row.reference, trainer);
-  const double relative = std::sqrt(kernel / norm);
+  // Of roots: beside a saturated softmax the squares are so small that their quotient overflows.
+  const double relative = std::sqrt(kernel) / std::sqrt(norm);
   errors->relative_sum += relative;
   errors->relative_max = std::max(errors->relative_max, relative);
   errors->plain.add(kernel, squared_error(row, row.reference, [&](int c) { return row.plain[c]; }));

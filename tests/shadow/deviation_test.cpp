@@ -431,6 +431,18 @@ TEST(Deviation, NonFiniteResultIsAResult) {
   }
 }
 
+// Beside a saturated softmax a gradient is almost 0. A wrong one is far from it, and still a number.
+TEST(Deviation, ErrorOfAlmostNothingIsFinite) {
+  SliceData data({DType::kFp64, 16, 100, 64, 64, true});
+  for (size_t n = 0; n < 16 * 64; ++n) data.grad_out.set(n, 1e-155 * data.grad_out.get(n));
+  fill_results(&data, unchanged);
+  data.grad_query.set(70, 1);
+  const SliceDeviation d = judged(data);
+  EXPECT_EQ(d.nonfinite_gradient, 0u);
+  EXPECT_GT(*d.relative_error_max, 1e100);
+  EXPECT_TRUE(std::isfinite(*d.relative_error_max));
+}
+
 // As under a loss scale that is too large: the gradients going in are finite, one going out is not.
 TEST(Deviation, WhatTheFormatCannotHoldIsNotComparedWhereTheTrainerHasThatInf) {
   SliceData data({DType::kFp16, 16, 100, 64, 64, true});
