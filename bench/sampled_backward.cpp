@@ -1,0 +1,166 @@
+// What a sampled backward call costs the trainer: a slice of query rows (dQ), a slice of key positions (dK,
+// dV and their sums over all keys), and the mean in the shares in which both are taken. Medians over calls of
+// different heads; the kinds take turns. The aim: at most 1.3 times a slice of rows. Beside it the processor
+// time that the agent spends on a slice of either kind.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "agent/rank_state.h"
+#include "kernels/conservation.h"
+#include "libmonitor/call.h"
+#include "segment/parser.h"
+#include "shadow/judgement.h"
+
+namespace {
+
+using namespace foreshock;
+
+constexpr int kCalls = 300, kJudged = 5, kBatch = 4;
+constexpr double kAim = 1.3;
+
+struct Shape {
+  int64_t heads, kv_heads, length, dim;
+};
+
+// A bf16 call laid out as PyTorch's: (batch, position, head, dimension) in memory. The values are arbitrary.
+class BackwardCall {
+ public:
+  explicit BackwardCall(const Shape& shape) : shape_(shape) {
+    call_.size = sizeof call_;
+    call_.version = FORESHOCK_ABI_VERSION;
+    call_.scale = 0.125;
+    call_.causal = FORESHOCK_CAUSAL_TOP_LEFT;
+    for (foreshock_tensor* tensor : {&call_.query, &call_.out, &call_.grad_out, &call_.grad_query})
+      *tensor = filled(shape.heads);
+    for (foreshock_tensor* tensor : {&call_.key, &call_.value, &call_.grad_key, &call_.grad_value})
+      *tensor = filled(shape.kv_heads);
+    log_sum_exp_.assign(static_cast<size_t>(kBatch * shape.heads * shape.length), 8.0f);
+    call_.log_sum_exp = {log_sum_exp_.data(),
+                         {kBatch, shape.heads, shape.length, 1},
+                         {shape.heads * shape.length, shape.length, 1, 0},
+                         FORESHOCK_FP32,
+                         3,
+                         FORESHOCK_DEVICE_CPU,
+                         0};
+  }
+  ValidatedCall validated() const {
+    ValidatedCall checked;
+    if (validate_call(call_, FORESHOCK_BACKWARD, &checked) >= 0) std::abort();
+    return checked;
+  }
+
+ private:
+  foreshock_tensor filled(int64_t heads) {
+    std::vector<uint16_t>& values =
+        storage_.emplace_back(static_cast<size_t>(kBatch * shape_.length * heads * shape_.dim));
+    for (uint16_t& x : values) x = static_cast<uint16_t>(0x3d00 + (random_() & 0x80ff));
+    return {values.data(),
+            {kBatch, heads, shape_.length, shape_.dim},
+            {shape_.length * heads * shape_.dim, shape_.dim, heads * shape_.dim, 1},
+            FORESHOCK_BF16,
+            4,
+            FORESHOCK_DEVICE_CPU,
+            0};
+  }
+
+  const Shape shape_;
+  std::minstd_rand random_;
+  std::vector<std::vector<uint16_t>> storage_;
+  std::vector<float> log_sum_exp_;
+  foreshock_attention_call call_ = {};
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+template <class Work>
+double microseconds(Work work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double thread_milliseconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
+}
+
+// As Monitor::take_sample does, into one slot.
+void take(const ValidatedCall& call, bool by_columns, uint64_t number, std::vector<char>* slot) {
+  SlicePlan plan;
+  Slice slice =
+      by_columns ? choose_columns(call.shape, 1, 2, number, 0) : choose_slice(call.shape, 1, 2, number, 0);
+  const bool fits = by_columns ? plan_columns(call, slot->size(), 1, slice, &plan)
+                               : plan_slice(call, slot->size(), 1, &slice, &plan);
+  if (!fits) std::abort();
+  const segment::Slot header = slot_of(plan, 0);
+  std::memcpy(slot->data(), &header, sizeof header);
+  copy_slot(call, slice, header, slot->data());
+}
+
+// Median of the processor's milliseconds.
+double judge_slots(const ValidatedCall& call, bool by_columns, std::vector<char>* slot) {
+  DeviationWorkspace rows;
+  ColumnReference columns;
+  std::vector<double> spent;
+  for (int n = 0; n < kJudged; ++n) {
+    take(call, by_columns, static_cast<uint64_t>(n), slot);
+    segment::SlotView view;
+    if (segment::parse_slot(std::as_bytes(std::span(*slot)), &view) != nullptr) std::abort();
+    const double begin = thread_milliseconds();
+    if (by_columns)
+      judge(columns_of(view), &columns);
+    else
+      judge(slice_of(view), &rows);
+    spent.push_back(thread_milliseconds() - begin);
+  }
+  return median(spent);
+}
+
+// The ratio of the mean cost to that of a slice of rows.
+double measure(const Shape& shape) {
+  const BackwardCall described(shape);
+  const ValidatedCall call = described.validated();
+  std::vector<char> slot(size_t{64} << 20);
+  std::vector<ColumnSum> sums(key_sum_count(static_cast<size_t>(shape.dim), static_cast<size_t>(shape.dim)));
+  std::vector<double> rows, columns, summed;
+  int taken = 0;
+  for (uint64_t n = 0; n < kCalls; ++n) {
+    rows.push_back(microseconds([&] { take(call, false, n, &slot); }));
+    columns.push_back(microseconds([&] { take(call, true, n, &slot); }));
+    const Slice slice = choose_columns(call.shape, 1, 2, n + kCalls, 0);
+    summed.push_back(microseconds([&] {
+      sum_over_keys(call.grad_query, call.grad_key, call.grad_value, slice.batch, slice.kv_head, sums.data());
+    }));
+    taken += takes_columns(call.shape, call.head_dim, call.value_dim, 1, 2, n);
+  }
+  const double share = static_cast<double>(taken) / kCalls;
+  const double mean = (1 - share) * median(rows) + share * median(columns), ratio = mean / median(rows);
+  std::printf(
+      "%2d heads, %d of keys, %d x %-3d  rows %6.1f us   keys %6.1f us (sums %5.1f us), 1 call in %-4.1f "
+      "mean %6.1f us, %.2f times rows   agent: rows %.1f ms, keys %.1f ms\n",
+      static_cast<int>(shape.heads), static_cast<int>(shape.kv_heads), static_cast<int>(shape.length),
+      static_cast<int>(shape.dim), median(rows), median(columns), median(summed), 1 / share, mean, ratio,
+      judge_slots(call, false, &slot), judge_slots(call, true, &slot));
+  return ratio;
+}
+
+}  // namespace
+
+int main() {
+  double worst = 0;
+  for (const Shape& shape : {Shape{8, 8, 1024, 64}, Shape{16, 4, 1024, 64}, Shape{16, 16, 2048, 128}})
+    worst = std::max(worst, measure(shape));
+  std::printf("a sampled backward call: %.2f times a slice of rows, aim %.1f: %s\n", worst, kAim,
+              worst <= kAim ? "met" : "missed");
+}
