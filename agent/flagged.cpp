@@ -58,9 +58,9 @@ bool is_far_beyond(const JudgedSlice& judged) {
 double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
 // Beyond what a sound algorithm shows too on this slice, and the reference when it is merely rounded.
-bool errs_that_way(const SliceDeviation& d, double pooled) {
-  return per_ulp(excess_bias(d)) * (pooled < 0 ? -1 : 1) > kBiasUlp &&
-         (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > kBiasUlp;
+bool errs_that_way(const SliceDeviation& d, double pooled, double limit) {
+  return per_ulp(excess_bias(d)) * (pooled < 0 ? -1 : 1) > limit &&
+         (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > limit;
 }
 
 bool is_rounded_reference(const JudgedSlice& judged) {
@@ -72,15 +72,15 @@ bool is_rounded_reference(const JudgedSlice& judged) {
   return true;
 }
 
-// What is known of the layer and pass of a slice.
+// What is known of a layer by the judged tensor (JudgedTensor).
 class Surroundings {
  public:
-  Surroundings(const JudgedSlice& judged, const RankStatistics& rank)
-      : label_(judged.layer), watch_(rank.watch), pass_(judged.deviation.backward) {
+  Surroundings(const std::string& label, uint32_t tensor, const RankStatistics& rank)
+      : label_(label), watch_(rank.watch), tensor_(tensor) {
     const auto found = rank.layers.find(label_);
     if (label_.empty() || found == rank.layers.end()) return;
     layer_ = &found->second;
-    alarms_ = alarms_of(*layer_, pass_);
+    alarms_ = alarms_of(*layer_, tensor_);
   }
 
   bool warns(DetectorId detector) const {
@@ -90,14 +90,15 @@ class Surroundings {
     return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.of == of; });
   }
   double pooled_bias() const {
-    const std::optional<Bias> bias = layer_ != nullptr ? layer_->pass[pass_].bias.bias() : std::nullopt;
+    const PassStatistics* known = layer_ != nullptr ? statistics_of(*layer_, tensor_) : nullptr;
+    const std::optional<Bias> bias = known != nullptr ? known->bias.bias() : std::nullopt;
     return bias ? bias->ulp : 0;
   }
 
  private:
   const std::string& label_;
   const RankWatch* watch_;
-  const uint32_t pass_;
+  const uint32_t tensor_;
   const LayerStatistics* layer_ = nullptr;
   std::vector<LayerAlarm> alarms_;
 };
@@ -112,7 +113,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings
              (is_beyond(d, 1) && (around.has_alarm("deviation_ratio") || around.has_alarm("fused_ratio")));
     case FlagReason::kBias:
       return (around.has_alarm("bias") || (!d.backward && around.warns(DetectorId::kBias))) &&
-             errs_that_way(d, around.pooled_bias());
+             errs_that_way(d, around.pooled_bias(), kBiasUlp);
     case FlagReason::kOutputErrorDrift:
       return d.backward && around.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
     case FlagReason::kLogit:
@@ -126,13 +127,48 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings
 }  // namespace
 
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank) {
-  const Surroundings around(judged, rank);
+  const Surroundings around(judged.layer, judged.deviation.backward, rank);
   for (size_t n = 0; n < kFlagReasons; ++n)
     if (const auto reason = static_cast<FlagReason>(n); is_flagged(reason, judged, around)) return reason;
   return std::nullopt;
 }
 
 bool is_fit_as_control(const SliceDeviation& d) { return d.rows_compared > 0 && !is_beyond(d, 1); }
+
+namespace {
+
+bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
+
+bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, double times) {
+  return d.fused_ratio.value_or(0) > times * ratio_limit_of_keys(judged.columns.rows()) &&
+         d.relative_error_max.value_or(0) > kReferenceError;
+}
+
+std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDeviation& d,
+                                      const RankStatistics& rank) {
+  const Surroundings around(judged.layer, static_cast<uint32_t>(d.tensor), rank);
+  const double once = std::ldexp(1.0, -format_of(judged.columns.dtype).precision);
+  if (is_nonfinite(d) || d.nonfinite_grad_query) return FlagReason::kNonfinite;
+  if ((is_beyond_of_keys(judged, d, kFarBeyond) && d.relative_error_max.value_or(0) > kFarBeyond * once) ||
+      (is_beyond_of_keys(judged, d, 1) && around.has_alarm("fused_ratio")))
+    return FlagReason::kDeviationRatio;
+  if (around.has_alarm("bias") && errs_that_way(d, around.pooled_bias(), kBiasUlpKeys))
+    return FlagReason::kBias;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank) {
+  const std::optional<FlagReason> of_key = flag_reason(judged, judged.deviation.grad_key, rank);
+  return of_key ? of_key : flag_reason(judged, judged.deviation.grad_value, rank);
+}
+
+bool is_fit_as_control(const JudgedColumns& judged) {
+  const ColumnDeviation& d = judged.deviation;
+  return d.grad_key.rows_compared > 0 && d.grad_value.rows_compared > 0 &&
+         !is_beyond_of_keys(judged, d.grad_key, 1) && !is_beyond_of_keys(judged, d.grad_value, 1);
+}
 
 namespace {
 
@@ -164,6 +200,17 @@ std::string name_of_file(FlagReason reason, const segment::Slot& slot, const Lay
 // How much the rows see, in a framework's words; "none" where every row sees every key.
 const char* causal_of(const segment::Slot& slot) {
   const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
+  if (slot.columns == 1) {
+    const auto first_is = [&](int64_t shift, int64_t most) {
+      for (uint32_t n = 0; n < slot.rows; ++n)
+        if (slot.key_limit[n] != std::clamp(int64_t{slot.position[n]} - shift, int64_t{0}, most))
+          return false;
+      return true;
+    };
+    if (first_is(0, 0)) return "none";
+    if (first_is(0, queries)) return "top-left";
+    return first_is(keys - queries, queries) ? "bottom-right" : "other";
+  }
   const auto every = [&](int64_t shift) {
     for (uint32_t row = 0; row < slot.rows; ++row) {
       const int64_t sees = std::clamp(int64_t{slot.position[row]} + 1 + shift, int64_t{0}, keys);
@@ -211,11 +258,13 @@ void add_facts_of_rank(const segment::Slot& slot, const RankStatistics& rank,
 }
 
 // What its layer looked like then: a bias is seen in many slices, hardly in one.
-void add_figures_of_layer(uint32_t pass, const std::string& label, const RankStatistics& rank,
+void add_figures_of_layer(uint32_t tensor, const std::string& label, const RankStatistics& rank,
                           std::map<std::string, std::string>* facts) {
   const auto found = rank.layers.find(label);
   if (label.empty() || found == rank.layers.end()) return;
-  const PassStatistics& statistics = found->second.pass[pass];
+  const PassStatistics* known = statistics_of(found->second, tensor);
+  if (known == nullptr) return;
+  const PassStatistics& statistics = *known;
   (*facts)["layer.judged"] = std::to_string(statistics.judged);
   if (const auto most = max_of(statistics.deviation_ratio))
     (*facts)["layer.deviation_ratio_max"] = exact_text(*most);
@@ -246,25 +295,54 @@ uint64_t FlaggedSlice::bytes() const {
   return sum;
 }
 
-FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
-                           const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
+namespace {
+
+// Name and metadata of a slice of either kind.
+FlaggedSlice described(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
+                       const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged;
   flagged.name = name_of_file(reason, slot, layer, rank, segment);
   flagged.reason = reason;
   flagged.metadata = facts_of_slot(slot);
   flagged.metadata["format"] = "foreshock slice";
-  flagged.metadata["schema"] = "1";
+  flagged.metadata["schema"] = slot.columns == 1 ? kSchemaOfColumns : kSchemaOfRows;
   flagged.metadata["reason"] = kFlagReasonNames[static_cast<int>(reason)];
   flagged.metadata["layer"] = layer.label;
   flagged.metadata["layer_name"] = layer.name;
   flagged.metadata["layer_source"] = layer.source;
   add_facts_of_rank(slot, rank, &flagged.metadata);
+  flagged.arrays.push_back(array_of("position", words_of(slot.position, slot.rows)));
+  return flagged;
+}
+
+}  // namespace
+
+FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
+                           const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
+  FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
+  const SliceDeviation* both[] = {&judged.deviation.grad_key, &judged.deviation.grad_value};
+  const bool is_of_key = reason == FlagReason::kControl || flag_reason(judged, *both[0], rank) == reason;
+  const SliceDeviation& cause = *both[is_of_key ? 0 : 1];
+  flagged.metadata["tensor"] = kJudgedTensorNames[static_cast<uint32_t>(cause.tensor)];
+  flagged.metadata["first_head"] = std::to_string(slot.head[0]);
+  add_figures_of_layer(static_cast<uint32_t>(cause.tensor), layer.label, rank, &flagged.metadata);
+  for (const SliceDeviation* deviation : both)
+    for (const Figure& figure : figures_of(*deviation))
+      flagged.metadata[figure_key(deviation->tensor, figure)] = figure.text;
+  std::vector<double> sums;
+  for (const auto& [name, array] : arrays_of(judged.columns, judged.reference, &sums))
+    flagged.arrays.push_back(array_of(name, array));
+  return flagged;
+}
+
+FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
+                           const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
+  FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
   add_figures_of_layer(slot.pass, layer.label, rank, &flagged.metadata);
   for (const Figure& figure : figures_of(judged.deviation))
-    flagged.metadata[std::string("figure.") + figure.name] = figure.text;
+    flagged.metadata[figure_key(judged.deviation.tensor, figure)] = figure.text;
   for (const auto& [name, array] : arrays_of(judged.slice, judged.reference))
     flagged.arrays.push_back(array_of(name, array));
-  flagged.arrays.push_back(array_of("position", words_of(slot.position, slot.rows)));
   flagged.arrays.push_back(array_of("head", words_of(slot.head, slot.rows)));
   return flagged;
 }
@@ -488,14 +566,15 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
   }
 }
 
-void FlaggedSlices::consider(const segment::Slot& slot, const JudgedSlice& judged, const LayerOfCall& layer,
-                             const RankStatistics& rank, const std::string& segment) {
-  const std::string key =
-      std::to_string(rank.identity.rank) + "\n" + std::to_string(slot.pass) + "\n" + layer.label;
+template <class Judged>
+void FlaggedSlices::consider_either(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
+                                    const RankStatistics& rank, const std::string& segment) {
+  const std::string key = std::to_string(rank.identity.rank) + "\n" +
+                          std::to_string(slot.pass + slot.columns) + "\n" + layer.label;
   const std::optional<FlagReason> reason = flag_reason(judged, rank);
   const auto found = places_.find(key);
   if (!reason) {
-    if (found == places_.end() || found->second.has_control || !is_fit_as_control(judged.deviation)) return;
+    if (found == places_.end() || found->second.has_control || !is_fit_as_control(judged)) return;
     found->second.has_control = true;
     return writer_.offer(flagged_slice(FlagReason::kControl, slot, judged, layer, rank, segment));
   }
@@ -504,5 +583,10 @@ void FlaggedSlices::consider(const segment::Slot& slot, const JudgedSlice& judge
   if (count > kFirst && !std::has_single_bit(count)) return writer_.drop(FlaggedDrop::kAlike);
   writer_.offer(flagged_slice(*reason, slot, judged, layer, rank, segment));
 }
+
+template void FlaggedSlices::consider_either(const segment::Slot&, const JudgedSlice&, const LayerOfCall&,
+                                             const RankStatistics&, const std::string&);
+template void FlaggedSlices::consider_either(const segment::Slot&, const JudgedColumns&, const LayerOfCall&,
+                                             const RankStatistics&, const std::string&);
 
 }  // namespace foreshock

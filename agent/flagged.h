@@ -52,6 +52,14 @@ struct JudgedSlice {
   const std::string& layer;  // label; empty: unknown
 };
 
+// A slice of key positions, likewise.
+struct JudgedColumns {
+  const KeyColumns& columns;
+  const ColumnDeviation& deviation;
+  const ColumnReference& reference;
+  const std::string& layer;
+};
+
 // What is out of the ordinary about it:
 //  nonfinite           NaN or Inf where the reference is finite;
 //  deviation_ratio     its error over a noise floor is beyond the limit and so are others of its layer's last
@@ -63,13 +71,27 @@ struct JudgedSlice {
 // The rounded reference is never flagged for the first four. Nothing: an ordinary slice.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
+// Of dK or dV: nonfinite (also of dQ or at keys that were not sampled), deviation_ratio (the fused ratio, by
+// the limits of dK and dV) and bias. What all keys conserve flags no slice.
+std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank);
+
 // Whether a slice that is not flagged can stand beside one as it should have been.
 bool is_fit_as_control(const SliceDeviation& deviation);
+bool is_fit_as_control(const JudgedColumns& judged);
 
 // A flagged slice as a file: safetensors, that any tool reads, with a checksum over all of it.
 
 // The end of every such file's name.
 inline constexpr const char* kFlaggedSuffix = ".slice.safetensors";
+
+inline constexpr const char *kSchemaOfRows = "1", *kSchemaOfColumns = "2";
+
+// Where a figure of the judgement stands in the metadata. A slice of key positions has those of two tensors.
+inline std::string figure_key(JudgedTensor tensor, const Figure& figure) {
+  const bool is_alone = tensor == JudgedTensor::kOut || tensor == JudgedTensor::kGradQuery;
+  return std::string("figure.") +
+         (is_alone ? "" : kJudgedTensorNames[static_cast<uint32_t>(tensor)] + std::string(".")) + figure.name;
+}
 
 // Owns what it holds: it waits for its disk while the slot is used again.
 struct FlaggedSlice {
@@ -88,6 +110,8 @@ struct FlaggedSlice {
 
 // A copy of a slot's slice, with everything that is known of it. `segment`: name of the segment it came from.
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
+                           const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
+FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 
 // The bytes of the file.
@@ -177,7 +201,13 @@ class FlaggedSlices {
   // After the statistics and detectors of `rank` have taken in the slice of `slot`. Costs a copy if it is
   // kept.
   void consider(const segment::Slot& slot, const JudgedSlice& judged, const LayerOfCall& layer,
-                const RankStatistics& rank, const std::string& segment);
+                const RankStatistics& rank, const std::string& segment) {
+    consider_either(slot, judged, layer, rank, segment);
+  }
+  void consider(const segment::Slot& slot, const JudgedColumns& judged, const LayerOfCall& layer,
+                const RankStatistics& rank, const std::string& segment) {
+    consider_either(slot, judged, layer, rank, segment);
+  }
 
   FlaggedWriter& writer() { return writer_; }
   const FlaggedWriter& writer() const { return writer_; }
@@ -187,6 +217,10 @@ class FlaggedSlices {
     std::array<uint64_t, kFlagReasons> seen = {};
     bool has_control = false;
   };
+
+  template <class Judged>
+  void consider_either(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
+                       const RankStatistics& rank, const std::string& segment);
 
   FlaggedWriter writer_;
   std::map<std::string, Place> places_;

@@ -149,13 +149,16 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     const double each = (thread_cpu_seconds() - begin) / 2;
     observe(slot, layer, deviation.grad_key, each, rank);
     observe(slot, layer, deviation.grad_value, each, rank);
+    if (flagged_ != nullptr)
+      flagged_->consider(slot, JudgedColumns{columns, deviation, columns_, layer.label}, layer, *rank,
+                         segment.name());
   } else {
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     const SliceDeviation deviation = judge(slice, &workspace_);
     observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
     if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
-      flagged_->consider(slot, {slice, deviation, workspace_.reference, layer.label}, layer, *rank,
+      flagged_->consider(slot, JudgedSlice{slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                          segment.name());
   }
   hand_over();

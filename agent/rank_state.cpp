@@ -73,12 +73,15 @@ void History::copy_to(HistoryTable* table) const {
   }
 }
 
+double ratio_limit_of_keys(uint64_t query_rows) {
+  return kDeviationRatioKeys * std::sqrt(std::max(1.0, static_cast<double>(query_rows) / kRowsOfLimit));
+}
+
 namespace {
 
 double ratio_limit(const PassStatistics& statistics, uint32_t tensor) {
   if (tensor < segment::kPasses) return tensor == 0 ? kDeviationRatioForward : kDeviationRatioBackward;
-  const double rows = static_cast<double>(statistics.query_rows);
-  return kDeviationRatioKeys * std::sqrt(std::max(1.0, rows / kRowsOfLimit));
+  return ratio_limit_of_keys(statistics.query_rows);
 }
 
 double bias_limit(uint32_t tensor) { return tensor < segment::kPasses ? kBiasUlp : kBiasUlpKeys; }

@@ -251,6 +251,9 @@ struct LayerAlarm {
 
 // Of one layer by one judged tensor, in this order.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
+
+// The limit of the fused ratio of dK and dV, which are sums over so many query rows.
+double ratio_limit_of_keys(uint64_t query_rows);
 // Keeps those that hold at `step`, once its slice is in `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);
 

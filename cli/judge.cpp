@@ -40,7 +40,10 @@ struct StoredSlice {
   std::map<std::string, std::string> metadata;
   std::map<std::string, std::vector<char>> data;  // of all arrays, by name
   AttentionSlice slice;                           // borrows from `data`
-  bool is_unchanged = false;                      // the checksum is right
+  bool is_columns = false;                        // key positions: these instead of `slice`
+  KeyColumns columns;
+  std::vector<ColumnSum> sums;
+  bool is_unchanged = false;  // the checksum is right
 
   // The text of a fact, made harmless for a terminal; "" where there is none.
   std::string fact(const std::string& name) const;
@@ -214,24 +217,35 @@ Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& no
   return bits;
 }
 
+void compare_array(const StoredSlice& stored, const char* name, const std::vector<double>& now, size_t count,
+                   Bits* sum) {
+  const auto found = stored.data.find(name);
+  const Bits bits = found != stored.data.end() ? compare_bits(found->second, now, count) : Bits{count, count};
+  *sum = {sum->values + bits.values, sum->different + bits.different};
+}
+
 Bits compare_reference(const StoredSlice& stored, const Reference& reference) {
   const AttentionSlice& slice = stored.slice;
   const auto rows = static_cast<size_t>(slice.rows);
   Bits sum;
-  const auto add = [&](const char* name, const std::vector<double>& now, size_t count) {
-    const auto found = stored.data.find(name);
-    const Bits bits =
-        found != stored.data.end() ? compare_bits(found->second, now, count) : Bits{count, count};
-    sum = {sum.values + bits.values, sum.different + bits.different};
-  };
-  add("reference_out", reference.out, rows * slice.value_dim);
-  add("reference_lse", reference.log_sum_exp, rows);
-  if (slice.backward()) add("reference_dq", reference.grad_query, rows * slice.head_dim);
+  compare_array(stored, "reference_out", reference.out, rows * slice.value_dim, &sum);
+  compare_array(stored, "reference_lse", reference.log_sum_exp, rows, &sum);
+  if (slice.backward())
+    compare_array(stored, "reference_dq", reference.grad_query, rows * slice.head_dim, &sum);
+  return sum;
+}
+
+Bits compare_reference(const StoredSlice& stored, const ColumnGradients& exact) {
+  const auto count = static_cast<size_t>(stored.columns.columns);
+  Bits sum;
+  compare_array(stored, "reference_dk", exact.grad_key, count * stored.columns.head_dim, &sum);
+  compare_array(stored, "reference_dv", exact.grad_value, count * stored.columns.value_dim, &sum);
   return sum;
 }
 
 void print_head(const std::string& path, const StoredSlice& stored) {
   const AttentionSlice& slice = stored.slice;
+  const KeyColumns& columns = stored.columns;
   std::printf("%s\n", path.c_str());
   const std::string reason = stored.fact("reason");
   std::printf("  %s: run %s, rank %s, step %s, %s, layer %s%s\n",
@@ -239,18 +253,24 @@ void print_head(const std::string& path, const StoredSlice& stored) {
               stored.fact("run").c_str(), stored.fact("rank").c_str(), stored.fact("step").c_str(),
               stored.fact("pass").c_str(), stored.fact("layer").c_str(),
               stored.fact("layer_name").empty() ? "" : (" (" + stored.fact("layer_name") + ")").c_str());
-  std::printf("  %s, %s, %s on %s\n", stored.fact("op").c_str(), foreshock::name_of(slice.dtype),
+  std::printf("  %s, %s, %s on %s\n", stored.fact("op").c_str(),
+              foreshock::name_of(stored.is_columns ? columns.dtype : slice.dtype),
               stored.fact("framework").c_str(), stored.fact("host").c_str());
-  std::printf("  %d rows of %s queries, %d of %s keys, d %d, scale %g, causal %s\n\n", slice.rows,
-              stored.fact("query_length").c_str(), slice.keys, stored.fact("key_length").c_str(),
-              slice.head_dim, slice.scale, stored.fact("causal").c_str());
+  if (stored.is_columns)
+    std::printf("  %d of %s key positions, %d heads of %d queries, d %d, scale %g, causal %s\n\n",
+                columns.columns, stored.fact("key_length").c_str(), columns.heads, columns.queries,
+                columns.head_dim, columns.scale, stored.fact("causal").c_str());
+  else
+    std::printf("  %d rows of %s queries, %d of %s keys, d %d, scale %g, causal %s\n\n", slice.rows,
+                stored.fact("query_length").c_str(), slice.keys, stored.fact("key_length").c_str(),
+                slice.head_dim, slice.scale, stored.fact("causal").c_str());
 }
 
 // Prints every figure; returns how many are not the stored ones.
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
-    const std::string then = stored.fact(std::string("figure.") + figure.name);
+    const std::string then = stored.fact(figure_key(deviation.tensor, figure));
     const bool is_same = then == figure.text;
     different += !is_same;
     if (is_same && figure.text.empty()) continue;
@@ -278,11 +298,22 @@ int judge_slice(const std::string& path) {
     std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
     return 2;
   }
-  DeviationWorkspace workspace;
-  const SliceDeviation deviation = foreshock::judge(stored.slice, &workspace);
   print_head(path, stored);
-  const size_t figures = print_figures(stored, deviation);
-  const Bits bits = compare_reference(stored, workspace.reference);
+  size_t figures = 0;
+  Bits bits;
+  if (stored.is_columns) {
+    ColumnReference workspace;
+    const ColumnDeviation deviation = foreshock::judge(stored.columns, &workspace);
+    for (const SliceDeviation* of : {&deviation.grad_key, &deviation.grad_value}) {
+      std::printf("  %s\n", kJudgedTensorNames[static_cast<uint32_t>(of->tensor)]);
+      figures += print_figures(stored, *of);
+    }
+    bits = compare_reference(stored, workspace.exact);
+  } else {
+    DeviationWorkspace workspace;
+    figures = print_figures(stored, foreshock::judge(stored.slice, &workspace));
+    bits = compare_reference(stored, workspace.reference);
+  }
   std::printf("  %-34s %zu values, %zu with other bits\n\n", "reference", bits.values, bits.different);
   const bool is_reproduced = figures == 0 && bits.different == 0;
   if (is_reproduced && stored.is_unchanged) return std::puts("reproduced bit for bit"), 0;
@@ -319,6 +350,16 @@ std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
   return "";
 }
 
+std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
+  if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
+  double heads = 0, keys = 0;
+  if (!read_number(text_of(stored->metadata, "heads_in_slice"), &heads) || !(heads >= 1 && heads < 0x1p30) ||
+      !read_number(text_of(stored->metadata, "key_length"), &keys) || !(keys >= 1 && keys < 0x1p53))
+    return "its heads or keys are not numbers";
+  return columns_from(arrays, scale, static_cast<int>(heads), static_cast<int64_t>(keys), &stored->sums,
+                      &stored->columns);
+}
+
 // Over the whole file, as it lies there.
 bool is_as_written(const lab::Safetensors& file) {
   uint64_t size = 0, length = 0;
@@ -351,8 +392,10 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   const std::string shown = lab::printable(path);
   if (!is_slice_file(file)) return shown + " is not a flagged slice";
   stored->metadata = file.metadata();
-  if (const std::string schema = stored->fact("schema"); schema != "1")
-    return shown + " has schema '" + schema + "', this foreshock reads 1: use the one that wrote it";
+  const std::string schema = stored->fact("schema");
+  stored->is_columns = schema == kSchemaOfColumns;
+  if (schema != kSchemaOfRows && !stored->is_columns)
+    return shown + " has schema '" + schema + "', this foreshock reads 1 and 2: use the one that wrote it";
   double scale = 0;
   if (!read_number(text_of(stored->metadata, "scale"), &scale)) return shown + ": its scale is not a number";
   if (file.size() > kMostBytes) return shown + " is too large to be a slice";
@@ -360,7 +403,7 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   StoredArrays arrays;
   for (const auto& [name, tensor] : file.tensors())
     arrays[name] = {tensor.type, tensor.shape, stored->data[name].data(), tensor.bytes};
-  if (const std::string problem = slice_from(arrays, scale, &stored->slice); !problem.empty())
+  if (const std::string problem = slice_from(arrays, scale, stored); !problem.empty())
     return shown + ": " + problem;
   stored->is_unchanged = is_as_written(file);
   return "";

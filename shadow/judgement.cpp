@@ -518,6 +518,8 @@ std::string exact_text(double value) {
 }
 
 std::vector<Figure> figures_of(const SliceDeviation& d) {
+  constexpr const char* kNonfinite[kJudgedTensors] = {"nonfinite_grad_query", "nonfinite_grad_query",
+                                                      "nonfinite_grad_key", "nonfinite_grad_value"};
   return {
       {"relative_error_mean", text_of(d.relative_error_mean)},
       {"relative_error_max", text_of(d.relative_error_max)},
@@ -549,7 +551,8 @@ std::vector<Figure> figures_of(const SliceDeviation& d) {
       {"nonfinite_inputs", std::to_string(d.nonfinite_inputs)},
       {"nonfinite_out", std::to_string(d.nonfinite_out)},
       {"nonfinite_lse", std::to_string(d.nonfinite_lse)},
-      {"nonfinite_grad_query", std::to_string(d.nonfinite_gradient)},
+      {kNonfinite[static_cast<uint32_t>(d.tensor)], std::to_string(d.nonfinite_gradient)},
+      {"conservation_ratio", text_of(d.conservation_ratio)},
   };
 }
 

@@ -161,4 +161,135 @@ std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice*
   return problem;
 }
 
+namespace {
+
+struct ColumnField {
+  const char* name;
+  const void* KeyColumns::*data;
+  bool is_of_keys;  // else of query rows
+  enum { kHead, kValue, kOne } width;
+};
+constexpr ColumnField kColumnFields[] = {
+    {"q", &KeyColumns::query, false, ColumnField::kHead},
+    {"out", &KeyColumns::out, false, ColumnField::kValue},
+    {"dout", &KeyColumns::grad_out, false, ColumnField::kValue},
+    {"lse", &KeyColumns::log_sum_exp, false, ColumnField::kOne},
+    {"k", &KeyColumns::key, true, ColumnField::kHead},
+    {"v", &KeyColumns::value, true, ColumnField::kValue},
+    {"dk", &KeyColumns::grad_key, true, ColumnField::kHead},
+    {"dv", &KeyColumns::grad_value, true, ColumnField::kValue},
+};
+
+std::vector<int64_t> shape_of(const ColumnField& field, const KeyColumns& c) {
+  const int64_t rows = field.is_of_keys ? c.columns : static_cast<int64_t>(c.rows());
+  if (field.width == ColumnField::kOne) return {rows};
+  return {rows, field.width == ColumnField::kHead ? c.head_dim : c.value_dim};
+}
+
+// Extents of `k`, `v` and `q`, so that no product of them overflows.
+std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* columns) {
+  const auto q = arrays.find("q"), k = arrays.find("k"), v = arrays.find("v");
+  for (const auto& found : {q, k, v})
+    if (found == arrays.end() || found->second.shape.size() != 2)
+      return "q, k and v are not there as matrices";
+  const int64_t rows = q->second.shape[0], count = k->second.shape[0], head = k->second.shape[1],
+                value = v->second.shape[1];
+  if (count < 1 || count > kMaxSliceRows || rows < 1 || rows > kMostKeys || heads < 1 || rows % heads != 0 ||
+      head < 1 || head > kMostWidth || value < 1 || value > kMostWidth)
+    return "it has an impossible shape";
+  columns->columns = static_cast<int>(count);
+  columns->heads = heads;
+  columns->queries = static_cast<int>(rows / heads);
+  columns->head_dim = static_cast<int>(head);
+  columns->value_dim = static_cast<int>(value);
+  columns->dtype = dtype_of(q->second.type);
+  return "";
+}
+
+std::string read_field(const StoredArrays& arrays, const ColumnField& field, KeyColumns* columns) {
+  const auto found = arrays.find(field.name);
+  const std::string name = field.name;
+  if (found == arrays.end()) return name + " is missing";
+  const StoredArray& array = found->second;
+  const DType type = dtype_of(array.type);
+  if (field.width == ColumnField::kOne) columns->log_sum_exp_dtype = type;
+  if (type == DType::kNone || (field.width != ColumnField::kOne && type != columns->dtype))
+    return name + " has an unexpected type";
+  if (array.shape != shape_of(field, *columns) || array.bytes != elements_of(array.shape) * size_of(type))
+    return name + " does not have the shape of these key positions";
+  columns->*field.data = array.data;
+  return "";
+}
+
+std::string read_first_queries(const StoredArrays& arrays, KeyColumns* columns) {
+  const auto found = arrays.find("first_query");
+  const auto count = static_cast<uint64_t>(columns->columns);
+  if (found == arrays.end() || found->second.type != "U32" ||
+      found->second.shape != std::vector<int64_t>{columns->columns} ||
+      found->second.bytes != count * sizeof(uint32_t))
+    return "first_query is not there as [columns] in U32";
+  columns->first_query = static_cast<const uint32_t*>(found->second.data);
+  for (uint64_t n = 0; n < count; ++n)
+    if (columns->first_query[n] > static_cast<uint32_t>(columns->queries))
+      return "first_query points beyond the queries";
+  return "";
+}
+
+std::string read_sums(const StoredArrays& arrays, std::vector<ColumnSum>* sums, KeyColumns* columns) {
+  const auto found = arrays.find("key_sums");
+  if (found == arrays.end()) return "";
+  const size_t count = key_sum_count(columns->head_dim, columns->value_dim);
+  if (found->second.type != "F64" ||
+      found->second.shape != std::vector<int64_t>{static_cast<int64_t>(count), 3} ||
+      found->second.bytes != count * 3 * sizeof(double))
+    return "key_sums does not have the shape of these key positions";
+  const auto* values = static_cast<const double*>(found->second.data);
+  sums->resize(count);
+  for (size_t n = 0; n < count; ++n) {
+    const double nonfinite = values[3 * n + 2];
+    if (!(nonfinite >= 0 && nonfinite < 0x1p53)) return "key_sums has an impossible count";
+    (*sums)[n] = {values[3 * n], values[3 * n + 1], static_cast<uint64_t>(nonfinite)};
+  }
+  columns->sums = sums->data();
+  return "";
+}
+
+}  // namespace
+
+StoredArrays arrays_of(const KeyColumns& c, const ColumnReference& reference, std::vector<double>* sums) {
+  StoredArrays arrays;
+  for (const ColumnField& field : kColumnFields) {
+    const DType type = field.width == ColumnField::kOne ? c.log_sum_exp_dtype : c.dtype;
+    std::vector<int64_t> shape = shape_of(field, c);
+    const uint64_t bytes = elements_of(shape) * size_of(type);
+    arrays[field.name] = {type_name(type), std::move(shape), c.*field.data, bytes};
+  }
+  arrays["first_query"] = {
+      "U32", {c.columns}, c.first_query, static_cast<uint64_t>(c.columns) * sizeof(uint32_t)};
+  arrays["reference_dk"] = reference_array(reference.exact.grad_key, {c.columns, c.head_dim});
+  arrays["reference_dv"] = reference_array(reference.exact.grad_value, {c.columns, c.value_dim});
+  if (c.sums == nullptr) return arrays;
+  const size_t count = key_sum_count(c.head_dim, c.value_dim);
+  sums->clear();
+  for (size_t n = 0; n < count; ++n)
+    sums->insert(sums->end(),
+                 {c.sums[n].sum, c.sums[n].ulp_squares, static_cast<double>(c.sums[n].nonfinite)});
+  arrays["key_sums"] = reference_array(*sums, {static_cast<int64_t>(count), 3});
+  return arrays;
+}
+
+std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
+                         std::vector<ColumnSum>* sums, KeyColumns* columns) {
+  *columns = {};
+  columns->scale = scale;
+  columns->keys = keys;
+  std::string problem = read_extents(arrays, heads, columns);
+  for (const ColumnField& field : kColumnFields)
+    if (problem.empty()) problem = read_field(arrays, field, columns);
+  if (problem.empty()) problem = read_first_queries(arrays, columns);
+  if (problem.empty()) problem = read_sums(arrays, sums, columns);
+  if (problem.empty() && !is_valid(*columns)) problem = "its arrays are not key positions";
+  return problem;
+}
+
 }  // namespace foreshock

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "shadow/key_columns.h"
 #include "shadow/reference.h"
 #include "shadow/slice.h"
 
@@ -31,6 +32,17 @@ StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 // The slice that these arrays are; it borrows their data, which is aligned to 8 bytes. Nothing in them is
 // trusted. An empty string (the slice is then valid, judgement.h), or what is wrong.
 std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice);
+
+// Key positions: k and dk [columns, head_dim], v and dv [columns, value_dim], first_query [columns]; of all
+// query rows, head by head, q [rows, head_dim], out and dout [rows, value_dim], lse [rows]; where given,
+// key_sums [key_sum_count(), 3]: the fields of each ColumnSum; and in fp64 reference_dk, reference_dv.
+// Borrows from all arguments; `sums` is filled.
+StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
+                       std::vector<double>* sums);
+
+// As slice_from. `heads` share the kv-head of `keys` keys.
+std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
+                         std::vector<ColumnSum>* sums, KeyColumns* columns);
 
 }  // namespace foreshock
 

@@ -143,6 +143,35 @@ TEST_F(FlaggedTest, TheFileIsSafetensorsWithAllThatIsKnown) {
     EXPECT_NE(fact(name), "missing") << name;
 }
 
+TEST_F(FlaggedTest, KeyPositionsAreKeptWithBothGradientsAndAControl) {
+  const auto sample_columns = [&](int64_t step, double key_factor, double value_factor) {
+    trainer_.sample_columns(step, key_factor, value_factor);
+    pipeline_.poll(*reader_, &rank_);
+  };
+  sample_columns(1, 1, 1);
+  EXPECT_EQ(files().size(), 0u);
+  sample_columns(2, 1.05, 1);
+  sample_columns(3, 1, 1.05);
+  sample_columns(4, 1, 1);
+  EXPECT_EQ(files().size(), 3u);
+  EXPECT_EQ(files_with(".step00000004.backward.003.control."), 1u);
+  for (const char* tensor : {"grad_key", "grad_value"}) {
+    const std::string name = files()[tensor == std::string("grad_key") ? 0 : 1];
+    lab::Safetensors file;
+    ASSERT_EQ(file.open(folder_ + "/" + name), "");
+    const auto& facts = file.metadata();
+    EXPECT_EQ(facts.at("schema"), "2");
+    EXPECT_EQ(facts.at("tensor"), tensor);
+    EXPECT_EQ(facts.at("reason"), "deviation_ratio");
+    EXPECT_EQ(facts.at("causal"), "none");
+    EXPECT_GT(std::stod(facts.at("figure." + std::string(tensor) + ".fused_ratio")), 24);
+    EXPECT_NE(facts.at("figure.grad_key.conservation_ratio"), "");
+    for (const char* array : {"q", "out", "dout", "lse", "k", "v", "dk", "dv", "first_query", "key_sums",
+                              "position", "reference_dk", "reference_dv"})
+      EXPECT_EQ(file.tensors().count(array), 1u) << array;
+  }
+}
+
 TEST_F(FlaggedTest, TheChecksumSeesEveryByte) {
   sample(1, kWrong);
   const std::string file = bytes_of(files().at(0));

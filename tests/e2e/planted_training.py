@@ -51,6 +51,8 @@ class WrongKernel:
         self.backward_calls += 1
         if guilty and self.plant == "key":
             gradients[1][:, :, LOST_KEY] = 0
+        if guilty and self.plant == "keys":
+            gradients[1].mul_(1.25)
         if guilty and self.plant == "NaN" and self.backward_calls > 20 * LAYERS:
             gradients[2][:, :, LOST_KEY, 0] = torch.nan
         return gradients

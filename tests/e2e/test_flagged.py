@@ -14,7 +14,7 @@ GUILTY = "001"
 def kept(tmp_path_factory) -> dict[str, Kept]:
     base = tmp_path_factory.mktemp("flagged")
     with concurrent.futures.ThreadPoolExecutor(2) as two:
-        started = {plant: two.submit(train, base / plant, plant) for plant in ("head", "bias", "nothing")}
+        started = {plant: two.submit(train, base / plant, plant) for plant in ("head", "bias", "keys", "nothing")}
     return {plant: run.result() for plant, run in started.items()}
 
 
@@ -53,11 +53,28 @@ def test_each_layer_has_one_ordinary_slice_as_control(kept):
 
 
 def test_the_judgement_is_reproduced_bit_for_bit(kept):
-    for plant in ("head", "bias"):
+    for plant in ("head", "bias", "keys"):
         done = judge(*kept[plant].files())
         assert done.returncode == 0, done.stdout
         assert done.stdout.count("reproduced bit for bit") == len(kept[plant].files())
         assert "stored:" not in done.stdout
+
+
+def test_slices_of_key_positions_are_kept_and_judged_again(kept):
+    files = kept["keys"].files(".deviation_ratio.")
+    assert files
+    assert all(f".backward.{GUILTY}." in path.name for path in kept["keys"].files())
+    samples = {line["ticket"]: line for line in kept["keys"].run.of("sample") if line["tensor"] == "grad_key"}
+    for path in files:
+        ticket = int(path.name.removesuffix(".slice.safetensors").rsplit("-", 1)[1])
+        lines = judge(path).stdout.splitlines()
+        words = [line.split() for line in lines[lines.index("  grad_key") : lines.index("  grad_value")]]
+        told = {line[0]: line[1] for line in words if line[2:] == ["as", "stored"]}
+        for name in ("fused_ratio", "conservation_ratio"):
+            assert float(told[name]) == samples[ticket][name], (path, name)
+        assert float(told["fused_ratio"]) > 6
+    done = judge("--rerun", "--python", PYTHON, files[0])
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), "only slices of rows can be run again"
 
 
 def test_it_is_the_one_of_the_record(kept):

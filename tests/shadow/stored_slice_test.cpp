@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "shadow/judgement.h"
+#include "tests/shadow/column_data.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {
@@ -39,6 +40,64 @@ TEST(StoredSlice, ComesBackAsTheSameJudgement) {
       ASSERT_EQ(slice_from(arrays_of(data.view(), golden), data.view().scale, &back), "");
       EXPECT_EQ(texts_of(back), texts_of(data.view()));
     }
+}
+
+TEST(StoredColumns, ComeBackAsTheSameJudgement) {
+  const auto texts = [](const KeyColumns& columns, ColumnReference* reference) {
+    const ColumnDeviation deviation = judge(columns, reference);
+    std::vector<std::string> all;
+    for (const SliceDeviation* of : {&deviation.grad_key, &deviation.grad_value})
+      for (const Figure& figure : figures_of(*of)) all.push_back(figure.text);
+    return all;
+  };
+  for (DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64}) {
+    const ColumnData data({dtype, 5, 2, 30, 24, 40, true});
+    KeyColumns columns = data.view();
+    columns.keys = 30;
+    std::vector<ColumnSum> sums(key_sum_count(24, 40));
+    for (size_t n = 0; n < sums.size(); ++n) sums[n] = {1e-3 * double(n), 1e-6, n % 7 == 3 ? 2u : 0u};
+    for (const ColumnSum* given : std::vector<const ColumnSum*>{nullptr, sums.data()}) {
+      columns.sums = given;
+      ColumnReference reference, again;
+      const std::vector<std::string> expected = texts(columns, &reference);
+      std::vector<double> stored;
+      std::vector<ColumnSum> read;
+      const StoredArrays arrays = arrays_of(columns, reference, &stored);
+      KeyColumns back;
+      ASSERT_EQ(columns_from(arrays, columns.scale, 2, 30, &read, &back), "");
+      EXPECT_EQ(texts(back, &again), expected);
+    }
+  }
+}
+
+TEST(StoredColumns, RefusesWhatIsNotWhole) {
+  const ColumnData data({DType::kBf16, 5, 2, 30, 24, 40, true});
+  std::vector<ColumnSum> sums(key_sum_count(24, 40)), read;
+  KeyColumns columns = data.view(), back;
+  columns.sums = sums.data();
+  ColumnReference reference;
+  judge(columns, &reference);
+  std::vector<double> stored;
+  const StoredArrays good = arrays_of(columns, reference, &stored);
+  for (const char* name : {"q", "k", "v", "out", "dout", "lse", "dk", "dv", "first_query", "key_sums"}) {
+    StoredArrays arrays = good;
+    arrays[name].bytes -= 1;
+    EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
+    arrays = good;
+    arrays[name].shape = {int64_t{1} << 40, int64_t{1} << 40};
+    arrays[name].type = "U32";
+    EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
+    if (std::string(name) == "key_sums") continue;
+    arrays.erase(name);
+    EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
+  }
+  const uint32_t beyond[5] = {0, 0, 31, 0, 0};
+  StoredArrays arrays = good;
+  arrays["first_query"].data = beyond;
+  EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "");
+  stored[2] = -1;
+  EXPECT_NE(columns_from(good, 1, 2, 30, &read, &back), "");
+  EXPECT_NE(columns_from(good, 1, 7, 30, &read, &back), "") << "60 rows are not of 7 heads";
 }
 
 TEST(StoredSlice, EachArrayHasItsShape) {
