@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <numeric>
+#include <string>
 
 namespace foreshock::segment {
 namespace {
@@ -235,6 +239,32 @@ TEST(ParseThreads, SumsTheBlocks) {
   EXPECT_EQ(totals.sampled[1], 6u);
   EXPECT_EQ(totals.skipped[1][2], 10u);
   EXPECT_EQ(totals.skipped[0][kSkipReasons - 1], 14u);
+}
+
+// A seed of an older layout is refused at its header, and the fuzzer then sees nothing behind it.
+TEST(FuzzSeeds, WholeFilesAndSlotsAreOfThisLayout) {
+  int files = 0, slots = 0, split_columns = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(FORESHOCK_SEGMENT_CORPUS)) {
+    const std::string name = entry.path().filename();
+    std::ifstream stream(entry.path(), std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(stream), {}};
+    const Bytes bytes = std::as_bytes(std::span(text)).subspan(1);  // the first one chooses the parser
+    SlotView view;
+    if (name.starts_with("slot_")) {
+      EXPECT_EQ(parse_slot(bytes, &view), nullptr) << name;
+      ++slots;
+    }
+    if (!name.starts_with("whole_file")) continue;
+    Header header;
+    ASSERT_EQ(parse_header(bytes, bytes.size(), &header), nullptr) << name;
+    const Region& region = header.regions[kSlots];
+    EXPECT_EQ(parse_slot(bytes.subspan(region.offset, region.record_size), &view), nullptr) << name;
+    split_columns += view.header.columns == 1 && view.header.parts > 1;
+    ++files;
+  }
+  EXPECT_GE(files, 3);
+  EXPECT_GE(slots, 4);
+  EXPECT_GE(split_columns, 1);
 }
 
 }  // namespace
