@@ -155,7 +155,8 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   } else {
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
-    const SliceDeviation deviation = judge(slice, &workspace_);
+    SliceDeviation deviation = judge(slice, &workspace_);
+    deviation.nonfinite_anywhere = slot.nonfinite_out > 0 && slice.out != nullptr;
     observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
     if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
       flagged_->consider(slot, JudgedSlice{slice, deviation, workspace_.reference, layer.label}, layer, *rank,
@@ -168,7 +169,8 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
 void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                        double seconds, RankStatistics* rank) {
   observe_slice(slot, layer, deviation, rank);
-  const uint64_t nonfinite = deviation.nonfinite_out + deviation.nonfinite_gradient;
+  const uint64_t nonfinite =
+      std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
   const bool is_new = !told_.take(line);
   if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);

@@ -133,12 +133,15 @@ double measure(const Shape& shape) {
   const ValidatedCall call = described.validated();
   std::vector<char> slot(size_t{64} << 20);
   std::vector<ColumnSum> sums(key_sum_count(static_cast<size_t>(shape.dim), static_cast<size_t>(shape.dim)));
-  std::vector<double> rows, columns, summed;
+  std::vector<double> rows, columns, summed, counted;
   int taken = 0;
   for (uint64_t n = 0; n < kCalls; ++n) {
     rows.push_back(microseconds([&] { take(call, false, n, &slot); }));
     columns.push_back(microseconds([&] { take(call, true, n, &slot); }));
     const Slice slice = choose_columns(call.shape, 1, 2, n + kCalls, 0);
+    counted.push_back(microseconds([&] {
+      if (count_nonfinite(call.out, slice.batch, slice.first_head) > 0) std::abort();
+    }));
     summed.push_back(microseconds([&] {
       sum_over_keys(call.grad_query, call.grad_key, call.grad_value, slice.batch, slice.kv_head, sums.data());
     }));
@@ -147,11 +150,12 @@ double measure(const Shape& shape) {
   const double share = static_cast<double>(taken) / kCalls;
   const double mean = (1 - share) * median(rows) + share * median(columns), ratio = mean / median(rows);
   std::printf(
-      "%2d heads, %d of keys, %d x %-3d  rows %6.1f us   keys %6.1f us (sums %5.1f us), 1 call in %-4.1f "
+      "%2d heads, %d of keys, %d x %-3d  rows %6.1f us   keys %6.1f us (sums %5.1f us, NaN of one head %4.1f "
+      "us), 1 call in %-4.1f "
       "mean %6.1f us, %.2f times rows   agent: rows %.1f ms, keys %.1f ms\n",
       static_cast<int>(shape.heads), static_cast<int>(shape.kv_heads), static_cast<int>(shape.length),
-      static_cast<int>(shape.dim), median(rows), median(columns), median(summed), 1 / share, mean, ratio,
-      judge_slots(call, false, &slot), judge_slots(call, true, &slot));
+      static_cast<int>(shape.dim), median(rows), median(columns), median(summed), median(counted), 1 / share,
+      mean, ratio, judge_slots(call, false, &slot), judge_slots(call, true, &slot));
   return ratio;
 }
 

@@ -159,7 +159,9 @@ uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits 
   return count;
 }
 
-uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head) {
+}  // namespace
+
+uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head) {
   switch (view.dtype) {
     case DType::kFp64:
       return nonfinite_in(view, batch, head, uint64_t{0x7ff} << 52);
@@ -174,8 +176,6 @@ uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head) {
   }
 }
 
-}  // namespace
-
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
                    int64_t batch, int64_t kv_head, ColumnSum* to) {
   sum_rows(grad_key, batch, kv_head, to);
@@ -183,7 +183,7 @@ void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, con
   const int64_t group = grad_query.shape[1] / grad_key.shape[1];
   ColumnSum of_query;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    of_query.nonfinite += nonfinite_in(grad_query, batch, head);
+    of_query.nonfinite += count_nonfinite(grad_query, batch, head);
   to[grad_key.shape[3] + grad_value.shape[3]] = of_query;
 }
 

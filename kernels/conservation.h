@@ -89,6 +89,9 @@ Conservation conservation(const TensorView& grad_out, const TensorView& grad_key
 // counted.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
+// Elements of one head that are NaN or Inf. Of a floating format.
+uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head);
+
 // Writes key_sum_count() sums. The tensors are [batch, heads or kv_heads, queries or keys, dim], of one
 // floating format. Rows are added in order.
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,

@@ -415,6 +415,20 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
   return split(capacity, plan) && plan->slots <= most_slots;
 }
 
+uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
+  const bool has_rows_without_keys =
+      call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
+  if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
+      call.mask.data || has_rows_without_keys)
+    return 0;
+  const uint64_t count = count_nonfinite(call.out, slice.batch, slice.first_head);
+  if (count == 0 || count_nonfinite(call.query, slice.batch, slice.first_head) > 0 ||
+      count_nonfinite(call.key, slice.batch, slice.kv_head) > 0 ||
+      count_nonfinite(call.value, slice.batch, slice.kv_head) > 0)
+    return 0;
+  return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
+}
+
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
   segment::Slot slot = plan.all;
   if (plan.slots > 1) {

@@ -75,6 +75,10 @@ bool has_columns(const ValidatedCall& call);
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
                   SlicePlan* plan);
 
+// Segment::Slot::nonfinite_out of a slice of rows. 0 where a sound kernel may give NaN too: with a mask, rows
+// without keys, or inputs that are not finite.
+uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
+
 // The header of slot number `part` of the slice, with its payload table; all but tickets, step, time and
 // layer.
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part);

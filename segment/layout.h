@@ -34,7 +34,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 9;
+inline constexpr uint32_t kLayoutVersion = 10;
 
 inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 13;  // in the order of FORESHOCK_SKIP_... in hook.h
@@ -328,7 +328,9 @@ struct Slot {
   // key_limit[row] the first query position that sees it. first_key and part_keys then are a range of query
   // rows.
   uint32_t columns;
-  uint32_t reserved;
+  // Some forward calls, on the host, without a mask: elements of the output of head[0] that are NaN or Inf, over all
+  // query positions, where its inputs are all finite; at most 2^32 - 1.
+  uint32_t nonfinite_out;
 };
 static_assert(sizeof(Slot) == 648);
 

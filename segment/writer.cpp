@@ -376,6 +376,7 @@ void SegmentWriter::describe(Slot* slot, const Slot& header) const {
   slot->without_out = header.without_out;
   slot->packed = header.packed;
   slot->columns = header.columns;
+  slot->nonfinite_out = header.nonfinite_out;
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {

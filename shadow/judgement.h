@@ -98,6 +98,7 @@ struct SliceDeviation {
   uint64_t nonfinite_lse = 0;
   uint64_t nonfinite_gradient = 0;  // of the judged one; of dK and dV of all keys, if their sums are given
 
+  // Of slices of rows the caller knows `nonfinite_anywhere`: of the output at other rows of the head.
   // Slices of key positions. Of what the whole gradient conserves (conservation.h); it holds where the call
   // saw all keys that its log_sum_exp covers. And whether elements are not finite anywhere in dK or dV, or
   // (given with dK) in dQ, while the inputs are and no sampled gradient is near the end of its format.

@@ -143,6 +143,16 @@ TEST_F(FlaggedTest, TheFileIsSafetensorsWithAllThatIsKnown) {
     EXPECT_NE(fact(name), "missing") << name;
 }
 
+TEST_F(FlaggedTest, NanAtRowsThatWereNotSampledIsAnAlarmOfTheirLayer) {
+  sample(1, 1.0);
+  EXPECT_EQ(alarms_of(rank_.layers.at("003"), 0).size(), 0u);
+  trainer_.sample(2, 1.0, 0, 0, 3);
+  pipeline_.poll(*reader_, &rank_);
+  const std::vector<LayerAlarm> alarms = alarms_of(rank_.layers.at("003"), 0);
+  ASSERT_EQ(alarms.size(), 1u);
+  EXPECT_STREQ(alarms[0].of, "nonfinite");
+}
+
 TEST_F(FlaggedTest, KeyPositionsAreKeptWithBothGradientsAndAControl) {
   const auto sample_columns = [&](int64_t step, double key_factor, double value_factor) {
     trainer_.sample_columns(step, key_factor, value_factor);

@@ -57,11 +57,12 @@ class SegmentOfATrainer {
 
   // Eight fp64 rows over four keys; `factor` is how wrong the kernel's output is. A backward one has
   // gradients that belong to nothing.
-  void sample(int64_t step, double factor, int layer = 0, uint32_t pass = 0) {
+  void sample(int64_t step, double factor, int layer = 0, uint32_t pass = 0, uint32_t nonfinite_out = 0) {
     constexpr int kRows = 8, kKeys = 4, kDim = 2;
     segment::Slot* slot = claim(step, pass, layer);
     ASSERT_NE(slot, nullptr);
     slot->dtype = 1;
+    slot->nonfinite_out = nonfinite_out;
     slot->rows = slot->query_length = kRows;
     slot->keys = slot->key_length = kKeys;
     slot->head_dim = slot->value_dim = kDim;

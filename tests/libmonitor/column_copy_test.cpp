@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/conservation.h"
@@ -96,6 +98,40 @@ TEST(ColumnCopy, SumsAreOverAllKeysOfTheHead) {
   }
   EXPECT_GT(nonfinite, 0u);
   EXPECT_LT(nonfinite, 20u) << "one head of one batch element";
+}
+
+TEST(NonfiniteOut, IsCountedOverAllRowsWhereTheInputsAreFinite) {
+  Call call;
+  call.build(false);
+  const auto count = [&] {
+    ValidatedCall all;
+    EXPECT_EQ(validate_call(call.call, FORESHOCK_FORWARD, &all), -1);
+    Slice slice;
+    slice.batch = 1;
+    slice.kv_head = 1;
+    slice.first_head = 3;
+    return count_nonfinite_out(all, slice);
+  };
+  const auto place = [&](int64_t heads, int64_t head, int64_t n) {
+    return static_cast<size_t>(((call.queries + n) * heads + head) * call.dim);
+  };
+  EXPECT_EQ(count(), 0u);
+  call.out[place(4, 2, 5)] = NAN;  // of another head
+  EXPECT_EQ(count(), 0u);
+  call.out[place(4, 3, 5)] = NAN;
+  call.out[place(4, 3, 7) + 1] = INFINITY;
+  EXPECT_EQ(count(), 2u);
+  for (const auto& [storage, heads, head] :
+       {std::tuple(&call.query, 4, 3), std::tuple(&call.key, 2, 1), std::tuple(&call.value, 2, 1)}) {
+    float& x = (*storage)[place(heads, head, 11)];
+    const float before = std::exchange(x, INFINITY);
+    EXPECT_EQ(count(), 0u) << "a sound kernel gives NaN too";
+    x = before;
+  }
+  call.call.causal = FORESHOCK_CAUSAL_NONE;
+  EXPECT_EQ(count(), 2u);
+  add_mask(&call);
+  EXPECT_EQ(count(), 0u) << "a row that sees no key may be NaN";
 }
 
 TEST(ColumnCopy, PartsJoinedAreTheSliceByteForByte) {
