@@ -328,8 +328,8 @@ struct Slot {
   // key_limit[row] the first query position that sees it. first_key and part_keys then are a range of query
   // rows.
   uint32_t columns;
-  // Some forward calls, on the host, without a mask: elements of the output of head[0] that are NaN or Inf, over all
-  // query positions, where its inputs are all finite; at most 2^32 - 1.
+  // Some forward calls, on the host, without a mask: elements of the output of head[0] that are NaN or Inf,
+  // over all query positions, where its inputs are all finite; at most 2^32 - 1.
   uint32_t nonfinite_out;
 };
 static_assert(sizeof(Slot) == 648);
