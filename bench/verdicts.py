@@ -246,8 +246,8 @@ class Judge:
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
         keys = call.q.shape[2] if kind == 2 else call.k.shape[2]
         header = struct.pack(
-            "<32s8I3qdq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, 1, group, step,
-            batch, kv_head, call.scale, call.k.shape[2],
+            "<32s8I3qdqq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, 1, group, step,
+            batch, kv_head, call.scale, call.k.shape[2], nonfinite_out(call, kind, batch, heads, draw),
         )  # fmt: skip
         self.process.stdin.write(header)
         for array in arrays:
@@ -256,6 +256,16 @@ class Judge:
         self.process.stdin.flush()
         said = json.loads(self.process.stdout.readline())
         return said if kind == 2 else {tuple(TENSORS)[kind]: said}
+
+
+def nonfinite_out(call: Call, kind: int, batch: int, heads: range, draw: torch.Generator) -> int:
+    """NaN and Inf in the output of the first head, which the monitor counts in every second forward call."""
+    if kind != 0 or float(torch.rand(1, generator=draw)) < 0.5:
+        return 0
+    inputs = (call.q[batch, heads[0]], call.k[batch, heads[0]], call.v[batch, heads[0]])
+    if not all(bool(each.isfinite().all()) for each in inputs):
+        return 0
+    return int((~call.out[batch, heads[0]].isfinite()).sum())
 
 
 def strata(length: int, count: int, draw: torch.Generator) -> list[int]:
@@ -433,13 +443,13 @@ def page(measured: list[Measured], sound: list[tuple[Situation, Sound]], trials:
         "- *Logits of hundreds*, backward: the softmax has saturated, and one or two of the 16 rows of a slice have",
         "  all of the gradient. The error of so few rows is that of a few numbers and decides no ratio (effective rows",
         "  below 3). The output of the same calls is judged by all rows.",
-        "- *NaN in one row*, *one row left out* and *mask dropped in one row of 64*, of the output and of dQ: a slice",
-        "  has 16 of the 256 positions of a head, 4 with grouped queries. A fault of single rows is found when one of",
-        "  them is drawn. Slices of key positions bring sums over all keys, so a NaN anywhere in dK, dV or dQ of the",
-        "  sampled head is found at once, and a NaN anywhere in its output by sampled forward calls (the tables of the",
-        "  output and of dQ count the sampled rows alone); and a key that is left",
-        "  out by what the sums conserve. Where the call saw a part of the keys (*ring block*), nothing is conserved;",
-        "  in *logits of hundreds*, most keys have next to no gradient that could be missing.",
+        "- *One row left out* and *mask dropped in one row of 64*, of the output and of dQ: a slice has 16 of the 256",
+        "  positions of a head, 4 with grouped queries. A fault of single rows is found when one of them is drawn.",
+        "- *NaN in one row*: slices of key positions count NaN anywhere in dK, dV and dQ of their heads, and every",
+        "  second forward call counts NaN anywhere in the output of one head, so the output has the larger numbers.",
+        "- *One row left out* of dK and dV is found by what the sums over all keys conserve. Where the call saw a part",
+        "  of the keys (*ring block*), nothing is conserved; in *logits of hundreds*, most keys have next to no",
+        "  gradient that could be missing.",
         "- *One-sided, offset 120*, backward: the keys have a large part in common, along which the roundings of the",
         "  scores' gradients add up in any bf16 kernel. Most elements of the gradient there are not resolved.",
         "- *Random* errors of dK and dV up to 1 %: the limit is 6 times the error of fused attention, which is 0.3 %,",

@@ -23,9 +23,10 @@ struct Header {
   uint32_t pass, dtype, rows, keys, head_dim, value_dim, has_lse, heads;
   int64_t step, batch, kv_head;
   double scale;
-  int64_t all_keys;  // of a slice of key positions
+  int64_t all_keys;       // of a slice of key positions
+  int64_t nonfinite_out;  // as in segment::Slot
 };
-static_assert(sizeof(Header) == 104);
+static_assert(sizeof(Header) == 112);
 
 bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdin) == bytes; }
 
@@ -134,7 +135,9 @@ class Stream {
     }
     const AttentionSlice slice = read_slice(header, &arrays);
     if (header.pass > 2 || !is_valid(slice)) return {};
-    return observe(slot, label, judge(slice, &workspace_));
+    SliceDeviation deviation = judge(slice, &workspace_);
+    deviation.nonfinite_anywhere = header.nonfinite_out > 0;
+    return observe(slot, label, deviation);
   }
 
  private:
