@@ -52,6 +52,15 @@ std::string where_nonfinite(const Notable& of) {
   return what + (of.layer.empty() ? "" : " of layer " + of.layer);
 }
 
+// Makes `fact` a suspect of `event`: `what` happened at `step`, not after the onset.
+void suspect(const StoryEvent& event, int64_t step, const std::string& what, StoryFact* fact) {
+  fact->lead = steps_between(step, event.onset_step);
+  if (fact->lead < 0 || fact->lead > kRecent) return;
+  fact->suspect = fact->lead == 0   ? "when " + what
+                  : fact->lead == 1 ? "one step after " + what
+                                    : steps(fact->lead) + " after " + what;
+}
+
 // Before the onset, in words: "3 steps before", "at the onset".
 std::string before_onset(const StoryEvent& event, int64_t step) {
   const int64_t lead = steps_between(step, event.onset_step);
@@ -74,7 +83,9 @@ StoryFact nonfinite(const StoryEvent& event, const RunSeen& run, std::vector<Clu
   if (first == nullptr) return fact;
   fact.mark = Mark::kNotable;
   fact.text = "first in " + where_nonfinite(*first) + ", " + before_onset(event, first->step);
-  if (first->step < event.onset_step) clues->push_back(Clue::kNonfinite);
+  if (first->step >= event.onset_step) return fact;
+  clues->push_back(Clue::kNonfinite);
+  suspect(event, first->step, where_nonfinite(*first) + " was NaN or infinite", &fact);
   return fact;
 }
 
@@ -113,11 +124,14 @@ StoryFact replicas(const StoryEvent& event, const RunSeen& run, std::vector<Clue
     if (each.what != "weight_mismatch" || each.attempt != event.attempt || each.step > event.onset_step)
       continue;
     clues->push_back(Clue::kReplicasDiffer);
-    return {"replicas",
-            "weights that should be equal differ from step " + std::to_string(each.step) + " on, seen " +
-                (each.rank < 0 ? "between nodes" : "on rank " + std::to_string(each.rank)) +
-                (each.layer.empty() ? "" : ", layer " + each.layer),
-            Mark::kNotable};
+    const std::string where = (each.rank < 0 ? "between nodes" : "on rank " + std::to_string(each.rank)) +
+                              (each.layer.empty() ? "" : ", layer " + each.layer);
+    StoryFact fact = {
+        "replicas",
+        "weights that should be equal differ from step " + std::to_string(each.step) + " on, seen " + where,
+        Mark::kNotable};
+    suspect(event, each.step, "replicas began to differ " + where, &fact);
+    return fact;
   }
   if (run.records > 1 && run.tensors > 0)
     return {"replicas", "not compared between the records; `foreshock merge` does that", Mark::kUnknown};
@@ -135,6 +149,26 @@ const TrailStep* step_at(const StoryEvent& event, int64_t step) {
   return found != event.steps.end() ? &*found : nullptr;
 }
 
+// The step to which the rate changed by kRateFactor or more at once, the last one of `from` to the onset.
+struct RateJump {
+  double from = 0, to = 0;
+  int64_t step = 0;
+};
+std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t from) {
+  std::optional<RateJump> jump;
+  std::optional<double> last;
+  for (const TrailStep& each : event.steps) {
+    if (each.step > event.onset_step) break;
+    if (!each.learning_rate) continue;
+    const double rate = *each.learning_rate;
+    if (last && each.step > from && std::max(*last, rate) >= kRateFactor * std::min(*last, rate) &&
+        *last != rate)
+      jump = {*last, rate, each.step};
+    last = rate;
+  }
+  return jump;
+}
+
 // The rate moves before the step that it makes go wrong: what counts is until the onset.
 StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
   const TrailStep* before = step_at(event, event.onset_step - std::min(event.onset_step, kRecent));
@@ -143,13 +177,27 @@ StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
   if (before == nullptr || at == nullptr || !before->learning_rate || !at->learning_rate) return fact;
   const double from = *before->learning_rate, to = *at->learning_rate;
   const auto number = [](double value) { return formatted("%.3g", value); };
+  const auto change = [&](double a, double b) { return "went from " + number(a) + " to " + number(b); };
   const std::string ago = steps(steps_between(before->step, event.onset_step)) + " before";
+  if (const std::optional<RateJump> jump = rate_jump(event, before->step)) {
+    const std::string went = change(jump->from, jump->to);
+    clues->push_back(Clue::kLearningRate);
+    fact = {
+        fact.name,
+        went + " at step " + count(static_cast<double>(jump->step)) + ", " + before_onset(event, jump->step),
+        Mark::kNotable};
+    if (jump->to > jump->from) suspect(event, jump->step, "the learning rate " + went, &fact);
+    return fact;
+  }
   if (from == to) return {fact.name, number(to) + ", as " + ago, Mark::kQuiet};
   fact = {fact.name, number(to) + "; " + number(from) + " " + ago, Mark::kQuiet};
   const double low = std::min(from, to), high = std::max(from, to);
   if (!(high >= kRateFactor * low)) return fact;
   fact.mark = Mark::kNotable;
   clues->push_back(Clue::kLearningRate);
+  if (to > from)
+    fact.suspect = "after the learning rate " + change(from, to) + " in " +
+                   steps(fact.lead = steps_between(before->step, event.onset_step));
   return fact;
 }
 
@@ -190,7 +238,12 @@ StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>
                            std::to_string(first) + ", " + before_onset(event, first);
   if (since > kBack) return {"restarts", text, Mark::kQuiet};
   clues->push_back(Clue::kResumed);
-  return {"restarts", text, Mark::kNotable};
+  StoryFact fact = {"restarts", text, Mark::kNotable};
+  suspect(event, first,
+          (went_on ? "another process went on from step " : "the training went back to step ") +
+              std::to_string(first),
+          &fact);
+  return fact;
 }
 
 // Whether another attempt made the same steps, and what became of it.
@@ -250,17 +303,18 @@ void add_text(const ReportText& text, StoryEvent* event) {
 
 std::vector<StoryFact> facts_of(const StoryEvent& event, const std::vector<StoryEvent>& events,
                                 const RunSeen& run, std::vector<Clue>* clues) {
+  std::vector<StoryFact> facts = {nonfinite(event, run, clues),
+                                  learning_rate(event, clues),
+                                  layers(event, run),
+                                  ranks(event, run, clues),
+                                  replicas(event, run, clues),
+                                  batch(event),
+                                  left_out_steps(event, clues),
+                                  restart(event, run, clues),
+                                  run_again(event, events, run, clues),
+                                  gaps(event, clues)};
   if (event.before.empty()) clues->push_back(Clue::kNothingBefore);
-  return {nonfinite(event, run, clues),
-          learning_rate(event, clues),
-          layers(event, run),
-          ranks(event, run, clues),
-          replicas(event, run, clues),
-          batch(event),
-          left_out_steps(event, clues),
-          restart(event, run, clues),
-          run_again(event, events, run, clues),
-          gaps(event, clues)};
+  return facts;
 }
 
 void explain(const std::vector<Clue>& clues, StoryEvent* event) {
@@ -361,13 +415,17 @@ void Strand::take_level(const EventLine& event) {
   }
 }
 
+// A divergence with the onset of a spike is what became of the spike.
 void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared) {
-  ++loss_events_;
+  const int64_t rank = *event.rank;
+  const bool is_rise = kind == WatchEventKind::kLossRise, is_divergence = kind == WatchEventKind::kDivergence;
   const auto known = std::find_if(events_.begin(), events_.end(), [&](const StoryEvent& each) {
     const int64_t apart = steps_between(each.onset_step, *event.step);
-    return each.kind == kind && each.attempt == attempt && apart >= -kSameEvent && apart <= kSameEvent &&
-           !has_rank(each, *event.rank);
+    return (each.kind == WatchEventKind::kLossRise) == is_rise && each.attempt == attempt &&
+           apart >= -kSameEvent && apart <= kSameEvent &&
+           (!has_rank(each, rank) || (is_divergence && !each.diverged.contains(rank)));
   });
+  loss_events_ += known == events_.end();
   if (known == events_.end() && events_.size() >= kMostEvents) {
     ++left_out_;
     return;
@@ -381,9 +439,14 @@ void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t
     if (detailed_ < kMostDetailed) open_.push_back(events_.size() - 1);
     detailed_ += detailed_ < kMostDetailed;
   }
-  one.ranks.push_back(*event.rank);
-  for (const Episode& episode : precursors_[*event.rank].before(*event.step))
-    add_sign(episode, *event.rank, one.onset_step, &one.before);
+  if (is_divergence) {
+    one.kind = kind;
+    one.diverged.insert(rank);
+  }
+  if (has_rank(one, rank)) return;
+  one.ranks.push_back(rank);
+  for (const Episode& episode : precursors_[rank].before(*event.step))
+    add_sign(episode, rank, one.onset_step, &one.before);
   sort_signs(&one.before);
 }
 

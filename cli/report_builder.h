@@ -70,6 +70,7 @@ class Strand {
   void begin_anew() { precursors_.clear(); }
 
   bool has_any() const { return taken_ > 0; }
+  // Incidents: what several ranks have together is one, and so are a spike and the divergence it becomes.
   uint64_t loss_events() const { return loss_events_; }
   uint64_t warnings() const { return warnings_; }
   // Those beyond kMostEvents.

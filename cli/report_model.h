@@ -127,6 +127,9 @@ struct StoryFact {
   enum class Mark { kQuiet, kNotable, kUnknown };
   std::string name, text;
   Mark mark = Mark::kQuiet;
+  // What may have caused the event, as the end of "Loss diverged at step 222, ...". "": no suspect.
+  std::string suspect = {};
+  int64_t lead = 0;  // of the suspect: steps before the onset
 };
 
 struct StoryEvent {
@@ -136,6 +139,7 @@ struct StoryEvent {
   int64_t onset_step = 0, declared_step = 0;
   size_t attempt = 0;          // how often the steps had gone back before
   std::vector<int64_t> ranks;  // that had it, the first one to be read first
+  std::set<int64_t> diverged;  // those of `ranks` whose loss diverged
   std::vector<StorySign> before;
   // Of the first rank, kBefore before the onset to kAfter behind it. Empty: not kept, there are too many
   // events.

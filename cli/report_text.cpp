@@ -135,7 +135,7 @@ constexpr ReportText kSpike = {
     "without "
     "those just before it."};
 constexpr ReportText kDivergence = {
-    "The loss was lost",
+    "The loss diverged",
     "A training that has left the region in which its steps make sense, or a value that overflowed.",
     "The data, and every setting that changed shortly before.",
     "Do not train on from here: go back to a checkpoint before the first sign, and change one thing at a "
@@ -237,7 +237,7 @@ std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
 
 const char* name_of_event(WatchEventKind kind) {
   return kind == WatchEventKind::kLossRise     ? "Slow rise of the loss"
-         : kind == WatchEventKind::kDivergence ? "The loss was lost"
+         : kind == WatchEventKind::kDivergence ? "Loss diverged"
                                                : "Loss spike";
 }
 
@@ -470,12 +470,13 @@ std::string first_sign_of(const StoryEvent& event) {
 
 namespace {
 
-// " Suspect: learning rate 1; 0.001 1 step before.", or "".
-std::string suspect_of(const StoryEvent& event) {
+// "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1": of several suspects
+// the earliest.
+std::string what_and_suspect(const StoryEvent& event) {
+  const StoryFact* suspect = nullptr;
   for (const StoryFact& fact : event.facts)
-    if (fact.name == "learning rate" && fact.mark == StoryFact::Mark::kNotable)
-      return "Suspect: " + fact.name + " " + fact.text + ". ";
-  return "";
+    if (!fact.suspect.empty() && (suspect == nullptr || fact.lead > suspect->lead)) suspect = &fact;
+  return title_of(event) + (suspect == nullptr ? "" : ", " + suspect->suspect);
 }
 
 }  // namespace
@@ -486,14 +487,14 @@ std::string verdict_of(const Story& story, const RunCounts& counts) {
   const StoryEvent& first = story.events.front();
   const size_t warned = foretold(story);
   if (story.events.size() == 1)
-    return title_of(first) + ". " + suspect_of(first) +
+    return what_and_suspect(first) + ". " +
            (first.before.empty() ? "No detector warned before it."
             : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
             : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
                                                        : "First to move: " + first_sign_of(first) + ".") +
            (first.attempt == 0 ? warned_after(story, first) : "");
   const std::string events = count(static_cast<double>(story.events.size()));
-  return events + " loss events, the first at step " + step_text(first.onset_step) + ". " +
+  return what_and_suspect(first) + ": the first of " + events + " loss events. " +
          (warned == 0 ? "No detector warned before any of them."
                       : "A detector had warned before " +
                             (warned == story.events.size() ? std::string("every one")

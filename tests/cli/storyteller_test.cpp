@@ -55,6 +55,41 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
             "the onset.");
 }
 
+// The agent's own events, and those that the detectors find in the record.
+TEST_F(Storytelling, ADivergenceByItsLearningRateIsOneIncidentAndNamesItFirst) {
+  for (const bool recorded : {true, false}) {
+    Storyteller teller;
+    for (int64_t step = 1; step <= 400; ++step) {
+      StepLine line = step_line(step, step < 222 ? usual_loss(step) : 9.0);
+      line.learning_rate = step < 221 ? 1e-3 : 1.0;
+      teller.take(line);
+      if (recorded && step == 224) teller.take(event_line("loss_spike", 222));
+      if (recorded && step == 349) teller.take(event_line("divergence", 222));
+    }
+    const Story story = teller.finish();
+    ASSERT_THAT(story.events, SizeIs(1));
+    EXPECT_EQ(story.verdict,
+              "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1. No detector "
+              "warned before it.");
+    EXPECT_EQ(story.from_record, recorded);
+    if (recorded) {
+      EXPECT_THAT(story.events_note, HasSubstr("the detectors give as many"));
+    }
+  }
+}
+
+TEST_F(Storytelling, OfSeveralEventsTheFirstIsNamedWithItsSuspect) {
+  for (int64_t step = 1; step <= 600; ++step) {
+    const bool high = (step >= 222 && step < 226) || (step >= 500 && step < 504);
+    StepLine line = step_line(step, high ? 9.0 : usual_loss(step));
+    line.learning_rate = step >= 220 && step < 300 ? 0.1 : 1e-3;
+    take(line);
+  }
+  EXPECT_EQ(teller_.finish().verdict,
+            "Loss spike at step 222, 2 steps after the learning rate went from 0.001 to 0.1: the first of 2 "
+            "loss events. No detector warned before any of them.");
+}
+
 TEST_F(Storytelling, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
   steps(1, 300);
   spike(301);
