@@ -429,6 +429,10 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
 
 json state_of(const RankStatistics& rank, int cores_per_rank) {
   json state = summary_of(rank, cores_per_rank);
+  state["host"] = text_or_null(segment::text_of(rank.identity.host));
+  state["executable"] = text_or_null(segment::text_of(rank.identity.executable));
+  state["framework"] =
+      rank.identity.late_ready == 1 ? text_or_null(segment::text_of(rank.identity.framework)) : json(nullptr);
   state["alive"] = rank.alive;
   state["current"] = rank.current;
   state["on"] = rank.switched_on;

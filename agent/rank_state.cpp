@@ -499,6 +499,8 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   add_cost(spent, std::exp(-trained / kRecentSeconds), &rank->recent_cost);
   rank->step_seconds.add(seconds - cost);
   rank->history.add(step.step, kColumnStepSeconds, seconds);
+  if (const uint64_t start = rank->identity.start_time_ns; start > 0 && step.time_ns >= start)
+    rank->history.add(step.step, kColumnElapsed, 1e-9 * static_cast<double>(step.time_ns - start));
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
   if (segment::is_first_look(step)) return;  // more slices than the budget would pay for
   if (step.sampled != 0) {

@@ -138,6 +138,7 @@ enum RankColumn : size_t {
   kColumnControlBias,
   kColumnSlowdown,
   kColumnStepSeconds,
+  kColumnElapsed,
   kColumnWasserstein,
   kColumnUpdate,
   kColumnStaleness,
@@ -158,6 +159,7 @@ inline constexpr History::Column kRankColumns[] = {
     {"rounded_reference_bias_ulp", History::Keep::kMean},
     {"slowdown_ratio", History::Keep::kMean},
     {"step_seconds", History::Keep::kMean},
+    {"elapsed_seconds", History::Keep::kMax},  // from the start of the process to the end of the step
     {"weight_wasserstein", History::Keep::kMean},
     {"weight_update", History::Keep::kMean},
     {"rms_staleness", History::Keep::kMean},

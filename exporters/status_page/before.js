@@ -66,11 +66,11 @@ function beforeRows(ranks) {
   return lossEvents(ranks).reverse().flatMap((event) => {
     const speakers = speakersOf(event), longest = Math.max(1, ...speakers.map(by("lead")));
     const who = many ? span(event.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
-    const named = [{ text: event.what, alarm: true }, count(event.step), count(event.declared), who];
+    const named = [{ text: event.what, alarm: true }, count(event.step), timeOf(event.ranks[0].rank, event.step), count(event.declared), who];
     const rows = speakers.map((s) => [detectorCell(s.detector, measuredOf(ranks, s.detector)), levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "",
       count(s.since), { text: leadText(s.lead), bar: Math.max(0, s.lead) / longest }]);
     if (rows.length === 0) rows.push(["no detector warned before it", "", "", "", ""]);
-    return rows.map((row, i) => Object.assign([...(i === 0 ? named : [{ text: "" }, { text: "" }, { text: "" }, { text: "" }]), ...row], { isFirst: i === 0 }));
+    return rows.map((row, i) => Object.assign([...(i === 0 ? named : named.map(() => ({ text: "" }))), ...row], { isFirst: i === 0 }));
   });
 }
 
@@ -78,6 +78,7 @@ function beforeRows(ranks) {
 function eventSentence(event, many) {
   const speakers = speakersOf(event).filter((s) => s.lead > 0);
   const before = speakers.slice(0, 3).map((s) => `${s.detector}${known(s.layer) ? " in " + s.layer : ""} (${count(s.lead)} steps)`).join(", ");
-  return `Loss: ${event.what} at step ${count(event.step)}${many ? " on rank " + span(event.ranks.map(({ rank }) => rank.rank)) : ""}; ` +
+  const time = timeOf(event.ranks[0].rank, event.step);
+  return `Loss: ${event.what} at step ${count(event.step)}${time && ` (${time})`}${many ? " on rank " + span(event.ranks.map(({ rank }) => rank.rank)) : ""}; ` +
     (before ? "before it " + before : "no detector warned before it");
 }

@@ -101,6 +101,12 @@ function withGaps(all) {
   return all.flatMap((p, i) => (i > 0 && p.x - all[i - 1].x > most ? [{ x: all[i - 1].x + 1, y: NaN }, p] : [p]));
 }
 
+// "step 1,200, 14:05:12": of the first rank that has made it.
+function stepText(step) {
+  const time = (ui.state?.ranks || []).map((rank) => timeOf(rank, step)).find(Boolean);
+  return "step " + count(step) + (time ? ", " + time : "");
+}
+
 function options(kind) {
   const axis = { grid: { color: colour("grid") }, border: { display: false } };
   const ticks = { color: colour("quiet"), maxTicksLimit: 6, font: { size: 11 } };
@@ -115,7 +121,7 @@ function options(kind) {
     },
     plugins: {
       legend: { display: false },
-      tooltip: { callbacks: { title: (items) => "step " + count(items[0].parsed.x),
+      tooltip: { callbacks: { title: (items) => stepText(items[0].parsed.x),
         label: (item) => `${item.dataset.label}: ${kind.text(item.parsed.y)}` } },
     },
   };

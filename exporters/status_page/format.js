@@ -24,6 +24,13 @@ const mean = (values) => {
   const good = values.filter(finite);
   return good.length ? good.reduce((sum, v) => sum + v, 0) / good.length : null;
 };
+// "14:05:12", with the day if it is another one than that of `today`; both in seconds since 1970.
+const clock = (seconds, today = seconds, hasSeconds = true) => {
+  if (!finite(seconds)) return "";
+  const [at, now] = [new Date(1000 * seconds), new Date(1000 * today)];
+  const day = at.toDateString() === now.toDateString() ? "" : at.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + " ";
+  return day + at.toLocaleTimeString("en-GB").slice(0, hasSeconds ? 8 : 5);
+};
 const span = (values) => {
   const [low, high] = [smallest(values), largest(values)];
   return low === high ? count(low) : `${count(low)} to ${count(high)}`;

@@ -128,6 +128,16 @@ function showFigures(ranks) {
   }));
 }
 
+// "node17, user me, python3.11, torch 2.13.0": where the run is, whose it is, and what it runs.
+function jobText(state, ranks) {
+  const several = (key) => {
+    const values = [...new Set(ranks.map(by(key)).filter(Boolean))];
+    return values.slice(0, 3).join(", ") + (values.length > 3 ? ` and ${values.length - 3} more` : "");
+  };
+  const owner = (state.runs || []).find((run) => run.run === state.run)?.owner;
+  return [several("host"), owner && `user ${owner}`, several("executable"), several("framework")].filter(Boolean).join(", ");
+}
+
 function showLegend(ranks) {
   const legend = byId("legend"), wanted = ranks.map((rank) => String(rank.rank));
   legend.hidden = ranks.length < 2;
@@ -225,6 +235,7 @@ function show() {
   forgetReadings(JSON.stringify([state.run, ui.rank]));
   setText(byId("run"), known(state.run) ? state.run : "no run yet");
   setText(byId("state"), state.state ?? "unknown");
+  setText(byId("job"), jobText(state, ranks));
   setText(byId("version"), known(state.version) ? "foreshock " + state.version : "");
   showGrafana(state, ui.rank);
   showVerdict(ranks);
@@ -286,9 +297,9 @@ function start() {
   ui.tables = {
     ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
       "worst layer", "s per step", "slowdown"], [0, 1]),
-    before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "seen at", "rank", "detector", "level", "layer", "from step", "steps before"], [0, 4, 5, 6, 8]),
+    before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "time", "seen at step", "rank", "detector", "level", "layer", "from step", "steps before"], [0, 5, 6, 7, 9]),
     detectors: new Table(byId("detectors"), "Detectors", ["detector", "finding", "level", "layer", "since step", "rank", "values", "warned", "last warning at step", "status"], [0, 1, 2, 3, 9]),
-    events: new Table(tables, "Events", ["first step", "last step", "what", "rank", "layer", "times", "value"], [2]),
+    events: new Table(tables, "Events", ["first step", "time", "last step", "what", "rank", "layer", "times", "value"], [3]),
     layers: new Table(tables, "Layers", ["layer", "name", "rank", "ratio forward", "ratio backward", "bias, ulp", "z", "relative error", "largest logit",
       "least entropy", "gradient norm", "steps with NaN or Inf"], [0, 1]),
     logged: new Table(tables, "What the training logs", ["name", "rank", "value", "step"], [0]),

@@ -58,7 +58,7 @@ class StepReader {
       if (values.length) texts.push(`${name} ${low === high ? text(low) : `${text(low)} to ${text(high)}`}`);
     }
     const here = this.lossEvents.filter((event) => event.step >= first && event.step <= this.step).map((event) => `loss event: ${event.what}`);
-    const where = first === this.step ? `step ${count(this.step)}` : `steps ${count(first)} to ${count(this.step)}`;
+    const where = first === this.step ? stepText(this.step) : `steps ${count(first)} to ${count(this.step)}`;
     return `${where}: ${[...here, ...spokenAt(this.lanes, first, this.step), ...texts].join("; ")}`;
   }
 }

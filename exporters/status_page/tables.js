@@ -35,6 +35,16 @@ class Table {
   }
 }
 
+// When a rank ended a step, in words; "" if the history does not say.
+function timeOf(rank, step) {
+  const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === rank.rank), elapsed = table?.columns.elapsed_seconds;
+  if (!elapsed || !finite(step) || step < table.first_step) return "";
+  const seconds = elapsed[Math.floor((step - table.first_step) / table.steps_per_point)];
+  return finite(seconds) ? clock(rank.started_at + seconds, rank.last_step_at, seconds < 1e5) : ""; // the history has five digits
+}
+const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > rank.max_slowdown;
+const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
+
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
 const hasAlarm = (rank, layer, pass, of) =>
   (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === of);
@@ -48,7 +58,7 @@ function rankRow(rank) {
     count(rank.step), { text: number(rank.loss?.last), alarm: rank.loss?.spikes > 0 }, number(rank.gradient?.norm),
     ratioCell(rank, null, "forward", forward.deviation_ratio?.mean), fixed(forward.deviation_ratio?.max, 2),
     ratioCell(rank, null, "backward", backward.deviation_ratio?.mean), biasCell(rank, null, forward.bias_ulp), signed(forward.bias_z, 1),
-    rank.worst_layer, number(rank.step_seconds, 3), { text: percent(rank.slowdown_ratio), alarm: rank.slowdown_ratio > 2 * rank.max_slowdown }];
+    rank.worst_layer, number(rank.step_seconds, 3), slowdownCell(rank)];
 }
 
 function layerRow(rank, layer) {
@@ -93,7 +103,7 @@ function healthRows(ranks) {
   return ranks.map((rank) => {
     const spent = rank.overhead_seconds || {}, slots = rank.slots || {};
     return [String(rank.rank), { text: monitorText(rank), alarm: (rank.tensors_given_up_step ?? null) !== null }, rank.step_source, rank.layer_source,
-      rank.loss?.source, count(rank.sample_interval_steps), percent(rank.slowdown_ratio), percent(rank.max_slowdown, 1), fixed(spent.attention, 2), fixed(spent.step, 2),
+      rank.loss?.source, count(rank.sample_interval_steps), slowdownCell(rank), percent(rank.max_slowdown, 1), fixed(spent.attention, 2), fixed(spent.step, 2),
       fixed(spent.agent, 2), slots.given === 0 ? { text: "none: statistics only", alarm: true } : count(slots.given),
       { text: count(rank.steps_lost), alarm: rank.steps_lost > 0 }, { text: count(rank.slots_refused), alarm: rank.slots_refused > 0 }, count(rank.skipped_steps)];
   });
@@ -147,7 +157,7 @@ const levelName = (name) => name.replace(/^warn_(.+)/, "$1 warns").replace(/^wat
 function eventRows(ranks) {
   return ranks.flatMap((rank) => (rank.events || []).map((event) => ({ rank, event })))
     .sort((a, b) => b.event.last_step - a.event.last_step)
-    .map(({ rank, event }) => [count(event.first_step), event.last_step === event.first_step ? "" : count(event.last_step), EVENT_NAMES[event.event] ?? levelName(event.event),
+    .map(({ rank, event }) => [count(event.first_step), timeOf(rank, event.first_step), event.last_step === event.first_step ? "" : count(event.last_step), EVENT_NAMES[event.event] ?? levelName(event.event),
       String(rank.rank), event.layer, count(event.count), number(event.value)]);
 }
 
@@ -166,13 +176,13 @@ function weightFigure(ranks) {
   return [["weights", number(of.wasserstein_previous, 3), notes.filter(Boolean).join("; "), odd !== ""]];
 }
 
-// "; 10 min since the start", from the clock of the trainers.
+// "; 10 min since the start; last at 14:05:12", from the clock of the trainers.
 function elapsedText(ranks) {
   const begin = smallest(ranks.map(by("started_at"))), last = largest(ranks.map(by("last_step_at")));
   if (!finite(begin) || !finite(last) || last < begin) return "";
   const seconds = last - begin;
   const text = seconds < 120 ? `${fixed(seconds, 0)} s` : seconds < 7200 ? `${fixed(seconds / 60, 0)} min` : `${fixed(seconds / 3600, 1)} h`;
-  return `; ${text} since the start`;
+  return `; ${text} since the start; last at ${clock(last)}`;
 }
 
 // The main figures of the whole run.
@@ -190,6 +200,6 @@ function figures(ranks) {
     ["deviation ratio, backward", fixed(mean(all("backward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("backward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("backward", "deviation_ratio")],
     ["bias", signed(bias.bias_ulp, 3) + (finite(bias.bias_ulp) ? " ulp" : ""), `z ${signed(bias.bias_z, 1)}; rounded reference ${signed(bias.rounded_reference_bias_ulp, 3)} (z ${signed(bias.rounded_reference_bias_z, 1)})`, alarms("forward", "bias")],
     ...weightFigure(ranks),
-    ["slowdown", percent(largest(ranks.map(by("slowdown_ratio")))), `budget ${percent(budget, 1)}, one step of ${span(ranks.map(by("sample_interval_steps")))} sampled`],
+    ["slowdown", percent(largest(ranks.map(by("slowdown_ratio")))), `budget ${percent(budget, 1)}, one step of ${span(ranks.map(by("sample_interval_steps")))} sampled`, ranks.some(isAboveBudget)],
   ];
 }

@@ -235,6 +235,38 @@ TEST_F(Publish, TheSummaryHasTheKeysThatItsReadersRelyOn) {
   EXPECT_TRUE(rank["attention"]["backward"]["bias_ulp"].is_null());
 }
 
+TEST_F(Publish, StateNamesHostProgramAndFramework) {
+  RankStatistics rank = some_rank();
+  std::strcpy(rank.identity.host, "node17");
+  std::strcpy(rank.identity.executable, "python3.11");
+  std::strcpy(rank.identity.framework, "torch 2.13.0");
+  rank.identity.late_ready = 0;
+  EXPECT_EQ(state_of(rank, 2)["host"], "node17");
+  EXPECT_EQ(state_of(rank, 2)["executable"], "python3.11");
+  EXPECT_EQ(state_of(rank, 2)["framework"], nullptr) << "not known yet";
+  rank.identity.late_ready = 1;
+  EXPECT_EQ(state_of(rank, 2)["framework"], "torch 2.13.0");
+  rank.identity.host[0] = '\0';
+  EXPECT_EQ(state_of(rank, 2)["host"], nullptr);
+}
+
+TEST_F(Publish, HistoryHasTheTimeOfSteps) {
+  RankStatistics rank = some_rank();
+  rank.identity.start_time_ns = 1'795'000'000'000'000'000;
+  segment::StepRecord step = rank.last_step;
+  ++step.sequence;
+  ++step.step;
+  step.time_ns = rank.identity.start_time_ns + 2'500'000'000;
+  observe_step(step, &rank);
+  std::vector<HistoryTable> tables;
+  add_history(rank, &tables);
+  const auto& columns = tables.at(0).columns;
+  const auto elapsed =
+      std::ranges::find_if(columns, [](const auto& of) { return of.first == "elapsed_seconds"; });
+  ASSERT_NE(elapsed, columns.end());
+  EXPECT_EQ(elapsed->second.back(), 2.5f);
+}
+
 TEST_F(Publish, TheSummaryTellsWhatWasBeyondALimitAndWhen) {
   EXPECT_TRUE(summary_of(some_rank(1), 2)["past_alarms"].empty()) << "one slice may be luck";
   RankStatistics broken = some_rank(12);  // an error of 2^-8 in fp64, in every slice

@@ -62,6 +62,7 @@ def rank(number: int, layers: int) -> dict:
     return {
         "rank": number, "steps": 512, "steps_lost": 0, "step": 1511, "step_source": "optimizer_state",
         "worst_layer": "002", "layer_source": "parameter", "slowdown_ratio": 0.0082, "max_slowdown": 0.01,
+        "host": f"<i>node{number}</i>", "executable": "python3.11", "framework": "torch 2.13.0",
         "started_at": 1795000000.25 + number, "last_step_at": 1795000600.5,
         "state": "running", "alive": True, "on": True, "current": True, "skipped_steps": 0,
         "sample_interval_steps": 8, "step_seconds": 0.41, "learning_rate": 3e-4, "slots_refused": 0,

@@ -74,7 +74,10 @@ void add_histories(const std::string& run, double loss, int ranks, int layers, T
                               {"bias_ulp", curve(0.003, rank, 4)},
                               {"weight_wasserstein", curve(3e-5, rank, 32)},
                               {"weight_update", curve(1e-6, rank, 32)},
+                              {"elapsed_seconds", {}},
                               {"slowdown_ratio", curve(0.004, rank, 1)}};
+    for (int n = 0; n < 256; ++n)  // a second a step
+      tables->back().columns[7].second.push_back(static_cast<float>(2 * n + 2));
     for (int layer = 0; layer < layers; ++layer) tables->push_back(layer_history(run, rank, layer));
   }
 }

@@ -11,6 +11,38 @@ from status_page import LIVE, rows, sample_state
 RANKS, LAYERS = 8, 96  # of page() without words
 
 
+def time_of(tab: browser.Browser, step: int, rank: int = 1) -> str:
+    """As the clock of the browser shows it: the sample trains a second a step, two steps a point from 1000 on."""
+    seconds = 1795000000.25 + rank + 2 * ((step - 1000) // 2 + 1)
+    return tab.value(f"new Date({1000 * seconds}).toLocaleTimeString('en-GB')")
+
+
+def test_job_names_host_user_program_and_framework(page):
+    tab = page(2, 2)
+    assert tab.value("byId('job').textContent") == "<i>node0</i>, <i>node1</i>, user me, python3.11, torch 2.13.0"
+    assert tab.value("jobText({}, [{ host: null, executable: null, framework: null }])") == ""
+
+
+def test_time_stands_beside_steps(page):
+    tab = page(1, 2)
+    last = tab.value("new Date(1795000600500).toLocaleTimeString('en-GB')")
+    assert tab.texts("#figures .quiet")[0].endswith(f"; 10 min since the start; last at {last}")
+    assert tab.value("stepText(1421)") == f"step 1,421, {time_of(tab, 1421, rank=0)}"
+    assert tab.value("stepText(900)") == "step 900", "before the history"
+    assert tab.value("clock(1795000000, 1795200000)").split()[0] == str(tab.value("new Date(1795000000000).getDate()"))
+
+
+def test_slowdown_above_the_budget_is_marked_wherever_it_is_shown(page):
+    state = sample_state(2, 2)
+    state["ranks"][1]["slowdown_ratio"] = 0.0121
+    tab = page(2, 2, state)
+    assert tab.texts("#figures .alarm")[-1] == "1.21 %"
+    assert tab.texts("#tables td .alarm").count("1.21 %") == 2, "in the table of ranks and in that of the monitor"
+    state["ranks"][1]["max_slowdown"] = 1
+    tab = page(2, 2, state)
+    assert "1.21 %" not in tab.texts(".alarm"), "no limit was given"
+
+
 def test_the_verdict_names_the_layer(page):
     tab = page()
     assert tab.value("byId('verdict').className") == "bad"
@@ -19,8 +51,8 @@ def test_the_verdict_names_the_layer(page):
     attention = "Attention of rank 1 layer 002 (blocks.2.attention.qkv.weight) forward has an error up to 2.9 times "
     assert text.endswith(" on rank 1. " + attention + "what its precision explains")
     assert tab.texts("#notes li.alarm") == [
-        "Loss: spike at step 1,420 on rank 1; before it gradient_growth (11 steps)",
-        "Loss: slow rise at step 1,100 on rank 1; no detector warned before it",
+        f"Loss: spike at step 1,420 ({time_of(tab, 1420)}) on rank 1; before it gradient_growth (11 steps)",
+        f"Loss: slow rise at step 1,100 ({time_of(tab, 1100)}) on rank 1; no detector warned before it",
         "NaN or Inf in the gradient of 002 on rank 1",
     ]
     assert rows(tab, "Layers")[0][:4] == ["002", "blocks.2.attention.qkv.weight", "1", "2.41"]
@@ -48,7 +80,8 @@ def test_spike_that_has_passed_is_a_note(page):
     ]
     tab = page(1, 4, state)
     assert tab.value("byId('verdict').className") == "good"
-    assert tab.texts("#notes li.alarm") == ["Loss: spike at step 1,100; no detector warned before it"]
+    time = time_of(tab, 1100, rank=0)
+    assert tab.texts("#notes li.alarm") == [f"Loss: spike at step 1,100 ({time}); no detector warned before it"]
 
 
 def test_healthy_run_has_a_healthy_headline(page):
@@ -157,9 +190,9 @@ def test_labels_of_near_loss_events_do_not_cover_each_other(page):
 def test_what_came_before_each_loss_event(page):
     tab = page()
     assert rows(tab, "Loss events, and what came before") == [
-        ["spike", "1,420", "1,422", "1", "gradient_growth", "warn", "–", "1,409", "11"],
-        ["", "", "", "", "max_logit", "warn", "<s>004</s>", "1,421", "1 after the onset"],
-        ["slow rise", "1,100", "1,196", "1", "no detector warned before it", "–", "–", "–", "–"],
+        ["spike", "1,420", time_of(tab, 1420), "1,422", "1", "gradient_growth", "warn", "–", "1,409", "11"],
+        ["", "", "", "", "", "max_logit", "warn", "<s>004</s>", "1,421", "1 after the onset"],
+        ["slow rise", "1,100", time_of(tab, 1100), "1,196", "1", "no detector warned before it", "–", "–", "–", "–"],
     ]
     assert tab.value("document.querySelectorAll('#before .bar').length") == 1, "what came after has no lead to draw"
 
@@ -170,7 +203,7 @@ def test_ranks_that_see_the_same_event_are_one_row(page):
         rank["precursors"] = state["ranks"][1]["precursors"]
     tab = page(3, 2, state)
     before = rows(tab, "Loss events, and what came before")
-    named = [row[:4] for row in before if row[0]]
+    named = [row[:2] + row[3:5] for row in before if row[0]]
     assert named == [["spike", "1,420", "1,422", "0 to 1"], ["slow rise", "1,100", "1,196", "0 to 1"]]
 
 

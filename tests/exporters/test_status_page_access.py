@@ -317,7 +317,7 @@ def test_names_that_are_code_stay_names(serve, tab):
     assert tab.texts("#runs option")[0] == CODE
     assert CODE in tab.value("byId('verdict-text').textContent")
     assert CODE in [row[0] for row in rows(tab, "Layers")]
-    assert CODE in [row[4] for row in rows(tab, "Loss events, and what came before")]
+    assert CODE in [row[5] for row in rows(tab, "Loss events, and what came before")]
     assert tab.value("ui.charts[0].chart.options.plugins.laneMarks.lanes.map((l) => l.name)") == [CODE]
     assert tab.value("document.querySelector('#grafana a').href").count("<") == 0
     assert tab.value("document.title") == "\u25b2 " + CODE + " – foreshock"
