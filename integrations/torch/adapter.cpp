@@ -12,6 +12,7 @@
 #include "interpreter.h"
 #include "late_ops.h"
 #include "older_runtime.h"
+#include "quiet_steps.h"
 #include "weight_report.h"
 
 namespace foreshock::adapter {
@@ -120,13 +121,9 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* param
   return gradients.core_ns() - before;
 }
 
-// Instead of foreshock_adapter_step_begins, if that would report nothing, so that no parameter need be looked
-// at: returns how many weights are due, as foreshock_weights_due does (`room` 0: not asked). Negative, and
-// nothing was done, if there was no backward pass or gradients are wanted.
-FORESHOCK_EXPORT int64_t foreshock_adapter_begin_quiet_step(uint32_t* numbers, size_t room) {
-  if (foreshock::adapter::training_clock().backwards() == 0) return -1;
-  if (!foreshock::adapter::gradient_report().passes_over()) return -1;
-  return room == 0 ? 0 : static_cast<int64_t>(foreshock_weights_due(numbers, room));
+// A new reference to the n-th function of quiet_steps.h; nullptr after the last one.
+FORESHOCK_EXPORT void* foreshock_adapter_quiet_function(uint32_t n) {
+  return foreshock::adapter::quiet_function(n);
 }
 
 // Value of a tensor of one element in the memory of the host, by its TensorImpl's address; NaN: there is
@@ -166,13 +163,7 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adap
 }
 
 // After foreshock_step_end.
-FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) {
-  foreshock::adapter::training_clock().on_step_end();
-  foreshock::adapter::gradient_report().on_step_end();
-  foreshock::adapter::gradient_norms().forget();
-  foreshock::adapter::engine_gradients().forget();
-  foreshock::adapter::MathWindow::follow();
-}
+FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) { foreshock::adapter::forget_step(); }
 
 // Calls `function` (a PyObject) with the weak reference that has died; no exception is lost.
 FORESHOCK_EXPORT void foreshock_adapter_call_back(void* function, void* reference) {

@@ -66,3 +66,136 @@ def test_a_step_that_a_scaler_leaves_out_is_not_reported(trainer):
     skip = "optimizer.found_inf = torch.tensor(float(step == 20))"
     _, passed = train(trainer, "AdamW(net.parameters(), lr=0.5, fused=True)", between=skip)
     assert steps_with(passed, "step") == [n for n in range(40) if n != 20]
+
+
+CALLS = """
+_fake.fake_sample(0)
+from foreshock_torch import door
+calls = []
+def counted(name):
+    real = getattr(door.monitor, name)
+    def method(*given): calls.append((name, step)); return real(*given)
+    setattr(door.monitor, name, method)
+for name in ("before_step", "after_step"): counted(name)
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.{optimizer}
+for step in range(40):
+    net(torch.ones(1, 2)).sum().backward()
+    for group in optimizer.param_groups: group["lr"] = 0.5 + step
+    {before}
+    optimizer.step({argument})
+    {after}
+    optimizer.zero_grad()
+print(json.dumps([calls, events()]))
+"""
+
+
+def calls_of(trainer, optimizer=ADAM, before="", after="", argument=""):
+    """Steps at which Python code of the monitor ran before and after the optimizer's work, and what the core received
+    of each step."""
+    code = CALLS.format(optimizer=optimizer, before=before, after=after, argument=argument)
+    calls, rows = trainer(code)
+    assert not [row for row in rows if row["event"] == "off"]
+    steps = [row for row in rows if row["event"] == "step"]
+    return [{n for name, n in calls if name == kind and n >= 4} for kind in ("before_step", "after_step")], steps
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, SGD, "Adam(net.parameters(), lr=0.5, foreach=True)"])
+@pytest.mark.parametrize("argument", ["", "None", "closure=None"])
+def test_a_quiet_step_runs_no_method_of_the_monitor(trainer, optimizer, argument):
+    (before, after), steps = calls_of(trainer, optimizer, argument=argument)
+    assert before == {16, 32}
+    assert after == {9, 16, 32}, "the tenth step looks for attention that no hook sees"
+    assert [row["learning_rate"] for row in steps] == [0.5 + n for n in range(40)]
+    known = "SGD" not in optimizer
+    assert [(row["step"], row["source"]) for row in steps] == [(n + 1, 2) if known else (-1, 3) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("optimizer.param_groups[0]['lr'] = torch.tensor(0.5)", ""),
+        ("optimizer.param_groups[0]['lr'] = 1", ""),
+        ("if step == 20: sys.modules['another'] = sys", ""),
+        ("sys.setprofile(lambda *given: None)", "sys.setprofile(None)"),
+        ("if step == 20: optimizer.state[net.weight]['step'] = torch.tensor(100.0)", ""),
+        ("if step == 20: optimizer.param_groups[0]['params'] = list(optimizer.param_groups[0]['params'])", ""),
+        ("if step == 20: optimizer.__class__ = type('Other', (torch.optim.AdamW,), {})", ""),
+        ("if step == 20: swap(net.weight, torch.nn.Parameter(net.weight.detach().clone()))", ""),
+    ],
+)  # fmt: skip
+def test_all_steps_are_reported_whatever_is_not_plain(trainer, before, after):
+    if "swap" in before:
+        before = f"swap = torch.utils.swap_tensors\n    {before}\n    net.weight.grad = torch.ones(2, 2)"
+    _, steps = calls_of(trainer, before=before, after=after)
+    jump = 80 if "100.0" in before else 0
+    assert [row["step"] for row in steps] == [n + 1 + (jump if n >= 20 else 0) for n in range(40)]
+
+
+def test_the_cost_of_quiet_steps_is_reported(trainer):
+    """The time around a quiet step, and the time that a module took in between, which Python code has measured."""
+    _, steps = calls_of(trainer)
+    assert all(row["prepare_ns"] > 0 for row in steps)
+    slow = "import time; from foreshock_torch.modules import Modules; note = Modules.note\n"
+    slow += "def slowly(*given): time.sleep(0.01); note(*given)\nModules.note = slowly\n"
+    code = slow + CALLS.format(optimizer=SGD, before="", argument="", after="if step == 20: torch.nn.Linear(1, 1)")
+    rows = trainer(code)[1]
+    costs = [row["prepare_ns"] for row in rows if row["event"] == "step"]
+    assert costs[21] > 10_000_000 > max(costs[12:20])
+
+
+def test_an_optimizer_that_reads_specially_is_left_to_python(trainer):
+    """A property, __getattr__ or __getattribute__ of the trainer's own is read as before: not at quiet steps alone."""
+    own_class = "class Own(torch.optim.AdamW):\n    {own}\noptimizer = Own(net.parameters(), lr=0.5)"
+    code = CALLS.replace("optimizer = torch.optim.{optimizer}", own_class)
+    for own in ("def __getattr__(self, name): raise AttributeError(name)", "found_inf = None"):
+        calls, rows = trainer(code.format(own=own, before="", after="", argument=""))
+        assert {n for name, n in calls if n >= 4 and name == "before_step"} == set(range(4, 40))
+        assert [row["step"] for row in rows if row["event"] == "step"] == list(range(1, 41))
+
+
+def test_a_new_optimizer_at_the_address_of_the_old_one_is_another(trainer):
+    rows = trainer("""
+_fake.fake_sample(0)
+net = torch.nn.Linear(2, 2)
+def train(steps):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)
+    for step in range(steps):
+        net(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+for _ in range(5): train(7)
+print(json.dumps(events("step")))
+""")
+    assert [row["step"] for row in rows] == [*range(1, 8)] * 5
+
+
+@pytest.mark.parametrize("kind", ["signal", "thread"])
+def test_an_exception_of_the_trainer_within_a_quiet_step_reaches_it(trainer, kind):
+    """Python looks up a tensor's state by a function in Python, in which a signal handler may run."""
+    raised, rows = trainer(f"""
+_fake.fake_sample(0)
+import signal, threading
+class Preempted(Exception): pass
+def stop(*given): raise Preempted()
+signal.signal(signal.SIGUSR1, stop)
+send, thread = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
+at, raised, step = -1, [], -1
+hash_of = torch.Tensor.__hash__
+def hashed(self):
+    if step in (12, 25) and sys._getframe(1).f_code.co_name == "_after_step":
+        if "{kind}" == "signal": os.kill(os.getpid(), signal.SIGUSR1)
+        else: send(thread, ctypes.py_object(Preempted))
+        for _ in range(100): pass
+    return id(self)
+torch.Tensor.__hash__ = hashed
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)
+for step in range(40):
+    net(torch.ones(1, 2)).sum().backward()
+    try: optimizer.step()
+    except Preempted: raised.append(step)
+    optimizer.zero_grad()
+print(json.dumps([raised, events()]))
+""")
+    assert not [row for row in rows if row["event"] == "off"]
+    assert len([row for row in rows if row["event"] == "step"]) >= 38
+    assert raised == [12, 25]

@@ -25,7 +25,7 @@ from .fuse import Fuse, limit_of
 from .modules import Modules, is_part
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import on_cpu, step_number, word
-from .others import Others, attribute, groups, parameters_in, parameters_of, state_of
+from .others import Others, attribute, groups, is_plain, parameters_in, parameters_of, state_of
 from .owners import Owners
 from .pace import Pace
 from .pieces import Pieces
@@ -88,9 +88,8 @@ class Monitor:
         self._called: dict[int, tuple[Named, str]] = {}  # name and layer's label by address, as the core has them
         self._described = self._placed = self._has_forgotten = False
         self._whole = True
-        self._shape: tuple[int, ...] | None = None  # of the optimizer that ticks, alone, once its tensors have names
-        self._is_quiet = False  # of the step in progress
-        self._in_core = 0  # nanoseconds of it
+        self._is_settled = False  # one optimizer ticks, and its tensors have names: quiet steps may follow
+        self._is_counted = False  # no optimizer state has the step's number
         self._ticks = 0
         self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it
         self._rate: float | None = None  # learning rate of the step that is told next
@@ -100,7 +99,7 @@ class Monitor:
     def note_module(self, module: Any) -> None:
         """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
         of an attention; with it there is a segment, and two of rank 0 cannot be."""
-        self._shape = None
+        self._look_again()
         if self._given_up or self.modules.has(module):
             return
         begin = perf_counter_ns()
@@ -112,11 +111,6 @@ class Monitor:
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         begin = perf_counter_ns()
-        self._is_quiet = False
-        if not has_stepped and self._begins_quietly(optimizer):
-            in_core, self._in_core = self._in_core, 0
-            self._spend(begin, in_core)
-            return
         self.core.reports_steps()
         in_core = 0
         if self._clock_is_another_than(optimizer):
@@ -153,7 +147,7 @@ class Monitor:
 
     def _begin(self, optimizer: Any, has_stepped: bool) -> int:
         """Nanoseconds spent in the core, which accounts for them itself; as of the others here."""
-        self._shape = None
+        self._look_again()
         together = [optimizer, *self._others.companions(optimizer)]
         addresses = [p._cdata for o in together for p in parameters_of(o)]
         self._pieces.begin(addresses)
@@ -170,75 +164,57 @@ class Monitor:
         if not has_stepped:
             in_core += self.weights.before(optimizer)
         if self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
-            self._shape = self._shape_of(optimizer)
+            self._is_settled = is_plain(optimizer, self._torch.Tensor) and bool(self.core.quiet.look(optimizer))
         return in_core
 
-    # A training that has settled has one optimizer, whose tensors have names. Of its steps that are neither sampled
-    # nor have norms of gradients only what is below is done.
+    # A training that has settled has one optimizer, whose tensors have names. Its steps that are neither sampled nor
+    # have gradient norms are quiet: quiet_steps.h handles them, and none of the methods here is called.
 
-    @staticmethod
-    def _shape_of(optimizer: Any) -> tuple[int, ...] | None:
-        """What shows at little cost that the optimizer steps other parameters than before: its number of groups, and of
-        the first and the last one which list it is, how long, and the tensor at its end. None: it is not as usual."""
-        if type(optimizer).__getattribute__ is not object.__getattribute__:
-            return None
-        these = optimizer.param_groups
-        if type(these) is not list or not these:
-            return None
-        first, last = these[0]["params"], these[-1]["params"]
-        if type(first) is not list or type(last) is not list or not first or not last:
-            return None
-        return len(these), id(first), len(first), id(last), len(last), last[-1]._cdata
+    def _look_again(self) -> None:
+        """The next step is not quiet."""
+        if self._is_settled:
+            self._catch_up()
+            self._is_settled = False
+            self.core.quiet.disarm()
 
-    def _begins_quietly(self, optimizer: Any) -> bool:
-        shape = self._shape
-        if shape is None or self._ticks % self.LOOK_EVERY == 0 or self._given_up:
-            return False
-        if (
-            self._clock is None
-            or self._clock() is not optimizer
-            or is_profiled()
-            or self._owners.has_lost
-            or self._shape_of(optimizer) != shape
-        ):
-            return False
-        due = self.core.begin_quiet_step(self.weights.is_any_held)
-        self._is_quiet = due is not None
-        if due:
-            self._in_core = self.weights.due_are(due, optimizer)
-        return self._is_quiet
+    def _arm(self, source: int) -> None:
+        """Lets quiet steps follow the one that has ended."""
+        if not self._is_settled or self._given_up or self._once or self._owners.has_lost:
+            return
+        waits = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
+        self._is_counted = source == COUNTED
+        address, step = (0, self._told or 0) if self._is_counted else self._state_seen or (0, 0)
+        look_at = min((at for at in LOOK_AT if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
+        self.core.arm(
+            self._clock,
+            not waits,
+            self._is_counted,
+            step,
+            address,
+            -self._ticks % self.LOOK_EVERY,
+            look_at - self._ticks - 1,
+            self.weights.is_any_held,
+        )
 
-    def _ends_quietly(self, optimizer: Any, begin: int) -> bool:
-        """False, and nothing was done, where the optimizer has to be looked at."""
-        if self._clock() is not optimizer or self.reported or self._losses or self.weights.is_any_due:
-            return False
-        group, states = optimizer.param_groups[0], optimizer.state
-        parameter = group["params"][0]
-        if parameter.grad is None or not isinstance(states, dict) or hasattr(optimizer, "found_inf"):
-            return False
-        state, rate = states.get(parameter), group.get("lr")
-        value = state.get("step") if type(state) is dict else None
-        if type(value) is self._torch.Tensor:
-            value = self.core.number(value)
-            value = int(value) if value is not None and 0 <= value < 2**53 else None
-        if type(value) is not int or type(rate) is not float or "step" in group:
-            return False
-        now = (parameter._cdata, value)
-        if now == self._state_seen:
-            return False
-        self._state_seen = now
-        self._tick()
-        self.core.logs.tick()
-        own = perf_counter_ns() - begin + self.core.logs.take_spent()
-        self._own_ns += own
-        if self._fuse.blows(self._own_ns, begin):
-            self._given_up = GIVEN_UP
-        self._told = value
-        self.core.step_end(value, OPTIMIZER_STATE, rate, self.batch_id, self._spent_ns + own, self._given_up)
+    def _catch_up(self) -> None:
+        """Takes over what quiet steps have counted. The next end of a step comes here, which lets them go on."""
+        if not self._is_settled:
+            return
+        steps, own_ns, spent_ns, ended_at_ns, dearest_ns, step, address = self.core.quiet.take()
+        self._own_ns += own_ns
+        self._spent_ns += spent_ns
+        if steps == 0:
+            return
+        self._ticks += steps
+        self._told = step
+        if not self._is_counted:
+            self._state_seen = (address, step)
+        self._watch_cost(ended_at_ns, steps, dearest_ns)
+
+    def weights_are_due(self, optimizer: Any, count: int) -> None:
+        """A quiet step has found that `count` weights have their turn."""
         begin = perf_counter_ns()
-        self.core.adapter.foreshock_adapter_step_ended()
-        self.batch_id, self._spent_ns = None, perf_counter_ns() - begin
-        return True
+        self._spend(begin, self.weights.due_are(self.core.due(count), optimizer))
 
     def _begin_bare(self, optimizer: Any) -> int:
         """The core still asks whose turn it is, so that the turns that nobody takes are counted."""
@@ -252,10 +228,7 @@ class Monitor:
 
     def after_step(self, optimizer: Any) -> None:
         begin = perf_counter_ns()
-        if self._is_quiet:
-            self._is_quiet = False
-            if self._ends_quietly(optimizer, begin):
-                return
+        self._catch_up()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._is_clock(optimizer, backwards):
             if backwards > 0 and (number := self._others.number_of(optimizer)):
@@ -274,13 +247,14 @@ class Monitor:
         in_core = self.weights.after(optimizer)
         self._rate = on_cpu(self._torch, these[0].get("lr")) if these else None
         self._tick()
-        self._watch_cost()
+        self._watch_cost(perf_counter_ns())
         self._spend(begin, in_core)
         if not self.reported:
             self._told = step if step >= 0 else (self._told or 0) + 1
             self._tell(step, source)
         begin = perf_counter_ns()
         self.core.adapter.foreshock_adapter_step_ended()
+        self._arm(source)
         self._spend(begin)
 
     def _spend(self, begin: int, in_core: int = 0) -> None:
@@ -293,10 +267,11 @@ class Monitor:
         self._spent_ns += nanoseconds
         self._own_ns += nanoseconds
 
-    def _watch_cost(self) -> None:
-        if self._fuse.blows(self._own_ns, perf_counter_ns()):
+    def _watch_cost(self, now_ns: int, steps: int = 1, dearest_ns: int | None = None) -> None:
+        if self._fuse.blows(self._own_ns, now_ns, steps, dearest_ns):
             self._given_up = GIVEN_UP
             self.weights.forget_due()
+            self._look_again()
 
     def _clock_is_another_than(self, optimizer: Any) -> bool:
         clock = self._clock() if self._clock is not None else None
@@ -340,7 +315,7 @@ class Monitor:
         if self._clock_is_another_than(optimizer):
             if not self._given_up and not is_profiled():
                 self._others.stepped(optimizer, clock, backwards > 0)
-                self._shape = None
+                self._look_again()
             calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
                 return False
@@ -355,7 +330,7 @@ class Monitor:
             self._clock, self._state_seen = ref(optimizer), None
             self._others = Others()
             self._pieces.forget()
-            self._shape = None
+            self._look_again()
         return True
 
     def _state_step(self, optimizer: Any, these: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
@@ -413,6 +388,7 @@ class Monitor:
 
     def _forget_names(self) -> None:
         """Tensors that had names are gone, or may be: what lies at their addresses now is not called as they were."""
+        self._look_again()
         self._named_for, self._called, self._has_forgotten = ([], []), {}, True
         self.core.name_parameters([])
 
@@ -487,6 +463,7 @@ class Monitor:
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
         begin = perf_counter_ns()
+        self._catch_up()
         done = step_number(self._torch, step)
         if done is not None and done == self._told and not self.reported:
             self.reported = True
@@ -504,7 +481,7 @@ class Monitor:
             self._tick()
         self._spend(begin)
         if done is not None and self._clock is None:
-            self._watch_cost()
+            self._watch_cost(perf_counter_ns())
         if done is not None:
             self.core.reports_steps()
             self.reported = True

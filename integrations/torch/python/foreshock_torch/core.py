@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from .logs import Logs
 from .place import Place
@@ -75,6 +77,26 @@ class Arrays:
         return self._types[kind, room]()
 
 
+class QuietSteps(NamedTuple):
+    """Functions of quiet_steps.h, which handle the optimizer hooks of steps with nothing to do. They make no frame, so
+    no signal handler runs in them."""
+
+    prepare: Callable[..., Any]
+    begins: Callable[..., int]  # weights that are due; negative: not a quiet step
+    ends: Callable[..., int]
+    look: Callable[..., int]
+    arm: Callable[..., Any]
+    disarm: Callable[[], Any]
+    take: Callable[[], tuple[int, int, int, int, int, int, int]]
+
+
+def _never(*given: Any) -> int:
+    return 0
+
+
+NO_QUIET_STEPS = QuietSteps(_never, lambda *given: -1, _never, _never, _never, _never, lambda: (0,) * 7)
+
+
 class Core:
     """libforeshock.so, already in the process, and the adapter; called with the interpreter lock held."""
 
@@ -110,8 +132,6 @@ class Core:
             c.c_uint32,
             c.c_uint32,
         ]
-        self.adapter.foreshock_adapter_begin_quiet_step.argtypes = [c.c_void_p, c.c_size_t]
-        self.adapter.foreshock_adapter_begin_quiet_step.restype = c.c_int64
         self.adapter.foreshock_adapter_number.argtypes = [c.c_void_p]
         self.adapter.foreshock_adapter_number.restype = c.c_double
         self.adapter.foreshock_adapter_end_step.argtypes = [
@@ -123,10 +143,11 @@ class Core:
         self.core.foreshock_weights_due.restype = c.c_size_t
         self.adapter.foreshock_adapter_observe_weights.argtypes = [c.c_void_p, c.c_size_t, c.c_uint32]
         self.adapter.foreshock_adapter_observe_weights.restype = c.c_uint64
-        self._numbers = (c.c_uint32 * 0)()
+        self._numbers, self._numbers_at = (c.c_uint32 * 0)(), 0
         self.adapter.foreshock_adapter_call_back.argtypes = [c.py_object, c.py_object]
         self.adapter.foreshock_adapter_call_back.restype = None
         self.hooked = self.adapter.foreshock_adapter_start()
+        self.quiet = self._quiet_steps()
         self._reports_steps = False
 
     def call_back(self, function: Any) -> Any:
@@ -151,13 +172,30 @@ class Core:
             given |= GIVEN_BATCH_ID
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, given, spent_ns)
 
-    def begin_quiet_step(self, asks_weights: bool) -> list[int] | None:
-        """Numbers of the weights that are due. None: the step is not quiet, and nothing was done."""
-        count = self.adapter.foreshock_adapter_begin_quiet_step(
-            self._numbers, len(self._numbers) if asks_weights else 0
-        )
-        if count <= 0:
-            return None if count < 0 else []
+    def _quiet_steps(self) -> QuietSteps:
+        """Where Python lacks what they need, or has no lock, they never find a quiet step."""
+        import ctypes as c
+
+        function = self.adapter.foreshock_adapter_quiet_function
+        function.argtypes, function.restype = [c.c_uint32], c.py_object
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            return NO_QUIET_STEPS
+        try:
+            quiet = QuietSteps(*map(function, range(len(QuietSteps._fields))))
+        except ValueError:  # a null pointer
+            return NO_QUIET_STEPS
+        quiet.prepare(sys.getprofile, self._torch.Tensor, self.logs)
+        return quiet
+
+    def arm(
+        self, clock: Any, ends: bool, is_counted: bool, step: int, address: int, before: int, after: int, weights: bool
+    ) -> None:
+        """Quiet steps may follow: see QuietSteps::Armed of quiet_steps.h."""
+        room = len(self._numbers) if weights else 0
+        self.quiet.arm(clock, ends, is_counted, step, address, before, after, self.logs.modules, self._numbers_at, room)
+
+    def due(self, count: int) -> list[int]:
+        """The weights that a quiet step has found due."""
         return self._numbers[:count]
 
     def number(self, tensor: Any) -> float | None:
@@ -197,6 +235,7 @@ class Core:
             entry.shape[:], entry.part[:] = [*row.shape, *[1] * beyond], [*row.part, *[1] * beyond]
             entry.offset[:] = [*row.offset, *[0] * beyond]
         self._numbers = self._arrays.make(c.c_uint32, len(rows))
+        self._numbers_at = c.addressof(self._numbers)
         return self.core.foreshock_name_weights(array, len(rows))
 
     def is_monitored(self) -> bool:

@@ -23,6 +23,8 @@ no_function: Any = None  # of torch, bound once: a test of the trainer may repla
 no_dispatch: Any = None
 is_compiling: Any = None
 is_dynamo_compiling: Any = None
+begins_quietly: Any = None  # of the adapter: see QuietSteps in core.py
+ends_quietly: Any = None
 _watch: Any = None
 
 
@@ -46,6 +48,7 @@ def guarded(name: str, *arguments: Any) -> None:
             return  # the trainer's own stack is nearly full: not ours to mend, and the next call may have room
         monitor = None
         with suppress_ours():
+            mine.core.quiet.disarm()
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
             mine.core.core.foreshock_off(reason.encode()[:47])
 
@@ -58,12 +61,20 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_compiling():
         return
+    due = begins_quietly(optimizer, args, kwargs)
+    if due == 0:
+        return
+    if due > 0:
+        guarded("weights_are_due", optimizer, due)
+        return
     guarded("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_compiling():
         step_traced(optimizer)
+        return
+    if ends_quietly(optimizer):
         return
     guarded("after_closure" if takes_closure(args, kwargs) else "after_step", optimizer)
 
@@ -130,6 +141,7 @@ def _load_core() -> None:
 def enter(load: bool = False) -> None:
     """Once; torch has been imported. `load`: brings the core in if it is not there."""
     global monitor, torch, no_function, no_dispatch, is_compiling, is_dynamo_compiling, _watch
+    global begins_quietly, ends_quietly
     if monitor is not None or not is_wanted():
         return
     import ctypes
@@ -149,6 +161,7 @@ def enter(load: bool = False) -> None:
     bind_distributed()
     core = Core(torch, _adapter_path())
     mine = Monitor(torch, core)
+    begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
     _watch = Watch(torch, _compiled_step, core.call_back)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
     with _numbers_of_its_own():

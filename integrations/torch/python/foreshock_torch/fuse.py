@@ -38,19 +38,20 @@ class Fuse:
     def _begin(self) -> None:
         self._count = self._ours_ns = self._dearest_ns = self._lasted_ns = 0
 
-    def blows(self, own_ns: int, now_ns: int) -> bool:
-        """A step has ended by which all of our own time is `own_ns`. True at the one with which it blows."""
+    def blows(self, own_ns: int, now_ns: int, steps: int = 1, dearest_ns: int | None = None) -> bool:
+        """A step has ended by which all of our own time is `own_ns`. True at the one with which it blows. `steps`: so
+        many have ended since the call before, of which `dearest_ns` was the dearest."""
         ours, lasted = own_ns - self._own_ns, now_ns - self._at_ns
         self._own_ns, self._at_ns = own_ns, now_ns
-        self._steps += 1
+        self._steps += steps
         if self._steps <= self.SET_UP:
             self._set_up_ns = own_ns
         if self._has_blown or self._limit >= 1 or self._steps <= self.SET_UP:
             return False
-        self._count += 1
+        self._count += steps
         self._ours_ns += ours
         self._lasted_ns += lasted
-        self._dearest_ns = max(self._dearest_ns, ours)
+        self._dearest_ns = max(self._dearest_ns, ours if dearest_ns is None else dearest_ns)
         self._has_blown = self._judge()
         return self._has_blown
 

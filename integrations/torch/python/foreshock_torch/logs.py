@@ -80,13 +80,13 @@ class Logs:
     def __init__(self, pass_on: Callable[[list[tuple[str, float, int]]], None]) -> None:
         self._pass_on = pass_on
         self._values: dict[str, tuple[float, int]] = {}
-        self._modules = 0  # that were there at the last look
+        self.modules = 0  # that were there at the last look
         self._spent_ns = 0
         self._within = threading.local()  # a logger that calls another one logs once, unless it was given a tensor
 
     def tick(self) -> None:
-        if len(sys.modules) != self._modules:
-            self._modules = len(sys.modules)
+        if len(sys.modules) != self.modules:
+            self.modules = len(sys.modules)
             self._look()
         if self._values:
             values, self._values = self._values, {}

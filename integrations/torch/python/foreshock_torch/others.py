@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 from weakref import ref
 
@@ -41,6 +42,28 @@ def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
     states = attribute(optimizer, "state")
     state = states.get(parameter) if isinstance(states, dict) else None
     return state if isinstance(state, dict) else {}
+
+
+def is_plain(optimizer: Any, tensor: Any) -> bool:
+    """Whether reading its groups and states runs no code of the trainer's, so that quiet_steps.h may do it. `tensor` is
+    torch.Tensor."""
+    kind = type(optimizer)
+    if kind.__getattribute__ is not object.__getattribute__:
+        return False
+    special = ("__getattr__", "found_inf", "param_groups", "state")
+    if any(name in vars(each) for each in kind.__mro__ for name in special):
+        return False
+    these = groups(optimizer)
+    if not these or type(getattr(optimizer, "state", None)) not in (dict, defaultdict):
+        return False
+    ends = [*parameters_in(these[0])[:1], *parameters_in(these[-1])[-1:]]
+    kinds = {type(parameter) for parameter in ends}
+    return all(
+        kind.__getattribute__ is object.__getattribute__
+        and getattr(kind, "_cdata", None) is tensor._cdata
+        and kind.__hash__ is tensor.__hash__
+        for kind in kinds
+    )
 
 
 class Partner:

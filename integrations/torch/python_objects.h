@@ -1,0 +1,138 @@
+// Functions of Python's stable ABI that the adapter looks up in the process: it is not linked with Python, and
+// one adapter serves every version of Python. Objects are void pointers. Call with the interpreter lock held.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
+
+#include <dlfcn.h>
+#include <sys/types.h>
+
+#include <utility>
+
+namespace foreshock::adapter {
+
+// PyMethodDef and METH_FASTCALL.
+struct PythonMethod {
+  using Function = void* (*)(void* self, void* const* arguments, ssize_t count);
+  static constexpr int kFastCall = 0x80;
+  const char* name;
+  Function function;
+  int flags;
+  const char* doc;
+};
+
+// "borrowed": the result is not a new reference.
+struct Python {
+  void* (*new_function)(PythonMethod* method, void* self, void* module);
+  void (*retain)(void* object);
+  void (*release)(void* object);
+  void* (*type_of)(void* object);
+  int (*is_subtype)(void* type, void* base);
+  void* (*call)(void* function, void* arguments);
+  void* (*attribute)(void* object, void* name);
+  void* (*own_dict)(void* object, void* context);
+  void* (*modules)();  // borrowed
+  void* (*intern)(const char* text);
+  ssize_t (*tuple_size)(void* tuple);
+  void* (*tuple_item)(void* tuple, ssize_t n);  // borrowed
+  ssize_t (*list_size)(void* list);
+  void* (*list_item)(void* list, ssize_t n);  // borrowed
+  ssize_t (*dict_size)(void* dict);
+  void* (*dict_item)(void* dict, void* key);  // borrowed
+  int (*dict_next)(void* dict, ssize_t* position, void** key, void** value);
+  void* (*new_integer)(long long value);
+  long long (*integer)(void* object);
+  long long (*integer_or_overflow)(void* object, int* overflow);
+  void* (*address)(void* integer);
+  double (*real)(void* object);
+  void* (*build)(const char* format, ...);
+  void* (*pending_error)();  // borrowed
+  void (*clear_error)();
+  int (*error_is)(void* type);
+  void *none, *list_type, *dict_type, *integer_type, *float_type;
+  void** recursion_error;
+
+  static const Python& get() {
+    static const Python found = find();
+    return found;
+  }
+  bool is_whole() const { return is_whole_; }
+
+ private:
+  static Python find() {
+    Python it = {};
+    it.is_whole_ = true;
+    const auto find = [&](const char* name, auto* place) {
+      *reinterpret_cast<void**>(place) = dlsym(RTLD_DEFAULT, name);
+      it.is_whole_ &= *place != nullptr;
+    };
+    find("PyCFunction_NewEx", &it.new_function);
+    find("Py_IncRef", &it.retain);
+    find("Py_DecRef", &it.release);
+    find("PyObject_Type", &it.type_of);
+    find("PyType_IsSubtype", &it.is_subtype);
+    find("PyObject_CallObject", &it.call);
+    find("PyObject_GetAttr", &it.attribute);
+    find("PyObject_GenericGetDict", &it.own_dict);
+    find("PyImport_GetModuleDict", &it.modules);
+    find("PyUnicode_InternFromString", &it.intern);
+    find("PyTuple_Size", &it.tuple_size);
+    find("PyTuple_GetItem", &it.tuple_item);
+    find("PyList_Size", &it.list_size);
+    find("PyList_GetItem", &it.list_item);
+    find("PyDict_Size", &it.dict_size);
+    find("PyDict_GetItemWithError", &it.dict_item);
+    find("PyDict_Next", &it.dict_next);
+    find("PyLong_FromLongLong", &it.new_integer);
+    find("PyLong_AsLongLong", &it.integer);
+    find("PyLong_AsLongLongAndOverflow", &it.integer_or_overflow);
+    find("PyLong_AsVoidPtr", &it.address);
+    find("PyFloat_AsDouble", &it.real);
+    find("Py_BuildValue", &it.build);
+    find("PyErr_Occurred", &it.pending_error);
+    find("PyErr_Clear", &it.clear_error);
+    find("PyErr_ExceptionMatches", &it.error_is);
+    find("_Py_NoneStruct", &it.none);
+    find("PyList_Type", &it.list_type);
+    find("PyDict_Type", &it.dict_type);
+    find("PyLong_Type", &it.integer_type);
+    find("PyFloat_Type", &it.float_type);
+    find("PyExc_RecursionError", &it.recursion_error);
+    return it;
+  }
+
+  bool is_whole_;
+};
+
+// Owns a reference, or nothing.
+class PythonReference {
+ public:
+  PythonReference() = default;
+  explicit PythonReference(void* owned) : object_(owned) {}
+  PythonReference(PythonReference&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  PythonReference& operator=(PythonReference&& other) noexcept {
+    PythonReference before(std::exchange(object_, std::exchange(other.object_, nullptr)));
+    return *this;
+  }
+  ~PythonReference() {
+    if (object_) Python::get().release(object_);
+  }
+
+  static PythonReference to(void* object) {
+    Python::get().retain(object);
+    return PythonReference(object);
+  }
+  void* get() const { return object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  void* object_ = nullptr;
+};
+
+inline PythonReference python_type_of(void* object) { return PythonReference(Python::get().type_of(object)); }
+
+// Whether `type` is the type itself, not a subclass.
+inline bool is_exactly(void* object, void* type) { return python_type_of(object).get() == type; }
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_

@@ -1,0 +1,421 @@
+// Handles the optimizer hooks of quiet steps: those of a settled training with one optimizer that are neither
+// sampled nor have gradient norms. The helper's Python code runs in all other steps (clock.py); it decides when
+// quiet steps may follow and later collects what they took. All functions need the interpreter lock.
+#ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
+#define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
+
+#include <ATen/PythonTorchFunctionTLS.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "attention_paths.h"
+#include "clock.h"
+#include "dispatch.h"
+#include "gradients.h"
+#include "python_objects.h"
+#include "tensor_view.h"
+
+namespace foreshock::adapter {
+
+// Hides attribute reads of tensors from the trainer's torch function modes and tensor subclasses.
+class NoTorchFunction {
+ public:
+  NoTorchFunction() : before_(State::get_disabled_state()) {
+    State::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~NoTorchFunction() { State::set_disabled_state(before_); }
+  NoTorchFunction(const NoTorchFunction&) = delete;
+  NoTorchFunction& operator=(const NoTorchFunction&) = delete;
+
+ private:
+  using State = at::impl::PythonTorchFunctionTLS;
+  const at::impl::TorchFunctionDisabledState before_;
+};
+
+// Ends the training step whose optimizer has run (foreshock_step_end has been called).
+inline void forget_step() {
+  training_clock().on_step_end();
+  gradient_report().on_step_end();
+  gradient_norms().forget();
+  engine_gradients().forget();
+  MathWindow::follow();
+}
+
+class QuietSteps {
+ public:
+  static QuietSteps& instance() {
+    static auto* steps = new QuietSteps;  // never destroyed: hooks outlive static destructors
+    return *steps;
+  }
+
+  // Keeps references to what later calls read.
+  void prepare(void* getprofile, void* tensor_type, void* logs) {
+    const Python& python = Python::get();
+    getprofile_ = PythonReference::to(getprofile);
+    tensor_type_ = PythonReference::to(tensor_type);
+    logs_ = PythonReference::to(logs);
+    for (const auto& [name, text] : {std::pair(&param_groups_, "param_groups"),
+                                     {&params_, "params"},
+                                     {&state_, "state"},
+                                     {&found_inf_, "found_inf"},
+                                     {&cdata_, "_cdata"},
+                                     {&lr_, "lr"},
+                                     {&step_, "step"},
+                                     {&values_, "_values"},
+                                     {&spent_name_, "_spent_ns"}})
+      *name = PythonReference(python.intern(text));
+  }
+
+  // Remembers which parameters the optimizer steps. False: quiet steps cannot follow. The helper has checked
+  // that reading the optimizer and its tensors runs no Python code of the trainer.
+  bool look(void* optimizer) {
+    disarm();
+    known_ = {};
+    return read_shape(optimizer, nullptr, &known_);
+  }
+
+  struct Armed {
+    PythonReference clock;     // weak reference to the optimizer that ticks
+    bool ends;                 // whether the step's end may be quiet too
+    bool is_counted;           // no state has the step's number
+    int64_t seen_step;         // number of the last step, and
+    const void* seen_address;  // the tensor (TensorImpl) whose state had it
+    int64_t before_left, after_left;  // quiet steps that may follow, and those whose end may be quiet
+    ssize_t modules;                  // size of sys.modules when the helper last looked
+    uint32_t* numbers;                // room for the numbers of the weights that are due
+    size_t room;
+  };
+
+  // Quiet steps may follow.
+  void arm(Armed armed) {
+    armed_ = std::move(armed);
+    is_armed_ = true;
+  }
+
+  void disarm() { is_armed_ = is_quiet_ = false; }
+
+  // Before the optimizer's work. Returns the number of weights that are due (in Armed::numbers); the step is
+  // then not quiet after the optimizer's work. Negative, and nothing was done, if the step is not quiet.
+  int64_t begin(void* optimizer, void* args, void* kwargs) {
+    is_quiet_ = false;
+    if (!is_armed_ || optimizer != known_.optimizer || armed_.before_left <= 0) return -1;
+    const uint64_t begin = now_ns();
+    if (!has_no_arguments(args, kwargs) || is_profiled() || !is_clock(optimizer)) return -1;
+    Shape now;
+    if (!read_shape(optimizer, &known_, &now) || now != known_) return -1;
+    if (training_clock().backwards() == 0 || !gradient_report().passes_over()) return -1;
+    const size_t due = armed_.room == 0 ? 0 : foreshock_weights_due(armed_.numbers, armed_.room);
+    is_quiet_ = due == 0;
+    spend(now_ns() - begin);
+    return static_cast<int64_t>(due);
+  }
+
+  // After the optimizer's work. False, and nothing was done, if the step is not quiet. An exception may be set
+  // then, which a signal handler has raised.
+  bool end(void* optimizer) {
+    if (!std::exchange(is_quiet_, false) || !is_armed_ || !armed_.ends) return false;
+    if (optimizer != known_.optimizer || armed_.after_left <= 0) return false;
+    const uint64_t begin = now_ns();
+    Ending ending = {};
+    if (!read_step(optimizer, &ending) || !is_logged()) return false;
+    --armed_.before_left;
+    --armed_.after_left;
+    ++steps_;
+    armed_.seen_step = ending.number;
+    armed_.seen_address = ending.address;
+    spend(now_ns() - begin);
+    dearest_ns_ = std::max(dearest_ns_, own_ns_ - own_at_step_ns_);
+    own_at_step_ns_ = own_ns_;
+    ended_at_ns_ = begin;
+    foreshock_step step{};
+    step.size = sizeof(step);
+    step.version = FORESHOCK_ABI_VERSION;
+    step.step = armed_.is_counted ? -1 : ending.number;
+    step.step_source = armed_.is_counted ? FORESHOCK_STEP_COUNTED : FORESHOCK_STEP_OPTIMIZER_STATE;
+    step.learning_rate = ending.rate;
+    step.given = FORESHOCK_GIVEN_LEARNING_RATE;
+    step.prepare_ns = std::exchange(spent_ns_, 0);
+    foreshock_step_end(&step);
+    const uint64_t after = now_ns();
+    forget_step();
+    spend(now_ns() - after);
+    return true;
+  }
+
+  // What quiet steps have taken since the last call: (steps, nanoseconds of ours, of these not yet reported, end
+  // of the last step, the most that a step took, last step, its tensor). The next end of a step is not quiet.
+  void* take() {
+    armed_.ends = false;
+    void* taken = Python::get().build(
+        "(LLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
+        static_cast<long long>(spent_ns_), static_cast<long long>(ended_at_ns_),
+        static_cast<long long>(dearest_ns_), static_cast<long long>(armed_.seen_step),
+        static_cast<long long>(reinterpret_cast<intptr_t>(armed_.seen_address)));
+    steps_ = own_ns_ = spent_ns_ = dearest_ns_ = own_at_step_ns_ = 0;
+    return taken;
+  }
+
+ private:
+  // What shows at little cost that an optimizer steps other parameters than before: its number of groups, and of
+  // the first and the last one which list it is, how long, and the tensor at its end.
+  struct Shape {
+    void *optimizer, *kind, *state_kind;
+    ssize_t groups;
+    void* first;
+    ssize_t first_size;
+    void* first_kind;  // type of the first parameter
+    void* last;
+    ssize_t last_size;
+    void *last_kind, *tensor;
+    bool operator==(const Shape&) const = default;
+  };
+  struct Ending {
+    int64_t number;
+    const void* address;
+    double rate;
+  };
+  struct Group {
+    void *group, *parameters;
+    ssize_t size;
+  };
+
+  // Borrowed; nullptr if there is none. A key of text runs no Python code.
+  static void* item(void* dict, const PythonReference& key) {
+    return Python::get().dict_item(dict, key.get());
+  }
+
+  // Closures and other arguments need the helper. An explicit None is no closure.
+  static bool has_no_arguments(void* args, void* kwargs) {
+    const Python& python = Python::get();
+    const ssize_t count = python.tuple_size(args);
+    for (ssize_t n = 1; n < count; ++n)
+      if (python.tuple_item(args, n) != python.none) return false;
+    if (python.dict_size(kwargs) == 0) return true;
+    ssize_t position = 0;
+    void *key = nullptr, *value = nullptr;
+    while (python.dict_next(kwargs, &position, &key, &value))
+      if (value != python.none) return false;
+    return true;
+  }
+
+  // See is_profiled() of clock.py.
+  bool is_profiled() const {
+    const PythonReference profiler(Python::get().call(getprofile_.get(), nullptr));
+    return profiler.get() != Python::get().none;
+  }
+
+  bool is_clock(void* optimizer) const {
+    const PythonReference clock(Python::get().call(armed_.clock.get(), nullptr));
+    return clock.get() == optimizer;
+  }
+
+  bool read_group(void* group, Group* out) const {
+    const Python& python = Python::get();
+    if (!is_exactly(group, python.dict_type)) return false;
+    void* parameters = item(group, params_);
+    if (!parameters || !is_exactly(parameters, python.list_type)) return false;
+    *out = {group, parameters, python.list_size(parameters)};
+    return out->size > 0;
+  }
+
+  // The TensorImpl of a tensor of a known type.
+  void* address_of(void* tensor) const {
+    const NoTorchFunction hidden;
+    const PythonReference number(Python::get().attribute(tensor, cdata_.get()));
+    return number ? Python::get().address(number.get()) : nullptr;
+  }
+
+  // False if the optimizer is not as usual, or its types are not those of `known`.
+  bool read_shape(void* optimizer, const Shape* known, Shape* out) const {
+    const Python& python = Python::get();
+    const PythonReference own(python.own_dict(optimizer, nullptr));
+    if (!own) return python.clear_error(), false;
+    void* groups = item(own.get(), param_groups_);
+    void* states = item(own.get(), state_);
+    if (!groups || !states || !is_exactly(groups, python.list_type)) return false;
+    const ssize_t count = python.list_size(groups);
+    Group first, last;
+    if (count <= 0 || !read_group(python.list_item(groups, 0), &first) ||
+        !read_group(python.list_item(groups, count - 1), &last))
+      return false;
+    void* tensor = python.list_item(last.parameters, last.size - 1);
+    *out = {optimizer,
+            python_type_of(optimizer).get(),
+            python_type_of(states).get(),
+            count,
+            first.parameters,
+            first.size,
+            python_type_of(python.list_item(first.parameters, 0)).get(),
+            last.parameters,
+            last.size,
+            python_type_of(tensor).get(),
+            nullptr};
+    if (!python.is_subtype(out->state_kind, python.dict_type)) return false;
+    if (known && (out->kind != known->kind || out->last_kind != known->last_kind)) return false;
+    out->tensor = address_of(tensor);
+    return out->tensor != nullptr;
+  }
+
+  // The step's number in the state of the first parameter, or the next one where no state has it. False: the
+  // optimizer has to be looked at.
+  bool read_step(void* optimizer, Ending* ending) const {
+    const Python& python = Python::get();
+    const PythonReference own(python.own_dict(optimizer, nullptr));
+    if (!own) return python.clear_error(), false;
+    void* groups = item(own.get(), param_groups_);
+    void* state_table = item(own.get(), state_);
+    if (!groups || !state_table || !is_exactly(groups, python.list_type) || python.list_size(groups) <= 0 ||
+        item(own.get(), found_inf_) || python_type_of(state_table).get() != known_.state_kind)
+      return false;
+    Group group;
+    if (!read_group(python.list_item(groups, 0), &group)) return false;
+    // A tensor's hash is a Python function: while it runs, another thread may replace what is read here.
+    const auto states = PythonReference::to(state_table);
+    const auto parameter = PythonReference::to(python.list_item(group.parameters, 0));
+    if (python_type_of(parameter.get()).get() != known_.first_kind) return false;
+    void* rate = item(group.group, lr_);
+    if (!rate || !is_exactly(rate, python.float_type) || item(group.group, step_)) return false;
+    ending->rate = python.real(rate);
+    auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter.get()));
+    if (!impl || !has_gradient(*impl)) return false;
+    void* state = python.dict_item(states.get(), parameter.get());
+    if (!state && python.pending_error()) {
+      if (python.error_is(*python.recursion_error)) python.clear_error();  // the trainer's stack is nearly full
+      return false;
+    }
+    std::optional<int64_t> number;
+    if (state && (!is_exactly(state, python.dict_type) || !read_number(item(state, step_), &number)))
+      return false;
+    if (number.has_value() == armed_.is_counted) return false;
+    if (armed_.is_counted) {
+      *ending = {armed_.seen_step + 1, armed_.seen_address, ending->rate};
+      return true;
+    }
+    ending->number = *number;
+    ending->address = impl;
+    return *number != armed_.seen_step || impl != armed_.seen_address;
+  }
+
+  static bool has_gradient(const c10::TensorImpl& impl) {
+    const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta());
+    return meta && meta->grad_.defined();
+  }
+
+  // Empty where there is none, or one that cannot be read without waiting for a device. False: look at it.
+  bool read_number(void* value, std::optional<int64_t>* number) const {
+    const Python& python = Python::get();
+    constexpr double kMost = 9007199254740992.0;  // 2^53
+    if (!value) return true;
+    if (is_exactly(value, python.integer_type)) {
+      int overflow = 0;
+      const long long whole = python.integer_or_overflow(value, &overflow);
+      if (overflow != 0 || whole < 0 || whole >= static_cast<long long>(kMost)) return false;
+      *number = whole;
+      return true;
+    }
+    if (!is_exactly(value, tensor_type_.get())) return false;
+    auto* impl = static_cast<c10::TensorImpl*>(address_of(value));
+    if (!impl) return false;
+    const at::Tensor held(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+    const auto real = scalar_on_cpu(held);
+    if (!real) return true;
+    if (!(*real >= 0 && *real < kMost)) return false;
+    *number = static_cast<int64_t>(*real);
+    return true;
+  }
+
+  // Whether the helper has no new module to look at, and nothing that the training has logged to pass on.
+  bool is_logged() const {
+    const Python& python = Python::get();
+    if (python.dict_size(python.modules()) != armed_.modules) return false;
+    const PythonReference values(python.attribute(logs_.get(), values_.get()));
+    const PythonReference spent(python.attribute(logs_.get(), spent_name_.get()));
+    return values && spent && python.dict_size(values.get()) == 0 && python.integer(spent.get()) == 0;
+  }
+
+  void spend(uint64_t nanoseconds) {
+    spent_ns_ += nanoseconds;
+    own_ns_ += nanoseconds;
+  }
+
+  PythonReference getprofile_, tensor_type_, logs_;
+  PythonReference param_groups_, params_, state_, found_inf_, cdata_, lr_, step_, values_, spent_name_;
+  Shape known_ = {};
+  Armed armed_ = {};
+  bool is_armed_ = false;
+  bool is_quiet_ = false;  // the step in progress
+  uint64_t steps_ = 0, own_ns_ = 0, spent_ns_ = 0, ended_at_ns_ = 0, dearest_ns_ = 0, own_at_step_ns_ = 0;
+};
+
+// The functions that the helper calls, as Python sees them. A wrong number of arguments is a mistake of the
+// helper's and gives SystemError there, by the null pointer.
+namespace quiet_functions {
+
+inline void* integer(int64_t value) { return Python::get().new_integer(value); }
+inline void* none() {
+  Python::get().retain(Python::get().none);
+  return Python::get().none;
+}
+
+inline void* prepare(void*, void* const* given, ssize_t count) {
+  if (count != 3) return nullptr;
+  QuietSteps::instance().prepare(given[0], given[1], given[2]);
+  return none();
+}
+
+inline void* begins(void*, void* const* given, ssize_t count) {
+  return count == 3 ? integer(QuietSteps::instance().begin(given[0], given[1], given[2])) : nullptr;
+}
+
+inline void* ends(void*, void* const* given, ssize_t count) {
+  if (count != 1) return nullptr;
+  const bool is_done = QuietSteps::instance().end(given[0]);
+  return Python::get().pending_error() ? nullptr : integer(is_done);
+}
+
+inline void* look(void*, void* const* given, ssize_t count) {
+  return count == 1 ? integer(QuietSteps::instance().look(given[0])) : nullptr;
+}
+
+inline void* arm(void*, void* const* given, ssize_t count) {
+  if (count != 10) return nullptr;
+  const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
+  QuietSteps::instance().arm({PythonReference::to(given[0]), number(1) != 0, number(2) != 0, number(3),
+                              reinterpret_cast<const void*>(number(4)), number(5), number(6),
+                              static_cast<ssize_t>(number(7)), reinterpret_cast<uint32_t*>(number(8)),
+                              static_cast<size_t>(number(9))});
+  return none();
+}
+
+inline void* disarm(void*, void* const*, ssize_t) {
+  QuietSteps::instance().disarm();
+  return none();
+}
+
+inline void* take(void*, void* const*, ssize_t) { return QuietSteps::instance().take(); }
+
+}  // namespace quiet_functions
+
+// A new reference to the n-th function; nullptr after the last one, or without Python.
+inline void* quiet_function(size_t n) {
+  static PythonMethod methods[] = {
+      {"prepare", quiet_functions::prepare, PythonMethod::kFastCall, nullptr},
+      {"begins", quiet_functions::begins, PythonMethod::kFastCall, nullptr},
+      {"ends", quiet_functions::ends, PythonMethod::kFastCall, nullptr},
+      {"look", quiet_functions::look, PythonMethod::kFastCall, nullptr},
+      {"arm", quiet_functions::arm, PythonMethod::kFastCall, nullptr},
+      {"disarm", quiet_functions::disarm, PythonMethod::kFastCall, nullptr},
+      {"take", quiet_functions::take, PythonMethod::kFastCall, nullptr},
+  };
+  if (n >= std::size(methods) || !Python::get().is_whole()) return nullptr;
+  return Python::get().new_function(&methods[n], nullptr, nullptr);
+}
+
+}  // namespace foreshock::adapter
+
+#endif  // FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
