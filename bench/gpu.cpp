@@ -125,16 +125,27 @@ void bench_attention(Bench& bench) {
   bench.print("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
               2 * tokens * kDim * 2);
 
-  ConservationJob job = {};
-  job.batches = 1, job.heads = kHeads, job.kv_heads = kKvHeads, job.queries = job.keys = tokens;
-  job.head_dim = job.value_dim = kDim, job.dtype = static_cast<uint32_t>(DType::kBf16);
-  job.grad_out = {bench.from, {0, kDim, kHeads * kDim, 1}};
-  job.grad_key = {bench.from + bench.size.bytes / 4, {0, kDim, kKvHeads * kDim, 1}};
-  job.grad_value = {bench.from + bench.size.bytes / 2, {0, kDim, kKvHeads * kDim, 1}};
-  job.results = bench.zeros(kKvHeads * sizeof(Conservation)), job.arrived = bench.zeros(kKvHeads * 4);
-  job.partials = bench.zeros(shape_of(job).scratch_bytes);
-  bench.print("conservation of a layer", DeviceKernel::kConservation, launch_of(job, bench.device.limits()),
-              job, tokens * kDim * 2 * (kHeads + 2 * kKvHeads));
+  // Key positions: query, output, gradient of the output of the 4 heads that share a kv-head, and the sums.
+  KeyGatherJob job = {};
+  job.gather = gather;
+  job.gather.pieces = 3;
+  for (uint32_t n = 0; n < job.gather.pieces; ++n) {
+    GatherPiece& piece = job.gather.piece[n];
+    piece = gather.piece[0];
+    piece.from = bench.from + n * bench.size.bytes / 4;
+    piece.to = n * tokens * kDim * 2 * kHeads / kKvHeads;
+    piece.head_stride = kDim, piece.row_stride = kHeads * kDim, piece.heads = kHeads / kKvHeads;
+  }
+  const auto view = [&](uint64_t from, int64_t heads, uint32_t of_these) {
+    return DeviceView{from, {kDim, heads * kDim, 1}, of_these, static_cast<uint32_t>(tokens), kDim, 0};
+  };
+  job.grad_query = view(bench.from + bench.size.bytes / 2, kHeads, kHeads / kKvHeads);
+  job.grad_key = view(bench.from, kKvHeads, 1);
+  job.grad_value = view(bench.from + bench.size.bytes / 4, kKvHeads, 1);
+  job.dtype = static_cast<uint32_t>(DType::kBf16);
+  job.sums = bench.zeros(key_sum_count(kDim, kDim) * sizeof(ColumnSum));
+  bench.print("key positions and sums of a kv-head", DeviceKernel::kKeyGather, launch_of(job), job,
+              tokens * kDim * 2 * (4 * kHeads / kKvHeads + 2));
 }
 
 int run(const Size& size) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "agent/rank_state.h"
-#include "kernels/conservation.h"
+#include "kernels/key_sums.h"
 #include "libmonitor/call.h"
 #include "segment/parser.h"
 #include "shadow/judgement.h"

@@ -26,21 +26,21 @@ std::span<const std::byte> DeviceCode();
 enum class DeviceKernel : int {
   kGather,         // GatherJob
   kPackedGather,   // PackedGatherJob
+  kKeyGather,      // KeyGatherJob
   kCountPatterns,  // HistogramJob
   kCountBins,      // HistogramJob
   kGradientSums,   // GradientSumsJob
   kAdamSums,       // AdamSumsJob
   kChecksum,       // ChecksumJob
-  kConservation,   // ConservationJob
   kScalars,        // ScalarsJob
 };
 inline constexpr int kDeviceKernels = 9;
 
 // Symbols in the fatbin, in the order above.
 inline constexpr const char* kDeviceKernelNames[kDeviceKernels] = {
-    "foreshock_gather",     "foreshock_packed_gather", "foreshock_count_patterns",
-    "foreshock_count_bins", "foreshock_gradient_sums", "foreshock_adam_sums",
-    "foreshock_checksum",   "foreshock_conservation",  "foreshock_scalars"};
+    "foreshock_gather",         "foreshock_packed_gather", "foreshock_key_gather",
+    "foreshock_count_patterns", "foreshock_count_bins",    "foreshock_gradient_sums",
+    "foreshock_adam_sums",      "foreshock_checksum",      "foreshock_scalars"};
 
 constexpr const char* name_of(DeviceKernel kernel) { return kDeviceKernelNames[static_cast<int>(kernel)]; }
 

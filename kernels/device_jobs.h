@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/conservation.h"
 #include "kernels/gather.h"
 #include "kernels/histogram.h"
+#include "kernels/key_sums.h"
 #include "kernels/sums.h"
 
 namespace foreshock {
@@ -48,14 +48,14 @@ struct GatherPiece {
 };
 static_assert(sizeof(GatherPiece) == 64);
 
-inline constexpr uint32_t kMostPieces = 12;
+inline constexpr uint32_t kMostPieces = 16;
 inline constexpr uint32_t kMostPositions = 16;
 
 // Of one launch at a time: all zero before the first, and left so by each.
 struct GatherClock {
   uint64_t not_begin, end;  // the greatest so far of ~(begin of a block) and of its end
   uint32_t arrived;         // blocks that have ended
-  uint32_t reserved;
+  uint32_t nonfinite;       // of the query's gradient, so far; of kKeyGather
 };
 static_assert(sizeof(GatherClock) == 24);
 
@@ -109,6 +109,44 @@ constexpr LaunchShape launch_of(const GatherJob& job) {
 }
 
 constexpr LaunchShape launch_of(const PackedGatherJob& job) { return launch_of(job.gather); }
+
+// -- key gather: a slice of key positions, and the sums over all keys of its kv-head --
+
+// Rows of one head, or of several that follow each other: element (head, row, column) is `data` +
+// head * stride[0] + row * stride[1] + column * stride[2], strides in elements.
+struct DeviceView {
+  uint64_t data;
+  int64_t stride[3];
+  uint32_t heads, rows, width;
+  uint32_t reserved;
+};
+static_assert(sizeof(DeviceView) == 48);
+
+struct KeyGatherJob {
+  GatherJob gather;
+  uint64_t sums;          // ColumnSum[key_sum_count()], overwritten; 0: no sums
+  DeviceView grad_query;  // of the query heads that share the kv-head
+  DeviceView grad_key, grad_value;
+  uint32_t dtype;  // of the three; floating
+  uint32_t reserved;
+};
+static_assert(sizeof(KeyGatherJob) == sizeof(GatherJob) + 160 && sizeof(ColumnSum) == 24);
+static_assert(sizeof(KeyGatherJob) <= kMostJobBytes);
+
+// So many columns side by side are summed by one block, and so many rows are looked through for NaN.
+inline constexpr uint32_t kColumnsOfATile = 16, kRowsOfATile = 64;
+
+constexpr uint32_t column_tiles(const DeviceView& view) {
+  return (view.width + kColumnsOfATile - 1) / kColumnsOfATile;
+}
+constexpr uint32_t row_tiles(const DeviceView& view) { return (view.rows + kRowsOfATile - 1) / kRowsOfATile; }
+
+// A block's threads are a power of two, at least kColumnsOfATile.
+constexpr LaunchShape launch_of(const KeyGatherJob& job) {
+  LaunchShape shape = launch_of(job.gather);
+  shape.shared_bytes = shape.threads * static_cast<uint32_t>(sizeof(ColumnSum));
+  return shape;
+}
 
 // -- scalars: numbers of the trainer's, each for a cell of the host's memory --
 
@@ -259,54 +297,6 @@ constexpr LaunchShape launch_of(const ChecksumJob& job, const DeviceLimits& limi
   return {.blocks = blocks_of(job.bytes, kThreads * kOfAThread, 4 * limits.processors),
           .threads = kThreads,
           .shared_bytes = sizeof(uint64_t)};
-}
-
-// -- conservation: the sums of a backward that kernels/conservation.h tells of --
-
-struct DeviceView {
-  uint64_t data;
-  int64_t stride[4];  // batch, head, row, column; in elements
-};
-static_assert(sizeof(DeviceView) == 40);
-
-// One result for each batch and kv-head, batch-major. Queries and keys are at least 1.
-struct ConservationJob {
-  DeviceView grad_out, grad_key, grad_value;
-  uint64_t results;   // Conservation[batches * kv_heads] of conservation.h, overwritten
-  uint64_t partials;  // scratch of shape_of().scratch_bytes
-  uint64_t arrived;   // uint32_t[batches * kv_heads], zero before the first launch and left so by each
-  uint32_t batches, heads, kv_heads;
-  uint32_t queries, keys, head_dim, value_dim;
-  uint32_t dtype;
-};
-static_assert(sizeof(ConservationJob) == 176 && sizeof(Conservation) == 40 && sizeof(ColumnSum) == 24);
-
-struct ConservationShape {
-  uint64_t group;                   // query heads of a kv-head
-  uint64_t out_chunks, key_chunks;  // of a pair of batch and kv-head; dK has as many as dV
-  uint64_t chunks;                  // of all three
-  uint64_t sums;                    // ColumnSums of a pair
-  uint64_t scratch_bytes;
-};
-
-constexpr ConservationShape shape_of(const ConservationJob& job) {
-  const auto chunks_of = [](uint64_t rows) { return (rows + kColumnChunk - 1) / kColumnChunk; };
-  const uint64_t group = job.heads / job.kv_heads;
-  const uint64_t out = chunks_of(group * job.queries), key = chunks_of(job.keys);
-  const uint64_t sums = (out + key) * job.value_dim + key * job.head_dim;
-  return {.group = group,
-          .out_chunks = out,
-          .key_chunks = key,
-          .chunks = out + 2 * key,
-          .sums = sums,
-          .scratch_bytes = uint64_t{job.batches} * job.kv_heads * sums * sizeof(ColumnSum)};
-}
-
-constexpr LaunchShape launch_of(const ConservationJob& job, const DeviceLimits& limits) {
-  const uint64_t items = uint64_t{job.batches} * job.kv_heads * shape_of(job).chunks;
-  return {.blocks = blocks_of(items, 1, 8 * limits.processors),
-          .threads = kColumnLanes,
-          .shared_bytes = 16 + kColumnLanes * static_cast<uint32_t>(sizeof(Conservation))};
 }
 
 }  // namespace foreshock

@@ -1,8 +1,8 @@
 // The kernels of kernels/device_code.h: their bodies on the blocks of a device. A job stays in the memory of
 // parameters, which all threads read at once.
-#include "kernels/conservation_body.h"
 #include "kernels/gather_body.h"
 #include "kernels/histogram_body.h"
+#include "kernels/key_gather_body.h"
 #include "kernels/sums_body.h"
 
 // The Block of kernels/block.h on a device.
@@ -138,10 +138,10 @@ __global__ void __launch_bounds__(256)
   foreshock::checksum_body(job, block);
 }
 
-__global__ void __launch_bounds__(foreshock::kColumnLanes)
-    foreshock_conservation(const __grid_constant__ foreshock::ConservationJob job) {
+__global__ void __launch_bounds__(256)
+    foreshock_key_gather(const __grid_constant__ foreshock::KeyGatherJob job) {
   foreshock::DeviceBlock block;
-  foreshock::conservation_body(job, block);
+  foreshock::key_gather_body(job, block);
 }
 
 __global__ void __launch_bounds__(128) foreshock_scalars(const __grid_constant__ foreshock::ScalarsJob job) {

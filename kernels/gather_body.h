@@ -1,4 +1,4 @@
-// The bodies of kGather and kPackedGather.
+// The bodies of kGather and kPackedGather, and what kKeyGather shares with them.
 #ifndef FORESHOCK_KERNELS_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_GATHER_BODY_H_
 
@@ -139,8 +139,13 @@ FORESHOCK_DEVICE void gather_pieces(const GatherJob& job, const Rows& rows, Bloc
   }
 }
 
-template <class Block>
-FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block) {
+struct Nothing {
+  FORESHOCK_DEVICE void operator()() const {}
+};
+
+// `at_end`: by one thread, when all blocks have done all that is before this call.
+template <class Block, class AtEnd = Nothing>
+FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd& at_end = {}) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
   block.each([&](uint32_t thread) {
     if (thread != 0) return;
@@ -150,6 +155,7 @@ FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block) {
     times[0] = ~block.fresh(&clock->not_begin);
     times[1] = block.fresh(&clock->end);
     clock->not_begin = clock->end = 0;
+    at_end();
   });
 }
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/conservation.h"
 #include "kernels/gather.h"
+#include "kernels/key_sums.h"
 
 namespace foreshock {
 namespace {
@@ -393,8 +393,8 @@ bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slot
 }
 
 bool has_columns(const ValidatedCall& call) {
-  return call.pass == FORESHOCK_BACKWARD && call.device_type == FORESHOCK_DEVICE_CPU && !call.mask.data &&
-         call.packed.count == 0 && call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
+  return call.pass == FORESHOCK_BACKWARD && !call.mask.data && call.packed.count == 0 &&
+         call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
 }
 
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
@@ -548,6 +548,43 @@ GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t firs
   return piece;
 }
 
+// Sampled key positions of the kv-head.
+GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t width) {
+  GatherPiece piece = consecutive_rows(from, slice.batch, slice.kv_head, 0, slice.positions, width);
+  piece.is_listed = 1;
+  return piece;
+}
+
+// Query rows [first, first + count) of the heads of a slice of key positions, head-major, to `to`: the rest
+// of a head, whole heads, and the beginning of one.
+void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t count, int64_t width,
+                    uint64_t to, GatherJob* job) {
+  const int64_t queries = from.shape[2];
+  while (count > 0) {
+    const int64_t head = slice.first_head + first / queries, position = first % queries;
+    const int64_t whole = position == 0 ? count / queries : 0;
+    const int64_t rows = whole > 0 ? queries : std::min(count, queries - position);
+    GatherPiece piece = consecutive_rows(from, slice.batch, head, position, rows, width);
+    if (whole > 1) piece.head_stride = from.stride[1], piece.heads = static_cast<uint32_t>(whole);
+    piece.to = to;
+    job->piece[job->pieces++] = piece;
+    const int64_t taken = rows * piece.heads;
+    first += taken;
+    count -= taken;
+    to += static_cast<uint64_t>(taken * width) * piece.element;
+  }
+}
+static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
+
+DeviceView rows_of(const TensorView& view, int64_t batch, int64_t head, int64_t heads) {
+  return {.data = reinterpret_cast<uint64_t>(view.row(batch, head, 0)),
+          .stride = {view.stride[1], view.stride[2], view.stride[3]},
+          .heads = static_cast<uint32_t>(heads),
+          .rows = static_cast<uint32_t>(view.shape[2]),
+          .width = static_cast<uint32_t>(view.shape[3]),
+          .reserved = 0};
+}
+
 }  // namespace
 
 PayloadRange payloads_of(const segment::Slot& slot) {
@@ -582,6 +619,40 @@ GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const s
     put(segment::kGradOut, chosen_rows(call.grad_out, slice, 0, call.value_dim));
     put(segment::kGradQuery, chosen_rows(call.grad_query, slice, 0, call.head_dim));
   }
+  return job;
+}
+
+KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
+                                 uint64_t to) {
+  KeyGatherJob job = {};
+  GatherJob& gather = job.gather;
+  gather.to = to;
+  for (int n = 0; n < slice.positions; ++n) gather.position[n] = static_cast<uint32_t>(slice.position[n]);
+  const uint64_t begin = payloads_of(slot).begin;
+  const auto place = [&](segment::PayloadId id) { return slot.payload[id].offset - begin; };
+  const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
+  const auto put_rows = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
+    put_query_rows(from, slice, first, rows, width, place(id), &gather);
+  };
+  put_rows(call.query, segment::kQuery, call.head_dim);
+  put_rows(call.out, segment::kOut, call.value_dim);
+  put_rows(call.log_sum_exp, segment::kLogSumExp, 1);
+  put_rows(call.grad_out, segment::kGradOut, call.value_dim);
+  if (slot.part > 0) return job;
+  const auto put_keys = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
+    GatherPiece piece = chosen_keys(from, slice, width);
+    piece.to = place(id);
+    gather.piece[gather.pieces++] = piece;
+  };
+  put_keys(call.key, segment::kKey, call.head_dim);
+  put_keys(call.value, segment::kValue, call.value_dim);
+  put_keys(call.grad_key, segment::kGradKey, call.head_dim);
+  put_keys(call.grad_value, segment::kGradValue, call.value_dim);
+  job.sums = to + place(segment::kKeySums);
+  job.grad_query = rows_of(call.grad_query, slice.batch, slice.first_head, slice.heads);
+  job.grad_key = rows_of(call.grad_key, slice.batch, slice.kv_head, 1);
+  job.grad_value = rows_of(call.grad_value, slice.batch, slice.kv_head, 1);
+  job.dtype = static_cast<uint32_t>(call.dtype);
   return job;
 }
 

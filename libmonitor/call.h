@@ -101,8 +101,12 @@ PayloadRange payloads_of(const segment::Slot& slot);
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
-// The same for the sequence of a packed call that holds call.packed.place: what there is of it. Where it is
-// told is left to the caller too.
+// The same of a slice of key positions, with the sums over all keys if it is the first part.
+KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
+                                 uint64_t to);
+
+// As gather_for_slot for the sequence of a packed call that holds call.packed.place: what there is of it.
+// Where it is told is left to the caller too.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

@@ -166,6 +166,7 @@ int DeviceState::try_set_up() {
   int least = 0, greatest = 0;
   if (!driver.find_kernel(module, name_of(DeviceKernel::kGather), &gather_) ||
       !driver.find_kernel(module, name_of(DeviceKernel::kPackedGather), &packed_gather_) ||
+      !driver.find_kernel(module, name_of(DeviceKernel::kKeyGather), &key_gather_) ||
       !ok(driver.ctx_get_stream_priority_range(&least, &greatest)) ||
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
@@ -209,7 +210,11 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
       job->times = at;
       job->clock = clocks_ + place_.number * sizeof(GatherClock);
     };
-    if (slot.packed == segment::kNotPacked) {
+    if (slot.columns == 1) {
+      KeyGatherJob job = key_gather_for_slot(call, slice, slot, to);
+      begin(&job.gather);
+      if (!launch(key_gather_, &job, stream)) return false;
+    } else if (slot.packed == segment::kNotPacked) {
       GatherJob job = gather_for_slot(call, slice, slot, to);
       begin(&job);
       if (!launch(gather_, &job, stream)) return false;

@@ -145,7 +145,7 @@ class DeviceState : public PerContext {
 
   DeviceSetting setting_ = {};
   int32_t index_ = 0;
-  cuda::Function gather_ = nullptr, packed_gather_ = nullptr;
+  cuda::Function gather_ = nullptr, packed_gather_ = nullptr, key_gather_ = nullptr;
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // of the segment, as the device sees it

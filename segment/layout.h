@@ -258,7 +258,7 @@ enum PayloadId : uint32_t {
   kGradQuery,
   kGradKey,
   kGradValue,
-  kKeySums,  // kernels/conservation.h: key_sum_count() sums over all keys
+  kKeySums,  // kernels/key_sums.h: key_sum_count() sums over all keys
   kPayloads = 12
 };
 

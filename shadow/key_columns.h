@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/conservation.h"
 #include "kernels/dtype.h"
+#include "kernels/key_sums.h"
 #include "shadow/slice.h"
 
 namespace foreshock {

@@ -149,7 +149,7 @@ class SegmentOfATrainer {
     put(segment::kValue, value);
     put(segment::kGradKey, grad_key);
     put(segment::kGradValue, grad_value);
-    // kernels/conservation.h: a sum, squared ulps and a count for each column of dK, of dV, and for dQ.
+    // kernels/key_sums.h: a sum, squared ulps and a count for each column of dK, of dV, and for dQ.
     uint64_t* sums = reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(slot) + at);
     slot->payload[segment::kKeySums] = {at, (2 * kDim + 1) * segment::kKeySumBytes};
     std::fill_n(sums, 3 * (2 * kDim + 1), 0);

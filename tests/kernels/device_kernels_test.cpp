@@ -326,29 +326,42 @@ TEST_F(Device, Checksums) {
   }
 }
 
-TEST_F(Device, ChecksConservation) {
+TEST_F(Device, GathersKeyPositionsAndSumsKeys) {
   constexpr int64_t kQueries = 3000, kKeys = 2500, kDim = 64;
+  constexpr size_t kSums = key_sum_count(kDim, kDim);
   Buffers buffers;
-  const size_t out = buffers.add(values<uint16_t>(2 * 4 * kQueries * kDim, false));
-  const size_t key = buffers.add(values<uint16_t>(2 * 2 * kKeys * kDim, false));
-  const size_t value = buffers.add(values<uint16_t>(2 * 2 * kKeys * kDim + 1, false));
-  ConservationJob job = {};
-  job.batches = 2, job.heads = 4, job.kv_heads = 2, job.queries = kQueries, job.keys = kKeys;
-  job.head_dim = job.value_dim = kDim;
-  job.dtype = static_cast<uint32_t>(DType::kBf16);
-  const size_t results = buffers.zeros(4 * sizeof(Conservation)), arrived = buffers.zeros(16);
-  const size_t partials = buffers.zeros(shape_of(job).scratch_bytes);
+  const size_t query = buffers.add(values<uint16_t>(4 * kQueries * kDim, false));
+  const size_t key = buffers.add(values<uint16_t>(2 * kKeys * kDim, false));
+  const size_t value = buffers.add(values<uint16_t>(2 * kKeys * kDim + 1, false));
+  const size_t to = buffers.zeros(16 * kDim * 2), sums = buffers.zeros(kSums * sizeof(ColumnSum));
+  const size_t times = buffers.zeros(16), clock = buffers.zeros(sizeof(GatherClock));
   const auto job_at = [&](const Addresses& at) {
-    ConservationJob placed = job;
-    placed.grad_out = {at[out], {4 * kQueries * kDim, kDim, 4 * kDim, 1}};
-    placed.grad_key = {at[key], {2 * kKeys * kDim, kKeys * kDim, kDim, 1}};
-    placed.grad_value = {at[value], {2 * kKeys * kDim, kKeys * kDim, kDim, 1}};
-    placed.results = at[results], placed.arrived = at[arrived], placed.partials = at[partials];
-    return placed;
+    KeyGatherJob job = {};
+    job.gather.to = at[to], job.gather.times = at[times], job.gather.clock = at[clock];
+    for (uint32_t n = 0; n < kMostPositions; ++n) job.gather.position[n] = 37 * n;
+    job.gather.pieces = 1;
+    job.gather.piece[0] = {.from = at[key],
+                           .to = 0,
+                           .head_stride = 0,
+                           .row_stride = kDim,
+                           .column_stride = 1,
+                           .heads = 1,
+                           .rows = 16,
+                           .width = kDim,
+                           .element = 2,
+                           .is_listed = 1,
+                           .first_row = 0};
+    job.sums = at[sums];
+    job.grad_query = {at[query], {kDim, 4 * kDim, 1}, 4, kQueries, kDim, 0};
+    job.grad_key = {at[key], {0, kDim, 1}, 1, kKeys, kDim, 0};
+    job.grad_value = {at[value], {0, 2 * kDim, 1}, 1, kKeys, kDim, 0};
+    job.dtype = static_cast<uint32_t>(DType::kBf16);
+    return job;
   };
-  expect_same<ConservationJob>(DeviceKernel::kConservation, launch_of(job, device().limits()), buffers,
-                               job_at);
-  EXPECT_GT(result<Conservation>(results, 3).key_noise, 0);
+  expect_same<KeyGatherJob>(DeviceKernel::kKeyGather, launch_of(job_at(Addresses(buffers.bytes.size()))),
+                            buffers, job_at, times);
+  EXPECT_GT(result<ColumnSum>(sums, 3).ulp_squares, 0);
+  EXPECT_GT(result<ColumnSum>(sums, kSums - 1).nonfinite, 0u);
 }
 
 // Cells in memory of the device, as another kernel sees them; tests/libmonitor/live_device_test.cpp has those

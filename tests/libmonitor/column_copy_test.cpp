@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/conservation.h"
+#include "kernels/key_sums.h"
 #include "libmonitor/call.h"
 #include "segment/parser.h"
 #include "tests/libmonitor/call_on_tensors.h"

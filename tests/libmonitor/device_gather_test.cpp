@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "kernels/key_sums.h"
 #include "libmonitor/call.h"
 #include "tests/libmonitor/call_on_tensors.h"
 
@@ -46,6 +47,66 @@ void expect_same(const foreshock_attention_call& call, uint32_t pass, uint64_t c
       EXPECT_EQ(by_host, by_device) << "part " << part << " seed " << seed;
     }
   }
+}
+
+// Of slices of key positions. The sums, which the device adds in another order, are those of the kernels'
+// tests.
+void expect_same_columns(const foreshock_attention_call& call, uint64_t capacity, uint32_t least_parts) {
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(call, FORESHOCK_BACKWARD, &checked), -1);
+  ASSERT_TRUE(has_columns(checked));
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const Slice slice = choose_columns(checked.shape, seed, 8, seed, 0);
+    SlicePlan plan;
+    ASSERT_TRUE(plan_columns(checked, capacity, 60, slice, &plan));
+    ASSERT_GE(plan.slots, least_parts);
+    for (uint32_t part = 0; part < plan.slots; ++part) {
+      const segment::Slot slot = slot_of(plan, part);
+      std::vector<char> by_host(capacity, 'x'), by_device(capacity, 'x');
+      copy_slot(checked, slice, slot, by_host.data());
+      const uint64_t to = reinterpret_cast<uint64_t>(by_device.data()) + payloads_of(slot).begin;
+      const KeyGatherJob job = key_gather_for_slot(checked, slice, slot, to);
+      ASSERT_LE(job.gather.pieces, kMostPieces);
+      do_gather(job.gather);
+      const segment::Payload sums = slot.payload[segment::kKeySums];
+      EXPECT_EQ(sums.bytes > 0, part == 0);
+      if (part > 0) {
+        EXPECT_EQ(job.sums, 0u);
+      } else {
+        EXPECT_EQ(job.sums, reinterpret_cast<uint64_t>(by_device.data()) + sums.offset);
+        sum_over_keys(checked.grad_query, checked.grad_key, checked.grad_value, slice.batch, slice.kv_head,
+                      reinterpret_cast<ColumnSum*>(job.sums));
+      }
+      EXPECT_EQ(by_host, by_device) << "part " << part << " seed " << seed;
+    }
+  }
+}
+
+TEST(DeviceGather, OfKeyPositionsIsWhatTheHostCopies) {
+  CallOnTensors call;
+  call.build_with_key_gradients();
+  expect_same_columns(call.call, 1 << 16, 1);
+}
+
+// A part begins and ends within heads.
+TEST(DeviceGather, OfKeyPositionsInSeveralSlots) {
+  CallOnTensors call;
+  call.queries = call.keys = 300;
+  call.build_with_key_gradients();
+  expect_same_columns(call.call, 1 << 15, 2);
+}
+
+TEST(DeviceGather, OfKeyPositionsWithHeadsFirst) {
+  CallOnTensors call;
+  call.queries = call.keys = 40;
+  call.build_with_key_gradients();
+  for (foreshock_tensor* tensor : {&call.call.grad_key, &call.call.grad_query, &call.call.out}) {
+    const int64_t heads = tensor->shape[1];
+    ASSERT_EQ(tensor->stride[2], heads * call.dim) << "rows of heads lie beside each other";
+    tensor->stride[1] = 40 * call.dim;
+    tensor->stride[2] = call.dim;
+  }
+  expect_same_columns(call.call, 1 << 16, 1);
 }
 
 TEST(DeviceGather, IsWhatTheHostCopies) {

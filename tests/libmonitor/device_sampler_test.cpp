@@ -161,8 +161,9 @@ std::string judged(const segment::Slot& header, const std::vector<std::byte> (&p
 void make_small(DeviceTrainer* trainer) {
   for (CallOnTensors& tensors : trainer->tensors) {
     int n = 0;
-    for (std::vector<float>* each : {&tensors.query, &tensors.key, &tensors.value, &tensors.out, &tensors.lse,
-                                     &tensors.grad_out, &tensors.grad_query})
+    for (std::vector<float>* each :
+         {&tensors.query, &tensors.key, &tensors.value, &tensors.out, &tensors.lse, &tensors.grad_out,
+          &tensors.grad_query, &tensors.grad_key, &tensors.grad_value})
       for (float& value : *each) value = 0.01f * static_cast<float>((++n * 7919) % 211 - 100);
   }
 }
@@ -193,6 +194,45 @@ TEST_F(DeviceTest, TheJudgementIsThatOfTheHostBitForBit) {
     EXPECT_EQ(std::memcmp(&header, &host.header, sizeof header), 0);
     EXPECT_EQ(judged(sample.header, sample.payload), judged(host.header, host.payload));
   }
+}
+
+// Sums of 12 values of fp32 are exact in fp64, whatever their order.
+TEST_F(DeviceTest, ASliceOfKeyPositionsIsThatOfTheHost) {
+  Samples on[2];
+  for (const bool on_device : {false, true}) {
+    train([on_device](DeviceTrainer& trainer) {
+      trainer.tensors[1].build_with_key_gradients();
+      make_small(&trainer);
+      trainer.tensors[1].grad_key[7] = NAN;
+      trainer.on_device = on_device;
+      trainer.train(20);
+    });
+    on[on_device] = samples();
+    clear();
+  }
+  int by_columns = 0;
+  double nonfinite = 0;
+  for (const auto& [key, sample] : on[1]) {
+    ASSERT_TRUE(on[0].contains(key));
+    const Sample& host = on[0][key];
+    EXPECT_EQ(sample.header.columns, host.header.columns);
+    for (uint32_t n = 0; n < segment::kPayloads; ++n) EXPECT_EQ(sample.payload[n], host.payload[n]) << n;
+    if (sample.header.columns != 1) continue;
+    ++by_columns;
+    EXPECT_GT(sample.header.device_end_ns, sample.header.device_begin_ns);
+    segment::SlotView view;
+    view.header = sample.header;
+    for (uint32_t n = 0; n < segment::kPayloads; ++n) view.payload[n] = sample.payload[n];
+    const KeyColumns columns = columns_of(view);
+    ASSERT_TRUE(is_valid(columns));
+    ColumnReference workspace;
+    const ColumnDeviation deviation = judge(columns, &workspace);
+    EXPECT_TRUE(deviation.grad_value.conservation_ratio.has_value());
+    nonfinite += static_cast<double>(deviation.grad_key.nonfinite_anywhere);
+  }
+  EXPECT_GT(by_columns, 4);
+  EXPECT_GT(nonfinite, 0) << "of one head of one batch element";
+  EXPECT_LT(nonfinite, by_columns);
 }
 
 TEST_F(DeviceTest, ASliceOverSeveralSlotsArrivesWhole) {

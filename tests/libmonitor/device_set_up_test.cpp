@@ -60,6 +60,8 @@ TEST_F(DeviceSetUp, IsMadeAtTheEndOfTheStepThatMetTheDevice) {
                                        "cuFuncLoad",
                                        "cuModuleGetFunction",
                                        "cuFuncLoad",
+                                       "cuModuleGetFunction",
+                                       "cuFuncLoad",
                                        "cuCtxGetStreamPriorityRange",
                                        "cuStreamCreateWithPriority",
                                        "cuEventCreate",

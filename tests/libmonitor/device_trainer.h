@@ -27,8 +27,9 @@ struct DeviceTrainer {
     call.op = ops[pass];
     if (!on_device) return call;
     call.stream = stream;
-    for (foreshock_tensor* tensor : {&call.query, &call.key, &call.value, &call.out, &call.log_sum_exp,
-                                     &call.mask, &call.grad_out, &call.grad_query}) {
+    for (foreshock_tensor* tensor :
+         {&call.query, &call.key, &call.value, &call.out, &call.log_sum_exp, &call.mask, &call.grad_out,
+          &call.grad_query, &call.grad_key, &call.grad_value}) {
       tensor->device_type = FORESHOCK_DEVICE_CUDA;
       tensor->device_index = device;
     }

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "kernels/conservation_body.h"
 #include "kernels/device_code.h"
 #include "kernels/gather_body.h"
 #include "kernels/histogram_body.h"
+#include "kernels/key_gather_body.h"
 #include "kernels/sums_body.h"
 #include "tests/support/emulated_block.h"
 
@@ -44,6 +44,9 @@ bool run_emulated(std::string_view symbol, const LaunchShape& shape, const void*
   if (symbol == name_of(DeviceKernel::kPackedGather))
     return launch<PackedGatherJob>(shape, job, how,
                                    [](const auto& of, auto& block) { packed_gather_body(of, block); });
+  if (symbol == name_of(DeviceKernel::kKeyGather))
+    return launch<KeyGatherJob>(shape, job, how,
+                                [](const auto& of, auto& block) { key_gather_body(of, block); });
   if (symbol == name_of(DeviceKernel::kCountPatterns))
     return launch<HistogramJob>(shape, job, how,
                                 [](const auto& of, auto& block) { count_patterns_body(of, block); });
@@ -59,9 +62,6 @@ bool run_emulated(std::string_view symbol, const LaunchShape& shape, const void*
   if (symbol == name_of(DeviceKernel::kChecksum))
     return launch<ChecksumJob>(shape, job, how,
                                [](const auto& of, auto& block) { checksum_body(of, block); });
-  if (symbol == name_of(DeviceKernel::kConservation))
-    return launch<ConservationJob>(shape, job, how,
-                                   [](const auto& of, auto& block) { conservation_body(of, block); });
   if (symbol == name_of(DeviceKernel::kScalars))
     return launch<ScalarsJob>(shape, job, how, [](const auto& of, auto& block) { scalars_body(of, block); });
   return false;

@@ -11,6 +11,7 @@ namespace {
 using foreshock::DeviceKernel;
 using foreshock::GatherClock;
 using foreshock::GatherJob;
+using foreshock::KeyGatherJob;
 using foreshock::name_of;
 using foreshock::PackedGatherJob;
 
@@ -21,6 +22,7 @@ uint64_t device_clock() {
 
 const GatherJob& gather_in(const GatherJob& job) { return job; }
 const GatherJob& gather_in(const PackedGatherJob& job) { return job.gather; }
+const GatherJob& gather_in(const KeyGatherJob& job) { return job.gather; }
 
 // The driver takes the parameters when the launch is made, not when it runs.
 template <class Job>
@@ -79,13 +81,13 @@ std::function<void()> work_of(const std::string& name, const foreshock::LaunchSh
     return gather<GatherJob>(DeviceKernel::kGather, shape, parameter);
   if (name == name_of(DeviceKernel::kPackedGather))
     return gather<PackedGatherJob>(DeviceKernel::kPackedGather, shape, parameter);
+  if (name == name_of(DeviceKernel::kKeyGather))
+    return gather<KeyGatherJob>(DeviceKernel::kKeyGather, shape, parameter);
   if (name == name_of(DeviceKernel::kScalars)) return scalars(shape, parameter);
   if (name == name_of(DeviceKernel::kGradientSums))
     return other<foreshock::GradientSumsJob>(name, shape, parameter);
   if (name == name_of(DeviceKernel::kAdamSums)) return other<foreshock::AdamSumsJob>(name, shape, parameter);
   if (name == name_of(DeviceKernel::kChecksum)) return other<foreshock::ChecksumJob>(name, shape, parameter);
-  if (name == name_of(DeviceKernel::kConservation))
-    return other<foreshock::ConservationJob>(name, shape, parameter);
   return other<foreshock::HistogramJob>(name, shape, parameter);
 }
 

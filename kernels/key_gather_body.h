@@ -1,0 +1,107 @@
+// The body of kKeyGather.
+#ifndef FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
+#define FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
+
+#include "kernels/gather_body.h"
+#include "kernels/sums_body.h"
+
+namespace foreshock {
+
+template <class Block>
+FORESHOCK_DEVICE double load_value(DType type, uint64_t address, const Block& block) {
+  switch (type) {
+    case DType::kFp64:
+      return std::bit_cast<double>(block.template load<uint64_t>(address));
+    case DType::kFp32:
+      return std::bit_cast<float>(block.template load<uint32_t>(address));
+    case DType::kBf16:
+      return bf16_to_float(block.template load<uint16_t>(address));
+    case DType::kFp16:
+      return fp16_to_float(block.template load<uint16_t>(address));
+    default:
+      return 0;
+  }
+}
+
+template <class Block>
+FORESHOCK_DEVICE double load_element(const DeviceView& view, DType type, int64_t head, int64_t row,
+                                     int64_t column, const Block& block) {
+  const int64_t element = head * view.stride[0] + row * view.stride[1] + column * view.stride[2];
+  return load_value(type, view.data + static_cast<uint64_t>(element * static_cast<int64_t>(size_of(type))),
+                    block);
+}
+
+// The columns of one tile over all rows of the first head. Threads beside each other read columns beside each
+// other, and each takes every so many rows; the sums of threads are added in halves, in one order always.
+template <class Block>
+FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* to,
+                               Block& block) {
+  const Format format = format_of(type);
+  const uint32_t stripes = block.threads() / kColumnsOfATile;
+  ColumnSum* sums = block.template shared<ColumnSum>(0, block.threads());
+  block.each([&](uint32_t thread) {
+    const uint32_t column = tile * kColumnsOfATile + thread % kColumnsOfATile;
+    ColumnSum sum;
+    if (column < view.width)
+      for (uint32_t row = thread / kColumnsOfATile; row < view.rows; row += stripes)
+        sum.add(load_element(view, type, 0, row, column, block), format);
+    sums[thread] = sum;
+  });
+  for (uint32_t half = stripes / 2; half > 0; half /= 2) {
+    block.each([&](uint32_t thread) {
+      if (thread / kColumnsOfATile < half) sums[thread].add(sums[thread + half * kColumnsOfATile]);
+    });
+  }
+  block.each([&](uint32_t thread) {
+    const uint32_t column = tile * kColumnsOfATile + thread;
+    if (thread < kColumnsOfATile && column < view.width) to[column] = sums[thread];
+  });
+}
+
+// Adds to `count` how many elements of one tile of rows are NaN or Inf.
+template <class Block>
+FORESHOCK_DEVICE void find_nonfinite(const DeviceView& view, DType type, uint32_t tile, uint32_t* count,
+                                     Block& block) {
+  const uint32_t head = tile / row_tiles(view), first = tile % row_tiles(view) * kRowsOfATile;
+  const uint32_t rows = view.rows - first < kRowsOfATile ? view.rows - first : kRowsOfATile;
+  block.each([&](uint32_t thread) {
+    uint32_t found = 0;
+    for (uint32_t n = thread; n < rows * view.width; n += block.threads())
+      found += load_element(view, type, head, first + n / view.width, n % view.width, block) * 0 != 0;
+    if (found > 0) block.add(count, found);
+  });
+}
+
+template <class Block>
+FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
+  begin_gather(job.gather, block);
+  gather_pieces(job.gather, RowsAsAsked(job.gather), block);
+  if (job.sums == 0) return end_gather(job.gather, block);
+
+  const DType type = static_cast<DType>(job.dtype);
+  GatherClock* clock = reinterpret_cast<GatherClock*>(job.gather.clock);
+  ColumnSum* of_key = reinterpret_cast<ColumnSum*>(job.sums);
+  ColumnSum* of_value = of_key + job.grad_key.width;
+  const uint32_t key_tiles = column_tiles(job.grad_key);
+  const uint32_t tiles = key_tiles + column_tiles(job.grad_value);
+  const uint32_t all = tiles + job.grad_query.heads * row_tiles(job.grad_query);
+  for (uint32_t n = block.index(); n < all; n += block.blocks()) {
+    if (n < key_tiles) {
+      sum_tile(job.grad_key, type, n, of_key, block);
+    } else if (n < tiles) {
+      sum_tile(job.grad_value, type, n - key_tiles, of_value, block);
+    } else {
+      find_nonfinite(job.grad_query, type, n - tiles, &clock->nonfinite, block);
+    }
+  }
+  end_gather(job.gather, block, [&] {
+    ColumnSum of_query;
+    of_query.nonfinite = block.add(&clock->nonfinite, 0u);
+    of_value[job.grad_value.width] = of_query;
+    clock->nonfinite = 0;
+  });
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_KERNELS_KEY_GATHER_BODY_H_

@@ -1,0 +1,58 @@
+// Sums of a sampled backward call over all keys of one kv-head. What they must be, whatever the kernel, is in
+// shadow/conservation.h. No heap, no statics: safe inside a trainer.
+#ifndef FORESHOCK_KERNELS_KEY_SUMS_H_
+#define FORESHOCK_KERNELS_KEY_SUMS_H_
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace foreshock {
+
+// A column of rows that are added in order.
+struct ColumnSum {
+  double sum = 0, ulp_squares = 0;
+  uint64_t nonfinite = 0;
+
+  constexpr void add(double x, const Format& format) {
+    if (x * 0 != 0) {
+      ++nonfinite;
+      return;
+    }
+    sum += x;
+    ulp_squares += squared_ulp(x, format);
+  }
+  constexpr void add(const ColumnSum& other) {
+    sum += other.sum;
+    ulp_squares += other.ulp_squares;
+    nonfinite += other.nonfinite;
+  }
+
+  // Of a finite x; 0 where it is below the range of fp64.
+  static constexpr double squared_ulp(double x, const Format& format) {
+    const int biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff);
+    const int exponent = biased - 1023 > format.min_exponent ? biased - 1023 : format.min_exponent;
+    const int squared = 2 * (exponent - (format.precision - 1)) + 1023;  // biased exponent of ulp^2
+    if (squared < 1) return 0;
+    return std::bit_cast<double>(static_cast<uint64_t>(squared) << 52);
+  }
+};
+
+// What a sampled backward call is summed up by: a ColumnSum for each column of dK, then of dV, over all keys
+// of one batch and kv-head, and one for dQ of the query heads that share it, of which only `nonfinite` is
+// counted.
+constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
+
+// Elements of one head that are NaN or Inf. Of a floating format.
+uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head);
+
+// Writes key_sum_count() sums. The tensors are [batch, heads or kv_heads, queries or keys, dim], of one
+// floating format. Rows are added in order here; the device adds every 16th row, then these sums.
+void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
+                   int64_t batch, int64_t kv_head, ColumnSum* to);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_KERNELS_KEY_SUMS_H_
