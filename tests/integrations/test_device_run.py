@@ -114,6 +114,12 @@ def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
             if which == "forward":
                 assert 0 < sample["relative_error_max"] < OUTPUT
                 assert sample["lse_error_abs_max"] < SUMS
+    # Key positions and sums over all keys come from the device too.
+    mine = [sample for sample in samples if sample["pass"] == "backward"]
+    assert {sample["tensor"] for sample in mine} == {"grad_query", "grad_key", "grad_value"}
+    keys = [sample for sample in mine if sample["tensor"] != "grad_query"]
+    assert all(sample["conservation_ratio"] < 1 for sample in keys)
+    assert run.rank()["alarms"] == run.rank()["past_alarms"] == []
 
 
 @pytest.mark.parametrize(("backend", "name"), [(1, "flash"), (2, "efficient")])
