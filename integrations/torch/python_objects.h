@@ -1,5 +1,6 @@
-// Functions of Python's stable ABI that the adapter looks up in the process: it is not linked with Python, and
-// one adapter serves every version of Python. Objects are void pointers. Call with the interpreter lock held.
+// Functions of Python's stable ABI that the adapter looks up in the process: it is not linked with Python,
+// and one adapter serves every version of Python. Objects are void pointers. Call with the interpreter lock
+// held.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 

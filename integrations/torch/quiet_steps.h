@@ -1,6 +1,6 @@
 // Handles the optimizer hooks of quiet steps: those of a settled training with one optimizer that are neither
-// sampled nor have gradient norms. The helper's Python code runs in all other steps (clock.py); it decides when
-// quiet steps may follow and later collects what they took. All functions need the interpreter lock.
+// sampled nor have gradient norms. The helper's Python code runs in all other steps (clock.py); it decides
+// when quiet steps may follow and later collects what they took. All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -79,11 +79,11 @@ class QuietSteps {
   }
 
   struct Armed {
-    PythonReference clock;     // weak reference to the optimizer that ticks
-    bool ends;                 // whether the step's end may be quiet too
-    bool is_counted;           // no state has the step's number
-    int64_t seen_step;         // number of the last step, and
-    const void* seen_address;  // the tensor (TensorImpl) whose state had it
+    PythonReference clock;            // weak reference to the optimizer that ticks
+    bool ends;                        // whether the step's end may be quiet too
+    bool is_counted;                  // no state has the step's number
+    int64_t seen_step;                // number of the last step, and
+    const void* seen_address;         // the tensor (TensorImpl) whose state had it
     int64_t before_left, after_left;  // quiet steps that may follow, and those whose end may be quiet
     ssize_t modules;                  // size of sys.modules when the helper last looked
     uint32_t* numbers;                // room for the numbers of the weights that are due
@@ -114,8 +114,8 @@ class QuietSteps {
     return static_cast<int64_t>(due);
   }
 
-  // After the optimizer's work. False, and nothing was done, if the step is not quiet. An exception may be set
-  // then, which a signal handler has raised.
+  // After the optimizer's work. False, and nothing was done, if the step is not quiet. An exception may be
+  // set then, which a signal handler has raised.
   bool end(void* optimizer) {
     if (!std::exchange(is_quiet_, false) || !is_armed_ || !armed_.ends) return false;
     if (optimizer != known_.optimizer || armed_.after_left <= 0) return false;
@@ -146,22 +146,23 @@ class QuietSteps {
     return true;
   }
 
-  // What quiet steps have taken since the last call: (steps, nanoseconds of ours, of these not yet reported, end
-  // of the last step, the most that a step took, last step, its tensor). The next end of a step is not quiet.
+  // What quiet steps have taken since the last call: (steps, nanoseconds of ours, of these not yet reported,
+  // end of the last step, the most that a step took, last step, its tensor). The next end of a step is not
+  // quiet.
   void* take() {
     armed_.ends = false;
-    void* taken = Python::get().build(
-        "(LLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
-        static_cast<long long>(spent_ns_), static_cast<long long>(ended_at_ns_),
-        static_cast<long long>(dearest_ns_), static_cast<long long>(armed_.seen_step),
-        static_cast<long long>(reinterpret_cast<intptr_t>(armed_.seen_address)));
+    void* taken =
+        Python::get().build("(LLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
+                            static_cast<long long>(spent_ns_), static_cast<long long>(ended_at_ns_),
+                            static_cast<long long>(dearest_ns_), static_cast<long long>(armed_.seen_step),
+                            static_cast<long long>(reinterpret_cast<intptr_t>(armed_.seen_address)));
     steps_ = own_ns_ = spent_ns_ = dearest_ns_ = own_at_step_ns_ = 0;
     return taken;
   }
 
  private:
-  // What shows at little cost that an optimizer steps other parameters than before: its number of groups, and of
-  // the first and the last one which list it is, how long, and the tensor at its end.
+  // What shows at little cost that an optimizer steps other parameters than before: its number of groups, and
+  // of the first and the last one which list it is, how long, and the tensor at its end.
   struct Shape {
     void *optimizer, *kind, *state_kind;
     ssize_t groups;
@@ -284,7 +285,8 @@ class QuietSteps {
     if (!impl || !has_gradient(*impl)) return false;
     void* state = python.dict_item(states.get(), parameter.get());
     if (!state && python.pending_error()) {
-      if (python.error_is(*python.recursion_error)) python.clear_error();  // the trainer's stack is nearly full
+      if (python.error_is(*python.recursion_error))
+        python.clear_error();  // the trainer's stack is nearly full
       return false;
     }
     std::optional<int64_t> number;
@@ -320,8 +322,7 @@ class QuietSteps {
     if (!is_exactly(value, tensor_type_.get())) return false;
     auto* impl = static_cast<c10::TensorImpl*>(address_of(value));
     if (!impl) return false;
-    const at::Tensor held(
-        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+    const at::Tensor held(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
     const auto real = scalar_on_cpu(held);
     if (!real) return true;
     if (!(*real >= 0 && *real < kMost)) return false;
