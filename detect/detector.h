@@ -30,6 +30,11 @@ constexpr const char* name_of(Level level) {
   return kNames[static_cast<int>(level)];
 }
 
+constexpr const char* name_of(Look look) {
+  constexpr const char* kNames[] = {"drift", "rise", "drop", "limit", "forecast", "growth"};
+  return kNames[static_cast<int>(look)];
+}
+
 // What a detector says of the value it was just given. `score`: 1 is where it warns; 0 while it learns.
 struct Reading {
   Level level = Level::kQuiet;

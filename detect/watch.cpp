@@ -173,6 +173,11 @@ Reading RankWatch::observe(DetectorId detector, const std::string& place, const 
   }
   const Level before = series.detector.level();
   const Reading reading = series.detector.observe(step, value, control);
+  if (std::isfinite(value)) {
+    series.value = value;
+    series.score = reading.score;
+    series.step = step;
+  }
   if (readings_ != nullptr) readings_->push_back({detector, place, step, value, reading});
   DetectorState& state = counts_[static_cast<size_t>(detector)];
   ++state.values;
@@ -199,6 +204,12 @@ std::array<DetectorState, kDetectors> RankWatch::states() const {
   }
   for (const auto& [key, series] : series_) {
     DetectorState& state = states[static_cast<size_t>(key.first)];
+    if (series.step >= 0 && (state.value_step < 0 || series.score > state.score)) {
+      state.value = series.value;
+      state.score = series.score;
+      state.value_layer = series.layer;
+      state.value_step = series.step;
+    }
     if (series.detector.level() <= state.level) continue;
     state.level = series.detector.level();
     state.layer = series.layer;

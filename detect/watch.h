@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
@@ -145,6 +146,10 @@ struct DetectorState {
   uint64_t values = 0, watches = 0, warnings = 0;  // given; times that a level has risen to it
   size_t series = 0;                               // that it follows
   uint64_t series_dropped = 0;                     // that its room has no place for, or had to give up
+  // The last value of the series nearest to a warning. NaN: there was none since this process started.
+  double value = NAN, score = 0;
+  std::string value_layer;
+  int64_t value_step = -1;
 };
 
 // Detectors of single tensors, of which a model has many times as many as layers.
@@ -197,6 +202,9 @@ class RankWatch {
     std::string layer;
     int64_t span = 0;
     uint64_t last_used = 0;  // of used_
+    // What it was given last; no part of the state.
+    double value = NAN, score = 0;
+    int64_t step = -1;
   };
   using SeriesMap = std::map<Key, Series>;
 

@@ -64,27 +64,27 @@ const guides = {
   },
 };
 
-// name, column of the history, how a value reads, and what belongs to the picture.
+// name, column of the history, when it fills, how a value reads, and what belongs to the picture.
 const CHARTS = [
-  { name: "loss", column: "loss", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
-  { name: "gradient norm before clipping", column: "gradient_norm", text: (v) => number(v), logarithmic: true },
-  { name: "deviation ratio, forward", column: "deviation_ratio_forward", text: (v) => fixed(v, 3), logarithmic: true, band: "deviation_ratio_forward_max",
+  { name: "loss", column: "loss", waits: "the first loss that is seen", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
+  { name: "gradient norm before clipping", column: "gradient_norm", waits: "the first gradient norm: clipping computes one, or named parameters", text: (v) => number(v), logarithmic: true },
+  { name: "deviation ratio, forward", column: "deviation_ratio_forward", waits: "the first judged forward slice", text: (v) => fixed(v, 3), logarithmic: true, band: "deviation_ratio_forward_max",
     lines: (limits) => [{ value: 1, label: "noise floor" }, { value: limits.deviation_ratio_forward, label: "alarm" }], from: 0, to: 1.1 },
-  { name: "deviation ratio, backward", column: "deviation_ratio_backward", text: (v) => fixed(v, 3), logarithmic: true,
+  { name: "deviation ratio, backward", column: "deviation_ratio_backward", waits: "the first judged backward slice", text: (v) => fixed(v, 3), logarithmic: true,
     lines: (limits) => [{ value: 1, label: "noise floor" }, { value: limits.deviation_ratio_backward, label: "alarm" }], from: 0, to: 1.1 },
-  { name: "bias, ulp", column: "bias_ulp", text: (v) => signed(v, 4), control: "rounded_reference_bias_ulp",
+  { name: "bias, ulp", column: "bias_ulp", waits: "the first judged forward slice", text: (v) => signed(v, 4), control: "rounded_reference_bias_ulp",
     lines: (limits) => [{ value: limits.bias_ulp, label: "alarm" }, { value: -limits.bias_ulp, label: "alarm" }], from: -0.02, to: 0.02 },
-  { name: "bias, z between slices", column: "bias_z", text: (v) => signed(v, 1),
+  { name: "bias, z between slices", column: "bias_z", waits: "judged slices of two steps", text: (v) => signed(v, 1),
     lines: (limits) => [{ value: limits.bias_z, label: "alarm" }, { value: -limits.bias_z, label: "alarm" }], from: -3, to: 3 },
-  { name: "weights, W1 in an interval", column: "weight_wasserstein", text: (v) => number(v, 3), logarithmic: true },
-  { name: "weights, mean change in a step", column: "weight_update", text: (v) => number(v, 3), logarithmic: true },
-  { name: "optimizer, RMS staleness", column: "rms_staleness", text: (v) => fixed(v, 3), band: "rms_staleness_max", from: 0, to: 1.1,
+  { name: "weights, W1 in an interval", column: "weight_wasserstein", waits: "two snapshots of the weights", text: (v) => number(v, 3), logarithmic: true },
+  { name: "weights, mean change in a step", column: "weight_update", waits: "two snapshots of the weights", text: (v) => number(v, 3), logarithmic: true },
+  { name: "optimizer, RMS staleness", column: "rms_staleness", waits: "the state of an Adam-like optimizer", text: (v) => fixed(v, 3), band: "rms_staleness_max", from: 0, to: 1.1,
     lines: () => [{ value: 1, label: "gradients as large as remembered" }] },
-  { name: "update of a step over the weights", column: "update_ratio", text: (v) => number(v, 3), band: "update_ratio_max", logarithmic: true },
-  { name: "effective rank of updates of attention scores", column: "update_effective_rank", text: (v) => fixed(v, 2), from: 0, to: 0 },
-  { name: "slowdown in the trainer", column: "slowdown_ratio", text: (v) => percent(v), from: 0, to: 0.002,
+  { name: "update of a step over the weights", column: "update_ratio", waits: "the state of an Adam-like optimizer", text: (v) => number(v, 3), band: "update_ratio_max", logarithmic: true },
+  { name: "effective rank of updates of attention scores", column: "update_effective_rank", waits: "two snapshots of query and key projections", text: (v) => fixed(v, 2), from: 0, to: 0 },
+  { name: "slowdown in the trainer", column: "slowdown_ratio", waits: "the first step", text: (v) => percent(v), from: 0, to: 0.002,
     lines: (limits) => [{ value: limits.max_slowdown, label: "budget" }] },
-  { name: "seconds per step", column: "step_seconds", text: (v) => number(v, 3), from: 0, to: 0 },
+  { name: "seconds per step", column: "step_seconds", waits: "the first step", text: (v) => number(v, 3), from: 0, to: 0 },
 ];
 
 function points(table, column) {
@@ -132,6 +132,7 @@ class StepChart {
     this.kind = kind;
     const box = add(parent, "div", kind.isWide ? "chart wide" : "chart");
     add(box, "h3", "", kind.name);
+    this.waits = add(box, "p", "quiet", "Fills with " + kind.waits + ".");
     this.frame = add(box, "div", "frame");
     this.canvas = add(this.frame, "canvas");
     this.canvas.setAttribute("role", "img");
@@ -150,8 +151,9 @@ class StepChart {
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
-    this.box.hidden = sets.every((set) => set.data.length === 0);
-    if (this.box.hidden) return;
+    this.waits.hidden = sets.some((set) => set.data.length > 0);
+    this.frame.hidden = !this.waits.hidden;
+    if (this.frame.hidden) return;
     if (!this.chart) this.make();
     const positive = sets.every((set) => set.data.every((p) => !(p.y <= 0)));
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";

@@ -77,7 +77,8 @@ class HeatMap {
     this.limits = limits;
     this.names = names;
     this.tables = tables;
-    byId("heat").hidden = tables.length === 0;
+    for (const part of ["heat-map", "heat-scale", "heat-cell"]) byId(part).hidden = tables.length === 0;
+    setText(byId("heat-help"), tables.length ? "Point at a cell, or move with the arrow keys, Home, End, Page Up and Page Down." : "Fills with the first attention slice of a layer that is judged.");
     this.draw();
   }
 

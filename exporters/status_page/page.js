@@ -193,7 +193,7 @@ function showTables(ranks, shown) {
   ui.tables.ranks.fill(ranks.length > 1 ? ranks.map(rankRow) : []);
   const layers = layerRows(shown);
   ui.tables.layers.fill(layers, shown.length > 1 ? "Of each layer the rank with the largest ratio; layers with an alarm first." : "");
-  ui.tables.detectors.fill(detectorRows(shown), "Highest level first. Status: whether the benchmark on small trainings found the detector useful (default) or not yet (experimental); point at it for the figures.");
+  ui.tables.detectors.fill(detectorRows(shown), "Highest level first. Value: the last one of the layer that is nearest to its limit; a detector warns at 100 % of it. Status: whether the benchmark on small trainings found the detector useful (default) or not yet (experimental); point at it for the figures.");
   ui.tables.events.fill(eventRows(shown));
   ui.tables.counts.fill(shown.length ? ["forward", "backward"].map((pass) => countRow(shown, pass)) : [],
     "calls = unsampled + skipped + sampled; sampled = judged + lost + in flight.");
@@ -296,17 +296,20 @@ function start() {
   ui.heat = new HeatMap();
   ui.tables = {
     ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
-      "worst layer", "s per step", "slowdown"], [0, 1]),
-    before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "time", "seen at step", "rank", "detector", "level", "layer", "from step", "steps before"], [0, 5, 6, 7, 9]),
-    detectors: new Table(byId("detectors"), "Detectors", ["detector", "finding", "level", "layer", "since step", "rank", "values", "warned", "last warning at step", "status"], [0, 1, 2, 3, 9]),
-    events: new Table(tables, "Events", ["first step", "time", "last step", "what", "rank", "layer", "times", "value"], [3]),
+      "worst layer", "s per step", "slowdown"], [0, 1]), // of one rank all is said elsewhere
+    before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "time", "seen at step", "rank", "detector", "level", "layer", "from step", "steps before"], [0, 5, 6, 7, 9],
+      "None so far. A spike is found once 128 losses are known before it."),
+    detectors: new Table(byId("detectors"), "Detectors", ["detector", "finding", "level", "value", "limit", "of the limit", "layer", "since step", "rank", "values",
+      "warned", "last warning at step", "status"], [0, 1, 2, 4, 5, 6, 12], "Fills with the first rank."),
+    events: new Table(tables, "Events", ["first step", "time", "last step", "what", "rank", "layer", "times", "value"], [3], "None so far."),
     layers: new Table(tables, "Layers", ["layer", "name", "rank", "ratio forward", "ratio backward", "bias, ulp", "z", "relative error", "largest logit",
-      "least entropy", "gradient norm", "steps with NaN or Inf"], [0, 1]),
-    logged: new Table(tables, "What the training logs", ["name", "rank", "value", "step"], [0]),
+      "least entropy", "gradient norm", "steps with NaN or Inf"], [0, 1], "Fills with the first attention slice that is judged."),
+    logged: new Table(tables, "What the training logs", ["name", "rank", "value", "step"], [0],
+      "Fills when the training logs a number to W&B, TensorBoard, Lightning or Hugging Face."),
     counts: new Table(tables, "Every attention call is counted", ["pass", "calls", "unsampled", "skipped", "sampled", "judged", "lost", "in flight",
-      "why skipped or lost"], [0, 8], false),
+      "why skipped or lost"], [0, 8], "Fills with the first rank.", false),
     health: new Table(tables, "The monitor itself", ["rank", "monitor", "steps from", "layers from", "loss from", "one step of", "slowdown", "budget", "s at attention",
-      "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4], false),
+      "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4], "Fills with the first rank.", false),
   };
   if (ui.charts.length) ui.reader = new StepReader(ui.charts[0], show);
   byId("logarithmic").addEventListener("change", () => {

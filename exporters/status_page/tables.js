@@ -2,7 +2,9 @@
 
 // Rows of texts; a cell may be {text, alarm, bar}: a bar of that share of its width. Kept from update to update, so that focus and open details survive.
 class Table {
-  constructor(parent, name, columns, textColumns, isOpen = true) {
+  // `waits`: what an empty table says; without it an empty one is hidden.
+  constructor(parent, name, columns, textColumns, waits = "", isOpen = true) {
+    this.waits = waits;
     this.section = add(parent, "section");
     const details = add(this.section, "details");
     details.open = isOpen;
@@ -19,9 +21,10 @@ class Table {
   }
 
   fill(rows, note = "") {
-    this.section.hidden = rows.length === 0;
+    this.section.hidden = rows.length === 0 && this.waits === "";
+    this.scroll.hidden = rows.length === 0;
     this.scroll.classList.toggle("long", rows.length > 16);
-    setText(this.note, note);
+    setText(this.note, rows.length === 0 ? this.waits : note);
     this.body.replaceChildren(...rows.map((cells) => {
       const row = element("tr", cells.isFirst ? "first" : "");
       cells.forEach((cell, i) => {
@@ -118,6 +121,23 @@ const FINDINGS = { bias: "attention output is biased", output_error_drift: "atte
   max_logit: "largest logit at 100: softmax saturates", logit_growth: "logits grow towards 100", entropy_drop: "attention entropy falls suddenly",
   gradient_norm: "gradient norm jumps", gradient_growth: "gradient norm grows steadily", rms_staleness: "Adam's second moment is stale",
   update_spectrum: "weights move in fewer directions", weight_shift: "weights move faster than before" };
+// When a detector without a value gets its first one.
+const WAITS = { bias: "a judged forward slice", output_error_drift: "a judged backward slice", deviation_forward: "a judged forward slice",
+  deviation_backward: "a judged backward slice", max_logit: "a judged forward slice", logit_growth: "a judged forward slice",
+  entropy_drop: "a judged forward slice", gradient_norm: "a gradient norm before clipping", gradient_growth: "a gradient norm before clipping",
+  rms_staleness: "the state of an Adam-like optimizer", update_spectrum: "two snapshots of query and key projections", weight_shift: "two snapshots of a tensor" };
+const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
+// Where a detector warns, in the unit of its value.
+const LIMITS = {
+  drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
+  limit: (d) => `${short(d.warn)}, twice`,
+  rise: (d) => `${times(d.least)} the usual`,
+  drop: (d) => `usual / ${short(Math.exp(d.least))}`,
+  forecast: (d) => `${short(d.least)} ahead`,
+  growth: (d) => `grows ${times(d.least)}`,
+};
+const scoreCell = (d) => (d.values < d.learning ? `learns, ${count(d.values)} of ${count(d.learning)}` :
+  { text: percent(d.score, 0), alarm: d.score >= 1, title: "100 %: the detector warns", bar: Math.min(d.score ?? 0, 1) });
 const findingOf = (detector) => FINDINGS[detector] ?? "";
 
 // What the benchmark measured: how well a warning predicts a loss event. Whether the finding itself is true is another
@@ -141,9 +161,12 @@ function detectorRows(ranks) {
       if (!before || LEVELS.indexOf(detector.level) > LEVELS.indexOf(before.detector.level)) worst.set(detector.detector, { rank, detector });
     }
   }
-  return [...worst.values()].sort((a, b) => LEVELS.indexOf(b.detector.level) - LEVELS.indexOf(a.detector.level))
-    .map(({ rank, detector: d }) => [d.detector, findingOf(d.detector), levelCell(d.level), d.level === "quiet" ? "" : layerText(rank, d.layer ?? ""),
-      d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values), count(d.warnings), count(d.last_warn_step), statusCell(d.measured)]);
+  const rows = [...worst.values()].sort((a, b) => LEVELS.indexOf(b.detector.level) - LEVELS.indexOf(a.detector.level))
+    .map(({ rank, detector: d }) => [d.detector, findingOf(d.detector), levelCell(d.level), number(d.value, 3), LIMITS[d.look]?.(d), scoreCell(d),
+      layerText(rank, (d.level === "quiet" ? d.value_layer : d.layer) ?? ""), d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values),
+      count(d.warnings), count(d.last_warn_step), statusCell(d.measured)]);
+  const waiting = ranks.length ? Object.keys(WAITS).filter((name) => !worst.has(name)) : [];
+  return [...rows, ...waiting.map((name) => [name, findingOf(name), { text: "waits for " + WAITS[name], kind: "quiet" }])];
 }
 
 const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss diverged", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",

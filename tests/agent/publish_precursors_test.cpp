@@ -34,6 +34,28 @@ class PublishPrecursors : public testing::Test {
   int64_t step_ = 0;
 };
 
+TEST_F(PublishPrecursors, StateHasTheValueNearestToAWarningAndItsLimit) {
+  after(70, 1.5);
+  const nlohmann::json detectors = precursors_json(watch_)["detectors"];
+  ASSERT_EQ(detectors.size(), 1u);
+  EXPECT_EQ(detectors[0]["value"], 1.5);
+  EXPECT_EQ(detectors[0]["value_layer"], "003");
+  EXPECT_EQ(detectors[0]["value_step"], 70);
+  EXPECT_EQ(detectors[0]["score"], 1.5 / kDeviationRatioBackward);
+  EXPECT_EQ(detectors[0]["look"], "limit");
+  EXPECT_EQ(detectors[0]["warn"], kDeviationRatioBackward);
+  EXPECT_EQ(detectors[0]["least"], 0);
+  EXPECT_EQ(detectors[0]["learning"], 64);
+}
+
+TEST_F(PublishPrecursors, ValueOfADetectorThatHadNoFiniteOneIsUnknown) {
+  std::vector<WatchEvent> events;
+  watch_.observe(DetectorId::kMaxLogit, "002", "002", 1, NAN, 0, &events);
+  const nlohmann::json detector = precursors_json(watch_)["detectors"][0];
+  for (const char* key : {"value", "value_layer", "value_step", "score"})
+    EXPECT_EQ(detector[key], nullptr) << key;
+}
+
 TEST_F(PublishPrecursors, TheLayerInWhichADetectorWarnsIsNamedForAsLongAsItDoes) {
   const std::string healthy = after(70, 0.7);
   EXPECT_NE(healthy.find(std::string(kLevel) + "0\n"), std::string::npos) << healthy;

@@ -26,12 +26,21 @@ def hostile_layer() -> dict:
     return dict.fromkeys(layer(0, 0, 0)) | {"layer": "<b>007</b>"}
 
 
+DETECTOR_VALUES = {
+    "bias": {"value": 0.013, "value_layer": "002", "score": 0.2, "look": "drift", "warn": 18, "least": 0.05},
+    "max_logit": {"value": 61, "value_layer": "<s>004</s>", "score": 0.61, "look": "limit", "warn": 100, "least": 0},
+    "gradient_growth": {"value": 4.2, "value_layer": None, "score": 1.2, "look": "growth", "warn": 5, "least": 0.5},
+}
+
+
 def detector(name: str, level: str, layer: str | None, since: int | None, right: int | None) -> dict:
     figures = {"alarms": 87, "lift": 7.9, "events": 36, "hits": 21, "lead_median": 34.5, "false_per_10k": 0.2}
     measured = None if right is None else figures | {"right": right, "precision": right / 87}
     return {
-        "detector": name, "level": level, "layer": layer, "since_step": since, "values": 512, "watches": 2,
+        "detector": name, "level": level, "layer": layer, "since_step": since, "values": 512, "learning": 64,
+        "watches": 2,
         "warnings": 1 if level == "warn" else 0, "last_warn_step": 1415 if level == "warn" else None,
+        **DETECTOR_VALUES[name],
         "measured": measured and measured | {"proven": right > 50},
     }  # fmt: skip
 

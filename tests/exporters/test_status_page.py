@@ -148,17 +148,64 @@ def test_an_alarm_that_has_passed_is_not_forgotten(page):
 def test_detectors_are_told_the_loudest_first(page):
     tab = page()
     found = rows(tab, "Detectors")
-    assert found[0][:6] == ["gradient_growth", "gradient norm grows steadily", "warn", "–", "1,409", "1"]
-    assert found[0][9:] == ["default"]
-    assert found[1][:6] == ["max_logit", "largest logit at 100: softmax saturates", "watch", "<s>004</s>", "1,402", "1"]
-    assert found[1][9:] == ["not measured"]
-    assert found[2][:5] == ["bias", "attention output is biased", "quiet", "–", "–"]
-    assert found[2][9:] == ["experimental"]
+    assert found[0][:9] == [
+        "gradient_growth", "gradient norm grows steadily", "warn", "4.20", "grows 1.65 ×", "120 %", "–", "1,409", "1",
+    ]  # fmt: skip
+    assert found[0][12:] == ["default"]
+    assert found[1][:9] == [
+        "max_logit", "largest logit at 100: softmax saturates", "watch", "61.0", "100, twice", "61 %", "<s>004</s>",
+        "1,402", "1",
+    ]  # fmt: skip
+    assert found[1][12:] == ["not measured"]
+    assert found[2][:8] == [
+        "bias", "attention output is biased", "quiet", "0.0130", "0.05 that lasts", "20 %",
+        "002 (blocks.2.attention.qkv.weight)", "–",
+    ]  # fmt: skip
+    assert found[2][12:] == ["experimental"]
+    assert [row[:3] for row in found[3:5]] == [
+        ["output_error_drift", "attention error follows the gradient", "waits for a judged backward slice"],
+        ["deviation_forward", "attention error above its limit, forward", "waits for a judged forward slice"],
+    ]
+    assert len(found) == 12, "every detector"
     tooltip = tab.value("document.querySelector('#detectors tbody tr td:last-child').title")
     assert "a loss event followed 69 of 87 warnings; 21 of 36 loss events had a warning before, 34.5 steps" in tooltip
     assert "not whether the finding is true" in tooltip
     assert "warn" in tab.texts("#detectors .alarm"), "a mark and not only a colour"
     assert tab.texts("#detectors .watch") == ["watch"]
+
+
+def test_detector_that_learns_says_so(page):
+    state = sample_state(1, 2)
+    state["ranks"][0]["precursors"]["detectors"][0] |= {"values": 5, "learning": 32, "score": 0}
+    assert rows(page(1, 2, state), "Detectors")[0][5] == "learns, 5 of 32"
+
+
+def test_empty_cards_say_when_they_fill(serve, tab):
+    state = sample_state(1, 0)
+    (rank,) = state["ranks"]
+    rank |= {"layers": [], "events": [], "logged": {}, "precursors": {"detectors": [], "loss_events": []}}
+    tab.open(serve(state, 0, 0) + "/")
+    tab.wait_for("byId('fresh').textContent === 'live' && ui.history")
+    visible = (
+        "[...document.querySelectorAll('main p.quiet')].filter((p) => p.checkVisibility()).map((p) => p.textContent)"
+    )
+    said = tab.value(visible)
+    for text in (
+        "None so far. A spike is found once 128 losses are known before it.",
+        "Fills with the first attention slice of a layer that is judged.",
+        "Fills when the training logs a number to W&B, TensorBoard, Lightning or Hugging Face.",
+        "Fills with the first loss that is seen.",
+        "Fills with two snapshots of the weights.",
+        "None so far.",
+    ):
+        assert text in said, said
+    assert {row[2].split()[0] for row in rows(tab, "Detectors")} == {"waits"}
+    empty = """[...document.querySelectorAll('main section')].filter((s) => s.checkVisibility()
+        && !s.querySelector('details:not([open])') && s.innerText.trim().split('\\n').length < 2)
+        .map((s) => s.innerText)"""
+    assert tab.value(empty) == []
+    assert tab.console == []
+    tab.leave()
 
 
 def test_loss_events_and_warnings_are_marked_on_the_loss(page):
@@ -242,14 +289,18 @@ def test_every_rank_and_layer_is_there(page):
     assert [row[0] for row in rows(tab, "Ranks")] == [str(n) for n in range(RANKS)]
     assert len(rows(tab, "Layers")) == LAYERS + 1
     assert tab.value("ui.heat.map.labels.length") == LAYERS
-    charts = tab.value("ui.charts.filter((c) => !c.box.hidden).map((c) => [c.kind.name, c.chart.data.datasets.length])")
+    charts = tab.value(
+        "ui.charts.filter((c) => !c.frame.hidden).map((c) => [c.kind.name, c.chart.data.datasets.length])"
+    )
     assert charts == [[name, RANKS] for name in ("loss", "gradient norm before clipping", "deviation ratio, forward",
                       "deviation ratio, backward", "bias, ulp", "weights, W1 in an interval",
                       "weights, mean change in a step", "slowdown in the trainer")]  # fmt: skip
 
 
 def test_charts_say_in_words_what_they_show(page):
-    labels = page(1, 4).value("ui.charts.filter((c) => !c.box.hidden).map((c) => c.canvas.getAttribute('aria-label'))")
+    labels = page(1, 4).value(
+        "ui.charts.filter((c) => !c.frame.hidden).map((c) => c.canvas.getAttribute('aria-label'))"
+    )
     assert labels[0].startswith("loss, steps 1001 to 1511: from 1.760 to 2.640, last ")
 
 
