@@ -193,6 +193,35 @@ Json timeline_json(const Story& story) {
   return timeline;
 }
 
+Json attention_json(const Story& story) {
+  const auto curve = [](const HistoryTable& table) {
+    Json made = {{"first_step", table.first_step}, {"steps_per_point", table.steps_per_point}};
+    for (const auto& [name, values] : table.columns) {
+      Json& list = made[std::string(name)] = Json::array();
+      for (const float value : values) list.push_back(short_number(static_cast<double>(value)));
+    }
+    return made;
+  };
+  Json made = curve(story.attention), layers = Json::array(), faults = Json::array();
+  for (const HistoryTable& table : story.attention_layers) {
+    layers.push_back(curve(table));
+    layers.back()["layer"] = name_or_null(table.layer);
+  }
+  for (const AttentionFault& fault : story.attention_faults)
+    faults.push_back({{"layer", name_or_null(fault.layer)},
+                      {"tensor", fault.tensor},
+                      {"most", short_number(fault.most)},
+                      {"at_step", fault.at_step},
+                      {"first_step", fault.first_step},
+                      {"last_step", fault.last_step},
+                      {"beyond", fault.beyond},
+                      {"slices", fault.slices}});
+  made["text"] = story.attention_text;
+  made["layers"] = layers;
+  made["faults"] = faults;
+  return made;
+}
+
 }  // namespace
 
 std::string report_json(const Story& story) {
@@ -210,6 +239,7 @@ std::string report_json(const Story& story) {
                          {"events_from", story.from_record ? "record" : "detectors"},
                          {"events_note", story.events_note},
                          {"timeline", timeline_json(story)},
+                         {"attention", attention_json(story)},
                          {"episodes", episodes},
                          {"loss_events", events},
                          {"detectors", detectors},
@@ -312,6 +342,7 @@ std::string report_markdown(const Story& story, const std::vector<std::string>& 
   std::vector<std::string> facts;
   for (const StoryFact& fact : story.facts) facts.push_back(fact.name + ": " + fact.text);
   append_lines(&text, "", facts);
+  if (!story.attention_faults.empty()) text += "\n## Attention\n\n" + story.attention_text + "\n";
   for (size_t n = 0; n < std::min(story.events.size(), kMostIncidents); ++n)
     text += markdown_of(story.events[n], n + 1);
   if (story.events.size() > kMostIncidents)

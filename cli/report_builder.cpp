@@ -621,6 +621,7 @@ void Storyteller::draw(const StepLine& line) {
 void Storyteller::observe(const SampleLine& line) {
   // A slice of key positions has a line of grad_key and one of grad_value.
   if (line.tensor != "grad_value") ++run_.slices[line.pass == "backward"];
+  attention_.take(line);
 }
 
 void Storyteller::observe(const TensorLine& line) {
@@ -689,6 +690,10 @@ Story Storyteller::finish() {
     event.facts = facts_of(event, story.events, run_, &clues);
     explain(clues, &event);
   }
+  story.attention = attention_.curve();
+  story.attention_layers = attention_.layers();
+  story.attention_faults = attention_.faults();
+  story.attention_text = attention_text(story.attention_faults, attention_.largest());
   RunCounts counts = {0, losses_, told.warnings()};
   for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
   story.headline = "Run " + run_id_;

@@ -137,6 +137,7 @@ class Storyteller {
   std::vector<WatchReading> readings_;
   std::map<int64_t, size_t> record_of_;  // by rank
   size_t records_ = 0;
+  AttentionErrors attention_;
   History timeline_;
   int64_t timeline_rank_ = -1;
   StoryDetector totals_[kDetectors];

@@ -1,10 +1,106 @@
 #include "cli/report_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <utility>
 
+#include "detect/thresholds.h"
+
 namespace foreshock::cli {
+namespace {
+
+constexpr History::Column kCurves[] = {
+    {"forward", History::Keep::kMax}, {"backward", History::Keep::kMax}, {"keys", History::Keep::kMax}};
+constexpr History::Column kLayerCurve[] = {{"error", History::Keep::kMax}};
+constexpr uint64_t kLastSlices = 64;  // as the agent's alarm looks at
+
+bool is_of_keys(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
+
+// The error over its alarm limit, by the less favourable of the two noise floors.
+std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
+  const double limit =
+      is_of_keys(tensor)
+          ? ratio_limit_of_keys(static_cast<uint64_t>(std::max<int64_t>(line.keys.value_or(0), 0)))
+      : line.pass == "backward" ? kDeviationRatioBackward
+                                : kDeviationRatioForward;
+  std::optional<double> most;
+  for (const std::optional<double>& ratio :
+       {is_of_keys(tensor) ? std::nullopt : line.deviation_ratio, line.fused_ratio})
+    if (ratio && std::isfinite(*ratio)) most = std::max(most.value_or(0), *ratio / limit);
+  return most;
+}
+
+}  // namespace
+
+AttentionErrors::AttentionErrors() : curve_(kCurves, kPoints) {}
+
+void AttentionErrors::take(const SampleLine& line) {
+  if (!line.step) return;
+  const std::string tensor = !line.tensor.empty()      ? line.tensor
+                             : line.pass == "backward" ? "grad_query"
+                                                       : "out";
+  const std::optional<double> error = over_limit(line, tensor);
+  if (!error) return;
+  curve_.add(*line.step, is_of_keys(tensor) ? 2 : line.pass == "backward" ? 1 : 0, *error);
+  auto drawn = layers_.find(line.layer);
+  if (drawn == layers_.end() && layers_.size() < kMostLayers)
+    drawn = layers_.try_emplace(line.layer, kLayerCurve, kLayerPoints).first;
+  if (drawn != layers_.end()) drawn->second.add(*line.step, 0, *error);
+  if (const std::pair key(line.layer, tensor); series_.contains(key) || series_.size() < 4 * kMostLayers) {
+    Series& series = series_[key];
+    AttentionFault& fault = series.so_far;
+    ++fault.slices;
+    if (*error > fault.most) {
+      fault.most = *error;
+      fault.at_step = *line.step;
+    }
+    if (*error > 1) {
+      if (!series.is_fault && series.last_beyond.empty()) fault.first_step = *line.step;
+      fault.last_step = *line.step;
+      ++fault.beyond;
+      series.last_beyond.push_back(fault.slices);
+      const size_t several = static_cast<size_t>(is_of_keys(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
+      if (series.last_beyond.size() > several) series.last_beyond.pop_front();
+      series.is_fault = series.is_fault || (series.last_beyond.size() == several &&
+                                            fault.slices - series.last_beyond.front() < kLastSlices);
+    }
+  }
+  ++largest_.slices;
+  if (*error <= largest_.most) return;
+  largest_.layer = line.layer;
+  largest_.tensor = tensor;
+  largest_.most = *error;
+  largest_.at_step = *line.step;
+}
+
+HistoryTable AttentionErrors::curve() const {
+  HistoryTable table;
+  curve_.copy_to(&table);
+  return table;
+}
+
+std::vector<HistoryTable> AttentionErrors::layers() const {
+  std::vector<HistoryTable> tables;
+  for (const auto& [layer, history] : layers_) {
+    tables.emplace_back().layer = layer;
+    history.copy_to(&tables.back());
+  }
+  return tables;
+}
+
+std::vector<AttentionFault> AttentionErrors::faults() const {
+  std::vector<AttentionFault> found;
+  for (const auto& [key, series] : series_) {
+    if (!series.is_fault) continue;
+    found.push_back(series.so_far);
+    std::tie(found.back().layer, found.back().tensor) = key;
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const AttentionFault& a, const AttentionFault& b) { return a.most > b.most; });
+  return found;
+}
 
 void Signals::take(const std::string& layer, const std::vector<WatchReading>& readings) {
   for (const WatchReading& reading : readings) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/rank_state.h"
 #include "detect/watch.h"
 #include "exporters/http_routes.h"
 #include "exporters/record_line.h"
@@ -56,6 +57,47 @@ class Signals {
   std::map<std::pair<int, std::string>, Series> series_;  // by detector and place
   size_t tensors_ = 0, others_ = 0;                       // of series_
   std::set<std::string> layers_[kDetectors];
+};
+
+// A layer whose attention had errors beyond the alarm limit in several of its last slices.
+struct AttentionFault {
+  std::string layer;    // "": not known
+  std::string tensor;   // out, grad_query, grad_key or grad_value
+  double most = 0;      // largest error over the alarm limit
+  int64_t at_step = 0;  // of `most`
+  int64_t first_step = 0, last_step = 0;
+  uint64_t beyond = 0, slices = 0;
+};
+
+// Errors of attention in a run, all ranks together, each over its alarm limit: 1 is the limit.
+// Thread-compatible.
+class AttentionErrors {
+ public:
+  static constexpr size_t kMostLayers = 512;  // further ones are left out of the map
+  static constexpr size_t kPoints = 256, kLayerPoints = 64;
+
+  AttentionErrors();
+  void take(const SampleLine& line);
+
+  // Columns forward, backward (dQ), keys (dK and dV): the largest of each point.
+  HistoryTable curve() const;
+  // Column error: the largest of all tensors.
+  std::vector<HistoryTable> layers() const;
+  // The one with the largest error first.
+  std::vector<AttentionFault> faults() const;
+  // Slices with an error, and the largest one. `slices` 0: there is none.
+  const AttentionFault& largest() const { return largest_; }
+
+ private:
+  struct Series {
+    AttentionFault so_far;
+    std::deque<uint64_t> last_beyond;  // numbers of slices
+    bool is_fault = false;
+  };
+  History curve_;
+  std::map<std::string, History> layers_;
+  std::map<std::pair<std::string, std::string>, Series> series_;  // by layer and tensor
+  AttentionFault largest_;
 };
 
 // The steps of one rank as a record tells them: the last ones, and in which attempts they were made.
@@ -174,6 +216,10 @@ struct Story {
   std::string events_note;
   HistoryTable timeline;           // loss and loss_max of one rank
   int64_t timeline_last_step = 0;  // of that rank, whether its loss is known or not
+  std::string attention_text;      // one or two sentences
+  HistoryTable attention;          // as AttentionErrors::curve()
+  std::vector<HistoryTable> attention_layers;
+  std::vector<AttentionFault> attention_faults;
   std::vector<StoryEpisode> episodes;
   std::vector<StoryEvent> events;  // by step within an attempt
   std::vector<StoryDetector> detectors;

@@ -481,7 +481,58 @@ std::string what_and_suspect(const StoryEvent& event) {
 
 }  // namespace
 
-std::string verdict_of(const Story& story, const RunCounts& counts) {
+namespace {
+
+// "attention's output of layer 003", "dQ of layer 003"
+std::string tensor_of(const AttentionFault& of) {
+  const std::string what = of.tensor == "out"          ? "attention's output"
+                           : of.tensor == "grad_query" ? "attention's dQ"
+                           : of.tensor == "grad_key"   ? "attention's dK"
+                                                       : "attention's dV";
+  return what + in_layer(of.layer);
+}
+
+}  // namespace
+
+std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest) {
+  if (largest.slices == 0) return "No error of attention is known: no slice was compared.";
+  const std::string most = formatted("%.2g", largest.most) + " of the alarm limit, of " + tensor_of(largest) +
+                           " at step " + step_text(largest.at_step) + ".";
+  if (faults.empty()) return "The largest error was " + most + " No layer exceeded its limit repeatedly.";
+  std::string text;
+  for (size_t n = 0; n < std::min<size_t>(faults.size(), 3); ++n) {
+    const AttentionFault& fault = faults[n];
+    text += (n == 0 ? "The error of " : " The error of ") + tensor_of(fault) + " was up to " +
+            formatted("%.3g", fault.most) + " times its alarm limit, in " +
+            count(static_cast<double>(fault.beyond)) + " of " + count(static_cast<double>(fault.slices)) +
+            " slices from step " + step_text(fault.first_step) + " to " + step_text(fault.last_step) + ".";
+  }
+  if (faults.size() > 3)
+    text += " " + std::to_string(faults.size() - 3) + " more layers or gradients exceeded theirs.";
+  return text;
+}
+
+namespace {
+
+// "Attention fault in layer 003 from step 64 on: ... ", or "".
+std::string attention_fault_of(const Story& story) {
+  if (story.attention_faults.empty()) return "";
+  const AttentionFault& worst = story.attention_faults.front();
+  const size_t more = story.attention_faults.size() - 1;
+  return "Attention fault" + in_layer(worst.layer) + " from step " + step_text(worst.first_step) +
+         " on: the error of " +
+         (worst.tensor == "out"          ? "its output"
+          : worst.tensor == "grad_query" ? "dQ"
+          : worst.tensor == "grad_key"   ? "dK"
+                                         : "dV") +
+         " was up to " + formatted("%.3g", worst.most) + " times its alarm limit" +
+         (more == 0   ? ""
+          : more == 1 ? "; one more limit was exceeded"
+                      : "; " + std::to_string(more) + " more limits were exceeded") +
+         ". ";
+}
+
+std::string loss_verdict_of(const Story& story, const RunCounts& counts) {
   if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
   if (story.events.empty()) return verdict_without_events(story, counts);
   const StoryEvent& first = story.events.front();
@@ -500,6 +551,15 @@ std::string verdict_of(const Story& story, const RunCounts& counts) {
                             (warned == story.events.size() ? std::string("every one")
                                                            : count(static_cast<double>(warned))) +
                             " of them; most often: " + most_frequent_sign(story) + ".");
+}
+
+}  // namespace
+
+// A loss that went wrong comes first; attention that errs may have no part in it.
+std::string verdict_of(const Story& story, const RunCounts& counts) {
+  const std::string loss = loss_verdict_of(story, counts), attention = attention_fault_of(story);
+  if (attention.empty()) return loss;
+  return story.events.empty() ? attention + loss : loss + " " + attention.substr(0, attention.size() - 1);
 }
 
 }  // namespace foreshock::cli

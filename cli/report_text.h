@@ -74,6 +74,9 @@ struct RunCounts {
   uint64_t steps = 0, losses = 0, warnings = 0;
 };
 
+// What the errors of attention were in the whole run.
+std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
+
 // One sentence or two on the whole run.
 std::string verdict_of(const Story& story, const RunCounts& counts);
 

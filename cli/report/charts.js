@@ -1,6 +1,20 @@
 // Charts over the step. Colours of Okabe and Ito, told apart with every kind of colour vision; what a colour says is
 // said by a shape or a word too.
-const INK = { line: '#0072b2', most: '#7fb8d8', event: '#b04a00', moved: '#e69f00', warned: '#b04a00', grid: '#eceef0', quiet: '#5d656e' };
+const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+const INK = { line: shade('blue'), most: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => location.reload());
+
+// Places labels of {text, at, width} beside their line, inside `area`, each in the first row where it covers no other.
+function placedLabels(labels, area) {
+  const rows = [];
+  return labels.map(({ text, at, width }) => {
+    const left = at + width + 6 > area.right ? Math.max(at - 4 - width, area.left) : at + 4, right = left + width;
+    let row = rows.findIndex((taken) => taken.every((other) => left > other.right + 4 || right < other.left - 4));
+    if (row < 0) row = rows.push([]) - 1;
+    rows[row].push({ left, right });
+    return { text, left, right, top: area.top + 1 + 13 * row, bottom: area.top + 13 + 13 * row };
+  });
+}
 
 // Vertical lines with a word each, and a band from where something moved to the event.
 const marks = {
@@ -19,9 +33,8 @@ const marks = {
     const { ctx, chartArea: area, scales: { x } } = chart;
     ctx.save();
     ctx.font = '11px system-ui, sans-serif';
-    lines.forEach(({ at, text, colour, dash }, i) => {
-      const place = x.getPixelForValue(at);
-      if (place < area.left - 1 || place > area.right + 1) return;
+    const shown = lines.map((line) => ({ ...line, place: x.getPixelForValue(line.at) })).filter(({ place }) => place >= area.left - 1 && place <= area.right + 1);
+    for (const { place, colour, dash } of shown) {
       ctx.strokeStyle = ctx.fillStyle = colour;
       ctx.lineWidth = 1.5;
       ctx.setLineDash(dash);
@@ -29,13 +42,15 @@ const marks = {
       ctx.moveTo(place, area.top);
       ctx.lineTo(place, area.bottom);
       ctx.stroke();
-      const width = ctx.measureText(text).width, row = area.top + 11 + 13 * (i % 3);
-      const left = place + width + 6 > area.right ? place - 4 - width : place + 4;
-      if (width === 0) return;
-      ctx.fillStyle = '#ffffffd9';
-      ctx.fillRect(left - 2, row - 10, width + 4, 13);
-      ctx.fillStyle = colour;
-      ctx.fillText(text, left, row);
+    }
+    // One word of lines at one step.
+    const named = shown.filter((line, i) => line.text && !shown.slice(0, i).some((other) => other.text === line.text && Math.abs(other.place - line.place) < 2));
+    chart.labels = placedLabels(named.map(({ text, place }) => ({ text, at: place, width: ctx.measureText(text).width })), area);
+    chart.labels.forEach(({ text, left, right, top }, i) => {
+      ctx.fillStyle = INK.paper + 'd9';
+      ctx.fillRect(left - 2, top, right - left + 4, 13);
+      ctx.fillStyle = named[i].colour;
+      ctx.fillText(text, left, top + 10);
     });
     ctx.restore();
   },
@@ -156,4 +171,76 @@ function signalChart(parent, title, points, event, signs) {
         marks: { lines, bands: signs.map((s) => ({ from: -s.lead_steps, to: 0 })) } },
     },
   });
+}
+
+// The error of attention over the whole run, and by layer.
+const CURVES_OF_ATTENTION = [['forward', 'output', INK.line, []], ['backward', 'dQ', INK.event, [6, 3]], ['keys', 'dK and dV', INK.green, [2, 2]]];
+
+function attentionCharts(parent, width) {
+  const { first_step: first, steps_per_point: every, layers, text } = story.attention;
+  parent.append(element('h3', { textContent: 'Attention' }), element('p', { textContent: text }));
+  const curves = CURVES_OF_ATTENTION.map(([key, name, colour, dash]) => ({ name, colour, dash,
+    data: (story.attention[key] ?? []).map((y, i) => ({ x: first + i * every, y })).filter((p) => finite(p.y)) })).filter((c) => c.data.length);
+  if (!curves.length || !window.Chart) return;
+  const values = curves.flatMap((c) => c.data.map((p) => p.y));
+  const holder = element('div', { className: 'chart small' });
+  parent.append(holder);
+  const canvas = frame(holder, 'largest error of attention over its alarm limit (1), by step', `Error of attention over its alarm limit, ${span(values)}: ${curves.map((c) => c.name).join(', ')}`);
+  const end = Math.max(lastStep(), ...curves.flatMap((c) => c.data.map((p) => p.x))), begin = Math.min(story.timeline.first_step, first);
+  const limit = { data: [{ x: begin, y: 1 }, { x: end, y: 1 }], borderColor: INK.quiet, borderDash: [4, 3], borderWidth: 1, pointRadius: 0 };
+  new Chart(canvas, {
+    type: 'line', plugins: [marks],
+    data: { datasets: [...curves.map((c) => ({ data: withGaps(c.data), borderColor: c.colour, borderDash: c.dash, borderWidth: 1.6, pointRadius: c.data.length < 40 ? 2 : 0, pointBackgroundColor: c.colour, spanGaps: false })), limit] },
+    options: {
+      ...plain, parsing: false, normalized: true,
+      scales: { x: axis({ type: 'linear', min: begin, max: end, ticks: { ...tick, callback: count } }), y: { ...yAxis([...values, 1], width), suggestedMin: 0 } },
+      plugins: { legend: { display: false }, tooltip: { enabled: false } },
+    },
+  });
+  const key = ([, name, colour, dash]) => element('span', { className: 'key' },
+    Object.assign(element('i'), { style: `border-top: 2px ${['solid', 'dashed', 'dotted'][dash.length && (dash[0] > 2 ? 1 : 2)]} ${colour}` }), name);
+  holder.append(element('p', { className: 'quiet' }, ...CURVES_OF_ATTENTION.filter(([k]) => story.attention[k]?.some(finite)).map(key)));
+  layerMap(holder, layers, begin, end, width);
+}
+
+// A row a layer, a column some steps: the darker the nearer to the limit; beyond it orange with a stroke.
+function layerMap(parent, layers, begin, end, left) {
+  const filled = layers.filter((l) => l.error.some(finite));
+  if (filled.length === 0) return;
+  const row = Math.min(18, Math.max(5, 420 / filled.length)), below = 16, most = Math.max(...filled.flatMap((l) => l.error.filter(finite)));
+  const canvas = element('canvas', { role: 'img' });
+  canvas.setAttribute('aria-label', `Map of ${count(filled.length)} layers by step: largest error over the alarm limit, up to ${short(most)}`);
+  parent.append(element('h4', { textContent: 'the same by layer: full colour is near the alarm limit, \u25B2 orange beyond it, empty not sampled' }), element('div', { className: 'map' }, canvas));
+  const draw = () => {
+    const wide = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, high = row * filled.length + below, ctx = canvas.getContext('2d');
+    const labels = Math.min(left, wide / 3), unit = (wide - labels) / Math.max(end - begin + 1, 1);
+    Object.assign(canvas, { width: wide * ratio, height: high * ratio });
+    Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
+    ctx.scale(ratio, ratio);
+    ctx.font = '11px system-ui, sans-serif';
+    ctx.textBaseline = 'middle';
+    filled.forEach(({ layer, error, first_step: first, steps_per_point: every }, n) => {
+      const known = error.map((y, i) => [i, y]).filter(([, y]) => finite(y)), beyond = known.some(([, y]) => y > 1);
+      const gaps = known.slice(1).map(([i], k) => i - known[k][0]).sort((a, b) => a - b), cell = every * (gaps[gaps.length >> 1] ?? 1);
+      ctx.fillStyle = beyond ? INK.event : INK.quiet;
+      ctx.textAlign = 'right';
+      if (row >= 11 || n % Math.ceil(11 / row) === 0) ctx.fillText((beyond ? '\u25B2 ' : '') + (layer ?? 'no layer known'), labels - 8, row * (n + 0.5), labels - 10);
+      for (const [i, y] of known) {
+        const at = labels + (first + i * every - begin) * unit, size = Math.max(cell * unit, 1);
+        ctx.fillStyle = y > 1 ? '#e69f00' : INK.line + Math.round(255 * (0.12 + 0.88 * y)).toString(16).padStart(2, '0');
+        ctx.fillRect(at, row * n + 0.5, Math.min(size, wide - at), row - 1);
+        if (y > 1 && row >= 8) {
+          ctx.fillStyle = '#5c3f00';
+          ctx.fillRect(at, row * (n + 0.5) - 0.5, Math.min(size, wide - at), 1);
+        }
+      }
+    });
+    ctx.fillStyle = INK.quiet;
+    ctx.textAlign = 'left';
+    ctx.fillText('step ' + count(begin), labels, high - below / 2);
+    ctx.textAlign = 'right';
+    ctx.fillText(count(end), wide, high - below / 2);
+  };
+  draw();
+  addEventListener('resize', draw);
 }

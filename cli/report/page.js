@@ -1,11 +1,11 @@
 // Puts the page together.
-const LABELS = 190; // width of the labels beside the two charts of the whole run
+const LABELS = Math.min(190, Math.round(innerWidth / 3.5)); // width of the labels beside the two charts of the whole run
 
 function head() {
   document.title = `${story.headline} – foreshock report`;
   byId('headline').textContent = story.headline;
   byId('verdict').textContent = story.verdict;
-  byId('verdict').className = story.loss_events.length || story.episodes.some((e) => known(e.warn_step)) ? 'bad' : 'good';
+  byId('verdict').className = story.loss_events.length || story.attention.faults.length || story.episodes.some((e) => known(e.warn_step)) ? 'bad' : 'good';
   byId('made').textContent = known(story.version) ? `from a record of foreshock ${story.version}` : '';
   byId('facts').append(...facts(story.facts));
   byId('whole-note').textContent = story.events_note;
@@ -32,6 +32,7 @@ function start() {
     if (lossChart(byId('loss-chart'), LABELS)) laneChart(byId('lanes'), LABELS);
     else byId('loss-chart').append(element('p', { className: 'none', textContent: 'No loss of this run is known.' }));
   }
+  attentionCharts(byId('attention'), LABELS);
   const warnings = warningTable();
   byId('warnings').hidden = !warnings;
   byId('warnings').open = story.loss_events.length === 0;

@@ -38,6 +38,22 @@ TEST_F(ReportJson, ThinningKeepsWhatSticksOut) {
   EXPECT_EQ(highest, 9);
 }
 
+TEST_F(ReportJson, AttentionHasItsCurveAndItsLayers) {
+  steps(1, 10);
+  for (const int64_t step : {4, 8}) {
+    SampleLine line = sample_line(step, "003");
+    line.deviation_ratio = 5;
+    take(line);
+  }
+  const Json attention = Json::parse(report_json(teller_.finish()))["attention"];
+  EXPECT_EQ(attention["first_step"], 4);
+  EXPECT_EQ(attention["forward"], Json({2.5, nullptr, nullptr, nullptr, 2.5}));
+  EXPECT_EQ(attention["layers"][0]["layer"], "003");
+  EXPECT_EQ(attention["layers"][0]["error"], attention["forward"]);
+  EXPECT_EQ(attention["faults"][0]["tensor"], "out");
+  EXPECT_EQ(attention["faults"][0]["beyond"], 2);
+}
+
 TEST_F(ReportJson, WhatIsNoNumberIsNullAndBytesBecomeText) {
   steps(1, 200);
   take(level_line("bias", "warn", 200, "\xff\xfe" + std::string(100'000, 'x')));

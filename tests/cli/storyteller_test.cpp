@@ -105,6 +105,84 @@ TEST_F(Storytelling, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
   EXPECT_EQ(story.events[0].steps.back().step, 301 + StoryEvent::kAfter);
 }
 
+SampleLine slice(int64_t step, const std::string& layer, double ratio) {
+  SampleLine line = sample_line(step, layer);
+  line.tensor = "out";
+  line.deviation_ratio = ratio;
+  return line;
+}
+
+TEST_F(Storytelling, AnAttentionFaultIsInTheVerdictWithItsCurveAndItsLayer) {
+  for (int64_t step = 1; step <= 100; ++step) {
+    take(step_line(step, usual_loss(step)));
+    if (step % 4 != 0) continue;
+    take(slice(step, "001", 0.8));
+    take(slice(step, "002", step < 64 ? 0.8 : step == 80 ? 24 : 10));
+  }
+  const Story story = teller_.finish();
+  EXPECT_THAT(story.verdict,
+              testing::StartsWith("Attention fault in layer 002 from step 64 on: the error of its "
+                                  "output was up to 12 times its alarm limit. No loss event"));
+  EXPECT_EQ(
+      story.attention_text,
+      "The error of attention's output in layer 002 was up to 12 times its alarm limit, in 10 of 25 slices "
+      "from step 64 to 100.");
+  ASSERT_THAT(story.attention_faults, SizeIs(1));
+  EXPECT_EQ(story.attention_faults[0].at_step, 80);
+  const auto at = [](const HistoryTable& table, int64_t step) {
+    return table.columns[0].second.at(static_cast<size_t>((step - table.first_step) / table.steps_per_point));
+  };
+  EXPECT_FLOAT_EQ(at(story.attention, 60), 0.4f);
+  EXPECT_FLOAT_EQ(at(story.attention, 80), 12);
+  ASSERT_THAT(story.attention_layers, SizeIs(2));
+  EXPECT_EQ(story.attention_layers[1].layer, "002");
+  EXPECT_FLOAT_EQ(at(story.attention_layers[0], 80), 0.4f);
+  EXPECT_FLOAT_EQ(at(story.attention_layers[1], 80), 12);
+}
+
+TEST_F(Storytelling, ASingleSliceBeyondTheLimitIsNoFault) {
+  steps(1, 10);
+  take(slice(8, "001", 0.8));
+  take(slice(9, "002", 3));
+  const Story story = teller_.finish();
+  EXPECT_EQ(story.verdict, "No loss event in 10 steps, and no detector warned.");
+  EXPECT_EQ(
+      story.attention_text,
+      "The largest error was 1.5 of the alarm limit, of attention's output in layer 002 at step 9. No layer "
+      "exceeded its limit repeatedly.");
+}
+
+// Of key positions with many query rows the limit is higher, and three slices are needed.
+TEST_F(Storytelling, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
+  const auto take_keys = [&](int64_t step, int64_t rows) {
+    SampleLine line = sample_line(step, "003");
+    line.pass = "backward";
+    line.tensor = "grad_value";
+    line.deviation_ratio.reset();
+    line.fused_ratio = 9;
+    line.keys = rows;
+    take(line);
+  };
+  steps(1, 10);
+  for (const int64_t step : {4, 5, 6}) take_keys(step, 4 * 4096);  // limit 12
+  for (const int64_t step : {7, 8}) take_keys(step, 128);          // limit 6
+  {
+    Storyteller copy_of_two;
+    SampleLine line = sample_line(7, "003");
+    line.tensor = "grad_key";
+    line.deviation_ratio.reset();
+    line.fused_ratio = 9;
+    for (int n = 0; n < 2; ++n) copy_of_two.take(line);
+    EXPECT_THAT(copy_of_two.finish().attention_faults, IsEmpty());
+  }
+  take_keys(9, 128);
+  const Story story = teller_.finish();
+  ASSERT_THAT(story.attention_faults, SizeIs(1));
+  EXPECT_EQ(story.attention_faults[0].tensor, "grad_value");
+  EXPECT_EQ(story.attention_faults[0].first_step, 7);
+  EXPECT_EQ(story.attention_faults[0].most, 1.5);
+}
+
 TEST_F(Storytelling, WhatAnExperimentalDetectorSaysIsNotTheHeadlineOfOneThatIsProven) {
   steps(1, 200);
   take(level_line("entropy_drop", "warn", 200, "002"));

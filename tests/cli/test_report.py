@@ -111,8 +111,10 @@ def test_the_page_tells_the_story(page):
         assert part.lower() in text.lower(), part
     assert not any(word in text for word in ("null", "undefined", "[object"))
     labels = tab.value("[...document.querySelectorAll('canvas')].map((c) => c.getAttribute('aria-label'))")
-    assert len(labels) == 5, "the run, its detectors; of the event the loss, the gradient norm, the bias"
-    assert labels[4].startswith("bias, layer 003 from 96 steps before the event: from ")
+    assert len(labels) == 7, "the run, its detectors, attention and its map; of the event loss, gradient norm, bias"
+    assert labels[2].startswith("Error of attention over its alarm limit, from 0.25 to 0.25")
+    assert labels[3] == "Map of 3 layers by step: largest error over the alarm limit, up to 0.25"
+    assert labels[6].startswith("bias, layer 003 from 96 steps before the event: from ")
     painted = """[...document.querySelectorAll('canvas')].map((c) =>
         new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size)"""
     assert min(tab.value(painted)) > 8, "something is drawn in each"
