@@ -138,3 +138,8 @@ class Browser:
             self.process.wait()
         os.close(self.answers)
         shutil.rmtree(self.profile, ignore_errors=True)
+
+
+def layout_problems(tab: Browser) -> list[str]:
+    """Texts that cover each other, parts wider than the page, and empty panels."""
+    return tab.value(pathlib.Path(__file__).with_name("layout_problems.js").read_text())
