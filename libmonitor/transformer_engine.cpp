@@ -125,6 +125,8 @@ NvteWords words_of(const char* names) {
   words.out = at("O");
   words.grad_out = at("dO");
   words.grad_query = at("dQ");
+  words.grad_key = at("dK");
+  words.grad_value = at("dV");
   words.aux = at("Aux_CTX_Tensors");
   words.is_training = at("is_training");
   words.returns_max = at("return_max_logit");
@@ -254,6 +256,7 @@ class Describer {
   int format_of(Word tensor) const;
   bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
   bool view(Word tensor, Arrangement arranged, foreshock_tensor* to) const;
+  void add_optional(int8_t place, Arrangement arranged, foreshock_tensor* to) const;
   int causal(int64_t queries, int64_t keys) const;
   void add_log_sum_exp(foreshock_attention_call* call) const;
 
@@ -350,6 +353,11 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
   return true;
 }
 
+// Leaves `to` absent where the rest of the call can be judged without it.
+void Describer::add_optional(int8_t place, Arrangement arranged, foreshock_tensor* to) const {
+  if (place < 0 || !view(word(place), arranged, to) || format_of(word(place)) == kFp8) *to = {};
+}
+
 // FORESHOCK_CAUSAL_..., or -1 for a mask that is not described: of padding, whose lengths lie on the device,
 // a bias, whose format the handle does not tell reliably, or a window.
 int Describer::causal(int64_t queries, int64_t keys) const {
@@ -415,6 +423,10 @@ int Describer::describe(foreshock_attention_call* call) const {
                       !view(word(words_.grad_query), grads.query, &call->grad_query)))
     return FORESHOCK_SKIP_LAYOUT;
   if (!fit_together(*call)) return kNotAnNvteCall;
+  if (is_backward) {
+    add_optional(words_.grad_key, grads.key, &call->grad_key);
+    add_optional(words_.grad_value, grads.key, &call->grad_value);
+  }
   const int kind = causal(call->query.shape[2], call->key.shape[2]);
   if (kind < 0) return FORESHOCK_SKIP_MASK;
   call->causal = kind;
@@ -516,8 +528,9 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
   const Handles handles(words[places.query]);
   for (int n = 0; n < places.count; ++n)
     if (!is_plausible(places.kinds[n], words[n], handles)) return false;
-  const int8_t asked[] = {places.query,    places.key,        places.value,    places.out,
-                          places.grad_out, places.grad_query, places.workspace};
+  const int8_t asked[] = {places.query,    places.key,        places.value,
+                          places.out,      places.grad_out,   places.grad_query,
+                          places.grad_key, places.grad_value, places.workspace};
   return std::all_of(std::begin(asked), std::end(asked),
                      [&](int8_t place) { return place < 0 || handles.can_be_asked_about(words[place]); });
 }

@@ -30,7 +30,7 @@ enum class NvteKind : uint8_t {
 // Places among the words: integers and pointers in their order, floats apart (the scale is the first of them,
 // the dropout the second). -1: this function of this version has no such argument.
 struct NvteWords {
-  int8_t query, key, value, out, grad_out, grad_query, aux;
+  int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;
   int8_t layout, out_format, grad_out_format, grad_layout;
   int8_t bias, mask, softmax, window_left, window_right, bottom_right;

@@ -91,6 +91,7 @@ def test_known_versions_are_judged(version, tmp_path):
     }  # fmt: skip
     assert rank["attention_unseen"] == []
 
+    assert {sample["tensor"] for sample in run.of("sample")} == {"out", "grad_query", "grad_key", "grad_value"}
     seen = collections.defaultdict(set)
     for sample in run.of("sample"):
         forward = sample["pass"] == "forward"

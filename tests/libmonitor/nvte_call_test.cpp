@@ -34,7 +34,7 @@ class Call {
   explicit Call(uint32_t pass = FORESHOCK_BACKWARD) : pass_(pass) {
     EXPECT_TRUE(find_nvte_signature("2.18.0", &signature_));
     query = out = grad_out = grad_query = tensor(2, 16, 4, 8);
-    key = value = tensor(2, 24, 2, 8);
+    key = value = grad_key = grad_value = tensor(2, 24, 2, 8);
   }
 
   // -1, kNotAnNvteCall, or a reason to skip.
@@ -46,6 +46,7 @@ class Call {
     };
     put(at.query, query), put(at.key, key), put(at.value, value), put(at.out, out);
     put(at.grad_out, grad_out), put(at.grad_query, grad_query);
+    put(at.grad_key, grad_key), put(at.grad_value, grad_value);
     words[static_cast<size_t>(at.layout)] = layout;
     words[static_cast<size_t>(at.out_format)] = 1;
     if (at.grad_out_format >= 0) words[static_cast<size_t>(at.grad_out_format)] = 1;
@@ -54,8 +55,7 @@ class Call {
       words[static_cast<size_t>(window)] = ~Word{0};
     const NvteTensors tensors = {data_of, type_of, reinterpret_cast<void*>(shape_of)};
     const NvteGiven given = {&signature_, &tensors, words.data(), 0.1f, 0, pass_, 0};
-    foreshock_attention_call call;
-    return describe_nvte_call(given, &call);
+    return describe_nvte_call(given, &described);
   }
 
   static Tensor tensor(size_t batch, size_t position, size_t heads, size_t dim) {
@@ -63,7 +63,8 @@ class Call {
     return {&memory, kBf16, {{batch, position, heads, dim}, 4}};
   }
 
-  Tensor query, key, value, out, grad_out, grad_query;
+  Tensor query, key, value, out, grad_out, grad_query, grad_key, grad_value;
+  foreshock_attention_call described = {};
   uint32_t layout = kBshd;
 
  private:
@@ -106,6 +107,19 @@ TEST(NvteCall, TensorsOfOtherShapesAreNotOfOneCall) {
       {"no such type", [](Call& call) { call.grad_query.type = 77; }},
   };
   for (const auto& [name, change] : cases) EXPECT_EQ(described(change), kNotAnNvteCall) << name;
+}
+
+TEST(NvteCall, GradientsOfKeysAndValuesAreLeftOutWhereTheyCannotBeRead) {
+  Call call;
+  ASSERT_EQ(call.describe(), -1);
+  EXPECT_EQ(call.described.grad_key.data, call.grad_key.data);
+  EXPECT_EQ(call.described.grad_key.shape[2], 24);
+  EXPECT_EQ(call.described.grad_value.data, call.grad_value.data);
+  call.grad_key.data = nullptr;
+  call.grad_value.type = kE4m3;
+  ASSERT_EQ(call.describe(), -1) << "the query's gradient can be judged";
+  EXPECT_EQ(call.described.grad_key.data, nullptr);
+  EXPECT_EQ(call.described.grad_value.data, nullptr);
 }
 
 TEST(NvteCall, KeysFromACacheMayBeOfMoreSequences) {

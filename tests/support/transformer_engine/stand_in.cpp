@@ -179,7 +179,14 @@ void forward(const Attention& a, Rows out, float* log_sum_exp) {
       }
 }
 
-void backward(const Attention& a, Rows out, Rows grad_out, const float* log_sum_exp, Rows grad_query) {
+void backward(const Attention& a, Rows out, Rows grad_out, const float* log_sum_exp, Rows grad_query,
+              Rows grad_key, Rows grad_value) {
+  const size_t keys = a.sizes.batch * a.sizes.kv_heads * a.sizes.keys,
+               group = a.sizes.heads / a.sizes.kv_heads;
+  std::vector<double> of_key(keys * a.sizes.dim), of_value(keys * a.sizes.dim);
+  const auto place = [&](size_t b, size_t kv_head, size_t j) {
+    return ((b * a.sizes.kv_heads + kv_head) * a.sizes.keys + j) * a.sizes.dim;
+  };
   for (size_t b = 0; b < a.sizes.batch; ++b)
     for (size_t h = 0; h < a.sizes.heads; ++h)
       for (size_t i = 0; i < a.sizes.queries; ++i) {
@@ -194,11 +201,22 @@ void backward(const Attention& a, Rows out, Rows grad_out, const float* log_sum_
           double dot = 0;
           for (size_t n = 0; n < a.sizes.dim; ++n)
             dot += double{grad_out.at(b, h, i)[n]} * a.value_of(b, h, j)[n];
-          const float* k = a.key.at(b, h / (a.sizes.heads / a.sizes.kv_heads), j);
-          for (size_t n = 0; n < a.sizes.dim; ++n) sums[n] += a.scale * p * (dot - delta) * k[n];
+          const float* k = a.key.at(b, h / group, j);
+          for (size_t n = 0; n < a.sizes.dim; ++n) {
+            sums[n] += a.scale * p * (dot - delta) * k[n];
+            of_key[place(b, h / group, j) + n] += a.scale * p * (dot - delta) * a.query.at(b, h, i)[n];
+            of_value[place(b, h / group, j) + n] += p * grad_out.at(b, h, i)[n];
+          }
         }
         for (size_t n = 0; n < a.sizes.dim; ++n) grad_query.at(b, h, i)[n] = static_cast<float>(sums[n]);
       }
+  for (size_t b = 0; b < a.sizes.batch; ++b)
+    for (size_t h = 0; h < a.sizes.kv_heads; ++h)
+      for (size_t j = 0; j < a.sizes.keys; ++j)
+        for (size_t n = 0; n < a.sizes.dim; ++n) {
+          grad_key.at(b, h, j)[n] = static_cast<float>(of_key[place(b, h, j) + n]);
+          grad_value.at(b, h, j)[n] = static_cast<float>(of_value[place(b, h, j) + n]);
+        }
 }
 
 // As the real one answers a call without a workspace.
@@ -274,10 +292,12 @@ void nvte_fused_attn_bwd(BACKWARD_ARGUMENTS(PARAMETER) void* stream) {
   int out_format = format_of(qkv_layout), grad_out_format = out_format, grad_layout = qkv_layout;
   IF15(out_format = o_format; grad_out_format = do_format; grad_layout = dqkv_layout;)
   const Sizes& s = a.sizes;
+  const Strides keys = strides_of(grad_layout, Role::kKey, s.batch, s.kv_heads, s.keys, s.dim);
   backward(
       a, rows(stand_in_tensor(O), plain(out_format, s.batch, s.heads, s.queries, s.dim)),
       rows(stand_in_tensor(dO), plain(grad_out_format, s.batch, s.heads, s.queries, s.dim)),
       static_cast<const float*>(stand_in_tensor(Aux->tensors[0])->data),
-      rows(stand_in_tensor(dQ), strides_of(grad_layout, Role::kQuery, s.batch, s.heads, s.queries, s.dim)));
+      rows(stand_in_tensor(dQ), strides_of(grad_layout, Role::kQuery, s.batch, s.heads, s.queries, s.dim)),
+      rows(stand_in_tensor(dK), keys), rows(stand_in_tensor(dV), keys));
 }
 }

@@ -72,6 +72,12 @@ class Layer {
          : grad_layout <= 4 || grad_layout == 15 ? 0
                                                  : 1,
          heads_, queries_, kDim, grads_packed);
+    for (Held* held : {&dk_, &dv_})
+      make(held,
+           grad_layout == 25                       ? 7
+           : grad_layout <= 4 || grad_layout == 16 ? 0
+                                                   : 1,
+           kv_heads_, keys_, kDim, 3);  // room for rows that lie between those of others
     for (Held* held : {&small_, &rng_}) make(held, 7, 1, 1, 2);
     rng_.tensor.id = given.whole("rng", rng_.tensor.id);
     if (given.whole("fp8", 0) != 0) q_.type = k_.type = v_.type = kFloat8;
@@ -115,7 +121,8 @@ class Layer {
     a.Q = stand_in_handle(&q_), a.K = stand_in_handle(&k_), a.V = stand_in_handle(&v_),
     a.O = stand_in_handle(&o_.tensor), a.dO = stand_in_handle(&do_.tensor),
     a.dQ = stand_in_handle(&dq_.tensor);
-    a.S = a.dP = a.dK = a.dV = a.dBias = stand_in_handle(&small_.tensor);
+    a.dK = stand_in_handle(&dk_.tensor), a.dV = stand_in_handle(&dv_.tensor);
+    a.S = a.dP = a.dBias = stand_in_handle(&small_.tensor);
     a.cu_seqlens_q = a.cu_seqlens_kv = a.cu_seqlens_q_padded = a.cu_seqlens_kv_padded =
         stand_in_handle(&small_.tensor);
     IF8(a.dSoftmaxOffset = stand_in_handle(&small_.tensor);
@@ -137,7 +144,7 @@ class Layer {
           nvte_fused_attn_bwd(BACKWARD_ARGUMENTS(GIVEN) given.stream);
         },
         &a.workspace);
-    add(dq_);
+    add(dq_), add(dk_), add(dv_);
   }
 
  private:
@@ -216,7 +223,7 @@ class Layer {
   int layout_, batch_, heads_, kv_heads_, queries_, keys_;
   std::vector<float> qkv_;
   Tensor q_ = {}, k_ = {}, v_ = {};
-  Held o_, do_, stats_, dq_, small_, rng_;
+  Held o_, do_, stats_, dq_, dk_, dv_, small_, rng_;
 };
 
 std::vector<std::unique_ptr<Layer>> g_layers;
