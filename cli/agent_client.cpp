@@ -299,7 +299,8 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
     }
     if (access(summary_.c_str(), R_OK) == 0) return {text_of(summary_), ""};
     if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone, or cannot be written any more"};
-    if (keeper->has_failed()) return {"", "the agent ended early (" + keeper->last_words() + ")"};
+    if (keeper->has_failed())
+      return {"", "the agent died before the run ended (its log ends: " + keeper->last_words() + ")"};
     if (keeper->is_service() && waited >= kServiceTimeoutMs && !is_locked(directory_ + "/agent.lock"))
       return {"", keeper->last_words()};
     keeper->tick();

@@ -169,8 +169,7 @@ std::vector<Check> check_python_torch(const Installation& installation, const Ar
   return checks;
 }
 
-void print(const std::vector<Check>& checks) {
-  const size_t columns = terminal_columns(1000);  // in a file, a line stays whole
+void print(const std::vector<Check>& checks, size_t columns) {
   for (const Check& check : checks) {
     std::printf("  %-5s%-20s%s\n", check.ok ? "ok" : "off", check.what.c_str(),
                 wrapped(check.detail, 27, columns).c_str());
@@ -196,9 +195,10 @@ int doctor(const Arguments& arguments) {
                                         : check_libtorch(installation, libtorch);
     checks.insert(checks.end(), more.begin(), more.end());
   }
-  print(checks);
+  const size_t columns = terminal_columns(80);
+  print(checks, columns);
   if (!python.executable.empty())
-    std::printf("%s", known_bad_text(known_bad(installed_versions(python.executable))).c_str());
+    std::printf("%s", known_bad_text(known_bad(installed_versions(python.executable)), columns).c_str());
   bool all_ok = true;
   for (const Check& check : checks) all_ok = all_ok && check.ok;
   std::printf("\n  %s\n", all_ok

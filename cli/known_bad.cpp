@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cli/process.h"
+#include "cli/words.h"
 
 namespace foreshock::cli {
 namespace {
@@ -171,13 +172,19 @@ std::vector<const KnownBad*> known_bad(const Versions& versions) {
   return rows;
 }
 
-std::string known_bad_text(const std::vector<const KnownBad*>& rows) {
+std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t columns) {
   if (rows.empty()) return "";
   std::ostringstream text;
   text << "\n  Known defects of the attention kernels installed here:\n";
-  for (const KnownBad* row : rows)
-    text << "  " << row->versions.component << ": " << row->symptom << "\n      when: " << row->inputs
-         << "\n      remedy: " << row->remedy << "\n      source: " << row->source << "\n";
+  const auto add = [&](size_t indent, std::string begin, std::string_view words) {
+    text << std::string(indent, ' ') << wrapped(begin.append(words), 6, columns) << "\n";
+  };
+  for (const KnownBad* row : rows) {
+    add(2, std::string(row->versions.component) + ": ", row->symptom);
+    add(6, "when: ", row->inputs);
+    add(6, "remedy: ", row->remedy);
+    add(6, "source: ", row->source);
+  }
   return text.str();
 }
 

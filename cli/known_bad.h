@@ -35,7 +35,7 @@ using Versions = std::map<std::string, std::string, std::less<>>;
 std::vector<const KnownBad*> known_bad(const Versions& versions);
 
 // The rows for people, as `doctor` shows them; "" without rows. `run` ends with their number.
-std::string known_bad_text(const std::vector<const KnownBad*>& rows);
+std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t columns = 80);
 
 // What the interpreter has installed, from its package metadata; nothing is imported.
 Versions installed_versions(const std::string& python);

@@ -8,6 +8,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
 #include "agent/agent.h"
@@ -43,6 +45,18 @@ int run_alone(const std::vector<std::string>& command) {
 int run_unmonitored(const std::vector<std::string>& command, const std::string& reason) {
   say("not monitoring: " + reason);
   return run_alone(command);
+}
+
+// Whether `program` is there, and so is the interpreter of a script.
+bool can_start(const std::string& program) {
+  if (program.empty()) return false;
+  std::string words, interpreter;
+  std::ifstream file(program, std::ios::binary);
+  char begin[2] = {};
+  if (!file.read(begin, 2) || begin[0] != '#' || begin[1] != '!') return true;
+  std::getline(file, words);
+  std::istringstream(words) >> interpreter;
+  return access(interpreter.c_str(), X_OK) == 0;
 }
 
 bool is_followed_by_service(const Arguments& arguments) {
@@ -157,10 +171,36 @@ std::string interval_and_limit_line(const Arguments& arguments) {
          ": steps that it does not pay for are not sampled; give --every alone to sample them all";
 }
 
-void report(const ExitExchange::Answer& answer, const std::string& wanted_copy,
+// The last step in the record, which the last lines have; -1: none there.
+int64_t last_step_in(const std::string& record) {
+  constexpr std::streamoff kEnd = 1 << 20;
+  std::ifstream file(record, std::ios::binary | std::ios::ate);
+  if (const std::streamoff size = file ? std::streamoff(file.tellg()) : 0; size > kEnd)
+    file.seekg(size - kEnd);
+  else
+    file.seekg(0);
+  int64_t step = -1;
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, false);
+    if (parsed.is_object() && parsed.value("type", nlohmann::json()) == "step" && parsed.contains("step") &&
+        parsed["step"].is_number_integer())
+      step = parsed["step"].get<int64_t>();
+  }
+  return step;
+}
+
+void report_without_summary(const std::string& problem, const std::string& record) {
+  say("no summary: " + problem);
+  if (record.empty()) return;
+  const int64_t step = last_step_in(record);
+  say(record + (step < 0 ? " has no step" : " ends at step " + std::to_string(step)) + ": foreshock report " +
+      record);
+}
+
+void report(const ExitExchange::Answer& answer, const std::string& wanted_copy, const std::string& record,
             const std::vector<std::string>& off_lines, const std::string& directory) {
   const Summary summary = read_summary(answer.summary);
-  if (answer.summary.empty()) say("no summary: " + answer.problem);
+  if (answer.summary.empty()) report_without_summary(answer.problem, record);
   if (summary.has_ranks || summary.has_refused) {
     const std::string text = "\n" + (wants_colour(STDERR_FILENO) ? in_colour(summary.text) : summary.text);
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
@@ -240,7 +280,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   exchange.tell(status, signals.asked_to_stop_by());
   signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
-  report(answer, absolute(arguments.text(OptionId::kSummary)),
+  report(answer, absolute(arguments.text(OptionId::kSummary)), record,
          off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks) mention_known_bad(arguments.command(), monitored.adapters);
   directory.leave([&keeper] { keeper.kill_own(); });
@@ -256,9 +296,9 @@ int run(const Arguments& arguments) {
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  // Without a command nothing is said of a run.
+  // Of a command that cannot start, nothing is said of a run.
   const char* path = std::getenv("PATH");
-  if (path != nullptr && look_up(command[0], path).empty()) return run_alone(command);
+  if (!can_start(look_up(command[0], path != nullptr ? path : "/bin:/usr/bin"))) return run_alone(command);
 
   const Installation installation = find_installation();
   std::string problem = installation_problem(installation);

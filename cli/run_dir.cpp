@@ -294,16 +294,16 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
 }
 
 std::string other_ranks_line() {
-  return "no segment of its own: the training was started by another `foreshock run` of this run id, inside "
+  return "nothing to report here: the training was started by another `foreshock run` of this run id, inside "
          "the command or beside it, which reports it";
 }
 
 std::string no_segment_line(const std::string& directory) {
   struct statvfs info = {};
   if (statvfs(directory.c_str(), &info) == 0 && info.f_files > 0 && info.f_favail == 0)
-    return "no segment seen: the tmpfs of " + directory + " has no inode left, so none could be made";
-  return "no segment seen: the command ran no training step and no attention call that needs gradients "
-         "(inference is not followed); "
+    return "nothing to report: the tmpfs of " + directory + " has no inode left, so no segment could be made";
+  return "nothing to report: the command made no optimizer step and called no attention (inference is not "
+         "followed); "
          "`foreshock doctor -- COMMAND` reports what will be seen";
 }
 

@@ -256,7 +256,9 @@ def test_a_command_that_never_trains_ends_with_one_line(foreshock, environment):
     lines = result.stderr.splitlines()
     assert len(lines) == 2, lines
     assert "page at http://127.0.0.1:" in lines[0]
-    assert "no segment seen" in lines[1]
+    assert lines[1].startswith(
+        "foreshock: nothing to report: the command made no optimizer step and called no attention"
+    )
 
 
 @pytest.fixture
@@ -311,7 +313,7 @@ def test_a_trainer_that_the_agent_cannot_follow_is_not_one_that_never_trained(fo
     result = run(foreshock, environment, "sh", "-c", script, options=options)
     assert result.returncode == 0
     assert "1 process cannot be followed: too short for a segment\n" in result.stderr
-    assert "no segment seen" not in result.stderr
+    assert "nothing to report" not in result.stderr
     assert json.loads(wanted.read_text())["refused"] == {"segments": 1, "why": "too short for a segment"}
 
 
@@ -363,7 +365,7 @@ def test_killed_agent_is_started_again(foreshock, environment, base):
     wait_until(lambda: json.loads(agent_file.read_text())["pid"] != first)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "no segment seen" in errors
+    assert "nothing to report" in errors
 
 
 def test_runs_of_one_id_share_one_agent(foreshock, environment, base):
@@ -474,6 +476,27 @@ def test_a_closed_standard_output_is_closed_for_the_command_too(foreshock, envir
     assert "shut\n" in done.stderr
 
 
+@pytest.mark.parametrize("how", ["no such command", "no such script", "no interpreter", "no PATH"])
+def test_a_command_that_cannot_start_gets_one_line(foreshock, environment, tmp_path, how):
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter -x\n")
+    script.chmod(0o700)
+    command = {"no such script": str(tmp_path / "other"), "no interpreter": str(script)}.get(how, "no-such-command")
+    if how == "no PATH":
+        environment = {name: value for name, value in environment.items() if name != "PATH"}
+    done = run(foreshock, environment, command)
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr == f"foreshock: cannot start '{command}': No such file or directory\n"
+
+
+def test_doctor_wraps_what_goes_into_a_pipe(foreshock, environment):
+    told = subprocess.run(
+        [foreshock, "doctor"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    long = [line for line in told.stdout.splitlines() if len(line) > 80]
+    assert [line for line in long if " " in line[27:].strip()] == [], "only a path is longer"
+
+
 @pytest.mark.parametrize("words", [("--python", "/no/python"), ("--", "no-such-command")])
 def test_doctor_names_what_it_does_not_find(foreshock, environment, words):
     told = subprocess.run(
@@ -494,8 +517,7 @@ def test_doctor_tells_of_the_kernels_for_devices(foreshock, environment, tmp_pat
     def told() -> str:
         command = [tmp_path / "bin" / "foreshock", "doctor", "--", "/bin/true"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        [line] = [line for line in done.stdout.splitlines() if "CUDA devices   " in line]
-        return line
+        return " ".join(done.stdout.partition("CUDA devices   ")[2].split())
 
     if not (build / "lib" / kernels.name).exists():
         assert "this build has no kernels; attention there is counted, not sampled" in told()

@@ -46,3 +46,32 @@ def test_sigterm_of_the_agent_is_no_end_of_the_run(base, start_hand):
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, 141))
     ended = [line["state"] for line in lines if line["type"] == "run"].count("ended")
     assert ended == 1, "an agent that ends is no rank that ends"
+
+
+def test_agent_that_dies_for_good_is_said_with_the_end_of_the_record(base, start_hand):
+    trainer = start_hand("me")
+
+    def agent() -> int:
+        return json.loads((base / "me" / "agent.json").read_text())["pid"]
+
+    def recorded() -> list[int]:
+        lines = [json.loads(text) for text in trainer.record.read_text().splitlines()]
+        return [line["step"] for line in lines if line["type"] == "step"]
+
+    trainer.do("hand.step(20)")
+    wait_until(lambda: recorded() == list(range(1, 21)))
+    killed = set()
+
+    def kill() -> bool:
+        """Until the launcher starts no more: it gives up an agent that keeps dying."""
+        if (pid := agent()) not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        return len(killed) >= 5
+
+    wait_until(kill)
+    trainer.do("hand.step(20)")
+    assert trainer.finish() == 0
+    errors = trainer.stderr()
+    assert "foreshock: no summary: the agent died before the run ended (its log ends: " in errors
+    assert f"foreshock: {trainer.record} ends at step 20: foreshock report {trainer.record}\n" in errors

@@ -8,7 +8,7 @@ import subprocess
 import monitored
 import native
 import pytest
-from monitored import EVERYTHING, run_monitored, run_plain
+from monitored import EVERYTHING, run_monitored, run_plain, unwrapped
 from segment_file import assert_calls_conserved, segments
 
 STEPS, LAYERS = 24, 3
@@ -109,8 +109,10 @@ def cache_name() -> str:
 def test_doctor_knows_the_libtorch_of_a_program(libtorch_trainer, foreshock):
     told = foreshock("doctor", "--", "env", "A=1", libtorch_trainer)
     assert told.returncode == 0, told.stdout
-    assert f"{libtorch_trainer} is linked with LibTorch, {native.libtorch()}/lib/libtorch_cpu.so" in told.stdout
-    assert "adapter built" in told.stdout
+    assert f"{libtorch_trainer} is linked with LibTorch, {native.libtorch()}/lib/libtorch_cpu.so" in unwrapped(
+        told.stdout
+    )
+    assert "adapter built" in unwrapped(told.stdout)
 
 
 def test_a_libtorch_that_is_not_there(libtorch_trainer, tmp_path, foreshock):
@@ -121,23 +123,23 @@ def test_a_libtorch_that_is_not_there(libtorch_trainer, tmp_path, foreshock):
     trainer.chmod(0o700)
     told = foreshock("doctor", "--", str(trainer))
     assert told.returncode == 1
-    assert "the dynamic linker finds no libtorch_cpu.so" in told.stdout
+    assert "the dynamic linker finds no libtorch_cpu.so" in unwrapped(told.stdout)
 
 
 def test_doctor_tells_of_other_programs(c_trainer, tmp_path, foreshock):
     told = foreshock("doctor", "--", c_trainer)
-    assert f"{c_trainer} is not linked with LibTorch: foreshock sees calls that it describes" in told.stdout
+    assert f"{c_trainer} is not linked with LibTorch: foreshock sees calls that it describes" in unwrapped(told.stdout)
     static = str(native.build_c_trainer(tmp_path, "-static"))
     told = foreshock("doctor", "--", static)
     assert told.returncode == 1
-    assert f"{static} is linked statically, so nothing can be preloaded" in told.stdout
+    assert f"{static} is linked statically, so nothing can be preloaded" in unwrapped(told.stdout)
 
 
 def test_doctor_tells_what_keeps_the_helper_out(foreshock):
     told = foreshock("doctor", "--", monitored.PYTHON, "-I", "train.py")
     assert told.returncode == 1
-    assert "python -I (isolated mode) ignores PYTHONPATH" in told.stdout
-    assert "layer names stay unknown" in told.stdout
+    assert "python -I (isolated mode) ignores PYTHONPATH" in unwrapped(told.stdout)
+    assert "layer names stay unknown" in unwrapped(told.stdout)
 
 
 def test_c_trainer(c_trainer, tmp_path):

@@ -90,7 +90,7 @@ def test_a_run_around_a_run_does_not_say_that_nothing_trained(base, tmp_path):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count(f"foreshock  job finished, {STEPS} steps") == 1, "told once"
-    assert "no segment seen" not in ended.stderr
+    assert "made no optimizer step" not in ended.stderr
     assert "started by another `foreshock run`" in ended.stderr
     summary = json.loads((tmp_path / "outer.json").read_text())
     assert (summary["ranks"], summary["other_ranks"]) == ([], 1)
