@@ -33,7 +33,7 @@
   const hasContent = (e) => e.innerText.trim() !== '' || [...e.querySelectorAll('canvas')].some(seen);
   for (const heading of document.querySelectorAll('h2, h3, h4')) {
     if (!seen(heading)) continue;
-    const panel = heading.closest('summary') ? heading.closest('summary').parentElement : heading.parentElement;
+    const panel = (heading.closest('summary, .title') ?? heading).parentElement;
     if (panel.tagName === 'DETAILS' && !panel.open) continue;
     const rest = [...panel.children].filter((e) => !e.contains(heading) && seen(e));
     if (!rest.some(hasContent)) problems.push(`empty panel: ${heading.textContent}`);
