@@ -136,8 +136,12 @@ const LIMITS = {
   forecast: (d) => `${short(d.least)} ahead`,
   growth: (d) => `grows ${times(d.least)}`,
 };
-const scoreCell = (d) => (d.values < d.learning ? `learns, ${count(d.values)} of ${count(d.learning)}` :
-  { text: percent(d.score, 0), alarm: d.score >= 1, title: "100 %: the detector warns", bar: Math.min(d.score ?? 0, 1) });
+// Every series learns by itself; a fixed limit needs no learning.
+function scoreCell(d) {
+  const each = Math.floor(d.values / (d.series || 1));
+  if (d.look !== "limit" && each < d.learning) return `learns, ${count(each)} of ${count(d.learning)}`;
+  return { text: percent(d.score, 0), alarm: d.score >= 1, title: "100 %: the detector warns", bar: Math.min(d.score ?? 0, 1) };
+}
 const findingOf = (detector) => FINDINGS[detector] ?? "";
 
 // What the benchmark measured: how well a warning predicts a loss event. Whether the finding itself is true is another

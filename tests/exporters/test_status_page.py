@@ -176,8 +176,11 @@ def test_detectors_are_told_the_loudest_first(page):
 
 def test_detector_that_learns_says_so(page):
     state = sample_state(1, 2)
-    state["ranks"][0]["precursors"]["detectors"][0] |= {"values": 5, "learning": 32, "score": 0}
-    assert rows(page(1, 2, state), "Detectors")[0][5] == "learns, 5 of 32"
+    drift, limit = state["ranks"][0]["precursors"]["detectors"]
+    drift |= {"values": 45, "series": 3, "learning": 32, "score": 0}
+    limit |= {"values": 5, "learning": 64}
+    shares = [row[5] for row in rows(page(1, 2, state), "Detectors")[:2]]
+    assert shares == ["learns, 15 of 32", "61 %"], "each of three layers learns; a fixed limit needs none"
 
 
 def test_empty_cards_say_when_they_fill(serve, tab):
