@@ -78,7 +78,7 @@ def test_a_layer_that_errs_is_seen_on_the_page(faulty_training, tab):
 
     detectors = {row[0]: row for row in rows(tab, "Detectors")}
     assert detectors["output_error_drift"][2] == "warn"
-    assert detectors["output_error_drift"][3].startswith(GUILTY)
+    assert detectors["output_error_drift"][5].startswith(GUILTY)
     assert re.search(MEASURED, tab.value(TOOLTIP)), tab.value(TOOLTIP)
     assert detectors["bias"][2] == "quiet"
     assert all(step > STEPS / 3 for step in tab.value("warningSteps(lanesOf(ui.state.ranks))"))
@@ -105,11 +105,11 @@ def test_what_came_before_a_spike_is_told(base, start_hand, tab):
     tab.wait_for("lossEvents(ui.state.ranks).length > 0 && document.querySelector('#before tbody tr')", seconds=60)
     before = rows(tab, "Loss events, and what came before")
     assert before[0][:2] == ["spike", "261"]
-    spoke = {row[4]: row for row in before}
+    spoke = {row[5]: row for row in before}
     assert {"bias", "gradient_norm"} <= set(spoke)
     # The one began with the error at 201, the other with the gradients at 241.
-    assert 20 < int(spoke["bias"][8]) <= 60
-    assert 15 <= int(spoke["gradient_norm"][8]) <= 20
+    assert 20 < int(spoke["bias"][9]) <= 60
+    assert 15 <= int(spoke["gradient_norm"][9]) <= 20
     assert before.index(spoke["bias"]) < before.index(spoke["gradient_norm"]), "the earliest first"
     tab.wait_for("ui.charts[0].chart?.options.plugins.guides.lossEvents.length")
     assert tab.value("ui.charts[0].chart.options.plugins.guides.lossEvents.map((e) => e.step)") == [261]
