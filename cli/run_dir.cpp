@@ -302,9 +302,8 @@ std::string no_segment_line(const std::string& directory) {
   struct statvfs info = {};
   if (statvfs(directory.c_str(), &info) == 0 && info.f_files > 0 && info.f_favail == 0)
     return "nothing to report: the tmpfs of " + directory + " has no inode left, so no segment could be made";
-  return "nothing to report: the command made no optimizer step and called no attention (inference is not "
-         "followed); "
-         "`foreshock doctor -- COMMAND` reports what will be seen";
+  return "nothing to report: the command made no optimizer step and no attention call that needs gradients "
+         "(inference is not followed); `foreshock doctor -- COMMAND` reports what will be seen";
 }
 
 }  // namespace foreshock::cli

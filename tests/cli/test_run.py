@@ -257,7 +257,7 @@ def test_a_command_that_never_trains_ends_with_one_line(foreshock, environment):
     assert len(lines) == 2, lines
     assert "page at http://127.0.0.1:" in lines[0]
     assert lines[1].startswith(
-        "foreshock: nothing to report: the command made no optimizer step and called no attention"
+        "foreshock: nothing to report: the command made no optimizer step and no attention call that needs gradients"
     )
 
 

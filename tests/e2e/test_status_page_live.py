@@ -78,7 +78,7 @@ def test_a_layer_that_errs_is_seen_on_the_page(faulty_training, tab):
 
     detectors = {row[0]: row for row in rows(tab, "Detectors")}
     assert detectors["output_error_drift"][2] == "warn"
-    assert detectors["output_error_drift"][5].startswith(GUILTY)
+    assert detectors["output_error_drift"][6].startswith(GUILTY)
     assert re.search(MEASURED, tab.value(TOOLTIP)), tab.value(TOOLTIP)
     assert detectors["bias"][2] == "quiet"
     assert all(step > STEPS / 3 for step in tab.value("warningSteps(lanesOf(ui.state.ranks))"))
@@ -114,7 +114,7 @@ def test_what_came_before_a_spike_is_told(base, start_hand, tab):
     tab.wait_for("ui.charts[0].chart?.options.plugins.guides.lossEvents.length")
     assert tab.value("ui.charts[0].chart.options.plugins.guides.lossEvents.map((e) => e.step)") == [261]
     note = tab.texts("#notes li.alarm")[0]
-    assert note.startswith("Loss: spike at step 261; before it ")
+    assert re.match(r"Loss: spike at step 261 \(\d\d:\d\d:\d\d\); before it ", note)
     assert "bias in call00" in note
     assert tab.texts("#grafana a") == [], "nobody told of a Grafana"
     keep(tab, "spike")
