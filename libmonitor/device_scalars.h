@@ -130,6 +130,7 @@ class GradientCost {
 
   // Looks for times that have come: find(number, &value). take_owed() is what was not charged of them, ns.
   void look(const auto& find) {
+    if (next_ == 0) return;
     for (Sent& one : sent_) {
       double begin = 0, end = 0;
       if (one.bytes == 0 || !find(one.at.begin, &begin) || !find(one.at.end, &end)) continue;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "foreshock/hook.h"
 #include "libmonitor/process.h"
@@ -124,12 +125,15 @@ int LayerTable::find(const void* identity) const {
   }
 }
 
-void LayerTable::begin_gradients() { std::memset(gradients_.seen, 0, sizeof gradients_.seen); }
+void LayerTable::begin_gradients() {
+  if (!std::exchange(gradients_.has_any, false)) return;
+  std::memset(gradients_.seen, 0, sizeof gradients_.seen);
+}
 
 void LayerTable::Sums::add(int layer, double square) {
   const uint32_t at = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);
   of_squares[at] = (seen[at] ? of_squares[at] : 0) + square;
-  seen[at] = true;
+  seen[at] = has_any = true;
 }
 
 void LayerTable::add_gradient(const void* identity, double sum_of_squares) {
@@ -150,11 +154,10 @@ bool LayerTable::publish_late(const PendingGradient* norms, uint32_t count, int6
 }
 
 bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
+  if (!sums.has_any) return false;
   double total = 0;
-  bool any = false;
   for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {
     if (!sums.seen[n]) continue;
-    any = true;
     total += sums.of_squares[n];
     if (n == segment::kMaxLayers || is_partial_[n].load(std::memory_order_relaxed)) continue;
     segment::Layer& layer = records_[n];
@@ -165,8 +168,8 @@ bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
       store(layer.last_nonfinite_step, static_cast<uint64_t>(step));
     }
   }
-  if (any) *total_norm = std::sqrt(total);
-  return any;
+  *total_norm = std::sqrt(total);
+  return true;
 }
 
 void UnhookedAttention::attach(segment::UnseenName* records) {

@@ -54,6 +54,7 @@ class LayerTable {
   struct Sums {
     double of_squares[segment::kMaxLayers + 1];  // the last: parameters of no layer
     bool seen[segment::kMaxLayers + 1];
+    bool has_any;
     void add(int layer, double square);
   };
   bool publish(const Sums& sums, int64_t step, double* total_norm);

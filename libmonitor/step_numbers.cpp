@@ -237,6 +237,7 @@ bool Scalars::observe(const char* name, double value, int64_t step) {
 
 void Scalars::take(segment::StepRecord* record) {
   record->scalars_given = given_;
+  if (given_ == 0) return;
   std::copy_n(value_, segment::kMaxScalars, record->scalars);
   std::copy_n(step_, segment::kMaxScalars, record->scalar_step);
   given_ = 0;
