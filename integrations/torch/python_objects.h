@@ -1,6 +1,6 @@
-// Functions of Python's stable ABI that the adapter looks up in the process: it is not linked with Python,
-// and one adapter serves every version of Python. Objects are void pointers. Call with the interpreter lock
-// held.
+// Functions of Python that the adapter looks up in the process: it is not linked with Python, and one adapter
+// serves every version of Python. All are of the stable ABI but one, which has been exported since 3.6.
+// Objects are void pointers. Call with the interpreter lock held.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 
@@ -38,7 +38,8 @@ struct Python {
   ssize_t (*list_size)(void* list);
   void* (*list_item)(void* list, ssize_t n);  // borrowed
   ssize_t (*dict_size)(void* dict);
-  void* (*dict_item)(void* dict, void* key);  // borrowed
+  void* (*dict_item)(void* dict, void* key);                        // borrowed
+  void* (*dict_item_of_hash)(void* dict, void* key, ssize_t hash);  // borrowed
   int (*dict_next)(void* dict, ssize_t* position, void** key, void** value);
   void* (*new_integer)(long long value);
   long long (*integer)(void* object);
@@ -48,9 +49,7 @@ struct Python {
   void* (*build)(const char* format, ...);
   void* (*pending_error)();  // borrowed
   void (*clear_error)();
-  int (*error_is)(void* type);
-  void *none, *list_type, *dict_type, *integer_type, *float_type;
-  void** recursion_error;
+  void *none, *false_object, *list_type, *dict_type, *integer_type, *float_type;
 
   static const Python& get() {
     static const Python found = find();
@@ -82,6 +81,7 @@ struct Python {
     find("PyList_GetItem", &it.list_item);
     find("PyDict_Size", &it.dict_size);
     find("PyDict_GetItemWithError", &it.dict_item);
+    find("_PyDict_GetItem_KnownHash", &it.dict_item_of_hash);
     find("PyDict_Next", &it.dict_next);
     find("PyLong_FromLongLong", &it.new_integer);
     find("PyLong_AsLongLong", &it.integer);
@@ -91,13 +91,12 @@ struct Python {
     find("Py_BuildValue", &it.build);
     find("PyErr_Occurred", &it.pending_error);
     find("PyErr_Clear", &it.clear_error);
-    find("PyErr_ExceptionMatches", &it.error_is);
     find("_Py_NoneStruct", &it.none);
+    find("_Py_FalseStruct", &it.false_object);
     find("PyList_Type", &it.list_type);
     find("PyDict_Type", &it.dict_type);
     find("PyLong_Type", &it.integer_type);
     find("PyFloat_Type", &it.float_type);
-    find("PyExc_RecursionError", &it.recursion_error);
     return it;
   }
 

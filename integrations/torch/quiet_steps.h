@@ -53,11 +53,12 @@ class QuietSteps {
   }
 
   // Keeps references to what later calls read.
-  void prepare(void* getprofile, void* tensor_type, void* logs) {
+  void prepare(void* getprofile, void* tensor_type, void* tensor_bytes, void* compiler) {
     const Python& python = Python::get();
     getprofile_ = PythonReference::to(getprofile);
     tensor_type_ = PythonReference::to(tensor_type);
-    logs_ = PythonReference::to(logs);
+    compiler_ = PythonReference::to(compiler);
+    tensor_words_ = static_cast<size_t>(python.integer(tensor_bytes)) / sizeof(void*);
     for (const auto& [name, text] : {std::pair(&param_groups_, "param_groups"),
                                      {&params_, "params"},
                                      {&state_, "state"},
@@ -65,8 +66,7 @@ class QuietSteps {
                                      {&cdata_, "_cdata"},
                                      {&lr_, "lr"},
                                      {&step_, "step"},
-                                     {&values_, "_values"},
-                                     {&spent_name_, "_spent_ns"}})
+                                     {&is_compiling_, "_is_compiling_flag"}})
       *name = PythonReference(python.intern(text));
   }
 
@@ -79,7 +79,6 @@ class QuietSteps {
   }
 
   struct Armed {
-    PythonReference clock;            // weak reference to the optimizer that ticks
     bool ends;                        // whether the step's end may be quiet too
     bool is_counted;                  // no state has the step's number
     int64_t seen_step;                // number of the last step, and
@@ -91,12 +90,15 @@ class QuietSteps {
   };
 
   // Quiet steps may follow.
-  void arm(Armed armed) {
-    armed_ = std::move(armed);
+  void arm(const Armed& armed) {
+    armed_ = armed;
     is_armed_ = true;
   }
 
   void disarm() { is_armed_ = is_quiet_ = false; }
+
+  // The next end of a step is not quiet.
+  void wait() { armed_.ends = false; }
 
   // Before the optimizer's work. Returns the number of weights that are due (in Armed::numbers); the step is
   // then not quiet after the optimizer's work. Negative, and nothing was done, if the step is not quiet.
@@ -104,7 +106,7 @@ class QuietSteps {
     is_quiet_ = false;
     if (!is_armed_ || optimizer != known_.optimizer || armed_.before_left <= 0) return -1;
     const uint64_t begin = now_ns();
-    if (!has_no_arguments(args, kwargs) || is_profiled() || !is_clock(optimizer)) return -1;
+    if (!has_no_arguments(args, kwargs) || is_profiled() || is_compiling()) return -1;
     Shape now;
     if (!read_shape(optimizer, &known_, &now) || now != known_) return -1;
     if (training_clock().backwards() == 0 || !gradient_report().passes_over()) return -1;
@@ -114,14 +116,13 @@ class QuietSteps {
     return static_cast<int64_t>(due);
   }
 
-  // After the optimizer's work. False, and nothing was done, if the step is not quiet. An exception may be
-  // set then, which a signal handler has raised.
+  // After the optimizer's work. False, and nothing was done, if the step is not quiet.
   bool end(void* optimizer) {
     if (!std::exchange(is_quiet_, false) || !is_armed_ || !armed_.ends) return false;
     if (optimizer != known_.optimizer || armed_.after_left <= 0) return false;
     const uint64_t begin = now_ns();
     Ending ending = {};
-    if (!read_step(optimizer, &ending) || !is_logged()) return false;
+    if (!read_step(optimizer, &ending) || has_new_modules()) return false;
     --armed_.before_left;
     --armed_.after_left;
     ++steps_;
@@ -150,7 +151,7 @@ class QuietSteps {
   // end of the last step, the most that a step took, last step, its tensor). The next end of a step is not
   // quiet.
   void* take() {
-    armed_.ends = false;
+    wait();
     void* taken =
         Python::get().build("(LLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
                             static_cast<long long>(spent_ns_), static_cast<long long>(ended_at_ns_),
@@ -173,6 +174,9 @@ class QuietSteps {
     ssize_t last_size;
     void *last_kind, *tensor;
     bool operator==(const Shape&) const = default;
+  };
+  struct Seen {
+    void *tensor, *address;
   };
   struct Ending {
     int64_t number;
@@ -209,9 +213,12 @@ class QuietSteps {
     return profiler.get() != Python::get().none;
   }
 
-  bool is_clock(void* optimizer) const {
-    const PythonReference clock(Python::get().call(armed_.clock.get(), nullptr));
-    return clock.get() == optimizer;
+  // See torch.compiler.is_compiling(): torch.export runs hooks on tensors without data.
+  bool is_compiling() const { return item(compiler_.get(), is_compiling_) != Python::get().false_object; }
+
+  bool has_new_modules() const {
+    const Python& python = Python::get();
+    return python.dict_size(python.modules()) != armed_.modules;
   }
 
   bool read_group(void* group, Group* out) const {
@@ -223,15 +230,22 @@ class QuietSteps {
     return out->size > 0;
   }
 
-  // The TensorImpl of a tensor of a known type.
-  void* address_of(void* tensor) const {
+  // The TensorImpl of a tensor of a known type. Reading the attribute takes longer than anything else here,
+  // so it is read again only where the tensor's object does not hold the address that was seen in it before.
+  void* address_of(void* tensor, Seen* seen) {
+    const auto* words = static_cast<void* const*>(tensor);
+    if (word_ != 0 && seen->tensor == tensor && words[word_] == seen->address) return seen->address;
     const NoTorchFunction hidden;
     const PythonReference number(Python::get().attribute(tensor, cdata_.get()));
-    return number ? Python::get().address(number.get()) : nullptr;
+    void* address = number ? Python::get().address(number.get()) : nullptr;
+    for (size_t n = kHeadWords; word_ == 0 && n < tensor_words_; ++n)
+      if (words[n] == address) word_ = n;
+    *seen = {tensor, address};
+    return address;
   }
 
   // False if the optimizer is not as usual, or its types are not those of `known`.
-  bool read_shape(void* optimizer, const Shape* known, Shape* out) const {
+  bool read_shape(void* optimizer, const Shape* known, Shape* out) {
     const Python& python = Python::get();
     const PythonReference own(python.own_dict(optimizer, nullptr));
     if (!own) return python.clear_error(), false;
@@ -257,38 +271,32 @@ class QuietSteps {
             nullptr};
     if (!python.is_subtype(out->state_kind, python.dict_type)) return false;
     if (known && (out->kind != known->kind || out->last_kind != known->last_kind)) return false;
-    out->tensor = address_of(tensor);
+    out->tensor = address_of(tensor, &last_);
     return out->tensor != nullptr;
   }
 
   // The step's number in the state of the first parameter, or the next one where no state has it. False: the
   // optimizer has to be looked at.
-  bool read_step(void* optimizer, Ending* ending) const {
+  bool read_step(void* optimizer, Ending* ending) {
     const Python& python = Python::get();
     const PythonReference own(python.own_dict(optimizer, nullptr));
     if (!own) return python.clear_error(), false;
     void* groups = item(own.get(), param_groups_);
-    void* state_table = item(own.get(), state_);
-    if (!groups || !state_table || !is_exactly(groups, python.list_type) || python.list_size(groups) <= 0 ||
-        item(own.get(), found_inf_) || python_type_of(state_table).get() != known_.state_kind)
+    void* states = item(own.get(), state_);
+    if (!groups || !states || !is_exactly(groups, python.list_type) || python.list_size(groups) <= 0 ||
+        item(own.get(), found_inf_) || python_type_of(states).get() != known_.state_kind)
       return false;
     Group group;
     if (!read_group(python.list_item(groups, 0), &group)) return false;
-    // A tensor's hash is a Python function: while it runs, another thread may replace what is read here.
-    const auto states = PythonReference::to(state_table);
-    const auto parameter = PythonReference::to(python.list_item(group.parameters, 0));
-    if (python_type_of(parameter.get()).get() != known_.first_kind) return false;
+    void* parameter = python.list_item(group.parameters, 0);
+    if (python_type_of(parameter).get() != known_.first_kind) return false;
     void* rate = item(group.group, lr_);
     if (!rate || !is_exactly(rate, python.float_type) || item(group.group, step_)) return false;
     ending->rate = python.real(rate);
-    auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter.get()));
+    auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_));
     if (!impl || !has_gradient(*impl)) return false;
-    void* state = python.dict_item(states.get(), parameter.get());
-    if (!state && python.pending_error()) {
-      if (python.error_is(*python.recursion_error))
-        python.clear_error();  // the trainer's stack is nearly full
-      return false;
-    }
+    // The hash of a tensor is its address. Python would call a function in Python for it.
+    void* state = python.dict_item_of_hash(states, parameter, reinterpret_cast<ssize_t>(parameter));
     std::optional<int64_t> number;
     if (state && (!is_exactly(state, python.dict_type) || !read_number(item(state, step_), &number)))
       return false;
@@ -308,7 +316,7 @@ class QuietSteps {
   }
 
   // Empty where there is none, or one that cannot be read without waiting for a device. False: look at it.
-  bool read_number(void* value, std::optional<int64_t>* number) const {
+  bool read_number(void* value, std::optional<int64_t>* number) {
     const Python& python = Python::get();
     constexpr double kMost = 9007199254740992.0;  // 2^53
     if (!value) return true;
@@ -320,7 +328,7 @@ class QuietSteps {
       return true;
     }
     if (!is_exactly(value, tensor_type_.get())) return false;
-    auto* impl = static_cast<c10::TensorImpl*>(address_of(value));
+    auto* impl = static_cast<c10::TensorImpl*>(address_of(value, &number_));
     if (!impl) return false;
     const at::Tensor held(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
     const auto real = scalar_on_cpu(held);
@@ -330,22 +338,18 @@ class QuietSteps {
     return true;
   }
 
-  // Whether the helper has no new module to look at, and nothing that the training has logged to pass on.
-  bool is_logged() const {
-    const Python& python = Python::get();
-    if (python.dict_size(python.modules()) != armed_.modules) return false;
-    const PythonReference values(python.attribute(logs_.get(), values_.get()));
-    const PythonReference spent(python.attribute(logs_.get(), spent_name_.get()));
-    return values && spent && python.dict_size(values.get()) == 0 && python.integer(spent.get()) == 0;
-  }
-
   void spend(uint64_t nanoseconds) {
     spent_ns_ += nanoseconds;
     own_ns_ += nanoseconds;
   }
 
-  PythonReference getprofile_, tensor_type_, logs_;
-  PythonReference param_groups_, params_, state_, found_inf_, cdata_, lr_, step_, values_, spent_name_;
+  static constexpr size_t kHeadWords = 2;  // of every object: its reference count and its type
+
+  PythonReference getprofile_, tensor_type_, compiler_;
+  PythonReference param_groups_, params_, state_, found_inf_, cdata_, lr_, step_, is_compiling_;
+  size_t tensor_words_ = 0;                    // size of a tensor's object
+  size_t word_ = 0;                            // of these the one that holds its TensorImpl; 0: not known
+  Seen first_ = {}, last_ = {}, number_ = {};  // parameters, and the step's number
   Shape known_ = {};
   Armed armed_ = {};
   bool is_armed_ = false;
@@ -364,8 +368,8 @@ inline void* none() {
 }
 
 inline void* prepare(void*, void* const* given, ssize_t count) {
-  if (count != 3) return nullptr;
-  QuietSteps::instance().prepare(given[0], given[1], given[2]);
+  if (count != 4) return nullptr;
+  QuietSteps::instance().prepare(given[0], given[1], given[2], given[3]);
   return none();
 }
 
@@ -384,17 +388,22 @@ inline void* look(void*, void* const* given, ssize_t count) {
 }
 
 inline void* arm(void*, void* const* given, ssize_t count) {
-  if (count != 10) return nullptr;
+  if (count != 9) return nullptr;
   const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
-  QuietSteps::instance().arm({PythonReference::to(given[0]), number(1) != 0, number(2) != 0, number(3),
-                              reinterpret_cast<const void*>(number(4)), number(5), number(6),
-                              static_cast<ssize_t>(number(7)), reinterpret_cast<uint32_t*>(number(8)),
-                              static_cast<size_t>(number(9))});
+  QuietSteps::instance().arm({number(0) != 0, number(1) != 0, number(2),
+                              reinterpret_cast<const void*>(number(3)), number(4), number(5),
+                              static_cast<ssize_t>(number(6)), reinterpret_cast<uint32_t*>(number(7)),
+                              static_cast<size_t>(number(8))});
   return none();
 }
 
 inline void* disarm(void*, void* const*, ssize_t) {
   QuietSteps::instance().disarm();
+  return none();
+}
+
+inline void* wait(void*, void* const*, ssize_t) {
+  QuietSteps::instance().wait();
   return none();
 }
 
@@ -411,6 +420,7 @@ inline void* quiet_function(size_t n) {
       {"look", quiet_functions::look, PythonMethod::kFastCall, nullptr},
       {"arm", quiet_functions::arm, PythonMethod::kFastCall, nullptr},
       {"disarm", quiet_functions::disarm, PythonMethod::kFastCall, nullptr},
+      {"wait", quiet_functions::wait, PythonMethod::kFastCall, nullptr},
       {"take", quiet_functions::take, PythonMethod::kFastCall, nullptr},
   };
   if (n >= std::size(methods) || !Python::get().is_whole()) return nullptr;

@@ -182,11 +182,11 @@ class Monitor:
         if not self._is_settled or self._given_up or self._once or self._owners.has_lost:
             return
         waits = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
+        waits = waits or self.core.logs.has_news()
         self._is_counted = source == COUNTED
         address, step = (0, self._told or 0) if self._is_counted else self._state_seen or (0, 0)
         look_at = min((at for at in LOOK_AT if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
         self.core.arm(
-            self._clock,
             not waits,
             self._is_counted,
             step,
@@ -327,7 +327,7 @@ class Monitor:
             if self._clock is not None:
                 self._once = GIVEN_OTHER_TRAINING if clock is None else 0
                 self._called = {}  # another training: an address may be another tensor's now
-            self._clock, self._state_seen = ref(optimizer), None
+            self._clock, self._state_seen = ref(optimizer, self.core.quiet.disarm), None
             self._others = Others()
             self._pieces.forget()
             self._look_again()

@@ -86,7 +86,8 @@ class QuietSteps(NamedTuple):
     ends: Callable[..., int]
     look: Callable[..., int]
     arm: Callable[..., Any]
-    disarm: Callable[[], Any]
+    disarm: Callable[..., Any]
+    wait: Callable[[], Any]  # the next end of a step is not quiet
     take: Callable[[], tuple[int, int, int, int, int, int, int]]
 
 
@@ -94,7 +95,7 @@ def _never(*given: Any) -> int:
     return 0
 
 
-NO_QUIET_STEPS = QuietSteps(_never, lambda *given: -1, _never, _never, _never, _never, lambda: (0,) * 7)
+NO_QUIET_STEPS = QuietSteps(_never, lambda *given: -1, _never, _never, _never, _never, _never, lambda: (0,) * 7)
 
 
 class Core:
@@ -184,15 +185,17 @@ class Core:
             quiet = QuietSteps(*map(function, range(len(QuietSteps._fields))))
         except ValueError:  # a null pointer
             return NO_QUIET_STEPS
-        quiet.prepare(sys.getprofile, self._torch.Tensor, self.logs)
+        tensor = self._torch.Tensor
+        quiet.prepare(sys.getprofile, tensor, tensor.__basicsize__, vars(self._torch.compiler))
+        self.logs.noted = quiet.wait
         return quiet
 
     def arm(
-        self, clock: Any, ends: bool, is_counted: bool, step: int, address: int, before: int, after: int, weights: bool
+        self, ends: bool, is_counted: bool, step: int, address: int, before: int, after: int, weights: bool
     ) -> None:
         """Quiet steps may follow: see QuietSteps::Armed of quiet_steps.h."""
         room = len(self._numbers) if weights else 0
-        self.quiet.arm(clock, ends, is_counted, step, address, before, after, self.logs.modules, self._numbers_at, room)
+        self.quiet.arm(ends, is_counted, step, address, before, after, self.logs.modules, self._numbers_at, room)
 
     def due(self, count: int) -> list[int]:
         """The weights that a quiet step has found due."""

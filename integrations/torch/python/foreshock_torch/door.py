@@ -58,11 +58,14 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
+# Dynamo, which traces the hooks, takes is_dynamo_compiling() for true and looks at nothing after it.
+
+
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if is_compiling():
+    if is_dynamo_compiling():
         return
     due = begins_quietly(optimizer, args, kwargs)
-    if due == 0:
+    if due == 0 or is_compiling():
         return
     if due > 0:
         guarded("weights_are_due", optimizer, due)
@@ -71,10 +74,13 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if is_compiling():
+    if is_dynamo_compiling():
         step_traced(optimizer)
         return
     if ends_quietly(optimizer):
+        return
+    if is_compiling():
+        step_traced(optimizer)
         return
     guarded("after_closure" if takes_closure(args, kwargs) else "after_step", optimizer)
 

@@ -82,6 +82,7 @@ class Logs:
         self._values: dict[str, tuple[float, int]] = {}
         self.modules = 0  # that were there at the last look
         self._spent_ns = 0
+        self.noted: Callable[[], Any] = int  # called after each look at what is logged
         self._within = threading.local()  # a logger that calls another one logs once, unless it was given a tensor
 
     def tick(self) -> None:
@@ -92,6 +93,10 @@ class Logs:
             values, self._values = self._values, {}
             # A copy: a thread that logs may hold the old ones still.
             self._pass_on([(name, value, step) for name, (value, step) in list(values.items())])
+
+    def has_news(self) -> bool:
+        """Whether there is anything for tick() or take_spent()."""
+        return bool(self._values or self._spent_ns)
 
     def take_spent(self) -> int:
         """Nanoseconds since it was last asked that reading along has taken."""
@@ -149,6 +154,7 @@ class Logs:
             return outermost
         finally:
             self._spent_ns += perf_counter_ns() - begin
+            self.noted()
         return outermost
 
     def _note(self, logged: Any, step: Any) -> None:
