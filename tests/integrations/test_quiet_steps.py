@@ -231,3 +231,36 @@ print(json.dumps(events()))
     assert [row["step"] for row in steps[:25]] == list(range(1, 26))
     assert {n for n, row in enumerate(steps) if row["given"] & 8} == {6, 7, 20}
     assert [row["step"] for row in steps if row["source"] == 1] == [100 + n for n in range(25, 40)]
+
+
+def test_a_torch_function_mode_sees_nothing_of_quiet_steps(trainer):
+    code = """
+import collections, json, torch
+from torch.overrides import TorchFunctionMode
+torch.manual_seed(0); torch.set_num_threads(1)
+seen = collections.Counter()
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        seen[getattr(function, "__name__", str(function))] += 1
+        return function(*args, **(kwargs or {}))
+class Own(torch.nn.Parameter):
+    pass
+net = torch.nn.Linear(2, 2)
+net.bias = Own(net.bias.detach())
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)
+with Functions():
+    for step in range(15):
+        net(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+told = [seen, [parameter.tolist() for parameter in net.parameters()]]
+"""
+    watched, calls = trainer(f"""
+_fake.fake_sample(0)
+from foreshock_torch import door
+calls, real = [], door.monitor.before_step
+def counted(*given): calls.append(1); real(*given)
+door.monitor.before_step = counted
+{code}
+print(json.dumps([told, len(calls)]))
+""")
+    assert watched == trainer(code + "print(json.dumps(told))", monitored=False)
+    assert calls < 6, "most steps were quiet"
