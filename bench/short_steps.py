@@ -9,7 +9,12 @@ with default options take turns on one core (turns/trainers.py); the agent has t
 Printed for each: the length of a plain step; `added`, the CPU time of the trainer with the monitor over that without
 it - 1, and its 95 % interval; `metered`, what the monitor itself says that it took of the trainer, and of the agent's
 cores; and what it is made of in microseconds a step: `each` step (median of those with nothing else in them), and
-what set-up, samples and snapshots add in the mean. A report, not a gate.
+what set-up, samples and snapshots add in the mean.
+
+A second line says what the time is paid for, as a clock in the trainer sees it, plain training subtracted. `clock`: the
+hooks around the optimizer's work, median step; `other`: what steps that look at all parameters, that are sampled or
+that measure weights add to them, per step in the mean; `loss`: what the function of the loss takes longer; `norm`: what
+a step takes longer that clips its gradients, its hooks included. A report, not a gate.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import random
 import statistics
 from typing import Any, NamedTuple
 
-from turns.trainers import interval, one_of_each
+from turns.trainers import Trainer, interval, one_of_each
 
 MODELS = {  # by about how many ms a step takes: layers, width, batch, length
     "1": (1, 16, 1, 8),
@@ -32,6 +37,8 @@ MODELS = {  # by about how many ms a step takes: layers, width, batch, length
 }
 TURN_MS = 400
 SET_UP_STEPS = 6
+PART_TURNS, LEAST_PART_STEPS = 5, 64
+MEDIAN, MEAN = 0, 1
 
 
 class Metered(NamedTuple):
@@ -62,6 +69,23 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
     return Metered(own / trained, (own + agent) / trained, each * 1e6, (own / len(steps) - each) * 1e6)
 
 
+def paid_for(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
+    """Microseconds a step. Both trainers take turns, since the machine is not the same all the time."""
+    turns = [{kind: trainer.parts(steps) for kind, trainer in trainers.items()} for _ in range(PART_TURNS)]
+
+    def added(kind: str, part: str, which: int) -> float:
+        each = [turn["recorded"][kind][part][which] - turn["plain"][kind][part][which] for turn in turns]
+        return statistics.median(each)
+
+    clock = added("plain", "hooks", MEDIAN)
+    return {
+        "clock": clock,
+        "other": added("plain", "hooks", MEAN) - clock,
+        "loss": added("plain", "loss", MEDIAN),
+        "norm": added("clipped", "norm", MEDIAN) + added("clipped", "hooks", MEDIAN) - clock,
+    }
+
+
 def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     what, ratios, told, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
     steps = max(8, 8 * round(TURN_MS / float(model) / 8))
@@ -79,12 +103,18 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
             ratios.append(kept)
             rank = trainers["recorded"].finish()
             told.append(metered((trainers["recorded"].base / "record").read_text(), rank, steps))
+    with one_of_each(what, ("plain", "recorded"), cores) as trainers:
+        for trainer in trainers.values():
+            trainer.turn(steps)
+        parts = paid_for(trainers, max(steps, LEAST_PART_STEPS))
     middle, low, high = interval(ratios)
     of = Metered(*(statistics.median(column) for column in zip(*told, strict=True)))
     print(
         f"{statistics.median(plain_ms):5.1f} ms  added {middle:+.2%} [{low:+.2%}, {high:+.2%}]  "
         f"metered {of.trainer:.2%}, with the agent {of.all:.2%}  each {of.each_us:.0f} us, "
         f"beyond {of.beyond_us:.0f} us   ({sets} sets x {rounds} rounds of {steps} steps)",
+        "          us a step: " + ", ".join(f"{part} {us:.1f}" for part, us in parts.items()),
+        sep="\n",
         flush=True,
     )
 

@@ -54,7 +54,14 @@ class Trainer:
         self.process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL, **pipes)
 
     def turn(self, steps: int) -> dict[str, float]:
-        self.process.stdin.write(f"{steps}\n")
+        return self.ask(str(steps))
+
+    def parts(self, steps: int) -> dict[str, dict[str, list[float]]]:
+        """Of steps without and with clipping, what training.py says of each part."""
+        return self.ask(f"parts {steps}")
+
+    def ask(self, line: str) -> dict:
+        self.process.stdin.write(f"{line}\n")
         answer = self.process.stdout.readline()
         if not answer:
             raise SystemExit(f"{self.base.name} ended with status {self.process.wait()}")

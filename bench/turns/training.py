@@ -1,5 +1,6 @@
 """A small training that goes on by as many steps as each line on stdin says, and answers each with the seconds they
-took by every clock, as JSON. A trainer of trainers.py.
+took by every clock, as JSON. A trainer of trainers.py. The line `parts STEPS` is answered with the microseconds that
+single parts of a step take (see Parts).
 
     python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH
 """
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
@@ -63,12 +66,54 @@ def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], N
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = tests.Batches(batch=batch, length=length)
 
-    def step() -> None:
+    def step(clip: bool = False) -> None:
         optimizer.zero_grad()
         tests.loss_of(model, batches()).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
     return step
+
+
+class Parts:
+    """Times what the monitor may slow down: the hooks around the optimizer's work, the functions that compute the loss
+    and the norm of the gradients. Each is called by name, so a function that takes the time stands in its place."""
+
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(("hooks", "loss", "norm"), 0)  # nanoseconds of the step in progress
+
+    def timed(self, part: str, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter_ns()
+            result = function(*args, **kwargs)
+            self.spent[part] += time.perf_counter_ns() - begin
+            return result
+
+        return call
+
+    def wrap(self) -> None:
+        import torch
+        from torch.optim import optimizer
+
+        for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
+            # A hook that does nothing takes what the timing itself does.
+            hooks.update({number: self.timed("hooks", hook) for number, hook in hooks.items()} or {0: self.nothing()})
+        torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)
+        torch.nn.utils.clip_grad_norm_ = self.timed("norm", torch.nn.utils.clip_grad_norm_)
+
+    def nothing(self) -> Callable:
+        return self.timed("hooks", lambda *given: None)
+
+    def measure(self, step: Callable[[bool], None], steps: int, clip: bool) -> dict[str, list[float]]:
+        """Of each part the median and the mean over the steps, in microseconds."""
+        taken: list[dict[str, int]] = []
+        for _ in range(steps):
+            self.spent = dict.fromkeys(self.spent, 0)
+            step(clip)
+            taken.append(self.spent)
+        columns = {part: [each[part] / 1000 for each in taken] for part in self.spent}
+        return {part: [statistics.median(column), statistics.fmean(column)] for part, column in columns.items()}
 
 
 def serve(what: str) -> None:
@@ -76,7 +121,16 @@ def serve(what: str) -> None:
 
     torch.set_num_threads(1)
     step = {"gpt": gpt, "step": one_parameter}.get(what, lambda: tiny_gpt(*map(int, what.split(","))))()
+    parts = None
     for line in sys.stdin:
+        if line.startswith("parts"):
+            if parts is None:
+                parts = Parts()
+                parts.wrap()
+            steps = int(line.split()[1])
+            answer = {name: parts.measure(step, steps, clip) for name, clip in (("plain", False), ("clipped", True))}
+            print(json.dumps(answer), flush=True)
+            continue
         begin = {name: clock() for name, clock in CLOCKS.items()}
         for _ in range(int(line)):
             step()
