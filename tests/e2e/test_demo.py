@@ -59,7 +59,10 @@ def test_gradients_of_keys_and_values_of_a_healthy_demo_are_judged(runs):
     lines = [line for line in runs["healthy"].of("sample") if line["tensor"] in ("grad_key", "grad_value")]
     assert len(lines) == 2 * rank["key_gradients"]["judged"] > 50
     assert {line["layer"] for line in lines} == {"000", "001"}
-    assert max(line["fused_ratio"] for line in lines) < 4
+    # Of fewer rows than kLeastEffectiveRows, one row's error is the ratio, and no bound holds for it.
+    ratios = [line["fused_ratio"] for line in lines if line["effective_rows"] >= 3]
+    assert len(ratios) > 50
+    assert max(ratios) < 4
 
 
 def test_a_healthy_demo_warns_of_nothing(runs):
