@@ -467,11 +467,16 @@ std::string loss_events_text(const RankStatistics& rank) {
   const std::optional<LossCount> spikes = rank.losses(WatchEventKind::kLossSpike),
                                  divergences = rank.losses(WatchEventKind::kDivergence);
   if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
+  // A spike that became a divergence is one event: the divergence.
+  const bool is_one =
+      divergences->count > 0 && spikes->count > 0 && spikes->first_step == divergences->first_step;
+  const auto spikes_text = [](uint64_t count) { return counted(count, "spike", "spikes"); };
   std::string text;
-  if (spikes->count > 0)
-    text += ", " + counted(spikes->count, "spike", "spikes") + (spikes->count > 1 ? ", first" : "") +
-            " at step " + std::to_string(spikes->first_step);
+  if (spikes->count > 0 && !is_one)
+    text += ", " + spikes_text(spikes->count) + (spikes->count > 1 ? ", first" : "") + " at step " +
+            std::to_string(spikes->first_step);
   if (divergences->count > 0) text += ", diverged at step " + std::to_string(divergences->first_step);
+  if (is_one && spikes->count > 1) text += ", " + spikes_text(spikes->count - 1) + " later";
   return text.empty() ? ", no spike" : text;
 }
 
