@@ -89,7 +89,7 @@ class LateOps final : public c10::OpRegistrationListener {
 
   // Py_AddPendingCall may be called without the interpreter lock.
   static void ask_interpreter() noexcept {
-    const auto add = Interpreter::get().add_pending;
+    const auto add = Python::get().add_pending;
     if (add) add([](void*) { return hook_arrived(), 0; }, nullptr);
   }
 

@@ -23,12 +23,14 @@ struct PythonMethod {
 
 // "borrowed": the result is not a new reference.
 struct Python {
+  using PendingCall = int (*)(void*);
   void* (*new_function)(PythonMethod* method, void* self, void* module);
   void (*retain)(void* object);
   void (*release)(void* object);
   void* (*type_of)(void* object);
   int (*is_subtype)(void* type, void* base);
   void* (*call)(void* function, void* arguments);
+  void* (*call_with)(void* function, ...);  // arguments, and a null pointer
   void* (*attribute)(void* object, void* name);
   void* (*own_dict)(void* object, void* context);
   void* (*modules)();  // borrowed
@@ -49,6 +51,10 @@ struct Python {
   void* (*build)(const char* format, ...);
   void* (*pending_error)();  // borrowed
   void (*clear_error)();
+  // An exception is a type, a value and a traceback.
+  void (*fetch_error)(void** type, void** value, void** trace);
+  void (*restore_error)(void* type, void* value, void* trace);
+  int (*add_pending)(PendingCall, void*);
   void *none, *false_object, *list_type, *dict_type, *integer_type, *float_type;
 
   static const Python& get() {
@@ -56,6 +62,7 @@ struct Python {
     return found;
   }
   bool is_whole() const { return is_whole_; }
+  bool can_call_back() const { return call_with && release && fetch_error && restore_error && add_pending; }
 
  private:
   static Python find() {
@@ -71,6 +78,7 @@ struct Python {
     find("PyObject_Type", &it.type_of);
     find("PyType_IsSubtype", &it.is_subtype);
     find("PyObject_CallObject", &it.call);
+    find("PyObject_CallFunctionObjArgs", &it.call_with);
     find("PyObject_GetAttr", &it.attribute);
     find("PyObject_GenericGetDict", &it.own_dict);
     find("PyImport_GetModuleDict", &it.modules);
@@ -91,6 +99,9 @@ struct Python {
     find("Py_BuildValue", &it.build);
     find("PyErr_Occurred", &it.pending_error);
     find("PyErr_Clear", &it.clear_error);
+    find("PyErr_Fetch", &it.fetch_error);
+    find("PyErr_Restore", &it.restore_error);
+    find("Py_AddPendingCall", &it.add_pending);
     find("_Py_NoneStruct", &it.none);
     find("_Py_FalseStruct", &it.false_object);
     find("PyList_Type", &it.list_type);

@@ -188,7 +188,7 @@ class QuietSteps {
     ssize_t size;
   };
 
-  // Borrowed; nullptr if there is none. A key of text runs no Python code.
+  // Borrowed; nullptr if the key is missing. The look-up of a text runs no Python code.
   static void* item(void* dict, const PythonReference& key) {
     return Python::get().dict_item(dict, key.get());
   }
@@ -315,7 +315,8 @@ class QuietSteps {
     return meta && meta->grad_.defined();
   }
 
-  // Empty where there is none, or one that cannot be read without waiting for a device. False: look at it.
+  // `number` stays empty if there is none, or if reading it would wait for a device. False: the helper has to
+  // look at the value.
   bool read_number(void* value, std::optional<int64_t>* number) {
     const Python& python = Python::get();
     constexpr double kMost = 9007199254740992.0;  // 2^53

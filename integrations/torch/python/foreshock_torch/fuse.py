@@ -39,8 +39,8 @@ class Fuse:
         self._count = self._ours_ns = self._dearest_ns = self._lasted_ns = 0
 
     def blows(self, own_ns: int, now_ns: int, steps: int = 1, dearest_ns: int | None = None) -> bool:
-        """A step has ended by which all of our own time is `own_ns`. True at the one with which it blows. `steps`: so
-        many have ended since the call before, of which `dearest_ns` was the dearest."""
+        """Call when steps have ended: how many since the last call, all of our own time until now, and our time in the
+        step that took the most of it (None: there was one step). True at the step with which it blows."""
         ours, lasted = own_ns - self._own_ns, now_ns - self._at_ns
         self._own_ns, self._at_ns = own_ns, now_ns
         self._steps += steps
