@@ -538,6 +538,11 @@ GatherPiece consecutive_rows(const TensorView& from, int64_t i, int64_t j, int64
   return piece;
 }
 
+void put(GatherPiece piece, uint64_t to, GatherJob* job) {
+  piece.to = to;
+  job->piece[job->pieces++] = piece;
+}
+
 // One row of every chosen head and position, from column `first` on.
 GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
@@ -566,8 +571,7 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
     const int64_t rows = whole > 0 ? queries : std::min(count, queries - position);
     GatherPiece piece = consecutive_rows(from, slice.batch, head, position, rows, width);
     if (whole > 1) piece.head_stride = from.stride[1], piece.heads = static_cast<uint32_t>(whole);
-    piece.to = to;
-    job->piece[job->pieces++] = piece;
+    put(piece, to, job);
     const int64_t taken = rows * piece.heads;
     first += taken;
     count -= taken;
@@ -575,6 +579,14 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
   }
 }
 static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
+
+// Without pieces.
+GatherJob gather_of(const Slice& slice, uint64_t to) {
+  GatherJob job = {};
+  job.to = to;
+  for (int n = 0; n < slice.positions; ++n) job.position[n] = static_cast<uint32_t>(slice.position[n]);
+  return job;
+}
 
 DeviceView rows_of(const TensorView& view, int64_t batch, int64_t head, int64_t heads) {
   return {.data = reinterpret_cast<uint64_t>(view.row(batch, head, 0)),
@@ -599,13 +611,10 @@ PayloadRange payloads_of(const segment::Slot& slot) {
 
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to) {
-  GatherJob job = {};
-  job.to = to;
-  for (int n = 0; n < slice.positions; ++n) job.position[n] = static_cast<uint32_t>(slice.position[n]);
+  GatherJob job = gather_of(slice, to);
   const uint64_t begin = payloads_of(slot).begin;
-  const auto put = [&](segment::PayloadId id, GatherPiece piece) {
-    piece.to = slot.payload[id].offset - begin;
-    job.piece[job.pieces++] = piece;
+  const auto put = [&](segment::PayloadId id, const GatherPiece& piece) {
+    foreshock::put(piece, slot.payload[id].offset - begin, &job);
   };
   const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
   put(segment::kKey, consecutive_rows(call.key, slice.batch, slice.kv_head, first, keys, call.head_dim));
@@ -625,14 +634,12 @@ GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const s
 KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                                  uint64_t to) {
   KeyGatherJob job = {};
-  GatherJob& gather = job.gather;
-  gather.to = to;
-  for (int n = 0; n < slice.positions; ++n) gather.position[n] = static_cast<uint32_t>(slice.position[n]);
+  job.gather = gather_of(slice, to);
   const uint64_t begin = payloads_of(slot).begin;
   const auto place = [&](segment::PayloadId id) { return slot.payload[id].offset - begin; };
   const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
   const auto put_rows = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
-    put_query_rows(from, slice, first, rows, width, place(id), &gather);
+    put_query_rows(from, slice, first, rows, width, place(id), &job.gather);
   };
   put_rows(call.query, segment::kQuery, call.head_dim);
   put_rows(call.out, segment::kOut, call.value_dim);
@@ -640,9 +647,7 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
   put_rows(call.grad_out, segment::kGradOut, call.value_dim);
   if (slot.part > 0) return job;
   const auto put_keys = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
-    GatherPiece piece = chosen_keys(from, slice, width);
-    piece.to = place(id);
-    gather.piece[gather.pieces++] = piece;
+    put(chosen_keys(from, slice, width), place(id), &job.gather);
   };
   put_keys(call.key, segment::kKey, call.head_dim);
   put_keys(call.value, segment::kValue, call.value_dim);

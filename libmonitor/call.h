@@ -106,7 +106,7 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
                                  uint64_t to);
 
 // As gather_for_slot for the sequence of a packed call that holds call.packed.place: what there is of it.
-// Where it is told is left to the caller too.
+// The caller sets `told` too.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 
