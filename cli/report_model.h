@@ -85,7 +85,7 @@ class AttentionErrors {
   std::vector<HistoryTable> layers() const;
   // The one with the largest error first.
   std::vector<AttentionFault> faults() const;
-  // Slices with an error, and the largest one. `slices` 0: there is none.
+  // `slices` counts those that have an error; `most` is the largest error, if there is one.
   const AttentionFault& largest() const { return largest_; }
 
  private:

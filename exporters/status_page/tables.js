@@ -115,17 +115,21 @@ function healthRows(ranks) {
 const LEVELS = ["quiet", "watch", "warn"];
 const levelCell = (level) => ({ text: level, alarm: level === "warn", kind: level === "watch" ? "watch" : "" });
 
-// What a detector finds, in plain words.
-const FINDINGS = { bias: "attention output is biased", output_error_drift: "attention error follows the gradient",
-  deviation_forward: "attention error above its limit, forward", deviation_backward: "attention error above its limit, backward",
-  max_logit: "largest logit at 100: softmax saturates", logit_growth: "logits grow towards 100", entropy_drop: "attention entropy falls suddenly",
-  gradient_norm: "gradient norm jumps", gradient_growth: "gradient norm grows steadily", rms_staleness: "Adam's second moment is stale",
-  update_spectrum: "weights move in fewer directions", weight_shift: "weights move faster than before" };
-// When a detector without a value gets its first one.
-const WAITS = { bias: "a judged forward slice", output_error_drift: "a judged backward slice", deviation_forward: "a judged forward slice",
-  deviation_backward: "a judged backward slice", max_logit: "a judged forward slice", logit_growth: "a judged forward slice",
-  entropy_drop: "a judged forward slice", gradient_norm: "a gradient norm before clipping", gradient_growth: "a gradient norm before clipping",
-  rms_staleness: "the state of an Adam-like optimizer", update_spectrum: "two snapshots of query and key projections", weight_shift: "two snapshots of a tensor" };
+// What each detector finds, in plain words, and when it gets its first value.
+const DETECTORS = {
+  bias: { finding: "attention output is biased", waits: "a judged forward slice" },
+  output_error_drift: { finding: "attention error follows the gradient", waits: "a judged backward slice" },
+  deviation_forward: { finding: "attention error above its limit, forward", waits: "a judged forward slice" },
+  deviation_backward: { finding: "attention error above its limit, backward", waits: "a judged backward slice" },
+  max_logit: { finding: "largest logit at 100: softmax saturates", waits: "a judged forward slice" },
+  logit_growth: { finding: "logits grow towards 100", waits: "a judged forward slice" },
+  entropy_drop: { finding: "attention entropy falls suddenly", waits: "a judged forward slice" },
+  gradient_norm: { finding: "gradient norm jumps", waits: "a gradient norm before clipping" },
+  gradient_growth: { finding: "gradient norm grows steadily", waits: "a gradient norm before clipping" },
+  rms_staleness: { finding: "Adam's second moment is stale", waits: "the state of an Adam-like optimizer" },
+  update_spectrum: { finding: "weights move in fewer directions", waits: "two snapshots of query and key projections" },
+  weight_shift: { finding: "weights move faster than before", waits: "two snapshots of a tensor" },
+};
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
 // Where a detector warns, in the unit of its value.
 const LIMITS = {
@@ -142,7 +146,7 @@ function scoreCell(d) {
   if (d.look !== "limit" && each < d.learning) return `learns, ${count(each)} of ${count(d.learning)}`;
   return { text: percent(d.score, 0), alarm: d.score >= 1, title: "100 %: the detector warns", bar: Math.min(d.score ?? 0, 1) };
 }
-const findingOf = (detector) => FINDINGS[detector] ?? "";
+const findingOf = (detector) => DETECTORS[detector]?.finding ?? "";
 
 // What the benchmark measured: how well a warning predicts a loss event. Whether the finding itself is true is another
 // question, so these figures are a tooltip.
@@ -169,8 +173,8 @@ function detectorRows(ranks) {
     .map(({ rank, detector: d }) => [d.detector, findingOf(d.detector), levelCell(d.level), number(d.value, 3), LIMITS[d.look]?.(d), scoreCell(d),
       layerText(rank, (d.level === "quiet" ? d.value_layer : d.layer) ?? ""), d.level === "quiet" ? "" : count(d.since_step), String(rank.rank), count(d.values),
       count(d.warnings), count(d.last_warn_step), statusCell(d.measured)]);
-  const waiting = ranks.length ? Object.keys(WAITS).filter((name) => !worst.has(name)) : [];
-  return [...rows, ...waiting.map((name) => [name, findingOf(name), { text: "waits for " + WAITS[name], kind: "quiet" }])];
+  const waiting = ranks.length ? Object.keys(DETECTORS).filter((name) => !worst.has(name)) : [];
+  return [...rows, ...waiting.map((name) => [name, findingOf(name), { text: "waits for " + DETECTORS[name].waits, kind: "quiet" }])];
 }
 
 const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss diverged", loss_rise: "slow rise of the loss", resumed: "went back to an earlier step",
