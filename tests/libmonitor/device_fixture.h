@@ -29,6 +29,12 @@ struct Sample {
   segment::Slot header;
   std::vector<std::byte> payload[segment::kPayloads];
 };
+inline segment::SlotView view_of(const Sample& sample) {
+  segment::SlotView view;
+  view.header = sample.header;
+  for (uint32_t n = 0; n < segment::kPayloads; ++n) view.payload[n] = sample.payload[n];
+  return view;
+}
 using Samples = std::map<std::pair<int64_t, uint32_t>, Sample>;
 
 class DeviceTest : public MonitorTest {

@@ -133,10 +133,8 @@ TEST_F(DeviceTest, TheBudgetIsHeldOnTheDeviceToo) {
 }
 
 // Every bit of what is published of a slice.
-std::string judged(const segment::Slot& header, const std::vector<std::byte> (&payload)[segment::kPayloads]) {
-  segment::SlotView view;
-  view.header = header;
-  for (uint32_t n = 0; n < segment::kPayloads; ++n) view.payload[n] = payload[n];
+std::string judged(const Sample& sample) {
+  const segment::SlotView view = view_of(sample);
   DeviationWorkspace workspace;
   const AttentionSlice slice = slice_of(view);
   EXPECT_TRUE(is_valid(slice));
@@ -192,7 +190,7 @@ TEST_F(DeviceTest, TheJudgementIsThatOfTheHostBitForBit) {
     header.sequence = host.header.sequence;  // the tickets are two behind
     header.ticket = host.header.ticket;
     EXPECT_EQ(std::memcmp(&header, &host.header, sizeof header), 0);
-    EXPECT_EQ(judged(sample.header, sample.payload), judged(host.header, host.payload));
+    EXPECT_EQ(judged(sample), judged(host));
   }
 }
 
@@ -220,9 +218,7 @@ TEST_F(DeviceTest, ASliceOfKeyPositionsIsThatOfTheHost) {
     if (sample.header.columns != 1) continue;
     ++by_columns;
     EXPECT_GT(sample.header.device_end_ns, sample.header.device_begin_ns);
-    segment::SlotView view;
-    view.header = sample.header;
-    for (uint32_t n = 0; n < segment::kPayloads; ++n) view.payload[n] = sample.payload[n];
+    const segment::SlotView view = view_of(sample);
     const KeyColumns columns = columns_of(view);
     ASSERT_TRUE(is_valid(columns));
     ColumnReference workspace;

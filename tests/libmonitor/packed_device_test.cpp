@@ -138,9 +138,7 @@ TEST_F(PackedDevice, BringsWhatTheHostCopiesWithoutALookAtTheOffsets) {
 }
 
 std::vector<double> numbers_of(const Sample& sample) {
-  segment::SlotView view;
-  view.header = sample.header;
-  for (uint32_t n = 0; n < segment::kPayloads; ++n) view.payload[n] = sample.payload[n];
+  const segment::SlotView view = view_of(sample);
   const AttentionSlice slice = slice_of(view);
   EXPECT_TRUE(is_valid(slice));
   DeviationWorkspace workspace;
