@@ -8,8 +8,9 @@ is scored by the protocol of bench/precursors/scoring.py. Written: OUT/report.ht
 what scoring needs of each training goes to bench/precursors/trainings, and results.json is computed from all
 trainings kept there, of whatever day and machine; `./dev docs` writes docs/precursors.md and
 bench/precursors/RESULTS.md from it. Kept trainings are not made again, unless the recipe, the detectors or the
-figures of a slice have changed since. After --minutes nothing further is trained, and what is unfinished is thrown
-away; the next time goes on from there. --tuning trains seeds that no result may contain.
+figures of a slice have changed since. A training that lost looks at weights, as on a busy machine, is not kept. After
+--minutes nothing further is trained, and what is unfinished is thrown away; the next time goes on from there. --tuning
+trains seeds that no result may contain.
 """
 
 from __future__ import annotations
@@ -119,7 +120,11 @@ def run(options: argparse.Namespace) -> None:
     out = pathlib.Path(options.out)
     found = trainings(options, out, begin + 60 * options.minutes)
     if options.keep:
-        provenance.keep(found)
+        for one in provenance.keep(found):
+            for record in (out / "records").glob(f"{one['recipe']}-{one['seed']}-*"):
+                record.unlink()
+            which = f"{one['recipe']}, seed {one['seed']}"
+            print(f"precursors: {which}: lost looks at weights; run again while nothing else runs", file=sys.stderr)
         found = [one for one in provenance.stored() if provenance.is_made_alike(one)]
     found = comparison.completed(found)
     results: dict[str, Any] = page.no_nan(comparison.results(found, options.steps))

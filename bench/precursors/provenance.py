@@ -16,6 +16,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "bench" / "precursors"
 DEMO = ROOT / "integrations" / "torch" / "demo"
 FOLDER = HERE / "trainings"  # what is kept of each training, a file for each recipe
+# A training keeps at least this share of the looks at weights that another one of its recipe had: on a busy machine
+# the agent loses some, and the detectors of weights then see fewer values.
+LEAST_LOOKS = 0.85
 JUDGES = ("bias", "deviation", "plain", "reference")  # of shadow/
 # How the trainings are watched.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
@@ -60,14 +63,25 @@ def kept(recipe: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def keep(found: list[dict]) -> None:
-    """Adds trainings to those that are kept, in place of the same ones of before."""
+def looks(one: dict) -> float:
+    """At weights, per step."""
+    return one["lines"]["tensor"] / one["last_step"]
+
+
+def keep(found: list[dict]) -> list[dict]:
+    """Adds trainings to those that are kept, in place of the same ones of before. Returns what is not added: trainings
+    that lost too many looks at weights."""
     FOLDER.mkdir(exist_ok=True)
+    refused: list[dict] = []
     for name in sorted({one["recipe"] for one in found}):
+        new = [one for one in found if one["recipe"] == name]
         of = {one["seed"]: one for one in map(json.loads, kept(name))}
-        of |= {one["seed"]: one for one in found if one["recipe"] == name}
+        least = LEAST_LOOKS * max(looks(one) for one in (*new, *of.values()))
+        refused += [one for one in new if looks(one) < least]
+        of |= {one["seed"]: one for one in new if looks(one) >= least}
         lines = [json.dumps(of[seed], separators=(",", ":")) + "\n" for seed in sorted(of)]
         (FOLDER / f"{name}.jsonl").write_text("".join(lines))
+    return refused
 
 
 def is_made_alike(one: dict) -> bool:

@@ -185,11 +185,23 @@ def test_neither_comments_nor_breaks_of_lines_make_other_detectors():
     assert provenance.without_comments(source) != provenance.without_comments("int a = 2; int b;\n")
 
 
+def kept_training(recipe, seed, day=1, looks=100):
+    return {"recipe": recipe, "seed": seed, "day": day, "last_step": 800, "lines": {"tensor": looks}}
+
+
 def test_trainings_of_different_days_add_up(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "FOLDER", tmp_path / "trainings")
-    first, second = ({"recipe": "stable-net", "seed": seed, "day": 1} for seed in (1000, 1001))
-    provenance.keep([first, second])
-    provenance.keep([second | {"day": 2}, {"recipe": "adam-net", "seed": 1000, "day": 2}])
+    first, second = (kept_training("stable-net", seed) for seed in (1000, 1001))
+    assert provenance.keep([first, second]) == []
+    assert provenance.keep([second | {"day": 2}, kept_training("adam-net", 1000, day=2)]) == []
     assert [(one["recipe"], one["seed"], one["day"]) for one in provenance.stored()] == [
         ("stable-net", 1000, 1), ("stable-net", 1001, 2), ("adam-net", 1000, 2),
     ]  # fmt: skip
+
+
+def test_a_training_that_lost_looks_at_weights_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "FOLDER", tmp_path / "trainings")
+    provenance.keep([kept_training("stable-net", 1000), kept_training("stable-net", 1001, looks=90)])
+    again = kept_training("stable-net", 1001, day=2, looks=80)
+    assert provenance.keep([again]) == [again]
+    assert [(one["seed"], one["day"]) for one in provenance.stored()] == [(1000, 1), (1001, 1)]
