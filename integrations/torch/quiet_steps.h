@@ -1,6 +1,6 @@
-// Handles the optimizer hooks of quiet steps: those of a settled training with one optimizer that are neither
-// sampled nor have gradient norms. The helper's Python code runs in all other steps (clock.py); it decides
-// when quiet steps may follow and later collects what they took. All functions need the interpreter lock.
+// Handles the optimizer hooks of quiet steps: those of a settled training with one optimizer that are not
+// sampled. The helper's Python code runs in all other steps (clock.py); it decides when quiet steps may
+// follow and later collects what they took. All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <new>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "attention_paths.h"
 #include "clock.h"
@@ -63,6 +65,7 @@ class QuietSteps {
                                      {&params_, "params"},
                                      {&state_, "state"},
                                      {&found_inf_, "found_inf"},
+                                     {&grad_scale_, "grad_scale"},
                                      {&cdata_, "_cdata"},
                                      {&lr_, "lr"},
                                      {&step_, "step"},
@@ -71,10 +74,16 @@ class QuietSteps {
   }
 
   // Remembers which parameters the optimizer steps. False: quiet steps cannot follow. The helper has checked
-  // that reading the optimizer and its tensors runs no Python code of the trainer.
-  bool look(void* optimizer) {
+  // that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`: TensorImpl
+  // addresses of all of them in their order; count 0: steps with gradient norms are not quiet.
+  bool look(void* optimizer, const void* const* parameters, size_t count) {
     disarm();
     known_ = {};
+    try {
+      parameters_.assign(parameters, parameters + count);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
     return read_shape(optimizer, nullptr, &known_);
   }
 
@@ -109,10 +118,13 @@ class QuietSteps {
     if (!has_no_arguments(args, kwargs) || is_profiled() || is_compiling()) return -1;
     Shape now;
     if (!read_shape(optimizer, &known_, &now) || now != known_) return -1;
-    if (training_clock().backwards() == 0 || !gradient_report().passes_over()) return -1;
+    if (training_clock().backwards() == 0 || foreshock_step_is_sampled()) return -1;
+    const uint64_t core_before = gradient_report().core_ns();
+    if (!gradient_report().passes_over() && !publish_norms(now)) return -1;
+    const uint64_t in_core = gradient_report().core_ns() - core_before;
     const size_t due = armed_.room == 0 ? 0 : foreshock_weights_due(armed_.numbers, armed_.room);
     is_quiet_ = due == 0;
-    spend(now_ns() - begin);
+    spend(now_ns() - begin - in_core);
     return static_cast<int64_t>(due);
   }
 
@@ -275,6 +287,40 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
+  // Reports the gradient norms that the trainer has taken. False, and nothing was done, if the optimizer does
+  // not step the parameters that look() was given, or multiplies gradients itself.
+  bool publish_norms(const Shape& now) {
+    if (parameters_.empty() || !steps_known_parameters(now)) return false;
+    try {
+      gradient_report().publish(parameters_.data(), parameters_.size(), 1.0, 0, true);
+    } catch (...) {
+      foreshock_off("adapter_gradients");
+    }
+    return true;
+  }
+
+  // Each parameter's object is compared with its TensorImpl, so none that the optimizer has dropped is read.
+  bool steps_known_parameters(const Shape& now) const {
+    const Python& python = Python::get();
+    const PythonReference own(python.own_dict(now.optimizer, nullptr));
+    if (!own) return python.clear_error(), false;
+    if (word_ == 0 || item(own.get(), grad_scale_)) return false;
+    void* groups = item(own.get(), param_groups_);
+    size_t count = 0;
+    for (ssize_t n = 0; n < now.groups; ++n) {
+      Group group;
+      if (!read_group(python.list_item(groups, n), &group)) return false;
+      for (ssize_t i = 0; i < group.size; ++i, ++count) {
+        void* tensor = python.list_item(group.parameters, i);
+        const void* kind = python_type_of(tensor).get();
+        if (kind != now.first_kind && kind != now.last_kind) return false;
+        if (count == parameters_.size() || static_cast<void* const*>(tensor)[word_] != parameters_[count])
+          return false;
+      }
+    }
+    return count == parameters_.size();
+  }
+
   // The step's number in the state of the first parameter, or the next one where no state has it. False: the
   // optimizer has to be looked at.
   bool read_step(void* optimizer, Ending* ending) {
@@ -347,11 +393,12 @@ class QuietSteps {
   static constexpr size_t kHeadWords = 2;  // of every object: its reference count and its type
 
   PythonReference getprofile_, tensor_type_, compiler_;
-  PythonReference param_groups_, params_, state_, found_inf_, cdata_, lr_, step_, is_compiling_;
+  PythonReference param_groups_, params_, state_, found_inf_, grad_scale_, cdata_, lr_, step_, is_compiling_;
   size_t tensor_words_ = 0;                    // size of a tensor's object
   size_t word_ = 0;                            // of these the one that holds its TensorImpl; 0: not known
   Seen first_ = {}, last_ = {}, number_ = {};  // parameters, and the step's number
   Shape known_ = {};
+  std::vector<const void*> parameters_;  // TensorImpl addresses of what the optimizer steps
   Armed armed_ = {};
   bool is_armed_ = false;
   bool is_quiet_ = false;  // the step in progress
@@ -385,7 +432,10 @@ inline void* ends(void*, void* const* given, ssize_t count) {
 }
 
 inline void* look(void*, void* const* given, ssize_t count) {
-  return count == 1 ? integer(QuietSteps::instance().look(given[0])) : nullptr;
+  if (count != 3) return nullptr;
+  const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
+  return integer(QuietSteps::instance().look(given[0], reinterpret_cast<const void* const*>(number(1)),
+                                             static_cast<size_t>(number(2))));
 }
 
 inline void* arm(void*, void* const* given, ssize_t count) {

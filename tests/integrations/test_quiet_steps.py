@@ -1,4 +1,4 @@
-"""Steps of a settled training that are neither sampled nor have norms of gradients: no parameter is looked at."""
+"""Steps of a settled training that are not sampled: no Python code lists the parameters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,57 @@ def test_a_step_with_norms_or_a_sample_has_its_gradients(trainer):
     clip = "if step == 25: torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"
     looks, passed = train(trainer, sampled=[12, 30], between=clip)
     assert steps_with(passed, "gradients") == [12, 25, 30]
-    assert {n for n in range(3, 40) if looks[n] > 0} == {12, 16, 25, 30, 32}
+    assert {n for n in range(3, 40) if looks[n] > 0} == {12, 16, 30, 32}
+
+
+CLIPPED = """
+_fake.fake_sample(0)
+net = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(4)])
+optimizer = torch.optim.AdamW([{{"params": list(net[:1].parameters())}}, {{"params": list(net[1:].parameters())}}])
+from foreshock_torch import clock
+looks, read = [], clock.parameters_of
+def counted(optimizer): looks[-1] += 1; return read(optimizer)
+clock.parameters_of = counted
+rows = []
+for step in range(40):
+    looks.append(0)
+    net(torch.ones(1, 2)).sum().backward()
+    {between}
+    taken = {{p._cdata: float(p.grad.double().norm()) ** 2 for g in optimizer.param_groups for p in g["params"]}}
+    events()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, foreach={foreach})
+    optimizer.step()
+    told = [row["squares"] for row in events("gradients")]
+    optimizer.zero_grad()
+    rows.append([taken, told])
+print(json.dumps([looks, rows]))
+"""
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_quiet_steps_report_the_norms_that_clipping_takes(trainer, foreach):
+    looks, rows = trainer(CLIPPED.format(between="", foreach=foreach))
+    assert {n for n in range(3, 40) if looks[n] > 0} == {16, 32}
+    for taken, told in rows[3:]:
+        assert told == [pytest.approx(taken, rel=1e-6)]  # norms are fp32
+
+
+CHANGES = {
+    "a parameter in the middle": (
+        "if step == 20: new = torch.nn.Parameter(net[1].bias.detach().clone()); new.grad = net[1].bias.grad; "
+        "optimizer.param_groups[1]['params'][1] = net[1].bias = new; del new"
+    ),
+    "two in another order": "if step == 20: these = optimizer.param_groups[1]['params']; these[1:3] = these[2:0:-1]",
+    "one fewer": "if step == 20: del optimizer.param_groups[1]['params'][2]",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_norms_are_those_of_the_parameters_that_the_optimizer_steps_now(trainer, change):
+    looks, rows = trainer(CLIPPED.format(between=CHANGES[change], foreach=True))
+    assert looks[20] > 0
+    for taken, told in rows[3:]:
+        assert told == [pytest.approx(taken, rel=1e-6)]
 
 
 def test_a_gradient_that_is_kept_over_the_steps_is_followed(trainer):

@@ -164,11 +164,11 @@ class Monitor:
         if not has_stepped:
             in_core += self.weights.before(optimizer)
         if self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
-            self._is_settled = is_plain(optimizer, self._torch.Tensor) and bool(self.core.quiet.look(optimizer))
+            self._is_settled = is_plain(optimizer, self._torch.Tensor) and self.core.look(optimizer)
         return in_core
 
-    # A training that has settled has one optimizer, whose tensors have names. Its steps that are neither sampled nor
-    # have gradient norms are quiet: quiet_steps.h handles them, and none of the methods here is called.
+    # A training that has settled has one optimizer, whose tensors have names. Its steps that are not sampled are quiet:
+    # quiet_steps.h handles them, and none of the methods here is called.
 
     def _look_again(self) -> None:
         """The next step is not quiet."""

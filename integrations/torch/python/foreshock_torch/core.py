@@ -190,6 +190,13 @@ class Core:
         self.logs.noted = quiet.wait
         return quiet
 
+    def look(self, optimizer: Any) -> bool:
+        """Whether quiet steps can follow the one that has begun with step_begins()."""
+        import ctypes as c
+
+        addresses, array = self._given
+        return bool(self.quiet.look(optimizer, c.addressof(array), len(addresses)))
+
     def arm(
         self, ends: bool, is_counted: bool, step: int, address: int, before: int, after: int, weights: bool
     ) -> None:
