@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "lab/study.h"
-#include "lab/study_report.h"
 
 namespace foreshock::lab {
 namespace {

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "lab/measure.h"
-#include "lab/statistics.h"
 
 namespace foreshock::lab {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "lab/study_report.h"
+#include "lab/study.h"
 
 namespace foreshock::lab {
 namespace {

@@ -1,9 +1,9 @@
-#include "lab/statistics.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "lab/measure.h"
 
 namespace foreshock::lab {
 namespace {
