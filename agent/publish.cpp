@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "agent/measured.h"
+#include "agent/detection.h"
 #include "agent/restart_state.h"
 #include "detect/thresholds.h"
 #include "segment/layout.h"

@@ -1,7 +1,7 @@
 // foreshock docs: writes the pages of docs/ that are generated from tables.
 #include <cstdio>
 
-#include "agent/measured.h"
+#include "agent/detection.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "detect/thresholds.h"

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/command_environment.h"
 #include "cli/commands.h"
 #include "cli/known_bad.h"
 #include "cli/process.h"

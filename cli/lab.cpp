@@ -15,7 +15,6 @@
 #include "cli/terminal.h"
 #include "cli/words.h"
 #include "lab/study.h"
-#include "lab/study_report.h"
 
 namespace foreshock::cli {
 namespace {

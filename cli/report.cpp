@@ -1,5 +1,3 @@
-#include "cli/report.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -8,11 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "agent/measured.h"
+#include "agent/detection.h"
 #include "agent/publish.h"
 #include "cli/commands.h"
 #include "cli/files.h"
-#include "cli/format.h"
 #include "cli/report_builder.h"
 #include "cli/report_text.h"
 #include "cli/terminal.h"

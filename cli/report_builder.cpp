@@ -7,8 +7,8 @@
 #include <set>
 #include <tuple>
 
-#include "cli/format.h"
 #include "cli/report_text.h"
+#include "cli/terminal.h"
 
 namespace foreshock::cli {
 namespace {

@@ -5,8 +5,8 @@
 #include <iterator>
 #include <map>
 
-#include "agent/measured.h"
-#include "cli/format.h"
+#include "agent/detection.h"
+#include "cli/terminal.h"
 #include "detect/thresholds.h"
 
 namespace foreshock::cli {

@@ -14,13 +14,11 @@
 
 #include "agent/agent.h"
 #include "cli/agent_client.h"
-#include "cli/command_environment.h"
 #include "cli/commands.h"
 #include "cli/known_bad.h"
 #include "cli/options.h"
 #include "cli/process.h"
 #include "cli/run_dir.h"
-#include "cli/summary.h"
 #include "cli/terminal.h"
 #include "cli/torch.h"
 #include "libmonitor/process.h"

@@ -15,7 +15,6 @@
 
 #include "cli/agent_client.h"
 #include "cli/commands.h"
-#include "cli/summary.h"
 #include "cli/terminal.h"
 #include "segment/layout.h"
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
+
 namespace foreshock::cli {
 
 struct Installation {
@@ -93,6 +95,20 @@ bool is_static_program(const std::string& path);
 
 // The dynamic linker that the program at `path` names; "" for a script, a static program, anything else.
 std::string program_interpreter(const std::string& path);
+
+// The environment of a monitored command.
+
+struct Monitored {
+  std::string base, run_id, adapters;
+};
+
+// Ours, with LD_PRELOAD appended to (what the user preloads stays first), PYTHONPATH prepended to, and the
+// FORESHOCK_ variables of the trainer set.
+std::vector<std::string> command_environment(const Installation& installation, const Arguments& arguments,
+                                             const Monitored& monitored);
+
+// "" when a program started in `environment` loads our library, else why not. Runs /bin/true.
+std::string preload_problem(const std::vector<std::string>& environment, const std::string& library);
 
 }  // namespace foreshock::cli
 

@@ -1,7 +1,7 @@
 # cmake -DSOURCE=<this folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: the page as raw
 # strings, and the hashes of what the page allows in its policy. Its scripts become one, in this order.
 set(scripts words charts events page)
-set(text "#include \"cli/report.h\"\n\nnamespace foreshock::cli {\n")
+set(text "#include \"cli/report_text.h\"\n\nnamespace foreshock::cli {\n")
 macro(embed_text name)
   set(bytes "")
   foreach(file ${ARGN})

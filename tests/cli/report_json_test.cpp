@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/report.h"
+#include "cli/report_text.h"
 #include "told_run.h"
 
 namespace foreshock::cli {

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/report.h"
+#include "cli/report_text.h"
 
 namespace foreshock::cli {
 namespace {

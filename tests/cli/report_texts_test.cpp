@@ -3,7 +3,7 @@
 #include <set>
 #include <string>
 
-#include "agent/measured.h"
+#include "agent/detection.h"
 #include "cli/report_text.h"
 
 namespace foreshock::cli {
