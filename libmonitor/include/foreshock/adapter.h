@@ -1,9 +1,9 @@
 /* foreshock/adapter.h: the seam between libforeshock.so and the adapters that `foreshock run` builds for one
- * exact torch. Not for trainers: use <foreshock/hook.h>. C99.
+ * exact torch. Trainers use <foreshock/hook.h> instead. C99.
  *
- * Compiled graphs that call no dispatcher (AOTInductor packages, Inductor with cpp_wrapper) call attention
- * through torch's C shim, whose functions libforeshock.so interposes (libmonitor/interpose_shims.cpp). It
- * knows the arguments, the adapter knows the tensors behind the handles.
+ * Compiled graphs that bypass the dispatcher (AOTInductor packages, Inductor with cpp_wrapper) call attention
+ * through torch's C shim. libforeshock.so interposes the shim's functions (libmonitor/interpose_shims.cpp)
+ * and passes their arguments to the adapter, which can read the tensors behind the handles.
  */
 #ifndef FORESHOCK_ADAPTER_H_
 #define FORESHOCK_ADAPTER_H_
@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* X(number, function of torch's C shim, operation it is, pass). Device functions are counted, not described.
- */
+/* X(number, function of torch's C shim, operation that it calls, pass). Calls of the CUDA functions are
+ * counted but not sampled. */
 #define FORESHOCK_SHIMS(X)                                                                                 \
   X(0, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,                                         \
     "_scaled_dot_product_flash_attention_for_cpu", FORESHOCK_FORWARD)                                      \
@@ -46,24 +46,25 @@ typedef struct foreshock_shim_call {
   uint32_t size; /* sizeof, as in hook.h */
   uint32_t number;
   const void *query, *key, *value, *mask, *grad_out;
-  const void *out, *log_sum_exp; /* given to a backward; of a forward once it has returned */
-  const void* grad_query;        /* once a backward has returned */
+  const void *out, *log_sum_exp; /* inputs of a backward; results of a forward, set once it has returned */
+  const void* grad_query;        /* result of a backward, set once it has returned */
   double scale;                  /* 0: torch's default */
   double dropout;
   int32_t causal;
   int32_t failed; /* nonzero: the function returned an error */
 } foreshock_shim_call;
 
-/* What an adapter exports for the shims, by these names. */
+/* The adapter exports the functions below; libforeshock.so finds them by name. */
 
-/* Before the function: nonzero when the call is wanted described. Every call is followed by ..._ended. */
+/* Called before the shim function. Nonzero: the call is to be sampled. Always followed by ..._ended. */
 int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 
-/* After the function returned, with the results filled in; `wanted` is what ..._begins answered. */
+/* Called after the shim function has returned, with the results filled in; `wanted` is the result of
+ * ..._begins. */
 void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted);
 
-/* What an adapter exports for doors that see calls but not who makes them: nonzero while this thread is in
- * the middle of a backward pass, where a forward call is a recomputation. */
+/* Nonzero while this thread runs a backward pass, in which a forward call is a recomputation. For interposed
+ * functions that cannot see their caller (TransformerEngine). */
 int foreshock_adapter_in_backward(void);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
-/* foreshock/annotate.h: calls into the monitor for programs that are not linked with it. Every function has
- * no effect, and returns 0, unless libforeshock.so is loaded (preloaded or linked) when the program runs.
- * C99.
+/* foreshock/annotate.h: calls the monitor from programs that are not linked with it. Every function does
+ * nothing and returns 0 (foreshock_annotate_register_op: -1) unless libforeshock.so is loaded, by preloading
+ * or linking, when the program runs. C99.
  *
- * To link it without find_package or pkg-config, say -Wl,--no-as-needed before -lforeshock: weak references
- * alone do not count as a need.
+ * To link libforeshock.so without find_package or pkg-config, pass -Wl,--no-as-needed before -lforeshock: for
+ * weak references alone the linker drops the library.
  */
 #ifndef FORESHOCK_ANNOTATE_H_
 #define FORESHOCK_ANNOTATE_H_
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* Weak: null unless the library is there. */
+/* Weak: a function is null unless libforeshock.so is loaded. */
 extern int foreshock_enabled(void) __attribute__((weak));
 extern int32_t foreshock_register_op(const char* name, uint32_t pass) __attribute__((weak));
 extern int foreshock_attention_enter(int32_t op, uint32_t flags) __attribute__((weak));
@@ -62,7 +62,7 @@ static inline void foreshock_annotate_observe_gradients(const foreshock_gradient
   if (foreshock_observe_gradients) foreshock_observe_gradients(gradients, count);
 }
 
-/* Zero, and nothing is filled in, also where the library that is there is older than this call. */
+/* As foreshock_read_advice; also returns 0 if the loaded library is too old to have that function. */
 static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   if (!foreshock_read_advice) return 0;
   advice->size = sizeof *advice;
@@ -70,7 +70,7 @@ static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   return foreshock_read_advice(advice);
 }
 
-/* One optimizer step has ended; `step` counts from 1, or is -1 to count on. */
+/* Reports that an optimizer step has ended. `step` counts from 1; -1: the monitor continues its own count. */
 static inline void foreshock_annotate_step(int64_t step, double loss) {
   foreshock_step record;
   if (!foreshock_step_end) return;

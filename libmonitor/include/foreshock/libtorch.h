@@ -1,7 +1,7 @@
-// foreshock/libtorch.h: what only a C++ trainer on LibTorch knows: layer names, gradients before clipping,
-// the absolute step. All optional: without it steps are counted and layers are numbered in the order of their
-// calls. Nothing here has an effect unless libforeshock.so is preloaded or linked. C++17, no torch header of
-// its own: include it after torch's.
+// foreshock/libtorch.h: reports layer names and gradients before clipping from a C++ trainer on LibTorch. All
+// calls are optional: without them the monitor counts steps itself and numbers layers in the order of their
+// calls. They have no effect unless libforeshock.so is preloaded or linked. C++17. Include it after torch's
+// headers; it includes none of them itself.
 //
 //   foreshock::name_layers(*model);                   // once the model is built, and after it has changed
 //   loss.backward();
@@ -20,8 +20,8 @@
 
 namespace foreshock {
 
-// Label of the layer a parameter belongs to: its first number, "003" of "blocks.3.query.weight"; without one
-// what stands before the last dot.
+// Label of a parameter's layer: the first number in its name, "003" for "blocks.3.query.weight". A name
+// without a number gives the text before its last dot.
 inline std::string layer_label(const std::string& name) {
   for (size_t at = 0; at < name.size(); at = name.find('.', at) + 1) {
     char* end = nullptr;
@@ -36,8 +36,8 @@ inline std::string layer_label(const std::string& name) {
   return name.substr(0, name.rfind('.'));
 }
 
-// Names the parameters of a torch::nn::Module. Returns how many were kept. The parameters must go on living
-// as the tensors they are (moving the model to a device makes new ones: call it again).
+// Names the parameters of a torch::nn::Module. Returns how many were kept. Call it again after the model's
+// tensors have been replaced, for example by moving the model to a device.
 template <class Module>
 int name_layers(const Module& module) {
   const auto named = module.named_parameters();
@@ -58,8 +58,8 @@ int name_layers(const Module& module) {
   return foreshock_annotate_name_parameters(rows.data(), rows.size());
 }
 
-// Publishes the gradients as they are now, at sampled steps only: dense ones on the CPU, in fp32 or fp64; if
-// any is something else none is, since part of a norm is not the norm.
+// Reports all gradients at sampled steps. Every gradient must be dense, on the CPU and in fp32 or fp64; if
+// one is not, none is reported, because a norm over some of them would not be the norm.
 template <class Module>
 void observe_gradients(const Module& module) {
   if (!foreshock_annotate_step_is_sampled()) return;
