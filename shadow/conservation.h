@@ -1,25 +1,35 @@
-// Judges what a backward call conserves over all keys of one kv-head. The rows of P sum to 1, hence
+// Checks two sums over all keys of one kv-head that every correct backward kernel conserves. The rows of P
+// sum to 1, hence
 //
 //   sum_j dV_j = sum_i dO_i,   sum_j dK_j = 0
 //
-// whatever the kernel. It finds errors at keys that no slice samples. Not valid where the call saw a part of
-// the keys that its log_sum_exp covers (context parallelism, sinks): the caller must know.
+// The check finds errors at keys that no slice samples. It is not valid if the call saw only a part of the
+// keys that its log_sum_exp covers (context parallelism, sinks); the caller must discard the result of such a
+// call.
 //
-// Tolerances are variances of roundings, of each column c, u being half an ulp at 1 in the storage format:
+// Symbols, for query row i, key j and column c:
+//   u      half an ulp at 1 in the storage format (the relative variance of one rounding is at most u^2/3)
+//   e      precision of the arithmetic: 2^-23, for fp64 2^-52
+//   v, k   twice the largest |v_j| and twice the largest |k_j| of the sampled keys
+//   eta_i  relative error of the weights of row i from scores and log_sum_exp in this arithmetic:
+//          e' |lse_i| + e scale |q_i| k, e' being e, or the precision of log_sum_exp if that is coarser
+//   eta    the largest eta_i of the rows with dO_i != 0
+//   delta_i = dO_i . out_i,   dS the gradients of the scores
+//   R      how often a sum over the rows is rounded to the storage format while terms are added.
+//          PyTorch's CPU kernel adds a block of queries at a time, so R is heads times blocks. For fp32 and
+//          fp64 storage R is the number of rows, since the arithmetic in a block is no finer than the storage
+//
+// The tolerances are variances, per column c:
 //
 //   dV: sum_i dO_ic^2 (u^2/3 + eta_i^2) + R sum_j ulp(dV_jc)^2/12
 //   dK: scale^2 sum_i q_ic^2 (u^2/3 (sum_c' dO_ic'^2 out_ic'^2 + 2 delta_i^2) + keys (e |dO_i| v)^2)
 //       + (1 + eta^2 3/u^2) sum_j ulp(dK_jc)^2 + R sum_j ulp(dK_jc)^2/12
 //
-// u^2/3 is at least the variance of one rounding to the format. It stands for the roundings of P where it
-// multiplies dO (sum_j P_ij^2 <= 1), and in dK for those of out, which delta holds: of out itself, and of P
-// in it, which is sum_j P_ij^2 (dO_i.v_j)^2 <= 2 sum_j dS_ij^2 + 2 delta_i^2. The sum over dS^2 and the
-// rounding of dS are at most u^2 sum_j dK_jc^2 <= sum_j ulp(dK_jc)^2 where the terms of dK do not cancel. e
-// is the precision of the arithmetic (2^-23, of fp64 2^-52); v the largest |v_j| and k the largest |k_j| of
-// the sampled keys, doubled; eta_i = e (|lse_i| + scale |q_i| k) the error of a row's weights that scores and
-// log_sum_exp in this arithmetic leave. R is how often a sum is rounded to the format while terms are added:
-// PyTorch's CPU kernel adds a block of queries at a time, and inside a block fp32 storage is at least as fine
-// as the arithmetic.
+// In dV, u^2/3 covers the rounding of P before it multiplies dO (sum_j P_ij^2 <= 1). In dK, u^2/3 covers the
+// error of delta_i, which has two sources. The first is the rounding of out: sum_c' dO_ic'^2 out_ic'^2. The
+// second is the rounding of P inside out: sum_j P_ij^2 (dO_i.v_j)^2 <= 2 sum_j dS_ij^2 + 2 delta_i^2. The sum
+// over dS^2 and the rounding of dS add at most u^2 sum_j dK_jc^2 <= sum_j ulp(dK_jc)^2 if the terms of dK do
+// not cancel.
 #ifndef FORESHOCK_SHADOW_CONSERVATION_H_
 #define FORESHOCK_SHADOW_CONSERVATION_H_
 
@@ -29,14 +39,14 @@
 
 namespace foreshock {
 
-// Root mean square over the columns of what is not conserved, over the tolerance: below 1 where roundings
-// alone are to blame. Absent: not given, or some number is not finite.
+// Root mean square of the violation over the columns, divided by the root mean square tolerance: below 1 if
+// only rounding is at work. Absent if the call has no key sums or some value is not finite.
 struct ConservationRatios {
   std::optional<double> grad_key, grad_value;
 };
 ConservationRatios conservation_of(const KeyColumns& columns);
 
-// How often a sum of dK or dV is rounded to the format (R above).
+// R of the formulas above: how often a sum of dK or dV is rounded to the storage format.
 double roundings_of_sum(const KeyColumns& columns);
 
 }  // namespace foreshock

@@ -17,21 +17,23 @@ namespace HWY_NAMESPACE {
 
 constexpr int kColumnTile = 48;
 
-// The sampled columns lie in the lanes, tiles of query rows are broadcast. Arrays of T, 64-byte aligned,
-// stride = padded columns.
+// Working arrays, 64-byte aligned. The sampled columns (key positions) lie in the lanes; query rows are
+// processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
+// padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile are indexed
+// [row][element].
 template <class T>
 struct ColumnArrays {
   int stride;
   T *key, *value, *first_query;
   T *query, *grad_out, *out, *log_sum_exp, *delta;
   T *score, *grad_weight, *weight, *grad_score, *partial;
-  T *grad_key[2], *grad_value[2];  // exact; or plain and fused
+  T *grad_key[2], *grad_value[2];  // [0] exact; or [0] plain and [1] fused
 
   ColumnArrays(const KeyColumns& c, std::vector<double>* scratch) : stride(padded_rows<T>(c.columns)) {
     const size_t columns = stride, head = c.head_dim, value_dim = c.value_dim, tile = kColumnTile;
     const size_t total = columns * (3 * head + 3 * value_dim + 1 + 4 * tile + std::max(head, value_dim)) +
                          tile * (head + 2 * value_dim + 2);
-    constexpr size_t kArrays = 17;
+    constexpr size_t kArrays = 17;  // calls of take() below; each may need padding
     ArraysIn<T> arrays(scratch, total, kArrays);
     key = arrays.take(columns * head);
     value = arrays.take(columns * value_dim);
@@ -50,7 +52,7 @@ struct ColumnArrays {
   }
 };
 
-// `factor` multiplies the keys.
+// Multiplies the keys by `factor`, and sets the gradients to 0.
 template <class T>
 void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   load_lanes<T>(c.key, c.dtype, c.columns, c.head_dim, factor, a.key);
@@ -63,8 +65,9 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   }
 }
 
-// delta of each row: from the first element to the last, or from the last to the first (noise_floor.cpp says
-// why). Eight rows at a time, since one chain of fused multiply-adds waits for itself.
+// Computes delta of each row, adding from the first element to the last, or if `from_last` in reverse
+// (noise_floor.cpp gives the reason). Eight rows are interleaved, since in one chain of fused multiply-adds
+// each waits for the previous.
 template <class T>
 HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
   constexpr int kAtOnce = 8;
@@ -82,8 +85,8 @@ HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, b
   }
 }
 
-// Rows [first, first + count): their arrays, delta, products with keys (a.score) and with values
-// (a.grad_weight).
+// Loads the rows [first, first + count) and computes their delta, their products with the keys (a.score) and
+// those of grad_out with the values (a.grad_weight).
 template <class T>
 HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count,
                                bool delta_from_last) {
@@ -94,12 +97,26 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
   for (int t = 0; t < count; ++t)
     a.log_sum_exp[t] = static_cast<T>(load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, first + t));
   compute_deltas(a, count, c.value_dim, delta_from_last);
-  multiply<T>({a.key, a.stride, a.query, 1, head, c.head_dim, false}, count, a.score);
-  multiply<T>({a.value, a.stride, a.grad_out, 1, value, c.value_dim, false}, count, a.grad_weight);
+  multiply<T>({.lanes = a.key,
+               .stride = a.stride,
+               .matrix = a.query,
+               .inner_step = 1,
+               .outer_step = head,
+               .inner = c.head_dim,
+               .accumulate = false},
+              count, a.score);
+  multiply<T>({.lanes = a.value,
+               .stride = a.stride,
+               .matrix = a.grad_out,
+               .inner_step = 1,
+               .outer_step = value,
+               .inner = c.value_dim,
+               .accumulate = false},
+              count, a.grad_weight);
 }
 
-// change(score, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of columns;
-// both results become 0 where the row does not see the key.
+// Calls change(score, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of
+// columns, and stores 0 for weight and grad_score if the row does not see the key.
 template <class T, class F>
 HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count, F change) {
   const LanesTag<T> d;
@@ -166,7 +183,7 @@ void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n,
 }
 
 template <class T>
-void floors_as(const KeyColumns& c, ColumnReference* result) {
+void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   using V = hn::Vec<LanesTag<T>>;
   const LanesTag<T> d;
   const ColumnArrays<T> a(c, &result->scratch);
@@ -198,9 +215,9 @@ void floors_as(const KeyColumns& c, ColumnReference* result) {
 
 void floors_in_lanes(const KeyColumns& c, ColumnReference* result) {
   if (c.dtype == DType::kFp64) {
-    floors_as<double>(c, result);
+    compute_rounded_as<double>(c, result);
   } else {
-    floors_as<float>(c, result);
+    compute_rounded_as<float>(c, result);
   }
 }
 

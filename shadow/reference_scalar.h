@@ -1,4 +1,4 @@
-// The definition of the reference, and its slow form.
+// Defines the reference computation one element at a time; reference.h must agree with it to the bit.
 #ifndef FORESHOCK_SHADOW_REFERENCE_SCALAR_H_
 #define FORESHOCK_SHADOW_REFERENCE_SCALAR_H_
 
@@ -8,31 +8,34 @@
 
 namespace foreshock {
 
-// As reference(), row by row with std::fma.
+// Computes the same as reference(), one row at a time with std::fma.
 void reference_scalar(const AttentionSlice& slice, Reference* result);
 
-// What one pass over the keys leaves of one row.
+// Reductions of one row's scores over the keys.
 struct RowSums {
-  double max;       // of the scores; -Inf: none seen
-  double second;    // the second largest, ties counted
-  double min;       // of the scores above -Inf; +Inf: none
-  double sum;       // of exp(score - max)
-  double weighted;  // of exp(score - max) * (score - max), <= 0
+  double max;       // largest score; -Inf: the row sees no key
+  double second;    // second largest score; equals max if two keys tie
+  double min;       // smallest score above -Inf; +Inf: none
+  double sum;       // sum of exp(score - max)
+  double weighted;  // sum of exp(score - max) * (score - max), <= 0
 };
 
-// Shared by both forms. Sizes the vectors; fills the scalars of a row; fills delta, given_delta, share and
-// partial of a backward row.
+// The functions below are shared by the scalar and the vectorized form.
+
+// Sizes the vectors of `result` for the slice.
 void resize_reference(const AttentionSlice& slice, Reference* result);
+// Fills the forward scalars of a row.
 void finish_row(const RowSums& sums, int row, Reference* result);
+// Fills delta, given_delta, share and partial of a row. Needs its out and log_sum_exp.
 void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
 
-// What the sums over the keys leave of a backward row: of grad_scores * key, and of weight * key, with
-// weights exp(score - max). Element `k` of both gradients.
+// Fills element `k` of grad_query, given_grad_query and key_mean of a row from its sums over the keys, with
+// weights exp(score - max): `sum` of the weights, `grad` of grad_score * key, `key_sum` of weight * key.
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result);
 
-// What is subtracted from the scores: the maximum, or 0 for a row without a key, whose weights are then
-// exp(-Inf).
+// The number subtracted from the scores before exp: the maximum, or 0 for a row without keys, so that its
+// weights are exp(-Inf) = 0 and not NaN.
 inline double shift_of(double max) { return max == -std::numeric_limits<double>::infinity() ? 0.0 : max; }
 
 }  // namespace foreshock
