@@ -1,6 +1,6 @@
-// A directory that belongs to somebody else, perhaps to somebody hostile: held open, so that it cannot be
-// exchanged, and used by plain file names only. No link is followed, no pipe is waited for, nothing outside
-// is read or written. One thread.
+// Reads and writes files of a directory that may belong to a hostile user. The directory is held open, so
+// that it cannot be replaced by another, and files are named without any path. Links are not followed,
+// opening a pipe does not block, and nothing outside the directory is read or written. One thread.
 #ifndef FORESHOCK_AGENT_DIRECTORY_H_
 #define FORESHOCK_AGENT_DIRECTORY_H_
 
@@ -13,59 +13,59 @@
 
 namespace foreshock {
 
-// Whether what has failed with this errno may be had a moment later: this process or the node has no
-// descriptor or no memory left.
+// Whether errno `error` means a temporary shortage of descriptors or memory, after which a retry may succeed.
 bool is_shortage(int error);
 
 class Directory {
  public:
-  // Opens `path`, which the caller trusts but for its last component: that must be a directory and no link.
-  // Null: *why is a short reason.
+  // Opens `path`. Its last component need not be trusted: it must be a directory and not a link. The caller
+  // must trust the others. Returns null and sets *why to a short reason if that fails.
   static std::unique_ptr<Directory> open(const std::string& path, std::string* why);
-  // The same, for a directory inside this one.
+  // As open(), for the directory `name` inside this one.
   std::unique_ptr<Directory> open_inside(const std::string& name, std::string* why) const;
-  // Another descriptor of this one.
+  // Opens the same directory with another descriptor; null on failure.
   std::unique_ptr<Directory> open_again() const;
   ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // Of the path or the name it was opened by; for messages, never to open anything.
+  // The path with which it was opened; for messages only, since the path may lead elsewhere by now.
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   struct stat status() const;
   uid_t owner() const { return owner_; }
 
-  // Names that begin and end as given and do not begin with a dot, sorted. Of a directory with more than
-  // kMostEntries entries the first ones that the kernel tells. `was_read`: false where a shortage is why
-  // there are none, which says nothing.
+  // Sorted names that begin with `begin`, end with `end` and do not begin with a dot. Only the first
+  // kMostEntries entries of a directory are read. *was_read becomes false if a shortage (is_shortage())
+  // stopped the reading: a missing name then does not mean that the file is gone.
   static constexpr size_t kMostEntries = 16384;
   std::vector<std::string> names(const std::string& begin, const std::string& end,
                                  bool* was_read = nullptr) const;
-  // The same for the directories inside.
+  // As names(), for every directory inside this one.
   std::vector<std::string> directories(bool* was_read = nullptr) const;
 
-  // A regular file of the directory's owner (anybody's, where the directory is root's or ours), with no other
-  // name. -1 and errno when there is none; `flags` are open(2)'s. The caller closes it.
+  // Opens a regular file with link count 1 that belongs to the directory's owner or to this process; in a
+  // directory of root or of this process it may belong to anybody. `flags` are those of open(2). Returns a
+  // descriptor that the caller must close, or -1 and errno.
   int open_file(const std::string& name, int flags) const;
   bool has(const std::string& name) const;
-  // Of the entry itself, also if it is a link; nothing when there is none.
+  // The status of the entry itself, not of the target of a link; nothing if there is no such entry.
   std::optional<struct stat> status_of(const std::string& name) const;
 
-  // The whole file, at most `most` bytes; nothing, and errno, when it cannot be read or is larger.
+  // The content of the file; nothing, and errno, if it cannot be read or has more than `most` bytes.
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
-  // Replaces the file as a whole: nobody reads half of it. Root gives it to the owner of the
-  // directory, another service opens it to him if the directory has the set-group-id bit; else it is ours
-  // alone. False when the directory is full or not to be written.
+  // Replaces the file atomically: a reader sees the old or the new content. Root gives the file to the owner
+  // of the directory. Any other user makes the file readable and writable for all if the directory has the
+  // set-group-id bit, since such a directory is shared between its owner and this process's group. Otherwise
+  // only this process's user can read the file. False if it cannot be written.
   bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;
 
-  // Takes an flock (LOCK_EX or LOCK_SH) on the file, creating it if need be. The descriptor that holds it, or
-  // -1.
+  // Takes an flock (LOCK_EX or LOCK_SH) on the file without waiting, and creates the file if it is missing.
+  // Returns the descriptor that holds the lock, or -1.
   int lock(const std::string& name, int operation) const;
-  // Whether anybody holds an flock on the file; true as well where there is nothing left to ask with
-  // (is_shortage()).
+  // Whether any process holds an flock on the file; also true if a shortage prevents the check.
   bool is_locked(const std::string& name) const;
 
  private:
