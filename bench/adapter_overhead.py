@@ -65,7 +65,7 @@ def serve(adapter: str) -> None:
     if adapter:
         assert ctypes.CDLL(adapter).foreshock_adapter_start() > 0
         fake = getattr(ctypes.CDLL(None), "fake_sample", None)
-        if fake:  # the stand-in of the tests: neither samples nor records
+        if fake:  # tests preload a fake monitor (fake_core.cpp): make it neither sample nor record
             fake(0)
             ctypes.CDLL(None).fake_record(0)
     calls = workloads()
@@ -98,6 +98,7 @@ class Child:
 def median_bounds(values: list[float]) -> tuple[float, float, float]:
     """Median and its 95 % interval from the binomial law of how many rounds fall below it."""
     ranked = sorted(values)
+    # 1.96 standard deviations of Binomial(n, 1/2), each of sqrt(n) / 2.
     reach = math.ceil(0.98 * math.sqrt(len(ranked))) + 1
     middle = len(ranked) // 2
     return (

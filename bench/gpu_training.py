@@ -93,10 +93,9 @@ def main() -> int:
         status = subprocess.run([str(word) for word in command], env=environment, check=False).returncode
         if status == 0:
             (rank,) = json.loads(summary.read_text())["ranks"]
-            of = rank["attention"]["forward"]
-            print(
-                f"the monitor says {rank['slowdown_ratio']:.3%}; judged {of['judged']} of {of['calls']} forward calls"
-            )
+            forward = rank["attention"]["forward"]
+            checked = f"checked {forward['judged']} of {forward['calls']} forward calls"
+            print(f"the monitor reports {rank['slowdown_ratio']:.3%}; {checked}")
     return status
 
 

@@ -58,9 +58,10 @@ class Chroot:
             self.install(packages)
             ready.write_text(" ".join(packages))
             return
-        base = CHROOTS / suite if name else None
+        base = CHROOTS / suite if name else None  # a named chroot is a copy of the plain one of its suite
         if base is not None and not (base / "ready").exists():
             Chroot(suite)
+        # Built under another name and renamed at the end, so that an interrupted build is never used.
         unfinished = CHROOTS / (self.path.name + ".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         CHROOTS.mkdir(parents=True, exist_ok=True)
@@ -77,14 +78,15 @@ class Chroot:
         self.path = unfinished.rename(final)
 
     def _debootstrap(self) -> None:
-        print(f"package: making a Debian {self.suite} in {self.path.with_suffix('')}", flush=True)
+        final = self.path.with_suffix("")  # without the .new of an unfinished chroot
+        print(f"package: making a Debian {self.suite} in {final}", flush=True)
         command = ["debootstrap", "--variant=minbase", f"--keyring={KEYRING}", "--include=ca-certificates"]
         done = subprocess.run(
             [*command, self.suite, str(self.path), mirror()], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             raise ChrootError(f"debootstrap {self.suite} failed: {(done.stderr or done.stdout).strip()[-300:]}")
-        # The mirror may be a frozen copy, whose testing "expires"; signatures are checked all the same.
+        # The Release file of a frozen mirror is past its Valid-Until date. Signatures are still checked.
         setting = 'Acquire::Check-Valid-Until "false";\n'
         (self.path / "etc" / "apt" / "apt.conf.d" / "99frozen").write_text(setting)
         self.check("useradd", "--create-home", "--uid", "1000", USER)
@@ -103,7 +105,10 @@ class Chroot:
         timeout: float = 1800,
         **more: object,
     ) -> subprocess.CompletedProcess[str]:
-        """`command` inside, as `user`, with `binds` (outside: inside) mounted. The environment is `env` alone."""
+        """Runs `command` inside as `user`, with `binds` (outside: inside) mounted.
+
+        Its environment is PATH, HOME, LANG, DEBIAN_FRONTEND and `env`; nothing is inherited.
+        """
         home = "/root" if user == "root" else f"/home/{user}"
         variables = {"PATH": PATHS, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         variables |= env or {}

@@ -16,7 +16,7 @@ void* library() {
 }
 
 template <class... Arguments>
-int call_or_fail(const char* name, Arguments... arguments) {
+int try_call(const char* name, Arguments... arguments) {
   using Function = int (*)(Arguments...);
   const auto function = reinterpret_cast<Function>(dlsym(library(), name));
   return function ? function(arguments...) : -1;
@@ -24,7 +24,7 @@ int call_or_fail(const char* name, Arguments... arguments) {
 
 template <class... Arguments>
 void call(const char* name, Arguments... arguments) {
-  if (const int error = call_or_fail(name, arguments...); error != 0)
+  if (const int error = try_call(name, arguments...); error != 0)
     throw std::runtime_error(std::string(name) + " failed: " + std::to_string(error));
 }
 
@@ -50,7 +50,7 @@ CudaDevice::CudaDevice() {
     missing_ = "no libcuda.so.1";
     return;
   }
-  if (const int error = call_or_fail("cuInit", 0u); error != 0) {
+  if (const int error = try_call("cuInit", 0u); error != 0) {
     missing_ = "cuInit failed: " + std::to_string(error);
     return;
   }
@@ -98,8 +98,8 @@ void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const voi
   call("cuCtxSynchronize");
 }
 
-// Long enough that the work behind it has been given to the device before it ends: else the time of the host
-// between two short kernels would be taken for theirs.
+// Occupies the device until the host has queued all timed launches. Otherwise gaps in which the device waits
+// for the host would be counted as kernel time.
 void CudaDevice::keep_busy() {
   constexpr size_t kBytes = size_t{64} << 20;
   constexpr int kTimes = 8;  // 0.2 ms of an H100
