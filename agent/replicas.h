@@ -1,5 +1,5 @@
-// Whether data-parallel replicas hold the same weights, bit for bit: silent data corruption shows as a
-// checksum that differs from the others'.
+// Compares the checksums of data-parallel replicas of weight tensors. Replicas must be equal bit for bit, so
+// silent data corruption shows as a checksum that differs from the others.
 #ifndef FORESHOCK_AGENT_REPLICAS_H_
 #define FORESHOCK_AGENT_REPLICAS_H_
 
@@ -13,72 +13,76 @@
 
 namespace foreshock {
 
-// Frameworks say which tensors they keep equal over ranks: these bear one name on all of them. Any other
-// tensor of a job has its rank in its name ("rank1.head.weight"). Where such tensors are the same on all
-// ranks at several looks, although they change, the training keeps them equal by hand, and they are replicas
-// from then on.
+// A tensor that a framework keeps equal over ranks has one name on all of them. Any other tensor of a job has
+// its rank in its name ("rank1.head.weight"). If such a tensor is equal on all ranks at kEqualLooks
+// measurements, and changes between them, the training script keeps it equal itself ("by hand"): from then on
+// it is treated as a replica too.
 class Replicas {
  public:
-  static constexpr size_t kMostOpen = 64;  // steps that wait for a rank; then they are compared without it
-  static constexpr size_t kMostOpenInAll = 1 << 20;  // checksums
+  static constexpr size_t kMostOpen = 64;  // steps of one part that may wait for a rank that lags behind
+  static constexpr size_t kMostOpenInAll = 1 << 20;  // checksums that may wait, over all parts
 
-  // What one rank holds of one tensor at one step. `ranks_here`: ranks of the run that live on this node.
-  // Returns the ranks that differ, once the comparison is complete: those that are not with the majority, or
-  // all of them where there is none.
+  // Adds the checksum of one rank's part of a tensor at one step. `ranks_here` is the number of ranks of the
+  // run on this node. If this completes comparisons, returns the ranks that differ from the majority, or all
+  // ranks if there is no majority.
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
-  // The ranks have been started again: steps may repeat.
+  // Forgets the checksums of steps: the ranks were started again, and steps may repeat.
   void begin_anew();
 
-  // One number for all that a rank holds, over a whole interval, that ranks of other nodes can be compared
-  // by: a metric cannot carry 64 bits for each tensor.
+  // One checksum of everything that a rank holds, over a whole interval. It is published as a metric, so that
+  // ranks of different nodes can be compared; a metric for each tensor would be too many series.
   struct OfRank {
-    int64_t step = -1;    // that the interval began with
+    int64_t step = -1;    // first step of the interval
     double checksum = 0;  // 52 bits
-    std::string group;    // the same for ranks that hold the same parts of the same tensors
+    std::string group;    // equal for ranks that hold the same parts of the same tensors
   };
-  // The last complete interval of a rank: it has shown all that it holds, or, if some of it is never shown,
-  // as much as in the interval before. Null when there is none, or its place in the job is not known.
+  // The last complete interval of a rank. An interval is complete when the rank has shown all parts it holds,
+  // or, if some are never shown, the same parts as in the interval before. Null if none is complete or the
+  // rank's place in the job is unknown.
   const OfRank* of(int32_t rank) const;
 
-  // Of the tensors that may have replicas. Looks at all of them: for the summary, not for every page.
+  // Counts of tensors that may have replicas. Iterates over all tensors: call it for the summary only.
   struct Coverage {
-    std::vector<std::string> never;  // names of those that were shown and never compared
-    size_t by_hand = 0;              // of those compared, kept equal by hand
-    size_t maybe = 0;  // of any rank: the same on several ranks so far, at too few looks to say more
-    size_t alone = 0;  // tensors of a rank of which no other rank holds the same; the most of any rank
+    std::vector<std::string> never;  // tensors that were shown but never compared
+    size_t by_hand = 0;              // compared tensors that the training script keeps equal
+    size_t alone = 0;  // tensors named by rank that are not known to be replicas; the most of any rank
+    size_t maybe = 0;  // those of them that were always equal on several ranks, but not kEqualLooks times
   };
   Coverage coverage() const;
 
   uint64_t mismatches(int32_t rank) const;
-  size_t most_ranks() const { return most_ranks_; }  // that held the same part of a tensor; 0: never two
-  uint64_t compared() const { return compared_; }    // pairs of replicas of a tensor, so far
-  size_t tensors_compared() const { return tensors_compared_; }  // at least once
+  // Most ranks that held the same part of a tensor; 0: no part was ever held by two.
+  size_t most_ranks() const { return most_ranks_; }
+  uint64_t compared() const { return compared_; }                // comparisons of a replica with another
+  size_t tensors_compared() const { return tensors_compared_; }  // tensors compared at least once
 
  private:
   using Checksums = std::map<int32_t, uint64_t>;  // by rank
   struct Compared {
-    int64_t closed = -1;                // steps up to here have been compared
-    std::map<int64_t, Checksums> open;  // by step: the agent reads one rank after the other
-    std::set<int32_t> holders;          // ranks that have shown it so far
-    bool is_settled = false;            // a step was closed since the last of them came
-    // Of a tensor that has its rank in its name:
-    bool is_replica = true;    // false until it was the same on all ranks at kEqualLooks looks
-    bool is_apart = false;     // it once differed before that
-    uint64_t last_equal = 0;   // checksum
-    uint32_t equal_looks = 0;  // with different checksums: what does not train is the same by chance
+    int64_t closed = -1;                // steps up to this one have been compared
+    std::map<int64_t, Checksums> open;  // by step: waiting, since the agent reads one rank after the other
+    std::set<int32_t> holders;          // ranks that have shown this part so far
+    bool is_settled = false;            // a step was compared since the last holder was added
+    // Set to false for a tensor that has its rank in its name, until kEqualLooks have shown it to be a
+    // replica.
+    bool is_replica = true;
+    // The others are used only for such a tensor.
+    bool is_apart = false;     // it differed between ranks before that, and is never a replica
+    uint64_t last_equal = 0;   // checksum at the last measurement where all ranks were equal
+    uint32_t equal_looks = 0;  // such measurements with a new checksum: a constant tensor is equal by chance
   };
   static constexpr uint32_t kEqualLooks = 3;
   struct Tensor {
     bool is_compared = false, is_by_hand = false;
   };
   struct Rank {
-    int64_t window = -1;
+    int64_t window = -1;  // number of the interval: step / interval
     uint64_t interval = 0;
-    std::set<uint64_t> seen;  // parts, in this window
+    std::set<uint64_t> seen;  // parts shown in this interval
     uint64_t sum = 0, group = 0;
-    uint64_t last_group = 0;  // of the window before
+    uint64_t last_group = 0;  // `group` of the interval before
     OfRank last;
     uint64_t mismatches = 0;
   };
@@ -88,11 +92,11 @@ class Replicas {
   void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);
   static void end_interval(Rank* rank);
 
-  std::map<uint64_t, Compared> parts_;  // by the hash of name, place and coordinates
+  std::map<uint64_t, Compared> parts_;  // by hash_of_part()
   std::map<int32_t, Rank> ranks_;
-  std::map<std::string, Tensor> tensors_;  // that may have replicas
-  std::map<int32_t, int64_t> reached_;     // the last step that a rank has shown anything of
-  size_t open_ = 0;                        // checksums that wait
+  std::map<std::string, Tensor> tensors_;  // tensors that may have replicas
+  std::map<int32_t, int64_t> reached_;     // by rank: step of its latest record
+  size_t open_ = 0;                        // checksums in all Compared::open
   uint64_t compared_ = 0;
   size_t most_ranks_ = 0, tensors_compared_ = 0;
 };

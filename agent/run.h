@@ -210,7 +210,7 @@ class Run {
   Clock::time_point looked_at_ = {};                  // for life
   uint64_t processes_left_out_ = 0;                   // replaced ones that have made room
   uint64_t interval_ = 0;                             // what the ranks were told; 0: nothing yet
-  AgentWork at_cadence_;                              // when the interval was last thought over
+  AgentWork work_at_last_choice_;                     // when choose_cadence() last measured
   std::optional<AgentCost> agent_cost_;               // then
   std::optional<Burst> burst_;                        // the last one
   Signal told_;                                       // to all ranks

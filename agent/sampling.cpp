@@ -11,37 +11,38 @@
 namespace foreshock {
 namespace {
 
-// Of the budget. What other steps cost is spent whatever the interval: once samples take so little beside it,
-// fewer of them would spare nothing, and none would come that could tell when the others cost less.
+// The share of the budget that samples may always use. Unsampled steps cost the same at any interval, so if
+// they alone exceed the budget, longer intervals save little.
 constexpr double kLeastShare = 0.125;
 
-// From one sampled step to the next.
-double steps_told(const SamplingCost& cost, uint64_t interval) {
+// Reported steps from one sampled step to the next.
+double reported_steps_in(const SamplingCost& cost, uint64_t interval) {
   return std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
 }
 
 double share_of_samples(const SamplingCost& cost, uint64_t interval) {
   const double per_sample =
       cost.sampled_step_seconds + cost.agent.sampled_step_seconds - cost.other_step_seconds;
-  return std::max(per_sample, 0.0) / (steps_told(cost, interval) * cost.step_seconds);
+  return std::max(per_sample, 0.0) / (reported_steps_in(cost, interval) * cost.step_seconds);
 }
 
 }  // namespace
 
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores) {
-  const bool is_anew = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
-  const uint64_t sampled = now.sampled_steps - (is_anew ? 0 : before.sampled_steps);
-  const uint64_t steps = std::max(now.steps - (is_anew ? 0 : before.steps), sampled);
+  const bool has_restarted = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
+  const uint64_t sampled = now.sampled_steps - (has_restarted ? 0 : before.sampled_steps);
+  const uint64_t steps = std::max(now.steps - (has_restarted ? 0 : before.steps), sampled);
   if (sampled < 2) return std::nullopt;
   const double spent = std::max(now.cpu_seconds - before.cpu_seconds, 0.0);
-  // Ranks that are forgotten take their share of the judging with them.
-  const double judging = std::clamp(now.judging_seconds - (is_anew ? 0 : before.judging_seconds), 0.0, spent);
+  // Clamped, since judging_seconds falls when a rank is forgotten: it is a sum over the known ranks.
+  const double judging =
+      std::clamp(now.judging_seconds - (has_restarted ? 0 : before.judging_seconds), 0.0, spent);
   const double rest = spent - judging;
   return AgentCost{judging / static_cast<double>(sampled) / cores, rest / static_cast<double>(steps) / cores};
 }
 
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
-  const double n = steps_told(cost, interval);
+  const double n = reported_steps_in(cost, interval);
   const double per_interval = cost.sampled_step_seconds + cost.agent.sampled_step_seconds +
                               (n - 1) * cost.other_step_seconds + n * cost.agent.step_seconds;
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
@@ -61,8 +62,8 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
 
 namespace {
 
-// Steps between the decision and its taking effect: a rank further behind has been rolled back.
-constexpr int64_t kFurthestAhead = 64;
+// A rank that is further than this before a burst has loaded an older checkpoint and does not wait for it.
+constexpr int64_t kMostStepsBeforeBurst = 64;
 
 }  // namespace
 
@@ -71,6 +72,7 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
   if (cost.step_seconds <= 0 || from_step < 0 || from_step > INT64_MAX - segment::kMostBurstSteps)
     return std::nullopt;
   if (last) {
+    // After a return to an older checkpoint, from_step may lie before the last burst: no pause applies then.
     const int64_t pause = kBurstPause * (last->until_step - last->from_step);
     if (from_step >= last->from_step && from_step - last->until_step < pause) return std::nullopt;
   }
@@ -83,24 +85,25 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
   return Burst{interval, from_step, from_step + std::min(steps, segment::kMostBurstSteps)};
 }
 
-bool is_ahead_or_on(const Burst& burst, int64_t step) {
-  return step < burst.until_step && step > burst.from_step - kFurthestAhead;
+bool is_pending_or_running(const Burst& burst, int64_t step) {
+  return step < burst.until_step && step > burst.from_step - kMostStepsBeforeBurst;
 }
 
-// The part of Run that says how often its ranks sample: one interval for all of the node, by what sampling
-// costs the slowest of them; and for a while a smaller one.
+// The part of Run that sets the sampling interval: one for all ranks of the node, by the cost of the slowest,
+// and a smaller one during a burst.
 
 namespace {
 
-// Ends of steps between a decision and its taking effect: every rank of the node must still be before it.
+// A new interval takes effect this many reported steps after the newest step of any rank, so that every rank
+// of the node reads it in time.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
-// What the trainers were told, where the agent was not: the strictest of them. Nonsense counts as the
-// default.
-double budget_of(double most, double told) {
-  const double sound = told > 0 && told <= 1 ? told : kDefaultSlowdown;
-  return most > 0 ? std::min(most, sound) : sound;
+// The smaller of the limit found so far (0: none) and the limit that a trainer reports. A reported limit
+// outside (0, 1] counts as the default.
+double smaller_limit(double limit, double reported) {
+  const double valid = reported > 0 && reported <= 1 ? reported : kDefaultSlowdown;
+  return limit > 0 ? std::min(limit, valid) : valid;
 }
 
 }  // namespace
@@ -116,20 +119,20 @@ int64_t Run::effective_step() const {
   return std::min(newest, INT64_MAX - ahead) + ahead;
 }
 
-// Absent: the interval is not ours to choose.
+// Absent if the agent must not choose the interval: the user fixed it, or the job has ranks on other nodes.
 std::optional<Run::Measured> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
   Measured all;
-  // Spawned ranks do not know how many of them are on this node; here they are.
+  // Ranks that were started without a launcher may not know how many of them are on this node.
   const auto here = static_cast<uint32_t>(ranks());
   all.budget = options_.max_slowdown;
   for (const auto& followed : followed_) {
     const RankStatistics& rank = followed->rank;
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
     if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, here)))
-      return std::nullopt;  // other nodes do not hear this
+      return std::nullopt;  // ranks on other nodes cannot be told the new interval
     if (rank.identity.fixed_interval != 0) return std::nullopt;
-    if (options_.max_slowdown <= 0) all.budget = budget_of(all.budget, rank.identity.max_slowdown);
+    if (options_.max_slowdown <= 0) all.budget = smaller_limit(all.budget, rank.identity.max_slowdown);
     SamplingCost& cost = all.cost;
     cost.step_seconds = std::max(cost.step_seconds, mean_of(rank.step_seconds).value_or(0));
     cost.sampled_step_seconds =
@@ -141,7 +144,7 @@ std::optional<Run::Measured> Run::measure() const {
     all.work.judging_seconds += rank.judging_seconds;
     all.first_look_seconds += rank.first_look.agent_seconds;
     all.in_force = std::max(all.in_force, rank.last_step.interval);
-    all.is_in_burst |= burst_ && is_ahead_or_on(*burst_, rank.last_step.step);
+    all.is_in_burst |= burst_ && is_pending_or_running(*burst_, rank.last_step.step);
   }
   return all;
 }
@@ -150,11 +153,11 @@ void Run::choose_cadence(double agent_cpu_seconds) {
   std::optional<Measured> measured = measure();
   if (!measured) return;
   measured->work.cpu_seconds = agent_cpu_seconds - measured->first_look_seconds;
-  const auto cost = agent_cost(at_cadence_, measured->work, options_.cores);
+  const auto cost = agent_cost(work_at_last_choice_, measured->work, options_.cores);
   if (!cost) return;
   agent_cost_ = cost;
-  at_cadence_ = measured->work;
-  if (measured->is_in_burst) return;  // what is in force now does not last
+  work_at_last_choice_ = measured->work;
+  if (measured->is_in_burst) return;  // the current interval is that of the burst
   measured->cost.agent = *agent_cost_;
   const uint64_t interval = choose_interval(measured->cost, measured->budget, measured->in_force);
   if (interval == measured->in_force) return;
@@ -167,7 +170,7 @@ void Run::choose_cadence(double agent_cpu_seconds) {
 
 void Run::begin_burst() {
   std::optional<Measured> measured = measure();
-  if (!measured || !agent_cost_) return;  // nothing is known yet of what it would cost
+  if (!measured || !agent_cost_) return;  // the cost of a burst cannot be predicted yet
   measured->cost.agent = *agent_cost_;
   const auto burst =
       plan_burst(measured->cost, measured->budget, measured->in_force, effective_step(), burst_);

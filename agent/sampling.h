@@ -1,5 +1,5 @@
-// Chooses one step in how many is sampled, from what it costs the trainers and the agent, and denser sampling
-// for a while after a warning.
+// Chooses the sampling interval of a node from the measured cost in trainers and agent, and plans bursts of
+// denser sampling after a warning.
 #ifndef FORESHOCK_AGENT_SAMPLING_H_
 #define FORESHOCK_AGENT_SAMPLING_H_
 
@@ -10,63 +10,64 @@ namespace foreshock {
 
 // CPU time of the agent, in seconds over the cores it may use.
 struct AgentCost {
-  double sampled_step_seconds = 0;  // of judging what a sampled step has brought
-  double step_seconds = 0;          // of the rest, for each step whether sampled or not
+  double sampled_step_seconds = 0;  // checking the samples of one sampled step
+  double step_seconds = 0;          // everything else, per step, sampled or not
 };
 
-// Measured costs, of the slowest rank: what a synchronous job pays. Each is of a step as it is told: several
-// that are told as one are sampled together, and an interval counts their numbers.
+// Costs of the slowest rank, which is what a synchronous job pays. They are per reported step: a trainer that
+// reports every `stride` steps has them sampled together, while an interval counts step numbers.
 struct SamplingCost {
-  double step_seconds = 0;          // of a step, our part taken off
-  double sampled_step_seconds = 0;  // ours in a sampled step, in the trainer
-  double other_step_seconds = 0;    // ours in every other step
+  double step_seconds = 0;          // duration of a step without the monitor
+  double sampled_step_seconds = 0;  // the monitor's time in a sampled step of the trainer
+  double other_step_seconds = 0;    // the monitor's time in any other step
   AgentCost agent;
-  int64_t stride = 1;  // numbers from one step that is told to the next
+  int64_t stride = 1;  // step numbers from one reported step to the next
 };
 
 inline constexpr uint64_t kLeastInterval = 8;
 inline constexpr uint64_t kMostInterval = 1u << 16;
 
-// What the agent has spent on a run so far, and the steps that its ranks have told.
+// CPU time of the agent for a run, and the steps that its ranks have reported, both since the start.
 struct AgentWork {
   double cpu_seconds = 0;
-  double judging_seconds = 0;  // of these
+  double judging_seconds = 0;  // the part of cpu_seconds spent on checking samples
   uint64_t steps = 0;
-  uint64_t sampled_steps = 0;  // of these
+  uint64_t sampled_steps = 0;  // the part of `steps` that was sampled
 };
 
-// By what has come since `before`; absent until that is two samples. Ranks started anew count from zero.
+// The agent's cost per step between `before` and `now`; absent if fewer than two steps were sampled between
+// them. If a counter fell, ranks were started again and count from zero.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
 // The share of the training's time that sampling every `interval` steps takes.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
-// The interval to use from now on, given the one in force. It grows as soon as the budget is broken and
-// shrinks only when the smaller one would leave a fifth of the budget unused, so that it does not swing.
-// Where other steps alone break it, samples get an eighth of it.
+// The interval to use from now on, given the current one. It grows as soon as the predicted slowdown exceeds
+// the budget. It shrinks only if the smaller interval leaves a fifth of the budget unused, so that it does
+// not oscillate. If unsampled steps alone exceed the budget, samples still get an eighth of it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
-// A while of denser sampling, when a detector begins to stir: what it waits for comes sooner.
-
+// Denser sampling for some steps after a detector's level rises, so that it gets the samples it needs sooner.
 struct Burst {
-  uint64_t interval;  // N in the steps [from, until)
+  uint64_t interval;  // sampling interval in the steps [from_step, until_step)
   int64_t from_step, until_step;
 };
 
-// So many sampled steps: an eighth of what the detectors' baselines remember (thresholds.h: 256 samples), so
-// that they do not take for usual what the burst is about.
+// Sampled steps of a burst: an eighth of the samples in a detector's baseline (thresholds.h: 256), so that
+// what caused the burst does not become the baseline.
 inline constexpr int64_t kBurstSamples = 32;
-// Then, for so many times as long, there is none: in the long run all bursts cost less than a quarter of
-// --max-slowdown, (kBurstSlowdown - 1) / (1 + 8).
+// After a burst there is none for this many times its length. Bursts then cost less than a quarter of
+// --max-slowdown on average: (kBurstSlowdown - 1) / (1 + 8).
 inline constexpr int64_t kBurstPause = 8;
 
-// A burst from `from_step` on: the smallest power of two of steps that costs no more than kBurstSlowdown
-// times the budget. Absent: not half as many as `in_force`, or `last` was too short a while ago.
+// Plans a burst that begins at `from_step`. Its interval is the smallest power of two whose cost stays below
+// kBurstSlowdown times the budget. Absent if that is more than half of the current interval `in_force`, or if
+// the pause after the burst `last` is not over.
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last);
 
-// Whether a rank at this step may have one before it or be in the middle of it.
-bool is_ahead_or_on(const Burst& burst, int64_t step);
+// Whether a rank whose last step is `step` is in the burst or will soon reach it.
+bool is_pending_or_running(const Burst& burst, int64_t step);
 
 }  // namespace foreshock
 
