@@ -98,10 +98,10 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     if (why == nullptr) take_heads(ready.view, rank);
     if (const auto step = weights_.take_initial_unknown())
       tell(rank, "weight_initial_unknown", *step, "", std::nullopt);
-    draw_model(weights_, rank);
+    add_to_history(weights_, rank);
     record_weights(done, rank);
     for (const TensorSnapshot& snapshot : done) {
-      draw_weights(snapshot, rank);
+      add_to_history(snapshot, rank);
       if (!snapshot.odd_ranks.empty())
         tell(rank, "weight_mismatch", snapshot.step, snapshot.layer,
              static_cast<double>(snapshot.odd_ranks[0]));
@@ -117,7 +117,7 @@ void Pipeline::take_heads(const segment::TensorView& tensor, RankStatistics* ran
   const auto spectrum = spectra_.take(tensor, rank->identity, &why);
   rank->refused_tensors += why != nullptr;
   if (!spectrum) return;
-  draw_spectrum(segment::text_of(tensor.record.layer), *spectrum, rank);
+  add_to_history(segment::text_of(tensor.record.layer), *spectrum, rank);
   detect(spectrum_line(*rank, tensor.record, *spectrum), rank);
 }
 

@@ -13,7 +13,7 @@ namespace foreshock {
 
 History::History(std::span<const Column> columns, size_t points) : columns_(columns), most_points_(points) {}
 
-// Point n and the one after it, if they lie in the same point of double the width, become one.
+// Doubles the width of the points and merges those that now lie in one.
 void History::halve() {
   const size_t points = cells_.size() / columns_.size();
   std::vector<Cell> merged(cells_.size());
@@ -80,24 +80,24 @@ double ratio_limit_of_keys(uint64_t query_rows) {
 namespace {
 
 double ratio_limit(const PassStatistics& statistics, uint32_t tensor) {
-  if (tensor < segment::kPasses) return tensor == 0 ? kDeviationRatioForward : kDeviationRatioBackward;
-  return ratio_limit_of_keys(statistics.query_rows);
+  if (is_key_gradient(tensor)) return ratio_limit_of_keys(statistics.query_rows);
+  return tensor == 0 ? kDeviationRatioForward : kDeviationRatioBackward;
 }
 
-double bias_limit(uint32_t tensor) { return tensor < segment::kPasses ? kBiasUlp : kBiasUlpKeys; }
+double bias_limit(uint32_t tensor) { return is_key_gradient(tensor) ? kBiasUlpKeys : kBiasUlp; }
 
 bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
-// The last step at which the layer's slices showed it; of a bias, which only the pool shows, of the last
-// slice.
-int64_t last_supported(const PassStatistics& pass, const char* of) {
-  const auto found = pass.past.find(of);
+// The last step whose slice supports an alarm of this kind; the step of the last slice if none does.
+int64_t last_supported(const PassStatistics& pass, const char* kind) {
+  const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
 }
 
-// 1: at the alarm's threshold. What cannot be said is 0.
+// The largest of the layer's values relative to their alarm thresholds: 1 is at the threshold. An unknown
+// value counts as 0.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
@@ -112,7 +112,7 @@ double alarm_nearness(const LayerStatistics& layer) {
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
         !is_alarm(statistics.rounded_bias.bias(), kBiasUlp))
       nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor));
-    if (tensor >= segment::kPasses) continue;
+    if (is_key_gradient(tensor)) continue;
     nearness =
         std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(statistics, tensor));
     nearness = std::max(nearness, max_of(statistics.lse_error_ratio).value_or(0));
@@ -139,25 +139,25 @@ bool is_biased(const PassStatistics& pass, uint32_t tensor) {
          !is_alarm(pass.rounded_bias.bias(), kBiasUlp);
 }
 
-// The more telling one first: a bias moves the ratio too.
+// The most specific alarm comes first: a bias also raises the ratios.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor) {
   std::vector<LayerAlarm> alarms;
   const PassStatistics* known = statistics_of(layer, tensor);
   if (known == nullptr) return alarms;
   const PassStatistics& statistics = *known;
-  const auto add = [&](const char* of, const std::optional<double>& value) {
-    alarms.push_back({&layer, pass_of(tensor), of, value, last_supported(statistics, of), tensor});
+  const auto add = [&](const char* kind, const std::optional<double>& value) {
+    alarms.push_back({&layer, pass_of(tensor), kind, value, last_supported(statistics, kind), tensor});
   };
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
   if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
-  // One fault is one alarm: the second is of errors that unfused attention has too, as under large scores. dK
-  // and dV have it alone: with the given log-sum-exp the error of the rounded scores of unfused attention
-  // does not cancel.
-  if (tensor < segment::kPasses &&
-      several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
+  // One fault gives one alarm, so fused_ratio counts only without deviation_ratio: under large scores, say,
+  // unfused attention has the same error, and only fused_ratio shows the fault. dK and dV have only
+  // fused_ratio: with the given log-sum-exp the error of the rounded scores of unfused attention does not
+  // cancel.
+  if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
   else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
-                          tensor < segment::kPasses ? kSlicesBeyond : kSlicesBeyondKeys))
+                          is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond))
     add("fused_ratio", max_of(statistics.fused_ratio));
   if (several_beyond(statistics.conservation_ratio, kConservationRatio))
     add("conservation", max_of(statistics.conservation_ratio));
@@ -174,16 +174,17 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
   const PassStatistics* statistics = statistics_of(*layer, tensor);
   const double limit = statistics != nullptr ? ratio_limit(*statistics, tensor) : 0;
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
-    const std::string of = alarm.of;
-    // The alarm stays for 64 slices; but for a bias, each slice shows for itself whether it still is so.
-    if (of == "nonfinite" && !is_nonfinite(deviation)) continue;
-    if (of == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
-    if (of == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
-    if (of == "conservation" && !(deviation.conservation_ratio.value_or(0) > kConservationRatio)) continue;
-    if (of == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > 1)) continue;
-    if (of == "bias" && !(deviation.bias.denominator > 0)) continue;
+    const std::string kind = alarm.of;
+    // The alarm holds for 64 slices, so a later slice may not support it. A bias shows only in the pool of
+    // slices: every slice that contributes to the pool counts as support.
+    if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
+    if (kind == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
+    if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
+    if (kind == "conservation" && !(deviation.conservation_ratio.value_or(0) > kConservationRatio)) continue;
+    if (kind == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > 1)) continue;
+    if (kind == "bias" && !(deviation.bias.denominator > 0)) continue;
     PastAlarm& past =
-        statistics_of(tensor, layer).past.try_emplace(of, PastAlarm{step, step, alarm.value}).first->second;
+        statistics_of(tensor, layer).past.try_emplace(kind, PastAlarm{step, step, alarm.value}).first->second;
     past.first_step = std::min(past.first_step, step);
     past.last_step = std::max(past.last_step, step);
     if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
@@ -225,7 +226,8 @@ uint64_t RankStatistics::calls(uint32_t which) const {
 uint64_t RankStatistics::in_flight(uint32_t which) const {
   uint64_t ended = judged[which];
   for (uint64_t count : lost[which]) ended += count;
-  // The two are read one after the other: a slice judged in between must not make this negative.
+  // `sampled` and the other counts are read one after the other: a slice judged in between must not make the
+  // difference negative.
   return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
 }
 
@@ -249,7 +251,8 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   double most = -1;
   for (const auto& [label, layer] : layers) {
     if (layer.pass[0].judged + layer.pass[1].judged == 0 && layer.keys.empty()) continue;
-    // An ordinal seen before the first name is one of the named layers.
+    // A layer that was counted by its ordinal before the first name was known is also one of the named
+    // layers.
     if (layer.source == "ordinal" && layer_source != "ordinal") continue;
     const double nearness = alarm_nearness(layer);
     if (nearness > most) {
@@ -260,17 +263,17 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   return worst;
 }
 
-void RankStatistics::keep_what_is_told() {
+void RankStatistics::shrink_to_summary() {
   history = History(kRankColumns, kRankPoints);
   const LayerStatistics* worst = worst_layer();
   std::erase_if(layers, [&](const auto& each) {
     const LayerStatistics& layer = each.second;
-    bool is_told = &layer == worst || layer.nonfinite_steps > 0;
+    bool is_in_summary = &layer == worst || layer.nonfinite_steps > 0;
     for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
       const PassStatistics* known = statistics_of(layer, tensor);
-      is_told |= known != nullptr && (!known->past.empty() || !alarms_of(layer, tensor).empty());
+      is_in_summary |= known != nullptr && (!known->past.empty() || !alarms_of(layer, tensor).empty());
     }
-    return !is_told;
+    return !is_in_summary;
   });
   for (auto& each : layers) each.second.history = History(kLayerColumns, kLayerPoints);
 }
@@ -320,6 +323,8 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   return slice;
 }
 
+// A slot of key positions uses some fields in another sense: `rows` counts key positions, and `key_limit`
+// holds the first query position that sees each of them.
 KeyColumns columns_of(const segment::SlotView& view) {
   const segment::Slot& slot = view.header;
   KeyColumns columns;
@@ -351,12 +356,12 @@ LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot&
   LayerOfCall layer = {"", "", segment::name_of(source)};
   if (slot.layer < 0) return layer;
   if (source == segment::LayerSource::kOrdinal) {
-    // Where layers have names, an ordinal (a forward call of an evaluation, say) is one of them under another
-    // name.
+    // If layers have names, a call known by its ordinal (in an evaluation, say) belongs to one of them, but
+    // to which is unknown.
     if (rank.layer_source == segment::name_of(segment::LayerSource::kParameter) ||
         rank.layer_source == segment::name_of(segment::LayerSource::kAnnotation))
       return {"", "", segment::name_of(segment::LayerSource::kUnknown)};
-    // Not a layer's number but a place in the step, and called so: it can never be mistaken for a name.
+    // The number is the place of the call in the step, not that of a layer: the label must say so.
     char label[16];
     std::snprintf(label, sizeof label, "call%03d", slot.layer);
     layer.label = label;
@@ -398,7 +403,7 @@ void add_known(History& history, int64_t step, size_t column, const std::optiona
   if (value) history.add(step, column, *value);
 }
 
-void draw_rank(const segment::Slot& slot, const SliceDeviation& deviation, RankStatistics* rank) {
+void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, RankStatistics* rank) {
   History& history = rank->history;
   if (slot.pass == 1) return add_known(history, slot.step, kColumnRatioBackward, deviation.deviation_ratio);
   add_known(history, slot.step, kColumnRatioForward, deviation.deviation_ratio);
@@ -411,7 +416,7 @@ void draw_rank(const segment::Slot& slot, const SliceDeviation& deviation, RankS
     history.add(slot.step, kColumnControlBias, control->ulp);
 }
 
-void draw_layer(const segment::Slot& slot, const SliceDeviation& deviation, LayerStatistics* layer) {
+void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, LayerStatistics* layer) {
   const LayerColumn column = slot.pass == 0 ? kLayerRatioForward : kLayerRatioBackward;
   add_known(layer->history, slot.step, column, deviation.deviation_ratio);
   const std::optional<Bias> bias = layer->pass[0].bias.bias();
@@ -426,7 +431,7 @@ void add_scores(const SliceDeviation& deviation, ScoreStatistics* scores) {
   add(scores->near_tie_ratio, near_tie_ratio(deviation));
 }
 
-// The best source that any call has had: annotation, parameter, ordinal, none.
+// The better of two layer sources, in the order annotation, parameter, ordinal, unknown.
 std::string better_source(const std::string& a, const std::string& b) {
   for (auto source :
        {segment::LayerSource::kAnnotation, segment::LayerSource::kParameter, segment::LayerSource::kOrdinal})
@@ -434,7 +439,8 @@ std::string better_source(const std::string& a, const std::string& b) {
   return segment::name_of(segment::LayerSource::kUnknown);
 }
 
-// Against the full window before it, as the rule of loss events does.
+// How many standard deviations x lies above the mean of the window before it, as loss_rules.h computes it;
+// absent until the window is full.
 std::optional<double> standard_score(const Window<kLossWindow>& window, double x) {
   const auto summary = window.summary();
   if (!summary || !window.full() || !(summary->std > 0) || !std::isfinite(x)) return std::nullopt;
@@ -457,8 +463,8 @@ void observe_gradient(double norm, RankStatistics* rank) {
   rank->gradient_reference.add(norm);
 }
 
-// Of the alert on it: what has been mended is forgotten after some of these, and one sampled step in many is
-// still spread over all that it was taken for.
+// Time constant of recent_cost, which the overhead alert reads. It is short enough that a removed cause is
+// forgotten within minutes, and long enough to average a sampled step with the unsampled steps around it.
 constexpr double kRecentSeconds = 300;
 
 void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cost* sum) {
@@ -467,9 +473,8 @@ void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cos
   sum->agent_seconds = keep * sum->agent_seconds + step.agent_seconds;
 }
 
-// A step that took a second and twenty times the usual has waited for something: a trainer that was stopped,
-// the monitor that was paused, a checkpoint. Counted as training time, it would hide for minutes what the
-// monitor costs.
+// A step that took more than a second and twenty times the median contains a pause: a stopped trainer, a
+// checkpoint. Counted as training time, the pause would make the monitor's share look small for minutes.
 constexpr double kMostTimes = 20, kShortestPause = 1;
 constexpr size_t kStepsToKnow = 16;
 
@@ -479,7 +484,9 @@ double training_seconds(double seconds, double cost, const StepWindow& usual) {
   return seconds - cost > kMostTimes * median ? median + cost : seconds;
 }
 
-// What the grant of the first look pays of a step's cost: the same sum as in the trainer.
+// The part of a step's cost that the grant of the first look pays. The first look is the first samples of a
+// process, which a fixed grant (kFirstLookSeconds) pays instead of the overhead budget; the trainer computes
+// the same sum.
 double granted_seconds(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* look) {
   if (!segment::is_first_look(step)) return 0;
   const double granted = std::min(cost, segment::kFirstLookSeconds - look->own_seconds);
@@ -526,12 +533,13 @@ void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
   rank->note_event("tensors_given_up", step.step, "", std::nullopt);
 }
 
-// Told whatever becomes of their step: when so many have ended since, in case that it has another number than
-// was thought, and when none ends for so long.
+// Non-finite attention gradients are counted when their step ends. If that end is not recognized, since the
+// step has another number than expected, they are counted after this many ends of steps; if no step ends,
+// after this time.
 constexpr int kEndsToWaitFor = 2;
 constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
 
-void tell_gradient(RankStatistics* rank) {
+void count_pending_gradient(RankStatistics* rank) {
   rank->nonfinite_attention_gradient += rank->untold_gradient.values;
   rank->untold_gradient = {};
 }
@@ -543,18 +551,18 @@ void observe_attention_gradient(uint64_t nonfinite, const segment::Slot& slot, R
   untold.values += nonfinite;
   untold.step = std::max(untold.step, slot.step);
   const bool has_ended = rank->last_step.sequence != 0 && rank->last_step.step >= untold.step;
-  if (has_ended || slot.time_ns > untold.since_ns + kNanosecondsToWait) tell_gradient(rank);
+  if (has_ended || slot.time_ns > untold.since_ns + kNanosecondsToWait) count_pending_gradient(rank);
 }
 
 void observe_end_of_gradient(const segment::StepRecord& step, RankStatistics* rank) {
   RankStatistics::Untold& untold = rank->untold_gradient;
   if (untold.values == 0) return;
-  if (++untold.ends >= kEndsToWaitFor || step.step >= untold.step) tell_gradient(rank);
+  if (++untold.ends >= kEndsToWaitFor || step.step >= untold.step) count_pending_gradient(rank);
 }
 
 }  // namespace
 
-void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank) {
+void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank) {
   if (!snapshot.previous || snapshot.layer.empty()) return;
   LayerStatistics* layer = rank->layer_of(snapshot.layer);
   if (layer == nullptr) return;
@@ -562,7 +570,7 @@ void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank) {
   layer->history.add(snapshot.step, kLayerWasserstein, snapshot.previous->value);
 }
 
-void draw_spectrum(const std::string& label, const LayerSpectrum& spectrum, RankStatistics* rank) {
+void add_to_history(const std::string& label, const LayerSpectrum& spectrum, RankStatistics* rank) {
   rank->history.add(spectrum.step, kColumnEffectiveRank, spectrum.effective_rank_mean);
   LayerStatistics* layer = rank->layer_of(label);
   if (layer == nullptr) return;
@@ -570,7 +578,7 @@ void draw_spectrum(const std::string& label, const LayerSpectrum& spectrum, Rank
   layer->history.add(spectrum.step, kLayerEffectiveRank, spectrum.effective_rank_mean);
 }
 
-void draw_model(const Weights& weights, RankStatistics* rank) {
+void add_to_history(const Weights& weights, RankStatistics* rank) {
   const PoolSnapshot& model = weights.model();
   if (model.step < 0 || model.step == rank->model_drawn) return;
   rank->model_drawn = model.step;
@@ -589,8 +597,9 @@ std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
   return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
 }
 
-// What a slice of key positions says of gradients that it does not hold. Conservation is that of calls that
-// see all keys which their log_sum_exp covers: only slices of rows show it.
+// Adds what a slice of key positions shows beyond its own keys: the conservation sums over all keys, and
+// non-finite values in grad_query. Conservation holds only for calls that see all keys their log_sum_exp
+// covers; whether they do is known from slices of rows (with_partial_rows).
 void add_all_keys(const SliceDeviation& deviation, const segment::Slot& slot, LayerStatistics* layer) {
   if (slot.columns == 0) return;
   PassStatistics& rows = layer->pass[1];
@@ -602,7 +611,7 @@ void add_all_keys(const SliceDeviation& deviation, const segment::Slot& slot, La
   rows.nonfinite_slices.add(1);
 }
 
-// Hash of what the calls of one layer have in common.
+// Hash of the properties that all calls of one layer share.
 uint64_t kind_of(const segment::Slot& slot) {
   uint64_t hash = 1;
   for (const uint64_t part : {uint64_t{slot.dtype}, uint64_t{slot.head_dim}, uint64_t{slot.value_dim},
@@ -612,14 +621,15 @@ uint64_t kind_of(const segment::Slot& slot) {
 }
 
 void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
-  if (slot.columns == 1) return;  // of another shape than the rows of the same call
+  if (slot.columns == 1) return;  // slices of key positions have another shape than those of rows
   const uint64_t kind = kind_of(slot);
   uint64_t& known = layer->kind[slot.pass];
   if (layer->source == "ordinal" && known != 0 && known != kind) layer->is_mixed = true;
   known = kind;
 }
 
-// The number falls by one or more; one that is told twice is the same step.
+// Counts a restart of the step numbers, and marks layers known by ordinal as mixed: another training may run
+// now. The same number twice is not a restart.
 void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
   const segment::StepRecord& last = rank->last_step;
   if (last.sequence == 0) return;
@@ -635,13 +645,13 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
   add_pass(deviation, cluster, &statistics_of(tensor, rank));
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
-  if (tensor < segment::kPasses) draw_rank(slot, deviation, rank);
+  if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);
   rank->layer_source = better_source(rank->layer_source, layer.source);
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
-  if (tensor < segment::kPasses)
+  if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
@@ -653,13 +663,13 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
     note_kind(slot, &statistics);
   }
   note_alarms(deviation, slot.step, tensor, &statistics);
-  if (known == nullptr || tensor >= segment::kPasses) return;
+  if (known == nullptr || is_key_gradient(tensor)) return;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
-  draw_layer(slot, deviation, &statistics);
+  add_to_history(slot, deviation, &statistics);
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {
-  // The end of an alarm is no event to the reader of a page.
+  // The end of an alarm is not listed as an event.
   if (line.level == name_of(Level::kQuiet)) return;
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);

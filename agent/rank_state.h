@@ -1,5 +1,5 @@
-// What the agent knows of one rank, and what a judged slice, an ended step, an event or a snapshot of a
-// tensor changes in it. Plain data: the pipeline fills it, publishing only reads it.
+// The state of one rank in the agent, and the functions that update it from a checked slice, an ended step,
+// an event or a tensor snapshot. Plain data: the pipeline writes it, publishing only reads it.
 #ifndef FORESHOCK_AGENT_RANK_STATE_H_
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
@@ -26,20 +26,21 @@
 
 namespace foreshock {
 
-// Values by step over a whole run, in bounded memory: points of one width in steps, a power of two, that
-// begin at its multiples. When there are too many, two neighbours become one. Thread-compatible.
+// Values by step over a whole run, in bounded memory. A point covers a range of steps whose length is a power
+// of two and which begins at a multiple of it. If there are too many points, neighbours are merged and the
+// length doubles. Thread-compatible.
 class History {
  public:
-  enum class Keep { kMean, kMax };  // what becomes of several values of one point
+  enum class Keep { kMean, kMax };  // how the values of one point are combined
   struct Column {
-    std::string_view name;  // of static life
+    std::string_view name;  // must have static lifetime
     Keep keep;
   };
 
-  // At most `points` points, 2 at least.
+  // Keeps at most `points` points; `points` must be at least 2.
   History(std::span<const Column> columns, size_t points);
 
-  // Steps before the first one added, and values that are not finite, are left out: events tell of those.
+  // Ignores a step before the first one added, and a value that is not finite (events report those).
   void add(int64_t step, size_t column, double value);
 
   // Fills in the steps and columns.
@@ -47,7 +48,7 @@ class History {
 
  private:
   struct Cell {
-    float sum = 0;  // or the largest
+    float sum = 0;  // with Keep::kMax the largest value
     uint32_t count = 0;
   };
 
@@ -57,7 +58,7 @@ class History {
 
   std::span<const Column> columns_;
   size_t most_points_;
-  int64_t first_point_ = -1;  // its steps begin at first_point_ << shift_; -1: nothing yet
+  int64_t first_point_ = -1;  // the first point begins at step first_point_ << shift_; -1: no point yet
   int shift_ = 0;
   std::vector<Cell> cells_;  // by point, then column
 };
@@ -70,7 +71,7 @@ std::optional<double> mean_of(const Window<n>& window) {
   const auto summary = window.summary();
   return summary ? std::optional<double>(summary->mean) : std::nullopt;
 }
-// Of a window that is not empty.
+// The window must not be empty.
 template <size_t n>
 double median_of(const Window<n>& window) {
   std::vector<double> values(window.data(), window.data() + window.size());
@@ -89,43 +90,44 @@ std::optional<double> max_of(const Window<n>& window) {
   return summary ? std::optional<double>(summary->max) : std::nullopt;
 }
 
-// Something was beyond a limit at times, whether or not it still is.
+// An alarm that held at some time, whether or not it still does.
 struct PastAlarm {
   int64_t first_step, last_step;
-  std::optional<double> most;  // as LayerAlarm::value; the bias furthest from 0
+  std::optional<double> most;  // largest LayerAlarm::value; the bias furthest from 0
 };
 
-// What the last samples of one pass say, of a rank or of a layer; `past` and the counts are of all of them.
+// Statistics of one pass, or of dK or dV, of a rank or a layer. The windows and pools cover the last slices;
+// `past` and the counts cover all slices.
 struct PassStatistics {
-  uint64_t judged = 0, nonfinite = 0;     // slices, and those among them that gave NaN or Inf
-  SampleWindow nonfinite_slices;          // 1 for such a slice, else 0
+  uint64_t judged = 0, nonfinite = 0;     // checked slices, and those of them with NaN or Inf
+  SampleWindow nonfinite_slices;          // 1 for a slice with NaN or Inf, else 0
   std::map<std::string, PastAlarm> past;  // by LayerAlarm::of
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
-  // Of the kernel, what it exceeds that of a sound algorithm by on the same slices, and of the reference
-  // rounded.
-  BiasPool bias, excess_bias, rounded_bias;
-  // Of dK and dV: query rows that the last slice summed over, of all heads of the group.
+  BiasPool bias;          // of the kernel
+  BiasPool excess_bias;   // the kernel's bias minus that of a sound algorithm on the same slices
+  BiasPool rounded_bias;  // of the rounded reference
+  // dK and dV only: query rows that the last slice summed over, of all heads of the group.
   uint64_t query_rows = 0;
-  // Of dK and dV, what they do not conserve over all keys.
+  // dK and dV only: violation of the sums over all keys, relative to its tolerance (conservation.h).
   SampleWindow conservation_ratio;
-  // Slices with rows whose log_sum_exp covers more keys than the call has.
+  // Slices that have rows whose log_sum_exp covers more keys than the call has.
   uint64_t with_partial_rows = 0;
-  uint64_t partial = 0;    // slices of calls that saw a part of the keys (context parallelism)
-  int64_t last_step = -1;  // of the last slice judged
+  uint64_t partial = 0;    // slices of calls that saw only a part of the keys (context parallelism)
+  int64_t last_step = -1;  // step of the last checked slice
 };
 
-// Of the tensors that slices of key positions are judged by, once there is one: grad_key, grad_value.
+// Statistics of grad_key and grad_value; empty until the first slice of key positions.
 using KeyStatistics = std::vector<PassStatistics>;
 
-// Whether the kernel has a bias of its own: large and sure, beyond what a sound algorithm has on the same
-// slices and beyond what the rounded reference has. `tensor` is a JudgedTensor.
+// Whether the kernel has a bias of its own: large, significant, and beyond that of a sound algorithm on the
+// same slices and that of the rounded reference. `tensor` is a JudgedTensor.
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
 struct ScoreStatistics {
   SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
 };
 
-// What the page draws by step, of a rank and of a layer.
+// Columns of the histories of a rank and of a layer, which the page plots by step.
 enum RankColumn : size_t {
   kColumnLoss,
   kColumnLossMax,
@@ -188,78 +190,84 @@ inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
 
 struct LayerStatistics {
   std::string label, name, source;
-  // Set for a layer known by its ordinal alone once it holds calls of unlike shape, operation or training:
-  // its mean over them says nothing about any of them, so it has no alarm for bias.
+  // Set for a layer known by its ordinal alone once its calls have different shapes or belong to different
+  // trainings. A mean over such calls says nothing about any of them, so there is no bias alarm.
   bool is_mixed = false;
-  uint64_t kind[segment::kPasses] = {};  // hash of what its calls have in common; 0: no call yet
+  uint64_t kind[segment::kPasses] = {};  // hash of the properties that all calls share; 0: no call yet
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
   ScoreStatistics scores;
   std::optional<double> gradient_norm;
   uint64_t nonfinite_steps = 0;
   int64_t last_nonfinite_step = -1;
-  uint64_t gradient_step = 0;  // of gradient_norm
+  uint64_t gradient_step = 0;  // step of gradient_norm
   History history{kLayerColumns, kLayerPoints};
 };
 
-// Something happened, once or several times. The same of one layer is one event.
+// An event of a rank. Repetitions with the same `what` and `layer` are counted in one event.
 struct RankEvent {
   std::string what;   // as in the record: loss_spike, nonfinite, ...
-  std::string layer;  // "": of the rank
+  std::string layer;  // "": the event belongs to no layer
   int64_t first_step, last_step;
   uint64_t count;
-  std::optional<double> value;  // the last one
+  std::optional<double> value;  // of the last repetition
 };
-inline constexpr size_t kMostEvents = 64;  // the oldest go first
+inline constexpr size_t kMostEvents = 64;  // when more come, the oldest are dropped
 
-// What the training itself logs.
+// A scalar that the training itself logs.
 struct LoggedScalar {
   double value;
-  int64_t step;  // the training's own, or the optimizer's when it gave none
+  int64_t step;  // the step that the training logs with it; without one, the optimizer's step
 };
 
-// A trainer has at most kMaxLayers names; one that makes up new ones all the time is not followed further.
+// A trainer has at most kMaxLayers names. Layers beyond this limit, from a trainer that invents names without
+// end, are not kept.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
-// What slices judged by this tensor say, of a layer or a rank; null: there was none of key positions.
+// Whether `tensor`, a JudgedTensor, is grad_key or grad_value, which slices of key positions are checked by.
+// The others are numbered as their pass.
+constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPasses; }
+
+// The statistics of a layer or a rank for `tensor`; null for grad_key and grad_value without a slice of key
+// positions.
 template <class Holder>
 const PassStatistics* statistics_of(const Holder& holder, uint32_t tensor) {
-  if (tensor < segment::kPasses) return &holder.pass[tensor];
+  if (!is_key_gradient(tensor)) return &holder.pass[tensor];
   return holder.keys.empty() ? nullptr : &holder.keys[tensor - segment::kPasses];
 }
 
-// The same, made if need be.
+// As statistics_of() above, but creates missing statistics.
 template <class Holder>
 PassStatistics& statistics_of(uint32_t tensor, Holder* holder) {
-  if (tensor < segment::kPasses) return holder->pass[tensor];
+  if (!is_key_gradient(tensor)) return holder->pass[tensor];
   if (holder->keys.empty()) holder->keys.resize(kJudgedTensors - segment::kPasses);
   return holder->keys[tensor - segment::kPasses];
 }
 
 constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
 
-// What is wrong with the attention of one layer, or of the calls whose layer is not known (label "").
-// `value`: the largest ratio or the bias in ulp; absent for NaN and Inf.
+// A fault in the attention of one layer, or of the calls whose layer is not known (label "").
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
-  const char* of;  // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
-  std::optional<double> value;
-  // Of the last slice that supports it; an alarm holds until 64 later slices have replaced it, and after a
-  // divergence there may be none.
+  const char* of;               // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
+  std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
+  // Step of the last slice that supports the alarm. An alarm holds until 64 later slices have replaced that
+  // slice, which may never happen after a divergence.
   int64_t last_step = -1;
   uint32_t tensor = 0;  // JudgedTensor
 };
 
-// Of one layer by one judged tensor, in this order.
+// The alarms of one layer for one tensor, at most one of each kind, in the order that LayerAlarm::of lists.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
-// The limit of the fused ratio of dK and dV, which are sums over so many query rows.
+// The limit of the fused ratio of dK and dV, which are sums over `query_rows` rows.
 double ratio_limit_of_keys(uint64_t query_rows);
-// Keeps those that hold at `step`, once its slice is in `layer`.
+// Stores the alarms that the slice of `step` supports in PassStatistics::past. The slice must already have
+// been added to `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);
 
-// NaN or Inf of the trainer's where the reference has none.
+// Whether the trainer's result has NaN or Inf where the reference has none.
 bool is_nonfinite(const SliceDeviation& deviation);
 
 enum class RunState { kRunning, kFinished, kFailed, kPreempted, kInterrupted };
@@ -269,10 +277,10 @@ struct RankStatistics {
   std::string run;
   segment::Identity identity = {};
   bool identified = false;         // `identity` has been read
-  std::optional<int> exit_status;  // what its process gave exit(), once it has
+  std::optional<int> exit_status;  // argument of exit(), once the process has called it
   std::vector<segment::Op> ops;
   std::vector<segment::UnseenName> unseen;  // attention that no hook sees
-  segment::Coverage coverage = {};          // what of it was counted by other means
+  segment::Coverage coverage = {};          // unseen attention that was counted by other means
   segment::Totals totals;
   uint64_t judged[segment::kPasses] = {};
   uint64_t lost[segment::kPasses][segment::kLostReasons] = {};
@@ -287,38 +295,40 @@ struct RankStatistics {
   std::map<std::string, LayerStatistics> layers;  // by label
   LayerStatistics unnamed;                        // calls whose layer is not known
   std::string layer_source = "unknown";
-  uint64_t layers_judged[segment::kPasses] = {};  // named ones with a judged slice
+  uint64_t layers_judged[segment::kPasses] = {};  // named layers with a checked slice
 
   uint64_t steps = 0, steps_lost = 0;
-  // Times that the step number fell or the optimizer was replaced: another training, or a checkpoint was
+  // How often the step number fell or the optimizer was replaced: another training began, or a checkpoint was
   // loaded.
   uint64_t step_restarts = 0;
   segment::StepRecord last_step = {};
-  // The first one since which nobody names tensors, or tells of them, since that has cost too much or, where
-  // it failed, since they could not be named; -1: none.
+  // First step since which the trainer no longer describes tensors, because that cost too much or (if
+  // tensors_given_up_failed) failed; -1: it still does.
   int64_t tensors_given_up_step = -1;
   bool tensors_given_up_failed = false;
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
-  // The detectors of its rank, over all attempts: null until a line has come to them, and in a process that a
-  // later one has replaced, so that what they have seen is published once.
+  // The detectors of this rank, over all attempts. Null until they have received a line, and in a process
+  // that a later process has replaced, so that their events are published once.
   const RankWatch* watch = nullptr;
-  // An agent before this one has taken its steps up to this one; -1: none has.
+  // An earlier agent has processed the steps up to this one; -1: no earlier agent.
   int64_t taken_up_step = -1;
-  bool loss_events_known = true;  // those of the steps before too
-  // Over all attempts; nothing: an earlier agent may have seen some, or a later process has them.
+  bool loss_events_known = true;  // including those of the steps up to taken_up_step
+  // Loss events over all attempts. Nothing if an earlier agent may have seen some, or a later process has
+  // them.
   std::optional<LossCount> losses(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_reference;
   std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it
-  // Of the steps seen, and of the last minutes of them: older ones count exponentially less.
+  // Time of training, of the monitor in the trainer, and of the agent.
   struct Cost {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
-  Cost cost, recent_cost;
-  // Spent from the grant of the first look, in the trainer and by the agent on its slices. Neither is part of
-  // the slowdown or of what the interval is chosen by.
+  Cost cost;         // over all steps seen
+  Cost recent_cost;  // over the last minutes: older steps count exponentially less
+  // Time paid by the grant of the first look (the first samples of a process), in the trainer and by the
+  // agent on their slices. It counts neither for the slowdown nor for the choice of the sampling interval.
   struct FirstLookCost {
     double own_seconds = 0, agent_seconds = 0;
     int64_t last_step = -1;
@@ -327,90 +337,91 @@ struct RankStatistics {
   bool is_in_first_look(int64_t step) const {
     return segment::is_first_look(last_step) || step <= first_look.last_step;
   }
-  // Of records, each of which stands for as many steps as `stride` says. Our part taken off; ours in those
-  // that were not sampled.
-  StepWindow step_seconds, other_step_cost;
-  Window<16> sampled_step_cost;
+  // Seconds per step record; a record stands for `stride` steps.
+  StepWindow step_seconds;       // without the monitor's part
+  StepWindow other_step_cost;    // the monitor's part in steps that were not sampled
+  Window<16> sampled_step_cost;  // the monitor's part in sampled steps
   uint64_t sampled_steps = 0;
   StepStride stride;
-  double agent_seconds = 0;    // CPU time spent on this rank
-  double judging_seconds = 0;  // of these, on its samples
+  double agent_seconds = 0;    // CPU time that the agent spent on this rank
+  double judging_seconds = 0;  // the part of agent_seconds spent on checking samples
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
-  // Of the last, those of the step that goes on: whether a gradient scaler leaves it out is told when one
-  // ends.
+  // Non-finite attention gradients of a step that has not ended. They are added to
+  // nonfinite_attention_gradient when it ends, since only then it is known whether a gradient scaler skips
+  // the step.
   struct Untold {
     uint64_t values = 0, since_ns = 0;
     int64_t step = 0;
-    int ends = 0;  // of steps since
+    int ends = 0;  // ends of steps since `since_ns`
   };
   Untold untold_gradient;
   uint64_t refused_slots = 0, refused_tensors = 0;
-  int64_t model_drawn = -1;          // step of the last snapshot of the model in the history
-  segment::TensorRing tensors = {};  // counts of what its optimizer steps
+  int64_t model_drawn = -1;          // step of the last snapshot of the model in `history`
+  segment::TensorRing tensors = {};  // counts of the tensors that the optimizer steps
   History history{kRankColumns, kRankPoints};
   std::deque<RankEvent> events;
-  std::vector<std::string> scalar_names;       // of segment::StepRecord::scalars
-  std::map<std::string, LoggedScalar> logged;  // at most kMaxScalars
+  std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
+  std::map<std::string, LoggedScalar> logged;  // by name; at most kMaxScalars
 
-  // The layer of this label, made if need be; null when there are too many.
+  // The layer with this label, created if missing; null if there are too many layers.
   LayerStatistics* layer_of(const std::string& label);
   void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
   uint64_t calls(uint32_t pass) const;
   uint64_t in_flight(uint32_t pass) const;
   bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }
-  // Our time on the threads that train over the time without us, and the agent's share of the node's cores:
-  // of all steps seen, and of the last minutes.
+  // The monitor's time on the training threads plus the agent's share of the node's cores, divided by the
+  // training time without the monitor: over all steps seen, and over the last minutes.
   std::optional<double> slowdown(int cores_per_rank) const;
   std::optional<double> recent_slowdown(int cores_per_rank) const;
-  // Forgets what only a page draws and layers of which no summary has anything to say: 20 KiB of each layer.
-  void keep_what_is_told();
-  // The layer nearest to, or furthest beyond, an alarm; null when no layer has been judged.
+  // Drops the histories and the layers that the summary does not mention; frees about 20 KiB per layer.
+  void shrink_to_summary();
+  // The layer nearest to, or furthest beyond, an alarm; null if no layer has a checked slice.
   const LayerStatistics* worst_layer() const;
-  // In the order of the labels, what has none first. A mean over the whole model would hide what one layer,
-  // or one head of it, does.
+  // Alarms of all layers, in the order of their labels; those of calls without a layer come first.
   std::vector<LayerAlarm> alarms() const;
 };
 
-// Borrows from the view. The second is of a slot of key positions.
+// The slice in a slot of query rows. Borrows its arrays from the view.
 AttentionSlice slice_of(const segment::SlotView& view);
+// The key columns in a slot of key positions. Borrows their arrays from the view.
 KeyColumns columns_of(const segment::SlotView& view);
 
 struct LayerOfCall {
   std::string label, name, source;
 };
 
-// The label under which a call is counted, or an empty one: then it belongs to the rank alone.
+// The layer under which a call is counted. With an empty label the call is counted for the rank only.
 LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
                      const RankStatistics& rank);
 
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank);
 
-// Judged slices of key positions; each is judged by dK and by dV.
+// Checked slices of key positions. For each, both dK and dV are checked.
 inline uint64_t key_slices_of(const RankStatistics& rank) {
   const PassStatistics* known = statistics_of(rank, static_cast<uint32_t>(JudgedTensor::kGradKey));
   return known != nullptr ? known->judged : 0;
 }
 
-// An agent before this one has taken the steps up to `last`, and `watch`, if there is one, knows what they
-// brought.
+// Continues a rank whose steps up to `last` an earlier agent has processed. `watch` holds the detectors'
+// state after `last`; null: unknown.
 void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 
-// One that the detectors have found.
+// Adds an event of the detectors to the rank's list.
 void observe_event(const EventLine& line, RankStatistics* rank);
 
-// A snapshot of a tensor that this rank has completed: what the page draws.
-void draw_weights(const TensorSnapshot& snapshot, RankStatistics* rank);
+// Adds the distance of a tensor snapshot, which this rank has completed, to the history of its layer.
+void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-// Of heads that this rank has shown.
-void draw_spectrum(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
+// Adds the spectrum of a layer's heads, which this rank has shown, to the histories of layer and rank.
+void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
 
-// Once an interval.
-void draw_model(const Weights& weights, RankStatistics* rank);
+// Adds the latest snapshot of the whole model to the rank's history, once per interval.
+void add_to_history(const Weights& weights, RankStatistics* rank);
 
-// Share of rows with a second score next to the largest.
+// Share of rows whose second largest score nearly equals the largest.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);
 
 }  // namespace foreshock

@@ -297,7 +297,7 @@ void Run::retire(Followed& followed) {
   record_run(followed.rank, "ended");
   for (const char* end : {".seg", ".ctl"}) directory_->remove(followed.name + end);
   facts_.forget(followed.name);
-  followed.rank.keep_what_is_told();
+  followed.rank.shrink_to_summary();
 }
 
 RunState Run::end_of(const Followed& followed, RunState of_launcher) const {

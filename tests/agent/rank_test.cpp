@@ -55,7 +55,7 @@ TEST(Rank, OfLayersThatAreToldOfNothingIsLost) {
   for (int n = 0; n < 2; ++n) rank.layers["006"].pass[1].deviation_ratio.add(3.5);
   for (int64_t step = 1; step < 1000; ++step) rank.history.add(step, kColumnLoss, 2.0);
   const nlohmann::json before = summary_of(rank, 1);
-  rank.keep_what_is_told();
+  rank.shrink_to_summary();
   EXPECT_EQ(summary_of(rank, 1), before);
   EXPECT_EQ(rank.layers.size(), 4u);
   HistoryTable table;
