@@ -17,7 +17,7 @@
 //   delta_i = dO_i . out_i,   dS the gradients of the scores
 //   R      how often a sum over the rows is rounded to the storage format while terms are added.
 //          PyTorch's CPU kernel adds a block of queries at a time, so R is heads times blocks. For fp32 and
-//          fp64 storage R is the number of rows, since the arithmetic in a block is no finer than the storage
+//          fp64 storage R is the number of rows, since the storage is at least as fine as the arithmetic
 //
 // The tolerances are variances, per column c:
 //
