@@ -1,7 +1,5 @@
 // The tiled attention algorithms that the lab measures: FlashAttention 1 and 2 as the papers write them, and
 // the kernels as they are shipped (FlashAttention 2, 3 in FP8, 4, split keys).
-#include "lab/flash_attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,6 +9,17 @@
 
 namespace foreshock::lab {
 namespace {
+
+// The value a tile offers as maximum of row i of its scores.
+using TileMaximum = double (*)(const Tensor& scores, int i);
+
+// The parts in which kernels with their running state in registers differ.
+struct FlashKernel {
+  bool sum_after_cast = false;  // the sum takes P after its cast to the format
+  double lazy_log2 = 0;         // the maximum is renewed when it grew by more than this many powers of two
+  double shift_log2 = 0;        // P is 2^shift times larger, to use the range of fp8
+  bool scale_per_tile = false;  // fp8: one scale per tile instead of one per tensor
+};
 
 // Algorithm 1 of FlashAttention (arXiv 2205.14135), one rounding per elementwise operation.
 struct RowState {
@@ -144,8 +153,7 @@ void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, Run
   arithmetic.store(running.out);
 }
 
-}  // namespace
-
+// FlashAttention-2 with its running state in the format, with a choice of the maximum that is subtracted.
 Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, TileMaximum tile_maximum,
                                Arithmetic& arithmetic) {
   const AttentionOperands x = attention_operands(inputs, settings, arithmetic);
@@ -174,6 +182,8 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
   if (settings.backward) attention_backward(inputs, settings, State::kFormat, arithmetic, results);
   return results;
 }
+
+}  // namespace
 
 Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
   return flash2_state_in_format(inputs, settings, Arithmetic::row_max, arithmetic);
@@ -232,8 +242,8 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
         arithmetic.in_register(running.out.data[i] + arithmetic.in_register(tile_out.data[i] * value_scale));
 }
 
-}  // namespace
-
+// FlashAttention-2 with its running state in registers, as kernels ship it: output and log-sum-exp before the
+// output's cast, [rows][d] and [rows][1].
 Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                             Arithmetic& arithmetic) {
   const Operands x = operands_of(inputs, settings, kernel, arithmetic);
@@ -262,6 +272,7 @@ Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, con
   return {{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
 }
 
+// The whole algorithm: the above, the cast, and the backward if asked for.
 Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                       Arithmetic& arithmetic) {
   Tensors results = flash2_in_registers(inputs, settings, kernel, arithmetic);
@@ -269,6 +280,8 @@ Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const Fla
   if (settings.backward) attention_backward(inputs, settings, State::kRegisters, arithmetic, results);
   return results;
 }
+
+}  // namespace
 
 Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
   return flash2_kernel(inputs, settings, {}, arithmetic);

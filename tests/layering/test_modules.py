@@ -67,7 +67,6 @@ LONELY = {  # headers that only one module includes, or none
     "integrations/torch/quiet_steps.h": OF_THE_ADAPTER,
     "integrations/torch/weight_report.h": OF_THE_ADAPTER,
     "lab/claims.h": "what the literature says, apart from what is measured",
-    "lab/flash_attention.h": "an algorithm of the table in algorithm.cpp",
     "lab/other_operations.h": "algorithms of the table in algorithm.cpp",
     "libmonitor/glibc_compat.h": "included by the compiler's option",
 }
