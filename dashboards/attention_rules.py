@@ -61,11 +61,13 @@ def bias(of: dict) -> Alert:
         or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": {{ $labels.pass }} attention is biased",
-        "The mean error of {{ $labels.pass }} attention is not zero, and rounding does not explain that"
+        "The signed error of {{ $labels.pass }} attention does not average out to zero"
         # The detector sees the forward pass only: its layers are not those of backward.
         '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}" + AT_STEP
-        + ". Alone it may be harmless. If ForeshockAttentionErrorDrift fires too, use another kernel."
-        " Compare the kernel with another one on the same batch.",
+        + f": its mean is more than {of['ulp']} ulp (spacings of the number format) and {of['z']} standard errors from"
+        " it. Rounding does not explain such a bias, but a bias alone is often harmless. First see whether"
+        " ForeshockAttentionErrorDrift fires for this run. If it does, change the kernel. If it does not, nothing is"
+        " urgent: test the kernel with foreshock judge --function MODULE:NAME.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -79,10 +81,13 @@ def deviation(of: dict) -> Alert:
         or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
-        "The error of {{ $labels.pass }} attention is more than"
-        f' {{{{ if eq $labels.pass "forward" }}}}{of["forward"]}{{{{ else }}}}{of["backward"]}{{{{ end }}}} times that'
-        " of unfused attention in the same precision" + where('(printf "deviation_%s" $labels.pass)') + AT_STEP
-        + ". Update or change the kernel. If it is one rank only, test its device.",
+        "The error of {{ $labels.pass }} attention is above its limit" + where('(printf "deviation_%s" $labels.pass)')
+        + AT_STEP
+        + f'. The limit is {{{{ if eq $labels.pass "forward" }}}}{of["forward"]}{{{{ else }}}}{of["backward"]}'
+        "{{ end }} times the error of plain (unfused) attention in the same precision. Single layers have further"
+        " limits, which the run's page names. The kernel computes less exactly than its precision explains. First look"
+        " at the panel 'Worst deviation' of the fleet dashboard. If one process rank alone is high, test its device"
+        " (dcgmi diag). If all are high, update or change the kernel.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -95,11 +100,11 @@ def update_ratio(of: dict) -> Alert:
         and {UPDATE} > {of["growth"]} * quantile_over_time(0.5, {UPDATE}[{of["window"]}])
         """,
         RUN + ": a step changed a matrix by {{ $value | humanizePercentage }}",
-        f"For {of['for']}, the largest change of a matrix in a step is above {of['at_least']:.0%} of its norm and above"
-        f" {of['growth']} times its median of the last {of['window']}. It is now {{{{ $value | humanizePercentage }}}}"
-        f"{AT_STEP}."
-        " Such a step can undo what was learned. If the learning"
-        " rate was not changed, look for a rank that resumed without its optimizer state.",
+        f"One optimizer step changes a matrix of the weights by {{{{ $value | humanizePercentage }}}} of its norm"
+        f"{AT_STEP}. For {of['for']} the largest such change has been above {of['at_least']:.0%} and above"
+        f" {of['growth']} times its median of the last {of['window']}."
+        " Such steps can undo what was learned. First look at the panel 'Learning rate'. If the rate jumped, correct"
+        " its schedule. If it did not, look for a process rank that resumed without its optimizer state.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -132,11 +137,11 @@ def replica_mismatch() -> Alert:
         "ForeshockReplicaMismatch", "training", "weights", "fleet",
         f"count by ({JOB}) ({DIFFERS})",
         f"{RUN}: replicas of the weights differ",
-        "Data-parallel replicas of the weights, which must be equal, differ in {{ $value }} ranks"
-        f"{ranks(f'{DIFFERS}{{{CHOICE}}}').replace(' on rank', ':')}{AT_STEP}. These differ from the majority, or are"
-        " all ranks if there is no majority. A device computes or stores wrong values, or the replicas started unequal."
-        " Stop, and resume from a checkpoint before the difference. If one rank is named, leave out its device. If all"
-        " are named, see the runbook.",
+        "Data-parallel replicas of the weights must be equal bit for bit, but {{ $value }} process ranks differ"
+        f"{ranks(f'{DIFFERS}{{{CHOICE}}}').replace(' on process rank', ':')}{AT_STEP}. A device computes or stores"
+        " wrong values, or the replicas started unequal. First stop the training; the newest checkpoint may be wrong"
+        " already. Then resume from a checkpoint before the first difference. If only some ranks are named, they"
+        " differ from the majority: leave out their devices. If all are named, there is no majority: see the runbook.",
         severity="page",
     )  # fmt: skip
 

@@ -5,50 +5,62 @@ from standing import Default, alerting, remark, severity
 
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
 
+RESTART_FOR_LOGITS = (
+    "Saturated attention learns slowly and can make the loss diverge. First see whether the loss rises. If it does,"
+    " resume from a checkpoint before the rise; if it does not, continue and use the newest checkpoint at the next"
+    " restart. In both cases restart with a lower learning rate. If the logits grow again, add QK-norm (normalized"
+    " queries and keys) or a softcap (a bound on the logits) to the model."
+)
+
 # Alert, component, dashboard, summary, what each detector sees, what it means and what to do first.
 TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
     (
         "ForeshockAttentionErrorDrift", "attention", "attention",
         "the attention error follows the gradient",
-        {"output_error_drift": "the error of attention's output keeps its sign along the gradient"},
-        "Such an error pushes the training in one direction and can end in a loss explosion. Keep checkpoints from now"
-        " on, and plan a change of the attention kernel or its precision.",
+        {"output_error_drift": "the error of attention's output keeps its sign along the gradient of that output"},
+        "Such an error pushes the weights in one direction at every step and can end in a loss explosion. First keep"
+        " the newest checkpoint, so that no later one replaces it. Then change the attention kernel or its precision"
+        " at the next restart.",
     ),
     (
         "ForeshockAttentionLogitGrowth", "attention", "attention",
         "attention logits saturate softmax",
         {
-            "max_logit": "the largest scaled score has reached 100, where softmax saturates",
-            "logit_growth": "the largest scaled score grows towards 100, where softmax saturates",
+            "max_logit": "the largest attention logit (scaled score before softmax) has reached 100, where softmax"
+            " saturates",
+            "logit_growth": "the largest attention logit (scaled score before softmax) grows towards 100, where softmax"
+            " saturates",
         },
-        "Saturated attention learns slowly and can make the loss diverge. Lower the learning rate, or add QK-norm or a"
-        " softcap before the next restart.",
+        RESTART_FOR_LOGITS,
     ),
     (
         "ForeshockGradientGrowth", "optimizer", "overview",
         "the gradient norm grows",
         {
-            "gradient_growth": "the gradient norm before clipping grows steadily, as before a loss spike",
+            "gradient_growth": "the gradient norm before clipping grows steadily, as it does before a loss spike",
             "gradient_norm": "the gradient norm before clipping is far above its usual range",
         },
-        "Once, before a spike that recovers, it needs no action. If it repeats, lower the learning rate, lengthen the"
-        " warm-up or raise eps.",
+        "The steps of the optimizer may have become too large. First watch the loss on the dashboard. A single spike"
+        " that recovers needs no action. If this alert fires again, resume with a lower learning rate.",
     ),
     (
         "ForeshockOptimizerStale", "optimizer", "weights",
         "Adam's second moment is stale",
-        {"rms_staleness": "squared gradients are much larger than the second moment v of Adam"},
-        "Steps are larger than intended. Lower beta2 (0.95), clip updates, or lower the learning rate.",
+        {"rms_staleness": "squared gradients are much larger than their running mean, Adam's second moment v"},
+        "Adam divides by the root of v, so its steps are larger than intended. First look at the panel 'Update ratio'."
+        " If it did not rise, do nothing. If it rose, resume with a smaller beta2 (0.95).",
     ),
     (
         "ForeshockWeightShift", "weights", "weights",
         "weights move differently than before",
         {
-            "weight_shift": "weights change faster than before",
-            "update_spectrum": "updates of W_Q W_K^T have a lower rank than before",
+            "weight_shift": "the weights of a tensor change faster than before",
+            "update_spectrum": "the changes of a head's W_Q W_K^T have a lower numerical rank than before",
         },
-        "A change of the learning rate does this too. If it did not change, keep an earlier checkpoint and compare it"
-        " with the newest (foreshock compare).",
+        "A change of the learning rate causes this too. First look at the panel 'Learning rate'. If the rate changed,"
+        " do nothing. If it did not, keep an earlier checkpoint and compare it with the newest: foreshock compare"
+        " BEFORE NOW. In its output, W1 / mean |d| near 1 means that the values of a tensor drift together; near 0"
+        " means noise.",
     ),
 ]  # fmt: skip
 
@@ -97,10 +109,13 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
         and on ({JOB}) ({warned("entropy_drop", values["detectors"]["level"])})
         """,
         f"{RUN}: the attention entropy collapsed",
-        f"The mean entropy of the attention weights fell to {VALUE} nats"
+        f"The entropy of the attention weights, averaged over the sampled rows of a process rank, suddenly fell to"
+        f" {VALUE} nats"
         + where('"entropy_drop"')
-        + f" (detector entropy_drop{at}{remark(['entropy_drop'], default)}). Heads attend to single tokens."
-        " If the loss falls too, the model is learning; if logits grow, lower the learning rate.",
+        + f" (detector entropy_drop{at}{remark(['entropy_drop'], default)}). It is more than {1 - of['share']:.0%}"
+        f" below its mean of the last {of['window']}: heads attend to single tokens. First look at the panel 'Largest"
+        " logit' of the attention dashboard. If the logit grows, resume with a lower learning rate. If it does not, do"
+        " nothing: attention that learns to copy does this once.",
         keep=of["keep"], severity=severity(["entropy_drop"], default),
     )  # fmt: skip
 
@@ -116,9 +131,9 @@ def logit_forecast(of: dict) -> Alert:
         and {logit} > {of["growth"]} * avg_over_time({logit}[{of["window"]}])
         """,
         f"{RUN}: attention logits will saturate softmax",
-        f"The largest scaled score is {VALUE}{AT_STEP}. A straight line through the last {of['window']} passes"
-        f" {of['limit']}, where softmax saturates, within {{{{ {of['horizon']} | humanizeDuration }}}}. Lower the"
-        " learning rate, or add QK-norm or a softcap before the next restart.",
+        f"The largest attention logit (scaled score before softmax) has grown to {VALUE}{AT_STEP}. A straight line"
+        f" through the last {of['window']} passes {of['limit']}, where softmax saturates, within"
+        f" {{{{ {of['horizon']} | humanizeDuration }}}}. {RESTART_FOR_LOGITS}",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -132,9 +147,10 @@ def agreement(of: dict) -> Alert:
         ) >= {of["components"]}
         """,
         f"{RUN}: precursors of different kinds agree",
-        f"{{{{ $value }}}} of attention, optimizer and weights show signs that often come before a loss event{AT_STEP}."
-        " Together they are stronger evidence than each alone."
-        " Make sure that an earlier checkpoint is kept, and watch the loss for the next hour.",
+        f"Alerts on {{{{ $value }}}} components (of attention, optimizer and weights) fire at once{AT_STEP}."
+        " Each often comes before a loss spike or a divergence, and together they are stronger evidence than each"
+        " alone. First make sure that an earlier checkpoint is kept. Then watch the loss for the next hour; the panel"
+        " 'Alerts' names the alerts, and the text of each has its own first action.",
         keep=of["keep"],
     )  # fmt: skip
 

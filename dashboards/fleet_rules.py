@@ -23,9 +23,10 @@ def stalled(of: dict) -> Alert:
         and on ({JOB}) {RUNNING} == 1
         """,
         RUN + ": no optimizer step for {{ $value | humanizeDuration }}",
-        f"The processes are alive, but no optimizer step has ended for {{{{ $value | humanizeDuration }}}}"
-        f"{AT_STEP}. A long evaluation or checkpoint looks the same."
-        " Find the rank with the lowest step on the dashboard and take its stack (py-spy dump).",
+        "The processes of the training are alive, but no optimizer step has ended for {{ $value | humanizeDuration }}"
+        f"{AT_STEP}. The training hangs, or it runs a long evaluation or writes a checkpoint. First find the process"
+        " rank with the lowest step in the panel 'Steps behind': the others wait for it. On its node, print what it"
+        " does: py-spy dump --pid PID. If it evaluates or writes a checkpoint, do nothing. Otherwise restart the job.",
     )  # fmt: skip
 
 
@@ -37,9 +38,11 @@ def ranks_missing(of: dict) -> Alert:
         and on ({JOB}) {RUNNING} == 1
         """,
         RUN + ": {{ $value }} ranks are missing",
-        "{{ $value }} ranks of the job are not visible. They are dead, or foreshock does not run on their nodes, or"
-        " Prometheus does not scrape these nodes. The other ranks may wait for them. Check the nodes first."
-        " If the ranks are dead and the launcher does not restart them, restart the job without their nodes.",
+        "{{ $value }} process ranks of the job are not visible. They are dead, or foreshock does not run on their"
+        " nodes, or Prometheus does not scrape these nodes. If they are dead, the other ranks wait for them. First"
+        " find the node in the panel 'Ranks up by node' and see whether its processes live. If they live, start the"
+        " agent of that node or scrape it. If they are dead and the launcher does not restart them, restart the job"
+        " without that node.",
         of["for"],
     )  # fmt: skip
 
@@ -55,8 +58,10 @@ def no_data(of: dict) -> Alert:
         )
         """,
         f"{RUN}: its agent does not answer",
-        "{{ $value }} agents of this running run cannot be scraped. No alert sees the ranks of these agents. A stopped"
-        " agent does not stop the training; a dead node does. Check the node, then restart the agent.",
+        "{{ $value }} agents of this run do not answer Prometheus, although the run was running when they last did."
+        " Until they answer, no alert covers their process ranks. First see whether the node of the agent is alive. If"
+        " the node is dead, restart the job without it. If it is alive, the training goes on: restart the agent with"
+        " systemctl restart foreshock-agent. An agent that foreshock run started is restarted by foreshock run.",
         of["for"],
     )  # fmt: skip
 
@@ -67,8 +72,11 @@ def run_id_shared(of: dict) -> Alert:
         # A rank that moves to another node is up at one agent only, but for a scrape or two.
         f"count by ({JOB}) (count by ({JOB}, rank) (foreshock_rank_up == 1) > 1)",
         f"{RUN}: two trainings use this run id",
-        "{{ $value }} ranks are alive at more than one agent. Two trainings use this run id, or one agent is scraped"
-        " twice. Figures and alerts of the run mix both. Start each training with its own --run-id.",
+        "{{ $value }} process ranks of this run are reported as alive by more than one agent. Two trainings use this"
+        " run id, or Prometheus scrapes one agent under two addresses. Until this is resolved, the run's figures and"
+        " other alerts cannot be trusted. First compare the label node of the series foreshock_rank_info of one rank."
+        " If the nodes differ, there are two trainings: start each with its own --run-id. If they are equal, one agent"
+        " is scraped twice: remove one of the two targets.",
         of["for"],
     )  # fmt: skip
 

@@ -38,16 +38,19 @@ def non_finite(of: dict) -> Alert:
         """,
         RUN + ': {{ if eq $labels.site "loss_scale" }}the gradient scaler skips most steps'
         "{{ else }}NaN or Inf in {{ $labels.site }}{{ end }}",
-        '{{ if eq $labels.site "loss_scale" }}More than half of all steps are skipped because gradients overflow'
-        "{{ else }}Values that are not finite in {{ $labels.site }}"
+        '{{ if eq $labels.site "loss_scale" }}The gradient scaler skipped more than'
+        f" {of['skipped']:.0%} of the steps of the last {window}, because gradients overflowed"
+        "{{ else }}NaN or Inf occurred in {{ $labels.site }}"
         + ranks(f"sum by (rank) (increase({values}{{{CHOICE},site=%q}}[{window}])) > 0", " $labels.site")
         + "{{ end }}"
         + AT_STEP
         + '. {{ if eq $labels.site "loss_scale" }}Skipped steps do not change the weights, so the training makes little'
-        " progress. Find out why gradients overflow."
-        "{{ else }}The training computes with invalid numbers. Stop it unless the framework skipped the step.{{ end }}"
-        ' Resume from a checkpoint before the first event{{ if eq $labels.site "loss_scale" }} if the skips go on'
-        "{{ end }}.",
+        " progress. First look in the panel 'Gradient norm by layer' for a layer that grew before the skips. If the"
+        " skips continue, resume from a checkpoint before that growth"
+        "{{ else }}The training computes with invalid numbers, and a step made with them spoils the weights. First"
+        " read the log of the training: if it reports that the framework skipped this step, let the training continue."
+        " Otherwise stop it and resume from a checkpoint before the first NaN or Inf; foreshock status prints the"
+        " address of the run's page, which shows that step{{ end }}.",
         severity="page",
     )  # fmt: skip
 
@@ -58,10 +61,12 @@ def diverging(of: dict) -> Alert:
         "ForeshockLossDiverging", "incident", "loss", "overview",
         f"{LOSS} > {median} + {of['excess']} * abs({median})",
         f"{RUN}: the loss is rising",
-        f"The mean loss of the last 64 steps is {VALUE}{AT_STEP}, more than {of['excess'] * 100:g} % above"
-        f" the median of this mean over the last {of['baseline']}."
-        " Look on the dashboard for what changed before the rise. If the data did not change, resume"
-        " from a checkpoint before the rise.",
+        f"The mean loss of the last 64 steps has risen to {VALUE}{AT_STEP}, which is more than"
+        f" {of['excess'] * 100:g} % above its level (median) of the last {of['baseline']}."
+        " The training loses what it learned, unless its data or its loss function changed. First check whether they"
+        " changed at the rise. If they did, do nothing: the alert ends when the new level has lasted for half of that"
+        " time. If they did not, resume from a checkpoint before the rise; the dashboard's row 'Before the loss' shows"
+        " what moved first.",
         of["for"], of["keep"], "page",
     )  # fmt: skip
 

@@ -49,8 +49,10 @@ def coverage(of: dict) -> Alert:
         "ForeshockCoverageLow", "monitor", "monitor", "monitor",
         f"({reasons})\nand on ({JOB}) max by ({JOB}) (foreshock_run_state{{state=\"running\"}}) == 1",
         f"{RUN}: much of its attention is not judged",
-        "Reason: {{ $labels.why }}. Attention that is not seen raises no alarm. Run foreshock doctor on the command,"
-        " and see the reasons in the panel 'Skipped and lost'.",
+        "Much of the attention of this running training is not checked, for this reason: {{ $labels.why }}. Attention"
+        " that is not checked raises no alarm, so the silence of other alerts means little. First read the reasons in"
+        " the panel 'Skipped and lost', and run foreshock doctor -- COMMAND with the command of the training. The"
+        " runbook has the remedy for each reason.",
         of["for"],
     )  # fmt: skip
 
@@ -76,8 +78,9 @@ def degraded(of: dict) -> Alert:
             ),
         ),
         RUN + ": foreshock has a problem ({{ $labels.why }})",
-        "Reason: {{ $labels.why }}. The training is not affected. Figures of foreshock may be incomplete. See"
-        " foreshock status and the end of the agent's log.",
+        "foreshock itself has a problem: {{ $labels.why }}. The training is not affected, but figures of foreshock may"
+        " be incomplete. First run foreshock status on the node and read the end of the agent's log. The runbook has"
+        " the remedy for each reason.",
         of["for"],
     )  # fmt: skip
 
@@ -87,8 +90,9 @@ def overhead(of: dict) -> Alert:
         "ForeshockOverheadHigh", "monitor", "monitor", "monitor",
         f"{SLOWDOWN} > {of['slowdown']}",
         f"{RUN}: foreshock costs more than allowed",
-        f"The slowest rank pays {VALUE} times what --max-slowdown allows. The training is slower than it need be."
-        " Stop the cost at once with foreshock pause, or lower it permanently with a larger --every.",
+        f"On the slowest process rank foreshock takes {VALUE} times the share of time that --max-slowdown allows. The"
+        " training is slower than necessary. First stop the sampling on its node: foreshock pause --run-id"
+        " ID. To lower the cost permanently, restart with a larger --every.",
         of["for"], of["keep"],
     )  # fmt: skip
 
@@ -98,9 +102,11 @@ def series_dropped(of: dict) -> Alert:
         "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
         f"sum by ({TARGET}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
         "Agent {{ $labels.instance }}: series limit reached",
-        "The agent has more series than its limit and leaves out some layers or ranks. The training is"
-        " still checked. Let the agent serve fewer runs, or pass the data-, tensor- and pipeline-parallel rank of each"
-        " rank to foreshock_describe. Then only one data-parallel rank exports each layer.",
+        "The agent has more series than its limit and does not export some layers or process ranks to Prometheus. The"
+        " training is still checked, and the run's page and record have the rest. First count its runs in Prometheus:"
+        ' count(foreshock_run_info{instance="{{ $labels.instance }}"}).'
+        " If it serves several, start the next ones with an agent each (foreshock run --agent own, the default)."
+        " If it serves one, read the missing layers on the run's page.",
     )  # fmt: skip
 
 
@@ -109,8 +115,10 @@ def detector_series_dropped() -> Alert:
         "ForeshockDetectorSeriesDropped", "monitor", "monitor", "monitor",
         f"max by ({JOB}, detector) (foreshock_precursor_series_dropped {UNLESS_ENDED}) > 0",
         "Run {{ $labels.run }}: detector {{ $labels.detector }} does not follow all of its series",
-        f"The detector has no room for {VALUE} tensors or layers of a rank; their warnings are missing. All other"
-        " series are watched. In a model with many tensors this is expected. Give layers names that do not change.",
+        f"The detector has no room for {VALUE} tensors or layers of a process rank, so it cannot warn of them. It"
+        " watches all others. First see in the panel 'Series left out' whether the number still grows. If it does not,"
+        " the model has many tensors and no action is needed. If it grows, the training makes up new names of layers:"
+        " give layers names that do not change.",
     )  # fmt: skip
 
 

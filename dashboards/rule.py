@@ -80,10 +80,10 @@ AT_STEP = (
     "{{ range . }} (current step {{ .Value }}){{ end }}{{ end }}"
 )
 
-# Where a detector warned last: ", at step 1200 on rank 3", or nothing.
+# Where a detector warned last: ", at step 1200 on process rank 3", or nothing.
 WARNED_AT = (
     f'{{{{ with printf "topk(1, foreshock_precursor_last_event_step{{{CHOICE},detector=%q}})" {OF_LABELS} DETECTOR'
-    " | query }}{{ range . }}, at step {{ .Value }} on rank {{ .Labels.rank }}{{ end }}{{ end }}"
+    " | query }}{{ range . }}, at step {{ .Value }} on process rank {{ .Labels.rank }}{{ end }}{{ end }}"
 )
 
 
@@ -92,10 +92,10 @@ def warned_at(detector: str = "$labels.detector") -> str:
 
 
 def ranks(expression: str, more: str = "") -> str:
-    """Template of " on rank 3 5": up to eight ranks of `expression`, which has CHOICE in its braces. `more`: arguments
-    of printf after those of CHOICE."""
+    """Template of " on process rank 3 5": up to eight ranks of `expression`, which has CHOICE in its braces. `more`:
+    arguments of printf after those of CHOICE."""
     return (
-        f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on rank'
+        f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on process rank'
         '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
     )
 

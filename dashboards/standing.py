@@ -30,4 +30,4 @@ def severity(detectors: Iterable[str], default: Default) -> str:
 
 def remark(detectors: Iterable[str], default: Default) -> str:
     """Marks an alert's text if its detectors are experimental."""
-    return "" if default.issuperset(detectors) else ", experimental"
+    return "" if default.issuperset(detectors) else ", experimental: not proven by the benchmark"

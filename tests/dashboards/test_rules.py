@@ -116,6 +116,7 @@ def test_every_alert_names_run_fact_meaning_and_action():
         assert not texts["summary"].endswith(".")
         # The fact, what it means, what to do first.
         assert len(re.findall(r"[.)] [A-Z]", texts["description"])) >= 2, rule["alert"]
+        assert re.search(r"[.}] ?First ", texts["description"]), rule["alert"]
         assert texts["description"].endswith(".")
         page, _, anchor = texts["runbook_url"].partition("#")
         assert re.match(r"(https?|file)://", page)

@@ -55,7 +55,7 @@ def test_an_error_of_attention_is_told_in_one_notification_with_run_layer_and_ru
     assert drift["labels"]["run"] == run
     assert drift["annotations"]["summary"].startswith(f"Run {run}: ")
     assert f" in layer {FAULTY_LAYER} (" in drift["annotations"]["description"]
-    assert re.search(r", at step \d+ on rank 0\)", drift["annotations"]["description"])
+    assert re.search(r", at step \d+ on process rank 0\)", drift["annotations"]["description"])
     _, _, anchor = drift["annotations"]["runbook_url"].partition("#")
     runbook = (monitored.ROOT / "docs" / "runbook.md").read_text()
     titles = [line.strip("# ").lower() for line in runbook.splitlines() if "## " in line]
