@@ -1,7 +1,7 @@
 """Attention errors of one run, by pass and layer."""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
-from panel import LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, limited, lines, of_ranks
+from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, limited, lines, of_ranks
 from rule import Values
 
 PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'
@@ -21,9 +21,10 @@ def errors(values: Values) -> Row:
             limited(
                 lines(
                     "Deviation ratio",
-                    "Error of the kernel over the error of unfused attention in the same precision, of the five worst"
-                    " ranks. Healthy is below 1. An alert fires above the dashed line: the lower for"
-                    " forward, the upper for backward.",
+                    f"Ratio: {DEVIATION}, on the same inputs. Forward: of the output; backward: of dQ. Mean over the"
+                    " last 64 samples of a process rank; the five ranks with the highest mean. Usual is below 1. An"
+                    f" alert fires above {limit['forward']} (forward) or {limit['backward']} (backward), the dashed"
+                    " lines; between 1 and its line the kernel is worse than usual, but within its limit.",
                     RATIO,
                     worst(ratio),
                 ),
@@ -33,8 +34,11 @@ def errors(values: Values) -> Row:
             limited(
                 lines(
                     "Bias",
-                    "Size of the mean signed error of the output, of the worst rank. The rounded reference is the"
-                    " control: it should stay near 0.",
+                    "Magnitude of the mean signed error, in ulp (spacings of the number format), over the last 64"
+                    " samples of the worst process rank. Forward: of the output; backward: of dQ. kernel: your"
+                    " attention. rounded_reference: the fp64 result rounded once, a control that stays near 0. Usual"
+                    f" is near 0; an alert fires if the kernel is above {bias['ulp']} here and above {bias['z']} in"
+                    " 'Bias, z', and the control is not.",
                     ULP,
                     Query(f"max by (of) (abs({of_ranks('attention_bias_ulp', PASS)}))", "{{of}}"),
                 ),
@@ -43,7 +47,10 @@ def errors(values: Values) -> Row:
             limited(
                 lines(
                     "Bias, z",
-                    "The same bias in standard errors between slices, of the worst rank.",
+                    "The mean signed error of 'Bias', divided by its standard error between samples: how certain it is"
+                    f" that the bias is not 0. Of the worst process rank. Below 3 is chance; the alert needs more than"
+                    f" {bias['z']}"
+                    " here and a bias above its own limit.",
                     SIGMA,
                     Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
                 ),
@@ -51,7 +58,9 @@ def errors(values: Values) -> Row:
             ),
             layers(
                 "Deviation ratio by layer",
-                "Mean over the last samples of each layer, of the worst rank. Healthy is below 1.",
+                f"Ratio: {DEVIATION}. Mean over the last 64 samples of each layer, of the worst process rank, over"
+                f" time. Usual is below 1; the colours end at {limit['backward']}. A layer is in alarm if two of its"
+                f" last 64 samples are above {limit['forward']} (forward) or {limit['backward']} (backward).",
                 of_ranks("layer_attention_deviation_ratio", PASS),
                 RATIO,
                 0,
@@ -59,7 +68,10 @@ def errors(values: Values) -> Row:
             ),
             layers(
                 "Bias by layer",
-                "Size of the mean signed error of each layer, of the worst rank.",
+                "Magnitude of the mean signed error of each layer, in ulp (spacings of the number format), over its"
+                f" last 64 samples; of the worst process rank, over time. Usual is near 0. Above {bias['ulp']} a layer"
+                f" is in alarm if the bias is also certain (more than {bias['z']} standard errors) and sound attention"
+                " has none.",
                 f"abs({of_ranks('layer_attention_bias_ulp', PASS)})",
                 ULP,
                 0,
@@ -67,21 +79,29 @@ def errors(values: Values) -> Row:
             ),
             lines(
                 "Relative error",
-                "Error against the fp64 reference, L2 norm over L2 norm per row. mean: the mean of the last samples of"
-                " the worst selected rank; max: the largest sample of all selected ranks.",
+                "L2 norm of (kernel - fp64 reference) divided by the L2 norm of the reference, for each sampled row of"
+                " the output (forward) or of dQ (backward). mean: over the last 64 samples, of the worst selected"
+                " rank. max: the largest of these samples, of all selected ranks. There is no alarm, because the value"
+                " depends on the format and the data: some 0.1 % is usual in bf16. Read 'Deviation ratio' for a"
+                " verdict.",
                 "percentunit",
                 Query(f"max by (stat) ({of_ranks('attention_relative_error', PASS)})", "{{stat}}"),
             ),
             lines(
                 "Error of log-sum-exp",
-                "Largest error of the log-sum-exp over the last samples.",
+                "Largest difference between the log-sum-exp that the forward kernel returned for a row and that of the"
+                " fp64 reference. Over the last 64 samples of all layers and selected ranks. What is usual grows with"
+                " the scores: rounding a score of 100 to bf16 changes it by up to 0.25 nats. A layer is in alarm if the"
+                " error is larger than rounding explains.",
                 NATS,
                 Query(f"max({of_ranks('attention_lse_error_abs_max')})", "largest"),
             ),
             limited(
                 lines(
                     "Layers in alarm",
-                    "Number of layers beyond a limit, by kind of limit, of the rank with most.",
+                    "Number of layers whose last 64 samples exceed an alarm limit, of the process rank with most. By"
+                    " kind: deviation_ratio (the error is too large), bias (the error has a direction), nonfinite (NaN"
+                    " or Inf where the reference is finite). Usual is 0; each alarm is in the record.",
                     LAYERS,
                     Query(f"max by (of) ({of_ranks('attention_alarm_layers', PASS)})", "{{of}}"),
                 ),
@@ -98,20 +118,26 @@ def scores(values: Values) -> Row:
         [
             by_step(
                 "Largest logit, by step",
-                "Largest magnitude of a scaled score over the last samples. Softmax saturates near 100.",
+                "Largest magnitude of a logit (scaled score before softmax), over the last 64 samples of all layers and"
+                " selected ranks. Softmax saturates near 100, where an alert fires.",
                 NATS,
                 Query(f"max({of_ranks('attention_logit_abs_max')})", "largest"),
             ),
             by_step(
                 "Entropy, by step",
-                "Entropy of the attention weights of a row: mean and smallest of the ranks.",
+                "Entropy of the attention weights of a row, over the last 64 samples of all layers. mean: averaged over"
+                " rows and selected ranks; smallest: of a single row. 0 is attention to one key; ln(n) is equal"
+                " attention to n keys. There is no usual value; a sudden lasting fall of the mean raises an info"
+                " alert.",
                 NATS,
                 Query(f"avg({of_ranks('attention_entropy_nats', MEAN)})", "mean"),
                 Query(f"min({of_ranks('attention_entropy_nats', LEAST)})", "smallest"),
             ),
             layers(
                 "Largest logit by layer",
-                "Largest magnitude of a scaled score over the last samples of each layer.",
+                "Largest magnitude of a logit (scaled score before softmax), over the last 64 samples of each layer,"
+                " of the highest selected rank, over time. Softmax saturates near 100, where the colours end and an"
+                " alert fires.",
                 of_ranks("layer_attention_logit_abs_max"),
                 NATS,
                 0,
@@ -119,7 +145,9 @@ def scores(values: Values) -> Row:
             ),
             lines(
                 "Entropy",
-                "Entropy of the attention weights of a row, of the lowest and the highest rank.",
+                "Entropy of the attention weights of a row, over the last 64 samples of all layers: mean and smallest"
+                " (min), each of the selected rank where it is lowest and where it is highest. 0 is attention to one"
+                " key.",
                 NATS,
                 Query(f"min by (stat) ({entropy})", "{{stat}}, lowest rank"),
                 Query(f"max by (stat) ({entropy})", "{{stat}}, highest rank"),
@@ -127,7 +155,9 @@ def scores(values: Values) -> Row:
             ),
             lines(
                 "Near ties",
-                "Share of rows whose second largest score is within 1/512 of the largest.",
+                "Share of the sampled rows whose second largest score is within 1/512 of the largest, of the selected"
+                " rank with most. There is no alarm: such rows make low-precision kernels biased, so read it beside"
+                " 'Bias'.",
                 "percentunit",
                 Query(f"max({of_ranks('attention_near_tie_ratio')})", "highest rank"),
                 width=6,

@@ -3,6 +3,7 @@
 from board import Board, Row, run_variable
 from panel import (
     COUNT,
+    DEVIATION,
     NO_UNIT,
     PER_SECOND,
     RANKS,
@@ -37,7 +38,7 @@ def runs() -> Row:
         [
             rows(
                 "Runs",
-                "Last step of each running run.",
+                "The highest optimizer step that any rank of each running run has ended.",
                 STEPS,
                 Query(f'max by ({JOB}) (foreshock_step) and on ({JOB}) foreshock_run_state{{state="running"}} == 1'),
             ),
@@ -55,24 +56,29 @@ def ranks(values: Values) -> Row:
         "Ranks of the run",
         [
             number_now(
-                "World",
-                "Ranks of the whole job, as reported by ranks that are alive.",
+                "World size",
+                "Number of process ranks of the whole job, as its living ranks report it. It does not fall when a rank"
+                " dies; 'Seen' does. ForeshockRanksMissing fires if 'Seen' stays lower.",
                 Query(f"max({of_run('world_size')} {LIVING})"),
                 RANKS,
             ),
             number_now(
-                "Seen", "Ranks whose processes are alive and scraped.", Query(f"sum({of_run('rank_up')})"), RANKS
+                "Seen",
+                "Process ranks that are alive and whose agents Prometheus scrapes. Usual is the world size.",
+                Query(f"sum({of_run('rank_up')})"),
+                RANKS,
             ),
             number_now(
                 "Nodes",
-                "Nodes with living ranks of the run.",
+                "Number of nodes that have living process ranks of the run.",
                 Query(f"count(count by (node) ({of_run('rank_info')} {LIVING}))"),
                 "suffix: nodes",
             ),
             state_of_run(),
             lines(
                 "Steps per second",
-                "Optimizer steps per second of the slowest rank, the median and the fastest.",
+                "Optimizer steps per second: the slowest living process rank, the median of all, and the fastest. With"
+                " data parallelism all are equal, because the ranks wait for each other.",
                 PER_SECOND,
                 *(
                     Query(f"quantile({q}, {steps_per_second()})", word)
@@ -82,33 +88,39 @@ def ranks(values: Values) -> Row:
             ),
             rows(
                 "Ranks up by node",
-                "Number of living ranks of each node.",
+                "Number of living process ranks of each node. Usual is the same number on every node.",
                 RANKS,
                 Query(f"sum by (node) ({of_run('rank_up')} * on ({RANK}) group_left (node) {of_run('rank_info')})"),
             ),
             rows(
                 "Steps behind",
-                "Distance to the highest step, of the ten slowest ranks. The other ranks wait for them.",
+                "How many optimizer steps a process rank is behind the highest step of the run; the ten slowest ranks."
+                " A few are usual, because agents are scraped at different times. If the training hangs, the others"
+                " wait for the rank that is furthest behind.",
                 STEPS,
                 Query(f"topk(10, {with_node(behind)})"),
             ),
             rows(
                 "Worst deviation",
-                "The ten ranks with the largest mean error of the kernel over the error of unfused attention, of the"
-                " worse pass. A single high rank points to its device.",
+                f"Ratio: {DEVIATION}. Mean over the last 64 samples of a process rank, of the pass (forward or"
+                " backward) where it is higher; the ten ranks with the highest mean. Usual is below 1. One rank that"
+                " is much higher than the others points to its device; all ranks high point to the kernel.",
                 RATIO,
                 Query(f"topk(10, {with_node(f'max by ({RANK}) ({ratio})')})"),
             ),
             rows(
                 "Largest gradient norms",
-                "The ten ranks with the largest gradient norm (no unit); with data parallelism all are equal.",
+                "L2 norm of the whole gradient before clipping at the last step (no unit); the ten process ranks with"
+                " the largest. With data parallelism all ranks are equal.",
                 NO_UNIT,
                 Query(f"topk(10, {with_node(of_run('gradient_norm'))})"),
             ),
             limited(
                 lines(
                     "Replicas that differ",
-                    "Snapshots in which a rank's weights differed from its replicas; the five ranks with most.",
+                    "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
+                    " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
+                    " new difference raises ForeshockReplicaMismatch.",
                     COUNT,
                     Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
                     width=12,
@@ -118,7 +130,9 @@ def ranks(values: Values) -> Row:
             limited(
                 lines(
                     "Most expensive ranks",
-                    "Share of wall time that foreshock costs, of the five ranks that pay most.",
+                    "Share of wall time that foreshock costs a process rank, mean of the last minutes; the five ranks"
+                    " that pay most. Usual is at most --max-slowdown (default 1 %). The dashed line is the"
+                    " limit of the alert at that default.",
                     "percentunit",
                     Query(f"topk(5, max by (rank) ({of_living('slowdown_ratio')}))", "rank {{rank}}"),
                     width=12,

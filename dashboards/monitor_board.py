@@ -24,40 +24,45 @@ UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_bu
 OF_AGENTS = "and on (job, instance) foreshock_build_info"
 
 
-def sees() -> Row:
+def sees(values: Values) -> Row:
+    share = f"{values['degraded']['lost']:.0%}"
     skipped, lost = (per_second(of_run(f"attention_{what}_total"), "reason") for what in ("skipped", "lost"))
     return Row(
         "What it sees",
         [
             number(
                 "No attention seen",
-                "Ranks that made ten steps without a visible attention call.",
+                "Process ranks that made ten optimizer steps without an attention call that foreshock sees. Usual is 0;"
+                " from 1 on ForeshockCoverageLow fires.",
                 RANKS,
                 Query(f"sum({of_living('no_attention_seen')})"),
                 ("red", 1),
             ),
             number_now(
                 "At work",
-                "Living ranks in which foreshock is switched on.",
+                "Living process ranks in which foreshock is switched on. Usual is all ranks of the run.",
                 Query(f"sum({of_living('monitor_enabled', TRAINER)})"),
                 RANKS,
             ),
             number(
                 "Sampled every",
-                "Steps from one sampled step to the next.",
+                "Optimizer steps from one sampled step to the next, of the process rank that samples least often. It"
+                " grows if samples would cost more than --max-slowdown.",
                 STEPS,
                 Query(f"max({of_living('sample_interval_steps')})"),
             ),
             number(
                 "Steps lost",
-                "Step records that were overwritten before the agent read them.",
+                "Steps whose records were overwritten before the agent read them, since the start of the run. Usual is"
+                f" 0. An alert fires if more than {share} of the steps of {values['degraded']['window']} are lost.",
                 STEPS,
                 Query(f"sum({of_run('steps_lost_total')})"),
                 ("orange", 1),
             ),
             lines(
                 "Attention calls",
-                "Attention calls per second. Every call ends as unsampled, skipped or sampled.",
+                "Attention calls per second of all ranks, by pass and by what foreshock did. unsampled: not chosen."
+                " samples: a slice was copied to be checked. skipped: chosen, but not copied (see 'Skipped and lost').",
                 "cps",
                 *(
                     Query(per_second(of_run(f"attention_{fate}_total"), "pass"), f"{{{{pass}}}} {fate}")
@@ -67,8 +72,11 @@ def sees() -> Row:
             ),
             lines(
                 "Skipped and lost",
-                "skipped: calls per second that were not sampled; lost: samples that could not be judged. budget and"
-                " off are normal reasons.",
+                "skipped: calls per second that were chosen and not copied. lost: copied slices per second that could"
+                " not be compared. Each by reason. The reasons budget (--max-slowdown) and off (--slices off) are"
+                f" intended. An alert fires if more than {values['coverage']['skipped']:.0%} of the calls are skipped"
+                f" for other reasons, or {share} of the"
+                " slices are lost.",
                 "cps",
                 Query(skipped, "skipped, {{reason}}"),
                 Query(lost, "lost, {{reason}}"),
@@ -76,14 +84,15 @@ def sees() -> Row:
             ),
             lines(
                 "In flight",
-                "Number of slices taken and not judged yet.",
+                "Number of slices that were copied and not compared yet, over all ranks. It returns to 0 between"
+                " sampled steps if the agent keeps up.",
                 COUNT,
                 Query(f"sum by (pass) ({of_living('attention_in_flight')})", "{{pass}}"),
                 width=6,
             ),
             lines(
                 "Judged",
-                "Slices per second that were compared with the reference.",
+                "Slices per second that were compared with the fp64 reference, over all ranks, by pass.",
                 "cps",
                 Query(per_second(of_run("attention_judged_total"), "pass"), "{{pass}}"),
                 width=6,
@@ -100,7 +109,9 @@ def costs(values: Values) -> Row:
             limited(
                 lines(
                     "Slowdown over its limit",
-                    "Measured slowdown of the slowest rank over its limit --max-slowdown; 1 is the limit.",
+                    "Share of time that foreshock costs, divided by the share that --max-slowdown allows; of the"
+                    f" process rank that pays most. Usual is at most 1. An alert fires above"
+                    f" {values['overhead']['slowdown']}.",
                     RATIO,
                     Query(over, "slowest rank"),
                 ),
@@ -108,13 +119,16 @@ def costs(values: Values) -> Row:
             ),
             lines(
                 "Cost",
-                "Share of a rank's wall time that foreshock takes, by place, of the most expensive rank.",
+                "Share of wall time that foreshock takes from a process rank, by place; for each place, of the rank"
+                " that pays most. attention: at attention calls; step: at optimizer steps; agent: processor time of"
+                " the agent.",
                 "percentunit",
                 Query(f"max by (where) ({per_second(of_run('overhead_seconds_total'), 'where, rank')})", "{{where}}"),
             ),
             lines(
                 "Errors",
-                "Number of failures of foreshock itself since the start of the run.",
+                "Failures of foreshock itself in the chosen run, since that run started. segment: reading the shared"
+                " memory of a rank; record: writing the file of --record. Usual is 0; any new failure raises an alert.",
                 COUNT,
                 Query(f"sum by (component) ({of_run('monitor_errors_total')})", "{{component}}"),
             ),
@@ -127,25 +141,31 @@ def agents() -> Row:
         "All agents",
         [
             lines(
-                "Answering", "Number of agents that answer Prometheus.", "suffix: agents", Query(f"sum({UP})", "agents")
+                "Answering",
+                "Number of agents, of all runs, that answer Prometheus.",
+                "suffix: agents",
+                Query(f"sum({UP})", "agents"),
             ),
             lines(
                 "Series",
-                "Number of series of the five largest agents; 4096 is the limit.",
+                "Number of series that an agent shows to Prometheus, of all its runs; the five agents with most."
+                " Beyond 4096 an agent leaves out series of layers and ranks, and an alert fires.",
                 COUNT,
                 Query(f"topk(5, scrape_samples_scraped {OF_AGENTS})", "{{instance}}"),
             ),
             logarithmic(
                 lines(
-                    "Scrape",
-                    "Duration of a scrape, of the five slowest agents.",
+                    "Scrape duration",
+                    "Time that Prometheus takes to read an agent; the five slowest agents. Prometheus gives up at its"
+                    " scrape_timeout (10 s by default) and then has no values of that agent.",
                     "s",
                     Query(f"topk(5, scrape_duration_seconds {OF_AGENTS})", "{{instance}}"),
                 )
             ),
             rows(
                 "Series left out",
-                "Series that agents left out because of their limit, and series that detectors have no room for.",
+                "Rows with a detector: tensors or layers that this detector has no room for. Other rows: series that"
+                " an agent left out because of its limit of 4096. The ten largest of each; usual is 0.",
                 COUNT,
                 Query(
                     "topk(10, foreshock_series_dropped_total)"
@@ -168,5 +188,5 @@ def monitor(values: Values) -> Board:
         "foreshock: monitor",
         "Coverage, losses and cost of foreshock.",
         [run_variable()],
-        [sees(), costs(values), agents()],
+        [sees(values), costs(values), agents()],
     )

@@ -3,6 +3,7 @@
 from board import ALERTS, Board, Row, run_variable
 from panel import (
     COUNT,
+    DEVIATION,
     LAYERS,
     NATS,
     NO_UNIT,
@@ -37,24 +38,36 @@ def now(values: Values) -> Row:
         [
             state_of_run(),
             name("Owner", "The user that owns the run.", Query(f"max by (user) ({of_run('run_info')})", "{{user}}")),
-            number_now("Ranks up", "Ranks whose processes are alive.", Query(f"sum({of_run('rank_up')})"), RANKS),
-            number("Step", "The last optimizer step that ended.", STEPS, Query(f"max({of_living('step')})")),
+            number_now(
+                "Ranks up",
+                "Process ranks that are alive and whose agents Prometheus scrapes.",
+                Query(f"sum({of_run('rank_up')})"),
+                RANKS,
+            ),
+            number(
+                "Step",
+                "The last optimizer step that ended, of the process rank that is furthest ahead.",
+                STEPS,
+                Query(f"max({of_living('step')})"),
+            ),
             number(
                 "Last loss",
-                "Loss of the last step, mean over the ranks, in its own unit.",
+                "Loss of the last optimizer step, averaged over the process ranks, in the unit of the loss.",
                 NO_UNIT,
                 Query(f"avg({of_living('loss')})"),
             ).decimals(4),
             number(
                 "Layers in alarm",
-                "Layers whose attention error is beyond a limit, for the rank, pass and kind of error with most.",
+                "Number of layers whose last 64 samples exceed an alarm limit of the attention error; of the process"
+                " rank, pass and kind of limit with most. Usual is 0.",
                 LAYERS,
                 Query(f"max({of_living('attention_alarm_layers')})"),
                 ("red", 1),
             ),
             number(
                 "Slowdown",
-                f"Largest share of time that foreshock costs a rank. Orange above {values['overhead']['slowdown']:g} %,"
+                f"Share of wall time that foreshock costs the process rank that pays most. Orange above"
+                f" {values['overhead']['slowdown']:g} %,"
                 " the limit of the alert at the default --max-slowdown.",
                 "percentunit",
                 Query(f"max({of_living('slowdown_ratio')})"),
@@ -78,15 +91,18 @@ def loss() -> Row:
         [
             by_step(
                 "Loss",
-                "Loss of the last step, and mean loss of the last 64 steps, both averaged over the ranks, in the unit"
-                " of the loss.",
+                "loss: of the last optimizer step. mean of 64: of the last 64 steps. Both are averaged over the process"
+                " ranks, in the unit of the loss. An alert fires if the mean stays above its earlier"
+                " level.",
                 NO_UNIT,
                 Query(f"avg({of_living('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),
             ),
             by_step(
                 "Gradient norm",
-                "L2 norm of the whole gradient before clipping (no unit), and the largest of the last 64 steps.",
+                "norm: L2 norm of the whole gradient before clipping (no unit). largest of 64: the largest norm of the"
+                " last 64 steps. Both of the process rank where they are largest. There is no fixed limit: the detector"
+                " gradient_growth warns if the norm grows steadily.",
                 NO_UNIT,
                 Query(f"max({of_living('gradient_norm')})", "norm"),
                 Query(f"max({of_living('gradient_norm_window_max')})", "largest of 64"),
@@ -102,21 +118,23 @@ def before(values: Values) -> Row:
         [
             states(
                 "Precursors",
-                "Level of each detector, the highest of all ranks and layers. The runbook says which are experimental.",
+                "Level of each detector over time, the highest of all process ranks and layers. quiet is usual; warn"
+                " raises an alert if the detector is not experimental. The runbook explains each detector.",
                 Query(f"max by (detector) ({of_living('precursor_level')})", "{{detector}}"),
                 DETECTOR_LEVELS,
             ),
             states(
                 "Alerts",
-                "Firing alerts of this run.",
+                "Alerts of this run that fire, over time.",
                 Query(f"max by (alertname) ({ALERTS})", "{{alertname}}"),
                 FIRING,
             ).no_value("none"),
             limited(
                 lines(
                     "Deviation ratio",
-                    "Error of the kernel over the error of unfused attention in the same precision, of the worst rank."
-                    " Healthy is below 1. An alert fires above the line of the pass.",
+                    f"Ratio: {DEVIATION}, on the same inputs. forward: of the output; backward: of dQ. Mean over the"
+                    " last 64 samples, of the worst process rank. Usual is below 1. An alert fires above"
+                    f" {values['deviation']['forward']} (forward) or {values['deviation']['backward']} (backward).",
                     RATIO,
                     Query(f"max by (pass) ({ratio})", "{{pass}}"),
                 ),
@@ -126,8 +144,11 @@ def before(values: Values) -> Row:
             limited(
                 lines(
                     "Bias",
-                    "Mean signed error of the output in standard errors between slices. The rounded reference is the"
-                    " control.",
+                    "Mean signed error of attention (forward: of the output; backward: of dQ), divided by its standard"
+                    " error between samples; of the worst process rank. rounded_reference: the fp64 result rounded"
+                    f" once, a control. Below 3 is chance. An alert needs more than {bias['z']} here, and more than"
+                    f" {bias['ulp']} ulp"
+                    " in the panel 'Bias' of the attention dashboard.",
                     SIGMA,
                     Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
                 ),
@@ -136,7 +157,8 @@ def before(values: Values) -> Row:
             limited(
                 lines(
                     "Largest logit",
-                    "Largest magnitude of a scaled score over the last samples. Softmax saturates near 100.",
+                    "Largest magnitude of an attention logit (scaled score before softmax), over the last 64 samples"
+                    " of all layers and ranks. Softmax saturates near 100, where an alert fires.",
                     NATS,
                     Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
                 ),
@@ -144,14 +166,18 @@ def before(values: Values) -> Row:
             ),
             layers(
                 "Gradient norm by layer",
-                "L2 norm of each layer's gradient before clipping (no unit), largest of the ranks.",
+                "L2 norm of the gradient of each layer before clipping (no unit), of the process rank where it is"
+                " largest, over time. Empty if ranks hold only shards of the parameters (FSDP, tensor parallelism,"
+                " ZeRO): a shard's norm is not that of the layer. There is no fixed limit: look for a layer that grows"
+                " alone.",
                 of_living("layer_gradient_norm"),
                 NO_UNIT,
             ),
             limited(
                 lines(
                     "NaN and Inf",
-                    "Number of values that are NaN or infinite since the start of the run, by place.",
+                    "Values that are NaN or Inf since the start of the run, over all ranks, by place; for the loss and"
+                    " gradients, the number of steps that had any. Usual is 0; any new one raises ForeshockNonFinite.",
                     COUNT,
                     Query(f"sum by (site) ({of_run('nonfinite_values_total')})", "{{site}}"),
                     width=12,
@@ -168,7 +194,7 @@ def progress() -> Row:
         [
             lines(
                 "Steps per second",
-                "Optimizer steps per second of the slowest and the fastest rank.",
+                "Optimizer steps per second of the slowest and of the fastest living process rank.",
                 PER_SECOND,
                 Query(f"min({steps_per_second()})", "slowest"),
                 Query(f"max({steps_per_second()})", "fastest"),
@@ -181,7 +207,9 @@ def progress() -> Row:
             ),
             lines(
                 "Logged by the training",
-                "Values that the training itself logs with W&B, TensorBoard, Trainer or Lightning, in its own units.",
+                "Numbers that the training script itself logs with W&B, TensorBoard, Hugging Face Trainer or"
+                " Lightning, under their own names and in their own units; averaged over the ranks that log them. Up"
+                " to 16 names.",
                 NO_UNIT,
                 Query(f"avg by (name) ({of_living('logged_value')})", "{{name}}"),
             ),

@@ -53,6 +53,10 @@ PER_SECOND = "cps"
 NO_UNIT = "none"  # norms, weights and learning rates
 
 
+# What a ratio of errors is, in the descriptions of panels.
+DEVIATION = "error of the kernel divided by the error of plain (unfused) attention in the same precision"
+
+
 class Query(typing.NamedTuple):
     expression: str
     legend: str = "__auto"
@@ -130,7 +134,8 @@ def name(title: str, description: str, query: Query) -> stat.Panel:
 def state_of_run() -> stat.Panel:
     query = Query(f"max by (state) ({of_run('run_state')} == 1)", "{{state}}")
     description = (
-        "State of the run at the end of the time range; of a run that has ended, from its exit status and signal."
+        "State of the run at the end of the time range. finished, failed, preempted and interrupted come from the exit"
+        " status or the signal that ended it."
     )
     return present(name("State", description, query), query, "no longer seen")
 

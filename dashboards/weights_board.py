@@ -19,8 +19,10 @@ def weights_row() -> Row:
             logarithmic(
                 lines(
                     "W1",
-                    "Wasserstein distance of all weights of a node to the previous and to the first snapshot, in units"
-                    " of the weights; of the node that moved most.",
+                    "W1 (Wasserstein distance): how far the distribution of all weight values of a node has moved since"
+                    " an earlier snapshot, in units of the weights; of the node that moved most. previous: since the"
+                    " snapshot before; initial: since the first. interval: optimizer steps between two snapshots."
+                    " There is no fixed limit: the detector weight_shift warns if a tensor moves faster than before.",
                     NO_UNIT,
                     Query(f"max by (ref, interval) ({distance})", "{{ref}}, interval {{interval}}"),
                 )
@@ -28,7 +30,7 @@ def weights_row() -> Row:
             logarithmic(
                 lines(
                     "W1 of the tensor that moved most",
-                    "The same of the single tensor that moved most, in units of the weights.",
+                    "W1 as in the panel 'W1', of the single tensor that moved most, in units of the weights.",
                     NO_UNIT,
                     Query(
                         f"max by (ref, interval) ({of_run('weight_wasserstein_distance', MAX)})",
@@ -39,34 +41,40 @@ def weights_row() -> Row:
             logarithmic(
                 lines(
                     "Change in a step",
-                    "Mean absolute change of a weight in one optimizer step, in the unit of the weights, not relative"
-                    " to them: of all weights, and of the tensor that changes most.",
+                    "Mean absolute change of a weight value in one optimizer step, in units of the weights (not"
+                    " divided by them). mean: over all weights; max: over the tensor that changes most. There is no"
+                    " fixed limit.",
                     NO_UNIT,
                     Query(f"max by (stat) ({of_run('weight_update_mean_abs')})", "{{stat}}"),
                 )
             ),
             layers(
                 "W1 by layer, since the interval before",
-                "W1 to the previous snapshot of the layer's tensor that moved most, in units of the weights.",
+                "W1 between a tensor's last two snapshots, of the tensor of each layer that moved most, in units of the"
+                " weights, over time. Look for a layer that moves faster than the others.",
                 moved("previous"),
                 NO_UNIT,
             ),
             layers(
                 "W1 by layer, since the start",
-                "W1 to the first snapshot of the layer's tensor that moved most, in units of the weights.",
+                "W1 between a tensor's first and last snapshot, of the tensor of each layer that moved most, in units"
+                " of the weights, over time. Look for a layer that has moved further than the others.",
                 moved("initial"),
                 NO_UNIT,
             ),
             lines(
                 "Root mean square",
-                "Root mean square of all weights of a node, in units of the weights.",
+                "Root mean square of all weight values of a node, in units of the weights: the node where it is"
+                " largest, and the node where it is smallest. Nodes with data-parallel replicas are equal.",
                 NO_UNIT,
                 Query(f"max({of_run('weight_rms')})", "largest"),
                 Query(f"min({of_run('weight_rms')})", "smallest"),
             ),
             lines(
                 "Not followed",
-                "Number of due snapshots that were skipped, by reason, and of snapshots that the agent dropped.",
+                "Number of snapshots of weight tensors that were due and not taken, by reason, since the start of the"
+                " run; dropped: taken, but the agent had no memory for them. budget (--max-slowdown) is a usual"
+                " reason.",
                 COUNT,
                 Query(f"sum by (reason) ({of_run('weight_skipped_total')})", "{{reason}}"),
                 Query(f"sum({of_run('weight_snapshots_dropped_total')})", "dropped"),
@@ -74,7 +82,9 @@ def weights_row() -> Row:
             limited(
                 lines(
                     "Replicas that differ",
-                    "Snapshots in which a rank's weights differed from its replicas; the five ranks with most.",
+                    "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
+                    " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
+                    " new difference raises ForeshockReplicaMismatch.",
                     COUNT,
                     Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
                 ),
@@ -85,48 +95,59 @@ def weights_row() -> Row:
 
 
 def optimizer_row(values: Values) -> Row:
+    of = values["update_ratio"]
     return Row(
         "Optimizer",
         [
             by_step(
                 "Update ratio, by step",
-                "Norm of the change in one step divided by the norm of the weights: of all weights, and of the matrix"
-                " with the largest ratio.",
+                "Ratio: L2 norm of the change of the weights in one optimizer step, divided by the L2 norm of the"
+                " weights. all: of all tensors together; most: of the matrix with the largest ratio. An alert fires if"
+                f" that stays above {of['at_least']:.0%} and above {of['growth']} times its median of the last"
+                f" {of['window']}.",
                 "percentunit",
                 Query(f"max({of_run('optimizer_update_ratio', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_update_ratio', MAX)})", "most"),
             ),
             by_step(
                 "Staleness of Adam, by step",
-                "Root of the mean of g²/v: mean over tensors, and largest. Above 2.3, steps are larger than intended.",
+                "Ratio: root of the mean of g²/v, with the gradient g after clipping and Adam's second moment v after"
+                " the step. all: mean over the tensors; stalest: the tensor with the largest. Near 1 while gradients"
+                " keep their size. Above 2.3, steps are larger than intended; that raises an info alert.",
                 RATIO,
                 Query(f"max({of_run('optimizer_rms_staleness', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_rms_staleness', MAX)})", "stalest"),
             ),
             lines(
                 "Surprise and epsilon",
-                "Share of values whose squared gradient is above 50 times Adam's second moment, and of values whose"
-                " second moment has a root below eps.",
+                "Shares of all weight values. surprise: the squared gradient is more than 50 times Adam's second moment"
+                " before the step. epsilon: the root of the second moment is below Adam's eps, so that eps sets the"
+                " step. There is no alarm.",
                 "percentunit",
                 Query(f"max({of_run('optimizer_surprise_ratio')})", "surprise"),
                 Query(f"max({of_run('optimizer_epsilon_dominated_ratio')})", "epsilon"),
             ),
             lines(
                 "Effective rank",
-                "Rank of the change of a head's W_Q W_K^T between two snapshots: smallest and mean of the heads.",
+                "Numerical rank of the matrix by which a head's W_Q W_K^T changed between two snapshots, by two"
+                " definitions (effective, stable). min: of the head where it is smallest; mean: over the heads of the"
+                " node. There is no fixed limit; a sudden fall means that the weights move in fewer directions than"
+                " before.",
                 "suffix: dimensions",
                 Query(f"min by (stat) ({of_run('attention_update_effective_rank')})", "effective, {{stat}}"),
                 Query(f"min by (stat) ({of_run('attention_update_stable_rank')})", "stable, {{stat}}"),
             ),
             lines(
                 "Size of the increment",
-                "Frobenius norm of the same change (no unit): mean and largest head.",
+                "Frobenius norm of the matrix by which a head's W_Q W_K^T changed between two snapshots (no unit):"
+                " mean over the heads, and the largest head (max). There is no fixed limit.",
                 NO_UNIT,
                 Query(f"max by (stat) ({of_run('attention_update_norm')})", "{{stat}}"),
             ),
             layers(
                 "Effective rank by layer",
-                "Smallest effective rank of the heads of a layer.",
+                "Effective numerical rank of the matrix by which a head's W_Q W_K^T changed between two snapshots, of"
+                " the head of each layer where it is smallest, over time. Look for a layer that falls.",
                 of_run("layer_attention_update_effective_rank"),
                 "suffix: dimensions",
             ),

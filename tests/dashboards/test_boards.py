@@ -134,6 +134,7 @@ def test_a_panel_explains_itself(board, panel):
     is_word = panel["type"] == "state-timeline" or panel.get("options", {}).get("textMode") == "name"
     # A value without a unit (a norm, the loss) is described as such.
     assert unit != "none" or is_word or "unit" in panel["description"] or panel["title"] == "Owners"
+    assert unit != "suffix:x" or re.search(r"Ratio: |divided by", panel["description"])
     assert panel["targets"]
     for part in (panel, *panel["targets"]):
         assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
@@ -216,7 +217,7 @@ RANK = 'run="r", rank="0", instance="b", node="new", local_rank="1", dp="0", tp=
 def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
     """An agent keeps what it knew of an attempt that ended: two series of each kind for one rank."""
     shown = {
-        "World": [("{}", 2)],
+        "World size": [("{}", 2)],
         "Nodes": [("{}", 1)],
         "Ranks up by node": [('{node="old"}', 0), ('{node="new"}', 1)],
         "Steps behind": [(f"{{{RANK}}}", 0)],
@@ -329,7 +330,7 @@ def test_what_is_said_of_now_is_not_what_was_said_last():
     """The agent of a run goes with it, mostly before Prometheus could see the end: its last words would stand there."""
     present = {(name, p["title"]) for name, p in PANELS if p["type"] == "stat" and p["targets"][0]["instant"]}
     assert present == {
-        ("overview", "State"), ("overview", "Ranks up"), ("overview", "Since last step"), ("fleet", "World"),
+        ("overview", "State"), ("overview", "Ranks up"), ("overview", "Since last step"), ("fleet", "World size"),
         ("fleet", "Seen"), ("fleet", "Nodes"), ("fleet", "State"), ("monitor", "At work"),
     }  # fmt: skip
     for name, panel in PANELS:
