@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch import pace  # noqa: E402
+from foreshock_torch import budget  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -131,8 +131,8 @@ print(json.dumps(len(times)))
 def test_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first times are free; then a hundredth of the time since it began, all times counted."""
     now = 0
-    monkeypatch.setattr(pace, "perf_counter_ns", lambda: now)
-    it = pace.Pace(free=2)
+    monkeypatch.setattr(budget, "perf_counter_ns", lambda: now)
+    it = budget.Pace(free=2)
     for now, allowed in ((0, True), (1, True), (1_000, False), (199_999, False), (200_000, True), (299_999, False)):
         assert it.allows() is allowed, now
         if allowed:

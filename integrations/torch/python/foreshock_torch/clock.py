@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
+from .budget import Fuse, Pace, limit_of
 from .core import (
     COUNTED,
     GIVEN_OTHER_TRAINING,
@@ -21,14 +22,20 @@ from .core import (
     REPORTED,
     Core,
 )
-from .fuse import Fuse, limit_of
 from .modules import Modules, is_part
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import on_cpu, step_number, word
-from .others import Others, attribute, groups, is_plain, parameters_in, parameters_of, state_of
+from .optimizers import (
+    Others,
+    Pieces,
+    attribute,
+    groups,
+    is_plain,
+    parameters_in,
+    parameters_of,
+    state_of,
+)
 from .owners import Owners
-from .pace import Pace
-from .pieces import Pieces
 from .place import place, ranks
 from .replicas import Replicas
 from .signals import is_of_trainer

@@ -9,7 +9,7 @@ from weakref import ref
 
 from .names import Named
 from .numbers import on_cpu, step_number
-from .others import groups, parameters_in, parameters_of, state_of
+from .optimizers import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
 from .signals import is_of_trainer, suppress_ours
 

@@ -1,8 +1,9 @@
-"""Holds the helper itself to --max-slowdown: the core limits what it samples, but not what is spent here."""
+"""What the helper may spend: the core limits what it samples, but not what is spent here."""
 
 from __future__ import annotations
 
 import re
+from time import perf_counter_ns
 
 DEFAULT = 0.01
 
@@ -66,3 +67,25 @@ class Fuse:
         self._was_beyond, was_beyond = is_beyond, self._was_beyond
         self._begin()
         return is_beyond and was_beyond
+
+
+class Pace:
+    """How often expensive work may be repeated, such as naming the tensors. The first times are free; after them it may
+    take no more than a share of the time since it began."""
+
+    SHARE = 0.01  # what all of the monitor may take unless it is told otherwise
+
+    def __init__(self, free: int, share: float = SHARE) -> None:
+        self._free = free
+        self._share = share
+        self._times = 0
+        self._spent_ns = 0
+        self._began_ns = perf_counter_ns()
+
+    def allows(self) -> bool:
+        elapsed = perf_counter_ns() - self._began_ns
+        return self._times < self._free or self._spent_ns <= self._share * elapsed
+
+    def spend(self, nanoseconds: int) -> None:
+        self._times += 1
+        self._spent_ns += nanoseconds

@@ -1,4 +1,4 @@
-"""The optimizers beside the one that ticks: what they have to do with its steps."""
+"""Reads optimizers: their groups, parameters and states, and which calls of several of them belong to one step."""
 
 from __future__ import annotations
 
@@ -138,3 +138,29 @@ class Others:
         """False for one that wraps the clock and holds nothing else."""
         mine = {id(parameter) for parameter in parameters_of(clock)}
         return any(id(parameter) not in mine for parameter in parameters_of(optimizer))
+
+
+class Pieces:
+    """What the optimizer that ticks has stepped since the last backward pass, if it is called several times in one step,
+    each time with another part of its parameters in its groups. DeepSpeed's ZeRO does so: once for each group, in stage
+    3 for each sub-group. The parts are flat copies of many parameters, or of this rank's share of them."""
+
+    def __init__(self) -> None:
+        self.addresses: list[int] = []  # of all pieces, once there are several
+        self._first: list[int] = []
+
+    def forget(self) -> None:
+        """Another optimizer ticks."""
+        self.addresses = []
+
+    def begin(self, addresses: list[int]) -> None:
+        """The first call of a step."""
+        self._first = addresses
+
+    def go_on(self, optimizer: Any) -> None:
+        """Another one."""
+        before = self.addresses or self._first
+        known = set(before)
+        new = [p._cdata for p in parameters_of(optimizer) if p._cdata not in known]
+        if new:
+            self.addresses = before + new

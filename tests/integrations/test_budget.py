@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch.fuse import Fuse, limit_of  # noqa: E402
+from foreshock_torch.budget import Fuse, limit_of  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -184,7 +184,7 @@ def test_all_that_is_ours_at_steps_is_told(trainer) -> None:
     """Also of optimizers that do not tick, of a call that goes on with a step, of modules and of loggers."""
     rows = trainer("""
 import sys, time, types
-from foreshock_torch import clock, logs, modules, others
+from foreshock_torch import clock, logs, modules, optimizers
 def slowed(owner, name, seconds=0.01):
     real = getattr(owner, name)
     def slow(*given, **more): time.sleep(seconds); return real(*given, **more)
@@ -206,7 +206,7 @@ def of(owner, name):
     setattr(owner, name, before)
     spent.append([name, [row["prepare_ns"] for row in events("step")]])
     step()
-of(others.Others, "stepped"); of(clock.Monitor, "_look_for_unseen"); of(clock.Pieces, "begin"); of(logs.Logs, "_note")
+of(optimizers.Others, "stepped"); of(clock.Monitor, "_look_for_unseen"); of(clock.Pieces, "begin"); of(logs.Logs, "_note")
 slowed(modules.Modules, "note"); events(); three = torch.nn.Linear(2, 2); step()
 spent.append(["note", [row["prepare_ns"] for row in events("step")]])
 print(json.dumps(spent))
