@@ -141,7 +141,7 @@ class Others:
 
 
 class Pieces:
-    """What the optimizer that ticks has stepped since the last backward pass, if it is called several times in one step,
+    """What the optimizer that ticks has stepped since the last backward pass, if it is called several times in a step,
     each time with another part of its parameters in its groups. DeepSpeed's ZeRO does so: once for each group, in stage
     3 for each sub-group. The parts are flat copies of many parameters, or of this rank's share of them."""
 
