@@ -1,4 +1,4 @@
-// How a warning leaves the agent: the command of --on-alert, and the advice to trainers.
+// Runs the command of --on-alert, and keeps the advice for the trainers of a node.
 #ifndef FORESHOCK_AGENT_ALERTS_H_
 #define FORESHOCK_AGENT_ALERTS_H_
 
@@ -19,39 +19,41 @@
 
 namespace foreshock {
 
-// One command runs at a time; the others wait, a few of them. Nothing here waits for a command. One thread.
+// Runs an alert command, one at a time; up to kMostWaiting further alerts are queued. No function waits for a
+// command. One thread.
 class AlertCommand {
  public:
   using Clock = std::chrono::steady_clock;
-  // One and the same thing of a run, on whichever rank or layer, is told so often at most.
+  // Shortest time between two alerts of one kind in a run, on whatever rank or layer.
   static constexpr std::chrono::seconds kApart{60};
   static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
-  static constexpr std::chrono::seconds kToDie{5};     // and given up when that does not end it
+  static constexpr std::chrono::seconds kToDie{5};     // a killed command that survives this is given up
   static constexpr size_t kMostWaiting = 16;
-  static constexpr size_t kMostKinds = 4096;  // of things that are remembered
+  static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
 
-  // `command`: for /bin/sh; empty: nothing is ever run.
+  // `command` is passed to /bin/sh; if it is empty, nothing is run.
   explicit AlertCommand(std::string command) : command_(std::move(command)) {}
-  // A command that still runs goes on by itself.
+  // Leaves a command that still runs alone.
   ~AlertCommand() = default;
   AlertCommand(const AlertCommand&) = delete;
   AlertCommand& operator=(const AlertCommand&) = delete;
 
-  // Only of what is loud: an event of the loss or the gradients, or a detector that has begun to warn. What
-  // comes too soon after its like is counted and told with the next one.
+  // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn;
+  // ignores other events. An event that comes within kApart of one of its kind is only counted; the next
+  // alert of its kind reports the count.
   void tell(const EventLine& event, Clock::time_point now);
 
-  // Takes note of a command that has ended, kills one that takes too long, begins the next.
+  // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
 
-  // The agent ends: what waits is begun at once, and goes on by itself.
+  // Starts all queued commands at once, and leaves them running. Called when the agent ends.
   void leave(Clock::time_point now);
 
-  // Whether one runs or waits.
+  // Whether a command runs or is queued.
   bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
 
   uint64_t started() const { return started_; }
-  uint64_t failed() const { return failed_; }  // could not be started, or ended with another status than 0
+  uint64_t failed() const { return failed_; }  // commands not started, or ended with a status other than 0
   uint64_t left_out() const { return left_out_; }
 
   // Sets the address of the page that the command gets as FORESHOCK_ALERT_URL; "" until then.
@@ -64,7 +66,7 @@ class AlertCommand {
  private:
   struct Told {
     Clock::time_point when;
-    uint64_t left_out = 0;  // since then
+    uint64_t left_out = 0;  // alerts of this kind that were only counted since `when`
   };
   void start(const std::vector<std::string>& alert, Clock::time_point now);
   void reap();
@@ -80,28 +82,26 @@ class AlertCommand {
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 
-// What the trainers of a node are advised: the loudest detector of any of their ranks.
-
-// A detector above quiet. `since_step`: it has been at this level from then on.
+// The state of one detector of a rank. `since_step`: first step of the present level.
 struct Signal {
   Level level = Level::kQuiet;
   int64_t rank = -1, since_step = 0;
-  std::string detector, layer;  // both "" when all is quiet
+  std::string detector, layer;  // both "" if all detectors are quiet
   double score = 0;
 
   bool operator==(const Signal&) const = default;
 };
 
-// One thread.
+// Finds the detector with the highest level, as advice for the trainers of a node. One thread.
 class Adviser {
  public:
-  // An event that the detectors of a rank have made, and what they are at after it.
+  // Takes an event of a rank's detectors, and their states after it.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
 
-  // What an agent before this one has left; since when is known of warnings only.
+  // Takes the states that an earlier agent has saved. since_step is known only for warnings.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
 
-  // Of these ranks: the highest level, of equal ones the earliest.
+  // The signal with the highest level among these ranks; of equal levels the earliest.
   Signal loudest(const std::set<int64_t>& ranks) const;
 
  private:

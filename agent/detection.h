@@ -1,5 +1,5 @@
-// The detectors of every rank of a run, fed with the lines of the record: live, and from a file that was
-// recorded. What a line says is all they get to know, so the same lines give the same events.
+// Feeds the detectors of every rank with the lines of the record, live or from a recorded file. Lines are
+// their only input, so the same lines give the same events.
 #ifndef FORESHOCK_AGENT_DETECTION_H_
 #define FORESHOCK_AGENT_DETECTION_H_
 
@@ -15,21 +15,21 @@
 
 namespace foreshock {
 
-// The event of the record with which the detectors of a run begin anew in the middle of it.
+// The record's event with which the detectors of a run start again without their earlier state.
 inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 
 // One thread.
 class Watches {
  public:
-  // Lines in the order of the record. The events that a line brings about, as lines of the record themselves
-  // (without a time), in their order; valid until the next call. Lines without a rank or a step say nothing.
+  // Takes the lines of the record in their order. Returns the events that a line causes, in order, as record
+  // lines without a time; valid until the next call. A line without a rank or a step is ignored.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
   const std::vector<EventLine>& observe(const SpectrumLine& line);
-  // Of no rank, but of the run: they go to its lowest rank so far.
+  // Tensor and optimizer lines belong to the run. They go to the detectors of its lowest rank so far.
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
-  // Of event lines only kDetectorsBeginAnew matters.
+  // Ignores every event other than kDetectorsBeginAnew.
   const std::vector<EventLine>& observe(const EventLine& line);
   template <class Line>
   const std::vector<EventLine>& observe(const Line&) {
@@ -37,31 +37,31 @@ class Watches {
     return lines_found_;
   }
 
-  // Null: no line of that rank has come. Valid as long as this.
+  // The detectors of a rank; null if no line of that rank has come. Valid as long as this object.
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
 
-  // Every reading of a line is in `*readings`, which is emptied first; null: none.
+  // Makes each observe() store its readings in `*readings`, which it empties first; null: none are stored.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
-  // Lines with a value for a detector so far; of this process.
+  // Lines with a value for a detector that this process has observed.
   uint64_t lines() const { return lines_; }
-  // Lines of ranks beyond those that there is room for.
+  // Lines ignored because there are too many ranks.
   uint64_t lines_left_out() const { return lines_left_out_; }
-  // To which the last of them went.
+  // The rank to whose detectors the last line went.
   int64_t last_rank() const { return last_rank_; }
 
-  // The state of all as bytes, together with `note`, a number of the caller's.
+  // Serializes the state of all detectors, together with `note`, a number for the caller.
   std::string save(uint64_t note) const;
-  // False, and nothing is changed, for bytes that save() has not written, or one of another version or with
-  // other thresholds. Any bytes may be given.
+  // Restores what save() has written. Any bytes may be given: returns false and changes nothing if they are
+  // not from save(), or from another version or other thresholds.
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
   void begin();
-  // Null: there are too many ranks.
+  // Null if there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
-  // Of the lowest rank of a run.
+  // Gives a value of the run to the detectors of its lowest rank.
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);
@@ -75,32 +75,31 @@ class Watches {
   int64_t last_rank_ = 0;
 };
 
-// "rms_staleness has no room for 91808 of its series": of each detector that left out any.
+// One sentence for each detector that ignored series: "rms_staleness has no room for 91808 of its series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
-// The same of all ranks, "rank 3: " before it where there are several, and of the ranks that are left out.
+// series_left_out() of all ranks, with a prefix "rank 3: " if there are several, and a sentence about ignored
+// ranks.
 std::vector<std::string> left_out(const Watches& watches);
 
-// What the benchmark has measured of each detector as it ships: bench/precursors/results.json, read when this
-// was built.
-
-// Over all trainings of the benchmark; the protocol stands in docs/precursors.md. NaN: not known.
+// Results of the benchmark for one detector, over all its trainings; from bench/precursors/results.json at
+// build time. docs/precursors.md describes the protocol. NaN: unknown.
 struct Measured {
-  double events, hits;    // loss events, and those that an alarm came before
-  double alarms, right;   // alarms, and those that an event followed
-  double lift, lift_low;  // how much oftener that is than by chance; lower end of its 95 % interval
+  double events, hits;    // loss events, and those of them that an alarm preceded
+  double alarms, right;   // alarms, and those of them that an event followed
+  double lift, lift_low;  // `right` relative to chance, and the lower end of its 95 % interval
   double lead_median;     // steps from the alarm to the event
-  double false_per_10k;   // alarms in 10 000 steps of trainings that are well
-  bool proven;            // among the default ones of docs/detectors.md
+  double false_per_10k;   // alarms per 10 000 steps of healthy trainings
+  bool proven;            // on by default (docs/detectors.md)
 
-  // Share of its alarms that an event followed.
+  // Share of the alarms that an event followed.
   std::optional<double> precision() const {
     return alarms > 0 ? std::optional<double>(right / alarms) : std::nullopt;
   }
-  // By these figures quiet where nothing is wrong and of use where something is; what is not is experimental.
+  // Whether the figures show few false alarms and useful true ones; other detectors are experimental.
   bool is_proven() const { return proven; }
 };
 
-// Null: the benchmark says nothing of it.
+// Null if the benchmark has no result for this detector.
 const Measured* measured_of(std::string_view detector);
 
 }  // namespace foreshock

@@ -13,25 +13,25 @@
 
 namespace foreshock {
 
-// The segments of one run directory.
+// Finds the segments of one run directory.
 class Discovery {
  public:
-  // The directory outlives this.
+  // `directory` must outlive this object.
   explicit Discovery(const Directory& directory) : directory_(directory) {}
 
   struct Refusal {
-    std::string name;  // fit to be printed
+    std::string name;  // safe to print
     std::string why;
-    bool is_waiting;  // only for now
+    bool is_waiting;  // refused only for now: look() will try again
   };
 
-  // Segments not handed out before, at most `most`. What cannot be followed is added to `refused`, once; once
-  // more, when what had to wait cannot be followed either.
+  // Returns at most `most` segments that it has not returned before. A segment that cannot be followed is
+  // added to `refused` once, and a second time if it had to wait and then turns out to be unusable.
   std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
 
-  // Segments that the last look had no descriptors for: each look tries them again.
+  // Segments for which the last look() had no descriptors; each look() tries them again.
   size_t waiting() const { return waiting_.size(); }
-  // Segments that the last look did not come to, since it had found as many as it may.
+  // Segments that the last look() did not try, because it had already found `most`.
   size_t unread() const { return unread_; }
 
  private:
@@ -39,33 +39,34 @@ class Discovery {
                                                std::string* why) const;
 
   const Directory& directory_;
-  std::set<std::string> known_;    // of those that are still there
-  std::set<std::string> waiting_;  // none of those
+  std::set<std::string> known_;    // names already returned or refused, as long as the files exist
+  std::set<std::string> waiting_;  // names to be tried again; not in known_
   size_t unread_ = 0;
 };
 
-// A tree of run directories that an administrator has made: ROOT/<run id> or ROOT/<user>/<run id>. Finds
-// those that a trainer or a launcher has begun to use. Everything in it may be hostile.
+// A run directory found in a tree.
 struct FoundRun {
-  std::string label;   // <run id> or <user>/<run id>: where it lies in the tree
-  std::string run_id;  // the last part
+  std::string label;   // path below the root: <run id> or <user>/<run id>
+  std::string run_id;  // last component of `label`
   std::unique_ptr<Directory> directory;
 };
 
+// Finds the run directories that a trainer or a launcher uses in a tree made by an administrator: ROOT/<run
+// id> or ROOT/<user>/<run id>. Everything below ROOT may be hostile.
 class Tree {
  public:
-  // At once; more are left for when one of these has gone. One user cannot take the places of all.
+  // Most runs followed at the same time, in all and of one user; further runs wait until others have ended.
   static constexpr size_t kMostRuns = 256;
   static constexpr size_t kMostRunsOfOne = 64;
 
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
-  // Directories to be followed that are not yet, or that stand where another one stood. A name that is no fit
-  // label is refused: counted, never followed.
+  // Returns directories that are to be followed and are not yet, or that have replaced another one of the
+  // same name. A directory with an invalid name is counted as refused and never followed.
   std::vector<FoundRun> look();
 
-  // What look() handed out and is not followed (any more): it is handed out again when something is made in
-  // it, or at once when it was only `busy` (another agent holds it).
+  // The caller does not follow a returned directory (any more). look() returns it again after something was
+  // created in it, or, if it was only `busy` (held by another agent), the next time.
   void leave(const std::string& label, const Directory& directory, bool busy);
 
   uint64_t refused() const { return refused_; }
@@ -73,11 +74,11 @@ class Tree {
  private:
   struct Seen {
     struct stat status = {};
-    bool followed = false, busy = false;  // neither: left until something is made in it
-    bool settled = false;  // the last change was so long ago that the next one has another time stamp
-    bool here = true;      // in the present round
+    bool followed = false, busy = false;  // neither: ignored until something is created in it
+    bool settled = false;  // the last change is so old that a new one must have another time stamp
+    bool here = true;      // found in the present look()
   };
-  // Whether there is a reason to look into a directory again.
+  // Whether a directory must be examined again.
   bool is_news(const std::string& label, const struct stat& now, size_t* of_one);
   void consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* of_one);
   void look_into(const Directory& directory, const std::string& prefix, size_t* of_one);
@@ -86,11 +87,11 @@ class Tree {
   std::map<std::string, Seen> seen_;  // by label
   std::vector<FoundRun> found_;
   size_t followed_ = 0;
-  bool was_read_ = true;  // in the present round, all that had to be
+  bool was_read_ = true;  // the present look() could read every directory
   uint64_t refused_ = 0;
 };
 
-// Whether a trainer or a launcher has left something here. `was_read`: whether that could be seen.
+// Whether a trainer or a launcher has created a file here. *was_read: whether the directory could be read.
 bool is_run_directory(const Directory& directory, bool* was_read);
 
 }  // namespace foreshock

@@ -1,4 +1,4 @@
-// What the agent needs to know of the machine and of itself.
+// Reads facts about the machine and this process: cores, CPU time, users, limits.
 #ifndef FORESHOCK_AGENT_NODE_H_
 #define FORESHOCK_AGENT_NODE_H_
 
@@ -9,15 +9,17 @@
 
 namespace foreshock {
 
-// Cores that the ranks of this node and the agent share: affinity, bounded by the cgroup's quota. At least 1.
+// Cores that the ranks of this node and the agent share: the affinity mask, limited by the cgroup's quota. At
+// least 1.
 int cores_of_node();
 
-// The tightest quota of our cgroups (both versions) and of those above them; infinite without one. `cgroups`
-// is the file that names ours: outside a cgroup namespace (Slurm, systemd) the limit is not at the root.
+// The smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinite without
+// a quota. `cgroups` is the file that names the cgroups of this process: outside a cgroup namespace (Slurm,
+// systemd) the quota is not at `root`.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
-// The number of the pid namespace that this process is in; 0 where the kernel does not say. A pid names a
-// process within its namespace only: containers have one each.
+// The number of this process's pid namespace; 0 if the kernel does not report it. A pid is valid only within
+// its namespace, and every container has one.
 uint64_t pid_namespace();
 
 // CPU time of this process, all threads, in seconds.
@@ -26,14 +28,14 @@ double process_cpu_seconds();
 // CPU time of the calling thread, in seconds.
 double thread_cpu_seconds();
 
-// The name of a user, fit for a label; the number where it has none.
+// The name of a user as a valid label; the number if the user has no valid name.
 std::string user_name(uid_t user);
 
-// Raises the limit of descriptors as far as the node allows, and we have use for: two for each rank that
-// lives, three for each run.
+// Raises the limit of descriptors as far as the node allows and the agent needs: two for each live rank and
+// three for each run.
 void raise_descriptor_limit();
 
-// Makes the calling thread give way to everything else on the node.
+// Gives the calling thread the lowest CPU priority.
 void be_nice();
 
 }  // namespace foreshock

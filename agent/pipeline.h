@@ -1,5 +1,5 @@
-// The data path of the agent: segment -> slices judged, steps followed -> statistics of a rank and the
-// record.
+// The data path of the agent: reads slices, steps and tensors from segments, checks them, and updates the
+// statistics of the ranks and the record.
 #ifndef FORESHOCK_AGENT_PIPELINE_H_
 #define FORESHOCK_AGENT_PIPELINE_H_
 
@@ -20,19 +20,19 @@
 
 namespace foreshock {
 
-// Which snapshots of weights have their histogram in the record: as many as fit into so many bytes, however
-// long the run is. The bytes are spent in sixteen equal parts, each on every second of the intervals that the
-// part before took from: of the first snapshots every one is there, and a run 2^15 times as long still has
-// its end in it. What is left out at one interval is left out of all tensors, and on every node alike but for
-// where a part ends.
+// Decides which weight snapshots keep their histogram in the record, within a fixed number of bytes for a run
+// of any length. The bytes are spent in sixteen equal parts. The first part takes every interval, and each
+// later part takes every second interval that the part before would have taken, so a run 2^15 times as long
+// still has histograms at its end. An interval is taken or left out for all tensors together, and, except
+// where a part ends, the same on every node.
 class HistogramQuota {
  public:
-  // A histogram that is longer than this, stored, fits into no line of a record.
+  // Bytes of the largest stored histogram that fits into a line of the record.
   static constexpr uint64_t kLongest = uint64_t{3} << 20;
 
   explicit HistogramQuota(uint64_t bytes) : bytes_(bytes) {}
 
-  // Whether this one is written; then its bytes are spent.
+  // Whether the histogram of `snapshot` is to be written. If so, its bytes are counted as spent.
   bool takes(const TensorSnapshot& snapshot);
 
   bool is_on() const { return bytes_ > 0; }
@@ -44,60 +44,62 @@ class HistogramQuota {
   const uint64_t bytes_;
   uint64_t spent_ = 0, left_out_ = 0;
   int64_t window_ = -1;
-  uint64_t stride_ = 1;  // of intervals, in force
+  uint64_t stride_ = 1;  // every stride_-th interval is taken now
 };
 
 class Pipeline {
  public:
-  // `record` and `alerts` may be null; they outlive the pipeline. `histogram_bytes` of histograms go into the
-  // record.
+  // `record` and `alerts` may be null and must outlive the pipeline. `histogram_bytes` limits the histograms
+  // in the record.
   explicit Pipeline(RecordWriter* record, uint64_t histogram_bytes = 0, AlertCommand* alerts = nullptr)
       : record_(record), alerts_(alerts), histograms_(histogram_bytes) {}
 
-  // Where slices that are out of the ordinary are kept; null: nowhere. It outlives the pipeline.
+  // Keeps unusual slices in `flagged`, which must outlive the pipeline; null: none are kept.
   void set_flagged(FlaggedSlices* flagged) { flagged_ = flagged; }
 
-  // The detectors of all ranks. What they know may be restored before the first poll only.
+  // The detectors of all ranks. Their state may be restored only before the first poll().
   Watches& watches() { return watches_; }
-  // What the record has of an agent that was killed before it could say so to the trainer; likewise.
+  // Lines that a killed agent has already written to the record. May be filled only before the first poll().
   ToldLines& told() { return told_; }
   void set_followed_before() { weights_.set_followed_before(); }
 
-  // Ranks of the run that live on this node: so many have a part of each tensor, or a replica.
+  // Sets the number of ranks of the run on this node: each tensor has as many parts or replicas.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
   const HistogramQuota& histograms() const { return histograms_; }
   const HeadSpectra& spectra() const { return spectra_; }
 
-  // What the detectors have to say, and whether the level of one has changed, or risen, since it was asked.
+  // Whether the level of any detector has changed, and whether any has risen, since take_changes() was
+  // called.
   struct Changes {
     bool any = false, rise = false;
   };
   Changes take_changes() { return std::exchange(changes_, {}); }
   Adviser& adviser() { return adviser_; }
 
-  // Takes what is new in a segment. Returns whether there was anything.
+  // Processes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
-  // What an agent before this one has taken of it, before anything else is.
+  // Continues a segment that an earlier agent has read; must precede the first poll() of it.
   void take_up(const segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Counters, names and identity: read when somebody is to see them.
+  // Reads counters, names and identity of a segment, before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
 
-  // After the trainer is gone: what is left half-written is lost.
+  // Processes the rest of a segment after its trainer has ended. What is half-written is counted as lost.
   void finish(segment::SegmentReader& segment, RankStatistics* rank);
 
-  // One step in `interval` will be sampled for a while, from `step` on.
+  // Records the start of a burst: from `step` on, one step in `interval` is sampled for a while.
   void note_burst(RankStatistics* rank, int64_t step, uint64_t interval);
 
  private:
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
-  // One judged tensor of a slice: statistics, record, detectors. `seconds`: what judging took.
+  // Gives one checked tensor of a slice to statistics, record and detectors. `seconds`: CPU time of the
+  // check.
   void observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                double seconds, RankStatistics* rank);
-  // `is_new`: the record does not have it.
+  // Records an event. `is_new`: the record does not have the event yet.
   void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
             std::optional<double> value, bool is_new = true);
 
@@ -119,8 +121,8 @@ class Pipeline {
   Adviser adviser_;
   Changes changes_;
   HistogramQuota histograms_;
-  Weights weights_;  // of all ranks of the run, as the next one
-  HeadSpectra spectra_;
+  Weights weights_;      // of all ranks of the run
+  HeadSpectra spectra_;  // of all ranks of the run
   size_t ranks_here_ = 1;
   DeviationWorkspace workspace_;
   ColumnReference columns_;

@@ -1,5 +1,4 @@
-// What the agent shows of a rank: its series for Prometheus, its part of the status page's document and of
-// the summary.
+// Writes the state of a rank as metrics for Prometheus, and as JSON for the status page and the summary.
 #ifndef FORESHOCK_AGENT_PUBLISH_H_
 #define FORESHOCK_AGENT_PUBLISH_H_
 
@@ -17,78 +16,75 @@
 
 namespace foreshock {
 
-// Rank 0 of the data-parallel dimension owns its layers; kUnknown where no coordinate is known.
+// Whether a rank owns its layers: rank 0 of the data-parallel dimension does. kUnknown if no coordinate is
+// known.
 enum class Ownership { kUnknown, kReplica, kOwner };
 Ownership ownership_of(const segment::Identity& identity);
 const char* name_of(Ownership ownership);  // "unknown", "0", "1"
 
+// Decides which rank exports the series of a layer, so that replicas do not export them again.
 class LayerOwners {
  public:
-  // `ranks`: those of the run that are exported now.
+  // `ranks`: the ranks of the run that are exported now.
   explicit LayerOwners(const std::vector<const RankStatistics*>& ranks);
 
-  // Owners show all their layers, replicas none. Of ranks whose ownership is unknown the lowest one that
-  // lives shows a layer, so that no layer is without series whatever the parallelism.
+  // An owner exports all its layers, a replica none. Among ranks whose ownership is unknown the lowest live
+  // rank that has the layer exports it, so that every layer has series whatever the parallelism.
   bool shows(const RankStatistics& rank, const std::string& label) const;
 
  private:
-  std::map<std::string, int> lowest_;  // of unknown ownership, by label
+  std::map<std::string, int> lowest_;  // by label: lowest rank of unknown ownership
 };
 
-// From what is known of the ranks to metrics (/metrics) and to JSON (/api/v1/state, the summary).
-
-// Sets every series of one rank, but for layers that `owners`, if given, says others show.
+// Sets every series of one rank. If `owners` is given, layers that other ranks export are left out.
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners = nullptr);
 
-// One entry of "ranks" in the summary (DESIGN of the summary: docs/summary.md). Unknown is null.
+// One entry of "ranks" in the summary (docs/summary.md). Unknown values are null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 
-// The same with what only the status page and `status` show: layers, events, what the monitor itself does.
+// summary_of() plus what only the status page and `foreshock status` show: layers, events, the monitor's own
+// work.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
 
-// The limits of detect/thresholds.h, which the page draws beside the figures.
+// The limits of detect/thresholds.h, which the page shows beside the values.
 nlohmann::json thresholds_json();
 
-// What the page draws by step: one table for the rank and one for each layer.
+// Adds the histories that the page plots by step: one table for the rank and one for each layer.
 void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables);
 
-// Names come from the trainer and may be no UTF-8: then a replacement character, not an exception. `indent`
-// -1: one line.
+// Serializes `json`. Names come from the trainer: invalid UTF-8 becomes a replacement character and throws no
+// exception. `indent` -1: one line.
 std::string text_of(const nlohmann::json& json, int indent);
 
-// What part of the attention that ran was seen, as metrics and for summaries.
-
+// Sets the metrics of the share of attention that the hooks have seen.
 void publish_coverage(const RankStatistics& rank, Registry* registry);
 
-// {"ratio", "source"}, "graphs" where there were CUDA graphs and "kernels" where those were to be counted, as
-// in docs/summary.md.
+// {"ratio", "source"}, with "graphs" if there were CUDA graphs and "kernels" if kernels were to be counted
+// (docs/summary.md).
 nlohmann::json coverage_json(const RankStatistics& rank);
 
-// What became of the flagged slices of a run, as metrics and for summaries.
-
+// Sets the metrics of the saved and dropped flagged slices of a run.
 void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry);
 
-// {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"}, as in docs/summary.md.
+// {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"} (docs/summary.md).
 nlohmann::json flagged_json(const FlaggedWriter& writer);
 
-// What the detectors of a rank say, as metrics and for pages and summaries.
-
-// Only of detectors that have had a value: what nobody looks at is not quiet.
+// Sets the metrics of the detectors that have had a value; without a value a detector is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
 
-// {"detectors": [...], "loss_events": [...]}, as in docs/summary.md.
+// {"detectors": [...], "loss_events": [...]} (docs/summary.md).
 nlohmann::json precursors_json(const RankStatistics& rank);
 nlohmann::json precursors_json(const RankWatch& watch);
 
-// Values of the JSON that the agent and `foreshock detect` write: what is not known is null, never 0.
+// Values of the JSON that the agent and `foreshock detect` write. Unknown values are null, never 0.
 
-// JSON has no NaN and no infinity either.
+// NaN and infinity, which JSON lacks, become null too.
 inline nlohmann::json number_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
 
-// A step or another count of which -1 is unknown.
+// For a step or another count for which -1 means unknown.
 inline nlohmann::json count_or_null(int64_t value) {
   return value >= 0 ? nlohmann::json(value) : nlohmann::json(nullptr);
 }
