@@ -1,5 +1,5 @@
-// Keeps slices that are out of the ordinary: why one is kept, how many, its file, and the thread that writes
-// it.
+// Keeps unusual slices as files (--save-flagged): decides which slices are kept, makes the files, and writes
+// them on a thread of its own.
 #ifndef FORESHOCK_AGENT_FLAGGED_H_
 #define FORESHOCK_AGENT_FLAGGED_H_
 
@@ -23,28 +23,26 @@ namespace foreshock {
 
 inline constexpr std::string_view kChecksumKey = "\"checksum\":\"", kNoChecksum = "0000000000000000";
 
-// Where its 16 digits stand in the first `header` bytes of a file; npos: nowhere.
+// Offset of the checksum's 16 digits within the first `header` bytes of a file; npos if there is no checksum.
 inline size_t checksum_place(std::string_view file, size_t header) {
   const size_t key = file.substr(0, header).find(kChecksumKey);
   const size_t place = key == file.npos ? file.npos : key + kChecksumKey.size();
   return place == file.npos || place + kNoChecksum.size() > header ? file.npos : place;
 }
 
-// Over all bytes, zeros in the place of the digits.
+// The checksum over all bytes of a file, with the digits at `place` counted as zeros.
 inline std::string checksum_of(std::string_view file, size_t place) {
   const uint64_t before = fnv1a(kNoChecksum, fnv1a(file.substr(0, place)));
   return hexadecimal(fnv1a(file.substr(place + kNoChecksum.size()), before));
 }
 
-// Which slices are worth keeping (--save-flagged), and why.
-
-// In the order in which they are looked for: a slice has one reason.
+// Why a slice is kept. A slice has one reason, the first that applies in this order.
 enum class FlagReason : int { kNonfinite, kDeviationRatio, kBias, kOutputErrorDrift, kLogit, kControl };
 inline constexpr size_t kFlagReasons = 6;
 inline constexpr const char* kFlagReasonNames[kFlagReasons] = {
     "nonfinite", "deviation_ratio", "bias", "output_error_drift", "logit", "control"};
 
-// A slice that was judged, after the statistics of its layer and the detectors have taken it in.
+// A checked slice of query rows. The statistics of its layer and the detectors already include it.
 struct JudgedSlice {
   const AttentionSlice& slice;
   const SliceDeviation& deviation;
@@ -52,7 +50,7 @@ struct JudgedSlice {
   const std::string& layer;  // label; empty: unknown
 };
 
-// A slice of key positions, likewise.
+// A checked slice of key positions, otherwise as JudgedSlice.
 struct JudgedColumns {
   const KeyColumns& columns;
   const ColumnDeviation& deviation;
@@ -60,40 +58,40 @@ struct JudgedColumns {
   const std::string& layer;
 };
 
-// What is out of the ordinary about it:
-//  nonfinite           NaN or Inf where the reference is finite;
-//  deviation_ratio     its error over a noise floor is beyond the limit and so are others of its layer's last
-//  64 (one may be so
-//                      by chance), or it is far beyond at once;
-//  bias                its layer's bias is an alarm, or the detector warns, and this slice errs that way;
-//  output_error_drift  the detector warns (backward), and the output is not the exact result merely rounded;
-//  logit               a detector of the largest logit warns (forward): the kernel need not be at fault.
-// The rounded reference is never flagged for the first four. Nothing: an ordinary slice.
+// The reason to flag a slice; nothing for an ordinary slice.
+//  nonfinite           it has NaN or Inf where the reference is finite
+//  deviation_ratio     its error over a noise floor exceeds the limit, and so do other slices of its
+//                      layer's last 64 (a single one may do so by chance), or it exceeds the limit by far
+//  bias                its layer's bias is an alarm or the bias detector warns, and it has that sign
+//  output_error_drift  the detector warns (backward), and the output is not just the exact result rounded
+//  logit               a detector of the largest logit warns (forward); the kernel may be correct
+// A slice equal to the rounded reference is never flagged for the first four reasons.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
-// Of dK or dV: nonfinite (also of dQ or at keys that were not sampled), deviation_ratio (the fused ratio, by
-// the limits of dK and dV) and bias. What all keys conserve flags no slice.
+// The reason to flag a slice of dK or dV: nonfinite (also in dQ, or at keys that were not sampled),
+// deviation_ratio (the fused ratio with the limits of dK and dV) or bias. Conservation over all keys is no
+// reason.
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank);
 
-// Whether a slice that is not flagged can stand beside one as it should have been.
+// Whether a slice that is not flagged shows correct behaviour, so that it can be kept as a control.
 bool is_fit_as_control(const SliceDeviation& deviation);
 bool is_fit_as_control(const JudgedColumns& judged);
 
-// A flagged slice as a file: safetensors, that any tool reads, with a checksum over all of it.
-
-// The end of every such file's name.
+// A flagged slice becomes a safetensors file, with a checksum over the whole file. Its name ends so:
 inline constexpr const char* kFlaggedSuffix = ".slice.safetensors";
 
 inline constexpr const char *kSchemaOfRows = "1", *kSchemaOfColumns = "2";
 
-// Where a figure of the judgement stands in the metadata. A slice of key positions has those of two tensors.
+// The metadata key of a figure. A slice of key positions has the figures of two tensors, so its keys name
+// them.
 inline std::string figure_key(JudgedTensor tensor, const Figure& figure) {
   const bool is_alone = tensor == JudgedTensor::kOut || tensor == JudgedTensor::kGradQuery;
   return std::string("figure.") +
          (is_alone ? "" : kJudgedTensorNames[static_cast<uint32_t>(tensor)] + std::string(".")) + figure.name;
 }
 
-// Owns what it holds: it waits for its disk while the slot is used again.
+// A slice to be written. It owns copies of its arrays, since its slot is reused before the disk has taken
+// them.
 struct FlaggedSlice {
   struct Array {
     std::string name, type;
@@ -108,32 +106,32 @@ struct FlaggedSlice {
   uint64_t bytes() const;  // of the arrays
 };
 
-// A copy of a slot's slice, with everything that is known of it. `segment`: name of the segment it came from.
+// Copies the slice in a slot, together with what is known about it. `segment`: name of the slot's segment.
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 
-// The bytes of the file.
+// The bytes of the slice's file.
 std::string flagged_file(const FlaggedSlice& slice);
 
-// The directory of the flagged slices, under a quota that is never exceeded. What lies there is the user's:
-// nothing finished is ever removed, so the first ones are kept, which show how it began.
-
-// Of all slices in the directory, whoever wrote them. One thread; several agents may share a directory, and
-// each may then be one file beyond the quota.
+// Writes flagged slices into a directory under a quota of bytes and files, which counts all slices in the
+// directory. Finished files belong to the user and are never removed, so the first slices, which show how a
+// fault started, are kept. One thread. If several agents share the directory, each may exceed the quota by
+// one file.
 class FlaggedFolder {
  public:
   static constexpr uint64_t kMostFiles = 1000;
-  static constexpr int64_t kAbandonedSeconds = 600;  // a half-written file so old is nobody's any more
+  static constexpr int64_t kAbandonedSeconds = 600;  // an unfinished file of this age is removed
 
   FlaggedFolder(std::string path, uint64_t most_bytes) : path_(std::move(path)), most_bytes_(most_bytes) {}
 
   virtual ~FlaggedFolder() = default;
 
   enum class Outcome { kWritten, kFull, kFailed };
-  // The whole file or none. The directory is made (0700) if need be, its parent is not. `name` has no slash
-  // and ends in kFlaggedSuffix. Unless it is written, *error is why, in one line.
+  // Writes the file atomically. Creates the directory (0700) if it is missing, but not its parent. `name`
+  // must have no slash and must end in kFlaggedSuffix. Unless the result is kWritten, *error is the reason in
+  // one line.
   virtual Outcome write(const std::string& name, const std::string& bytes, std::string* error) const;
 
   const std::string& path() const { return path_; }
@@ -143,9 +141,7 @@ class FlaggedFolder {
   const uint64_t most_bytes_;
 };
 
-// Writes flagged slices on a thread of its own: a disk that is slow or hangs holds up that thread alone.
-
-// Why a slice that was flagged is in no file.
+// Why a flagged slice was not written to a file.
 enum class FlaggedDrop : int { kAlike, kBusy, kQuota, kError };
 inline constexpr size_t kFlaggedDrops = 4;
 inline constexpr const char* kFlaggedDropNames[kFlaggedDrops] = {"alike", "busy", "quota", "error"};
@@ -153,53 +149,54 @@ inline constexpr const char* kFlaggedDropNames[kFlaggedDrops] = {"alike", "busy"
 struct FlaggedCounts {
   std::array<uint64_t, kFlagReasons> saved = {};
   std::array<uint64_t, kFlaggedDrops> dropped = {};
-  std::string problem;  // the last one, in one line; empty: none
+  std::string problem;  // the last error, in one line; empty: no error
 };
 
+// Writes flagged slices on a thread of its own, so that a slow or hanging disk delays only that thread.
 class FlaggedWriter {
  public:
   static constexpr uint64_t kMostWaitingBytes = uint64_t{64} << 20;
 
   explicit FlaggedWriter(std::unique_ptr<const FlaggedFolder> folder);
-  // Waits a little for what is still to be written, not for a disk that hangs.
+  // Waits a short time for slices still to be written, but not for a hanging disk.
   ~FlaggedWriter();
   FlaggedWriter(const FlaggedWriter&) = delete;
   FlaggedWriter& operator=(const FlaggedWriter&) = delete;
 
-  // Never waits. What finds too much waiting already is dropped, kBusy. The thread begins with the first one.
+  // Queues a slice without waiting; drops it (kBusy) if more than kMostWaitingBytes are queued. The first
+  // call starts the thread.
   void offer(FlaggedSlice slice);
+  // Counts a dropped slice.
   void drop(FlaggedDrop why);
 
-  // Until everything offered is written or dropped. False: not within this time.
+  // Waits until every offered slice is written or dropped. False if that takes longer than `most`.
   bool wait(std::chrono::milliseconds most);
 
   FlaggedCounts counts() const;
   const std::string& path() const;
 
  private:
-  struct Shared;  // with the thread, which may outlive this
+  struct Shared;  // shared with the thread, which may outlive this object
   static void work(const std::shared_ptr<Shared>& shared);
 
   const std::shared_ptr<Shared> shared_;
   std::thread thread_;
 };
 
-// Flagged slices of one run (--save-flagged): which of those that were judged go into a file.
-
-// One thread. A layer that stays wrong would fill any quota within minutes with the same again: of slices of
-// one rank, layer, pass and reason the first four are kept, and then the 8th, 16th, 32nd, ... And of each
-// flagged rank, layer and pass one ordinary slice, the first that comes after: what the kernel made of like
-// inputs when all was well.
+// Chooses the checked slices of one run that go into files. A layer that stays faulty would fill any quota
+// with similar slices, so of each rank, layer, pass and reason it keeps the first four slices, and then the
+// 8th, 16th, 32nd, ... Of each rank, layer and pass with a flagged slice it also keeps the next ordinary
+// slice, which shows the kernel's correct result for similar inputs. One thread.
 class FlaggedSlices {
  public:
   static constexpr uint64_t kFirst = 4;
-  static constexpr size_t kMostPlaces = 65536;  // that are told apart
+  static constexpr size_t kMostPlaces = 65536;  // distinct combinations of rank, layer and pass
 
   FlaggedSlices(std::string path, uint64_t most_bytes)
       : writer_(std::make_unique<FlaggedFolder>(std::move(path), most_bytes)) {}
 
-  // After the statistics and detectors of `rank` have taken in the slice of `slot`. Costs a copy if it is
-  // kept.
+  // Keeps the slice in `slot` if it is to be kept. The statistics and detectors of `rank` must already
+  // include it.
   void consider(const segment::Slot& slot, const JudgedSlice& judged, const LayerOfCall& layer,
                 const RankStatistics& rank, const std::string& segment) {
     consider_either(slot, judged, layer, rank, segment);

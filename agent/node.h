@@ -28,7 +28,7 @@ double process_cpu_seconds();
 // CPU time of the calling thread, in seconds.
 double thread_cpu_seconds();
 
-// The name of a user as a valid label; the number if the user has no valid name.
+// The name of a user in /etc/passwd as a valid label; the user's number if there is no entry.
 std::string user_name(uid_t user);
 
 // Raises the limit of descriptors as far as the node allows and the agent needs: two for each live rank and

@@ -1,4 +1,4 @@
-// What is known of the weights, to metrics and JSON.
+// Writes the state of the weights as metrics and JSON.
 #ifndef FORESHOCK_AGENT_PUBLISH_WEIGHTS_H_
 #define FORESHOCK_AGENT_PUBLISH_WEIGHTS_H_
 
@@ -11,32 +11,32 @@
 
 namespace foreshock {
 
-// How far the furthest of its ranks has come, and the longest interval of their snapshots.
+// The newest step of any rank of a run, and the longest interval of its weight snapshots.
 struct RunPosition {
-  int64_t step = -1;  // -1: not known
+  int64_t step = -1;  // -1: unknown
   uint64_t interval = 0;
 };
 
-// The weights of a run, each tensor of the node once. What they were more than three intervals ago is not
-// shown: a reader would take it for now.
+// Sets the series of a run's weights, each tensor of the node once. Snapshots older than three intervals are
+// left out, since a reader would take them for current.
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
                      Registry* registry);
 
-// The last word on each of its tensors.
+// Sets the series of the optimizer's health, from the latest measurement of each tensor of the run.
 void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer, Registry* registry);
 
-// What the updates of its attention's projections do.
+// Sets the series of the spectra of updates to the run's attention projections.
 void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry);
 
-// What one of its ranks holds.
+// Sets the series by which Prometheus compares one rank's weights with those of its replicas.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
-// Where data-parallel replicas are that these weights can be compared with: "here", "elsewhere" (on other
-// nodes: Prometheus compares them), "none" (one rank, or a full shard); null: not known.
+// Where the data-parallel replicas of these weights are: "here", "elsewhere" (on other nodes; Prometheus
+// compares them) or "none" (one rank, or a full shard). Null if unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
-// "weights", "optimizer" and "update_spectra" of a rank in the summary; the last two are of the node. Unknown
-// is null. `ranks_here`: of the run on this node.
+// The parts "weights", "optimizer" and "update_spectra" of a rank's summary. The last two describe the whole
+// node. Unknown values are null. `ranks_here`: number of ranks of the run on this node.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
 nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);

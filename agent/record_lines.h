@@ -1,4 +1,4 @@
-// Lines of the record from what the agent knows.
+// Makes the lines of the record from the state of ranks and tensors.
 #ifndef FORESHOCK_AGENT_RECORD_LINES_H_
 #define FORESHOCK_AGENT_RECORD_LINES_H_
 
@@ -15,20 +15,20 @@ namespace foreshock {
 
 double seconds_since_1970();
 
-// `judge_seconds`: CPU time the judgement took.
+// `judge_seconds`: CPU time that the check of the slice took.
 SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);
-// Of heads that `rank` has shown in `tensor`.
+// The spectrum of a layer's heads, whose rows `rank` has shown in `tensor`.
 SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
                            const LayerSpectrum& spectrum);
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
 
-// Both of scope "node".
+// Lines of tensors and optimizers have scope "node".
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram);
-// Of one that has its optimizer.
+// `snapshot.optimizer` must be present.
 OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot);
 ModelLine model_line(const std::string& run, const PoolSnapshot& pool);
 

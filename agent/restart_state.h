@@ -1,5 +1,5 @@
-// What an agent leaves behind for the next one of the same run: facts of each rank, the detectors' state, and
-// the lines of the record that the trainers were not told of.
+// Saves and restores what an agent that is started again in the middle of a run needs: facts about each rank,
+// the state of the detectors, and the last lines of the record.
 #ifndef FORESHOCK_AGENT_RESTART_STATE_H_
 #define FORESHOCK_AGENT_RESTART_STATE_H_
 
@@ -17,27 +17,27 @@
 
 namespace foreshock {
 
-// As in the summary: docs/summary.md.
+// The parts "past_alarms" and "events" of the summary (docs/summary.md).
 nlohmann::json past_alarms_json(const RankStatistics& rank);
 nlohmann::json events_json(const RankStatistics& rank);
 
-// Of all segments of a run. One thread. The file goes with the directory of the run.
+// Keeps facts about the ranks of a run, by segment, in a file in the run's directory. One thread.
 class RankFacts {
  public:
   static constexpr const char* kFile = "facts.json";
-  static constexpr size_t kMostBytes = 16 << 20;  // what is larger is not read
+  static constexpr size_t kMostBytes = 16 << 20;  // a larger file is ignored
 
-  // What an agent before this one has saved. What is no such file is nothing.
+  // Reads what an earlier agent has saved. An invalid file is ignored.
   void restore(const Directory& directory);
 
-  // Adds what is known of the process with this segment to its rank, of which nothing is known yet.
+  // Fills `rank`, which must be new, with the saved facts about the process with this segment.
   void take_up(const std::string& segment, RankStatistics* rank) const;
 
-  // For the next save().
+  // Takes the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);
-  // Its segment is removed: nobody will ask for it again.
+  // Forgets a segment that has been removed.
   void forget(const std::string& segment);
-  // Replaces the file if anything is new. False when it cannot be written: the run goes on without.
+  // Replaces the file if anything is new. False if it cannot be written; the run goes on without it.
   bool save(const Directory& directory);
 
  private:
@@ -45,13 +45,12 @@ class RankFacts {
   bool is_new_ = false;
 };
 
-// What the end of a record says already of steps and slices that the trainer was not told to be taken: an
-// agent that is killed in between has written lines, and the next one finds the same steps and slices again.
-
-// One thread.
+// Finds lines that a killed agent has already written. If an agent is killed between writing lines and
+// releasing their steps and slices to the trainer, the next agent reads the same steps and slices again. One
+// thread.
 class ToldLines {
  public:
-  // Lines of the record since its state was saved, in any order. More than kMost are none of one poll.
+  // Most lines kept. One poll writes fewer, so more lines cannot be repeated.
   static constexpr size_t kMost = 1 << 16;
 
   void note(const StepLine& line) { note(key_of(line)); }
@@ -59,15 +58,15 @@ class ToldLines {
   template <class Line>
   void note(const Line&) {}
 
-  // Whether the record has this line; then it is forgotten, since no second one is to come.
+  // Whether the record has this line already. If so, the line is forgotten, since it cannot come a third
+  // time.
   template <class Line>
   bool take(const Line& line) {
     return !told_.empty() && told_.erase(key_of(line)) > 0;
   }
 
  private:
-  // A process that follows on another one counts its tickets, and maybe its steps, from 1 again: the time of
-  // its own clock tells them apart.
+  // The key has the time, since a later process of the rank counts tickets, and maybe steps, from 1 again.
   using Key = std::tuple<std::string, int64_t, std::string, int64_t, double>;
   static Key key_of(const StepLine& line) {
     return {line.run, line.rank.value_or(-1), "step", line.step.value_or(-1), line.time.value_or(0)};
@@ -83,26 +82,24 @@ class ToldLines {
   std::set<Key> told_;
 };
 
-// What the detectors of a run know, kept beside its segments, so that an agent that is started again in the
-// middle of it goes on: without a second period of learning, and with the events that the record will say.
-
-// One thread. The file goes with the directory of the run.
+// Keeps the state of a run's detectors in a file in the run's directory, so that an agent that is started
+// again continues with them: they need no second learning period and find the same events as without the
+// restart. One thread.
 class WatchState {
  public:
   static constexpr const char* kFile = "detectors.state";
-  static constexpr size_t kMostBytes = 64 << 20;  // of the file; what is larger is not read
+  static constexpr size_t kMostBytes = 64 << 20;  // a larger file is ignored
 
-  // To be called before anything is observed. Restores what an agent before this one has saved, and what its
-  // record says beyond that: an agent that is killed has written lines after its last save. Events that are
-  // missing there are added. Where there is no state but a record, the record is told that the detectors
-  // begin anew. `record` may be null; `path` is its file. What the record says beyond the state is noted in
-  // `told`.
+  // Restores the state that an earlier agent has saved; must precede the first observation. Then observes the
+  // lines that the earlier agent wrote to the record after its last save, adds events that the record lacks,
+  // and notes those lines in `told`. If there is a record but no state, writes kDetectorsBeginAnew to the
+  // record. `record` may be null; `path` is its file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, ToldLines* told);
 
-  // Replaces the file, if there is anything new; the first time always. A large one is replaced less often,
-  // at a mean rate of kBytesPerSecond, unless it `is_last`. What is in the record's buffer must have been
-  // written before. False when it cannot be written: the run goes on without.
+  // Replaces the file if anything is new, the first time always. A large file is replaced less often, at a
+  // mean rate of kBytesPerSecond, unless `is_last`. The record must have been flushed before. False if the
+  // file cannot be written; the run goes on without it.
   bool save(const Directory& directory, const RecordWriter* record, const Watches& watches,
             bool is_last = false);
 
@@ -110,7 +107,7 @@ class WatchState {
   static constexpr double kBytesPerSecond = 1 << 20;
   using Clock = std::chrono::steady_clock;
 
-  uint64_t saved_lines_ = UINT64_MAX;  // nothing was saved yet
+  uint64_t saved_lines_ = UINT64_MAX;  // Watches::lines() at the last save; UINT64_MAX: not saved yet
   Clock::time_point next_ = {};
 };
 

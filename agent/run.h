@@ -1,4 +1,4 @@
-// One run of this node: its directory, its ranks, its record, and when it is over.
+// Follows one run on this node: finds its segments, drains them, writes its record, and detects its end.
 #ifndef FORESHOCK_AGENT_RUN_H_
 #define FORESHOCK_AGENT_RUN_H_
 
@@ -25,36 +25,37 @@
 
 namespace foreshock {
 
+// One segment that the agent follows, with the statistics of its rank.
 class Followed {
  public:
   using Clock = std::chrono::steady_clock;
 
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
 
-  // Takes what is new. False when there was nothing, or nothing can come any more.
+  // Processes what is new. False if there was nothing, or if the segment is finished.
   bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
 
   // Reads the counters, and whether the trainer still holds its lock.
   void look(Clock::time_point now);
 
-  // The trainer has let go of its lock, and nothing has moved since for `quiet`.
+  // Whether the trainer has released its lock and no counter has changed for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
 
-  // Its process has called exit(0): nothing more is to come, whatever its launcher still does.
+  // Whether the process has called exit(0), so that nothing more will come even if its launcher still runs.
   bool has_exited_well() const { return !rank.alive && rank.exit_status == 0; }
 
-  // Judges what is left and lets the segment go.
+  // Checks the slices that are left and closes the segment.
   void finish(RunState state);
   bool is_finished() const { return segment_ == nullptr; }
 
   uint64_t launcher_id() const { return rank.identity.launcher_id; }
-  // Not after finish().
+  // Must not be called after finish().
   segment::SegmentReader& segment() { return *segment_; }
 
-  const std::string name;  // of its segment
+  const std::string name;  // of the segment
   RankStatistics rank;
-  bool announced = false;              // in the record
-  std::set<std::string> shown_layers;  // that have had series
+  bool announced = false;              // the record has a line about the start of this rank
+  std::set<std::string> shown_layers;  // layers whose series have been exported
 
  private:
   std::unique_ptr<segment::SegmentReader> segment_;
@@ -63,95 +64,94 @@ class Followed {
   Clock::time_point changed_;
 };
 
-// What a `foreshock run` and the agent tell each other through the run directory: `exit.<launcher>.json` (the
-// command of this launcher has ended, and how) is answered with `summary.<launcher>.json`.
-
+// The end of a launcher's command. `foreshock run` writes it to exit.<launcher>.json in the run directory;
+// the agent replies with summary.<launcher>.json.
 struct LauncherExit {
   uint64_t launcher_id = 0;
   RunState state = RunState::kFailed;
 };
 
-// Exits that have no summary yet.
+// Exits of launchers for which there is no summary yet.
 std::vector<LauncherExit> unanswered_exits(const Directory& directory);
 
-// How the command of this launcher ended; nothing when that has not been told, or cannot be read just now.
+// How the command of this launcher ended; nothing if its exit file does not exist or cannot be read now.
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id);
 
 std::string summary_name(uint64_t launcher_id);
 
-// Whether a launcher of this run lives: it holds a shared lock on run.lock.
+// Whether a launcher of this run is alive: it holds a shared lock on run.lock.
 bool has_launcher(const Directory& directory);
-
-// One run on this node as the agent follows it: the segments of its directory, what they have taught, and the
-// launchers that wait for a summary. One thread.
 
 struct RunOptions {
   std::string run_id;
-  std::string label;               // of its series: unique in this agent
-  std::string record;              // JSONL file; empty: none
-  double max_slowdown = 0;         // 0: what the trainers were told
-  uint64_t every = 0;              // 0: the agent chooses the interval, unless the trainers were told one
-  int cores = 1;                   // of the node
-  uint64_t histogram_bytes = 0;    // of weights, in the record
-  AlertCommand* alerts = nullptr;  // outlives the run; null: nobody is told
+  std::string label;        // label of the run's series; unique in this agent
+  std::string record;       // JSONL file; empty: none
+  double max_slowdown = 0;  // 0: the limit in the trainers' environment
+  uint64_t every = 0;       // 0: the agent chooses the interval, unless the trainers' environment fixes it
+  int cores = 1;            // cores of the node
+  uint64_t histogram_bytes = 0;    // bytes of weight histograms in the record
+  AlertCommand* alerts = nullptr;  // must outlive the run; null: no command is run
   std::string save_flagged;        // directory of flagged slices; empty: none is kept
   uint64_t flagged_quota = 0;      // bytes
-  uint64_t record_size = 0;        // bytes that are kept of the record; 0: all
+  uint64_t record_size = 0;        // bytes of the record that are kept; 0: all
 };
 
+// One run on this node: the segments in its directory, the state of their ranks, and the launchers that wait
+// for a summary. One thread.
 class Run {
  public:
   using Clock = Followed::Clock;
 
-  // `directory`: <base>/<run id>. Null: *error is one line, or empty when another agent holds the directory;
-  // errno says why there is no lock.
-  // The lock on it lives as long as the run.
+  // Opens the run in `directory`, <base>/<run id>, and locks it for the life of the Run. Returns null on
+  // failure: *error is then one line, or empty if another agent holds the directory; errno says why locking
+  // failed.
   static std::unique_ptr<Run> open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                    std::string* error);
   ~Run();
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Takes what is new in the segments that are known. Returns whether there was anything.
+  // Processes what is new in the known segments. Returns whether there was anything.
   bool poll();
 
-  // Finds new segments. Whether there were any.
+  // Finds new segments. Returns whether there were any.
   bool discover(Registry* registry);
 
-  // Ends the segments whose trainers have gone without a word.
+  // Finishes the segments whose trainers have died without an exit status.
   void look_for_life(Clock::time_point now);
 
-  // Launchers whose command has ended and whose ranks have been drained, or waited for long enough.
+  // Launchers whose command has ended and whose ranks have been drained or waited for long enough.
   std::vector<LauncherExit> ended_launchers(Clock::time_point now, Registry* registry);
-  // Hands such a launcher its summary: the last thing it waits for, so publish what it may look at before.
+  // Writes the summary for such a launcher. The launcher waits for nothing else, so publish the series first.
   void answer(const LauncherExit& exit);
 
   // Sets every series of the run.
   void publish(Registry* registry);
 
-  // The ranks of one launcher, or of all (0), as in docs/summary.md; with histories and layers for the page.
+  // JSON of the ranks of one launcher, or of all (0), as in docs/summary.md; `for_page` adds histories and
+  // layers.
   nlohmann::json document(uint64_t launcher_id, bool for_page) const;
 
-  // The histories of every rank.
+  // Adds the histories of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;
 
-  // Tells the ranks an interval that keeps the budget. `agent_cpu_seconds`: CPU time that the agent has spent
-  // on this run so far.
+  // Sends the ranks a sampling interval that keeps the budget. `agent_cpu_seconds`: CPU time that the agent
+  // has spent on this run so far.
   void choose_cadence(double agent_cpu_seconds);
 
-  // Whether a trainer or a launcher lives.
+  // Whether a trainer or a launcher is alive.
   bool is_needed() const;
 
   const std::string& run_id() const { return options_.run_id; }
   const std::string& label() const { return options_.label; }
   const Directory& directory() const { return *directory_; }
-  // CPU time spent on its ranks so far, in seconds.
+  // CPU seconds that the agent has spent on the ranks so far.
   double rank_seconds() const;
-  size_t ranks() const;  // that live or have lived, each once
+  size_t ranks() const;  // distinct ranks, alive or ended
 
-  // That cannot be followed, or not now.
+  // Segments that cannot be followed, or cannot be followed now.
   uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
-  // A command that goes on when all its trainings have ended well is finished as far as they are concerned.
+  // The state of the run. It is finished when all trainings have ended well, even if the command still runs.
   RunState state() const;
 
  private:
@@ -165,10 +165,10 @@ class Run {
   RunState end_of(const Followed& followed, RunState of_launcher) const;
   bool is_replaced(const Followed& followed) const;
   struct Measured {
-    SamplingCost cost;              // but for the agent's own
-    AgentWork work;                 // but for what it spends beside judging
-    double first_look_seconds = 0;  // the agent's CPU time for first looks, in no other figure
-    uint64_t in_force = 0;
+    SamplingCost cost;              // all but `agent`
+    AgentWork work;                 // all but `cpu_seconds`
+    double first_look_seconds = 0;  // the agent's CPU time for first looks; not part of `cost` and `work`
+    uint64_t in_force = 0;          // the present interval
     double budget = 0;
     bool is_in_burst = false;
   };
@@ -182,7 +182,7 @@ class Run {
   void record_run(const RankStatistics& rank, const char* state);
   void save_watches(bool is_last = false);
   void flush_record();
-  // What the summary of the ranks of one launcher, or of all (0), is written from.
+  // The input of the summary for the ranks of one launcher, or of all (0).
   SummaryInput summary_input(uint64_t launcher_id) const;
   std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
   int cores_per_rank() const;
@@ -191,7 +191,7 @@ class Run {
 
   const RunOptions options_;
   const std::unique_ptr<Directory> directory_;
-  const std::string user_;  // whose run it is
+  const std::string user_;  // owner of the directory
   const int lock_;          // the descriptor that holds agent.lock
   Discovery discovery_;
   std::unique_ptr<RecordWriter> record_;
@@ -199,23 +199,25 @@ class Run {
   std::unique_ptr<Pipeline> pipeline_;
   WatchState watch_state_;
   RankFacts facts_;
-  bool record_was_incomplete_ = false, is_told_incomplete_ = false;  // by an agent before; in the directory
+  bool record_was_incomplete_ = false;  // an earlier agent could not write some lines of the record
+  bool is_told_incomplete_ = false;     // the directory has the mark that says so
   std::vector<std::unique_ptr<Followed>> followed_;
   RunState state_ = RunState::kRunning;
-  RunState worst_ = RunState::kRunning;           // of the ends so far
-  uint64_t refused_segments_ = 0, refusals_ = 0;  // for good; and those that had to wait
-  std::string refusal_;                           // why the last of them was
-  bool may_have_room_ = false;                    // segments were let go since the last look for new ones
+  RunState worst_ = RunState::kRunning;  // the worst end of a rank so far
+  uint64_t refused_segments_ = 0;        // segments refused for good
+  uint64_t refusals_ = 0;                // all refusals, also of segments that had to wait
+  std::string refusal_;                  // reason of the last refusal
+  bool may_have_room_ = false;           // segments were closed since the last look for new ones
   bool told_of_limit_ = false;
-  Clock::time_point looked_at_ = {};                  // for life
-  uint64_t processes_left_out_ = 0;                   // replaced ones that have made room
-  uint64_t interval_ = 0;                             // what the ranks were told; 0: nothing yet
+  Clock::time_point looked_at_ = {};                  // last look_for_life()
+  uint64_t processes_left_out_ = 0;                   // replaced processes that were dropped to make room
+  uint64_t interval_ = 0;                             // interval sent to the ranks; 0: none yet
   AgentWork work_at_last_choice_;                     // when choose_cadence() last measured
-  std::optional<AgentCost> agent_cost_;               // then
-  std::optional<Burst> burst_;                        // the last one
-  Signal told_;                                       // to all ranks
-  segment::Advice advice_ = {};                       // the same
-  std::map<uint64_t, Clock::time_point> exits_seen_;  // of launchers not answered yet
+  std::optional<AgentCost> agent_cost_;               // measured by the last choose_cadence()
+  std::optional<Burst> burst_;                        // the last burst
+  Signal told_;                                       // the signal that `advice_` was made from
+  segment::Advice advice_ = {};                       // advice sent to all ranks
+  std::map<uint64_t, Clock::time_point> exits_seen_;  // by launcher: first sight of an exit without summary
 };
 
 }  // namespace foreshock

@@ -1,5 +1,6 @@
-// Writes the summary of a run: what `foreshock run` prints when its command has ended, and `foreshock status`
-// of a live run. The verdict comes first; every figure has its unit; what was not judged is named.
+// Writes the summary of a run, which `foreshock run` prints after its command has ended and `foreshock
+// status` prints for a live run. The verdict comes first, every figure has its unit, and what was not checked
+// is named.
 #ifndef FORESHOCK_AGENT_SUMMARY_H_
 #define FORESHOCK_AGENT_SUMMARY_H_
 
@@ -16,22 +17,22 @@ namespace foreshock {
 
 inline constexpr size_t kSummaryColumns = 80;
 inline constexpr size_t kSummaryLines = 30;
-// A pass with fewer judged calls has no verdict: an error of 5 % in one layer is found within 8 sampled calls
-// of it (docs/verdicts.md).
+// A pass with fewer checked calls has no verdict. An error of 5 % in one layer is found within 8 sampled
+// calls of that layer (docs/verdicts.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
-// All pointers are borrowed; `weights` may be null.
+// The input of a summary. Pointers are borrowed; `weights` may be null.
 struct SummaryInput {
   std::string run;
   RunState state = RunState::kRunning;
   std::vector<const RankStatistics*> ranks;  // one per process, in ascending order of their ranks
   const Weights* weights = nullptr;
-  size_t ranks_here = 1;  // of the run, on this node
+  size_t ranks_here = 1;  // ranks of the run on this node
   int cores_per_rank = 1;
   bool has_spectra = true;  // false: no layer has an update spectrum
   uint64_t refused_segments = 0;
-  std::string refusal;              // why the last of them was refused
-  uint64_t processes_left_out = 0;  // earlier ones, whose figures are no longer kept
+  std::string refusal;              // reason of the last refused segment
+  uint64_t processes_left_out = 0;  // earlier processes, whose statistics are no longer kept
   std::string flagged_directory;
   std::optional<FlaggedCounts> flagged;  // absent: no slices are kept
   std::string record;                    // path; empty: none

@@ -1,5 +1,5 @@
-// Snapshots of tensors in the order of steps: how far each has moved since the one an interval before and
-// since the first one; and the same of layers and of the model as a whole, their values put together.
+// Measures how far weight tensors, layers and the model have moved since the snapshot an interval before and
+// since the first snapshot.
 #ifndef FORESHOCK_AGENT_WEIGHT_SERIES_H_
 #define FORESHOCK_AGENT_WEIGHT_SERIES_H_
 
@@ -12,24 +12,26 @@
 
 namespace foreshock {
 
-// Thread-compatible. Histograms are kept as bytes, up to a limit: beyond half of it tensors do without a
-// first snapshot, beyond all of it without any to compare with, and are in no layer and no model.
+// Keeps stored histograms up to a limit of bytes. Beyond half of the limit no first snapshots are kept;
+// beyond the limit no snapshots at all, and such tensors count neither for a layer nor for the model.
+// Thread-compatible.
 class WeightSeries {
  public:
   explicit WeightSeries(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Fills in what is known of `snapshot` against those before, and its stored histogram. `is_first`: it may
-  // be the first one of its tensor that the run has. Tensors come each in the order of its own steps, but not
-  // all in one order: ranks run apart.
+  // Fills in the distances of `snapshot` to earlier snapshots, and its stored histogram. `is_first`: it may
+  // be the first snapshot of its tensor in the run. Snapshots of one tensor must come in the order of steps;
+  // those of different tensors need not, since ranks run apart.
   void take(bool is_first, TensorSnapshot* snapshot);
 
-  // All snapshots of steps before this one were taken: which tensors there are is known earlier by this.
+  // Declares that all snapshots of steps before `step` were taken, so that the set of tensors is known
+  // earlier.
   void pass(int64_t step);
 
-  // Layers, and the model, that have become complete since this was last asked.
+  // The layers, and the model, that have become complete since the last call.
   std::vector<PoolSnapshot> completed();
 
-  // The last ones that were.
+  // The last complete snapshots.
   const PoolSnapshot& model() const { return model_; }
   const std::map<std::string, PoolSnapshot>& layers() const { return layers_; }
 
@@ -39,43 +41,44 @@ class WeightSeries {
   Held held() const;  // of all tensors
 
   uint64_t dropped() const { return dropped_; }  // snapshots for which there was no room
-  uint64_t bytes() const { return bytes_; }      // of histograms that are kept
+  uint64_t bytes() const { return bytes_; }      // bytes of the kept histograms
 
-  // Steps may repeat, and a layer and the model have no snapshot yet. First snapshots stay what they are, or
-  // go too.
+  // Forgets everything but, if `keeps_initial`, the first snapshots: steps may repeat from now on.
   void begin_anew(bool keeps_initial);
-  int64_t initial_step(const TensorKey& key) const;  // -1: there is none
+  int64_t initial_step(const TensorKey& key) const;  // step of the first snapshot; -1: not kept
   void forget_initial(const TensorKey& key);
 
  private:
-  static constexpr size_t kMostBuilding = 2;  // windows of a group, and of the model, that wait at once
-  static constexpr uint64_t kTurns = 3;       // without a tensor; then it is taken to be gone
+  static constexpr size_t kMostBuilding = 2;  // incomplete windows of a group, and of the model
+  static constexpr uint64_t kTurns = 3;       // a tensor not shown for so many windows is taken to be gone
 
   struct Shown {
-    TensorSnapshot snapshot;  // without its histogram
+    TensorSnapshot snapshot;  // without its histogram, which is in `stored`
     std::string stored;
   };
   struct Tensor {
     std::string layer;
-    std::map<int64_t, Shown> shown;  // by window: the last one, and those that its group still waits with
+    std::map<int64_t, Shown>
+        shown;  // by window: the last snapshot, and those of the group's incomplete windows
     std::string initial;
     int64_t initial_step = -1;
     uint64_t initial_elements = 0;
-    uint64_t turn = 0;  // when it was last shown
+    uint64_t turn = 0;  // value of turns_ when it was last shown
   };
   using Seen = std::set<TensorKey>;
-  // The tensors of a layer; of layer "": those of no layer.
+  // The tensors of a layer, or, for layer "", those without a layer.
   struct Group {
     Seen members;
-    std::map<int64_t, Seen> building;  // by window (step / interval); the oldest goes when a third begins
-    int64_t begun = -1, closed = -1;   // the last window that was begun, and the last that waits no more
-    bool is_first = true;              // the members become known
+    std::map<int64_t, Seen>
+        building;  // by window (step / interval); when a third begins, the oldest is dropped
+    int64_t begun = -1, closed = -1;  // the last window with a snapshot, and the last complete or dropped one
+    bool is_first = true;             // the first window, in which the members become known
     uint64_t interval = 0, turn = 0;
     std::string previous, initial;
     int64_t previous_window = -1;
     uint64_t previous_elements = 0, initial_elements = 0;
   };
-  // Sums over tensors, of which a PoolSnapshot is made.
+  // Sums over tensors from which a PoolSnapshot is made.
   struct Sums {
     PoolSnapshot snapshot;
     Histogram now, previous, initial;
@@ -110,16 +113,16 @@ class WeightSeries {
   const uint64_t most_bytes_;
   std::map<TensorKey, Tensor> tensors_;
   std::map<std::string, Group> groups_;
-  std::set<std::string> new_groups_;  // whose members are not known yet, and maybe others
-  std::map<int64_t, Sums> models_;    // by window: of the last two
+  std::set<std::string> new_groups_;  // includes all groups whose members are not known yet
+  std::map<int64_t, Sums> models_;    // by window: the last two
   std::map<std::string, PoolSnapshot> layers_;
   PoolSnapshot model_;
   std::vector<PoolSnapshot> completed_;
   uint64_t bytes_ = 0, dropped_ = 0;
-  // Windows that any tensor has begun, however many lay between two of them: what was not shown in the last
-  // few of them is not there any more.
+  // Windows in which any tensor was shown; windows without a snapshot do not count. A tensor not shown in the
+  // last kTurns of them is taken to be gone.
   uint64_t turns_ = 0;
-  int64_t turn_begin_ = -1;  // step that the last of them began with
+  int64_t turn_begin_ = -1;  // first step of the last such window
 };
 
 }  // namespace foreshock
