@@ -1,6 +1,5 @@
-// How far two arrays are apart element by element: what the Wasserstein distance, which sees distributions
-// only, does not tell. W1 <= mean |d| for any pairing, so W1 / mean |d| is near 1 for a drift and near 0 for
-// noise.
+// Measures how far two arrays are apart element by element. The Wasserstein distance W1 compares only their
+// distributions. W1 <= mean |d| for any pairing, so W1 / mean |d| is near 1 for a drift and near 0 for noise.
 #ifndef FORESHOCK_SHADOW_DIFFERENCE_H_
 #define FORESHOCK_SHADOW_DIFFERENCE_H_
 
@@ -11,8 +10,8 @@
 
 namespace foreshock {
 
-// Sums over the pairs in which both are finite, d = b - a, in fp64: d is exact for 16-bit formats (fp32 too
-// but for its extremes), each sum has a relative error below pairs / 8 * 2^-53.
+// Sums in fp64 over the pairs whose two elements are finite, with d = b - a. d is exact for 16-bit formats,
+// and for fp32 except at its extremes. Each sum has a relative error below pairs / 8 * 2^-53.
 struct Difference {
   uint64_t pairs = 0;
   uint64_t non_finite = 0;  // pairs left out
@@ -24,7 +23,7 @@ struct Difference {
   double relative_l2() const;     // |b - a| / |a| as vectors; infinite if only a is 0, NaN if both are
 };
 
-// Of `count` packed elements; formats may differ but must be floating. Any alignment, any thread.
+// Compares `count` packed elements. The formats may differ but must be floating. Any alignment, any thread.
 Difference difference(const void* a, DType type_a, const void* b, DType type_b, size_t count);
 
 }  // namespace foreshock

@@ -1,7 +1,6 @@
-// The exponential and the logarithm of the reference. Written out, because a library's differ between
-// machines in the last bits and the reference is defined to the bit. Every operation below is one IEEE
-// operation, in this order; rows_in_lanes-inl.h repeats the exponential for vectors with the constants of
-// this file.
+// Computes the exponential and the logarithm for the reference, which is defined to the bit; those of a C
+// library differ between machines in the last bits. Every operation below is one IEEE operation, in this
+// order. rows_in_lanes-inl.h repeats the exponential for vectors with the constants of this file.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 
@@ -20,15 +19,16 @@ inline constexpr double kLn2Low = 1.90821492927058770002e-10;
 inline constexpr double kExpCoefficient[13] = {
     1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
     1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-// Below, exp(x) is less than half of the smallest subnormal, so the clamped argument already gives +0.
+// For smaller x, exp(x) is less than half of the smallest subnormal, so the clamped argument gives +0 as
+// well.
 inline constexpr double kExpArgumentMin = -746.0;
-// Adding this rounds to a whole number n and leaves n + 1023 + 512 in the low bits. 2^(n + 512) is a normal
-// number for every n in use, so multiplying by it is exact and only the final 2^-512 can round: once, also
-// where the result is subnormal.
+// Adding this number rounds to a whole number n and leaves n + 1023 + 512 in the low bits. 2^(n + 512) is a
+// normal number for every n in use, so multiplying by it is exact. Only the final factor 2^-512 can round,
+// and it does so once, also for a subnormal result.
 inline constexpr double kExpRoundToInteger = 0x1.8p52 + 1023 + 512;
 inline constexpr double kExpUnscale = 0x1p-512;
 
-// exp(x) for x <= 0 and, from -746 down, 0. NaN for NaN. Error below 3 units in the last place.
+// exp(x) for x <= 0; 0 for x <= -746; NaN for NaN. The error is below 3 units in the last place.
 inline double exp_nonpositive(double x) {
   x = x < kExpArgumentMin ? kExpArgumentMin : x;
   const double biased = std::fma(x, kLog2E, kExpRoundToInteger);
@@ -52,7 +52,7 @@ inline double exp_nonpositive(double x) {
   return mantissa * power * kExpUnscale;
 }
 
-// exp(x) of any sign, Inf where it overflows.
+// exp(x) for x of any sign; Inf on overflow.
 inline double exp_of_any_sign(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
 
 // log(x), by 2 atanh((f - 1) / (f + 1)) with f in [sqrt 1/2, sqrt 2). -Inf at 0; NaN for NaN and below 0. The

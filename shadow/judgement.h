@@ -1,6 +1,6 @@
-// Judges one slice: compares the trainer's result with the reference, and its error with the noise floors
-// (noise_floor.h) and with the reference rounded once, on which no alarm may fire. Pools signed errors of
-// many slices into a bias.
+// Checks one slice: compares the trainer's result with the reference, and its error with the noise floors
+// (noise_floor.h) and with the error of the rounded reference, for which no alarm may fire. Pools the signed
+// errors of many slices into a bias.
 #ifndef FORESHOCK_SHADOW_JUDGEMENT_H_
 #define FORESHOCK_SHADOW_JUDGEMENT_H_
 
@@ -18,117 +18,125 @@
 
 namespace foreshock {
 
-// What a slice is judged by. The first two have the numbers of their passes; a slice of key positions has the
-// last two.
+// The tensors by which slices are checked. A slice of rows is checked by kOut (forward, pass 0) or kGradQuery
+// (backward, pass 1), a slice of key positions by kGradKey and kGradValue.
 enum class JudgedTensor : uint32_t { kOut, kGradQuery, kGradKey, kGradValue };
 inline constexpr uint32_t kJudgedTensors = 4;
 inline constexpr const char* kJudgedTensorNames[kJudgedTensors] = {"out", "grad_query", "grad_key",
                                                                    "grad_value"};
 
-// The two sums that a signed bias is the ratio of (BiasPool). Over elements finite in both that the precision
-// resolves: of which fused attention has three bits right.
+// Numerator and denominator of a signed bias (BiasPool), summed over the elements that are finite in result x
+// and reference x* and that the precision resolves: fused attention has at least three correct bits there.
 struct BiasSums {
   double numerator = 0;    // sum of (x - x*) sign(x*); positive: away from zero
   double denominator = 0;  // sum of ulp(x*) in the storage format
 };
 
-// The error of a row's gradient is in the main that of one number, (grad_out * out), so where one row has
-// nearly all of the error the ratio is that of two single draws, and beyond 3 in one slice of five (of two
-// normal ones: 1 - 2/pi atan 3). Rows that err as plain does are not told from those where plain was lucky,
-// unless plain's own error is spread. Eight trainings of a GPT that comes to know its data by heart had 59 of
-// 10,714 backward slices beyond 3: all among the 4,425 with fewer effective rows than 3, and fewer than 7 of
-// plain's.
+// A backward slice has a deviation ratio only if its error is spread over at least kLeastEffectiveRows rows,
+// or plain's error over at least kEnoughPlainRows. The error of a row's gradient is mainly that of one
+// number, (grad_out * out). If one row has nearly all of the error, the ratio is that of two single draws,
+// and exceeds 3 in one slice of five (two normal draws: 1 - 2/pi atan 3), unless plain's own error is spread.
+// In eight trainings of a GPT that memorizes its data, 59 of 10,714 backward slices exceeded 3, all of them
+// among the 4,425 with fewer than 3 effective rows, and all with fewer than 7 effective rows of plain.
 inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
 
-// "Judged" is out in a forward slice, grad_query in a backward slice. Errors are taken over its compared
-// rows: those whose reference is finite and not all zero. A row without a visible key, or whose inputs make
-// the reference itself non-finite, is not comparable; without out none is. Nor is an element beyond what the
-// format holds, where the trainer's is the Inf that the reference rounds to. Nothing here is NaN; what cannot
-// be said is absent.
+// The result of checking one tensor of a slice ("judged": out in a forward slice, grad_query in a backward
+// slice). Errors are taken over the compared rows: those whose reference is finite and not all zero. A row
+// without a visible key, or whose inputs make the reference non-finite, is not compared; without out no row
+// is. An element is not compared if the format cannot hold the reference and the trainer has the Inf that it
+// rounds to. No value here is NaN; an unknown value is absent.
 struct SliceDeviation {
   bool backward = false;
   JudgedTensor tensor = JudgedTensor::kOut;
   int rows_compared = 0;
   int rows_not_comparable = 0;
 
-  // ||x - x*|| / ||x*|| per row. +Inf as soon as one compared row of the trainer's holds NaN or Inf. Absent:
-  // no row was compared.
+  // ||x - x*|| / ||x*|| over the compared rows. +Inf if a compared row of the trainer's result has NaN or
+  // Inf. Absent if no row was compared.
   std::optional<double> relative_error_mean, relative_error_max;
-  // Root of the sum of squares over the compared rows; plain is itself finite there, else the row is in
-  // neither norm. Of fused, likewise, over the rows where it is finite.
+  // Root of the sum of squared errors. Kernel and plain: over the compared rows where plain is finite. Fused:
+  // over the compared rows where fused is finite.
   double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
-  double reference_norm = 0;  // of what fused_error_norm is an error of
-  // Over how many rows they are spread: (sum of e)^2 / sum of e^2, 1 to the rows they are taken over. Of
-  // both: e is the row's squared error of the trainer plus that of plain. Absent where it is 0 or not finite.
+  double reference_norm = 0;  // norm of the reference over the rows of fused_error_norm
+  // Number of rows over which the error is spread: (sum of e)^2 / sum of e^2, from 1 to the number of rows.
+  // For effective_rows e is a row's squared error of the trainer plus that of plain, for plain_effective_rows
+  // that of plain. Absent if the sum is 0 or not finite.
   std::optional<double> effective_rows, plain_effective_rows;
-  // Ratio of the norms. Absent when both are 0 or no row qualifies, and of a backward slice when too few rows
-  // decide it (kLeastEffectiveRows); +Inf when only plain's is 0, or the trainer's result is not finite where
-  // plain's is.
+  // kernel_error_norm / plain_error_norm. Absent if both are 0 or no row qualifies, or if too few rows of a
+  // backward slice decide it (kLeastEffectiveRows). +Inf if only plain's is 0, or if the trainer's result is
+  // not finite where plain's is.
   std::optional<double> deviation_ratio;
-  // The same beside fused attention, and for a backward slice against the gradient that the given out and
-  // log_sum_exp define (Reference::given_grad_query). Above the limit, the call itself is wrong. If only
-  // deviation_ratio is, a backward call may have been given a wrong output. Backward the larger one of two:
-  // over all components of the errors, and without the one along the mean key.
+  // The ratio to fused attention. In a backward slice the reference is the gradient that the given out and
+  // log_sum_exp define (Reference::given_grad_query), and the value is the larger of two ratios: over all
+  // components of the errors, and without the component along the mean key. Above the limit, the call itself
+  // is faulty. If only deviation_ratio is above its limit, a backward call may have been given a wrong
+  // output.
   std::optional<double> fused_ratio;
 
   BiasSums bias;          // of the trainer's result
   BiasSums rounded_bias;  // control: of the reference rounded once
-  // Control: of plain attention, or of fused attention where plain errs kMuchNoisier times more, as under
-  // large scores. Both are sound, so a bias that they share is no fault of the kernel.
+  // Control: of plain attention, or of fused attention where plain's error is kMuchNoisier times larger (with
+  // large scores). Both are correct algorithms, so a bias that they share does not come from a fault of the
+  // kernel.
   BiasSums floor_bias;
 
-  // Backward: rows whose given log_sum_exp is above that of the slice's own keys (Reference::partial). It
-  // covers keys of other calls too, as with context parallelism; all is judged with it there.
+  // Backward: rows whose given log_sum_exp is above that of the slice's own keys (Reference::partial),
+  // because it also covers keys of other calls (context parallelism). These rows are checked with the given
+  // log_sum_exp.
   int partial_rows = 0;
-  bool partial = false;  // nearly all rows with keys are, and no row is below
+  bool partial = false;  // nearly all rows with keys are partial, and no row is below
 
-  // Over rows that see a key and are not partial. Absent: no such row, or (lse) no log_sum_exp given. +Inf:
-  // the trainer's is not finite.
+  // The values below are over rows that see a key and are not partial; absent if there is no such row.
+  // Largest error of log_sum_exp. Absent also if none was given; +Inf if the trainer's is not finite.
   std::optional<double> lse_error_abs_max;
-  // Largest error over lse_tolerance(). Above 1 rounding of the scores does not explain it.
+  // Largest error of log_sum_exp relative to lse_tolerance(). Above 1, rounding of the scores does not
+  // explain it.
   std::optional<double> lse_error_ratio;
-  std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf when one is NaN or +Inf
+  std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
   int near_tie_rows = 0;
 
-  // Counted before any comparison. Inputs: query, key, value, and grad_out; an additive mask is not counted.
-  uint64_t nonfinite_inputs = 0;
+  // Numbers of NaN and Inf elements, counted before any comparison.
+  uint64_t nonfinite_inputs = 0;  // query, key, value and grad_out, but not an additive mask
   uint64_t nonfinite_out = 0;
   uint64_t nonfinite_lse = 0;
-  uint64_t nonfinite_gradient = 0;  // of the judged one; of dK and dV of all keys, if their sums are given
+  uint64_t nonfinite_gradient =
+      0;  // in the judged gradient; for dK and dV in that of all keys, if sums are given
 
-  // Of slices of rows the caller knows `nonfinite_anywhere`: of the output at other rows of the head.
-  // Slices of key positions. Of what the whole gradient conserves (conservation.h); it holds where the call
-  // saw all keys that its log_sum_exp covers. And whether elements are not finite anywhere in dK or dV, or
-  // (given with dK) in dQ, while the inputs are and no sampled gradient is near the end of its format.
+  // Slices of key positions only: ratio_of conservation.h. Valid only if the call saw all keys that its
+  // log_sum_exp covers.
   std::optional<double> conservation_ratio;
+  // Slices of key positions: whether dK or dV has an element that is not finite at any key, or dQ (reported
+  // with dK) anywhere, although the inputs are finite and no sampled gradient is near the end of its format.
+  // In a slice of rows the caller sets nonfinite_anywhere: for the output at other rows of the head.
   bool nonfinite_anywhere = false, nonfinite_grad_query = false;
 
-  // Sum of grad_out * (out - out*) over the rows compared by their out; backward slices only. Absent when no
-  // row was or the sum is not finite.
+  // Backward slices only: sum of grad_out * (out - out*) over the rows whose out can be compared. Absent if
+  // there is no such row or the sum is not finite.
   std::optional<double> grad_out_drift;
 };
 
-// What rounding every score once to the format explains of an error of log_sum_exp, doubled. Sums of products
-// in fp32 give less, which is what the lower bound covers.
+// The tolerance for an error of log_sum_exp: twice the error that rounding every score once to the format can
+// cause. The lower bound of the result covers the smaller error of sums of products in fp32.
 double lse_tolerance(DType dtype, double logit_abs_max);
 
-// Grows to the largest slice seen, then allocates no more. One per thread.
+// Working memory of judge(). It grows to the largest slice seen. Use one per thread.
 struct DeviationWorkspace {
   Reference reference;
   NoiseFloors floors;
 };
 
-// Plain attention is then too noisy a control for a bias.
+// If plain's error is this many times that of fused attention, plain is too noisy as a control for a bias.
 inline constexpr double kMuchNoisier = 4;
 
-// What the kernel's bias exceeds that of the floor by, over the same elements. Empty if either has none.
+// The kernel's bias minus that of the floor, over the same elements. Empty if one of them is empty.
 BiasSums excess_bias(const SliceDeviation& deviation);
 
-// The gradients of sampled key positions, each judged as a slice of its own: its rows are the columns. Both
-// controls and the exact values are of the given log_sum_exp and out, so deviation_ratio and fused_ratio are
-// beside the same values. What only a slice of rows shows (log_sum_exp, scores, drift) is absent.
+// The results for dK and dV of sampled key positions. Each is checked as a slice of its own, whose rows are
+// the key positions. Exact values, plain and fused all use the given log_sum_exp and out, so deviation_ratio
+// and fused_ratio have the same reference. Values that only a slice of rows shows (log_sum_exp, scores,
+// drift) are absent.
 struct ColumnDeviation {
   SliceDeviation grad_key, grad_value;
 };
@@ -136,14 +144,13 @@ struct ColumnDeviation {
 // `columns` must be valid (key_columns.h).
 ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace);
 
-// Whether a slice can be judged: known formats, sizes in range, no array missing. judge() needs it.
+// Whether a slice can be checked: its formats are known, its sizes are in range and no array is missing.
 bool is_valid(const AttentionSlice& slice);
 
+// `slice` must be valid.
 SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace);
 
-// The signed bias of a stream of slices, in units in the last place, and how sure it is.
-
-// Slices of one cluster are not independent: they may share keys, values and the batch they come from.
+// Identifies slices that are not independent, since they may share keys, values and their batch.
 struct BiasCluster {
   int64_t batch = 0;
   int64_t kv_head = 0;
@@ -153,43 +160,45 @@ struct BiasCluster {
   bool operator==(const BiasCluster&) const = default;
 };
 
+// The signed bias of a pool of slices.
 struct Bias {
-  double ulp;               // pooled; positive: away from zero
-  std::optional<double> z;  // between clusters; absent below kMinClusters, or without any spread
+  double ulp;  // in units in the last place; positive: away from zero
+  std::optional<double>
+      z;  // standard score between clusters; absent below kMinClusters or without any spread
   int slices;
   int clusters;
 };
 
-// The last 64 slices of one layer and pass (or of many ranks' such). The kernel's result, its excess over the
-// floor and the rounded reference each have a pool of their own. Copyable plain data: its state can be saved
-// as it is.
+// Pools the bias of the last 64 slices of one layer and pass, of one rank or of several. The kernel's result,
+// its excess over the floor and the rounded reference each need a pool of their own. Plain data that can be
+// copied and saved as it is.
 //
-// The bias is a ratio of sums, b = sum S / sum D, since a mean of per-element ratios is ruled by elements
-// near zero. With S_g and D_g the sums of cluster g of G, the error of b is to first order
+// The bias is a ratio of sums, b = sum S / sum D, because elements near zero would dominate a mean of
+// per-element ratios. With S_g and D_g the sums of cluster g of G, the error of b is to first order
 //   b - E b = sum_g e_g / sum D,   e_g = S_g - b D_g,
-// the clusters being independent and the e_g summing to zero by the choice of b. Hence
+// where the clusters are independent and the e_g sum to zero by the choice of b. Hence
 //   var b = G / (G - 1) * sum_g e_g^2 / (sum D)^2,   z = b / sqrt(var b),
-// about Student with G - 1 degrees of freedom when there is no bias. Treating the rows of one slice as
-// independent instead would give |z| in the hundreds for a reference rounded once: they share keys and
-// values.
+// and z has about Student's distribution with G - 1 degrees of freedom if there is no bias. The rows of one
+// slice share keys and values: if they were treated as independent, |z| of a rounded reference would be in
+// the hundreds.
 //
-// No cluster decides alone. The weight D_g of a cluster is limited to kMostWeight times the median one (S_g
-// shrinks with it), each e_g is divided by 1 - D_g / sum D (a cluster that rules b would have no residual),
-// and z needs an effective number of clusters, (sum D)^2 / sum D^2, of kLeastEffective. In a run that
-// diverges, a single slice can have a million times the gradient of all others.
+// A single cluster must not decide, since in a run that diverges one slice can have a million times the
+// gradient of all others. So the weight D_g of a cluster is limited to kMostWeight times the median weight
+// (S_g shrinks with it), each e_g is divided by 1 - D_g / sum D (a cluster that dominates b would have no
+// residual), and z needs an effective number of clusters, (sum D)^2 / sum D^2, of at least kLeastEffective.
 class BiasPool {
  public:
   static constexpr size_t kSlices = 64;
   static constexpr int kMinClusters = 16;
   static constexpr double kMostWeight = 4, kLeastEffective = 8;
-  // A slice with less than this share of what is usual here is left out: of a gradient that has died, only
-  // the rounding of what cancelled is left.
+  // A slice whose denominator is below this share of the usual one is ignored: if a gradient has vanished,
+  // only the rounding errors of terms that cancelled are left.
   static constexpr double kNegligible = 0x1p-7;
 
-  // Sums that are not finite, or with nothing in them, are left out.
+  // Adds the sums of one slice; ignores sums that are empty or not finite.
   void add(const BiasCluster& cluster, const BiasSums& sums);
 
-  // Absent while the pool is empty.
+  // The pooled bias; absent while the pool is empty.
   std::optional<Bias> bias() const;
 
  private:
@@ -197,10 +206,11 @@ class BiasPool {
     BiasCluster cluster;
     BiasSums sums;
   };
-  // The sums of each cluster; returns how many there are.
+  // Sums the slices of each cluster. Returns the number of clusters.
   size_t add_up(std::array<BiasSums, kSlices>* clusters) const;
 
-  // Follows about the 90th percentile of denominators, in octaves, over a hundred slices and more.
+  // The usual denominator, as a base-2 logarithm: follows about the 90th percentile of more than a hundred
+  // slices.
   double usual_octave_ = 0;
   bool has_usual_ = false;
   std::array<Entry, kSlices> entries_ = {};
@@ -208,17 +218,16 @@ class BiasPool {
   size_t next_ = 0;
 };
 
-// The judgement on a slice as text that says it to the bit: two judgements are the same when their texts are.
-
-// The shortest decimal that reads back as the same double; "inf", "-inf", "nan".
+// The shortest decimal that reads back as the same double; "inf", "-inf" or "nan".
 std::string exact_text(double value);
 
 struct Figure {
-  const char* name;  // as in the record, where it is there
-  std::string text;  // empty: cannot be said
+  const char* name;  // as in the record, if the record has it
+  std::string text;  // exact_text(); empty: unknown
 };
 
-// Every number of the judgement, always in the same order.
+// Every number of the result, always in the same order. Two results are equal to the bit if their texts are
+// equal.
 std::vector<Figure> figures_of(const SliceDeviation& deviation);
 
 }  // namespace foreshock

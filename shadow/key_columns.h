@@ -1,13 +1,13 @@
-// Recomputes the gradients of sampled key positions (columns of the score matrix) from what a backward call
-// was given: exactly, and with the roundings of two sound algorithms.
+// Recomputes the gradients of sampled key positions (columns of the score matrix) from the inputs of a
+// backward call: exactly, and with the roundings of two correct algorithms.
 //
 //   P_ij = exp(scale q_i . k_j - lse_i)
 //   dV_j = sum_i P_ij dO_i
 //   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
 //
 // The sums run over all query positions that see the key, of all query heads that share its kv-head.
-// log_sum_exp and out are the given ones, so a call on one block of keys (context parallelism) is judged by
-// what it was asked for.
+// log_sum_exp and out are those that the call was given, so a call on one block of keys (context parallelism)
+// is checked against the gradient that it must compute.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
 
@@ -43,9 +43,9 @@ struct KeyColumns {
   const void* grad_key = nullptr;    // [columns][head_dim], the trainer's result
   const void* grad_value = nullptr;  // [columns][value_dim], the trainer's result
 
-  // key_sum_count() sums over all keys of the kv-head; null: not given.
+  // key_sum_count() sums over all keys of the kv-head; null: absent.
   const ColumnSum* sums = nullptr;
-  int64_t keys = 0;  // of the call
+  int64_t keys = 0;  // keys of the call
 
   size_t rows() const { return static_cast<size_t>(heads) * queries; }
 };
@@ -55,29 +55,30 @@ struct ColumnGradients {
   std::vector<double> grad_value;  // [columns][value_dim]
 };
 
-// Reused from slice to slice: vectors only grow. Not shared between threads.
+// Reused from slice to slice: vectors only grow. Use one per thread.
 struct ColumnReference {
   ColumnGradients exact;
-  // As noise_floor.h: values of the storage format, from sums in fp32 (fp64 for fp64 storage). Fused rounds P
-  // where it multiplies dO, the gradients of the scores where they multiply Q, and the results. Plain rounds
-  // the scores, P and dO . v as well. Both take the given log_sum_exp and out.
+  // The noise floors (noise_floor.h): values of the storage format, from sums in fp32 (fp64 for fp64
+  // storage). Fused rounds P before it multiplies dO, the gradients of the scores before they multiply Q, and
+  // the results. Plain also rounds the scores, P and dO . v. Both use the given log_sum_exp and out.
   ColumnGradients plain, fused;
   std::vector<double> scratch;
 };
 
-// Whether the columns can be judged: known formats, sizes in range, no array missing.
+// Whether the columns can be checked: their formats are known, their sizes are in range and no array is
+// missing.
 bool is_valid(const KeyColumns& columns);
 
-// Fills `exact`, defined to the bit as reference.h is: one chain of fused multiply-adds for each element, in
-// the order of the rows; a row that does not see the key has weight 0 in it. Infinities and NaN of the inputs
-// propagate, those of query and grad_out to every column, as in a kernel that works on blocks. `columns` must
-// be valid.
+// Fills `exact`. `columns` must be valid. The result is defined to the bit, as in reference.h: each element
+// is one chain of fused multiply-adds in the order of the rows, in which a row that does not see the key has
+// weight 0. Infinities and NaN of the inputs propagate, those of query and grad_out to every column, as in a
+// kernel that works on blocks.
 void compute_exact(const KeyColumns& columns, ColumnReference* result);
 
-// The definition: the same one element at a time.
+// Defines the result of compute_exact(), one element at a time.
 void compute_exact_scalar(const KeyColumns& columns, ColumnReference* result);
 
-// Fills `plain` and `fused`.
+// Fills `plain` and `fused`. `columns` must be valid.
 void compute_floors(const KeyColumns& columns, ColumnReference* result);
 
 }  // namespace foreshock

@@ -1,12 +1,12 @@
-// The noise floors: what attention errs in the storage format when nothing is wrong. The same rows as a
-// slice, recomputed by two sound algorithms in the same precision; the error of a kernel is set beside
+// Computes the noise floors: the error of correct attention in the storage format. The rows of a slice are
+// recomputed by two correct algorithms in the same precision, and the error of a kernel is compared with
 // theirs.
 //
-// Plain: as a framework without a fused kernel. Scores, weights and results are rounded to the storage
-// format. Fused: as FlashAttention and its relatives. Scores and sums stay in fp32; the weights are rounded
-// where they multiply V, the gradients of the scores where they multiply K, and the results when they are
-// stored. Both sum in fp32 (fp64 for fp64 storage). With large scores plain errs far more than any fused
-// kernel does, since a score of 120 is rounded to 0.5 in bf16.
+// Plain computes as a framework without a fused kernel: scores, weights and results are rounded to the
+// storage format. Fused computes as FlashAttention: scores and sums stay in fp32, the weights are rounded
+// before they multiply V, the gradients of the scores before they multiply K, and the results when they are
+// stored. Both sum in fp32 (fp64 for fp64 storage). With large scores plain has a far larger error than any
+// fused kernel, since bf16 rounds a score of 120 to a multiple of 0.5.
 #ifndef FORESHOCK_SHADOW_NOISE_FLOOR_H_
 #define FORESHOCK_SHADOW_NOISE_FLOOR_H_
 
@@ -17,23 +17,24 @@
 
 namespace foreshock {
 
-// Values of the storage format. Forward slices fill `out`; backward slices `grad_query`, and plain `out` too.
+// Results, rounded to the storage format. A forward slice fills `out`; a backward slice fills `grad_query`,
+// and in plain also `out`.
 struct FloorRows {
   std::vector<double> out;         // [rows][value_dim]
   std::vector<double> grad_query;  // [rows][head_dim]
 };
 
-// Reused from slice to slice. Not shared between threads.
+// Reused from slice to slice. Use one per thread.
 struct NoiseFloors {
   FloorRows plain, fused;
   std::vector<double> scratch;
 };
 
-// `reference` must be that of this slice, which must be valid (judgement.h). Fused takes the given
-// log_sum_exp and out of a backward slice, as a kernel does: beside Reference::given_grad_query. Plain takes
-// its own rounded out and weights: beside Reference::grad_query. In partial rows that would mean nothing, so
-// there plain multiplies its weights by Reference::share and takes the given out. A row that sees no key has
-// out 0 and grad_query 0.
+// Computes both floors of a slice. The slice must be valid (judgement.h), and `reference` must be the
+// reference of this slice. In a backward slice fused uses the given log_sum_exp and out, as a kernel does, so
+// its error is taken against Reference::given_grad_query. Plain uses its own rounded out and weights, so its
+// error is taken against Reference::grad_query. In partial rows, where that has no meaning, plain multiplies
+// its weights by Reference::share and uses the given out. A row that sees no key has out 0 and grad_query 0.
 void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors);
 
 }  // namespace foreshock

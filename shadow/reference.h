@@ -1,9 +1,10 @@
-// The reference: attention of one slice recomputed in fp64 from the stored inputs. One online pass over tiles
-// of 48 keys, every sum a chain of fused multiply-adds in the order of the keys (or of the head dimension),
-// division by the sum at the end. The result is defined to the bit (NaN counting as one value), whatever the
-// instruction set: reference_scalar.cpp is the definition, reference.cpp the fast form of it.
+// Computes the reference: attention of one slice in fp64 from the stored inputs. It makes one online pass
+// over tiles of 48 keys; every sum is a chain of fused multiply-adds in the order of the keys (or of the head
+// dimension), and the division by the sum comes last. The result is defined to the bit (all NaN count as one
+// value) for every instruction set: reference_scalar.cpp is the definition, reference.cpp its fast form.
 //
-// Against exact arithmetic: relative error of a row of out and of log_sum_exp below 1e-13 (tests/shadow).
+// Compared with exact arithmetic, the relative error of a row of out and of log_sum_exp is below 1e-13
+// (tests/shadow).
 #ifndef FORESHOCK_SHADOW_REFERENCE_H_
 #define FORESHOCK_SHADOW_REFERENCE_H_
 
@@ -14,46 +15,48 @@
 
 namespace foreshock {
 
-// Goes up whenever a bit of any result may change.
+// Must be raised whenever a bit of any result may change.
 inline constexpr int kReferenceVersion = 2;
 inline constexpr int kReferenceTile = 48;
-// A second score this close to the maximum (natural logarithm units) makes a near tie: bf16 casts both
-// weights to one.
+// A second score this close to the maximum (in units of the natural logarithm) is a near tie: bf16 rounds
+// both weights to 1.
 inline constexpr double kNearTie = 0x1p-9;
 
-// Reused from slice to slice: vectors only grow. Not shared between threads.
+// Reused from slice to slice: vectors only grow. Use one per thread.
 struct Reference {
   std::vector<double> out;            // [rows][value_dim]
   std::vector<double> log_sum_exp;    // [rows], of the scaled, masked scores
-  std::vector<double> logit_max;      // [rows], of the scores the row sees; -Inf: it sees none
-  std::vector<double> logit_abs_max;  // [rows]; 0: it sees none
-  std::vector<double> entropy_nats;   // [rows], of the attention weights; 0 when the row sees no key
+  std::vector<double> logit_max;      // [rows], of the scores the row sees; -Inf: the row sees no key
+  std::vector<double> logit_abs_max;  // [rows]; 0: the row sees no key
+  std::vector<double> entropy_nats;   // [rows], of the attention weights; 0: the row sees no key
   std::vector<uint8_t> near_tie;      // [rows]
   // Backward slices only. grad_query is the gradient of attention over the keys of the slice.
   std::vector<double> delta;       // [rows], sum of grad_out * out
   std::vector<double> grad_query;  // [rows][head_dim]
-  // The gradient that the given out and log_sum_exp define, with weights exp(score - log_sum_exp): what a
-  // backward kernel is asked for. With context parallelism they cover more keys than those of the slice, and
-  // only this gradient is meant.
+  // The gradient that the given out and log_sum_exp define, with weights exp(score - log_sum_exp). A backward
+  // kernel must compute this one. With context parallelism it differs from grad_query, since out and
+  // log_sum_exp then cover more keys than the slice has.
   std::vector<double> given_grad_query;  // [rows][head_dim]
-  std::vector<double> share;             // [rows], sum of the weights of this slice's keys: 1 if they are all
-  std::vector<double> given_delta;       // [rows], sum of grad_out * given out
-  std::vector<double> key_mean;          // [rows][head_dim], of the keys by their weights
-  std::vector<uint8_t> partial;          // [rows], the given log_sum_exp is above log_sum_exp: see is_above()
+  std::vector<double> share;        // [rows], sum of the weights of the slice's keys; 1 without other keys
+  std::vector<double> given_delta;  // [rows], sum of grad_out * given out
+  std::vector<double> key_mean;     // [rows][head_dim], mean of the keys with their attention weights
+  std::vector<uint8_t> partial;     // [rows], is_above(given log_sum_exp, log_sum_exp)
 
   std::vector<double> scratch;
 };
 
-// Whether `given` is above the log-sum-exp of a row by more than sums in fp32 err: it then covers more keys.
+// Whether `given` exceeds the log-sum-exp of a row by more than the error of sums in fp32. It then covers
+// more keys than the slice has.
 bool is_above(double given, double log_sum_exp, double logit_abs_max);
 
-// A row that sees no key has out 0, log_sum_exp -Inf, grad_query 0. Infinities and NaN of the inputs
-// propagate. Without a given log_sum_exp, that of the slice is the given one. The
-// slice must be valid (judgement.h).
+// Computes the reference of a slice, which must be valid (judgement.h). A row that sees no key has out 0,
+// log_sum_exp -Inf and grad_query 0. Infinities and NaN of the inputs propagate. If no log_sum_exp is given,
+// the computed one takes its place.
 void reference(const AttentionSlice& slice, Reference* result);
 
-// The instruction sets compiled in that this machine has, as bits of hwy/detect_targets.h, and the name of
-// the one in use ("scalar" where there is none with fused multiply-add).
+// The compiled instruction sets that this machine has, and all compiled ones, as bits of
+// hwy/detect_targets.h; and the name of the one in use ("scalar" if none with fused multiply-add is
+// available).
 int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();

@@ -1,4 +1,4 @@
-// Rounding to the storage formats: round to nearest, ties to even, overflow to infinity, subnormals kept.
+// Rounds to the storage formats: to nearest, ties to even, overflow to infinity, subnormals kept.
 #ifndef FORESHOCK_SHADOW_ROUNDING_H_
 #define FORESHOCK_SHADOW_ROUNDING_H_
 
@@ -8,11 +8,11 @@
 
 namespace foreshock {
 
-// The value of format `type` nearest to `x`, as a double. One rounding. `type` must be floating.
+// The value of format `type` nearest to `x`, as a double, rounded once. `type` must be floating.
 double round_to(DType type, double x);
 
-// Spacing of the format at |x|: 2^(e - precision + 1), and the spacing of the subnormals below them.
-// Positive; NaN for an x that is not finite.
+// The spacing of the format at |x|: 2^(e - precision + 1), and for subnormals their spacing. Always positive;
+// NaN if x is not finite.
 double ulp_at(DType type, double x);
 
 // Stores round_to(type, x) as element `index` of a packed array.

@@ -1,6 +1,7 @@
-// Vector building blocks shared by the reference and by plain attention: the rows of a slice lie in the
-// lanes, keys and values are broadcast, so each lane is one chain of fused multiply-adds and the vector width
-// changes no bit. Included once per instruction set (hwy/foreach_target.h), hence the toggled guard.
+// Vector functions shared by the reference, the noise floors and key_columns.cpp. The rows of a slice lie in
+// the lanes, and keys and values are broadcast, so each lane is one chain of fused multiply-adds and the
+// vector width changes no bit. Included once per instruction set (hwy/foreach_target.h), hence the toggled
+// guard.
 #if defined(FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_
 #undef FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_
@@ -26,7 +27,7 @@ namespace foreshock {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most one vector register of the rows of a full slice.
+// A vector is never wider than the rows of a full slice.
 template <class T>
 using LanesTag = hn::CappedTag<T, kMaxSliceRows>;
 
@@ -61,8 +62,8 @@ HWY_INLINE void widen(const void* from, size_t first, size_t count, T* HWY_RESTR
   for (; i < count; ++i) to[i] = static_cast<T>(load_as_double(from, kType, first + i));
 }
 
-// Elements [first, first + count) of a packed array, exactly. T is double, or float for formats no wider than
-// it.
+// Converts the elements [first, first + count) of a packed array exactly. T is double, or float for formats
+// that are not wider than float.
 template <class T>
 HWY_INLINE void load_tile(const void* from, DType type, size_t first, size_t count, T* HWY_RESTRICT to) {
   if (size_of(type) == sizeof(T)) {
@@ -89,8 +90,8 @@ HWY_INLINE void load_lanes(const void* from, DType type, int rows, int columns, 
   }
 }
 
-// A product of a [inner][row] array with a matrix whose element (i, j) lies at matrix[i * inner_step + j *
-// outer_step].
+// The operands of a product: `lanes`, an [inner][row] array, times a matrix whose element (i, j) is
+// matrix[i * inner_step + j * outer_step].
 template <class T>
 struct Product {
   const T* lanes;
@@ -226,11 +227,11 @@ HWY_INLINE V round_lanes(DType type, V x) {
   return x;
 }
 
-// Arrays of T in one vector of doubles that only grows, each from a multiple of 64 bytes on.
+// Allocates arrays of T, each aligned to 64 bytes, in one vector of doubles that only grows.
 template <class T>
 class ArraysIn {
  public:
-  // Room for `arrays` arrays of `total` elements in all.
+  // Reserves room for `arrays` arrays with `total` elements in all.
   ArraysIn(std::vector<double>* scratch, size_t total, size_t arrays) {
     resize_up(scratch, total * sizeof(T) / sizeof(double) + 8 * arrays + 9);
     next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
@@ -252,8 +253,8 @@ HWY_INLINE void for_lanes(T* values, size_t count, F change) {
   for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, values + i)), d, values + i);
 }
 
-// total[column][lane] += weights [i][lane] times matrix [i][column], summed apart in `partial` (as large as
-// `total`), as a blocked matrix product does.
+// Adds to total[column][lane] the sum over i of weights[i][lane] * matrix[i][column]. The sum is first formed
+// in `partial` (as large as `total`), as in a blocked matrix product.
 template <class T>
 HWY_INLINE void add_product(const T* weights, int stride, const T* matrix, int count, int columns, T* partial,
                             T* total) {

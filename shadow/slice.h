@@ -1,5 +1,5 @@
-// What is needed to judge one sampled slice of one attention call: the rows that were sampled, all the keys
-// they see, and what the trainer's kernel made of them.
+// The data of one sampled slice of an attention call: the sampled rows, all keys they see, and the results of
+// the trainer's kernel.
 #ifndef FORESHOCK_SHADOW_SLICE_H_
 #define FORESHOCK_SHADOW_SLICE_H_
 
@@ -14,7 +14,7 @@ namespace foreshock {
 
 inline constexpr int kMaxSliceRows = 16;
 
-// Results are reused from slice to slice: they only grow.
+// Grows `values` to at least `size` elements. Results are reused from slice to slice and never shrink.
 inline void resize_up(std::vector<double>* values, size_t size) {
   if (values->size() < size) values->resize(size);
 }
@@ -28,13 +28,13 @@ struct AttentionSlice {
   int head_dim = 0;
   int value_dim = 0;
   double scale = 0;
-  const uint32_t* key_limit = nullptr;  // [rows]: row r sees keys [0, key_limit[r]); causal masks end up here
+  const uint32_t* key_limit = nullptr;  // [rows]: row r sees keys [0, key_limit[r]); expresses causal masks
 
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
   const void* value = nullptr;  // [keys][value_dim]
-  // [rows][value_dim], the trainer's result; null: dropout has changed it, and only scores are judged
-  // (forward only).
+  // [rows][value_dim], the trainer's result. Null (forward only): dropout has changed it, and only scores are
+  // checked.
   const void* out = nullptr;
 
   const void* log_sum_exp = nullptr;  // [rows], the trainer's; null: not given
@@ -49,9 +49,7 @@ struct AttentionSlice {
   bool backward() const { return grad_query != nullptr; }
 };
 
-// The explicit mask of a slice, applied to a tile of scores.
-
-// The score of (row, key) after mask and key limit: -Inf where the row does not see the key.
+// The score of (row, key) after mask and key limit: -Inf if the row does not see the key.
 template <class T>
 T masked_score(const AttentionSlice& slice, int row, int key, T score) {
   if (static_cast<uint32_t>(key) >= slice.key_limit[row]) return -std::numeric_limits<T>::infinity();
@@ -64,7 +62,8 @@ T masked_score(const AttentionSlice& slice, int row, int key, T score) {
   return score + static_cast<T>(load_as_double(slice.mask, slice.mask_dtype, index));
 }
 
-// Applies it to scores[key - first][row], row stride `stride`, of keys [first, first + count).
+// Applies mask and key limit to the scores of keys [first, first + count), stored as scores[key - first][row]
+// with `stride` elements from one key to the next.
 template <class T>
 void apply_mask(const AttentionSlice& slice, int first, int count, size_t stride, T* scores) {
   for (int row = 0; row < slice.rows; ++row) {

@@ -1,5 +1,5 @@
-// What training does to the scores of each layer's heads, from the rows of query and key projections that a
-// trainer shows now and then: the spectrum of the increment between two such looks.
+// Computes how training changes the scores of a layer's heads: the spectrum of the increment between two
+// measurements of the rows of query and key projections.
 #ifndef FORESHOCK_SHADOW_SPECTRUM_H_
 #define FORESHOCK_SHADOW_SPECTRUM_H_
 
@@ -18,35 +18,36 @@ namespace foreshock {
 // Rows of some heads of one layer, as they were after `step`.
 struct ProjectionRows {
   int64_t step = 0;
-  uint64_t interval = 0;  // steps between two looks; another one begins anew
+  uint64_t interval = 0;  // steps between two measurements; a new interval starts from the beginning
   uint32_t head_dim = 0, width = 0;
-  std::vector<uint32_t> kv_heads;  // which of them
+  std::vector<uint32_t> kv_heads;  // numbers of the kv-heads whose rows are here
   DType dtype = DType::kNone;
-  // kv_heads.size() x head_dim x width values each, packed; empty: not of this tensor. Of the query heads
-  // that read a kv-head the first one is there.
+  // kv_heads.size() x head_dim x width packed values each; empty if the tensor does not have that projection.
+  // For each kv-head, `queries` has the first of the query heads that read it.
   std::span<const std::byte> queries, keys;
 };
 
-// Over the heads that were looked at.
+// The spectrum of a layer, as statistics over its measured heads.
 struct LayerSpectrum {
-  int64_t step = 0;                    // of the later look
-  int64_t steps = 0;                   // between the two looks
-  uint32_t heads = 0;                  // with a spectrum
+  int64_t step = 0;                    // step of the later measurement
+  int64_t steps = 0;                   // steps between the two measurements
+  uint32_t heads = 0;                  // number of heads with a spectrum
   double norm_mean = 0, norm_max = 0;  // Frobenius norm of the increment
   double stable_rank_mean = 0, stable_rank_min = 0;
   double effective_rank_mean = 0, effective_rank_min = 0;
 };
 
+// Keeps the rows of every layer and computes a spectrum from each two measurements.
 class LayerSpectra {
  public:
-  // `most_bytes`: of rows kept; a layer beyond is not followed.
+  // `most_bytes` limits the memory for rows; layers beyond it are not followed.
   explicit LayerSpectra(uint64_t most_bytes = uint64_t{64} << 20) : most_bytes_(most_bytes) {}
 
-  // A value when these rows complete a second look at queries and keys of `layer`, over equally many steps.
-  // Where queries and keys come from two tensors, they may have been looked at some steps apart, less than an
-  // interval. Rows of another shape or interval begin anew; those of a
-  // step that is known already, as of a replica, are left out. Rows of fp32, bf16 or fp16; what has the wrong
-  // size is left out.
+  // Takes rows of fp32, bf16 or fp16. Returns a spectrum if they complete a second measurement of both
+  // queries and keys of `layer`, over equally many steps. If queries and keys are two tensors, they may be
+  // measured some steps apart, but less than an interval. Rows of another shape or interval start the layer
+  // from the beginning. Rows of a step that is already known (from a replica) and rows of a wrong size are
+  // ignored.
   std::optional<LayerSpectrum> take(const std::string& layer, const ProjectionRows& rows);
 
   uint64_t layers_refused() const { return layers_refused_; }
@@ -76,11 +77,9 @@ class LayerSpectra {
   std::map<std::string, Layer> layers_;
 };
 
-// The spectrum of what training does to the scores of one attention head: of the first-order increment of
-// W_Q W_K^T (arXiv 2606.28116). Its effective rank moves long before a loss does, and only beside that of a
-// healthy run does it mean anything.
-
-// Of a matrix with singular values s1 >= s2 >= ...
+// Properties of a matrix with singular values s1 >= s2 >= ... The matrix here is the first-order increment of
+// W_Q W_K^T of one head (arXiv 2606.28116). Its effective rank changes long before the loss does, but must be
+// compared with that of a healthy run.
 struct Spectrum {
   double frobenius;       // sqrt(sum s^2)
   double stable_rank;     // sum s^2 / s1^2
@@ -94,13 +93,14 @@ struct HeadProjections {
   size_t head_dim = 0, width = 0;
 };
 
-// Of D2 = dWq^T Wk + Wq^T dWk (width x width, Wq and Wk as before, d the change of each), by thin QR of [dWq,
-// Wq] and [Wk, dWk], so that no matrix larger than width x 2 head_dim is made. Nothing when sizes do not fit,
-// a value is not finite, or nothing changed. Any thread; about 16 width head_dim^2 + 300 head_dim^3
-// operations.
+// The spectrum of D2 = dWq^T Wk + Wq^T dWk (width x width; Wq and Wk before, d the change of each). It is
+// computed by thin QR of [dWq, Wq] and [Wk, dWk], so that no matrix is larger than width x 2 head_dim.
+// Nothing if sizes do not fit, a value is not finite, or nothing changed. Any thread; about 16 width
+// head_dim^2 + 300 head_dim^3 operations.
 std::optional<Spectrum> update_spectrum(const HeadProjections& head);
 
-// The same of singular values, in any order: nothing when all are 0 or one is not finite.
+// The spectrum of a matrix with these singular values, in any order; nothing if all are 0 or one is not
+// finite.
 std::optional<Spectrum> spectrum_of(std::span<const double> singular_values);
 
 }  // namespace foreshock

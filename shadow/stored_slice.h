@@ -1,4 +1,5 @@
-// A slice as a file holds it: arrays by name. What writes such files and what reads them have this in common.
+// Converts between slices and the named arrays of their files; used by the writer and the reader of such
+// files.
 #ifndef FORESHOCK_SHADOW_STORED_SLICE_H_
 #define FORESHOCK_SHADOW_STORED_SLICE_H_
 
@@ -24,23 +25,24 @@ struct StoredArray {
 };
 using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 
-// q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out [rows, value_dim], key_limit [rows]; where
-// given, lse [rows], mask [rows, keys], dout as out, dq as q; and of the reference, in fp64, reference_out,
-// reference_lse, reference_dq.
+// The arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out [rows,
+// value_dim], key_limit [rows]; if present lse [rows], mask [rows, keys], dout (as out) and dq (as q); and
+// from the reference, in fp64, reference_out, reference_lse, reference_dq. Borrows from both arguments.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
-// The slice that these arrays are; it borrows their data, which is aligned to 8 bytes. Nothing in them is
-// trusted. An empty string (the slice is then valid, judgement.h), or what is wrong.
+// Makes a slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays are not
+// trusted: returns an error text, or "" if the slice is valid (judgement.h).
 std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice);
 
-// Key positions: k and dk [columns, head_dim], v and dv [columns, value_dim], first_query [columns]; of all
-// query rows, head by head, q [rows, head_dim], out and dout [rows, value_dim], lse [rows]; where given,
-// key_sums [key_sum_count(), 3]: the fields of each ColumnSum; and in fp64 reference_dk, reference_dv.
-// Borrows from all arguments; `sums` is filled.
+// The arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns, value_dim],
+// first_query [columns]; for all query rows, head by head, q [rows, head_dim], out and dout [rows,
+// value_dim], lse [rows]; if present key_sums [key_sum_count(), 3], the fields of each ColumnSum; and in fp64
+// reference_dk, reference_dv. Borrows from all arguments; fills `sums`.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 
-// As slice_from. `heads` share the kv-head of `keys` keys.
+// As slice_from(), for a slice of key positions. `heads` query heads share the kv-head, which has `keys`
+// keys.
 std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
                          std::vector<ColumnSum>* sums, KeyColumns* columns);
 
