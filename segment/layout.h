@@ -1,6 +1,7 @@
-// What lies in a .seg file (the trainer stores) and in its .ctl file (the agent stores). Plain structs of
-// fixed size. The agent reads exactly one layout version: raise kLayoutVersion when any struct here changes.
-// segment/SEGMENT.md describes the protocol. All words are little-endian, native on every supported platform.
+// The layout of a .seg file, which the trainer writes, and of its .ctl file, which the agent writes: plain
+// structs of fixed size. The agent reads exactly one layout version: raise kLayoutVersion when any struct
+// here changes. segment/SEGMENT.md describes the protocol. All words are little-endian, native on every
+// supported platform.
 #ifndef FORESHOCK_SEGMENT_LAYOUT_H_
 #define FORESHOCK_SEGMENT_LAYOUT_H_
 
@@ -14,14 +15,14 @@
 
 namespace foreshock {
 
-// FNV-1a, 64 bits: for names, and to compare large data by a small value. For data in several pieces: `hash`
-// is that of the pieces before.
+// FNV-1a with 64 bits, for names and to compare large data by a small value. For data in several pieces pass
+// the hash of the earlier pieces as `hash`.
 constexpr uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xcbf29ce484222325u) {
   for (const char byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
   return hash;
 }
 
-// 16 digits.
+// `hash` as 16 hexadecimal digits.
 inline std::string hexadecimal(uint64_t hash) {
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
@@ -78,7 +79,7 @@ struct Region {
   uint64_t count;
 };
 
-// At offset 0, written before the file gets its name; constant afterwards.
+// At offset 0. It is written before the file gets its name and is constant afterwards.
 struct Header {
   char magic[8];
   uint32_t layout_version;
@@ -89,10 +90,11 @@ struct Header {
 };
 static_assert(sizeof(Header) == 296);
 
-// Late facts bear their own ready flag, stored last with release order; before it they are not read.
+// The identity of the process. The fields after `late_ready` are written later; late_ready is stored last
+// with release order, and they must not be read before.
 struct Identity {
   uint64_t pid;
-  uint64_t launcher_id;    // of the `foreshock run` that started this process; 0: none
+  uint64_t launcher_id;    // of the `foreshock run` that started this process; 0: no launcher
   uint64_t start_time_ns;  // CLOCK_REALTIME
   uint64_t sample_seed;
   int32_t rank, local_rank, world_size, attempt;  // -1: unknown
@@ -107,20 +109,20 @@ struct Identity {
   uint32_t late_ready;  // 1: the fields below are valid
   int32_t data_parallel, tensor_parallel, pipeline_parallel, expert_parallel;
   char framework[48];
-  int32_t exit_status;  // 0 to 255, what exit() was given
-  uint32_t
-      has_exited;  // 1: exit() has run, and the field above is valid; not when _exit() or a signal ended it
+  int32_t exit_status;  // argument of exit(), 0 to 255
+  // 1: exit() has run and exit_status is valid. Stays 0 if _exit() or a signal ended the process.
+  uint32_t has_exited;
 };
 
-// One per registered operation, in order of their numbers.
+// A registered operation. The index is the number of the operation.
 struct Op {
   char name[64];
   uint32_t pass;
   uint32_t ready;
 };
 
-// One writer each but the last; every word is stored atomically. calls = unsampled + skipped + sampled. Cache
-// lines of their own, so that threads do not take them from each other.
+// Counters of a thread: calls = unsampled + skipped + sampled. Every block but the last has a single writer;
+// every word is stored atomically. Blocks do not share cache lines, so threads do not slow each other down.
 struct alignas(64) ThreadBlock {
   uint64_t claimed;  // 1: in use
   uint64_t calls[kMaxOps];
@@ -132,25 +134,25 @@ struct alignas(64) ThreadBlock {
 };
 static_assert(sizeof(ThreadBlock) == 832);
 
-// In StepRecord::given: a scaler leaves steps out on a device, so skipped_steps is not known.
+// Bit of StepRecord::given: a gradient scaler skips steps on a device, so skipped_steps is unknown.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
-// In StepRecord::given: this step's cost is paid from the grant of the first look (libmonitor/sampling.h) as
-// far as that goes.
+// Bit of StepRecord::given: the grant of the first look (libmonitor/sampling.h) pays this step's cost, as far
+// as it suffices.
 inline constexpr uint32_t kFirstLook = uint32_t{1} << 29;
 inline constexpr double kFirstLookSeconds = 0.5;  // the grant of a process
 
-// Of it as well: numbers of this step are still on their way from a device. What else is known is there; the
-// loss, the norm of the gradient and the steps left out are stored when they have come, and this bit is
-// cleared last. It is too where they never come.
+// Bit of StepRecord::given: some numbers of this step are still on their way from a device. The loss, the
+// norm of the gradient and the skipped steps are stored when the numbers have arrived or are given up, and
+// then this bit is cleared. All other fields are valid from the start.
 inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
-// A record that so many others have followed is waited for no longer.
+// After this many later records the reader no longer waits for a pending record.
 inline constexpr uint64_t kMostPendingSteps = 4;
 
-// A record that is overwritten in place: odd while it is written, read header-data-header.
+// A record of a ring, overwritten in place. Readers must read `sequence`, the data, and `sequence` again.
 struct StepRecord {
-  uint64_t sequence;     // 2n when it holds the n-th record of the run (n from 1), 2n - 1 while being written
-  int64_t step;          // absolute; -1 unknown
+  uint64_t sequence;     // 2n if it holds the n-th record of the run (n from 1); 2n - 1 while it is written
+  int64_t step;          // absolute; -1: unknown
   uint64_t time_ns;      // CLOCK_REALTIME at the end of the step
   uint64_t duration_ns;  // since the end of the step before
   double loss, learning_rate, gradient_norm;
@@ -160,13 +162,13 @@ struct StepRecord {
   uint32_t step_source;         // FORESHOCK_STEP_...
   uint32_t sampled;             // 1: this step was a sampled one
   uint64_t calls;               // attention calls in this step
-  uint64_t skipped_steps;       // optimizer steps left out so far in this process
-  uint64_t interval;            // N in force
-  uint64_t cost_ns;             // our own time in this step on the threads that train
-  double scalars[kMaxScalars];  // what the training itself logs; names in ScalarName
-  uint32_t scalars_given;       // bit n: scalars[n] was logged since the step before
+  uint64_t skipped_steps;       // optimizer steps skipped so far in this process
+  uint64_t interval;            // sampling interval in this step
+  uint64_t cost_ns;             // the monitor's time in this step on the training threads
+  double scalars[kMaxScalars];  // numbers that the training itself logs; names in ScalarName
+  uint32_t scalars_given;       // bit n: scalars[n] was logged since the previous step
   uint32_t reserved;
-  int64_t scalar_step[kMaxScalars];  // the step that the training gave with it; -1: none
+  int64_t scalar_step[kMaxScalars];  // the step that the training logged with scalars[n]; -1: none
 };
 
 // Written once, `ready` last with release order.
@@ -176,8 +178,8 @@ struct ScalarName {
 };
 static_assert(sizeof(ScalarName) == 48);
 
-// Attention that is there and that no hook sees. Written once, `ready` last with release order; the evidence
-// may become better.
+// The name of attention that no hook sees. Written once, `ready` last with release order; later only
+// `evidence` may change, to a better one.
 struct UnseenName {
   uint32_t ready;
   uint32_t evidence;  // FORESHOCK_UNSEEN_... of hook.h
@@ -185,29 +187,29 @@ struct UnseenName {
 };
 static_assert(sizeof(UnseenName) == 64);
 
-// What ran past the hooks, as far as it was counted. Single words, each stored atomically, but for the name.
-// Totals of the process.
+// Counts of what the hooks do not see. Totals of the process. Every word but those of the name is stored
+// atomically.
 struct Coverage {
-  // Of CUDA graphs (libmonitor/coverage.h).
-  uint64_t graph_launches;           // of graphs that were seen when they were recorded
-  uint64_t unknown_launches;         // of others
+  // CUDA graphs (libmonitor/coverage.h).
+  uint64_t graph_launches;           // launches of graphs whose recording was seen
+  uint64_t unknown_launches;         // launches of other graphs
   uint64_t recorded_calls[kPasses];  // attention calls made while a graph was recorded: they did not run then
-  uint64_t launched_calls[kPasses];  // that ran in launched graphs
-  // Of launched kernels (libmonitor/coverage.h).
+  uint64_t launched_calls[kPasses];  // attention calls that ran in launched graphs
+  // Launched kernels (libmonitor/coverage.h), counted in some steps.
   uint32_t kernel_count_state;           // KernelCountState
-  char kernel_count_holder[68];          // who has CUPTI's place; "": not told
-  uint64_t kernel_count_steps;           // that were counted
-  uint64_t kernels[kPasses];             // launched in them
-  uint64_t kernel_count_calls[kPasses];  // that hooks have seen in them
-  uint64_t kernel_count_in_graphs;       // calls that ran in graphs in them
-  // Losses, norms and the like that lie on devices (libmonitor/device_scalars.h).
-  uint64_t numbers_fetched;  // asked for
-  uint64_t numbers_late;     // of these, not there in time
-  // What there was no room for.
-  uint64_t parameters_unnamed;  // when names were told last
+  char kernel_count_holder[68];          // name of the other CUPTI subscriber; "": unknown
+  uint64_t kernel_count_steps;           // steps in which kernels were counted
+  uint64_t kernels[kPasses];             // attention kernels launched in these steps
+  uint64_t kernel_count_calls[kPasses];  // attention calls that hooks have seen in these steps
+  uint64_t kernel_count_in_graphs;       // attention calls that ran in graphs in these steps
+  // Losses, norms and other numbers on devices (libmonitor/device_scalars.h).
+  uint64_t numbers_fetched;  // requested
+  uint64_t numbers_late;     // requested, but not received in time
+  // Things for which there was no room.
+  uint64_t parameters_unnamed;  // parameters not kept when names were last given
   uint64_t norms_untold;        // steps with more gradients than there is room for
   uint64_t reserved;
-  uint64_t numbers_skipped[kSkipReasons];  // of these, not sent for
+  uint64_t numbers_skipped[kSkipReasons];  // numbers requested but not copied, by reason
 };
 static_assert(sizeof(Coverage) == 312);
 
@@ -217,18 +219,18 @@ enum class KernelCountState : uint32_t {
   kCounting,
   kDone,
   kNoLibrary,  // the process has no CUPTI
-  kTaken,      // by another subscriber
+  kTaken,      // another subscriber uses CUPTI
   kProfiler,   // torch.profiler runs
-  kRefused     // CUPTI said no
+  kRefused     // CUPTI returned an error
 };
 
-// A layer that names were given for. Single words, each stored atomically; `ready` last.
+// A named layer. Every word is stored atomically, `ready` last.
 struct Layer {
   uint32_t ready;
   uint32_t reserved;
   char label[32];
-  char name[128];            // of the module that holds all its parameters named so far: it only gets shorter
-  uint64_t gradient_step;    // of the norm below; 0: none yet
+  char name[128];            // of the module that holds all its parameters named so far; only gets shorter
+  uint64_t gradient_step;    // step of gradient_norm; 0: none yet
   double gradient_norm;      // before clipping
   uint64_t nonfinite_steps;  // steps whose gradient here held NaN or Inf
   uint64_t last_nonfinite_step;
@@ -236,17 +238,17 @@ struct Layer {
 
 enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal };
 
-// What the agent looks at before it reads anything else: when none of it has moved, no slot has.
+// Words that the agent reads first: while they have not changed, no slot has.
 inline constexpr uint32_t kDeviceProgress = 7;
 struct Progress {
-  uint64_t published;  // slices made visible so far by threads
-  // By the streams of devices, which cannot count together: each stores the ticket of its last slice into
-  // a word of its own.
+  uint64_t published;  // slices that threads have published so far
+  // Streams of devices cannot share a counter: each stores the ticket of its last slice into a word of its
+  // own.
   uint64_t by_device[kDeviceProgress];
 };
 static_assert(sizeof(Progress) == 64);
 
-// The header of a slot. The payload follows at `payload[...]`, offsets from the start of the slot.
+// Indices of Slot::payload.
 enum PayloadId : uint32_t {
   kQuery,
   kKey,
@@ -262,11 +264,12 @@ enum PayloadId : uint32_t {
   kPayloads = 12
 };
 
-inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, a count
+inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, and a count
 
-// What one slice may be at most, whatever room a trainer has made: a million keys of 128 + 128 dimensions in
-// two bytes, 4 million where they are smaller. A trainer needs --memory beyond 512 MiB to make a larger one;
-// without a limit one slice of one user could take the memory and the time of an agent that serves others.
+// Limits of one slice, so that a slice of one user cannot take the memory and time of an agent that serves
+// others: a million keys of 128 + 128 dimensions in two bytes, or 4 million smaller keys. A trainer could
+// exceed them only with
+// --memory above 512 MiB.
 inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
 inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
 
@@ -275,21 +278,22 @@ struct Payload {
   uint64_t bytes;
 };
 
-// What a device tells of the one sequence of a packed batch whose rows it has brought.
+// The extent of the sampled sequence of a packed batch, which only the device knows and writes with its rows.
 struct SequenceTold {
   uint32_t number, queries, keys;
-  uint32_t positions;  // of each head, in their order; 0: there was nothing to bring
+  uint32_t positions;  // sampled positions of each head; 0: no rows were copied
   uint32_t position[kRowsPerSlice];
 };
 
-// What Slot::packed says: a slice whose extent only its device knew, and what FORESHOCK_CAUSAL_... means for
-// it.
+// Values of Slot::packed. Other than kNotPacked: a slice whose extent only its device knew, and
+// FORESHOCK_CAUSAL_... of the call.
 inline constexpr uint32_t kNotPacked = 0;
 constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
 inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
 
+// The header of a slot. The payloads follow it.
 struct Slot {
-  uint64_t sequence;  // 2t when it holds ticket t, 2t - 1 while being written, 0 never used
+  uint64_t sequence;  // 2t if it holds ticket t, 2t - 1 while it is written, 0: never used
   uint64_t ticket;
   int64_t step;
   uint64_t time_ns;  // CLOCK_REALTIME
@@ -310,57 +314,59 @@ struct Slot {
   uint32_t position[kRowsPerSlice];
   uint32_t head[kRowsPerSlice];
   Payload payload[kPayloads];
-  uint64_t device_begin_ns, device_end_ns;  // of the gather, by the clock of the device; 0: none was
-  // A slice that is larger than a slot lies in several, of consecutive tickets: each holds a range of its
-  // keys (payloads kKey, kValue, kMask), the first one everything else as well.
-  uint64_t first_ticket;  // of the first part
+  uint64_t device_begin_ns, device_end_ns;  // of the gather, by the device's clock; 0: no gather
+  // A slice larger than a slot is stored in several slots with consecutive tickets. Each holds a range of its
+  // keys (payloads kKey, kValue, kMask), and the first slot also holds everything else.
+  uint64_t first_ticket;  // ticket of part 0
   uint32_t part, parts;   // parts 0: this slot holds the whole slice
   uint32_t first_key, part_keys;
-  uint32_t without_out;  // 1: dropout has changed the output, which is not here (forward only)
-  // Not kNotPacked: rows, keys, limits, positions and lengths above are those of a sequence as long as the
-  // longest, and the payloads have room for it; what there is begins where they do and is told here.
+  uint32_t without_out;  // 1 (forward only): the output is left out, because dropout has changed it
+  // If not kNotPacked, rows, keys, limits, positions and lengths above are those of the longest possible
+  // sequence, and the payloads have room for it. `told` has the real extent; the data begins at the start of
+  // each payload.
   uint32_t packed;
   SequenceTold told;
-  // 1: a slice of key positions (columns of the scores), of a backward pass without a mask. Rows and keys
-  // change places: `rows` counts sampled key positions of one kv-head, whose key, value, grad_key and
-  // grad_value are here; `keys` counts query rows, heads_in_slice x query_length, head-major, whose query,
-  // out, log_sum_exp and grad_out are. head[] is the first of these heads, position[row] a key position, and
+  // 1: a slice of key positions (columns of the scores), from a backward pass without a mask. Rows and keys
+  // change places. `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
+  // grad_value. `keys` counts query rows, heads_in_slice x query_length, head-major, with payloads query,
+  // out, log_sum_exp and grad_out. head[] is the first of these heads, position[row] a key position, and
   // key_limit[row] the first query position that sees it. first_key and part_keys then are a range of query
   // rows.
   uint32_t columns;
-  // Some forward calls, on the host, without a mask: elements of the output of head[0] that are NaN or Inf,
-  // over all query positions, where its inputs are all finite; at most 2^32 - 1.
+  // Set for some forward calls on the host without a mask: number of NaN and Inf in the output of head[0],
+  // over all query positions, if the inputs of that head are all finite; at most 2^32 - 1.
   uint32_t nonfinite_out;
 };
 static_assert(sizeof(Slot) == 648);
 
 // -- the control file --
 
-// Written by one pwrite of the whole record. Counters are totals over the life of the segment.
+// What the agent has consumed of one slot. Written by one pwrite of the whole record. Counters are totals
+// over the life of the segment.
 struct Consumption {
-  uint64_t consumed;  // the last ticket of this slot that was judged or lost
+  uint64_t consumed;  // the last ticket of this slot that was checked or lost
   uint32_t judged[kPasses];
   uint32_t lost[kPasses][kLostReasons];
   uint64_t reserved[2];
 };
 static_assert(sizeof(Consumption) == 64);
 
-// What the agent advises the training. Odd sequence while it is written; 0: never was.
+// The agent's advice to the training (foreshock_advice in hook.h).
 struct Advice {
-  uint64_t sequence;
+  uint64_t sequence;   // odd while it is written; 0: no advice yet
   uint32_t level;      // 0 quiet, 1 watch, 2 warn
-  int32_t rank;        // whose signal it is
-  int64_t since_step;  // at this level
-  int64_t from_step;   // no rank of the node has come to it yet: they act together
-  double score;        // 1 is where the detector warns
+  int32_t rank;        // the rank whose detector this is
+  int64_t since_step;  // first step of this level
+  int64_t from_step;   // a step that no rank of the node has reached: the ranks can act together at it
+  double score;        // 1: the detector warns
   char detector[32];
-  char layer[32];  // "": of no layer
+  char layer[32];  // "": the signal belongs to no layer
 };
 static_assert(sizeof(Advice) == 104);
 inline constexpr uint32_t kAdviceLevels = 3;
 
-// For some steps more of them are sampled, and the trainer may spend so many times --max-slowdown. A longer
-// burst than this is none.
+// In a burst the trainer samples more steps and may spend this many times --max-slowdown. The trainer ignores
+// a burst longer than kMostBurstSteps.
 inline constexpr double kBurstSlowdown = 3;
 inline constexpr int64_t kMostBurstSteps = 4096;
 
@@ -370,28 +376,26 @@ struct Control {
   uint32_t agent_switch;    // 1: on
   uint32_t command_switch;  // 1: on; stored by `foreshock pause|resume`
   uint32_t reserved;
-  uint64_t nonce;     // of the segment this belongs to
-  uint64_t interval;  // N, from the step below on; 0: not set
+  uint64_t nonce;     // Header::nonce of the segment
+  uint64_t interval;  // sampling interval from interval_from_step on; 0: not set
   int64_t interval_from_step;
-  uint64_t step_cursor;  // the last step record the agent has taken (its n)
+  uint64_t step_cursor;  // n of the last step record that the agent has consumed
   uint64_t agent_pid;
-  uint64_t steps_lost;      // overwritten before they were read
-  uint64_t tensor_cursor;   // bytes of the ring of tensors that the agent has taken
-  uint64_t burst_interval;  // N in the steps [from, until) below; 0: no burst
+  uint64_t steps_lost;      // step records overwritten before they were read
+  uint64_t tensor_cursor;   // bytes of the ring of tensors that the agent has consumed
+  uint64_t burst_interval;  // sampling interval in [burst_from_step, burst_until_step); 0: no burst
   int64_t burst_from_step, burst_until_step;
   Advice advice;
-  uint64_t agent_ns;  // processor time of the agent for this rank so far, over the cores of the rank
+  uint64_t agent_ns;  // CPU time of the agent for this rank so far, divided by the cores of the rank
   uint64_t reserved2[2];
 };
 static_assert(sizeof(Control) == 232);
 static_assert(256 + kMaxSlots * sizeof(Consumption) == kControlBytes);
 inline constexpr uint32_t kConsumptionOffset = 256;
 
-// Words for the numbers in a segment.
-
 inline constexpr const char* kPassNames[kPasses] = {"forward", "backward"};
 
-// Bits of StepRecord::given and numbers of its sources: those of hook.h.
+// Bits of StepRecord::given, equal to FORESHOCK_GIVEN_... in hook.h.
 enum : uint32_t {
   kGivenLoss = 1,
   kGivenLearningRate = 2,
@@ -426,13 +430,13 @@ constexpr const char* loss_source_name(uint32_t source) {
   return source < std::size(kNames) ? kNames[source] : kNames[0];
 }
 
-// How it is known that there is attention nobody sees: FORESHOCK_UNSEEN_... of hook.h.
+// Names of FORESHOCK_UNSEEN_... in hook.h.
 constexpr const char* unseen_evidence_name(uint32_t evidence) {
   constexpr const char* kNames[] = {"unknown", "used", "imported", "registered"};
   return evidence < std::size(kNames) ? kNames[evidence] : kNames[0];
 }
 
-// KernelCountState of layout.h.
+// Names of KernelCountState.
 constexpr const char* kKernelCountStates[] = {"not_asked",  "waiting", "counting", "done",
                                               "no_library", "taken",   "profiler", "refused"};
 constexpr const char* kernel_count_state_name(uint32_t state) {
@@ -441,24 +445,23 @@ constexpr const char* kernel_count_state_name(uint32_t state) {
 
 }  // namespace foreshock::segment
 
-// How far the number of the step goes on from one end of a step that is told to the next: a trainer may tell
-// every tenth only.
-
 namespace foreshock {
 
-// Follows from the numbers alone, so it is the same on all ranks that tell the same steps, and in the agent.
-// One caller at a time.
+// Estimates by how much the step number grows from one reported step to the next: a trainer may report only
+// every tenth step. The estimate depends on the numbers alone, so it is the same on all ranks that report the
+// same steps and in the agent. One caller at a time.
 class StepStride {
  public:
-  // Any number, since the agent hears of it from a trainer; a negative one is unknown.
+  // Takes the number of a reported step. Any number is allowed, since a trainer chooses it; negative:
+  // unknown.
   void tell(int64_t step) {
     const int64_t went = last_ < 0 || step < 0 ? 1 : step - last_;
     stride_ = std::max<int64_t>(1, std::min(went, went_));
     went_ = went;
     last_ = step;
   }
-  // The next end of a step is expected so many steps after the last one: the lesser of the last two, since
-  // one jump (a training resumed, a step told at the end of an epoch) is no habit.
+  // Steps expected until the next report: the smaller of the last two differences, so that a single jump (a
+  // resumed training, a report at the end of an epoch) does not count.
   int64_t steps() const { return stride_; }
 
  private:
@@ -467,50 +470,50 @@ class StepStride {
 
 }  // namespace foreshock
 
-// What a trainer says of one tensor of its model after an optimizer step. Records of different lengths lie in
-// a ring of bytes (the region kTensors): one writer, one reader, nothing is overwritten before it was read.
+// Records of weight tensors. They have different lengths and lie in a ring of bytes, the region kTensors,
+// with one writer and one reader. A record is not overwritten before it was read.
 
 namespace foreshock::segment {
 
-// Why a tensor whose turn it was is left out: a closed set, also the order of the counters.
+// Why a tensor that was due was not measured. The numbers are also the order of the counters.
 enum TensorSkip : uint32_t {
   kTensorBudget,
-  kTensorRingFull,      // the agent has not read what lies there
-  kTensorTooLarge,      // its record would not fit into the ring at all
-  kTensorDevice,        // its values lie on a device that cannot be asked, or that never answered
-  kTensorFormat,        // none that is counted here: fp64, integers, packed formats
-  kTensorLayout,        // its values are no dense block of memory, or not what was named
-  kTensorUnknown,       // it was not shown: its optimizer left the step out, or is not as we know them
+  kTensorRingFull,      // the agent has not read the records in the ring yet
+  kTensorTooLarge,      // the record is larger than the ring
+  kTensorDevice,        // the device of its values cannot be used, or never replied
+  kTensorFormat,        // unsupported format: fp64, integers, packed formats
+  kTensorLayout,        // its values are not a dense block of memory, or differ from what was named
+  kTensorUnknown,       // it was not shown: its optimizer skipped the step or is of an unknown kind
   kTensorCapture,       // the stream of its device was being captured into a graph
-  kTensorDeviceMemory,  // too little memory was free on its device
-  kTensorDeviceFull,    // nothing was free there now of what results wait in; or it was being set up
+  kTensorDeviceMemory,  // its device had too little free memory
+  kTensorDeviceFull,    // all result buffers of its device were in use, or it was being set up
   kTensorSkips
 };
 inline constexpr const char* kTensorSkipNames[kTensorSkips] = {
     "budget", "ring_full", "too_large", "device",        "format",
     "layout", "unknown",   "capture",   "device_memory", "device_full"};
 
-// Why a tensor that an optimizer steps never has a turn.
+// Why a tensor that an optimizer steps is never measured.
 enum TensorUnfollowed : uint32_t {
   kUnfollowedOff,        // --weights off
   kUnfollowedNoRoom,     // too little shared memory for a ring
-  kUnfollowedTooMany,    // beyond what a table holds
-  kUnfollowedFlat,       // made of many parameters: of FSDP1, say
-  kUnfollowedPlacement,  // which part of it is on this rank cannot be told
-  kUnfollowedPace,       // of an optimizer that steps at another pace than the one that counts the steps
+  kUnfollowedTooMany,    // the table of tensors is full
+  kUnfollowedFlat,       // it consists of many parameters (FSDP1)
+  kUnfollowedPlacement,  // the place of this rank's part is unknown
+  kUnfollowedPace,       // its optimizer does not step once per counted step
   kTensorUnfollowed
 };
 inline constexpr const char* kTensorUnfollowedNames[kTensorUnfollowed] = {
     "off", "no_room", "too_many", "flat_parameter", "placement", "own_pace"};
 
-// Why a projection of queries or keys was shown without the rows of its heads.
+// Why the record of a query or key projection lacks the rows of its heads.
 enum TensorHeadSkip : uint32_t {
-  kHeadsSharded,   // only a part of it is on this rank
-  kHeadsRingFull,  // there was no room for them in this piece of the ring
-  kHeadsShape,     // its shape is not what its name and the sampled calls of attention ask for
-  kHeadsTooLarge,  // they and the rest of the record would not fit into the ring at all
-  kHeadsDevice,    // the tensor lies on a device, and is too large for its values to be fetched
-  kHeadsUnknown,   // no call of attention was sampled before: its heads are not known
+  kHeadsSharded,   // this rank has only a part of the tensor
+  kHeadsRingFull,  // this piece of the ring had no room for the rows
+  kHeadsShape,     // the shape does not fit the tensor's name and the sampled attention calls
+  kHeadsTooLarge,  // the record with the rows is larger than the ring
+  kHeadsDevice,    // the tensor is on a device and too large for its values to be copied
+  kHeadsUnknown,   // no attention call was sampled before, so the heads are unknown
   kTensorHeadSkips
 };
 inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {
@@ -519,52 +522,52 @@ inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {
 inline constexpr uint32_t kTensorDims = 4;
 inline constexpr uint64_t kTensorAlign = 64;
 
-// At the front of the region; records begin right after it.
+// The head of the region kTensors; records begin right after it.
 struct TensorRing {
   uint64_t written;   // bytes of all records so far, fillers included; stored last, with release order
-  uint64_t interval;  // steps between two snapshots of a tensor; 0: none are taken
-  uint64_t tensors, elements;  // named, as far as this rank holds them
-  uint64_t taken;              // records of tensors so far
+  uint64_t interval;  // steps between two snapshots of a tensor; 0: no snapshots
+  uint64_t tensors, elements;  // named tensors that this rank holds parts of, and the elements of these parts
+  uint64_t taken;              // snapshots so far
   uint64_t skipped[kTensorSkips];
   uint64_t heads_skipped[kTensorHeadSkips];
-  uint64_t due;  // turns so far: taken + skipped + awaited, but for those of the step that is being taken
-  uint64_t unfollowed[kTensorUnfollowed];  // tensors of the table that was named last
-  uint64_t awaited;                        // turns whose results a device has not brought yet
+  uint64_t due;  // tensors due so far: taken + skipped + awaited, and those of the present step
+  uint64_t unfollowed[kTensorUnfollowed];  // tensors of the last table of names
+  uint64_t awaited;                        // due tensors whose results are still on a device
   uint64_t reserved[3];
 };
 static_assert(sizeof(TensorRing) == 256);
-// A region of this size counts and holds no record.
+// A region of this size has counters but no records.
 inline constexpr uint64_t kTensorHeadOnly = sizeof(TensorRing) + kTensorAlign;
 
 enum class TensorKind : uint32_t {
-  kFiller = 0,  // up to the end of the ring: the next record begins at its front
+  kFiller = 0,  // fills the end of the ring; the next record begins at its front
   kSnapshot = 1,
 };
 
-// How a tensor's values are told.
+// The format of the payload kTensorHistogram.
 enum class HistogramForm : uint32_t {
   kNone = 0,
-  kValues = 1,    // themselves, of a small tensor, in the order of memory
+  kValues = 1,    // the values of a small tensor, in the order of memory
   kPatterns = 2,  // 16-bit formats: pairs of numbers, distance to the next pattern and its count
   kBins = 3,      // fp32: triples, distance to the next word of kernels/histogram.h, its count and residual
 };
 
 enum TensorPayloadId : uint32_t {
   kTensorHistogram,
-  kTensorReductions,  // fp64 numbers, TensorReduction says which
-  kTensorOptimizer,   // tensor_optimizer.h
+  kTensorReductions,  // fp64 numbers, indexed by TensorReduction
+  kTensorOptimizer,   // fp64 numbers, indexed by OptimizerNumber
   kTensorHeadRows,    // TensorHeads
   kTensorPayloads = 8
 };
 
-// Places in the payload kTensorReductions; NaN: not known.
+// Indices in the payload kTensorReductions; NaN: unknown.
 enum TensorReduction : uint32_t {
   kSumOfSquares,        // of the values after the step; NaN and Inf included
-  kUpdateSumMagnitude,  // of the change that this one step made
+  kUpdateSumMagnitude,  // sum of the absolute change that this one step made
   kUpdateSumOfSquares,
   kUpdateMaxMagnitude,
-  kUpdateElements,       // the update's three are of so many of the part's elements, spread evenly over it
-  kUpdatedSumOfSquares,  // of the values of these after the step
+  kUpdateElements,       // elements over which the update's sums and maximum are; spread evenly over the part
+  kUpdatedSumOfSquares,  // of the values of these elements after the step
   kTensorReductionCount
 };
 
@@ -574,59 +577,58 @@ struct TensorRecord {
   uint32_t reserved;
   int64_t step;
   uint64_t time_ns;   // CLOCK_REALTIME
-  uint64_t interval;  // in force
+  uint64_t interval;  // TensorRing::interval at this step
   uint64_t snapshot;  // number of this tensor's snapshot in this process, from 1
-  uint32_t number;    // of the tensor among those that its rank has named
-  uint32_t tensors;   // how many of them the rank holds a part of
+  uint32_t number;    // index of the tensor among those that its rank has named
+  uint32_t tensors;   // number of these tensors of which the rank holds a part
   uint32_t dims;
   uint32_t dtype;
   int64_t shape[kTensorDims];   // of the whole tensor
-  int64_t offset[kTensorDims];  // where the rank's part begins
+  int64_t offset[kTensorDims];  // index in the whole tensor at which the rank's part begins
   int64_t part[kTensorDims];    // shape of the part
   uint64_t elements;            // of the part
   uint64_t checksum;            // kernels/sums.h, over the part in the order of memory
   HistogramForm form;
-  uint32_t step_source;              // FORESHOCK_STEP_... of hook.h; 0: not known
+  uint32_t step_source;              // FORESHOCK_STEP_... of hook.h; 0: unknown
   Payload payload[kTensorPayloads];  // offsets from the start of the record
   char layer[32];
   char name[160];
 };
 static_assert(sizeof(TensorRecord) == 504);
 
-// Payload of some heads of a query or key projection.
+// Bits of TensorHeads::sides.
 enum TensorSides : uint32_t { kQuerySide = 1, kKeySide = 2 };
 
-// Followed by the numbers of the kv-heads (uint32, up to a multiple of 8 bytes), then, of each side that is
-// there, queries first, count x head_dim x width values in the format of the tensor. Of the query heads that
-// read a kv-head the first one is there.
+// The header of the payload kTensorHeadRows: rows of some heads of a query or key projection. It is followed
+// by the numbers of the kv-heads (uint32, padded to a multiple of 8 bytes) and then, for each side present,
+// queries first, by count x head_dim x width values in the format of the tensor. For each kv-head the first
+// of the query heads that read it is present.
 struct TensorHeads {
   uint32_t sides;  // of TensorSides
   uint32_t head_dim, width;
-  uint32_t kv_heads;  // of the layer
-  uint32_t count;     // of them here
+  uint32_t kv_heads;  // kv-heads of the layer
+  uint32_t count;     // kv-heads in this payload
   uint32_t reserved;
 };
 static_assert(sizeof(TensorHeads) == 24);
 
-// Where the values begin.
+// Offset of the values in the payload.
 constexpr uint64_t values_offset(uint32_t count) { return sizeof(TensorHeads) + (count + 1) / 2 * 8; }
 
-// What a trainer's optimizer says of one tensor at one step: a payload of the tensor's record, fp64 numbers.
-//
-
-// Places in the payload; NaN: not known. Sums are over the rank's part, and over what is finite; those of the
-// second moment are kernels/sums.h.
+// Indices in the payload kTensorOptimizer: the optimizer's state of one tensor at one step, as fp64 numbers;
+// NaN: unknown. Sums are over the finite elements of the rank's part. kernels/sums.h defines those of the
+// second moment.
 enum OptimizerNumber : uint32_t {
-  kGradientSumOfSquares,  // of the gradient that the optimizer took (after clipping)
-  kGradientElements,      // finite ones
+  kGradientSumOfSquares,  // of the gradient that the optimizer used (after clipping)
+  kGradientElements,      // finite elements of the gradient
   kGradientNonFinite,
-  kMomentElements,  // with a usable gradient and second moment
+  kMomentElements,  // elements with a usable gradient and second moment
   kMomentUnusable,
   kStalenessSum,
   kEpsilonDominated,
   kSurprised,
   kSurpriseElements,
-  kSeenLearningRate,  // of the tensor's group
+  kSeenLearningRate,  // of the tensor's parameter group
   kSeenBeta1,
   kSeenBeta2,
   kSeenEpsilon,

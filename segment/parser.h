@@ -1,5 +1,6 @@
-// Reads bytes that a trainer left: everything in them may be torn, truncated or hostile. Pure functions of
-// spans; a refusal is a static sentence. This header is the whole target of the fuzzer.
+// Parses bytes that a trainer has written. They may be torn, truncated or hostile. Functions that return
+// const char* return null on success, else the reason as a static sentence. The fuzzer tests all functions of
+// this header.
 #ifndef FORESHOCK_SEGMENT_PARSER_H_
 #define FORESHOCK_SEGMENT_PARSER_H_
 
@@ -16,12 +17,12 @@ namespace foreshock::segment {
 
 using Bytes = std::span<const std::byte>;
 
-// Null when `bytes` (the first page of a file of `file_size` bytes) is a header this program can follow, else
-// why not. On success every region lies inside the file, has records of the size that layout.h gives them,
-// and is small, except for slots and tensors. A region that the trainer has no use for has no records.
+// Parses the header in `bytes`, the first page of a file of `file_size` bytes. On success every region lies
+// inside the file, has records of the size that layout.h defines, and is small, except for slots and tensors.
+// A region that the trainer does not use has no records.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
-// Text fields cut at the first NUL, never beyond their array.
+// The text of a field up to the first NUL or the end of its array.
 template <size_t N>
 std::string text_of(const char (&field)[N]) {
   size_t length = 0;
@@ -29,7 +30,7 @@ std::string text_of(const char (&field)[N]) {
   return std::string(field, length);
 }
 
-// Record `index` of a region of Ts; all zero if it lies outside.
+// Record `index` of a region of Ts; all zero if the region has no such record.
 template <class T>
 T record_at(Bytes region, uint64_t index) {
   T value = {};
@@ -37,7 +38,7 @@ T record_at(Bytes region, uint64_t index) {
   return value;
 }
 
-// The sums over all threads.
+// Sums of the counters of all threads.
 struct Totals {
   uint64_t calls[kMaxOps] = {};
   uint64_t unsampled[kPasses] = {};
@@ -49,24 +50,24 @@ struct Totals {
 };
 Totals parse_threads(Bytes region);
 
-// Step records with numbers in (cursor, newest], oldest first, each whole; `*lost` counts those overwritten.
+// The complete step records with numbers in (cursor, newest], oldest first. *lost is the number of
+// overwritten records in that range.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
-// A slot's header and its payload, checked against each other: every offset and size fits, dimensions are
-// those of the sizes, limits and indices are in range. Of a slice in several slots it is one part, to be
-// given to JoinedSlice. The spans borrow from `bytes`.
+// A slot's header and payloads.
 struct SlotView {
   Slot header;
   Bytes payload[kPayloads];
 };
-// Bytes that each payload of a slot has by its dimensions; 0: it is absent.
+// The bytes that each payload of a slot must have by its dimensions; 0: the payload is absent.
 void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]);
 
+// Parses a slot. On success header and payloads agree: every offset and size fits, and dimensions, limits and
+// indices are in range. If the slice lies in several slots, this is one part, for JoinedSlice. The spans
+// borrow from `bytes`.
 const char* parse_slot(Bytes bytes, SlotView* view);
 
-// Reads a record of a tensor that a trainer left: as segment/parser.h, nothing in it is trusted.
-
-// Steps between two snapshots: more than this is no interval, but something that a trainer did not write.
+// Most steps between two snapshots of a tensor; a larger number is invalid.
 inline constexpr uint64_t kMostTensorInterval = uint64_t{1} << 32;
 
 struct TensorView {
@@ -74,66 +75,58 @@ struct TensorView {
   Bytes payload[kTensorPayloads];
 };
 
-// The first 16 bytes of what lies at the cursor: how long it is, and whether it is a filler. `left`: bytes
-// that were written from there on; `to_end`: up to the end of the ring.
+// Parses the first 16 bytes of a tensor record at the cursor: its length, and whether it is a filler. `left`:
+// bytes written from the cursor on; `to_end`: bytes from the cursor to the end of the ring.
 const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
                                 bool* is_filler);
 
-// A whole record. Shapes fit each other and the number of elements, payloads lie inside and have the sizes
-// that the form asks for; what is in them is for whoever unpacks it. The spans borrow from `bytes`.
+// Parses a whole tensor record. On success its shapes agree with each other and with the number of elements,
+// and the payloads lie inside the record and have the sizes of their form; the content of payloads is not
+// checked. The spans borrow from `bytes`.
 const char* parse_tensor(Bytes bytes, TensorView* view);
 
-// A slice that lies in several slots, put together again: what comes out is as if one slot had held it, so
-// that nothing computed from it can depend on the split.
-
-// Reused from slice to slice: its memory grows until somebody says what to keep. One thread.
+// Joins the parts of a slice that lies in several slots. The result is the same as if one slot had held it.
+// Reused from slice to slice: its memory grows until keep_at_most() is called. One thread.
 class JoinedSlice {
  public:
-  // Begins with part 0. `most_bytes`: what the payloads may take at most, whatever the header says. Null, or
-  // why these parts are no slice; then nothing more is to be added.
+  // Starts with part 0. `most_bytes` limits the memory for the payloads. After an error no part may be added.
   const char* begin(const SlotView& first, uint64_t most_bytes);
 
-  // The next part; borrowed for the call only.
+  // Adds the next part, which is borrowed for the call only.
   const char* add(const SlotView& part);
 
-  // Gives its memory back when it is more: what was taken is gone.
+  // Frees its memory if it is more than `bytes`. The result of take() is then invalid.
   void keep_at_most(size_t bytes) {
     if (bytes_.capacity() > bytes) bytes_ = {};
   }
 
   bool is_whole() const { return next_ == whole_.header.parts; }
 
-  // Borrows from this object until the next begin(). Its header says `parts` 0.
+  // The joined slice, with `parts` 0. Borrows from this object until the next begin().
   SlotView take();
 
  private:
   std::vector<std::byte> bytes_;
   SlotView whole_;
-  uint32_t next_ = 0;  // part
-  uint64_t keys_ = 0;  // copied so far
+  uint32_t next_ = 0;  // number of the next part
+  uint64_t keys_ = 0;  // keys copied so far
 };
 
-// A slice of one sequence of a packed batch, whose extent its device has told beside its rows.
-
-// *view, a whole slice as parse_slot or JoinedSlice gives it, becomes what would be there if the sequence had
-// been a call of its own: dimensions, limits and positions of what its device has told, and payloads no
-// longer than that. Without rows where there was nothing to bring, or rows that may see no key, of which
-// nobody promises what a kernel makes. Null, or why what is told cannot be. Leaves every other slice as it
-// is.
+// Converts a slice of a packed batch, as parse_slot() or JoinedSlice returns it, into the slice that the
+// sequence would have given as a call of its own: with the dimensions, limits and positions in Slot::told,
+// and payloads cut to them. The result has no rows if the device copied none, or if rows may see no key, for
+// which kernels do not define a result. Leaves any other slice unchanged.
 const char* settle_packed(SlotView* view);
 
-// Rows of some heads of a query or key projection, as a payload of a tensor's record: how they lie there, and
-// how they are read back. Nothing in them is trusted.
-
-inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // that are believed
+inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid
 
 struct TensorHeadsView {
   TensorHeads head = {};
-  std::vector<uint32_t> numbers;             // of the kv-heads, ascending
-  std::span<const std::byte> queries, keys;  // empty: not there; borrowed
+  std::vector<uint32_t> numbers;             // numbers of the kv-heads, ascending
+  std::span<const std::byte> queries, keys;  // borrowed; empty: absent
 };
 
-// Null, or why the payload cannot be used. `element_bytes`: of the tensor's format.
+// Parses the payload kTensorHeadRows. `element_bytes`: size of an element in the tensor's format.
 const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
                                TensorHeadsView* view);
 

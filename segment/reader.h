@@ -1,5 +1,5 @@
-// The agent's side of a segment: reads regions with pread, never maps, and answers in the control file. One
-// thread.
+// The agent's side of a segment: reads regions with pread, without mapping them, and writes the control file.
+// One thread.
 #ifndef FORESHOCK_SEGMENT_READER_H_
 #define FORESHOCK_SEGMENT_READER_H_
 
@@ -14,12 +14,12 @@ namespace foreshock::segment {
 
 class SegmentReader {
  public:
-  // Opens `<directory>/<name>.seg` and its .ctl. Null when they cannot be followed; *why says it in one
+  // Opens `<directory>/<name>.seg` and its .ctl. Returns null if they cannot be used; *why is then one
   // sentence.
   static std::unique_ptr<SegmentReader> open(const std::string& directory, const std::string& name,
                                              std::string* why);
-  // The same for files that are open already, the control file to read and write. Takes both descriptors
-  // over; a negative one is a file that could not be opened.
+  // As open(), with files that are already open, the control file for reading and writing. Takes ownership of
+  // both descriptors; a negative one means that the file could not be opened.
   static std::unique_ptr<SegmentReader> adopt(const std::string& name, int segment_file, int control_file,
                                               std::string* why);
   ~SegmentReader();
@@ -30,86 +30,87 @@ class SegmentReader {
   const Header& header() const { return header_; }
 
   Identity identity() const;
-  // What the process gave exit(); nothing while it lives, and when it ended in another way.
+  // The argument of exit(); nothing while the process lives, or if it ended in another way.
   std::optional<int> exit_status() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
-  Layer layer(uint32_t index) const;  // all zero where there is none
-  std::vector<std::string> scalar_names()
-      const;  // of StepRecord::scalars, in their order; those known so far
+  Layer layer(uint32_t index) const;  // all zero if there is no such layer
+  // The names of StepRecord::scalars known so far, in their order.
+  std::vector<std::string> scalar_names() const;
   std::vector<UnseenName> unseen_names() const;
   Coverage coverage() const;
   Totals totals() const;
 
-  // Step records that nobody has consumed; after a restart of the agent they begin where the control file
-  // says. They end before one whose numbers are on their way from a device, which is waited for: for
-  // kMostPendingSteps others, or so many times as long as it took, as the clock of records tells.
+  // The step records not consumed yet; after a restart of the agent they begin at the cursor in the control
+  // file. They end before a record whose numbers are on their way from a device. Such a record is waited for
+  // until kMostPendingSteps later records have come, or until it is as many times its duration old (at least
+  // 1 s).
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
-  // What unread_steps() gave last was dealt with; those overwritten before it are added to steps_lost().
+  // Consumes the result of the last unread_steps(). Records overwritten before them are added to
+  // steps_lost().
   void consume_steps();
-  // Both at once.
+  // unread_steps() and consume_steps().
   std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
   std::vector<StepRecord> new_steps(uint64_t now_ns);
-  // The trainer is gone: what is pending stays so.
+  // Ends the waiting for pending records, after the trainer has ended.
   void wait_no_more() { waits_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
-  // Taken over the life of the segment, by all agents it has had.
+  // Records consumed over the life of the segment, by all its agents.
   uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
-  // The last record that was taken; sequence 0 when there is none or it was overwritten.
+  // The last consumed record; its sequence is 0 if there is none or it was overwritten.
   StepRecord last_step() const;
 
-  // The next slot that holds a finished slice this agent has not consumed, or false; of a slice in several
-  // slots it is the first. Costs one read when nothing was published since the last time that it was false.
-  // The view borrows from an inner buffer until the next call. `why` is set when the slice cannot be used:
-  // consume it as lost.
+  // A finished slice that is not consumed yet.
   struct Ready {
-    uint32_t slot = 0;
-    uint32_t parts = 1;  // slots that it takes
+    uint32_t slot = 0;   // the slot of its first part
+    uint32_t parts = 1;  // number of slots
     uint64_t ticket = 0;
-    const char* why = nullptr;
-    SlotView view;
+    const char* why = nullptr;  // set if the slice cannot be used; then consume it as lost
+    SlotView view;              // borrows from an inner buffer until the next call
   };
+  // Finds the next such slice; false if there is none. Costs one read if nothing was published since it last
+  // returned false.
   bool next_ready(Ready* ready);
 
-  // Makes next_ready() look at every slot again: a writer may have died after it published and before it
-  // counted.
+  // Makes next_ready() read every slot again: a writer may have died between publishing a slot and counting
+  // it.
   void look_again() { look_again_ = true; }
 
-  // Slices left odd by a writer; meaningful once the trainer is gone.
+  // Slices that a writer left unfinished; call it only after the trainer has ended.
   std::vector<Ready> torn();
 
-  // A slice counts once, however many slots it took.
+  // A slice counts once, however many slots it has.
   void consume_judged(const Ready& ready);
   void consume_lost(const Ready& ready, Lost reason);
 
-  // Sums of what the control file says, over all agents this segment has had.
+  // Counts in the control file, summed over all agents of this segment.
   uint64_t judged(uint32_t pass) const;
   uint64_t lost(uint32_t pass, Lost reason) const;
 
-  // The next record of a tensor that this agent has not taken, or false. The view borrows from an inner
-  // buffer until the next call. `why` is set when it cannot be used; when where it ends is not known either,
-  // all that was written is given up.
+  // A tensor record that is not consumed yet.
   struct ReadyTensor {
-    const char* why = nullptr;
-    TensorView view;
+    const char* why = nullptr;  // set if the record cannot be used
+    TensorView view;            // borrows from an inner buffer until the next call
   };
+  // Finds the next tensor record; false if there is none. If the end of an unusable record is unknown,
+  // everything written so far is given up.
   bool next_tensor(ReadyTensor* ready);
-  // It was dealt with: its room is the trainer's again.
+  // Consumes the record, so that the trainer can reuse its space.
   void consume_tensor();
-  TensorRing tensor_ring() const;  // all zero where there is none
+  TensorRing tensor_ring() const;  // all zero if there is no ring
 
-  // Whether the trainer holds its lock. False as well when the file was replaced under us.
+  // Whether the trainer holds its lock. Also false if the file was replaced after it was opened.
   bool is_locked() const;
 
   bool switched_on() const;
   void set_interval(uint64_t interval, int64_t from_step);
-  // From one step on until before another one.
+  // The burst covers the steps [from_step, until_step).
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
-  // What the agent has spent on this rank, in nanoseconds of one of its cores: the trainer's budget pays for
-  // it.
+  // Publishes what the agent has spent on this rank, in nanoseconds of one of the rank's cores; the trainer's
+  // budget pays for it.
   void set_agent_cost(uint64_t nanoseconds);
-  // `advice.sequence` is set here.
+  // Publishes `advice`; its `sequence` is ignored and set here.
   void set_advice(Advice advice);
   void set_agent_pid(uint64_t pid);
 
@@ -142,17 +143,17 @@ class SegmentReader {
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
   struct {
-    uint64_t newest = 0, count = 0;  // of the step records that are not consumed yet
+    uint64_t newest = 0, count = 0;  // of the records that unread_steps() returned last
   } unread_;
   uint32_t next_slot_ = 0;
-  Progress progress_ = {};  // when all slots were last found consumed
+  Progress progress_ = {};  // value at which all slots were last found consumed
   bool look_again_ = true;
   bool waits_ = true;
   mutable std::vector<std::byte> region_;
   std::vector<std::byte> buffer_;
   JoinedSlice joined_;
   std::vector<std::byte> tensor_;
-  uint64_t next_tensor_ = 0;  // the cursor once the record in tensor_ is consumed
+  uint64_t next_tensor_ = 0;  // the cursor after the record in tensor_
 };
 
 }  // namespace foreshock::segment

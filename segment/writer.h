@@ -1,5 +1,6 @@
-// The trainer's side of a segment: creates the two files and stores into them. Used inside a guest: after
-// create() nothing here allocates, blocks or makes a system call. segment/SEGMENT.md has the protocol.
+// The trainer's side of a segment: creates the two files and writes into them. It runs inside the trainer:
+// after create() nothing here allocates, blocks or makes a system call. segment/SEGMENT.md describes the
+// protocol.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
 
@@ -10,20 +11,20 @@
 namespace foreshock::segment {
 
 struct SegmentRequest {
-  const char* directory;  // <base>/<run id>, on tmpfs, exists
+  const char* directory;  // <base>/<run id>; must exist and be on tmpfs
   int rank;
   uint64_t nonce;
   uint32_t slots;             // 0: statistics only
   uint64_t slot_bytes;        // rounded up to 64
-  uint64_t tensor_bytes = 0;  // of the ring of tensors, its head included; 0: none
-  // Written before the file has its name: who finds it knows at once whose it is. Null: all zeros.
+  uint64_t tensor_bytes = 0;  // of the ring of tensors, its head included; 0: no ring
+  // Written before the file gets its name, so that a reader never sees a file without it. Null: all zeros.
   const Identity* identity = nullptr;
 };
 
 // Bytes of the .seg file for a request.
 uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes = 0);
 
-// A word that both processes see, as an atomic. The layout stays plain structs; the storage is shared memory.
+// Atomic access to a word in shared memory; the layout has only plain structs.
 template <class T>
 std::atomic_ref<T> word(T& value) {
   return std::atomic_ref<T>(value);
@@ -31,9 +32,9 @@ std::atomic_ref<T> word(T& value) {
 
 class SegmentWriter {
  public:
-  // Creates, reserves, locks and names both files. Returns null, or a static word that tells why not
-  // ("no_space", "rank_taken", "no_directory", "no_mapping"); nothing is left behind then. The kernel lock
-  // lives as long as the process: the descriptor is never closed.
+  // Creates, reserves, locks and names both files. Returns null, or a static word as the reason of the
+  // failure: "no_space", "rank_taken", "no_directory" or "no_mapping"; then no file is left. The kernel lock
+  // lives as long as the process, since the descriptor is never closed.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
@@ -45,7 +46,7 @@ class SegmentWriter {
   Coverage* coverage() const { return at<Coverage>(kCoverage); }
   uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
   uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
-  // For who makes a device store into them: both begin with a page of their own.
+  // Memory that devices write to. slot_region() and progress() each begin at a page boundary.
   char* slot_region() const { return base_ + header()->regions[kSlots].offset; }
   uint64_t slot_region_bytes() const { return slots() * slot_bytes(); }
   Progress* progress() const { return at<Progress>(kProgress); }
@@ -56,32 +57,33 @@ class SegmentWriter {
   // Slots that a claim could take now.
   uint32_t free_slots() const;
 
-  // Claims the slot of `ticket` for a slice, or returns null when the agent still holds it (the ticket is
-  // burned). The slot's header is zeroed but for sequence, ticket and its place in the slice. Any thread.
+  // Claims the slot of `ticket` for a slice. Returns null if the agent has not consumed the slot yet; the
+  // ticket must then not be used again. The slot's header is zeroed except for sequence, ticket and its place
+  // in the slice. Any thread.
   Slot* claim(uint64_t ticket) const;
 
-  // The same for a slice over `count` slots, of consecutive tickets: all of them, or none (false).
+  // Claims `count` slots with consecutive tickets for one slice: all of them, or none (returns false).
   // 1 <= count <= slots().
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
 
-  // Undoes a claim; nothing of it was visible.
+  // Undoes a claim. The agent has not seen the slots.
   void give_back(uint64_t ticket, uint32_t count) const;
 
-  // Stores the rest of a claimed slot's header.
+  // Writes the header of a claimed slot, except for the fields that claim() has set.
   void describe(Slot* slot, const Slot& header) const;
 
   // Makes claimed slots visible to the agent as one slice.
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
   void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;
 
-  // Step records that the agent has not taken. Any thread.
+  // Number of step records that the agent has not consumed. Any thread.
   uint64_t steps_ahead() const;
 
-  // Appends to the ring of steps; `record.sequence` is set here. Returns its number. One caller at a time.
+  // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
   uint64_t append_step(const StepRecord& record);
 
-  // Completes record `number`, which was appended as pending: loss, norm, steps left out and what is given.
-  // One of the last kMostPendingSteps + 1. By who appends.
+  // Completes record `number`, one of the last kMostPendingSteps + 1, which was appended as pending: stores
+  // loss, norm, skipped steps and `given`. Must not run at the same time as append_step().
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:
@@ -101,24 +103,24 @@ class SegmentWriter {
 };
 
 // The trainer's side of the ring of tensors. No allocation, no system call. One caller at a time.
-
 class TensorWriter {
  public:
-  // `ring`: the region, `bytes` long with its head; null: there is none. `control` is the agent's.
+  // `ring`: the region, with `bytes` bytes including its head; null: no ring. The agent writes `control`.
   void attach(TensorRing* ring, uint64_t bytes, const Control* control);
 
-  // Whether there is room for records behind the head.
+  // Whether the ring has space for records.
   bool is_attached() const { return room_ > 0; }
   TensorRing* ring() const { return ring_; }
   uint64_t largest_record() const { return room_ / 2; }
 
-  // A piece of the ring that is free, `least` bytes or more: where a record may be built. Null when the agent
-  // has to read first. *bytes is its length.
+  // Returns a free piece of the ring with at least `least` bytes, in which a record may be built; *bytes is
+  // its length. Null if the agent must read first.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Makes the record at begin() visible; its `bytes` tell how much of the piece was needed.
+  // Publishes the record built in the piece of begin(); record->bytes is the length used.
   void publish(const TensorRecord* record);
-  // The same of a record without a histogram, which is not a snapshot: its turn was counted as skipped.
+  // Publishes a record without a histogram. It does not count as a snapshot, since the tensor was counted as
+  // skipped.
   void publish_uncounted(const TensorRecord* record);
 
   void count_due(uint64_t turns);
@@ -134,7 +136,7 @@ class TensorWriter {
   char* data_ = nullptr;
   uint64_t room_ = 0;  // bytes of data
   const Control* control_ = nullptr;
-  uint64_t filler_ = 0;  // bytes to be skipped before the record that is being built
+  uint64_t filler_ = 0;  // bytes of filler before the record that is being built
 };
 
 }  // namespace foreshock::segment
