@@ -1,11 +1,11 @@
-// Detectors: statistics of one series of values, the score that a row of the table makes of them, and the
-// level that the scores give. Pure functions of the values in their order: no clock, no input or output, no
-// heap.
+// Detectors: each computes a statistic of one series of values, a score from the statistic and a row of the
+// table (thresholds.h), and a level from the scores. Pure functions of the values in their order: no clock,
+// no input or output, no heap.
 //
 //   Baseline  mean and spread of a series, learned and slowly followed
 //   Drift     a small signed error that persists (two-sided CUSUM)
 //   Shift     a recent mean above or below the baseline
-//   Limit     a value over a fixed limit, seen twice
+//   Limit     two values above a fixed limit
 //   Growth    a straight line through the last values and its forecast
 #ifndef FORESHOCK_DETECT_DETECTOR_H_
 #define FORESHOCK_DETECT_DETECTOR_H_
@@ -35,20 +35,21 @@ constexpr const char* name_of(Look look) {
   return kNames[static_cast<int>(look)];
 }
 
-// What a detector says of the value it was just given. `score`: 1 is where it warns; 0 while it learns.
+// The result of a detector for one value. `score`: the detector warns at 1; 0 while it learns.
 struct Reading {
   Level level = Level::kQuiet;
   double score = 0;
 };
 
-// A level rises at once and falls only when the score has been well below where it rose, for some values in a
-// row: a score that swings around a threshold makes one event, not many.
+// Turns scores into a level. The level rises at once, but falls only after kCalm scores in a row below
+// kLeaveAt times the score at which the level begins, so that a score that swings around a threshold makes
+// one event.
 class LevelRule {
  public:
-  static constexpr double kLeaveAt = 0.7;  // of where the level begins
-  static constexpr int kCalm = 8;          // values in a row
+  static constexpr double kLeaveAt = 0.7;
+  static constexpr int kCalm = 8;
 
-  // `watch_at`: the score from which on the level is watch, at most 1.
+  // `watch_at`: lowest score of the level watch; at most 1.
   Level observe(double score, double watch_at) {
     const double begins_at[kLevels] = {-INFINITY, watch_at, 1};
     const Level reached = score >= 1 ? Level::kWarn : score >= watch_at ? Level::kWatch : Level::kQuiet;
@@ -77,18 +78,15 @@ class LevelRule {
   int calm_ = 0;
 };
 
-// What is usual for a series: its mean and spread, learned and slowly followed.
-
-// Mean and variance with exponential forgetting: of the first values the plain ones, later as if of the last
-// `memory` ones. Once `learning` values are known, one that lies beyond kClip standard deviations counts as
-// if it lay there: a spike does not become usual by itself, and a level that has moved for good does in the
-// end, since the spread grows with every clipped value (by 15/(2 memory) each), so that no alarm is locked
-// in.
+// The usual mean and spread of a series. The first `memory` values count equally, later ones with exponential
+// forgetting of that length. After `learning` values, a value beyond kClip standard deviations counts as if
+// it lay there. So a spike does not change the baseline much, but a lasting new level does in the end, since
+// every clipped value enlarges the spread (by 15/(2 memory)): no alarm lasts forever.
 class Baseline {
  public:
   static constexpr double kClip = 4;
 
-  // `x` finite; memory >= 2.
+  // `x` must be finite and `memory` at least 2.
   void add(double x, double memory, uint64_t learning);
 
   double mean() const { return mean_; }
@@ -108,10 +106,9 @@ class Baseline {
   uint64_t count_ = 0;
 };
 
-// Page's cumulative sum: the standard test for a small shift that lasts.
-
-// One side: S = max(0, S + z - slack), for z of unit spread and mean 0 when all is well. The sum is held at
-// `most`, so that it comes down in reasonable time when the shift is over.
+// One side of Page's cumulative sum, the standard test for a small lasting shift: S = max(0, S + z - slack).
+// z has unit spread, and mean 0 if there is no shift. S is limited to `most`, so that it falls soon after the
+// shift ends.
 class Cusum {
  public:
   void add(double z, double slack, double most, double value) {
@@ -124,7 +121,7 @@ class Cusum {
   }
 
   double sum() const { return sum_; }
-  // Mean of the values since the sum was 0 for the last time: an estimate of the shift.
+  // Mean of the values since the sum was last 0: an estimate of the shift.
   double mean() const { return count_ > 0 ? total_ / static_cast<double>(count_) : 0; }
 
   template <class State>
@@ -139,27 +136,27 @@ class Cusum {
   uint64_t count_ = 0;
 };
 
-// Values until a one-sided CUSUM of independent normal values reaches `threshold` although nothing has
-// shifted, on average: Siegmund's approximation (Sequential Analysis, 1985, 2.6), good to a few percent. Two
-// sides: half of it.
+// Mean number of values until a one-sided CUSUM of independent normal values without a shift reaches
+// `threshold`: Siegmund's approximation (Sequential Analysis, 1985, 2.6), accurate to a few percent. With two
+// sides it is half.
 inline double cusum_run_length(double slack, double threshold) {
   const double b = 2 * slack * (threshold + 1.166);
   return (std::exp(b) - b - 1) / (2 * slack * slack);
 }
 
-// A small signed error that lasts, whatever its size beside the noise of single values.
-
-// The mean is 0 when all is well, by the meaning of the series; only the spread is learned, about the mean of
-// the values themselves, so that a bias which is there from the start is still one. Noise that swells is no
-// drift: the spread is the larger one of what was learned and of the last kRecent values. No single value
-// counts for more than kMost standard deviations.
+// Detects a small lasting signed error, however small compared with the noise of single values.
+//
+// By its definition the series has mean 0 without a fault. Only the spread is learned, about the mean of the
+// values themselves, so that a bias present from the start is still found. The spread used is the larger of
+// the learned one and that of the last kRecent values, so that growing noise is not taken for a drift. A
+// single value counts for at most kMost standard deviations.
 class Drift {
  public:
   static constexpr double kMost = 4;
   static constexpr double kRecent = 8;
 
-  // The score. `control`: the same quantity of the rounded reference (0 where there is none): what the
-  // control sums up to is taken off.
+  // The score. `control`: the same quantity for the rounded reference, 0 without one; the sum of the controls
+  // is subtracted.
   double observe(const DetectorInfo& info, double value, double control);
 
   template <class State>
@@ -174,13 +171,13 @@ class Drift {
   Cusum up_, down_, control_up_, control_down_;
 };
 
-// A positive quantity that is suddenly far from where it used to be.
-
-// Logarithms, so that a factor counts the same at every size. The recent mean (exponential, of `recent`
-// values) against the baseline of the values before it, in standard errors.
+// Detects that a positive quantity is suddenly far from its baseline. It compares the recent mean
+// (exponential, of `recent` values) with the baseline of the values before it, in standard errors. It works
+// on logarithms, so that a factor counts the same at every size.
 class Shift {
  public:
-  // The score; 0 for the wrong direction. A value of 0 or below counts as the smallest there is.
+  // The score; 0 for a shift in the wrong direction. A value of 0 or below counts as the smallest positive
+  // number.
   double observe(const DetectorInfo& info, double value);
 
   template <class State>
@@ -194,12 +191,11 @@ class Shift {
   double recent_ = 0;
 };
 
-// A quantity beyond a fixed limit, seen twice.
-
-// One value may be beyond by chance; two of the last info.learning (64 at most) are not.
+// Detects values above a fixed limit. One value may exceed it by chance, so two of the last info.learning
+// values (at most 64) must.
 class Limit {
  public:
-  // The second largest of the last values over the limit, negative values as 0.
+  // The second largest of the last values divided by the limit; negative values count as 0.
   double observe(const DetectorInfo& info, double value);
 
   template <class State>
@@ -211,19 +207,17 @@ class Limit {
   Window<64> last_;
 };
 
-// A straight line through the last values of a series, and what it says of the next ones.
-
-// Least squares with exponential forgetting, in sums about the running means (West's update), so that large
-// step numbers cost no digits.
+// A straight line through the last values of a series, by least squares with exponential forgetting. The sums
+// are about the running means (West's update), so that large step numbers cost no precision.
 class Line {
  public:
-  // Forgets with 1 - 1 / memory; memory > 2.
+  // Multiplies the weight of earlier values by 1 - 1 / memory; `memory` must be above 2.
   void add(double x, double y, double memory);
   double slope() const { return xx_ > 0 ? xy_ / xx_ : 0; }
   double at(double x) const { return mean_y_ + slope() * (x - mean_x_); }
-  // Slope over its standard error, residuals being independent; 0 below four values.
+  // Slope divided by its standard error, for independent residuals; 0 with fewer than four values.
   double t() const;
-  // Steps that the remembered values span, if they lie evenly.
+  // Steps that the remembered values span, if they are evenly spaced.
   double span() const;
   uint64_t count() const { return count_; }
 
@@ -238,9 +232,10 @@ class Line {
   uint64_t count_ = 0;
 };
 
-// kForecast: the line meets info.least within the span once more. kGrowth: the line through the logarithms
-// rises by info.least over its span, while the square is below the mean square of the last kLongMemory
-// values: what scales the steps still shrinks (Adam's second moment), though the gradient grows.
+// Extrapolates a series by a straight line. kForecast: the line reaches info.least within another span.
+// kGrowth: the line through the logarithms rises by info.least over its span, while the square of the value
+// is below the mean square of the last kLongMemory values: Adam's second moment, which scales the steps,
+// still falls although the gradient grows.
 class Growth {
  public:
   static constexpr double kLongMemory = 1000;
@@ -261,21 +256,21 @@ class Growth {
   double mean_square_ = 0;
 };
 
-// One detector on one series: what the table says, with the state that it needs.
-
-// Pure: the readings follow from the values in the order in which they come. No clock, no input, no heap.
+// One detector of the table on one series. Readings depend only on the values in their order. No clock, no
+// input, no heap.
 class Detector {
  public:
   explicit Detector(DetectorId id);
 
-  // A value that is not finite, or whose control is not, changes nothing and reads as before with the score
-  // 0: others count and report those. `step` is only a coordinate; it may go back.
+  // Takes a value. If the value or its control is not finite, the state stays as it is and the reading has
+  // the present level with the score 0; such values are counted elsewhere. `step` is only a coordinate and
+  // may go back.
   Reading observe(int64_t step, double value, double control = 0);
 
   Level level() const { return rule_.level(); }
   DetectorId id() const { return id_; }
 
-  // Everything but the id.
+  // Reads or writes the state, without the id.
   template <class State>
   void fields(State& state) {
     std::visit([&](auto& statistic) { statistic.fields(state); }, statistic_);

@@ -1,5 +1,5 @@
-// Loss events: the fixed rule for spikes and divergences (LossEventRule) and the rule for slow rises
-// (LossRiseRule). Both read nothing but the losses in their order, so a record replays to the same events.
+// Finds loss events: spikes and divergences by a fixed rule (LossEventRule), slow rises by another
+// (LossRiseRule). Both depend only on the losses in their order, so replaying a record gives the same events.
 #ifndef FORESHOCK_DETECT_LOSS_RULES_H_
 #define FORESHOCK_DETECT_LOSS_RULES_H_
 
@@ -14,31 +14,33 @@ namespace foreshock {
 
 inline constexpr size_t kRobustZMaxValues = 256;
 
-// (x - median) / (1.4826 median |value - median|): for normal values what the usual z is. `values` are
-// finite, at most kRobustZMaxValues of them (the first ones are taken). Absent below 16 values, for an x that
-// is not finite, or when more than half of the values are equal.
+// (x - median) / (1.4826 median |value - median|), which equals the usual z for normal values. `values` must
+// be finite; only the first kRobustZMaxValues are used. Absent with fewer than 16 values, if x is not finite,
+// or if more than half of the values are equal.
 std::optional<double> robust_z(const double* values, size_t count, double x);
 
-// 1.4826 median |value - median|: for normal values their standard deviation. `values` are finite, at most
-// kRobustZMaxValues of them (the first ones are taken); 0 for none, and when more than half are equal.
+// 1.4826 median |value - median|, which equals the standard deviation for normal values. `values` must be
+// finite; only the first kRobustZMaxValues are used. 0 without values, or if more than half of them are
+// equal.
 double robust_spread(const double* values, size_t count);
 
-// What LossEventRule counts as a loss event. It is fixed: every detector is scored against it.
+// The definition of a loss event. It is fixed, since every detector is scored against it.
 //
-//   high:       loss > mean + 6 std of the 128 usable losses before it, or not finite. A high loss is not
-//   usable: it
-//               does not enter the window, else a spike would hide its own rest. Nothing is high before 128
-//               losses.
-//   spike:      3 high losses in a row. Its onset is the first of them. It is over after 3 in a row that are
-//   not high. divergence: 3 losses in a row that are not finite, whether or not the window is full; or 128
-//   high losses in a row.
-//               After the latter the window starts anew at the level reached.
+// A loss is high if it is not finite, or above mean + 6 std of the 128 usable losses before it. A high loss
+// is not usable: it does not enter the window, since a spike would otherwise hide its own later part. Before
+// 128 usable losses no finite loss is high.
+//
+// A spike is 3 high losses in a row. Its onset is the first of them. It ends after 3 losses in a row that are
+// not high.
+//
+// A divergence is 3 losses in a row that are not finite, whether or not the window is full, or 128 high
+// losses in a row. In the second case the window starts again at the new level.
 
 inline constexpr size_t kLossWindow = 128;
 inline constexpr double kLossSigmas = 6;
 inline constexpr int kLossPersistence = 3;
-// A loss that hardly moves (a constant, say) has a spread of rounding errors only: this share of the mean is
-// the least spread assumed, some ten spacings of an fp32 loss.
+// The smallest spread assumed, as a share of the mean: about ten spacings of an fp32 loss. The spread of a
+// constant loss consists of rounding errors only.
 inline constexpr double kLossLeastSpread = 1e-6;
 
 enum class LossEventKind { kSpike, kDivergence };
@@ -46,21 +48,22 @@ enum class LossEventKind { kSpike, kDivergence };
 struct LossEvent {
   LossEventKind kind;
   int64_t onset_step;     // first high step
-  int64_t declared_step;  // the step that made it an event
+  int64_t declared_step;  // the step at which the rule was fulfilled
 };
 
 struct LossVerdict {
   bool high = false;
   bool in_event = false;
-  std::optional<double> z;  // against the window before it; absent until the window is full, and for NaN, Inf
-  std::optional<double> robust_z;  // likewise, by the median
-  std::optional<LossEvent> event;  // declared by this very loss
+  std::optional<double>
+      z;  // against the window before the loss; absent until it is full, and for NaN and Inf
+  std::optional<double> robust_z;  // as z, by the median
+  std::optional<LossEvent> event;  // the event that this loss completes
 };
 
 // Trivially copyable; not shared between threads.
 class LossEventRule {
  public:
-  // `step` only labels; losses count in the order in which they are given.
+  // Takes the next loss. `step` is only a label; losses count in the order of the calls.
   LossVerdict observe(int64_t step, double loss);
 
   // The usable losses so far.
@@ -68,8 +71,7 @@ class LossEventRule {
   uint64_t spikes() const { return spikes_; }
   uint64_t divergences() const { return divergences_; }
 
-  // As after construction, but for the counts: the losses that come belong to another stretch of the
-  // training.
+  // Resets everything but the counts: the next losses belong to another part of the training.
   void restart();
 
   template <class State>
@@ -87,7 +89,7 @@ class LossEventRule {
   }
 
  private:
-  static constexpr int kMostInRow = 1 << 20;  // they are not counted further
+  static constexpr int kMostInRow = 1 << 20;  // losses in a row are not counted beyond this
 
   std::optional<LossEvent> declare(int64_t step);
   std::optional<LossEvent> raise(LossEventKind kind, int64_t step);
@@ -100,34 +102,34 @@ class LossEventRule {
   uint64_t spikes_ = 0, divergences_ = 0;
 };
 
-// The slow failure. LossEventRule stays as the literature has it, so that figures can be compared,
-// and cannot see it: losses just below 6 sigma enter its window and widen it, and a loss that goes up a
-// little at a time takes the window along. Needs no twin of the run, only the run's own best.
-
-// Means of kBlock losses one after the other. Three in a row above the level by 6 times their noise and by
-// 5 % of it are a rise. The level is the lowest that kLevel blocks in a row have had on average: of single
-// blocks the lowest would sink below what is usual the longer a run is.
+// Finds slow rises of the loss. LossEventRule, which follows the literature so that results can be compared,
+// cannot find them: losses just below 6 sigma widen its window, and a slowly rising loss moves the window
+// along. This rule compares the run with its own best level.
 //
-// Noise of a mean, the larger of two:
-//   - between blocks: median and MAD of the differences of neighbours, of which a mean has 1/sqrt(2). The
-//     median takes a steady fall of the loss away, and half of kMemory blocks after a steep first descent
-//     nothing is left of it;
-//   - within them: from the differences of neighbouring losses. It alone would miss slow oscillations, the
-//     first alone is a poor estimate while there are few blocks.
-// A block that is suspect enters neither level nor noise, a single loss that is high not even its block.
+// Losses are averaged in blocks of kBlock. Three blocks in a row whose mean exceeds the level by 6 times the
+// noise of a mean and by 5 % of the level are a rise. The level is the lowest average of kLevel blocks in a
+// row; the lowest single block would fall ever further below the usual level in a long run.
+//
+// The noise of a mean is the larger of two estimates:
+//   - from the differences of neighbouring blocks, by median and MAD, divided by sqrt(2). The median removes
+//     a steady fall of the loss; half of kMemory blocks after a steep first descent its effect is gone;
+//   - from the differences of neighbouring losses within blocks. This one alone would miss slow
+//     oscillations, and the first alone is inaccurate with few blocks.
+// A suspect block counts neither for the level nor for the noise. A single high loss does not count for its
+// block.
 class LossRiseRule {
  public:
   static constexpr uint64_t kBlock = 32;
   static constexpr size_t kMemory = 16;   // blocks
-  static constexpr size_t kLearning = 8;  // differences of blocks before anything is said
+  static constexpr size_t kLearning = 8;  // differences of blocks before a rise can be found
   static constexpr size_t kLevel = 4;     // blocks
   static constexpr double kSigmas = 6;
   static constexpr double kLeastShare = 0.05;
   static constexpr int kPersistence = 3;
 
-  // The first step of the rise, when this loss makes it one. What the other rule says of the same loss:
-  // `is_high`, it is left out; `in_event`, what goes on has been told, and the level that it leaves is no
-  // rise.
+  // Takes the next loss. Returns the first step of a rise if this loss completes it. `is_high` and `in_event`
+  // are the result of LossEventRule for the same loss: a high loss is ignored, and during an event, which is
+  // already reported, no rise is found; the level after it counts as a new level.
   std::optional<int64_t> observe(int64_t step, double loss, bool is_high, bool in_event);
 
   void restart() { *this = LossRiseRule(); }
@@ -150,15 +152,16 @@ class LossRiseRule {
 
  private:
   std::optional<int64_t> end_block(double mean, double within);
-  // Another level begins; what is known of the noise stays.
+  // Starts a new level; keeps the estimates of the noise.
   void begin_anew();
-  // Absent while it learns.
+  // The noise of a block's mean; absent while learning.
   std::optional<double> noise() const;
   bool is_above(double mean) const;
   void learn(double mean, double within);
 
-  double sum_ = 0, squares_ = 0, last_ = 0;  // of the block that goes on; of differences of neighbours
-  double previous_ = 0, best_ = 0;           // the last usable block; the level
+  // Of the present block: sum of losses, and sum of squared differences of neighbours; then the last loss.
+  double sum_ = 0, squares_ = 0, last_ = 0;
+  double previous_ = 0, best_ = 0;  // mean of the last usable block; the level
   uint64_t in_block_ = 0;
   bool has_previous_ = false, has_best_ = false;
   int high_in_row_ = 0;

@@ -1,6 +1,6 @@
-// The state of detectors as bytes, so that an agent that is started again goes on where the one before it
-// stopped. A class lists its members once, in `template <class State> void fields(State& state)`, for both
-// directions.
+// Saves and restores the state of detectors as bytes, so that a restarted agent continues where the earlier
+// one stopped. A class lists its members once, in `template <class State> void fields(State& state)`, for
+// both directions.
 #ifndef FORESHOCK_DETECT_STATE_H_
 #define FORESHOCK_DETECT_STATE_H_
 
@@ -11,7 +11,7 @@
 
 namespace foreshock {
 
-// Native byte order: the bytes stay on the machine.
+// Writes fields in native byte order, since the bytes stay on the machine.
 class StateWriter {
  public:
   static constexpr bool kReads = false;
@@ -34,8 +34,8 @@ class StateWriter {
   std::string bytes_;
 };
 
-// Any bytes may be read: whatever cannot be the state of what asks for it makes good() false, for good, and
-// the values read from then on are zero. What was read into is then not to be used.
+// Reads fields. The bytes need not be trusted: after the first invalid field good() stays false and every
+// value reads as zero. The object that was read into must then not be used.
 class StateReader {
  public:
   static constexpr bool kReads = true;
@@ -65,7 +65,7 @@ class StateReader {
     text.assign(rest_.substr(0, good_ ? size : 0));
     rest_.remove_prefix(good_ ? size : 0);
   }
-  // A number of things that follow, each of at least eight bytes.
+  // Reads the number of items that follow, each of at least eight bytes; `most` is the largest valid number.
   uint64_t count(uint64_t most) {
     uint64_t number = 0;
     (*this)(number);

@@ -1,4 +1,4 @@
-// The one table of alarm thresholds.
+// All alarm thresholds, and the table of detectors.
 #ifndef FORESHOCK_DETECT_THRESHOLDS_H_
 #define FORESHOCK_DETECT_THRESHOLDS_H_
 
@@ -7,39 +7,42 @@
 
 namespace foreshock {
 
-// Error of the kernel over the error of plain attention in the same precision. Two and three times are what
-// flash-attention's own tests allow its forward and backward.
+// Limits of the kernel's error relative to that of plain attention in the same precision. flash-attention's
+// own tests allow two and three times for its forward and backward.
 inline constexpr double kDeviationRatioForward = 2;
 inline constexpr double kDeviationRatioBackward = 3;
 
-// The same of dK and dV, over the error of fused attention. PyTorch's CPU kernel adds them up in bf16, block
-// by block of the queries: it has 1.3 to 1.8 times the error of fused attention at 256 queries, 1.4 to 2.6 at
-// 1024 and 3 at 4096, 4 if causal. An error of 5 % is beyond 10. The roundings of the blocks are independent,
-// so that error grows as the square root of the rows: the limit does too, from kRowsOfLimit rows on.
+// Limit of the error of dK and dV relative to that of fused attention. PyTorch's CPU kernel sums them in
+// bf16, one block of queries at a time: its error is 1.3 to 1.8 times that of fused attention at 256
+// queries, 1.4 to 2.6 at 1024 and 3 at 4096, 4 if causal. An error of 5 % gives more than 10. The roundings
+// of the blocks are independent, so the kernel's error grows with the square root of the rows. So does the
+// limit, from kRowsOfLimit rows on.
 inline constexpr double kDeviationRatioKeys = 6;
 inline constexpr double kRowsOfLimit = 4096;
 
-// Of dK and dV over all keys: what is not conserved, over what roundings leave (shadow/conservation.h). Sound
-// calls of PyTorch's CPU kernel have at most 0.7 (bench/verdicts.py's situations); a key of 256 that is left
-// out gives 7 of dK and 2.5 of dV.
+// Limit of the violation of the conservation of dK and dV, relative to its tolerance (shadow/conservation.h).
+// Correct calls of PyTorch's CPU kernel have at most 0.7 (bench/verdicts.py's situations). If one key of 256
+// is left out, dK has 7 and dV 2.5.
 inline constexpr double kConservationRatio = 3;
 
-// A layer's backward slices of rows that show that its calls see all keys, before conservation is judged.
+// Number of a layer's backward slices of rows that must show that its calls see all keys before conservation
+// counts.
 inline constexpr uint64_t kWholeCalls = 4;
 
-// So many of a layer's last 64 slices beyond the limit: one slice may be so by chance, where plain attention
-// happens to err little; a single bad head among 32 gives two.
+// Number of a layer's last 64 slices that must exceed the limit. A single slice may exceed it by chance, if
+// plain attention happens to have a small error; a single faulty head among 32 gives two slices.
 inline constexpr int kSlicesBeyond = 2;
-// Of dK and dV, whose slices count however few of their positions have a gradient: where a training knows its
-// data by heart, one slice of dK in 800 is beyond the limit.
+// The same number for dK and dV. Their slices count however few positions have a gradient: in a training that
+// has memorized its data, one slice of dK in 800 exceeds the limit.
 inline constexpr int kSlicesBeyondKeys = 3;
 
-// Pooled signed bias of a pass, in ulp, and how sure it must be between slices. Both must be exceeded, and
-// not by the rounded reference too.
+// Limits of the pooled signed bias of a pass, in ulp, and of its standard score between slices. A bias alarm
+// needs both to be exceeded, and not by the rounded reference as well.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
-// Of dK and dV, which PyTorch's CPU kernel adds up in bf16: it exceeds the bias of fused attention by up to
-// 0.05 ulp, at 3 standard errors, at 256 to 8192 positions (bench/verdicts.py's situations).
+// Limit of the bias of dK and dV. PyTorch's CPU kernel, which sums them in bf16, exceeds the bias of fused
+// attention by up to 0.05 ulp, at 3 standard errors, at 256 to 8192 positions (bench/verdicts.py's
+// situations).
 inline constexpr double kBiasUlpKeys = 0.25;
 
 // The detectors, in the order of the table below.
@@ -60,37 +63,36 @@ enum class DetectorId : int {
 };
 inline constexpr size_t kDetectors = static_cast<size_t>(DetectorId::kCount);
 
-// How a detector looks at its series.
+// The statistic of a detector.
 enum class Look : int {
-  kDrift,     // two-sided CUSUM of value / learned spread; the statistic is its sum
-  kRise,      // recent mean of the logarithm above a learned baseline; the statistic is its z
-  kDrop,      // the same, below
-  kLimit,     // the second largest of the last values; the statistic is it
-  kForecast,  // straight line through the last values; the statistic is its slope's t, and how soon it meets
-              // `least`
-  kGrowth,    // the same through their logarithms, while the square stays below its own running mean
+  kDrift,     // sum of a two-sided CUSUM of value / learned spread
+  kRise,      // z of the recent mean of the logarithm above a learned baseline
+  kDrop,      // z of the recent mean of the logarithm below a learned baseline
+  kLimit,     // the second largest of the last values
+  kForecast,  // t of the slope of a line through the last values; effect: how soon the line reaches `least`
+  kGrowth,    // t of the slope through their logarithms, while the square is below its own running mean
 };
 
-// `warn` is the value of the statistic that gives the score 1, `least` the effect that there must be besides:
-// the score is the smaller one of statistic / warn and effect / least. Counts are of the values of one
-// series.
+// A row of the table of detectors. `warn` is the statistic that gives the score 1, and `least` the effect
+// that is needed besides: the score is the smaller of statistic / warn and effect / least. Counts are numbers
+// of values of one series.
 struct DetectorInfo {
   DetectorId id;
   const char* name;
   const char* help;
   Look look;
-  uint64_t learning;  // values before it says anything; of kLimit: how many last values it looks at
-  double memory;      // values that its baseline or its line remembers
-  double recent;      // of kRise, kDrop: values of the recent mean; of kDrift: the slack
+  uint64_t learning;  // values before the first score; kLimit: number of last values
+  double memory;      // values that the baseline or the line remembers
+  double recent;      // kRise, kDrop: values of the recent mean; kDrift: the slack
   double warn;
-  double least;  // of kDrift in the series' unit, of kRise, kDrop, kGrowth in natural logarithms; 0: none
-  double watch;  // the score from which on it watches
+  double least;  // kDrift: in the series' unit; kRise, kDrop, kGrowth: in natural logarithms; 0: no minimum
+  double watch;  // lowest score of the level watch
 };
 
-// The values are those of the literature or of the design; entropy_drop and gradient_norm came too near to
-// theirs in healthy trainings (of seeds that bench/precursors does not score) and were set higher by a third.
-// CUSUM: slack 0.5 and 18 give one false alarm in 2e8 values
-// on two sides where the spread is known (cusum_run_length), so that a thousand series do not cry wolf.
+// The values come from the literature or the design. entropy_drop and gradient_norm came close to theirs in
+// healthy trainings (of seeds that bench/precursors does not score), so they were raised by a third. A
+// two-sided CUSUM with slack 0.5 and threshold 18 gives one false alarm in 2e8 values if the spread is known
+// (cusum_run_length), which is rare enough for a thousand series.
 inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kBias, "bias",
      "signed error of attention's output in ulp that lasts and that the rounded reference has not",

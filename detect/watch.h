@@ -1,5 +1,5 @@
-// All detectors of one rank of a run, over all its restarts: values in, events out, and which episodes of
-// detectors preceded each loss event.
+// Runs all detectors of one rank over all restarts of a run: takes values, returns events, and finds the
+// detector episodes that preceded each loss event.
 #ifndef FORESHOCK_DETECT_WATCH_H_
 #define FORESHOCK_DETECT_WATCH_H_
 
@@ -23,34 +23,35 @@
 
 namespace foreshock {
 
-// A time of one detector at one place above quiet.
+// A period in which one detector was above quiet at one place.
 struct Episode {
   DetectorId detector;
   std::string place, layer;
-  Level most = Level::kWatch;  // the highest level of it
-  int64_t since_step = 0;      // it began
-  int64_t warn_step = -1;      // it warned for the first time; -1: not yet
-  int64_t end_step = -1;       // -1: it lasts
+  Level most = Level::kWatch;  // highest level during the episode
+  int64_t since_step = 0;      // first step
+  int64_t warn_step = -1;      // first step at which it warned; -1: not yet
+  int64_t end_step = -1;       // -1: not over
 };
 
+// Keeps the episodes of all detectors and finds those that preceded a loss event.
 class Precursors {
  public:
-  static constexpr size_t kMost = 128;      // episodes; the oldest that is over goes first, then the oldest
-  static constexpr size_t kMostNamed = 16;  // before one event
-  static constexpr int64_t kHorizon = 256;  // steps: what was over for longer is no precursor
+  static constexpr size_t kMost = 128;      // episodes kept; the oldest one that is over is dropped first
+  static constexpr size_t kMostNamed = 16;  // episodes named before one event
+  static constexpr int64_t kHorizon = 256;  // steps; an episode that ended earlier is not a precursor
 
-  // A level has changed.
+  // Takes a change of a level.
   void note(DetectorId detector, const std::string& place, const std::string& layer, Level level,
             int64_t step);
 
-  // Those that began before `onset` and lasted to it, or ended at most kHorizon steps before; those that
-  // warned first, then the earliest.
+  // The episodes that began before `onset` and lasted until it or ended at most kHorizon steps before it.
+  // Episodes that warned come first; then the earliest come first.
   std::vector<Episode> before(int64_t onset) const;
 
-  // In the order in which they began.
+  // All episodes in the order of their first step.
   const std::deque<Episode>& episodes() const { return episodes_; }
 
-  // Another stretch of the training begins.
+  // Forgets all episodes, since another part of the training begins.
   void clear() { episodes_.clear(); }
 
   template <class State>
@@ -60,7 +61,7 @@ class Precursors {
   std::deque<Episode> episodes_;
 };
 
-// One episode; `id` and `most` in range or the state is refused.
+// Reads or writes one episode. An `id` or `most` out of range makes the state invalid.
 template <class State>
 void episode_fields(State& state, Episode& episode) {
   int id = static_cast<int>(episode.detector), most = static_cast<int>(episode.most);
@@ -75,7 +76,7 @@ void episode_fields(State& state, Episode& episode) {
   for (int64_t* step : {&episode.since_step, &episode.warn_step, &episode.end_step}) state(*step);
 }
 
-// A list of things that are read and written by `item`.
+// Reads or writes a list; `item` handles one element.
 template <class State, class List, class Item>
 void list_fields(State& state, List& list, uint64_t most, const Item& item) {
   if constexpr (State::kReads) {
@@ -93,14 +94,14 @@ void Precursors::fields(State& state) {
   list_fields(state, episodes_, kMost, episode_fields<State>);
 }
 
-// What has happened, in the order in which it was found out.
+// The kinds of events, and the meaning of WatchEvent::step.
 enum class WatchEventKind : int {
-  kLossSpike,              // `step`: the onset
-  kDivergence,             // `step`: the onset
-  kLossRise,               // `step`: the onset
-  kNonfiniteGradientNorm,  // the first step of a stretch
-  kResumed,                // the step count has gone back: to `step`, from `value`
-  kPrecursor,              // a detector's level has changed to `level`
+  kLossSpike,              // `step` is the onset
+  kDivergence,             // `step` is the onset
+  kLossRise,               // `step` is the onset
+  kNonfiniteGradientNorm,  // `step` is the first of consecutive steps with such a norm
+  kResumed,                // the step count has gone back to `step`, from `value`
+  kPrecursor,              // a detector's level has changed to `level` at `step`
 };
 inline constexpr int kWatchEventKinds = 6;
 inline constexpr int kLossEventKinds = 3;  // the first ones
@@ -109,15 +110,15 @@ const char* name_of(WatchEventKind kind);
 struct WatchEvent {
   WatchEventKind kind;
   int64_t step;
-  double value;  // that was judged; NaN: it was not finite
-  // Of a precursor only:
+  double value;  // the value that caused the event; NaN: it was not finite
+  // kPrecursor only:
   DetectorId detector = DetectorId::kCount;
   std::string place, layer;
   Level level = Level::kQuiet;
   double score = 0;
 };
 
-// A value that a detector was given, and what it made of it.
+// A value given to a detector, and the detector's reading.
 struct WatchReading {
   DetectorId detector;
   std::string place;
@@ -132,64 +133,68 @@ struct LossEventSeen {
   std::vector<Episode> preceded_by;
 };
 
-// Loss events of one kind over all attempts, by their onsets; -1: none.
+// Number, first onset and last onset of the loss events of one kind over all attempts; -1: no event.
 struct LossCount {
   uint64_t count = 0;
   int64_t first_step = -1, last_step = -1;
 };
 
+// The state of one detector over all its series.
 struct DetectorState {
-  Level level = Level::kQuiet;                     // the highest of all places
-  std::string layer;                               // one that has it
-  int64_t since_step = -1;                         // it has been above quiet there; -1: it is quiet
-  int64_t last_warn_step = -1;                     // -1: never
-  uint64_t values = 0, watches = 0, warnings = 0;  // given; times that a level has risen to it
-  size_t series = 0;                               // that it follows
-  uint64_t series_dropped = 0;                     // that its room has no place for, or had to give up
-  // The last value of the series nearest to a warning. NaN: there was none since this process started.
+  Level level = Level::kQuiet;  // highest level of any series
+  std::string layer;            // layer of a series with that level
+  int64_t since_step = -1;      // step since which that series is above quiet; -1: it is quiet
+  int64_t last_warn_step = -1;  // -1: never
+  // Values given to the detector, and how often a level has risen to watch and to warn.
+  uint64_t values = 0, watches = 0, warnings = 0;
+  size_t series = 0;            // series that it follows
+  uint64_t series_dropped = 0;  // series refused or given up for lack of room
+  // The last value of the series nearest to a warning. NaN: no value since this process started.
   double value = NAN, score = 0;
   std::string value_layer;
   int64_t value_step = -1;
 };
 
-// Detectors of single tensors, of which a model has many times as many as layers.
+// Whether the detector follows single tensors. A model has many times more tensors than layers.
 constexpr bool is_per_tensor(DetectorId id) {
   return id == DetectorId::kRmsStaleness || id == DetectorId::kWeightShift;
 }
 
-// Every detector has room of its own, so that no series of one can keep out another's. The detectors of the
-// loss and of the gradient norm have one series each. Those of layers take in every new layer: when the room
-// is full, the series that has been quiet and without a value for longest is given up. Those of tensors
-// refuse further ones instead: tensors come in turns, and each would be given up before its next value.
+// All detectors of one rank. Every detector has a limit of series of its own, so that detectors cannot
+// displace each other's series. The detectors of the loss and of the gradient norm have one series each. A
+// detector of layers accepts every new layer; at the limit it gives up the series that has been quiet and
+// without a value for longest. A detector of tensors refuses new series at the limit: tensors come in turns,
+// and each would be given up before its next value.
 class RankWatch {
  public:
-  static constexpr size_t kMostLayers = 4096;           // series of one detector
-  static constexpr size_t kMostTensors = 8192;          // likewise
-  static constexpr size_t kMostDroppedNames = 1 << 17;  // of one detector; further ones are not counted
+  static constexpr size_t kMostLayers = 4096;           // series of a detector of layers
+  static constexpr size_t kMostTensors = 8192;          // series of a detector of tensors
+  static constexpr size_t kMostDroppedNames = 1 << 17;  // refused series per detector that are counted
   static constexpr size_t kMostLossEvents = 64;
 
-  // An optimizer step has ended. What is not known is absent. Events are appended to `*out`.
+  // Takes the numbers of an optimizer step that has ended; unknown numbers are absent. Appends events to
+  // `*out`.
   void observe_step(int64_t step, const std::optional<double>& loss,
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 
-  // A value of a series of one detector. `place`: a layer's label or a tensor's name; `layer`: the label (""
-  // unknown). `span`: steps that the value covers. A series whose span changes starts to learn again, since
-  // its earlier values mean something else.
+  // Takes a value of a series of one detector. `place`: a layer's label or a tensor's name; `layer`: the
+  // label, "" if unknown. `span`: steps that the value covers. If the span of a series changes, the series
+  // learns again, since its earlier values have another meaning. Appends events to `*out`.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
                   double value, double control, std::vector<WatchEvent>* out, int64_t span = 0);
 
-  // Of the last loss, if it was one of the last step.
+  // The verdict on the last step's loss; empty if that step had none.
   const LossVerdict& loss_verdict() const { return loss_verdict_; }
-  // The last kMostLossEvents.
+  // The last kMostLossEvents loss events.
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
-  // `kind`: a loss event. Counts only grow, whatever restarts.
+  // Counts of a kind of loss event; restarts do not reset them.
   const LossCount& losses(WatchEventKind kind) const { return losses_[static_cast<size_t>(kind)]; }
-  // Of one series; quiet where there is none.
+  // The level of one series; quiet if there is no such series.
   Level level_of(DetectorId detector, const std::string& place) const;
-  // Looks at all places: not for every value.
+  // The states of all detectors. Iterates over all series: do not call it for every value.
   std::array<DetectorState, kDetectors> states() const;
 
-  // Every reading from now on is appended to `*readings`; null: none. No part of the state.
+  // Appends every later reading to `*readings`; null: stops. Not part of the saved state.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
   template <class State>
@@ -201,8 +206,8 @@ class RankWatch {
     Detector detector;
     std::string layer;
     int64_t span = 0;
-    uint64_t last_used = 0;  // of used_
-    // What it was given last; no part of the state.
+    uint64_t last_used = 0;  // used_ at its last value
+    // The last value and its score; not part of the saved state.
     double value = NAN, score = 0;
     int64_t step = -1;
   };
@@ -221,8 +226,8 @@ class RankWatch {
   void series_fields(State& state);
 
   SeriesMap series_;
-  size_t count_[kDetectors] = {};  // of series_
-  uint64_t used_ = 0;              // values so far
+  size_t count_[kDetectors] = {};  // by detector: number of its series
+  uint64_t used_ = 0;              // values observed so far
   uint64_t given_up_[kDetectors] = {};
   std::unordered_set<uint64_t> refused_[kDetectors];  // hashes of the names of tensors
   LossEventRule loss_rule_;

@@ -1,4 +1,4 @@
-// The last values of a series and what is said about them.
+// Keeps the last values of a series and summarizes them.
 #ifndef FORESHOCK_DETECT_WINDOW_H_
 #define FORESHOCK_DETECT_WINDOW_H_
 
@@ -11,15 +11,14 @@
 
 namespace foreshock {
 
-// Over the finite values of a window; std is the sample's (n - 1), 0 for one value.
+// Statistics of the values in a window. std is the sample standard deviation (n - 1); 0 for one value.
 struct WindowSummary {
   double min, max, mean, std;
   size_t count;
 };
 
-// The last kCapacity finite values. NaN and Inf do not enter; they are counted, so that they cannot be
-// missed. Trivially copyable: its state is saved as it is. Summaries cost one pass, and carry no error from
-// earlier values.
+// The last kCapacity finite values. NaN and Inf are only counted. Trivially copyable, so its state can be
+// saved as it is. A summary takes one pass over the values, so errors of earlier values do not accumulate.
 template <size_t kCapacity>
 class Window {
  public:
@@ -37,7 +36,7 @@ class Window {
 
   size_t size() const { return size_; }
   bool full() const { return size_ == kCapacity; }
-  // Of the whole series, not of the window.
+  // Number of NaN and Inf in the whole series, not only in the window.
   uint64_t nonfinite() const { return nonfinite_; }
 
   // The kept values, in no particular order; valid until the next add().
@@ -46,7 +45,7 @@ class Window {
   // The value added `back` values ago, 0 being the last one; back < size().
   double latest(size_t back) const { return values_[(next_ + kCapacity - 1 - back) % kCapacity]; }
 
-  // Absent while empty. Values near the ends of double's range are scaled first, so that nothing overflows.
+  // Absent while the window is empty. Very large values are scaled first, so that nothing overflows.
   std::optional<WindowSummary> summary() const {
     if (size_ == 0) return std::nullopt;
     const auto [min, max] = std::minmax_element(values_.begin(), values_.begin() + size_);
