@@ -1,6 +1,6 @@
-// The kernels for devices: one fatbin, so that nothing of CUDA is linked. It lies in a file beside the
-// library, which reads it when it first has use for it (libmonitor/cuda_driver.h). Its symbols take one
-// parameter each, a job of kernels/device_jobs.h, by value.
+// Gives access to the fatbin with the device kernels, so that no part of CUDA is linked. The library reads
+// the fatbin from a file beside it when it first needs it (libmonitor/cuda_driver.h). Each kernel takes one
+// parameter by value, a job of kernels/device_jobs.h.
 #ifndef FORESHOCK_KERNELS_DEVICE_CODE_H_
 #define FORESHOCK_KERNELS_DEVICE_CODE_H_
 
@@ -10,17 +10,17 @@
 
 namespace foreshock {
 
-// What the fatbin of this build is, by which it is told from that of any other.
+// Identifies the fatbin of this build.
 struct DeviceCodeSeal {
   uint64_t bytes;     // 0: the build had no nvcc
   uint64_t checksum;  // kernels/sums.h
-  int toolkit;        // that made it, as 1000 * major + 10 * minor
+  int toolkit;        // version of the CUDA toolkit, as 1000 * major + 10 * minor
 };
 DeviceCodeSeal device_code_seal();
 
-// Its bytes, embedded, for programs of our own that launch kernels: not for the library, since every process
-// of a training would have them in its address space. Machine code for sm_80, sm_90 and sm_100, and PTX of
-// compute_100 for what comes later. Empty when the build had no nvcc.
+// The bytes of the fatbin, embedded in tests and benchmarks that launch kernels. The library must not use
+// them, since every process of a training would then have them in its address space. The fatbin has machine
+// code for sm_80, sm_90 and sm_100, and PTX of compute_100 for later devices. Empty if the build had no nvcc.
 std::span<const std::byte> DeviceCode();
 
 enum class DeviceKernel : int {
@@ -36,7 +36,7 @@ enum class DeviceKernel : int {
 };
 inline constexpr int kDeviceKernels = 9;
 
-// Symbols in the fatbin, in the order above.
+// Symbols in the fatbin, in the order of DeviceKernel.
 inline constexpr const char* kDeviceKernelNames[kDeviceKernels] = {
     "foreshock_gather",         "foreshock_packed_gather", "foreshock_key_gather",
     "foreshock_count_patterns", "foreshock_count_bins",    "foreshock_gradient_sums",

@@ -1,6 +1,6 @@
-// What a kernel on the device is asked to do: plain structs of one layout on host and device, each the single
-// parameter of its kernel. Addresses are of device memory. Nothing here is checked on the device: an address
-// that is wrong ends the trainer's context, so the host must know its tensors.
+// The parameters of the device kernels: plain structs with the same layout on host and device, each the
+// single parameter of its kernel. Addresses are in device memory. The device checks nothing, and a wrong
+// address destroys the trainer's context, so the host must validate every job.
 #ifndef FORESHOCK_KERNELS_DEVICE_JOBS_H_
 #define FORESHOCK_KERNELS_DEVICE_JOBS_H_
 
@@ -14,19 +14,20 @@
 
 namespace foreshock {
 
-// How to launch it. More blocks than there is work are idle, fewer take turns: the result is the same.
+// The shape of a launch. Results do not depend on the number of blocks: surplus blocks are idle, and fewer
+// blocks do several shares of the work.
 struct LaunchShape {
   uint32_t blocks, threads, shared_bytes;
 };
 
-// Of the device: multiprocessors, and the shared memory that a block of it may ask for.
+// Number of multiprocessors of the device, and bytes of shared memory that a block may use.
 struct DeviceLimits {
   uint32_t processors, shared_bytes;
 };
 
-inline constexpr uint32_t kMostJobBytes = 4096;  // of the parameters of a kernel, on every device
+inline constexpr uint32_t kMostJobBytes = 4096;  // limit for the parameters of a kernel, on every device
 
-// Blocks for so much work at so much each, one at least.
+// The number of blocks for `work` units at `of_a_block` units each: at least one, at most `most`.
 constexpr uint32_t blocks_of(uint64_t work, uint64_t of_a_block, uint32_t most) {
   const uint64_t blocks = work / of_a_block + (work % of_a_block != 0);
   return blocks < 1 ? 1 : blocks < most ? static_cast<uint32_t>(blocks) : most;
@@ -34,12 +35,12 @@ constexpr uint32_t blocks_of(uint64_t work, uint64_t of_a_block, uint32_t most) 
 
 // -- gather: a slice of an attention call, packed as kernels/gather.h packs it --
 
-// Row (head, n) of a payload: `width` elements from `from` + head * head_stride + row(n) * row_stride on,
-// column_stride apart; strides are in elements, 0 and negative ones included. Rows lie packed and head-major
-// from `to` on.
+// One payload to copy. Row (head, n) has `width` elements that begin at `from` + head * head_stride + row(n)
+// * row_stride and are column_stride apart. Strides are in elements and may be 0 or negative. The copied rows
+// are packed, head-major, and begin at `to`.
 struct GatherPiece {
-  uint64_t from;  // of the element (first head, row 0, first column)
-  uint64_t to;    // bytes from the job's `to`
+  uint64_t from;  // address of the element (first head, row 0, first column)
+  uint64_t to;    // offset in bytes from the job's `to`
   int64_t head_stride, row_stride, column_stride;
   uint32_t heads, rows, width;
   uint32_t element;    // bytes: 1, 2, 4 or 8
@@ -51,18 +52,18 @@ static_assert(sizeof(GatherPiece) == 64);
 inline constexpr uint32_t kMostPieces = 16;
 inline constexpr uint32_t kMostPositions = 16;
 
-// Of one launch at a time: all zero before the first, and left so by each.
+// Scratch of one launch at a time. All zero before the first launch; every launch leaves it all zero.
 struct GatherClock {
-  uint64_t not_begin, end;  // the greatest so far of ~(begin of a block) and of its end
+  uint64_t not_begin, end;  // largest ~(begin of a block), and largest end of a block so far
   uint32_t arrived;         // blocks that have ended
-  uint32_t nonfinite;       // of the query's gradient, so far; of kKeyGather
+  uint32_t nonfinite;       // kKeyGather: NaN and Inf in the query's gradient so far
 };
 static_assert(sizeof(GatherClock) == 24);
 
 struct GatherJob {
-  uint64_t to;     // of the packed slice
-  uint64_t times;  // two uint64_t: globaltimer, in ns, when the first block began and the last one ended
-  uint64_t clock;  // a GatherClock
+  uint64_t to;     // address of the packed slice
+  uint64_t times;  // uint64_t[2]: globaltimer in ns when the first block began and when the last one ended
+  uint64_t clock;  // address of a GatherClock
   uint32_t pieces;
   uint32_t reserved;
   uint32_t position[kMostPositions];
@@ -71,33 +72,33 @@ struct GatherJob {
 static_assert(sizeof(GatherJob) == 96 + kMostPieces * sizeof(GatherPiece));
 static_assert(sizeof(GatherJob) <= kMostJobBytes);
 
-// What the gather of one sequence of a packed batch has looked at.
+// The sequence of a packed batch that was gathered, with its extent.
 struct SequenceTold {
   uint32_t number, queries, keys;
-  uint32_t positions;  // of each head; 0: the offsets made no sense, and nothing was copied
+  uint32_t positions;  // sampled positions of each head; 0: the offsets were invalid and nothing was copied
   uint32_t position[kMostPositions];
 };
 static_assert(sizeof(SequenceTold) == 80);
 
-// The same for one sequence of a packed batch, whichever holds the place (packed_sequence.h). The job inside
-// is that of a sequence as long as the longest which begins at position 0: what the sequence does not have is
-// not copied, and its listed rows lie packed by so many positions as it has. Its positions are fractions of
-// 2^32, one for each part.
+// Gathers from one sequence of a packed batch, the one that find_sequence() chooses (gather.h). `gather`
+// describes a sequence of the longest length that begins at position 0. Rows that the chosen sequence lacks
+// are not copied, and the listed rows are packed for as many positions as it has. gather.position[] are
+// fractions of 2^32, one for each part.
 struct PackedGatherJob {
   GatherJob gather;
   PackedSequences sequences;
-  uint64_t told;       // a SequenceTold
-  int64_t sum_stride;  // elements from one sequence to the next, of the piece below
-  uint32_t sum_piece;  // whose rows are those of (sequence, head, position); kMostPieces: none
-  uint32_t parts;      // of a sequence, as far as it has positions
-  uint32_t positions;  // at most: of so many parts, the first ones
+  uint64_t told;       // address of a SequenceTold
+  int64_t sum_stride;  // sum_piece: elements from one sequence to the next
+  uint32_t
+      sum_piece;   // index of the piece whose rows are (sequence, head, position); kMostPieces: no such piece
+  uint32_t parts;  // parts into which the sequence is divided; a shorter one has as many parts as positions
+  uint32_t positions;  // most positions sampled: those of the first parts
   uint32_t reserved;
 };
 static_assert(sizeof(PackedGatherJob) == sizeof(GatherJob) + 72);
 static_assert(sizeof(PackedGatherJob) <= kMostJobBytes);
 
-// So many threads copy so many elements each, and a launch is small: what runs beside it keeps its
-// processors.
+// The launch is kept small, so that kernels that run beside it keep most processors.
 constexpr LaunchShape launch_of(const GatherJob& job) {
   constexpr uint32_t kThreads = 256, kOfAThread = 16, kMostBlocks = 128;
   uint64_t elements = 0;
@@ -112,8 +113,8 @@ constexpr LaunchShape launch_of(const PackedGatherJob& job) { return launch_of(j
 
 // -- key gather: a slice of key positions, and the sums over all keys of its kv-head --
 
-// Rows of one head, or of several that follow each other: element (head, row, column) is `data` +
-// head * stride[0] + row * stride[1] + column * stride[2], strides in elements.
+// Rows of one head or of consecutive heads: element (head, row, column) is at `data` + head * stride[0] + row
+// * stride[1] + column * stride[2], strides in elements.
 struct DeviceView {
   uint64_t data;
   int64_t stride[3];
@@ -127,13 +128,14 @@ struct KeyGatherJob {
   uint64_t sums;          // ColumnSum[key_sum_count()], overwritten; 0: no sums
   DeviceView grad_query;  // of the query heads that share the kv-head
   DeviceView grad_key, grad_value;
-  uint32_t dtype;  // of the three; floating
+  uint32_t dtype;  // floating format of grad_query, grad_key and grad_value
   uint32_t reserved;
 };
 static_assert(sizeof(KeyGatherJob) == sizeof(GatherJob) + 160 && sizeof(ColumnSum) == 24);
 static_assert(sizeof(KeyGatherJob) <= kMostJobBytes);
 
-// So many columns side by side are summed by one block, and so many rows are looked through for NaN.
+// A block sums the keys' gradients in tiles of kColumnsOfATile neighbouring columns, and searches the query's
+// gradient for NaN and Inf in tiles of kRowsOfATile rows.
 inline constexpr uint32_t kColumnsOfATile = 16, kRowsOfATile = 64;
 
 constexpr uint32_t column_tiles(const DeviceView& view) {
@@ -148,30 +150,30 @@ constexpr LaunchShape launch_of(const KeyGatherJob& job) {
   return shape;
 }
 
-// -- scalars: numbers of the trainer's, each for a cell of the host's memory --
+// -- scalars: copies numbers of the trainer into cells in host memory --
 
-// Read by the host while a kernel may still write it: the number is stored after the value.
+// The host may read a cell while a kernel writes it: `number` is stored after `value`.
 struct ScalarCell {
   double value;
-  uint64_t number;  // of the fetch that the value is of
+  uint64_t number;  // number of the fetch to which `value` belongs
 };
 static_assert(sizeof(ScalarCell) == 16);
 
-inline constexpr uint32_t kScalarCells = 16384;  // a power of two
-inline constexpr uint32_t kMostScalars = 256;    // of one launch
+inline constexpr uint32_t kScalarCells = 16384;  // must be a power of two
+inline constexpr uint32_t kMostScalars = 256;    // per launch
 
 constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(number % kScalarCells); }
 
-// Instead of a DType: each is a GradientSums, of which the number is its squares, or NaN where an element was
+// Value of ScalarsJob::dtype: each source is a GradientSums, whose squares are copied; NaN if an element was
 // not finite.
 inline constexpr uint32_t kSquaresOfSums = 0;
 
 struct ScalarsJob {
-  uint64_t cells;  // ScalarCell[kScalarCells], of the host, as the device sees them
-  uint64_t first;  // the number of the first one; the others follow
+  uint64_t cells;  // device address of ScalarCell[kScalarCells] in host memory
+  uint64_t first;  // number of the first value; the others follow
   uint32_t count;
-  uint32_t dtype;               // a DType that is floating, of all of them, or kSquaresOfSums
-  uint64_t from[kMostScalars];  // aligned to the size of a value
+  uint32_t dtype;               // the floating DType of all values, or kSquaresOfSums
+  uint64_t from[kMostScalars];  // addresses, aligned to the size of a value
 };
 static_assert(sizeof(ScalarsJob) == 24 + 8 * kMostScalars);
 static_assert(sizeof(ScalarsJob) <= kMostJobBytes);
@@ -182,20 +184,21 @@ constexpr LaunchShape launch_of(const ScalarsJob& job) {
 
 // -- histogram: a packed tensor, as kernels/histogram.h counts it --
 
-// kCountPatterns: values of 16 bits into kPatterns words of uint32_t, one set, at most kMostPatterns values
-// over all calls. kCountBins: fp32 into kBinWords words of uint64_t, at most kMostBinned. Words are added to.
+// kCountPatterns counts 16-bit values in kPatterns words of uint32_t (one set), at most kMostPatterns values
+// over all calls. kCountBins counts fp32 values in kBinWords words of uint64_t, at most kMostBinned. Both add
+// to the words.
 struct HistogramJob {
-  uint64_t from;  // aligned to the size of a value, no more
+  uint64_t from;  // must be aligned to the size of a value
   uint64_t count;
   uint64_t words;
 };
 static_assert(sizeof(HistogramJob) == 24);
 
-// Counters of 16 bits for all patterns; a launch that gives no shared memory counts in the words themselves.
+// Shared memory for 16-bit counters of all patterns. Without shared memory the kernel counts in the words
+// themselves.
 inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
 
-// A block of its own for each processor, with work for all its threads that is worth the emptying of its
-// counters.
+// At most one block for each processor, and enough work for each block to be worth emptying its counters.
 constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLimits& limits) {
   constexpr uint32_t kThreads = 1024, kOfAThread = 64;
   const bool fits = limits.shared_bytes >= kPatternSharedBytes;
@@ -213,8 +216,8 @@ constexpr LaunchShape launch_of_bins(const HistogramJob& job, const DeviceLimits
 
 // -- sums over many tensors at a time --
 
-// A tensor is summed in chunks of so many elements, one block of kSumLanes threads each, and the chunks of a
-// tensor after them, by the block that ended last. The order is fixed (block_sums.h), whatever the launch.
+// A tensor is summed in chunks of kSumChunk elements, each by a block of kSumLanes threads; the block that
+// ends last then adds the chunks. The order of additions is fixed for every launch (sums_body.h).
 inline constexpr uint32_t kSumChunk = 65536;
 inline constexpr uint32_t kSumLanes = 256;
 
@@ -222,11 +225,11 @@ constexpr uint64_t sum_chunks(uint64_t count) { return (count + kSumChunk - 1) /
 
 static_assert(sizeof(GradientSums) == 24);
 
-struct GradientTensor {  // dense, in any order of its dimensions
+struct GradientTensor {  // must be dense, with its dimensions in any order
   uint64_t data;
   uint64_t count;
-  uint64_t first_chunk;  // the chunks of the tensors before it
-  uint32_t dtype;        // a DType that is floating
+  uint64_t first_chunk;  // number of chunks of the tensors before it
+  uint32_t dtype;        // a floating DType
   uint32_t reserved;
 };
 static_assert(sizeof(GradientTensor) == 32);
@@ -234,10 +237,10 @@ static_assert(sizeof(GradientTensor) == 32);
 inline constexpr uint32_t kMostSumTensors = 96;
 
 struct GradientSumsJob {
-  uint64_t results;   // GradientSums[tensors], overwritten
-  uint64_t partials;  // GradientSums[chunks of all tensors]: scratch
-  uint64_t arrived;   // uint32_t, zero before the first launch and left so by each
-  uint64_t chunks;    // of all tensors
+  uint64_t results;   // GradientSums[tensors]; overwritten
+  uint64_t partials;  // GradientSums[chunks]; scratch
+  uint64_t arrived;   // uint32_t; zero before the first launch, and every launch leaves it zero
+  uint64_t chunks;    // number of chunks of all tensors
   uint32_t tensors;
   uint32_t reserved;
   GradientTensor tensor[kMostSumTensors];
@@ -247,7 +250,7 @@ static_assert(sizeof(GradientSumsJob) <= kMostJobBytes);
 
 static_assert(sizeof(AdamConstants) == 40);
 
-struct AdamTensor {  // gradient and second moment dense in one and the same order
+struct AdamTensor {  // gradient and second moment must be dense, with their dimensions in the same order
   uint64_t gradient, moment;
   uint64_t count;
   uint64_t first_chunk;
@@ -258,7 +261,7 @@ static_assert(sizeof(AdamTensor) == 80);
 
 inline constexpr uint32_t kMostAdamTensors = 48;
 
-// Results and partials are AdamSums of adam_sums.h.
+// Results and partials are AdamSums (sums.h).
 static_assert(sizeof(AdamSums) == 64);
 struct AdamSumsJob {
   uint64_t results, partials, arrived, chunks;  // as in GradientSumsJob
@@ -269,7 +272,7 @@ struct AdamSumsJob {
 static_assert(sizeof(AdamSumsJob) == 40 + kMostAdamTensors * sizeof(AdamTensor));
 static_assert(sizeof(AdamSumsJob) <= kMostJobBytes);
 
-// Of either.
+// The launch of kGradientSums or kAdamSums.
 template <class Job, class Sums>
 constexpr LaunchShape launch_of_sums(const Job& job, const DeviceLimits& limits) {
   return {.blocks = blocks_of(job.chunks, 1, 4 * limits.processors),
@@ -283,12 +286,12 @@ constexpr LaunchShape launch_of(const AdamSumsJob& job, const DeviceLimits& limi
   return launch_of_sums<AdamSumsJob, AdamSums>(job, limits);
 }
 
-// -- checksum: of a packed tensor, as kernels/sums.h has it --
+// -- checksum: of a packed tensor, as kernels/sums.h defines it --
 
 struct ChecksumJob {
   uint64_t from;  // any alignment
   uint64_t bytes;
-  uint64_t to;  // uint64_t, added to
+  uint64_t to;  // address of a uint64_t, to which the checksum is added
 };
 static_assert(sizeof(ChecksumJob) == 24);
 

@@ -50,7 +50,7 @@ constexpr bool is_floating(DType type) {
   return type == DType::kFp64 || type == DType::kFp32 || type == DType::kBf16 || type == DType::kFp16;
 }
 
-// Significand bits with the hidden one, and the exponent of the smallest normal number.
+// Significand bits, including the hidden one, and the exponent of the smallest normal number.
 struct Format {
   int precision;
   int min_exponent;
@@ -70,7 +70,7 @@ constexpr Format format_of(DType type) {
 
 constexpr float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
-// Exact, subnormals, infinities and NaN payloads included.
+// Converts exactly, including subnormals, infinities and NaN payloads.
 constexpr float fp16_to_float(uint16_t bits) {
   const uint32_t sign = uint32_t(bits & 0x8000u) << 16;
   const uint32_t exponent = (bits >> 10) & 31;
@@ -86,7 +86,7 @@ constexpr uint32_t fp32_bits(uint16_t bits, DType type) {
   return std::bit_cast<uint32_t>(type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits));
 }
 
-// Element `index` of a packed array of `type`, exactly. `type` must be floating.
+// Element `index` of a packed array of `type`, converted exactly. `type` must be floating.
 inline double load_as_double(const void* data, DType type, size_t index) {
   const char* at = static_cast<const char*>(data) + index * size_of(type);
   switch (type) {

@@ -15,32 +15,34 @@ namespace foreshock {
 // holds count * shape[3] elements. Indices must lie inside the shape. Returns the bytes written.
 uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count, char* to);
 
-// The same, but only the first `width` elements of each row.
+// As gather_rows(), but copies only the first `width` elements of each row.
 uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                           int64_t width, char* to);
 
 // A batch of sequences stored one after the other without padding, and the choice of the sequence to sample.
 // Host and device share this code, because the offsets may be readable only on the device.
 //
-// Sequence n has the query positions from the n-th offset on until before the next one, and keys likewise.
+// Sequence n has the query positions from query offset n up to, but not including, offset n + 1; its key
+// positions follow from the key offsets in the same way.
 struct PackedSequences {
   uint64_t query_offsets, key_offsets;  // addresses of int32_t[count + 1]
   uint32_t count;                       // 0: not packed
-  uint32_t queries, keys;               // positions that there are, 2^31 at most
-  uint32_t longest_query, longest_key;  // a sequence that is longer is not looked at
-  uint32_t place;                       // which position its sequence is to have: a fraction of 2^32
+  uint32_t queries, keys;               // positions of all sequences, at most 2^31
+  uint32_t longest_query, longest_key;  // a longer sequence is not sampled
+  uint32_t place;                       // chooses the sequence by a query position, as a fraction of 2^32
 };
 static_assert(sizeof(PackedSequences) == 40);
 
 struct SequencePlace {
   uint32_t number = 0;
-  uint32_t query = 0, queries = 0;  // the first position, and how many; 0: there is no such sequence
+  uint32_t query = 0, queries = 0;  // first position and number of positions; 0: no valid sequence
   uint32_t key = 0, keys = 0;
 };
 
-// The sequence that holds the position, so that each position is as likely as any other and an empty sequence
-// is never met. None where the offsets do not begin at 0 or later, rise, and stay within what there is, as
-// far as they are read: whatever they hold, what is found lies inside. `memory.load<int32_t>(address)`.
+// Finds the sequence that holds the query position all.place, so that every position is equally likely and an
+// empty sequence is never chosen. The offsets need not be trusted: the result always lies within `queries`
+// and `keys`, and has no positions if the offsets that were read are negative, do not rise or are too large.
+// Reads the offsets by memory.load<int32_t>(address).
 template <class Memory>
 FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {
@@ -49,8 +51,8 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const M
   int64_t begin = offset(all.query_offsets, 0), end = offset(all.query_offsets, all.count);
   if (begin < 0 || end <= begin || end > all.queries) return {};
   const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * all.place >> 32);
-  // Sequence `low` begins at `begin`, not behind the position; `high` begins (or all end) at `end`, behind
-  // it.
+  // Invariant: sequence `low` begins at `begin` <= wanted, and sequence `high` (or the end of all) at `end` >
+  // wanted.
   uint32_t low = 0, high = all.count;
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
@@ -74,8 +76,8 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const M
           .keys = static_cast<uint32_t>(key_end - key)};
 }
 
-// Of a sequence in `parts` equal parts, no more than it has positions: the one of part n that a fraction of
-// 2^32 chooses. Of a shorter sequence it is not a later one.
+// The position that `fraction` of 2^32 chooses in part n of a sequence divided into `parts` equal parts.
+// `parts` must not exceed `length`. For a smaller `length` the position is never larger.
 constexpr uint64_t position_in_part(uint64_t length, uint32_t n, uint32_t parts, uint32_t fraction) {
   const uint64_t begin = length * n / parts, end = length * (n + 1) / parts;
   return begin + ((end - begin) * fraction >> 32);

@@ -1,4 +1,4 @@
-// The bodies of kGather and kPackedGather, and what kKeyGather shares with them.
+// The bodies of kGather and kPackedGather, and functions that kKeyGather shares with them.
 #ifndef FORESHOCK_KERNELS_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_GATHER_BODY_H_
 
@@ -9,7 +9,8 @@ namespace foreshock {
 
 inline constexpr uint32_t kWarp = 32;
 
-// Bytes to copy at a time: what every row and, where columns lie apart, every element is aligned to.
+// The bytes to copy at a time: the alignment of every row, or of every element if the columns are not
+// adjacent.
 constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
@@ -17,13 +18,13 @@ constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   return power_dividing(piece.from | to | strides * piece.element | row, is_dense ? 16 : piece.element);
 }
 
-// Where the rows of a piece begin, and how many of each head there are.
+// Address of the first row of a piece, and number of rows per head.
 struct PieceRows {
   uint64_t from;
   uint32_t rows;
 };
 
-// As the job says.
+// The rows that the job lists.
 class RowsAsAsked {
  public:
   explicit FORESHOCK_DEVICE RowsAsAsked(const GatherJob& job) : job_(job) {}
@@ -36,7 +37,7 @@ class RowsAsAsked {
   const GatherJob& job_;
 };
 
-// Those that the sequence has which each thread has found.
+// The rows of the sequence that each thread has found with find_sequence().
 template <class Block>
 class RowsOfASequence {
  public:
@@ -74,7 +75,7 @@ class RowsOfASequence {
   Places& place_;
 };
 
-// As many neighbouring threads share a row as it has units, up to a warp.
+// Copies one piece. Neighbouring threads share a row: as many as the row has units, at most a warp.
 template <class Unit, class Block, class Rows>
 FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const Rows& rows, Block& block) {
   const GatherPiece& piece = job.piece[number];
@@ -143,7 +144,7 @@ struct Nothing {
   FORESHOCK_DEVICE void operator()() const {}
 };
 
-// `at_end`: by one thread, when all blocks have done all that is before this call.
+// Stores the times of the launch. One thread calls `at_end` after all blocks have reached this call.
 template <class Block, class AtEnd = Nothing>
 FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd& at_end = {}) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
@@ -169,7 +170,7 @@ FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
 template <class Block>
 FORESHOCK_DEVICE void packed_gather_body(const PackedGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
-  // Each thread for itself, all of a warp at the same addresses.
+  // Every thread computes the same; the threads of a warp read the same addresses.
   typename RowsOfASequence<Block>::Places place;
   block.each([&](uint32_t thread) { place[thread] = find_sequence(job.sequences, block); });
   const RowsOfASequence<Block> rows(job, place);

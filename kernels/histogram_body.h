@@ -8,9 +8,9 @@
 
 namespace foreshock {
 
-// Calls take(thread, bits) for each value of a packed array of Value: 16 bytes at a time where it is aligned,
-// its ends by the first threads of the first block. A barrier follows, and another one whenever each thread
-// has taken kUnitsOfARound times 16 bytes.
+// Calls take(thread, bits) for each value of a packed array of Value. The aligned part is read 16 bytes at a
+// time; the first threads of the first block read its unaligned ends. There is a barrier at the end, and one
+// after each round, in which a thread reads kUnitsOfARound times 16 bytes.
 template <class Value, uint64_t kUnitsOfARound, class Block, class Take>
 FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Take& take) {
   constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
@@ -52,20 +52,21 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
 
 inline constexpr uint64_t kOneRound = uint64_t{1} << 40;  // units: more than a device holds
 
-// What a thread has counted and not yet added: neighbours are often equal (a tensor of zeros), and then they
-// do not wait for one word all together.
+// A count that a thread has not added yet. Neighbours are often equal (a tensor of zeros): they are added
+// together, so that threads do not wait for the same word.
 template <class Word>
 struct Run {
   uint32_t bin;
   Word sum;
 };
 
-// Two counters of 16 bits in a word of shared memory. Whoever completes a portion in a counter takes it out
-// and brings it to the words; nobody knows how much later, so what bounds a counter is the work between two
-// barriers. Portions do not change a counter modulo kPortion, so exactly one addition sees each of them
-// completed, and behind a barrier, when all of them are out, every counter is below kPortion. From there on
-// nothing but the values of one round is added: kPortion - 1 and those are less than 0x10000, and a counter
-// never carries into its neighbour. Nor does it borrow: what is taken out was in it.
+// Two 16-bit counters in a word of shared memory. The thread whose addition completes a portion of kPortion
+// in a counter subtracts the portion and adds it to the words. This may happen arbitrarily later, so only the
+// work between two barriers bounds a counter. Subtracting a portion does not change a counter modulo
+// kPortion, so exactly one addition completes each portion. After a barrier all portions are subtracted and
+// every counter is below kPortion. Before the next barrier only the values of one round are added. kPortion -
+// 1 plus these is below 0x10000, so a counter never carries into its neighbour; it never borrows either,
+// since only what was in it is subtracted.
 inline constexpr uint32_t kPortion = 0x1000;
 inline constexpr uint64_t kPatternUnitsOfARound = 7;
 inline constexpr uint64_t kMostPatternsOfARound =  // and both ends
@@ -101,7 +102,7 @@ FORESHOCK_DEVICE void count_patterns_shared(const HistogramJob& job, Block& bloc
   });
 }
 
-// Where a block may not have so much shared memory.
+// Counts in device memory, for devices with too little shared memory per block.
 template <class Block>
 FORESHOCK_DEVICE void count_patterns_direct(const HistogramJob& job, Block& block) {
   uint32_t* words = reinterpret_cast<uint32_t*>(job.words);
@@ -119,7 +120,7 @@ FORESHOCK_DEVICE void count_patterns_direct(const HistogramJob& job, Block& bloc
   });
 }
 
-// The counters of shared memory are used when the launch gives them.
+// Counts in shared memory if the launch provides it, else in device memory.
 template <class Block>
 FORESHOCK_DEVICE void count_patterns_body(const HistogramJob& job, Block& block) {
   if (block.shared_bytes() >= kPatternSharedBytes) {

@@ -31,8 +31,9 @@ FORESHOCK_DEVICE double load_element(const DeviceView& view, DType type, int64_t
                     block);
 }
 
-// The columns of one tile over all rows of the first head. Threads beside each other read columns beside each
-// other, and each takes every so many rows; the sums of threads are added in halves, in one order always.
+// Sums the columns of one tile over all rows of the first head. Neighbouring threads read neighbouring
+// columns, and each thread takes rows at a fixed distance. The sums of the threads are then added pairwise,
+// always in the same order.
 template <class Block>
 FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* to,
                                Block& block) {
@@ -58,7 +59,7 @@ FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile
   });
 }
 
-// Adds to `count` how many elements of one tile of rows are NaN or Inf.
+// Adds the number of NaN and Inf in one tile of rows to `count`.
 template <class Block>
 FORESHOCK_DEVICE void find_nonfinite(const DeviceView& view, DType type, uint32_t tile, uint32_t* count,
                                      Block& block) {

@@ -1,5 +1,5 @@
-// Sums of a sampled backward call over all keys of one kv-head. What they must be, whatever the kernel, is in
-// shadow/conservation.h. No heap, no statics: safe inside a trainer.
+// Sums the gradients of a sampled backward call over all keys of one kv-head. shadow/conservation.h says
+// which values the sums must have. No heap, no statics: safe inside a trainer.
 #ifndef FORESHOCK_KERNELS_KEY_SUMS_H_
 #define FORESHOCK_KERNELS_KEY_SUMS_H_
 
@@ -11,7 +11,7 @@
 
 namespace foreshock {
 
-// A column of rows that are added in order.
+// The sum of one column, to which rows are added in order.
 struct ColumnSum {
   double sum = 0, ulp_squares = 0;
   uint64_t nonfinite = 0;
@@ -30,7 +30,7 @@ struct ColumnSum {
     nonfinite += other.nonfinite;
   }
 
-  // Of a finite x; 0 where it is below the range of fp64.
+  // ulp(x)^2 for a finite x; 0 if that is below the range of fp64.
   static constexpr double squared_ulp(double x, const Format& format) {
     const int biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff);
     const int exponent = biased - 1023 > format.min_exponent ? biased - 1023 : format.min_exponent;
@@ -40,16 +40,17 @@ struct ColumnSum {
   }
 };
 
-// What a sampled backward call is summed up by: a ColumnSum for each column of dK, then of dV, over all keys
-// of one batch and kv-head, and one for dQ of the query heads that share it, of which only `nonfinite` is
-// counted.
+// Number of sums of a backward call: a ColumnSum for each column of dK and then of dV, over all keys of one
+// batch and kv-head, and one for dQ of the query heads that share the kv-head, in which only `nonfinite` is
+// set.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
-// Elements of one head that are NaN or Inf. Of a floating format.
+// Number of NaN and Inf in one head. The format must be floating.
 uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head);
 
-// Writes key_sum_count() sums. The tensors are [batch, heads or kv_heads, queries or keys, dim], of one
-// floating format. Rows are added in order here; the device adds every 16th row, then these sums.
+// Writes key_sum_count() sums. The tensors are [batch, heads or kv_heads, queries or keys, dim] and must have
+// the same floating format. This function adds rows in order; the device adds every 16th row and then these
+// sums.
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
                    int64_t batch, int64_t kv_head, ColumnSum* to);
 

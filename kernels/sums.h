@@ -11,23 +11,24 @@
 
 namespace foreshock {
 
-// Two tensors of one shape are read together, in blocks of at most this many fp64 values each.
+// Two tensors of the same shape are read together, in blocks of at most this many fp64 values each.
 inline constexpr size_t kJointBlock = 256;
 
-// `count` elements, `stride` apart, from element `first` of `tensor` on, exactly; its type must be floating.
+// Converts `count` elements of `tensor` exactly: element `first` and further ones, `stride` apart. Its type
+// must be floating.
 void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to);
 
-// Whether both have one shape, and elements that are neighbours in memory fill one block of it in one and the
-// same order: then they may be walked as one row.
+// Whether both tensors have the same shape and fill a block of memory without gaps in the same order of
+// elements. They can then be read as one row.
 bool is_jointly_dense(const TensorView& a, const TensorView& b);
 
 inline int64_t element_count(const TensorView& tensor) {
   return tensor.shape[0] * tensor.shape[1] * tensor.shape[2] * tensor.shape[3];
 }
 
-// Calls visit(a, b, n) for each block: values of both at the same indices, n <= kJointBlock. The order is
-// that of memory when they are jointly dense, else row by row of the shape, which must be the same; a block
-// never spans two rows.
+// Calls visit(a, b, n) for each block of n <= kJointBlock values of both tensors at the same indices. The
+// shapes must be equal. The order is that of memory if the tensors are jointly dense, else row by row, and
+// then a block never spans two rows.
 template <class Visit>
 void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit& visit) {
   double of_a[kJointBlock], of_b[kJointBlock];
@@ -52,16 +53,14 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
   }
 }
 
-// The sum of the squares of a packed array, in fp64.
-
-// `type` must be floating. A NaN or an infinity among the values makes the result NaN or infinite. The error
-// of the sum is at most count / 8 * 2^-53 relative (eight chains), far below the rounding of any gradient.
+// The sum of the squares of a packed array, in fp64. `type` must be floating. A NaN or an infinity in the
+// array makes the result NaN or infinite. The relative error is at most count / 8 * 2^-53 (eight chains), far
+// below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
-// What one optimizer step changed in a packed array.
-
-// Sums in fp64 over d = after - before and over the values after; a value that is not finite makes its sums
-// so. Relative error of each sum at most count / 8 * 2^-53 (eight chains).
+// Sums, in fp64, of the change d = after - before that one optimizer step made in a packed array, and of the
+// values after it. A value that is not finite makes its sums not finite. The relative error of each sum is at
+// most count / 8 * 2^-53 (eight chains).
 struct Update {
   double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;
   double sum_squares_after = 0;
@@ -89,30 +88,29 @@ struct GradientSums {
   }
 };
 
-// The tensor may have any strides; its type must be floating. Elements are added in order within each joint
-// block, then blocks in order: the relative error of the squares is below
-// (blocks + 257) * 2^-53.
+// Sums a tensor with any strides and a floating type. Elements are added in order within each joint block,
+// then the blocks in order: the relative error of the squares is below (blocks + 257) * 2^-53.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums);
 
 // Parameters of the Adam step that was just taken.
 struct AdamStep {
   double beta2;  // decay of the second moment v, in [0, 1)
   double eps;
-  int64_t step;  // steps taken, this one included; from 1
+  int64_t step;  // number of this step, from 1
 };
 
-// The health of an Adam-like optimizer, from one pass over a gradient and its second moment. g is the
-// gradient that the optimizer read (after clipping), v its second moment after the step, v^ = v / (1 -
-// beta2^t); Adam divides by sqrt(v^). The sums run over the counted elements; the results of several tensors
-// or shards can be added.
+// Statistics of an Adam-like optimizer from one pass over a gradient and its second moment. g is the gradient
+// that the optimizer read (after clipping), v its second moment after the step, and v^ = v / (1 - beta2^t);
+// Adam divides by sqrt(v^). The sums are over the counted elements. The results of several tensors or shards
+// can be added.
 struct AdamSums {
   uint64_t counted = 0;
-  uint64_t nonfinite_gradient = 0;  // left out: g is NaN or infinite
-  uint64_t unusable_state = 0;      // left out: v is NaN, infinite or negative
+  uint64_t nonfinite_gradient = 0;  // elements not counted because g is NaN or infinite
+  uint64_t unusable_state = 0;      // elements not counted because v is NaN, infinite or negative
   double staleness = 0;             // sum of g^2 / max(v^, eps^2); RMS staleness = sqrt(staleness / counted)
-  uint64_t epsilon_dominated = 0;   // sqrt(v^) < eps: the update is g / eps, whatever v is
-  // g^2 > 50 w^, w being v before the step took this g in: v cannot say, because v >= (1 - beta2) g^2.
-  // Nothing is known of the first step (surprise_counted stays 0).
+  uint64_t epsilon_dominated = 0;   // elements with sqrt(v^) < eps: the update is about g / eps
+  // Elements with g^2 > 50 w^, where w is v before the step added this g. v itself would not show this,
+  // because v >= (1 - beta2) g^2. In the first step w is unknown and surprise_counted stays 0.
   uint64_t surprised = 0, surprise_counted = 0;
   double gradient_squares = 0;  // sum of g^2
 
@@ -131,32 +129,34 @@ struct AdamSums {
 // Values that are constant over a tensor in one step.
 struct AdamConstants {
   double correction;   // 1 / (1 - beta2^t)
-  double eps_squared;  // of v^ below it
-  double floor;        // eps^2, and above 0
+  double eps_squared;  // eps dominates if v^ is below this
+  double floor;        // eps^2, but always above 0
   double new_share;    // 1 - beta2
-  double before;       // beta2 (1 - beta2^(t - 1)): what turns w^ into v without this g; 0: not known
+  double before;       // beta2 (1 - beta2^(t - 1)), the factor from w^ to v without this g; 0: unknown
 };
 
 AdamConstants adam_constants(const AdamStep& step);
 
-inline constexpr double kSurprise = 50;  // SPAM, arXiv 2501.06842, exports this and 5000
+inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which also uses 5000
 
-// Both tensors have one shape; formats and strides may differ but must be floating. Added to *sums. The order
-// is fixed: within each joint block element n goes to chain n mod 8, chains are added in
-// order, then blocks in order; so a sum's relative error is below (blocks + 60 + 2 / (1 - beta2)) * 2^-53 and
-// its bits do not depend on the machine. A step below 1 or a beta2 outside [0, 1) counts nothing.
+// Adds the statistics of a tensor to *sums. Both tensors must have the same shape and floating formats;
+// formats and strides may differ. The order is fixed: within each joint block element n goes to chain n mod
+// 8, then chains are added in order, then blocks in order. So a sum's relative error is below (blocks + 60 +
+// 2 / (1 - beta2)) * 2^-53, and its bits do not depend on the machine. With a step below 1 or a beta2 outside
+// [0, 1) nothing is counted.
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
                    AdamSums* sums);
 
 // One element of a gradient and its second moment; the same code runs on host and device.
 
-// NaN and the infinities times 0 are NaN. No branch, so that all of it is done in vector registers.
+// Tests for finite values without a branch, so that the loop is vectorized: NaN and the infinities times 0
+// are NaN.
 constexpr bool is_usable(double g, double v) { return int{g * 0 + v * 0 == 0} & int{v >= 0}; }
 
 struct AdamElement {
-  double square;     // g^2, 0 of what is left out
-  double moment;     // v, 0 of what is left out
-  double corrected;  // v^; of what is left out DBL_MAX, which eps does not dominate
+  double square;     // g^2; 0 for an element that is not counted
+  double moment;     // v; 0 for an element that is not counted
+  double corrected;  // v^; DBL_MAX for an element that is not counted, so that eps does not dominate it
 };
 
 constexpr AdamElement adam_element(double g, double v, const AdamConstants& c) {
@@ -170,18 +170,18 @@ constexpr double staleness_of(double square, double corrected, const AdamConstan
   return square / (corrected > c.floor ? corrected : c.floor);
 }
 
-// g^2 > 50 w^ with w^ = (v - (1 - beta2) g^2) / (beta2 (1 - beta2^(t - 1))), without the division.
+// Whether g^2 > 50 w^ with w^ = (v - (1 - beta2) g^2) / (beta2 (1 - beta2^(t - 1))), without the division.
 constexpr bool is_surprising(double square, double moment, const AdamConstants& c) {
   return square * c.before > kSurprise * (moment - c.new_share * square);
 }
 
-// A checksum of a packed array: any single changed bit changes it. It is the sum modulo 2^64 over the 32-bit
-// words w[n] of `bytes` bytes (the last one filled up with zeros) of w[n] * m[n], m[n] = 2 * (n * 0x9e3779b1
-// mod 2^31) + 1. A sum, so in any order and grouping; every factor is odd and below 2^32, so a change of one
-// word always shows, and one bit in each of two words too, since no two factors are equal below 2^31 words.
+// A checksum of a packed array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes`
+// bytes (the last word filled up with zeros), with m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1. The words may be
+// added in any order. Every factor is odd and below 2^32, so a change of one word always changes the
+// checksum. So does a change of one bit in each of two words, since all factors differ below 2^31 words.
 uint64_t checksum(const void* data, size_t bytes);
 
-// m[n].
+// The factor m[n].
 constexpr uint32_t checksum_factor(uint64_t n) { return static_cast<uint32_t>(n) * 2 * 0x9e3779b1u + 1; }
 
 }  // namespace foreshock

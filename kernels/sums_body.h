@@ -10,10 +10,10 @@
 
 namespace foreshock {
 
-// Elements that a lane takes one after the other: 16 bytes of the narrowest format.
+// Consecutive elements that a lane adds: 16 bytes of the narrowest format.
 inline constexpr uint32_t kSumGroup = 8;
 
-// `count` values from number `first` on, exactly; the others of the group become 0.
+// Loads `count` values exactly, beginning with number `first`, and sets the rest of the group to 0.
 template <DType kType, class Block>
 FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, const Block& block,
                                  double (&to)[kSumGroup]) {
@@ -103,7 +103,7 @@ FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* l
   fold_lanes(lane, block);
 }
 
-// Of a launch of kSumLanes threads with launch_of(job).shared_bytes.
+// Sums all tensors of a job. The launch must have kSumLanes threads and launch_of(job).shared_bytes.
 template <class Sums, class Job, class Block>
 FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   Sums* results = reinterpret_cast<Sums*>(job.results);
