@@ -10,10 +10,10 @@
 //   PerThread<T>                   one T per thread, indexed [thread], that lasts over several each()
 //   shared<T>(bytes)               uninitialised shared memory from offset `bytes`, a multiple of alignof(T)
 //   load<T>(address), store(address, T)   device memory, aligned to T
-//   publish(address, uint64_t)     stores to host memory; the host then sees all earlier stores of this thread
+//   publish(address, uint64_t)     stores to host memory; the host then sees this thread's earlier stores too
 //   fresh(const T*)                reads what another block of this launch wrote; only after last() was true
 //   add(T*, T), max(T*, T)         atomic, relaxed, on shared or device memory; T unsigned, 32 or 64 bits
-//   last(uint32_t*, uint32_t of)   called by one thread: true in the last of `of` calls on this counter, which
+//   last(uint32_t*, uint32_t of)   by one thread: true in the last of `of` calls on this counter, which
 //                                  is then zero again; everything written before the calls is then visible
 //   now()                          ns of the device's clock
 // Code outside of each() is the same for all threads, reads only jobs and shared memory, and writes nothing.
