@@ -1,4 +1,5 @@
-// The two clocks of the trainer's side. Only read at set-up, at steps, and in sampled calls.
+// Basic tools of libforeshock.so: clocks, a try-lock, memory from the kernel, and macros for forwarding
+// unknown arguments. Clocks are read only at set-up, at steps and in sampled calls.
 #ifndef FORESHOCK_LIBMONITOR_BASE_H_
 #define FORESHOCK_LIBMONITOR_BASE_H_
 
@@ -23,8 +24,7 @@ inline uint64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 // For points in time that another process reads.
 inline uint64_t realtime_ns() { return clock_ns(CLOCK_REALTIME); }
 
-// A lock that nobody waits for: what cannot have it at once goes without.
-
+// Tries to take a lock and never waits: if the lock is taken, the caller must skip its work.
 class TryLock {
  public:
   explicit TryLock(std::atomic_flag& flag)
@@ -41,13 +41,12 @@ class TryLock {
   bool owned_;
 };
 
-// Memory of our own, from the kernel and not from the trainer's allocator.
-
-// Zeroed where it was not touched; a page costs memory once it is. Set-up only. Thread-compatible; never
-// given back at the end: threads may still run while the process ends.
+// Zeroed memory from the kernel, not from the trainer's allocator. A page takes memory once it is touched.
+// Set-up only. Never freed, since threads may still run while the process ends. Thread-compatible.
 class MmapBuffer {
  public:
-  // At least `bytes`, whatever was there before lost. False: there is none now.
+  // Makes room for at least `bytes`; the earlier content is lost. False if there is no memory; the buffer is
+  // then empty.
   bool reserve(size_t bytes) {
     if (bytes <= bytes_ && data_ != nullptr) return true;
     if (data_ != nullptr) munmap(data_, bytes_);
@@ -67,9 +66,8 @@ class MmapBuffer {
   size_t bytes_ = 0;
 };
 
-// Steps in which a thread found another one in its way, for whoever comes next.
-
-// Any thread. A step counts once; more than eight at a time are forgotten.
+// Remembers steps in which a thread could not take a lock, for the next thread that can. A step counts once;
+// beyond eight steps further ones are forgotten. Any thread.
 class DeferredSteps {
  public:
   void add(int64_t step) {
@@ -78,21 +76,20 @@ class DeferredSteps {
       if (place.compare_exchange_strong(found, step + kFirst) || found == step + kFirst) return;
     }
   }
-  // Calls take(step) with each, once.
+  // Calls take(step) once for each step and forgets it.
   void take(const auto& take) {
     for (auto& place : places_)
       if (const int64_t found = place.exchange(kNone); found != kNone) take(found - kFirst);
   }
 
  private:
-  static constexpr int64_t kNone = 0, kFirst = 2;  // a step may be -1: not known
+  static constexpr int64_t kNone = 0, kFirst = 2;  // a step may be -1 (unknown)
   std::atomic<int64_t> places_[8] = {};
 };
 
-// A function whose signature is not known here passes on what its caller put into registers and onto the
-// stack, word for word: integers and pointers in registers first, doubles and floats in registers of their
-// own, then the stack, one word each. Words beyond its arguments belong to the caller's frame and are copied
-// to no effect.
+// Macros for a function that forwards its arguments without knowing their types. It passes on all words that
+// its caller may have set: integer registers, floating-point registers, and words of the stack. Words beyond
+// the arguments belong to the caller's frame; copying them has no effect.
 
 using Word = uint64_t;
 
@@ -109,7 +106,7 @@ inline constexpr int kIntegerRegisters = 8;
 #define FORESHOCK_WORD(name) foreshock::Word name
 #define FORESHOCK_DOUBLE(name) double name
 #define FORESHOCK_NAME(name) name
-// FORESHOCK_STACK(X), the words of the stack, is what each function's file says it to be.
+// Each file that uses these macros must define FORESHOCK_STACK(X), the words of the stack.
 #define FORESHOCK_PARAMETERS \
   FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
 #define FORESHOCK_ARGUMENTS \

@@ -1,56 +1,58 @@
-// How the monitor comes into a process: what the doors share.
+// Functions shared by bootstrap.cpp and the interpose_*.cpp files: they look up the functions that
+// libforeshock.so interposes, and load the adapter.
 #ifndef FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 #define FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 
 namespace foreshock {
 
-// Of these, `function` is a name, with a version only what has exactly that, and null where nobody has it.
-// Never `ours`. What is found stays mapped.
+// The find functions return the address of `function`, or null if it is not found. They never return `ours`,
+// our own definition. If `version` is not null, only a symbol with exactly that version matches. The library
+// that defines the result stays mapped.
 
-// As a library that is mapped already sees it from within: its own, or that of one it is linked with.
+// Searches the mapped library at `path` and then the libraries it is linked with.
 void* find_at(const char* path, const char* function, const char* version, const void* ours);
 
-// Of the libraries that are mapped already. `library` is a file name, after which a version may stand
-// ("libtorch_cpu.so"), or how several begin ("libtorch"; "": all). dlsym(RTLD_NEXT) does not see what was
-// loaded locally, as Python loads torch.
+// Searches the libraries that are already mapped. `library` is a file name ("libtorch_cpu.so"; a version may
+// follow it) or a prefix of file names ("libtorch"; "" matches all). dlsym(RTLD_NEXT) would not find
+// libraries that were loaded with RTLD_LOCAL, as Python loads torch.
 void* find_in_mapped(const char* library, const char* function, const char* version = nullptr,
                      const void* ours = nullptr);
 
-// Of all of them, the one that was mapped last.
+// The definition in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours);
 
-// What comes next in the order of the dynamic linker: visible to all, and maybe another tool's.
+// The next definition in the global order of the dynamic linker; it may be another tool's.
 void* find_next(const char* function, const char* version, const void* ours);
 
-// What a caller of our `ours` would have met without us: what comes next. Else, where it was loaded locally,
-// that of `library`, or of whatever defines it.
+// The definition that a caller of `ours` would get without libforeshock.so: that of find_next(), or, if the
+// function was loaded with RTLD_LOCAL, that of `library` or of any mapped library.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
-// The path of such a library that is mapped; false when there is none, or when it is too long.
+// The path of a mapped library (`library` as in find_in_mapped()). False if there is none or its path is too
+// long.
 bool find_mapped_path(const char* library, char (&path)[512]);
 
-// Whether this process is to be monitored, as far as its environment tells.
+// Whether this process is to be monitored according to its environment.
 bool is_monitored_process();
 
-// Loads the adapter of the torch that is mapped, once; nothing when there is none, or when this process is
-// not to be monitored. Reads a file and maps a library, so not for a hot path.
+// Loads the adapter for the mapped torch, once. Does nothing without a torch, or if this process is not to be
+// monitored. Reads a file and maps a library: not for a hot path.
 void load_adapter();
 
-// From the adapter, to the shims (interpose_shims.cpp). `adapter` is a handle of dlopen.
+// Connects the adapter, a handle from dlopen, with the shims (interpose_shims.cpp).
 void attach_shims(void* adapter);
 
-// And to the door of TransformerEngine (interpose_transformer_engine.cpp).
+// Connects the adapter with the functions of TransformerEngine (interpose_transformer_engine.cpp).
 void attach_nvte(void* adapter);
 
-// The import that Python is in the middle of, asked of the Python that is in this process, whichever that is.
+// The two functions below use the Python in this process, whichever it is. They must be called only in a
+// thread that may be initializing an extension module: they never take Python's lock, and do nothing if the
+// thread does not hold it.
 
-// Both only in a thread that may be initializing an extension module: Python's lock is never taken here, and
-// nothing is asked of Python by whoever does not hold it.
-
-// The file of the extension module that this thread is importing; false where nobody knows.
+// The file of the extension module that this thread is importing; false if it is unknown.
 bool read_imported_file(char (&path)[4096]);
 
-// Makes that import an ImportError with this text, when the initialization returns null.
+// Turns that import into an ImportError with this text; the module's initialization must then return null.
 void refuse_import(const char* text);
 
 }  // namespace foreshock

@@ -1,6 +1,6 @@
-// The few entry points of the CUDA driver that sampling uses, found by name in libcuda.so.1 once the trainer
-// itself has shown a tensor on a device. Types and numbers are those of the driver's ABI, written down here
-// so that nothing of CUDA is needed to build; device_driver_abi_test.cpp holds them against cuda.h.
+// Finds the entry points of the CUDA driver by name in libcuda.so.1, after the trainer itself has used a
+// tensor on a device; and reads the device kernels. Types and numbers are those of the driver's ABI, written
+// down here so that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
 #ifndef FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 #define FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 
@@ -40,17 +40,17 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;
 inline constexpr int kCanWriteFromStream = 122;  // an attribute: stream operations on 64-bit words
-inline constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // others: kernels/device_jobs.h
-inline constexpr int kMostDynamicShared = 8;                    // an attribute of a function
-inline constexpr uint64_t kLegacyStream = 1;  // of cuGetProcAddress: what a null stream means
+inline constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // device attributes (DeviceLimits)
+inline constexpr int kMostDynamicShared = 8;                    // a function attribute
+inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a null stream is the legacy one
 
-// 1000 * major + 10 * minor, as cuDriverGetVersion tells it. The entry points below are those of 12.0;
-// machine code needs a driver of the major version of the toolkit that made it or a later one, whatever the
-// minor version (NVIDIA's minor version compatibility). PTX asks for as new a driver as the whole toolkit:
-// where only PTX fits the device and the driver is older than that, loading it fails.
+// Driver versions are 1000 * major + 10 * minor, as cuDriverGetVersion returns them. The entry points below
+// are those of 12.0. Machine code needs a driver of at least the major version of its toolkit, with any minor
+// version (NVIDIA's minor version compatibility). PTX needs a driver at least as new as the toolkit: loading
+// fails if only PTX fits the device and the driver is older.
 inline constexpr int kOldestDriver = 12000;
-// From here on a stream may be asked for its context while it is being captured; before, that ends the
-// capture.
+// From this version on cuStreamGetCtx may be called for a stream that is being captured; before, the call
+// ends the capture.
 inline constexpr int kContextOfCapture = 12050;
 constexpr int oldest_driver_for(int toolkit) {
   const int of_its_major = toolkit / 1000 * 1000;
@@ -94,31 +94,31 @@ inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
     (cuda::Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda::Stream,   \
      void**, void**))
 
-// The same of what a driver may lack that is new enough: null then.
+// Entry points that a driver of a valid version may lack; they are then null.
 #define FORESHOCK_OPTIONAL_DRIVER_CALLS(X) X(func_load, cuFuncLoad, 12040, (cuda::Function))
 
-// Thread-safe. Never closed: the driver is the trainer's.
+// The entry points of the driver. Never closed, since the trainer owns the driver. Thread-safe.
 class DriverApi {
  public:
-  // True once every entry point is known, of a driver of version `oldest` at least. The first caller opens
-  // `library`; another thread meanwhile, and a child of the process that opened it (where the driver must not
-  // be used), gets false.
+  // True once every entry point of a driver of at least version `oldest` is known. The first caller opens
+  // `library`. Returns false in another thread meanwhile, and in a child of the process that opened it, where
+  // the driver must not be used.
   bool open(const char* library, int oldest);
 
-  // Whether it is open in this process. Makes a system call.
+  // Whether the driver is open in this process. Makes a system call.
   bool is_open() const;
 
-  // Why open() will never succeed, in a word, or null.
+  // The reason why open() will never succeed, as a word; or null.
   const char* failure() const;
 
-  // Of the driver, once it is open.
+  // The driver's version; valid once the driver is open.
   int version() const { return version_; }
 
-  // A kernel of a module, loaded. Drivers load lazily unless CUDA_MODULE_LOADING says otherwise: a function
-  // that was only found is loaded when it is launched first, and that waits for the work of the device while
-  // the context is locked. In the middle of a step such work may be a collective that waits for a rank which
-  // waits for this one. So every kernel that is launched there is found by this, at set-up. Before 12.4,
-  // which brought the call for it, to find one was to load it.
+  // Finds a kernel of a module and makes sure that it is loaded. Call this at set-up for every kernel that is
+  // launched within a step. Drivers load lazily unless CUDA_MODULE_LOADING says otherwise: the first launch
+  // of a function that was only found loads it, which locks the context and waits for the work of the device.
+  // That work may be a collective that waits for a rank which waits for this one. Before 12.4 there was no
+  // call for loading, but finding a function loaded it.
   bool find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const;
 
 #define FORESHOCK_DRIVER_MEMBER(call, symbol, version, parameters) cuda::Result(*call) parameters = nullptr;
@@ -135,30 +135,28 @@ class DriverApi {
   std::atomic<pid_t> opened_by_{0};
 };
 
-// In which context of a device something was set up, and what came of it: the same for all that a device is
-// given. A device that was reset has another context: what was set up in the old one went with it, and is set
-// up anew.
-
-// Thread-compatible. For those that are set up to derive from; nothing here is virtual.
+// Base class of objects that are set up in a context of a device. It keeps in which context that was, and the
+// result. A device that was reset has another context, in which the object must be set up again.
+// Thread-compatible; nothing is virtual.
 class PerContext {
  public:
-  // Of so many contexts in turn: a trainer that resets its device does so once or twice. One that goes to and
-  // fro between two that are both found would lose what is had in each of them again each time.
+  // Most contexts in which the object is set up, one after the other. A trainer that resets its device does
+  // so once or twice. A trainer that alternates between two contexts would lose the set-up each time.
   static constexpr int kMostSetUps = 4;
 
   bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
 
-  // Why nothing can be given to it, FORESHOCK_SKIP_..., or -1.
+  // The FORESHOCK_SKIP_ reason why the object cannot be used, or -1.
   int failed() const { return failed_; }
 
-  // Nothing will be had in this context: nobody knows a handle of it that is good outside of a call (a green
-  // one, which is current only while a part of the step is run in it). What is had in another one stays.
+  // Refuses a context for good: no handle of it is known that is valid outside of a call (a green context,
+  // which is current only while a part of the step runs in it). A set-up in another context stays.
   void refuse(uint64_t context_id) { refused_ = context_id; }
-  // Whether it is the last one of these.
+  // Whether `context_id` is the context refused last.
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
 
  protected:
-  // In the context that is current, by try_set_up(), which returns what failed() is to.
+  // Sets the object up in the current context by try_set_up(), whose result failed() returns from then on.
   template <class TrySetUp>
   void set_up_in(uint64_t context_id, const TrySetUp& try_set_up) {
     if (set_ups_ == kMostSetUps) return refuse(context_id);
@@ -170,10 +168,10 @@ class PerContext {
     failed_ = try_set_up();
   }
 
-  // For good, in this context.
+  // Makes the object unusable in this context for good.
   int fail() { return failed_ = FORESHOCK_SKIP_DEVICE; }
 
-  // What the stream of it is told to write when it has done what set-up gave it, and whether it has.
+  // The word that the object's stream writes after the work of set-up, and whether it has been written.
   uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
   bool has_written_marker(uint64_t& word) {
     if (!is_ready_) is_ready_ = std::atomic_ref<uint64_t>(word).load(std::memory_order_acquire) == marker();
@@ -188,12 +186,11 @@ class PerContext {
   bool is_ready_ = false;
   int set_ups_ = 0;
   uint64_t context_id_ = 0;
-  uint64_t refused_ = ~uint64_t{0};  // of no context
+  uint64_t refused_ = ~uint64_t{0};  // ~0: no context
 };
 
-// A capture in any thread forbids this one what set-up does, and would be spoilt by it, unless this thread
-// says that it has nothing to do with it.
-
+// Switches this thread to the relaxed capture mode while it exists. In another mode, the calls of set-up fail
+// while any thread captures a graph, and they would invalidate the capture.
 class CaptureGuard {
  public:
   explicit CaptureGuard(const DriverApi& driver) : driver_(driver) {
@@ -213,26 +210,23 @@ class CaptureGuard {
   bool exchanged_;
 };
 
-// The kernels for devices, from the file that is installed beside the library. Read once, when the first
-// tensor on a device has been seen: a process that has none neither opens it nor has room taken for it.
-
 inline constexpr const char* kDeviceCodeFile = "libforeshock.fatbin";
 
-// One caller at a time.
+// The device kernels, from the file installed beside the library. The file is read once, after the first
+// tensor on a device was seen; a process without a device does not open it. One caller at a time.
 class Fatbin {
  public:
-  // Takes the file only if it is the one that was built with this library, which also keeps out one that is
-  // cut short or damaged. Into memory of our own: a file that is mapped and then replaced in place, as some
-  // installers do, would be a SIGBUS of the trainer. No descriptor stays open. What could not be read is not
-  // tried again.
+  // Reads the file into own memory, only if it was built with this library (`seal`); this also rejects a
+  // truncated or damaged file. The file is not mapped: some installers replace files in place, which would
+  // raise SIGBUS in the trainer. No descriptor stays open. After a failure the file is not read again.
   void read(const char* path, const DeviceCodeSeal& seal);
 
   bool is_read() const { return code_.data() != nullptr; }
 
-  // Why there is nothing, in a word, or null.
+  // The reason why there is no code, as a word; or null.
   const char* failure() const { return failure_; }
 
-  // Stays for the life of the process: a driver may load from it later, kernel by kernel.
+  // The bytes of the file. They stay for the life of the process, since a driver may load from them later.
   std::span<const std::byte> code() const { return code_; }
 
  private:

@@ -1,7 +1,7 @@
-// Sampled calls, weights and gradients on devices: which context they belong to, whether their stream is
-// being captured, and whose turn it is. Nothing waits here, and no device is asked; what cannot be had at
-// once is skipped, with the reason. What may wait (opening the driver, reading the kernels, setting up a
-// device) is only noted, and done at the end of the step.
+// Samples calls, weights and gradients on devices: finds their context, checks that their stream is not being
+// captured, and gives one thread at a time access to a device. Nothing here waits or synchronizes with a
+// device; what is not possible at once is skipped with a reason. Work that may wait (opening the driver,
+// reading the kernels, setting up a device) is only noted and done at the end of the step.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 
@@ -13,13 +13,13 @@
 
 namespace foreshock {
 
-// As many as have a word of their own in the segment; more of them in one process are not sampled. Which they
-// are is settled by who comes first: a rank that uses only the last of eight has it.
+// Number of devices with a word of their own in the segment. The first devices that a process uses are
+// sampled, further ones are not; a rank that uses only the last of eight devices is sampled.
 inline constexpr int32_t kMostDevices = segment::kDeviceProgress;
 
 class DeviceTurn;
 
-// The stream that an operation on a device was given to; null: unknown.
+// A device and the stream on which an operation was launched; `handle` null: unknown.
 struct DeviceStream {
   int32_t device_index;
   void* handle;
@@ -28,16 +28,16 @@ struct DeviceStream {
 // Thread-safe but for attach(), and one thread at a time in set_up_wanted().
 class DeviceSampler {
  public:
-  // For a new segment. What was set up before is forgotten: it belonged to another process, or to another
-  // segment. Opens nothing.
+  // Starts with a new segment. Forgets all set-ups, since they belong to another process or another segment.
+  // Opens nothing.
   void attach(const segment::SegmentWriter* writer, const char* library = "libcuda.so.1");
 
-  // Makes *turn the turn of this call, or returns the FORESHOCK_SKIP_ reason.
+  // Gives *turn access to the device of this call and returns -1, or returns the FORESHOCK_SKIP_ reason.
   int begin(const ValidatedCall& call, DeviceTurn* turn);
-  // The same for weights that an optimizer steps there; *place is that of the device.
+  // As begin(), for weights on a device; *place is the index of the device here.
   int begin_weights(const DeviceStream& stream, DeviceTurn* turn, int* place);
 
-  // Calls visit(staging) of the device at a place, unless another thread is at it: then false.
+  // Calls visit(staging) for the device at `place`. False if another thread uses the device.
   template <class Visit>
   bool visit_weights(int place, const Visit& visit) {
     TryLock lock(devices_[place].busy);
@@ -45,39 +45,40 @@ class DeviceSampler {
     return static_cast<bool>(lock);
   }
 
-  // Puts a kernel for numbers that lie on a device on the trainer's stream (device_scalars.h). Fills in what
-  // find_scalar() knows them by and returns -1, or the FORESHOCK_SKIP_ reason for which they will not come.
+  // Launches a kernel on the trainer's stream that copies numbers to the host (device_scalars.h). Fills in
+  // the numbers for find_scalar() and returns -1, or returns the FORESHOCK_SKIP_ reason.
   int send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
   bool find_scalar(uint64_t number, double* value) const;
-  // The same for the squares of gradients, which kernels on that stream sum first (device_scalars.h).
+  // As send_scalars(), for the squares of gradients, which kernels on that stream sum first
+  // (device_scalars.h).
   int send_gradients(const DeviceStream& at, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 
-  // Whether a call has met a device that is not set up.
+  // Whether a call has used a device that is not set up.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
 
-  // Sets up what was wanted. For a thread of the trainer, between two steps.
+  // Sets up the devices that were used without a set-up. Called by a thread of the trainer between two steps.
   void set_up_wanted();
 
-  // What the trainer's streams have spent on gathers that ended since it was last asked.
+  // The time of the trainer's streams for gathers that have ended since the last call.
   CopyTiming::Spent take_spent();
 
   const DriverApi& driver() const { return driver_; }
 
  private:
   friend class DeviceTurn;
-  // What is had on a device is set up for itself: a trainer without attention that is seen may have weights.
+  // Each purpose is set up on its own: a trainer may have weights without any attention that hooks see.
   enum Purpose { kCalls, kWeights, kGradients, kPurposes };
   struct Device {
-    std::atomic<int32_t> index{-1};  // of the driver; -1: of none yet
-    // The contexts that were met without being set up.
+    std::atomic<int32_t> index{-1};  // the driver's index of the device; -1: unused
+    // Contexts that were used without a set-up.
     std::atomic<uint64_t> wanted[kPurposes] = {kNothing, kNothing, kNothing};
     std::atomic_flag busy;
     DeviceState state;
     WeightStaging weights;
     GradientReadback gradients;
   };
-  // A number of scalars tells its device in its last bits.
+  // The last bits of a scalar's number are the index of its device.
   static constexpr uint64_t kPlaces = 8;
   static_assert(kMostDevices < kPlaces);
   static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};
@@ -103,8 +104,8 @@ class DeviceSampler {
   Device devices_[kMostDevices];
 };
 
-// From begin() until the slice is on its way: the context of the call is current and its device is this
-// thread's.
+// Exclusive access to a device, from begin() until the slice is on its way. The context of the call is
+// current meanwhile.
 class DeviceTurn {
  public:
   DeviceTurn() = default;
@@ -119,9 +120,9 @@ class DeviceTurn {
 
  private:
   friend class DeviceSampler;
-  const DriverApi* driver_ = nullptr;  // not null: our context is to be popped
+  const DriverApi* driver_ = nullptr;  // not null: the context was pushed and must be popped
   DeviceSampler::Device* device_ = nullptr;
-  int place_ = -1;  // of it
+  int place_ = -1;  // index of device_
   uint64_t context_id_ = 0;
 };
 

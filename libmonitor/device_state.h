@@ -1,6 +1,5 @@
-// Room on a device for slices on their way to the segment: bytes handed out in order and free again in that
-// order. The host learns that a slice has left by the sequence word that the stream stores into its slot: it
-// reads its own memory and asks the device nothing. Thread-compatible.
+// Sends slices of calls on a device to the segment: a staging ring on the device, the timing of gathers, and
+// the state of one device in one context.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_STATE_H_
 
@@ -15,23 +14,26 @@
 
 namespace foreshock {
 
+// Allocates memory on a device for slices on their way to the segment, in order, and frees it in the same
+// order. The stream stores a sequence word into a slice's slot when it has copied the slice, so the host
+// learns from its own memory that a piece is free. Thread-compatible.
 class StagingRing {
  public:
-  // What lies in the ring at once: each slice has at least one slot of the segment.
+  // Most slices in the ring: each slice has at least one slot of the segment.
   static constexpr uint32_t kMostSlices = segment::kMaxSlots;
   static constexpr uint64_t kAlign = 256;
 
-  // Of `bytes` bytes (a multiple of kAlign), all free.
+  // Makes the ring `bytes` bytes large (a multiple of kAlign), all free.
   void reset(uint64_t bytes);
 
-  // Room for `bytes` bytes in one piece; false when there is none now. Nothing is taken before commit().
   struct Place {
     uint64_t offset = 0;
-    uint32_t number = 0;  // of no other slice that is in the ring
+    uint32_t number = 0;  // unique among the slices in the ring
   };
+  // Finds a free piece of `bytes` bytes; false if there is none now. The piece is not taken before commit().
   bool find(uint64_t bytes, Place* place);
 
-  // Takes what find() found last. Free again once `*sequence` is not less than `done`.
+  // Takes the piece that find() found last. It is free again once `*sequence` >= `done`.
   void commit(const uint64_t* sequence, uint64_t done);
 
   uint64_t bytes() const { return bytes_; }
@@ -47,27 +49,25 @@ class StagingRing {
   void free_what_has_left();
 
   uint64_t bytes_ = 0;
-  uint32_t first_ = 0, count_ = 0;  // of taken_, oldest first
+  uint32_t first_ = 0, count_ = 0;  // the used part of taken_, oldest first
   Taken found_ = {};
   Taken taken_[kMostSlices] = {};
 };
 
-// How long the gathers took on the trainer's stream. A device writes it into the slot, before the sequence
-// word that makes the slot visible; here the slots on their way are remembered until it can be read. Memory
-// of the host alone is looked at, and nothing is waited for.
-
-// Thread-compatible.
+// Measures how long gathers took on the trainer's stream. A device writes the times into the slot before the
+// sequence word that publishes the slot. This class remembers slots on their way until the times can be read.
+// It reads only host memory and never waits. Thread-compatible.
 class CopyTiming {
  public:
-  // Gathers into the slots of a slice, `ticket` and those after it, were given to a stream.
+  // Remembers a slice whose gathers were launched; its slots have the tickets from `ticket` on.
   void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
 
   struct Spent {
     uint64_t ns = 0;
     uint32_t slices = 0;
   };
-  // Of the slices that have arrived since it was last asked. A slot that holds something else by now counts
-  // as much as the last one that could be read.
+  // The time of the slices that have arrived since the last call. A slot that holds another slice by now
+  // counts as much as the last one that could be read.
   Spent take();
 
  private:
@@ -85,52 +85,51 @@ class CopyTiming {
   Spent spent_;
 };
 
-// What sampling has on one device, in one context: a ring, a stream of our own, an event, the kernel, and the
-// segment pinned for it. Set up once, which may wait for the device and so is done between steps; nothing of
-// it is given back, since that waits too, and the context may be gone by then.
-
-// What a device is set up with and for.
+// The input of a device's set-up.
 struct DeviceSetting {
   const DriverApi* driver;
   const segment::SegmentWriter* writer;
   std::span<const std::byte> code;  // kernels/device_code.h
 };
 
-// A slice whose slots are claimed and described, with nothing in them yet.
+// A slice whose slots are claimed and described, but empty.
 struct ClaimedSlice {
   segment::Slot* const* slots;
   uint64_t ticket;
   uint32_t parts;
 };
 
-// Thread-compatible. set_up() and what follows it are called in the context that they are about.
+// The resources of sampling on one device in one context: a ring, a stream of its own, an event, the kernels,
+// and the pinned segment. They are set up once, between steps, because set-up may wait for the device. They
+// are never freed, because that may wait too and the context may no longer exist. set_up() and the functions
+// after it must be called in their context. Thread-compatible.
 class DeviceState : public PerContext {
  public:
   static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
   static constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
-  static constexpr uint64_t kShareOfFree = 8;  // the ring takes an eighth of the free memory at most
+  static constexpr uint64_t kShareOfFree = 8;  // the ring takes at most an eighth of the free memory
 
   void forget() { *this = {}; }
-  // `index`: which word of the segment's progress is its own.
+  // `index`: index in segment::Progress::by_device.
   void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
 
-  // Whether the stream has done what set_up() gave it. Nothing is sampled before.
+  // Whether the stream has completed the work of set_up(). Nothing is sampled before.
   bool is_ready();
 
-  // What a slot may hold so that the ring holds it too, and of how many such slots it holds a slice.
+  // Most bytes of a slot that the ring can hold, and most slots of a slice that it can hold.
   uint64_t capacity() const;
   uint32_t most_parts() const;
 
-  // Gathers on `stream`, copies on our own, publishes from there. Returns -1, or why the slice is not on its
-  // way: then nothing was begun that stores into its slots. When that fails in the middle, it is, and never
-  // comes; failed() says so from then on.
+  // Gathers a slice on `stream`, copies it on the own stream and publishes it from there. Returns -1, or the
+  // reason why the slice will not come; nothing then writes to its slots. If sending fails in the middle, it
+  // returns -1, the slice never comes, and failed() is set from then on.
   int send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
-  // Single numbers: had even where the memory for slices is not.
+  // Copies single numbers; works even if there is no memory for slices.
   ScalarReadback& scalars() { return scalars_; }
   const ScalarReadback& scalars() const { return scalars_; }
 
-  // What the trainer's stream has spent on gathers that ended since it was last asked. In any context.
+  // The time of the trainer's stream for gathers that have ended since the last call. In any context.
   CopyTiming::Spent take_spent() { return times_.take(); }
 
  private:
@@ -148,7 +147,7 @@ class DeviceState : public PerContext {
   cuda::Function gather_ = nullptr, packed_gather_ = nullptr, key_gather_ = nullptr;
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
-  cuda::Address slots_ = 0, progress_ = 0;  // of the segment, as the device sees it
+  cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
   cuda::Address clocks_ = 0, memory_ = 0;   // on the device
   StagingRing ring_;
   StagingRing::Place place_;

@@ -1,10 +1,11 @@
-// Force-included into what is only part of the shared library (bootstrap.cpp, interpose_*.cpp): the library
-// loads on glibc 2.17 and later, whichever it was linked on. glibc 2.34 moved the dynamic loader's functions
-// from libdl into libc under a new version; the old one is served by both.
+// Makes the shared library load on glibc 2.17 and later, whichever version it was linked with. Force-included
+// into the files that are only part of the shared library (bootstrap.cpp, interpose_*.cpp). glibc 2.34 moved
+// the functions of the dynamic loader from libdl into libc under a new symbol version; both libraries still
+// have the old version.
 //
-// Weak, since an older glibc has them only where libdl.so.2 is loaded, and needing that would cost every
-// child that inherits the preload another library (40 us per exec, measured). Nothing is lost: whoever can
-// load a torch has them at the start; dlopen is null elsewhere, so the doors ask before they call.
+// The symbols are weak, because an older glibc has them only in libdl.so.2. Requiring that library would cost
+// every child that inherits the preload another library (measured: 40 us per exec). A process that can load
+// torch has it anyway. In other processes dlopen is null, so callers must check before they call.
 #ifndef FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
 #define FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
 

@@ -1,6 +1,6 @@
-// Which rows of a projection's weight make the queries and the keys of one attention head, understood from
-// its name, its shape, and the heads that the sampled calls of attention had. Pure functions: no heap, no
-// statics.
+// Finds the rows of a projection's weight that belong to the queries and keys of one attention head, from the
+// weight's name and shape and the heads of the sampled attention calls; and copies them. Pure functions: no
+// heap, no statics.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -14,7 +14,7 @@
 
 namespace foreshock {
 
-// Of the calls of attention. Query heads are a multiple of kv-heads.
+// The heads of attention calls. `heads` is a multiple of `kv_heads`.
 struct HeadGeometry {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   bool operator==(const HeadGeometry&) const = default;
@@ -28,7 +28,8 @@ enum class ProjectionKind : uint32_t {
   kGrouped = 4,  // both, by kv-head: its queries, its key, its value (Megatron, GPT-NeoX, Falcon)
 };
 
-// By the last words of a parameter's name, "layers.0.attention.q_proj.weight" or "attn.in_proj_weight".
+// Recognizes a projection by the last words of its parameter's name: "layers.0.attention.q_proj.weight",
+// "attn.in_proj_weight".
 ProjectionKind projection_kind(const char* name);
 
 // A weight of `outputs` x `width`, or its transpose (Conv1D of GPT-2).
@@ -38,11 +39,11 @@ struct Projection {
   uint64_t outputs = 0, width = 0;
 };
 
-// kind kNone when the shape is not the one that name and heads ask for, or the name leaves open which rows
-// are whose.
+// The projection of a weight. Its kind is kNone if the shape does not fit name and heads, or if the name does
+// not say which rows belong to which head.
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
-// The outputs of the projections of keys, and of fused ones, where all of them have as many; 0: none, or they
+// The number of outputs of all key projections, and of all fused projections; 0 if there are none or they
 // differ.
 struct ProjectionOutputs {
   uint64_t key = 0, fused = 0;
@@ -53,12 +54,12 @@ struct ProjectionOutputs {
   bool key_differs_ = false, fused_differs_ = false;
 };
 
-// Where model code repeats the keys of grouped queries before it calls attention, the calls have a kv-head
-// for each query head: then the projections tell how many there are.
+// The heads of the model. Some model code repeats the keys of grouped queries before it calls attention, so
+// that the calls have a kv-head for each query head; the number of kv-heads then comes from the projections.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// First output of a kv-head's key, and of the first query head that reads it. Each has head_dim outputs. The
-// projection must have it (kQuery: no key, kKey: no query).
+// The first of the head_dim outputs of a kv-head's key, and of the first query head that reads it. The
+// projection must have them (kQuery has no keys, kKey no queries).
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -69,22 +70,18 @@ inline bool has_keys(ProjectionKind kind) {
   return kind != ProjectionKind::kNone && kind != ProjectionKind::kQuery;
 }
 
-// Copies the rows of a projection's heads into a record of the segment. No heap.
+inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // limit per tensor; a single head may be larger
 
-inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // of one tensor, one head excepted
-
-// Of the payload that copy_heads would write; 0: none. As many kv-heads as stay below kMostHeadBytes, evenly
-// spaced, at least one.
+// Bytes of the payload that copy_heads() writes; 0: no payload. It has as many evenly spaced kv-heads as fit
+// into kMostHeadBytes, but at least one.
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
 
-// Writes it to `to`, which is aligned to 8 bytes. `values` is the whole weight, strided, of a format of 2 or
-// 4 bytes.
+// Writes the payload kTensorHeadRows of a record to `to`, which must be aligned to 8 bytes. `values` is the
+// whole weight, with any strides and a format of 2 or 4 bytes.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* to);
 
-// How many heads attention has here, from its sampled calls.
-
-// Any thread.
+// Collects the heads of the sampled attention calls. Any thread.
 class ObservedHeads {
  public:
   void reset() { seen_.store(0, std::memory_order_relaxed); }
@@ -100,7 +97,8 @@ class ObservedHeads {
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
 
-  // All zero before the first call, and where calls differ: then it is not known whose heads are whose.
+  // All zero before the first call, and if calls differ, since it is then unknown which layer has which
+  // heads.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};

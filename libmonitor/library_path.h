@@ -1,4 +1,4 @@
-// Where the library that this code is in lies, for what is installed beside it.
+// Finds files that are installed beside the library that contains this code.
 #ifndef FORESHOCK_LIBMONITOR_LIBRARY_PATH_H_
 #define FORESHOCK_LIBMONITOR_LIBRARY_PATH_H_
 
@@ -6,7 +6,7 @@
 
 namespace foreshock {
 
-// The path of `name` in the folder of the library; false: that folder is not known, or the path too long.
+// The path of `name` in the folder of the library. False if the folder is unknown or the path is too long.
 bool path_beside_library(const char* name, char* path, size_t capacity);
 
 }  // namespace foreshock

@@ -220,7 +220,7 @@ bool parse_bytes(const char* text, uint64_t* result);
 // Decimal digits that fit into 64 bits.
 bool parse_count(const char* text, uint64_t* result);
 
-// The number of `id`'s text, bytes or a count, when it is within the option's bounds.
+// Parses the value of option `id`, bytes or a count. False also if it is outside the option's bounds.
 bool parse_number(OptionId id, const char* text, uint64_t* result);
 
 // "on", "1", "true", "yes"; "off", "0", "false", "no".

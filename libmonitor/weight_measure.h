@@ -1,5 +1,5 @@
-// The values of a tensor in the form in which a record tells them: themselves where they are few, else
-// counted.
+// Measures a tensor for its record: packs its values or their counts, measures the change that an optimizer
+// step made, and sums the optimizer's state.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHT_MEASURE_H_
 #define FORESHOCK_LIBMONITOR_WEIGHT_MEASURE_H_
 
@@ -15,20 +15,21 @@
 
 namespace foreshock {
 
-// One caller at a time.
+// Packs the values of a small tensor, or the counts of the values of a large one. One caller at a time.
 class HistogramPacker {
  public:
-  static constexpr uint64_t kSmallBytes = 16 << 10;  // up to here a tensor's values are told themselves
+  static constexpr uint64_t kSmallBytes = 16 << 10;  // largest tensor whose values are packed themselves
 
-  // Set-up. False: there is no memory for the counters.
+  // Set-up. False if there is no memory for the counters.
   bool reserve();
 
-  // Packs dense values of fp32, bf16 or fp16 into `room` bytes. Returns how many it took, or kPackFailed.
+  // Packs dense values of fp32, bf16 or fp16 into at most `room` bytes. Returns the bytes written, or
+  // kPackFailed.
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
-  // The same of values that were counted elsewhere: one set of the words of kernels/histogram.h, which are
-  // all zero afterwards.
+  // Packs the counts of values that were counted elsewhere: `words` is one set of kernels/histogram.h; it is
+  // zeroed.
   static size_t pack_counted(void* words, DType type, char* to, size_t room, segment::HistogramForm* form);
 
  private:
@@ -37,53 +38,53 @@ class HistogramPacker {
   MmapBuffer counters_;  // all zero between calls
 };
 
-// What tensors held before an optimizer step, so that it can be told what the step has changed: of one that
-// is larger than its share of the room some pieces, spread evenly over it.
-
-// One caller at a time.
+// Keeps copies of tensors from before an optimizer step, to measure what the step changes. Of a tensor larger
+// than its share of the memory it keeps some pieces, evenly spread over the tensor. One caller at a time.
 class UpdateSnapshots {
  public:
   static constexpr uint64_t kPiece = uint64_t{16} << 10;  // bytes
 
   struct Copy {
-    uint64_t at = 0, bytes = 0;  // bytes 0: there is none
-    uint64_t of = 0;             // bytes of the whole
+    uint64_t at = 0, bytes = 0;  // bytes 0: no copy
+    uint64_t of = 0;             // bytes of the whole tensor
     DType type = DType::kNone;
     uint64_t round = 0;
   };
 
-  // Set-up; copies are lost. Without memory there will be none.
+  // Set-up. Loses all copies. If there is no memory, no copies will be kept.
   void reserve(uint64_t bytes) { memory_.reserve(bytes); }
   uint64_t room() const { return memory_.bytes(); }
 
-  // Copies are not needed any more.
+  // Drops all copies.
   void forget() {
     used_ = 0;
     ++round_;
   }
   bool holds(const Copy& copy) const { return copy.bytes > 0 && copy.round == round_; }
 
-  // Of `bytes` dense ones at `values` at most `share`, if there is room.
+  // Copies at most `share` of `bytes` dense bytes at `values`, if there is room.
   Copy keep(const void* values, uint64_t bytes, DType type, uint64_t share);
-  // The same again in place of a copy that has not been forgotten.
+  // Replaces the content of a held copy.
   void renew(const Copy& copy, const void* values);
 
-  // What has changed since, of a copy that is held; `values` have the same size and type. *elements: so many
-  // of them were compared.
+  // The change since the copy was made. The copy must be held, and `values` must have the same size and type.
+  // *elements: number of elements compared.
   Update update(const Copy& copy, const void* values, uint64_t* elements) const;
 
-  // The most that each of some tensors may have, so that all of them fit: `bytes_of(n)`, n < count.
+  // The largest share that each of `count` tensors may have so that all fit into `room`; tensor n has
+  // bytes_of(n) bytes.
   template <class BytesOf>
   static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
 
  private:
-  static uint64_t piece_at(uint64_t n, uint64_t kept, uint64_t of);  // where its n-th piece lies in a tensor
+  static uint64_t piece_at(uint64_t n, uint64_t kept, uint64_t of);  // offset of the n-th piece in the tensor
 
   MmapBuffer memory_;
   uint64_t used_ = 0, round_ = 1;
 };
 
-// What small ones leave is the large ones'. Each round's share is kept and larger than the one before.
+// Room that small tensors do not use goes to the large ones. Every round's share is valid and larger than the
+// last.
 template <class BytesOf>
 uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
   constexpr int kRounds = 8;
@@ -101,30 +102,29 @@ uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& by
   return share;
 }
 
-// One pass over a gradient and its second moment at the end of an optimizer step, for the record of their
-// tensor.
-
-// Borrowed. Absent tensors have data NULL; numbers that are not known are NaN, the step -1.
+// An optimizer's state for one tensor, borrowed. Absent tensors have data NULL, unknown numbers are NaN, an
+// unknown step is -1.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
-  int64_t step;  // of this tensor, the one that has just been taken included
+  int64_t step;  // steps of this tensor, including the one just taken
   double learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
 OptimizerState optimizer_of(const foreshock_weight_state& state);
 
-// Fills kOptimizerNumbers of them. What lies on a device, has another format or shapes that differ is not
-// known.
+// Fills `numbers` (segment::OptimizerNumber) in one pass over gradient and second moment. Sums over tensors
+// on a device, of another format or with different shapes are unknown.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
-// The same with sums that were taken elsewhere; null: not known. Those of a second moment know the gradient.
+// As optimizer_numbers(), with sums computed elsewhere; null: unknown. `moment` includes the sums of the
+// gradient.
 void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, const AdamSums* moment,
                     double* numbers);
 
-// The dimensions that are there become the last ones: rows are walked along the last.
+// A view of the tensor. Its dimensions become the last ones of the view, since rows are read along the last.
 TensorView view_of(const foreshock_tensor& tensor);
 bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b);
-// False: too little of it is known for anything to be counted.
+// The parameters of the Adam step; false if too few are known to count anything.
 bool adam_step_of(const OptimizerState& state, AdamStep* step);
 
 }  // namespace foreshock

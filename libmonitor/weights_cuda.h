@@ -1,4 +1,5 @@
-// What the kernels of a device are to do for a tensor whose turn it is, and how their results lie. Pure.
+// Measures weight tensors on a device: plans the kernels, launches them, and waits for their results without
+// blocking.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_CUDA_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_CUDA_H_
 
@@ -15,49 +16,52 @@
 
 namespace foreshock {
 
-// At the front of the room that the work is done in. All zero before.
+// Results at the front of the work's memory on the device. All zero before the launch.
 struct WeightResults {
-  uint64_t first[2], last[2];  // when the first kernel and the last one began and ended; ns of the device
+  uint64_t first[2],
+      last[2];  // begin and end of the first and of the last kernel, in ns of the device's clock
   GatherClock clock;
   uint32_t arrived, reserved;
-  uint64_t checksum;      // of values that are counted
-  GradientSums values;    // of these too
-  GradientSums gradient;  // where there is no second moment
+  uint64_t checksum;      // only if the values are counted
+  GradientSums values;    // only if the values are counted
+  GradientSums gradient;  // only without a second moment
   AdamSums moment;
 };
 static_assert(sizeof(WeightResults) == 184);
 
 struct WeightWork {
   static constexpr uint64_t kAlign = 256;
-  static constexpr uint64_t kPayload = kAlign;  // where it begins; behind it what the host need not see
+  static constexpr uint64_t kPayload = kAlign;  // offset of the payload; scratch memory follows the payload
 
-  uint64_t from;  // the values, dense
+  uint64_t from;  // address of the dense values
   uint64_t count;
   DType type;
-  bool is_counted;  // the payload is the words of kernels/histogram.h, else the values themselves
+  bool is_counted;  // true: the payload is the words of kernels/histogram.h; false: the values themselves
   bool has_gradient, has_moment;
   GradientTensor gradient;
   AdamTensor adam;
   uint64_t payload_bytes;
-  uint64_t bytes;  // of the room
+  uint64_t bytes;  // of all memory of the work
 
   uint64_t result_bytes() const { return kPayload + payload_bytes; }
 };
 
-// Of `elements` dense values of fp32, bf16 or fp16, at `values` on a device. False: there are more of them
-// than the words count. Of the optimizer as much as lies on the same device and can be read there.
+// Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. False if there are more
+// values than the words can count. Includes those tensors of the optimizer that are on the same device and
+// can be read there.
 bool plan_weight(const foreshock_tensor& values, uint64_t elements, const OptimizerState& optimizer,
                  WeightWork* work);
 
-// Values are copied in rows, each by some neighbouring threads.
+// The jobs of the work in the memory at `at`. The values are copied in rows.
 GatherJob copy_of_values(const WeightWork& work, uint64_t at);
-// A job that copies nothing and tells the time.
+// A job that copies nothing and only stores the time.
 GatherJob look_at_clock(uint64_t times, uint64_t clock);
-GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at);  // of what there is of both
+GradientSumsJob sums_of_values_and_gradient(const WeightWork& work,
+                                            uint64_t at);  // of those that are present
 AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at);
 
-// Calls launch(kernel, shape, &job) for the work in the room at `at`, in the order in which it is to be done.
-// False as soon as one of them is.
+// Calls launch(kernel, shape, &job) for every job of the work in the memory at `at`, in order. Returns false
+// at the first launch that does.
 template <class Launch>
 bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits, const Launch& launch) {
   const uint64_t clock = at + offsetof(WeightResults, clock);
@@ -85,39 +89,39 @@ bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits,
   return gather(look_at_clock(at + offsetof(WeightResults, last), clock));
 }
 
-// Where results of the weights on one device, in one context, wait: memory on the device, as much of the host
-// beside it, and a stream of our own between them. Set up once, which may wait for the device and so is done
-// between steps; nothing of it is given back, since that waits too, and the context may be gone by then.
-
-// Work that was given to a device, and where its results are to be found.
+// Identifies work that was sent to a device, and the place of its results.
 struct SentWork {
   uint64_t context_id;
   uint64_t ticket, offset;
   uint32_t place;
 };
 
-// Thread-compatible. set_up() and send() are called in the context that they are about.
+// Sends measurements of weights to one device in one context, and receives their results: memory on the
+// device, as much memory on the host, and a stream of its own between them. They are set up once, between
+// steps, because set-up may wait for the device. They are never freed, because that may wait too and the
+// context may no longer exist. set_up() and send() must be called in that context. Thread-compatible.
 class WeightStaging : public PerContext {
  public:
-  // One histogram of fp32, and a good many small tensors beside it.
+  // Room for one histogram of fp32 and many small tensors.
   static constexpr uint64_t kMostBytes = uint64_t{16} << 20;
   static constexpr uint64_t kLeastBytes = uint64_t{1} << 20;
-  static constexpr uint64_t kShareOfFree = 32;  // of the free memory it takes so little at most
+  static constexpr uint64_t kShareOfFree = 32;  // it takes at most 1/32 of the free memory
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   bool is_ready();
   bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
 
-  // Does the work on `stream`, and brings the results on our own. Returns -1, or why they will never come.
+  // Launches the work on `stream`, and copies the results to the host on the own stream. Returns -1, or the
+  // reason why they will not come.
   int send(const WeightWork& work, cuda::Stream stream, SentWork* sent);
 
-  // What came of it, as WeightResults and the payload behind them; the words of a payload may be written to.
-  // Null: not yet. Memory of the host is looked at, and nothing is asked.
+  // The results, as WeightResults followed by the payload, whose words may be written to. Null: not here yet.
+  // Reads only host memory.
   char* results(const SentWork& sent) const;
-  // Whether what was sent then may still come.
+  // Whether the results may still come.
   bool is_awaited(const SentWork& sent) const { return sent.context_id == context_id(); }
-  // They are not looked at any more: the room is free for other work.
+  // Frees the memory of the results for other work.
   void release(const SentWork& sent);
 
  private:
@@ -136,35 +140,33 @@ class WeightStaging : public PerContext {
   cuda::Address words_ = 0, memory_ = 0;
   uint64_t ticket_ = 0;
   StagingRing ring_;
-  uint64_t released_[StagingRing::kMostSlices] = {};  // tickets of which nothing is needed any more
+  uint64_t released_[StagingRing::kMostSlices] = {};  // by place: ticket of released work
 };
 
-// Turns of tensors that were given to devices and have not come back yet, in the order in which they were
-// sent: it is that of their steps, in which an agent expects their records.
-
-// What the host knew of a tensor when its turn came.
+// A measurement that was sent to a device, with what the host knew of the tensor at that time.
 struct PendingWeight {
   WeightWork work;
   SentWork sent;
-  int place;                 // of its device among those that are sampled
-  uint32_t number;           // of the tensor
-  foreshock_tensor values;   // their data may be gone
-  OptimizerState optimizer;  // as well
+  int place;                 // index of the device in DeviceSampler
+  uint32_t number;           // number of the tensor
+  foreshock_tensor values;   // the data may no longer exist
+  OptimizerState optimizer;  // the data may no longer exist
   int64_t step;
   uint64_t time_ns, interval;
-  uint64_t launch_ns;     // of the host
-  uint64_t round;         // of ended steps, when it was sent
-  uint64_t host_records;  // written without a device until then
-  bool is_forgotten;      // its tensor has another number by now, and its turn is counted
+  uint64_t launch_ns;     // host time for the launch
+  uint64_t round;         // ended steps when it was sent
+  uint64_t host_records;  // records written without a device when it was sent
+  bool is_forgotten;      // the tensors were named again since; the measurement is already counted as skipped
 };
 
-// Thread-compatible.
+// The measurements that have not come back yet, in the order in which they were sent. This is the order of
+// their steps, in which the agent expects their records. Thread-compatible.
 class PendingWeights {
  public:
-  static constexpr uint32_t kMost = StagingRing::kMostSlices;  // as a device holds; more devices share them
+  static constexpr uint32_t kMost = StagingRing::kMostSlices;  // the capacity of one device, shared by all
 
   uint32_t count() const { return count_; }
-  // Where the next one is to be described; null: there are too many. Nothing is taken before push().
+  // The entry to fill in for the next measurement; null if there are too many. It is not taken before push().
   PendingWeight* next() { return count_ == kMost ? nullptr : &at(count_); }
   void push() { ++count_; }
 
@@ -173,7 +175,7 @@ class PendingWeights {
     first_ = (first_ + 1) % kMost;
     --count_;
   }
-  // Marks all of them. Returns how many were not.
+  // Marks all measurements as forgotten. Returns how many were not marked before.
   uint32_t forget() {
     uint32_t forgotten = 0;
     for (uint32_t n = 0; n < count_; ++n) forgotten += !std::exchange(at(n).is_forgotten, true);
