@@ -1,5 +1,6 @@
-// What is used of NVIDIA's CUPTI, declared here so that nothing of it is needed to build. cupti_abi_test.cpp
-// compares it with cupti.h where that is.
+// Counts attention that the hooks do not see: calls in CUDA graphs, and attention kernels by CUPTI. The used
+// part of CUPTI is declared here, so that building does not need it; cupti_abi_test.cpp compares it with
+// cupti.h if installed.
 #ifndef FORESHOCK_LIBMONITOR_COVERAGE_H_
 #define FORESHOCK_LIBMONITOR_COVERAGE_H_
 
@@ -17,8 +18,8 @@ inline constexpr Result kSuccess = 0;
 inline constexpr Result kSubscribedByAnother = 39;  // CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
 
 inline constexpr int kDriverApi = 1;  // CUPTI_CB_DOMAIN_DRIVER_API
-// cuLaunchKernel, cuLaunchKernel_ptsz, cuLaunchCooperativeKernel, _ptsz, cuLaunchKernelEx, _ptsz: every way
-// of launching ends in one of these, the runtime's too.
+// cuLaunchKernel, cuLaunchKernel_ptsz, cuLaunchCooperativeKernel, _ptsz, cuLaunchKernelEx, _ptsz: every
+// launch, also one of the runtime API, ends in one of these.
 inline constexpr uint32_t kLaunches[] = {307, 442, 477, 478, 652, 653};
 
 struct CallbackData {
@@ -26,13 +27,13 @@ struct CallbackData {
   const char* function;
   const void* parameters;
   void* result;
-  const char* symbol;  // of the kernel
+  const char* symbol;  // symbol of the kernel
 };
 
 struct SubscriberParams {
   size_t size;
   const char* name;
-  char* holder;  // who else has it is written here
+  char* holder;  // buffer for the name of another subscriber
   size_t holder_size;
 };
 inline constexpr size_t kHolderSize = 64;
@@ -40,7 +41,7 @@ inline constexpr size_t kHolderSize = 64;
 using Subscriber = void*;
 using Callback = void (*)(void* given, int domain, uint32_t function, const void* data);
 
-// Of a library that the process has already. `subscribe_v2` is null before CUDA 13.
+// Functions of a CUPTI that is already loaded. `subscribe_v2` is null before CUDA 13.
 struct Library {
   Result (*subscribe)(Subscriber*, Callback, void*);
   Result (*subscribe_v2)(Subscriber*, Callback, void*, SubscriberParams*);
@@ -52,82 +53,79 @@ struct Library {
 
 }  // namespace foreshock::cupti
 
-// Which kernels are one attention call each, by the names that their makers give them.
-
 namespace foreshock {
 
-// The pass (0 forward, 1 backward) of the call that the kernel `symbol` is, mangled or not; -1: it is none,
-// or only a helper beside one (sums of dO * O, conversions, what combines parts of a split).
+// The pass (0 forward, 1 backward) of the attention call that a kernel computes, by its symbol, mangled or
+// not. -1 for any other kernel, and for helpers of an attention call (sums of dO * O, conversions, combining
+// the parts of a split).
 int attention_pass_of_kernel(const char* symbol);
 
-// Attention that runs inside CUDA graphs, where no hook is called: what was counted while a graph was
-// recorded, times its launches.
-
-// Attention calls so far, of every thread.
+// Attention calls of all threads so far, by pass.
 struct PassCalls {
   uint64_t of[segment::kPasses] = {};
 };
 
-// Any thread. Fixed room, no heap, nobody waits: who finds it taken leaves its graph unknown, and launches of
-// unknown graphs are counted as that. Handles are used again for other graphs: what is not told of one that
-// is new must not be known of it.
+// Counts attention calls that run inside CUDA graphs, where no hook is called: the calls counted while a
+// graph was recorded, times its launches. Any thread; fixed memory, no heap. No function waits: if another
+// thread holds the counter, the graph becomes unknown, and launches of unknown graphs are counted as such.
+// The driver reuses handles, so a new graph must never inherit the counts of an old one.
 class CudaGraphCounter {
  public:
-  // A stream begins to record, and ends; `graph` 0: nothing came of it. Calls of any thread in between are
-  // the graph's: the backward pass is recorded by threads of its own. Where two streams record at once, it is
-  // not known whose they are.
+  // A stream begins and ends the recording of a graph; `graph` 0: the recording failed. Calls of all threads
+  // in between are counted for the graph, since the backward pass is recorded by other threads. If two
+  // streams record at the same time, their calls cannot be separated and both graphs become unknown.
   void begin_recording(uintptr_t stream, const PassCalls& so_far);
   void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
-  // Into a graph that there is, as the body of a conditional node: how often that runs nobody knows. So
-  // attention in it leaves the graphs unknown that are recorded meanwhile, and one without it none.
+  // A stream begins to record into an existing graph, the body of a conditional node, whose number of runs is
+  // unknown. If it contains attention, the graphs recorded meanwhile become unknown.
   void begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
-  // `executable` was made of `graph`, or has taken its nodes over.
+  // `executable` was made of `graph`, or was updated from it.
   void instantiate(uintptr_t graph, uintptr_t executable);
 
   void clone(uintptr_t graph, uintptr_t clone);
 
   void launch(uintptr_t executable);
 
-  // Before their handles can be handed out again.
+  // Must be called before the driver can reuse the handles.
   void destroy_graph(uintptr_t graph);
   void destroy_executable(uintptr_t executable);
 
-  // A recording whose end was not seen is given up after some of these, and others are alone again.
+  // Gives up a recording whose end was not seen for kLongestSteps steps.
   void end_step();
 
-  // Of both passes, so far.
+  // Calls of both passes in launched graphs so far.
   uint64_t calls_in_graphs() const;
 
-  // Totals of the process.
+  // Stores the totals of the process.
   void store(segment::Coverage* coverage) const;
 
-  // In a child that trains by itself.
+  // Forgets everything, in a child process that trains.
   void forget();
 
  private:
   static constexpr uint32_t kRecordings = 8;
-  static constexpr uint32_t kGraphs = 64;  // the latest: executables are made soon after
+  static constexpr uint32_t kGraphs = 64;  // the latest graphs: executables are made soon after recording
   static constexpr uint32_t kExecutables = 1024;
   static constexpr uint32_t kUnknown = UINT32_MAX;
-  static constexpr uintptr_t kGone = 1;         // in the place of a handle: another one may stand here
+  static constexpr uintptr_t kGone = 1;         // instead of a handle: the entry may be reused
   static constexpr uint32_t kLongestSteps = 8;  // a training records one step, or a few
 
   struct Recording {
     uintptr_t stream = 0;
-    uintptr_t into = 0;  // the graph that was there before, or 0
+    uintptr_t into = 0;  // the existing graph that is recorded into, or 0
     bool is_alone = true;
-    uint32_t steps = 0;  // that have ended since it began
+    uint32_t steps = 0;  // steps that have ended since it began
     PassCalls before;
   };
   struct Graph {
     uintptr_t handle = 0;
-    uint64_t number = 0;                    // of its making
-    uint32_t calls[segment::kPasses] = {};  // kUnknown
+    uint64_t number = 0;                    // graphs_made_ at its creation
+    uint32_t calls[segment::kPasses] = {};  // or kUnknown
   };
-  // A launch finds its own without a lock: places are never emptied, and what is in the place of a handle is
-  // changed by whoever has the lock, but for a handle to kGone.
+  // launch() finds its entry without a lock: entries are never emptied, and only a thread with the lock
+  // changes a handle, except from a handle to kGone.
   struct Executable {
     std::atomic<uintptr_t> handle{0};
     std::atomic<uint32_t> calls[segment::kPasses] = {};
@@ -155,20 +153,20 @@ class CudaGraphCounter {
   std::atomic<uint64_t> recorded_[segment::kPasses] = {}, launched_[segment::kPasses] = {};
 };
 
-// Counts the attention kernels that are launched in a few steps, by CUPTI: what the calls that hooks have
-// seen in the same steps are compared with. Only where asked for (--count-kernels): before CUDA 13.3 a
-// process has one place for such a subscriber, and profilers want it too. So this one comes late, stays for
-// few steps, gives way to whoever has the place and never holds it while torch.profiler runs.
-
+// Counts the attention kernels that are launched in a few steps, by CUPTI, for comparison with the calls that
+// hooks have seen in the same steps. Runs only with --count-kernels: before CUDA 13.3 a process has only one
+// CUPTI subscriber, and profilers need it too. So the counter subscribes late and for few steps, does not
+// start if there is another subscriber, and never while torch.profiler runs.
 class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
 
-  // Steps to count, beginning kWarmUpSteps from now; 0: none. `find` finds the library, null: nobody can.
+  // Sets the number of steps to count, beginning kWarmUpSteps from now; 0: none. `find` finds the library;
+  // null: there is no way to find it.
   void ask(uint64_t steps, Finder find);
 
-  // At the end of every step, by one thread at a time: attention calls so far, and those of them that ran in
-  // CUDA graphs. What came of it goes into `coverage`.
+  // Called at the end of every step by one thread at a time, with the attention calls so far and those of
+  // them that ran in CUDA graphs. Stores its state and results in `coverage`.
   void end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage);
 
   static constexpr uint64_t kWarmUpSteps = 10;  // compilation, autotuning, first-time set-ups

@@ -1,6 +1,7 @@
-// Numbers of the trainer's on their way from a device: a kernel of one block, behind the work that makes them
-// on the trainer's own stream, stores each into a cell of the host's memory, and the cell's number after it.
-// The host looks at its own memory and asks the device nothing; a number that never comes is never there.
+// Copies numbers of the trainer from a device to the host without waiting. A kernel of one block, launched on
+// the trainer's stream behind the work that computes them, stores each number into a cell in host memory and
+// the cell's number after it. The host reads only its own memory; a number that never comes is just never
+// found.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 
@@ -14,36 +15,39 @@
 
 namespace foreshock {
 
-// Whether it is one number, of a floating type, that lies on a CUDA device.
+// Whether the tensor has one element of a floating type and is on a CUDA device.
 bool is_scalar_on_device(const foreshock_tensor& tensor);
 
-// Numbers on a device that lie one behind the other.
+// Consecutive numbers on a device.
 struct ScalarRow {
   cuda::Address at;
   uint32_t dtype;  // as in ScalarsJob
   size_t count;
 };
 
-// Thread-compatible but for find().
+// Sends numbers from one device and finds them on the host. Thread-compatible; find() may be called by any
+// thread.
 class ScalarReadback {
  public:
-  // In the context that is current, where `module` was loaded. Between steps: maps memory. What was sent
-  // before in another context never comes.
+  // Sets up in the current context, in which `module` was loaded. Maps memory: call it between steps. Numbers
+  // sent before in another context never come.
   void set_up(const DriverApi& driver, cuda::Module module);
   void lose() { is_usable_ = false; }
   bool is_usable() const { return is_usable_; }
 
-  // Gives the stream a kernel for them, which must not be capturing; all on the device of the context that is
-  // current. Returns the number of the first one (the others follow), or 0: none of them will come.
+  // Launches a kernel for these values on `stream`, which must not be capturing. All values must be on the
+  // device of the current context. Returns the number of the first value (the others follow), or 0 if none
+  // will come.
   uint64_t send(const foreshock_tensor* values, size_t count, cuda::Stream stream);
   uint64_t send(std::span<const ScalarRow> rows, cuda::Stream stream);
 
-  // Whether so many more would be sent now.
+  // Whether `count` more values can be sent now.
   bool has_room(size_t count) const;
 
-  // Whether it has come. Any thread. Not after so many others that its cell was given to one of them.
+  // Reads the value with this number; false if it has not come, or if its cell was reused for a later one.
+  // Any thread.
   bool find(uint64_t number, double* value) const;
-  // The same, however long ago.
+  // Whether the value has come, even if its cell was reused.
   bool has_come(uint64_t number) const;
 
  private:
@@ -58,43 +62,42 @@ class ScalarReadback {
 
   const DriverApi* driver_ = nullptr;
   ScalarCell* cells_ = nullptr;
-  cuda::Address address_ = 0;  // of the cells, as the device sees them
+  cuda::Address address_ = 0;  // device address of the cells
   cuda::Function kernel_ = nullptr;
   bool is_usable_ = false;
   uint64_t next_ = 1;
-  uint64_t first_ = 1;  // of this context, whose cells no other has
+  uint64_t first_ = 1;  // first number of the present context
 };
 
-// The squares of a step's gradients, summed on the device that they lie on, in one context: by kernels on the
-// trainer's own stream, since once the step is over their memory may be somebody else's. Set up once, which
-// may wait for the device and so is done between steps; nothing of it is given back, since that waits too,
-// and the context may be gone by then.
-
-// Numbers of ScalarReadback; `stride` from one to the next.
+// Numbers of ScalarReadback that belong to a step's gradients.
 struct SentGradients {
-  uint64_t begin,
-      end;  // when the first kernel began and the last one ended: the device's ns, as a double's bits
-  uint64_t first, stride;  // the squares of the first gradient that has values
+  // Times when the first kernel began and when the last one ended: the device's ns, as the bits of a double.
+  uint64_t begin, end;
+  uint64_t first, stride;  // squares of the first gradient with values, and distance to the next one
 };
 
-// Whether its values lie as the kernels read them: in one block, on a CUDA device.
+// Whether the kernels can read the gradient: it must be in one block, on a CUDA device.
 bool is_gradient_on_device(const foreshock_gradient& gradient);
 
-// Thread-compatible. set_up() and send() are called in the context that they are about.
+// Sums the squares of a step's gradients on their device, in one context. The kernels run on the trainer's
+// own stream, since the memory of the gradients may be reused after the step. Set up once, between steps,
+// because set-up may wait for the device. Nothing is freed, because that may wait too and the context may no
+// longer exist. set_up() and send() must be called in that context. Thread-compatible.
 class GradientReadback : public PerContext {
  public:
   static constexpr uint64_t kMostTensors = 4096;
-  static constexpr uint64_t kMostChunks = 32768;  // of one tensor: 2^31 elements
-  static constexpr uint64_t kShareOfFree = 32;    // of the free memory it takes so little at most
-  // Before the sums of gradients their own number: when it began and when it ended.
+  static constexpr uint64_t kMostChunks = 32768;  // per tensor: 2^31 elements
+  static constexpr uint64_t kShareOfFree = 32;    // it takes at most 1/32 of the free memory
+  // Two times, begin and end, precede the sums of the gradients.
   static constexpr size_t kTimes = 2;
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   static bool is_ready() { return true; }
 
-  // Sums the squares of all that have values, which is_gradient_on_device() holds for, and has `scalars`
-  // bring them. Returns -1, or why nothing will come.
+  // Sums the squares of all gradients that have values, and sends the sums by `scalars`.
+  // is_gradient_on_device() must hold for these gradients. Returns -1, or the FORESHOCK_SKIP_ reason why
+  // nothing will come.
   int send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream, ScalarReadback* scalars,
            SentGradients* sent);
 
@@ -109,26 +112,23 @@ class GradientReadback : public PerContext {
   cuda::Function sums_ = nullptr, clock_ = nullptr;
   cuda::Address memory_ = 0;
   cuda::Stream last_stream_ = nullptr;
-  uint64_t last_ = 0;  // the last number that was sent; 0: none yet
+  uint64_t last_ = 0;  // the last number sent; 0: none yet
 };
 
-// What it costs the trainer's stream that a step's gradients are read: foretold and charged before they are,
-// measured when the device's clock has been brought. What the first was short of is charged then, what it was
-// too much is taken off the next ones. Plain arithmetic, fixed state.
-
-// Thread-compatible.
+// Estimates the time that reading a step's gradients takes on the trainer's stream. The estimate is charged
+// before the gradients are read; when the device's times have come, a shortfall is charged and an excess is
+// deducted from later charges. Plain arithmetic, fixed state. Thread-compatible.
 class GradientCost {
  public:
-  // So many bytes are wanted to be read, and so many kernels launched beside those that read. Returns what is
-  // to be charged for that, ns.
+  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels.
   uint64_t ask(uint64_t bytes, uint64_t kernels);
-  // The same of what was asked for last: it will be wanted again.
+  // The charge for a repetition of the last ask(), in seconds.
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
-  // They were given to the stream. Returns what is charged for it, ns.
+  // The kernels were launched. Returns the charge in ns.
   uint64_t sent(const SentGradients& at);
 
-  // Looks for times that have come: find(number, &value). take_owed() is what was not charged of them, ns.
+  // Reads times that have come, by find(number, &value). take_owed() then returns the shortfall in ns.
   void look(const auto& find) {
     if (next_ == 0) return;
     for (Sent& one : sent_) {
@@ -144,18 +144,18 @@ class GradientCost {
  private:
   struct Sent {
     SentGradients at;
-    uint64_t bytes;      // 0: it is settled
-    double expected_ns;  // of them, without the kernels beside
+    uint64_t bytes;      // 0: already measured
+    double expected_ns;  // estimate for `bytes`, without the further kernels
   };
   uint64_t due_ns() const;
   void measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns);
 
-  // The memory of no device that trains is slower than 200 bytes a ns, and an empty kernel takes 2 to 3 us
-  // from launch to launch.
+  // Memory of training devices reads at least 200 bytes per ns, and an empty kernel takes 2 to 3 us from
+  // launch to launch.
   static constexpr double kFirstNsPerByte = 1.0 / 200;
   static constexpr double kKernelNs = 4000;
-  static constexpr uint32_t kMost =
-      8;  // on their way; what comes after so many others was charged as foretold
+  // Most steps on their way. The times of a step that come after those of so many later steps are ignored.
+  static constexpr uint32_t kMost = 8;
 
   double ns_per_byte_ = kFirstNsPerByte;
   bool is_measured_ = false;

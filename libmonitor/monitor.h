@@ -1,4 +1,5 @@
-// The data path of the trainer's side: call -> sampler -> slot, and the clock of steps. Read this file first.
+// The core of libforeshock.so: receives calls, steps, losses, gradients and weights from the hooks, and
+// writes samples and step records to the segment. Read this file first.
 #ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
@@ -19,17 +20,18 @@
 
 namespace foreshock {
 
-// A call that returned nonzero from enter and has not ended.
+// A call for which enter() returned nonzero and which has not ended.
 struct OpenCall {
   int32_t op = -1;
-  bool waking = false;  // described only so that the segment can be made to its measure
+  bool waking = false;  // the call is described only to choose the slot size of the new segment
   uint64_t call = 0;
   int ordinal = -1;
 };
 
 class Monitor {
  public:
-  // A call begins. Nonzero: describe it. The fast path (armed, on, not a sampled step) is in hook.cpp.
+  // A call begins. Nonzero: the caller must describe it. The fast path (armed, on, not a sampled step) is in
+  // hook.cpp.
   int enter(int32_t op, uint32_t flags);
   void leave(const foreshock_attention_call& call);
   void skip(int32_t op, uint32_t reason);
@@ -47,7 +49,8 @@ class Monitor {
   void observe_fetched_loss_sum(uint64_t sum, uint64_t weight);
   void fetched(uint64_t number, double value);
   void skip_step_if(uint64_t number);
-  // What has come since the last step. No device is asked.
+  // At the end of the process: completes what has arrived from devices since the last step. Reads only host
+  // memory.
   void look_at_the_end();
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
@@ -97,8 +100,7 @@ class Monitor {
   double take_agent_seconds();
   void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
-  // Slices that this step may take: as the slots that were free when it began would hold, and the budget
-  // pays.
+  // Slices that this step may take: limited by the slots that were free when it began, and by the budget.
   uint32_t free_slices() const {
     const uint32_t needed = std::max(slots_per_slice_.load(std::memory_order_relaxed),
                                      slots_per_columns_.load(std::memory_order_relaxed));
@@ -106,11 +108,11 @@ class Monitor {
                     paid_slices_.load(std::memory_order_relaxed));
   }
 
-  // Of the numbers of a step. Cells are for all steps that wait, the one that goes on, and one whose numbers
-  // were given up and may still come.
+  // Most device numbers of a step. The cells must suffice for all waiting steps, the present step, and one
+  // step whose numbers were given up and may still come.
   static constexpr uint64_t kMostInAStep = kScalarCells / (PendingSteps::kMost + 2);
 
-  std::atomic_flag clock_busy_;  // step state below
+  std::atomic_flag clock_busy_;  // protects the step state below
   std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
   std::atomic_flag loss_busy_;
   std::atomic_flag scalars_busy_;
@@ -118,42 +120,44 @@ class Monitor {
   std::atomic_flag weights_busy_;
   std::atomic<uint64_t> ticket_{0};
 
-  // The clock. Written under clock_busy_, read by every sampled call.
-  std::atomic<int64_t> step_{-1};         // the step that calls belong to now; -1 unknown
-  std::atomic<int64_t> next_step_{-1};    // once the pending tick takes effect
-  std::atomic<int64_t> period_steps_{1};  // that the calls up to the next tick are expected to be of
+  // Step state. Written under clock_busy_, read by every sampled call.
+  std::atomic<int64_t> step_{-1};         // the step to which calls belong now; -1: unknown
+  std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
+  std::atomic<int64_t> period_steps_{1};  // steps expected until the next reported step
   std::atomic<uint64_t> interval_{8};
   uint64_t lasting_interval_ = 8;  // outside of bursts
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};
-  std::atomic<uint32_t> slots_per_slice_{1};    // of the last one of rows
-  std::atomic<uint32_t> slots_per_columns_{1};  // of the last one of key positions
+  std::atomic<uint32_t> slots_per_slice_{1};    // slots of the last slice of rows
+  std::atomic<uint32_t> slots_per_columns_{1};  // slots of the last slice of key positions
   std::atomic<uint32_t> paid_slices_{0};
-  std::atomic<uint64_t> slices_ns_{0};  // spent on slices in this step
+  std::atomic<uint64_t> slices_ns_{0};  // time spent on slices in this step
   std::atomic<uint64_t> skipped_steps_{0};
   std::atomic<bool> skips_unseen_{false};
   bool step_was_sampled_ = false;
-  bool clock_is_reported_ = false;  // the trainer tells its steps: what is only seen of them counts no more
-  bool has_woken_ = false;          // here or in a parent
+  bool clock_is_reported_ = false;  // the trainer reports its steps; detected steps are ignored from then on
+  bool has_woken_ = false;          // in this process or in a parent
   uint64_t last_tick_ns_ = 0;
   CallTotals last_totals_;
   StepStride stride_;
   Budget budget_;
   CostModel cost_;
   FirstLook first_look_;
-  uint64_t agent_ns_ = 0;       // of the control file, as the budget has paid for
-  GradientCost gradient_cost_;  // of those on devices
-  uint64_t gradients_ns_ = 0;   // charged for them in this step
-  LossTracker loss_;            // under loss_busy_, as are
-  PendingSteps late_;  // but for the gradients of its open step, under clock_busy_; it moves on under both
-  TrainerReadbacks fetched_;  // under both
+  uint64_t agent_ns_ = 0;       // Control::agent_ns for which the budget has paid
+  GradientCost gradient_cost_;  // gradients on devices
+  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices in this step
+  LossTracker loss_;            // under loss_busy_
+  // The gradients of the open step are under clock_busy_, everything else under loss_busy_; needs both to
+  // move on.
+  PendingSteps late_;
+  TrainerReadbacks fetched_;  // under clock_busy_ and loss_busy_
   std::atomic<bool> loss_is_told_{false};
-  std::atomic<uint64_t> numbers_asked_{0};  // since the last step record
+  std::atomic<uint64_t> numbers_asked_{0};  // device numbers requested since the last step record
   std::atomic<uint64_t> host_numbers_{0};
   Scalars scalars_;
-  std::optional<double> logged_norm_;  // of the gradient, since the last step; under scalars_busy_
-  bool norm_is_seen_ = false;          // by ourselves: what is logged counts no more
+  std::optional<double> logged_norm_;  // gradient norm logged since the last step; under scalars_busy_
+  bool norm_is_seen_ = false;  // the monitor has measured a norm itself; logged norms are then ignored
   UnhookedAttention unseen_;
   CudaGraphCounter graphs_;
   KernelCounter kernels_;  // under clock_busy_
@@ -161,13 +165,13 @@ class Monitor {
   OrdinalFollower ordinal_;
   DeviceSampler devices_;
   LayerTable layers_;
-  uint64_t unnamed_ = 0;  // parameters that it had no room for, when they were told last
+  uint64_t unnamed_ = 0;  // parameters of the last name_parameters() for which layers_ had no room
   WeightSampler weights_;
   ObservedHeads observed_heads_;
-  std::atomic<uint64_t> weights_ns_{0};  // spent on weights in this step
-  uint64_t unreported_ns_ = 0;           // of the end of a step, since its record was made
-  uint64_t set_up_ns_ = 0;               // of devices, since the last step record
-  DeferredSteps unasked_;                // another thread used the weights
+  std::atomic<uint64_t> weights_ns_{0};  // time spent on weights in this step
+  uint64_t unreported_ns_ = 0;           // time spent in end_step() after its record was written
+  uint64_t set_up_ns_ = 0;               // time spent on setting up devices since the last step record
+  DeferredSteps unasked_;                // steps in which weights_due() found weights_busy_ taken
 };
 
 extern Monitor g_monitor;

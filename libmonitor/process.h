@@ -1,4 +1,5 @@
-// What became of every call, counted per thread without a lock.
+// The state of the monitor in a process: counters of calls per thread, limits of shared memory, settings, and
+// the life of the segment.
 #ifndef FORESHOCK_LIBMONITOR_PROCESS_H_
 #define FORESHOCK_LIBMONITOR_PROCESS_H_
 
@@ -14,13 +15,14 @@
 
 namespace foreshock {
 
-// Adds to a word of which this thread is the only writer: no locked instruction, yet never torn for a reader.
+// Adds to a word whose only writer is this thread, without a locked instruction. Readers never see a torn
+// value.
 inline void bump(uint64_t& counter, uint64_t by = 1) {
   std::atomic_ref<uint64_t> word(counter);
   word.store(word.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
 }
 
-// The same to a word with other writers.
+// Adds to a word that has several writers.
 inline void bump_shared(uint64_t& counter, uint64_t by = 1) {
   std::atomic_ref<uint64_t>(counter).fetch_add(by, std::memory_order_relaxed);
 }
@@ -37,12 +39,12 @@ struct Counting {
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };
 
-// A free block among `blocks`, or the last one, shared. Blocks are never given back: threads come and go,
-// their counts stay.
+// Claims a free block among `blocks`; if there is none, returns the last one, which is shared. Blocks are
+// never freed: the counts of a thread stay after its end.
 Counting claim_block(segment::ThreadBlock* blocks);
 
-// Moves every count of `from` (written with shared adds) into the shared block `to`; loses none that are
-// added meanwhile.
+// Moves every count of `from` (written with shared adds) into the shared block `to`, without losing counts
+// that are added at the same time.
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 
 // Sums over all blocks that are in use.
@@ -53,12 +55,10 @@ struct CallTotals {
 };
 CallTotals call_totals(segment::ThreadBlock* blocks);
 
-// How much shared memory this process may take, so that nobody runs out of it because of us.
-
-// Whether `directory` lies in memory. Set-up only, as the next one: makes system calls.
+// Whether `directory` is on tmpfs. Set-up only: makes system calls.
 bool is_on_tmpfs(const char* directory);
 
-// Where a process's memory cgroup is told and found.
+// Files by which the process's memory cgroup is found.
 struct CgroupFiles {
   const char* self = "/proc/self/cgroup";
   const char* root = "/sys/fs/cgroup";
@@ -66,32 +66,29 @@ struct CgroupFiles {
 
 struct FreeMemory {
   uint64_t bytes = 0;
-  bool is_cgroups = false;  // the process's memory cgroup allows less than the mount has
+  bool is_cgroups = false;  // the limit comes from the memory cgroup, not from the mount
 };
-// What is free on the mount of `directory` (tmpfs only; 0 elsewhere), also bounded by what the process's
-// memory cgroup still allows.
+// Free memory on the mount of `directory` (tmpfs only; elsewhere 0), limited by what the process's memory
+// cgroup still allows. Set-up only: makes system calls.
 FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup = {});
 
-// A tenth of what is free, divided by the ranks of the node, never above `limit`. Ninety per cent and more
-// stay free for the user's own shared memory.
+// The shared memory that this process may take: a tenth of the free memory divided by the ranks of the node,
+// at most `limit`. At least 90 % stay free for the user's own shared memory.
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks);
 
-// Of that share, what the ring of tensors may have; 0: too little for one.
+// The part of `share` for the ring of tensors; 0: too little for a ring.
 uint64_t tensor_bytes(uint64_t share);
 
 struct SlotPlan {
   uint32_t slots;  // 0: statistics only
   uint64_t slot_bytes;
 };
-// Slots for slices of `need` bytes within `bytes` for all of them. Where there is room for it a slot is twice
-// as large as needed, since later calls may have longer keys; where few slices would fit, slots are smaller
-// and a slice takes several. Fewer than two slots are none.
+// Plans slots for slices of `need` bytes within `bytes` bytes in all. If there is room, a slot is twice as
+// large as needed, since later calls may have longer keys. If few slices would fit, slots are smaller and a
+// slice takes several. With room for fewer than two slots there are none.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
-// The life of the monitor in a process that is not ours: when it wakes, how it goes silent, what a child
-// inherits.
-
-// Bits of the word that every call looks at first, and above them the number of the segment:
+// Bits of the hot word, which every call reads first. The bits above them are the number of the segment.
 inline constexpr uint32_t kHotArmed = 1;
 inline constexpr uint32_t kHotSampledStep = 2;
 inline constexpr uint32_t kHotTickPending = 4;
@@ -99,11 +96,12 @@ inline constexpr uint32_t kHotSwitchedOff = 8;
 inline constexpr uint32_t kHotNoBudget = 16;
 inline constexpr uint32_t kHotGeneration = 32;  // unit of the segment's number
 
-// What a child must not find: it lies on a page that the kernel wipes in a forked child (MADV_WIPEONFORK), so
-// a child is inert without a handler, also after a raw clone, and counts from nothing.
+// State that a child process must not inherit. It is on a page that the kernel wipes in a forked child
+// (MADV_WIPEONFORK), so that a child is inert and counts from zero, without a fork handler and also after a
+// raw clone.
 struct OwnPage {
   std::atomic<uint32_t> hot{0};
-  segment::ThreadBlock local = {};  // counts from before there is a segment; shared by all threads
+  segment::ThreadBlock local = {};  // counts from before the segment exists; shared by all threads
 };
 static_assert(sizeof(OwnPage) <= 4096);
 
@@ -111,23 +109,23 @@ struct Settings {
   char directory[400];  // <base>/<run id>
   char run_id[64];
   uint64_t launcher_id;
-  uint64_t every;          // 0: adapted
-  bool every_is_promised;  // `every` was given and no limit: no sample is refused for its cost
+  uint64_t every;          // 0: chosen by the agent
+  bool every_is_promised;  // `every` was given without --max-slowdown: no sample is refused for its cost
   double max_slowdown;
   uint64_t memory;
   bool slices;
   bool weights;
-  uint64_t weights_every;  // 0: as the budget allows
-  uint64_t count_kernels;  // steps; 0: none
+  uint64_t weights_every;  // 0: as often as the budget allows
+  uint64_t count_kernels;  // number of steps; 0: none
   uint64_t seed;
   int rank, local_rank, world_size, local_ranks, attempt;
 };
 
-// Everything below is one object of static storage, never destroyed: threads may still call while the process
-// ends.
+// The state of the monitor in this process. One object of static storage that is never destroyed, since
+// threads may still call while the process ends.
 class ProcessState {
  public:
-  // The hot word as every call reads it.
+  // The hot word (kHot... above).
   uint32_t hot() const { return own()->hot.load(std::memory_order_relaxed); }
   void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
@@ -137,42 +135,42 @@ class ProcessState {
   // True in a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
 
-  // Creates the segment, once. `slot_bytes_needed` 0: not known yet. Returns true when this call did it.
-  // Another thread in the middle of it makes this return false at once.
-  // `prepare` runs before the segment is seen by any other thread.
+  // Creates the segment, once. `slot_bytes_needed` 0: unknown. Returns true if this call created it; false at
+  // once if another thread is doing so. `prepare` runs before any other thread can see the segment.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
-  // Silent for the rest of the process; an empty file tells the launcher why.
+  // Switches the monitor off for the rest of the process. The name of an empty file gives the launcher the
+  // reason.
   void off(const char* reason);
 
-  // Where this thread counts. Before the segment exists: a local block that every thread shares.
+  // The block in which this thread counts. Before the segment exists, a local block that all threads share.
   Counting counting();
 
-  // Calls so far by pass, of every thread, whether there is a segment yet or not.
+  // Calls of all threads so far, by pass; also before the segment exists.
   void count_calls(uint64_t (&calls)[segment::kPasses]) const;
 
-  // Counts from before the segment, moved into it. Called at step boundaries too: a thread may have been
-  // late.
+  // Moves the counts from before the segment into it. Called at step boundaries too, since a thread may add
+  // to the local block late.
   void drain_local() { drain(&own()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
 
   const Settings& settings() const { return settings_; }
   segment::SegmentWriter& writer() { return writer_; }
 
-  // Operations, known from set-up on; copied into the segment when it is created. Any thread.
+  // Registers an operation. Operations are copied into the segment when it is created. Any thread.
   int32_t register_op(const char* name, uint32_t pass);
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
-  // Facts about this process that its environment does not tell. Told before there is a segment, they decide
-  // its rank and its place in the world.
+  // Takes facts about this process that its environment does not contain. If this is called before the
+  // segment exists, rank, local rank, world size and attempt are taken from it.
   void describe(const segment::Identity& late);
 
-  // Whether this process is one of several of a job, as far as that was told.
+  // Whether the job has other ranks, as far as environment and describe() say.
   bool has_other_ranks() const { return settings_.world_size > 1 || late_.world_size > 1; }
 
-  // What the process has given exit(), for the agent: called by the last code of this library that runs.
+  // Publishes the exit status for the agent. Called by the last code of this library that runs.
   void publish_exit();
 
-  // The other facts, once the first step shows that all are told. For the thread at the end of a step.
+  // Publishes the other facts from describe(). Called by the thread that ends a step.
   void publish_late();
 
  private:
@@ -186,25 +184,23 @@ class ProcessState {
   OwnPage before_set_up_;
   std::atomic<OwnPage*> own_{&before_set_up_};
   std::atomic<bool> off_{false};
-  std::atomic<pid_t> arming_{0};  // pid of the thread's process that creates the segment
-  std::atomic<pid_t> armed_{0};   // pid of the process that has one
+  std::atomic<pid_t> arming_{0};  // pid of the process in which a thread is creating the segment
+  std::atomic<pid_t> armed_{0};   // pid of the process that has a segment
   std::atomic<uint32_t> generation_{0};
   std::atomic<uint32_t> ops_known_{0};
   std::atomic_flag ops_busy_;
   segment::Op ops_[segment::kMaxOps] = {};
   segment::Identity late_ = {};
   std::atomic<bool> late_is_new_{false};
-  pid_t late_pid_ = 0;  // of the process that it is about: a child is not what its parent was
+  pid_t late_pid_ = 0;  // pid of the process that late_ describes; late_ does not apply to its children
   Settings settings_ = {};
   segment::SegmentWriter writer_;
 };
 
 extern ProcessState g_process;
 
-// What the agent advises, out of the control file.
-
-// False: there is none, it is being written, or it makes no sense. `size`, `version` and `age_steps` are the
-// caller's. Any thread; waits for nobody.
+// Reads the agent's advice from the control file. False if there is none, if the agent is writing it, or if
+// it is invalid. Does not set `size`, `version` and `age_steps`. Any thread; never waits.
 bool read_advice(const segment::Control& control, foreshock_advice* advice);
 
 }  // namespace foreshock
