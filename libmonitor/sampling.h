@@ -1,5 +1,5 @@
-// Which steps, calls, heads and rows are looked at. Pure: the same seed and place give the same answer on
-// every rank and in every rerun.
+// Chooses the steps, calls, heads and rows to sample, within the overhead budget. The choices are pure
+// functions: the same seed and arguments give the same result on every rank and in every rerun.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
 #define FORESHOCK_LIBMONITOR_SAMPLING_H_
 
@@ -12,21 +12,21 @@ namespace foreshock {
 
 inline constexpr int kRowsPerSample = 16;
 
-// A well mixed word from four (splitmix64's finaliser applied in turn).
+// A hash of four words (splitmix64's finalizer, applied to each in turn).
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
-// A step is sampled when its absolute number is a multiple of the interval; an unknown step (negative) never
-// is. Where the trainer tells one step of several, all up to the next one told go together: `steps` of them
-// from `step` on are sampled when one of their numbers is such a multiple.
+// Whether a step is sampled: its absolute number must be a multiple of the interval. An unknown (negative)
+// step is never sampled. If the trainer reports one of several steps, all steps up to the next report are
+// sampled together: `steps` steps from `step` on are sampled if one of their numbers is such a multiple.
 constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 1) {
   if (step < 0 || interval == 0 || steps <= 0) return false;
   const uint64_t beyond = static_cast<uint64_t>(step) % interval;
   return (beyond == 0 ? 0 : interval - beyond) < static_cast<uint64_t>(steps);
 }
 
-// Within a sampled step, whether call number `call` gives a slice, so that exactly `slices` of the first
-// `expected_calls` do (all, if there are fewer), evenly spread. Where they begin changes from step to step:
-// every call has the same chance, and layers take turns.
+// Whether call number `call` of a sampled step gives a slice. Exactly `slices` of the first `expected_calls`
+// calls do (all, if there are fewer), evenly spread. The offset changes from step to step, so that every call
+// has the same chance and layers take turns.
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls);
 
 struct CallShape {
@@ -39,42 +39,44 @@ struct Slice {
   int heads = 0, positions = 0;  // heads * positions <= 16
   int64_t first_head = 0;        // query heads first_head .. first_head + heads - 1
   int64_t position[kRowsPerSample] = {};
-  // How these were chosen, for who must choose in a sequence of another length (kernels/gather.h).
+  // How the positions were chosen, so that a device can choose them in a sequence of another length
+  // (kernels/gather.h).
   int parts = 0;
   uint32_t fraction[kRowsPerSample] = {};
   int rows() const { return heads * positions; }
 };
 
-// min(G, 16) query heads of one kv-head, and as many positions as still fit into 16 rows, one from each of so
-// many equal parts of the sequence. All numbers of the shape are positive, and kv_heads divides heads.
+// Chooses min(G, 16) of the G query heads of one kv-head, and as many positions as fit into 16 rows: one from
+// each of as many equal parts of the sequence. All numbers of the shape must be positive, and kv_heads must
+// divide heads.
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Key positions of one kv-head and all query heads that share it: one from each of up to 16 equal parts of
-// the keys.
+// Chooses key positions of one kv-head, with all query heads that share it: one from each of up to 16 equal
+// parts of the keys.
 Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Whether a backward call is sampled by key positions (dK and dV) and not by rows (dQ): every other call, and
-// less often where the key positions take so many more bytes that they would cost more than the rows. The
-// same on all ranks.
+// Whether a backward call is sampled by key positions (dK and dV) instead of rows (dQ): every other call, and
+// less often if key positions take so many more bytes that they would cost more than the rows. The same on
+// all ranks.
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, uint64_t seed, int64_t step,
                    uint64_t call);
 
-// Which sequence of a packed batch: the one that holds this place in all of them, a fraction of 2^32.
+// Chooses the sequence of a packed batch to sample, by a position in the batch, as a fraction of 2^32.
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// The layer of a call that nothing else names: its place in the run of calls since the last turn of
-// direction.
-
-// Fed with every call of the sampled steps, in order. Forward calls count up from the last backward call,
-// backward calls count down through the forward run before them. The length of a forward run is the period;
-// only once two steps in a row have shown the same one is an ordinal given, and never again after it changed.
-// Nor where a shorter run follows within a step: so does recomputation look that nobody has marked.
+// Gives calls without a layer name an ordinal: the place in the run of calls since the direction last changed
+// between forward and backward. It must see every call of the sampled steps, in order. Forward calls count up
+// from the last backward call; backward calls count down through the forward run before them. The length of a
+// forward run is the period. An ordinal is given only after two steps in a row had the same period, and never
+// again after the period has changed, or after a shorter run within a step, which may be a recomputation that
+// is not marked as one.
 class OrdinalFollower {
  public:
-  // At the start of a sampled step.
+  // Called at the start of a sampled step.
   void begin_step();
 
-  // The next call, -1 where the place is not known. `in_backward`: a recomputation, which turns no direction.
+  // The ordinal of the next call; -1: unknown. `in_backward`: a recomputation, which does not change the
+  // direction.
   int next(bool backward, bool in_backward);
 
  private:
@@ -83,60 +85,59 @@ class OrdinalFollower {
   bool is_trusted() const { return !unstable_ && agreed_ >= kRunsToTrust; }
 
   uint32_t runs_ = 0;      // forward runs that have ended in this step
-  uint32_t run_ = 0;       // forward calls since the last turn
-  uint32_t backward_ = 0;  // backward calls since the last turn
-  uint32_t last_run_ = 0;  // length of the forward run before this backward
+  uint32_t run_ = 0;       // forward calls since the direction last changed
+  uint32_t backward_ = 0;  // backward calls since the direction last changed
+  uint32_t last_run_ = 0;  // length of the forward run before the present backward calls
   uint32_t period_ = 0;
-  uint32_t agreed_ = 0;  // runs in a row of this period
+  uint32_t agreed_ = 0;  // consecutive runs with this period
   bool unstable_ = false;
 };
 
-// What the monitor costs the training, and whether it may sample again. Plain arithmetic on measured times.
-
-// Enforced in the trainer, agent or no agent. Every step earns max_slowdown times its length and pays what
-// was ours in it, sampled or not; a sampled step is allowed while nothing is owed, and may take as many
-// slices as the balance is expected to pay for. What is saved up is at most one interval's
-// earnings and what the least sample needs, so that a quiet hour does not pay for a dear minute. What is owed
-// is at most 64 intervals' earnings, so that one stall (a page fault storm, a stopped process) does not
-// silence the monitor for good.
+// The overhead budget, enforced in the trainer, with or without an agent. Every step earns max_slowdown times
+// its length and pays the monitor's time in it, sampled or not. A sampled step is allowed while the balance
+// is not negative, and may take as many slices as the balance is expected to pay for. Savings are limited to
+// the earnings of one interval plus the cost of the smallest sample, so that a quiet hour does not pay for an
+// expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall (a storm of page
+// faults, a stopped process) does not silence the monitor for good. Plain arithmetic on measured times.
 class Budget {
  public:
-  // `times` as much in a burst; but a limit stays one.
+  // Sets the limit to `times` (in a burst more than 1) times max_slowdown. A limit below 100 % stays below
+  // 100 %.
   void set_limit(double max_slowdown, double times = 1) {
     max_slowdown_ = std::max(max_slowdown, std::min(times * max_slowdown, kMostLimited));
   }
 
-  // A step has ended: its length, what of it was ours, the sampling interval in force, and what a step with
-  // one slice is expected to cost.
+  // Ends a step. `cost_seconds`: the monitor's time in it; `interval`: the present sampling interval;
+  // `least_seconds`: expected cost of a step with one slice.
   void end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds = 0);
 
-  // Whether the sampled step that begins now is allowed. A limit of 100 % allows everything, one of 0
+  // Whether the sampled step that begins now is allowed. A limit of 100 % allows everything, a limit of 0
   // nothing.
   bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
-  // More is owed than 256 steps earn, or was and has not been paid yet: what nobody can refuse takes most of
-  // the limit, and whoever has a share of his own waits. A stall is paid for by 512 steps at most, whatever
-  // the interval.
+  // Whether the debt exceeds the earnings of 256 steps, or did and is not paid off yet. Costs that cannot be
+  // refused then take most of the limit, and parts of the monitor with a share of their own (weights) must
+  // wait. A stall is paid off within 512 steps, whatever the interval.
   bool is_overdrawn() const { return !is_unlimited() && is_overdrawn_; }
 
-  // What has been saved up; negative: owed.
+  // The savings; negative: debt.
   double balance_seconds() const { return balance_seconds_; }
 
  private:
   static constexpr double kMostLimited = 0.99;
-  static constexpr double kWeight = 0.1;   // of a new step in the running mean of the step time
-  static constexpr double kMostOwed = 64;  // earnings of an interval
-  // Of those who wait: as much again, but of intervals of so many steps at most; half of it may be owed for a
-  // while.
+  static constexpr double kWeight = 0.1;   // weight of a new step in the running mean of the step time
+  static constexpr double kMostOwed = 64;  // largest debt, in earnings of an interval
+  // patient_balance_ has the same limit of debt, but for intervals of at most this many steps. is_overdrawn()
+  // begins at half of it.
   static constexpr uint64_t kPatientInterval = 8;
-  static constexpr int kFirstSteps =
-      2;  // set-up falls into them: shown in the cost, not held against sampling
+  // The first steps contain the set-up. It is part of the reported cost, but not held against sampling.
+  static constexpr int kFirstSteps = 2;
 
   double max_slowdown_ = 0.01;
-  double step_seconds_ = 0;  // running mean, our part taken off
+  double step_seconds_ = 0;  // running mean, without the monitor's part
   double balance_seconds_ = 0;
-  double patient_balance_ = 0;  // the same, of those who wait
+  double patient_balance_ = 0;  // the balance for is_overdrawn()
   bool is_overdrawn_ = false;
   int steps_ = 0;
 };
@@ -149,7 +150,7 @@ class Budget {
 class FirstLook {
  public:
   static constexpr int kSteps = 8, kMostSteps = 32;
-  static constexpr uint64_t kSlices = 64;  // bounds what the agent judges; a verdict takes 8 of each pass
+  static constexpr uint64_t kSlices = 64;  // limits the agent's work; a verdict needs 8 slices of each pass
 
   // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
   FirstLook() = default;
@@ -176,47 +177,47 @@ class FirstLook {
   double seconds_ = segment::kFirstLookSeconds;
 };
 
-// What a sampled step will cost, from what earlier ones have cost. Plain arithmetic, fixed state, fitted as
-// the training goes; until something was measured, from figures of a slow machine.
-
-// One caller at a time. Seconds and bytes.
+// Predicts the cost of a sampled step from the costs of earlier ones; before the first measurement, from
+// those of a slow machine. Plain arithmetic, fixed state. One caller at a time. Units are seconds and bytes.
 class CostModel {
  public:
-  // Slices to come are of this size, until one was observed.
+  // Sets the expected size of a slice until the first one is observed.
   void expect(uint64_t bytes) { bytes_ = static_cast<double>(bytes); }
 
-  // A slice was taken. `cold`: into a slot that was never written before, whose pages the kernel had to map.
+  // A slice was copied. `cold`: into a slot that was never written before, whose pages the kernel had to map.
   void observe_slice(uint64_t bytes, bool cold, double seconds);
 
-  // What slices have cost a device beside the host, each of so many the same.
+  // `slices` slices have cost a device `seconds` in all, beside the cost on the host.
   void observe_device(uint32_t slices, double seconds);
 
-  // A step has ended: what was ours in it but for its slices.
+  // A step has ended, in which the monitor took `seconds` without its slices.
   void observe_step(bool sampled, double seconds);
 
-  // What the next slice will cost, and a sampled step beyond any other even with no slice in it.
+  // The expected cost of the next slice, and the expected extra cost of a sampled step without slices.
   double slice_seconds(bool cold) const;
   double step_seconds() const;
 
-  // How many slices a step may take that is to cost no more than `seconds`.
+  // The number of slices in a step that is to cost at most `seconds`.
   uint32_t slices_within(double seconds, bool cold) const;
 
  private:
   double warm_seconds(double bytes) const;
 
-  // Least squares of seconds over bytes, old observations fading; it begins with two that nobody made.
+  // Least squares of seconds over bytes, with exponential forgetting; it begins with two assumed
+  // observations.
   static constexpr double kFading = 0.95;
   static constexpr double kFirstCall = 10e-6, kFirstPerByte = 0.3e-9, kFirstBytes = 1 << 20;
   double weight_ = 2, bytes_sum_ = kFirstBytes, bytes_squares_ = kFirstBytes * kFirstBytes;
   double seconds_sum_ = 2 * kFirstCall + kFirstPerByte * kFirstBytes;
   double products_sum_ = kFirstBytes * (kFirstCall + kFirstPerByte * kFirstBytes);
-  double cold_per_byte_ = 0.5e-9;  // on top of the others
-  double device_seconds_ = 0;      // of a slice, on top of what the host spends
-  double bytes_ = 0;               // of the last slice
+  double cold_per_byte_ = 0.5e-9;  // extra cost per byte of a cold slot
+  double device_seconds_ = 0;      // cost of a slice on the device, in addition to the host
+  double bytes_ = 0;               // size of the last slice
 
-  // Medians: one stall must not keep the monitor from sampling for hours.
+  // The median of the last values is used, so that one stall does not keep the monitor from sampling for
+  // hours.
   static constexpr uint32_t kExtras = 5;
-  double extra_[kExtras] = {};  // of the last sampled steps
+  double extra_[kExtras] = {};  // extra costs of the last sampled steps
   uint32_t extras_ = 0;
   double other_ = 0;  // running mean of steps that were not sampled
 };

@@ -1,5 +1,5 @@
-// Where the arguments of TransformerEngine's fused attention stand. They move between its minor versions, so
-// this knows exact versions only.
+// Reads the arguments of TransformerEngine's fused attention. Their places change between minor versions, so
+// only exact versions are known.
 #ifndef FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 #define FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 
@@ -27,30 +27,29 @@ enum class NvteKind : uint8_t {
   kStream
 };
 
-// Places among the words: integers and pointers in their order, floats apart (the scale is the first of them,
-// the dropout the second). -1: this function of this version has no such argument.
+// Indices of the arguments among the integer and pointer words. Floats are separate: scale first, then
+// dropout. -1: this function has no such argument in this version.
 struct NvteWords {
   int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;
   int8_t layout, out_format, grad_out_format, grad_layout;
   int8_t bias, mask, softmax, window_left, window_right, bottom_right;
   int8_t workspace, stream;
-  int8_t count;  // of all words, and what each of them is:
-  NvteKind kinds[kMostNvteWords];
+  int8_t count;                    // number of words
+  NvteKind kinds[kMostNvteWords];  // by word
 };
 
 struct NvteSignature {
   NvteWords forward, backward;
-  bool has_int16;     // numbers of the formats: one more before fp32
-  bool shape_is_own;  // shapes are returned with their values, not with a pointer to them
+  bool has_int16;     // the enumeration of formats has int16 before fp32
+  bool shape_is_own;  // shapes are returned by value, not as a pointer
 };
 
-// `version` as the package tells it ("2.8.0"). False: not a version whose signature was read.
+// Finds the signature for the version of the package ("2.8.0"). False if the version is unknown.
 bool find_nvte_signature(const char* version, NvteSignature* found);
 
-// One call of TransformerEngine's fused attention, described.
-
-// Of libtransformer_engine.so: what its handles stand for. Until 2.3 a shape is two words, then a struct.
+// Functions of libtransformer_engine.so that read a tensor handle. Until 2.3 a shape has two words, later it
+// is a larger struct.
 struct NvteTensors {
   struct Shape {
     size_t sizes[15];
@@ -62,12 +61,12 @@ struct NvteTensors {
   };
   void* (*data)(Word tensor);
   int32_t (*type)(Word tensor);
-  void* shape;  // function of either return type
+  void* shape;  // function that returns Shape or OlderShape
 
   bool are_known() const { return data != nullptr && type != nullptr && shape != nullptr; }
 };
 
-// The places in memory are the device's of this number; -1: the host's.
+// The arguments of one call. `device`: index of the device of its tensors; -1: the host.
 struct NvteGiven {
   const NvteSignature* signature;
   const NvteTensors* tensors;
@@ -79,26 +78,23 @@ struct NvteGiven {
 
 inline constexpr int kNotAnNvteCall = -2;
 
-// Fills *call in (but for op, layer and stream) and returns -1, or returns the FORESHOCK_SKIP_ reason, or
-// kNotAnNvteCall where tensors that belong together do not fit. After the function has returned, and with
-// words that were found plausible.
+// Fills in *call, except for op, layer and stream, and returns -1. Otherwise returns the FORESHOCK_SKIP_
+// reason, or kNotAnNvteCall if the tensors do not fit together. Must be called after the function has
+// returned, with words for which are_words_plausible() holds.
 int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call);
 
-// Whether words that were taken for arguments of TransformerEngine's fused attention can be those. A version
-// names a signature, but what was built between two releases may say the version of the one and have the
-// signature of the other: then a length stands where a handle is looked for.
-
-// True: the library may be asked about the handles among them. Nothing is read here but the words themselves.
+// Whether these words can be the arguments of a signature. A build between two releases may have the version
+// of one release and the signature of the other; a length is then where a handle is expected. If true, the
+// handles may be passed to the library. Reads only the words themselves.
 bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout);
 
-// Whether so many bytes at `address` can be read, by what the kernel says.
+// Whether `bytes` bytes at `address` can be read, according to the kernel.
 bool is_readable(Word address, size_t bytes);
 
-// The version of an installed Python package, from the folder of its metadata.
-
-// `library` is a file of the package: lib.so in it or up to two folders below. Of the nearest folder above it
-// that has metadata "<package>-<version>.dist-info", or of a variant "<package>_cu12-...". False: there is
-// none, or they disagree. Opens folders, so not for a hot path.
+// Reads the version of an installed Python package from the name of its metadata folder,
+// "<package>-<version>.dist-info" or that of a variant, "<package>_cu12-...". `library` is a file of the
+// package, in its folder or up to two folders below; the nearest folder above it with metadata counts. False
+// if there is no metadata, or if several disagree. Opens folders: not for a hot path.
 bool read_package_version(const char* library, const char* package, char (&version)[64]);
 
 }  // namespace foreshock
