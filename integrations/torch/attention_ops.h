@@ -1,7 +1,7 @@
-// Attention operations by name: torch's fused ones, and the custom operations of other packages, which need
-// not have been imported; and what the arguments of each mean. Composite ones (scaled_dot_product_attention
-// itself, the math path) are not here: a kernel for those at an autograd key takes the gradients out of
-// compiled graphs.
+// Lists the attention operations that are hooked, and what their arguments mean: torch's fused operations,
+// and custom operations of other packages, which need not have been imported. Composite operations
+// (scaled_dot_product_attention itself, the math path) are not hooked here, because a kernel for them at an
+// autograd key would remove the gradients from compiled graphs.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 
@@ -13,30 +13,31 @@
 
 namespace foreshock::adapter {
 
-// Of query, key, value, output and their gradients.
+// The order of dimensions of query, key, value, output and their gradients.
 enum class Order {
   kHeadsFirst,      // (batch, head, position, d)
   kPositionsFirst,  // (batch, position, head, d)
-  kAsSaid           // by an argument of the operation
+  kAsSaid           // given by an argument of the operation
 };
 
-// A causal mask whose alignment nobody has promised: of use where there are as many queries as keys.
+// A causal mask with unspecified alignment: it can be used only if there are as many queries as keys.
 inline constexpr int32_t kSquareOnly = -1;
 
-// What the arguments and results of an operation mean, as far as their names do not say it. The same for all:
-// - a scale that is not given is 1 / sqrt(d of the query as the operation gets it). Who pads d to a multiple
-//   of 8 gives the scale of the d before; the padding is zeros, which change nothing;
-// - the logarithm of the row sums is natural, of scaled and masked scores, before dropout, in fp32, of
-//   (batch, head, query): with one more dimension of size 1 (cuDNN), with rows that end at a multiple of 32
-//   (efficient) or more (flash-attn before 2.7), or absent. Packed sequences have (head, all queries), or
-//   (sequence, head, query) with rows as long as the longest (efficient, flash-attn before 2.7);
+// The meaning of an operation's arguments and results, as far as their names do not give it. For all
+// operations:
+// - the default scale is 1 / sqrt(d), d being that of the query that the operation gets. A caller that pads d
+//   to a multiple of 8 passes the scale of the unpadded d; the padding consists of zeros;
+// - log-sum-exp is the natural logarithm, over scaled and masked scores before dropout, in fp32, with shape
+//   (batch, head, query). It may have one more dimension of size 1 (cuDNN), rows padded to a multiple of 32
+//   (efficient) or more (flash-attn before 2.7), or be absent. For packed sequences it has (head, all
+//   queries), or (sequence, head, query) with rows as long as the longest (efficient, flash-attn before 2.7);
 // - a mask or bias is added to the scaled scores, whatever its strides;
 // - query head h reads kv-head h / (query heads / kv-heads).
 struct Semantics {
   Order order;
-  int32_t causal;            // what `is_causal` means: FORESHOCK_CAUSAL_..., kSquareOnly
-  bool packs = false;        // takes offsets of sequences: (all positions, head, d) then
-  bool in_function = false;  // called where gradients are off by design (inside an autograd.Function)
+  int32_t causal;            // meaning of `is_causal`: FORESHOCK_CAUSAL_..., kSquareOnly
+  bool packs = false;        // accepts offsets of packed sequences; tensors are then (all positions, head, d)
+  bool in_function = false;  // called inside an autograd.Function, where gradients are off by design
   bool fills_out = false;    // the output is an argument, the first result the log-sum-exp
   bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
 };
@@ -45,7 +46,7 @@ struct Semantics {
 // scaled_dot_product_attention by its own documentation.
 inline constexpr Semantics kUpperLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_LEFT};
 
-// "Lower right": torch/nn/attention/bias.py, which calls this very operation for it.
+// "Lower right" according to torch/nn/attention/bias.py, which calls this operation.
 inline constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT};
 
 // is_causal becomes CausalFromTopLeft: aten/src/ATen/native/transformers/cuda/attention.cu.
@@ -72,7 +73,7 @@ inline constexpr Semantics kEfficient{
 static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
               FORESHOCK_CAUSAL_BOTTOM_RIGHT == 2);
 
-// foreshock::tap says in its arguments what they mean.
+// The arguments of foreshock::tap give their own meaning.
 inline constexpr Semantics kTap{Order::kAsSaid, kSquareOnly};
 
 struct AttentionOp {
@@ -119,10 +120,6 @@ inline constexpr AttentionOp kAttentionOps[] = {
     {"xformers_flash3", "flash_bwd", "", kBack, &kFlash},
 };
 
-// Operations that look like attention by their arguments and that nobody here knows: their names are
-// reported, so that what is not seen is at least known by name. Only torch's own mutex-held callback runs
-// here, at registration: it reads a schema and notes a name.
-
 inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
   for (const c10::Argument& argument : schema.arguments()) {
     if ((argument.name() == name || argument.name() == other) &&
@@ -132,7 +129,8 @@ inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, cons
   return false;
 }
 
-// torch's own namespaces: what of them is attention is in the table, or ends in something that is.
+// Whether the operation is in the table, or in a namespace of torch, whose attention ends in operations of
+// the table.
 inline bool is_known_op(const c10::OperatorName& op) {
   for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"}) {
     if (op.name.rfind(space, 0) == 0) return true;
@@ -143,6 +141,8 @@ inline bool is_known_op(const c10::OperatorName& op) {
   return false;
 }
 
+// Reports the names of unknown operations whose arguments look like attention. torch calls it at registration
+// while it holds its mutex; the callback only reads the schema and notes the name.
 class UnhookedOps final : public c10::OpRegistrationListener {
  public:
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
@@ -157,7 +157,7 @@ class UnhookedOps final : public c10::OpRegistrationListener {
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 
-  // Once; also told what is registered already. Never taken out.
+  // Starts listening; call it once. torch also reports the operations registered before. Never removed.
   static void listen() {
     new c10::RegistrationHandleRAII(
         c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<UnhookedOps>()));

@@ -1,12 +1,13 @@
-// Attention on the math path: scaled_dot_product_attention where no fused kernel takes it (dropout on a CPU,
-// masks that need gradients, three dimensions, fp64 on a GPU). It is made of ordinary operations, but one of
-// them, _safe_softmax, is called by nobody else, once per forward pass: counting there costs other operations
-// nothing. Its backward pass has no operation of its own, and inside a compiled graph neither has the forward
-// pass.
+// Hooks attention that bypasses the fused operations: the math path, and calls through torch's C shim.
 //
-// To sample it, query, key, value and output are needed together, and only torch's RecordFunction sees those.
-// Its callbacks cost every operation 0.25 to 0.4 us, so they are in place only if asked for, and only during
-// sampled steps.
+// The math path runs scaled_dot_product_attention if no fused kernel can (dropout on a CPU, masks that need
+// gradients, three dimensions, fp64 on a GPU). It consists of ordinary operations, but only it calls
+// _safe_softmax, once per forward pass, so calls are counted there at no cost for other operations. The
+// backward pass has no operation of its own, and neither has the forward pass inside a compiled graph.
+//
+// Sampling needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
+// cost every operation 0.25 to 0.4 us, so they are active only with --math-path, and only during sampled
+// steps.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_PATHS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_PATHS_H_
 
@@ -42,11 +43,11 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
   const int arguments_;
 };
 
-// The window in which RecordFunction's callbacks are in place.
+// Enables RecordFunction's callbacks during sampled steps.
 class MathWindow {
  public:
-  // Once, at set-up. Callbacks are added here and never removed, only disabled: removing is not safe while
-  // other threads run.
+  // Call it once, at set-up. Adds the callbacks; they are never removed, only disabled, since removing is not
+  // safe while other threads run.
   static void prepare(int32_t number) {
     const char* asked = std::getenv("FORESHOCK_MATH_PATH");
     const bool on = asked && (!std::strcmp(asked, "on") || !std::strcmp(asked, "1") ||
@@ -62,7 +63,7 @@ class MathWindow {
     at::disableCallback(handle_);
   }
 
-  // At the end of a step: open while the next one is sampled.
+  // Called at the end of a step. Enables the callbacks if the next step is sampled, else disables them.
   static void follow() {
     const bool wanted = arguments_ && foreshock_step_is_sampled() != 0;
     if (open_.exchange(wanted) == wanted) return;
@@ -111,27 +112,26 @@ class MathWindow {
   }
 
   static inline int32_t number_ = -1;
-  static inline const AttentionArguments* arguments_ = nullptr;  // null: not asked for
+  static inline const AttentionArguments* arguments_ = nullptr;  // null: --math-path is off
   static inline at::CallbackHandle handle_ = 0;
   static inline std::atomic<bool> open_{false};
 };
 
-// Attention called through torch's C shim (AOTInductor, cpp_wrapper): the core has interposed the function
-// and knows its arguments; here are the tensors behind its handles. Compiled graphs hold no autograd history,
-// so such a call names no layer.
-
+// An operation called through torch's C shim (AOTInductor, cpp_wrapper). libforeshock.so interposes the shim
+// function and passes its arguments; this file reads the tensors behind the handles. Compiled graphs have no
+// autograd history, so such a call has no layer.
 struct ShimRow {
   const char* operation;
   uint32_t pass;
   bool described;
-  int32_t number;  // of the operation; -1: unknown to the core
+  int32_t number;  // number of the operation; -1: not registered
 };
 
 #define FORESHOCK_SHIM_ROW(number, function, operation, pass) {operation, pass, (number) < 2, -1},
 inline ShimRow shim_rows[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
 
-// After the operations of the dispatcher, whose numbers these share.
+// Must be called after the dispatcher's operations are registered; equal names share their numbers.
 inline void register_shims() {
   for (ShimRow& row : shim_rows) row.number = foreshock_register_op(row.operation, row.pass);
 }

@@ -1,6 +1,6 @@
-// How a kernel of ours stands in torch's dispatcher: at BackendSelect, which is tried for every operation
-// below autograd and above the devices, and calls on below itself. Registering is done once and never undone:
-// taking a kernel out while another thread calls it makes that call fail.
+// Registers kernels in torch's dispatcher at the key BackendSelect, which is tried for every operation below
+// autograd and above the devices. A kernel must redispatch to the keys below. Kernels are never removed: a
+// call in another thread would fail.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
 
@@ -27,22 +27,22 @@ using Stack = torch::jit::Stack;
 
 inline constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
-// True when the call goes to a device with real data. Fake, meta and traced calls show another key here.
+// Whether the call goes to a device with real data. Fake, meta and traced calls have another key here.
 inline bool goes_to_device(c10::DispatchKeySet below) {
   const c10::DispatchKey next = below.highestPriorityTypeId();
   return next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA;
 }
 
-// A tensor subclass whose mode is switched off for this call (a fake tensor inside its own mode) has no data
-// either.
+// Whether the tensor has data. A tensor subclass whose mode is switched off for this call (a fake tensor
+// inside its own mode) has none.
 inline bool has_data(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();
 }
 
-// Whether all that the shape and strides of a tensor with data reach is memory that is there. Not so once its
-// storage was freed or shrunk under it (`resize_(0)`, as those who shard do): then the address is a null
-// pointer and an offset.
+// Whether all elements of a tensor with data are in memory. They are not after its storage was freed or
+// shrunk
+// (`resize_(0)`, as sharding frameworks do); the address is then a null pointer plus an offset.
 inline bool is_in_memory(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return false;
   uint64_t end = 1 + static_cast<uint64_t>(tensor.storage_offset());
@@ -54,14 +54,14 @@ inline bool is_in_memory(const at::Tensor& tensor) {
 
 inline bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// Only where a clock may be read: sampled calls and the ends of steps.
+// Call it only in sampled calls and at the ends of steps.
 inline uint64_t now_ns() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
-// Value of a one-element floating tensor; empty for anything on a device (reading it would wait for the
-// device), for a tensor whose storage was taken away, and for one that torch refuses to look into.
+// The value of a floating tensor with one element. Empty if the tensor is on a device (reading it would
+// wait), if its storage was freed, or if torch throws when it is read.
 inline std::optional<double> scalar_on_cpu(const at::Tensor& tensor) noexcept try {
   if (!has_data(tensor) || !tensor.is_cpu() || tensor.numel() != 1 || !is_in_memory(tensor))
     return std::nullopt;
@@ -82,13 +82,13 @@ inline std::optional<double> scalar_on_cpu(const at::Tensor& tensor) noexcept tr
   return std::nullopt;
 }
 
-// Positions of arguments by name: names outlive versions, positions do not.
+// Position of an argument by its name (names are more stable than positions); -1: no such argument.
 inline int argument_index(const c10::FunctionSchema& schema, std::string_view name) {
   const auto index = schema.argumentIndexWithName(name);
   return index ? *index : -1;
 }
 
-// `index` counts from the first of the topmost `count` values; a negative one gives None.
+// Value `index` among the topmost `count` values of the stack; None if `index` is negative.
 inline const c10::IValue& peek(const Stack& stack, int count, int index) {
   static const c10::IValue* none = new c10::IValue();
   return index < 0 ? *none : stack[stack.size() - count + index];
@@ -99,8 +99,8 @@ inline const at::Tensor& tensor_or_undefined(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : *undefined;
 }
 
-// Puts `Kernel(schema, extra...)` at BackendSelect of one aten operation. False when this torch has no such
-// one.
+// Registers `Kernel(schema, extra...)` at BackendSelect of an aten operation. False if this torch has no such
+// operation.
 template <typename Kernel, typename... Extra>
 bool hook_op(torch::Library& library, const std::string& name, const std::string& overload,
              Extra&&... extra) {
@@ -112,9 +112,8 @@ bool hook_op(torch::Library& library, const std::string& name, const std::string
   return true;
 }
 
-// What the hooks keep is used by one thread at a time, and none waits for another.
-
-// Who finds `busy` set has no turn, and goes without.
+// A try-lock: is_mine is false if another thread holds `busy`; the caller must then skip its work. Hooks
+// never wait.
 class TryGuard {
  public:
   explicit TryGuard(std::atomic_flag& busy) noexcept
@@ -131,17 +130,15 @@ class TryGuard {
   std::atomic_flag& busy_;
 };
 
-// Tells by its memory whether a tensor is one that was seen before: `.data`, `.detach()` and a view of all of
-// it are other objects with the same values.
-
-// What is kept of one step's gradients has room for so many marks. A page of it costs memory once it is used.
+// Most gradients of one step that are remembered. A page of the table takes memory once it is used.
 inline constexpr size_t kMostMarks = 65536;
 
-// Which elements of which storage. Of a tensor with data (HasData).
+// Identifies a tensor with data by its memory: `.data`, `.detach()` and a view of the whole tensor are other
+// objects with the same elements.
 struct StorageRange {
   const void* storage = nullptr;
   int64_t offset = 0, elements = 0;
-  const void* tensor = nullptr;  // where its elements do not lie side by side, the tensor itself
+  const void* tensor = nullptr;  // the tensor itself, if its elements are not dense; else null
 
   auto operator<=>(const StorageRange&) const = default;
 };
@@ -151,8 +148,9 @@ inline StorageRange storage_range_of(const c10::TensorImpl& tensor) {
           tensor.is_non_overlapping_and_dense() ? nullptr : &tensor};
 }
 
-// Holds the storage weakly: its values are freed as ever, and its address is given to nobody else. Not a weak
-// reference to the tensor: with one, torch.utils.swap_tensors (Module.to, load_state_dict) refuses it.
+// Remembers a tensor by its storage. The weak reference to the storage does not keep the values alive, but
+// prevents that the address is reused. A weak reference to the tensor would make torch.utils.swap_tensors
+// (Module.to, load_state_dict) fail.
 class StorageMark {
  public:
   explicit StorageMark(const c10::TensorImpl& tensor)

@@ -1,4 +1,4 @@
-// What the adapter asks of the interpreter that it is loaded into: calls at a safe time, and callbacks.
+// Calls Python functions from callbacks of weak references without losing exceptions.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 
@@ -8,11 +8,10 @@
 
 namespace foreshock::adapter {
 
-// A callback of a weak reference that is a Python function, of which no exception is lost. Python prints what
-// leaves such a callback and drops it. Our functions let out only what is the trainer's: what a signal
-// handler of its raised while the main thread was in here (a time limit, Ctrl-C). It is kept, and the main
-// thread raises it as soon as it is back in the trainer's code, by a pending call.
-
+// An exception that left a callback. Python would print and drop it. Our callbacks let through only
+// exceptions of the trainer, raised by one of its signal handlers (time limit, Ctrl-C) while the main thread
+// ran the callback. The exception is kept, and a pending call raises it when the main thread is back in the
+// trainer's code.
 struct KeptException {
   void *type = nullptr, *value = nullptr, *trace = nullptr;
 };
@@ -24,9 +23,8 @@ inline int raise_kept(void* pointer) {
   return -1;
 }
 
-// With the interpreter's lock held. `function` takes the dead reference. If it was interrupted it is called
-// once more, since its work is still to be done; the exception is sent after that, or it would be raised in
-// there.
+// Calls `function` with the dead reference. The interpreter's lock must be held. If the function was
+// interrupted, it is called once more to complete its work; the exceptions are raised only after that.
 inline void call_back(void* function, void* reference) {
   const Python& python = Python::get();
   if (!python.can_call_back()) return;

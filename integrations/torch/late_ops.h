@@ -40,8 +40,8 @@ inline bool hook_attention_op(const AttentionOp& op) {
 // Thread-safe. Never destroyed.
 class LateOps final : public c10::OpRegistrationListener {
  public:
-  // Hooks what is registered already, torch's own operations included, and listens for the rest. Call once.
-  // Returns how many of torch's are hooked.
+  // Hooks the operations that are registered already, including torch's own, and listens for later ones. Call
+  // it once. Returns the number of torch's operations that are hooked.
   static int start() {
     LateOps& ops = instance();
     new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
@@ -50,7 +50,7 @@ class LateOps final : public c10::OpRegistrationListener {
     return ops.hooked_of_torch_;
   }
 
-  // One atomic load unless an operation has arrived.
+  // Hooks operations that were registered since. Costs one atomic load if there are none.
   static void hook_arrived() noexcept {
     if (instance().has_arrived_.load(std::memory_order_relaxed)) instance().hook_new();
   }
@@ -73,7 +73,7 @@ class LateOps final : public c10::OpRegistrationListener {
     return *ops;
   }
 
-  // The table's order is that of importance, should the core run out of room.
+  // In the order of the table, most important first, in case the core runs out of room.
   void hook_new() noexcept try {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
@@ -95,7 +95,7 @@ class LateOps final : public c10::OpRegistrationListener {
 
   std::array<bool, kOps> is_hooked_{};
   int hooked_of_torch_ = 0;
-  std::atomic<bool> has_arrived_{true};  // until start() has hooked what was there before
+  std::atomic<bool> has_arrived_{true};  // true at first, so that start() hooks the existing operations
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 

@@ -1,6 +1,6 @@
-// Functions of Python that the adapter looks up in the process: it is not linked with Python, and one adapter
-// serves every version of Python. All are of the stable ABI but one, which has been exported since 3.6.
-// Objects are void pointers. Call with the interpreter lock held.
+// Looks up Python's functions in the process. The adapter is not linked with Python, so one adapter works
+// with every version of Python. All functions belong to the stable ABI, except one that has been exported
+// since 3.6. Objects are void pointers. The interpreter lock must be held for all calls.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 

@@ -1,6 +1,5 @@
-// The stream that an operation on a CUDA tensor is given to, without a word of CUDA: torch keeps for each
-// thread and device which stream is current, and tells it through the guard that its CUDA library registers.
-// What is asked reads thread-local words of torch's; nothing is set up by it, since the tensor is there.
+// Reads from a tensor what a hook needs: a view in the form of hook.h, the CUDA stream of its operation, and
+// the layer weight in its autograd history. Nothing here copies or changes a tensor.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 
@@ -20,9 +19,9 @@
 
 #include "dispatch.h"
 
-// An adapter that is shipped loads on every glibc that its torch does; 2.34 gave the functions of the dynamic
-// loader a new version, and serves the old one too. Weak, since before that they are in libdl, where whoever
-// has loaded torch has them.
+// A shipped adapter must load on every glibc on which its torch loads. glibc 2.34 gave the functions of the
+// dynamic loader a new version, but still has the old one. They are weak, because before 2.34 they are in
+// libdl, which every process with torch has loaded.
 #if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
 #if defined(__x86_64__)
 #define FORESHOCK_OLD_LOADER "GLIBC_2.2.5"
@@ -33,7 +32,7 @@
 #pragma weak dlsym
 __asm__(".symver dlopen, dlopen@" FORESHOCK_OLD_LOADER);
 __asm__(".symver dlsym, dlsym@" FORESHOCK_OLD_LOADER);
-// So did it with this function of libpthread, which torch itself needs.
+// glibc 2.34 did the same with this function of libpthread, which torch itself needs.
 __asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FORESHOCK_OLD_LOADER);
 #define FORESHOCK_HAS_LOADER (dlopen != nullptr && dlsym != nullptr)
 #else
@@ -42,10 +41,11 @@ __asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FORESHOCK_OLD_LO
 
 namespace foreshock::adapter {
 
-// As the core's header has it: the legacy default stream, which the runtime calls by a null handle.
+// The legacy default stream in hook.h; the CUDA runtime uses a null handle for it.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// The handle that torch's guard gives, where this torch's guards can (not yet in 2.6); false where not.
+// Reads the handle of the current stream from torch's device guard. False if this torch's guards cannot
+// return it (2.6).
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -57,8 +57,8 @@ bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noex
   return false;
 }
 
-// From torch's C shim for compiled graphs, whose functions never change: in its CUDA library, which every
-// other torch with a CUDA tensor has loaded.
+// Reads the handle of the current stream through torch's C shim for compiled graphs, whose functions never
+// change. The shim is in torch's CUDA library, which is loaded if there is a CUDA tensor.
 inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   using CurrentStream = int32_t (*)(int32_t, void**);
   static const CurrentStream current = [] {
@@ -75,8 +75,9 @@ inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   return current && current(device.index(), handle) == 0;
 }
 
-// The current stream of this thread on the tensor's device: hooks are called before the operation switches to
-// that device, so another one may be current. Null: not a CUDA tensor, or nobody can tell.
+// The current stream of this thread on the tensor's device, which need not be the current device: hooks run
+// before the operation switches to it. torch keeps the current stream per thread and device; reading it sets
+// nothing up. Null: not a CUDA tensor, or unknown.
 inline void* stream_of(const at::Tensor& tensor) noexcept {
   if (!tensor.is_cuda()) return nullptr;
   static constinit std::atomic<bool> guard_tells{true};
@@ -87,14 +88,11 @@ inline void* stream_of(const at::Tensor& tensor) noexcept {
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_tells.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);
-    if (!known) guard_tells.store(false, std::memory_order_relaxed);  // an exception at every call is dear
+    if (!known) guard_tells.store(false, std::memory_order_relaxed);  // avoids an exception at every call
   }
   if (!known && !stream_of_shim(device, &handle)) return nullptr;
   return handle ? handle : reinterpret_cast<void*>(kLegacyStream);
 }
-
-// What a hook reads of a tensor: a view in the form of hook.h, the CUDA stream of its operation, and the
-// layer weight in its autograd history. Nothing here copies or changes a tensor.
 
 inline uint32_t dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -122,8 +120,8 @@ inline int32_t device_type_of(const at::Tensor& tensor) {
   return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
 }
 
-// Absent for an undefined or empty tensor, and for one whose memory was taken away. const_data_ptr only:
-// data_ptr would copy a copy-on-write tensor.
+// A view of the tensor; absent if it is undefined or empty, or if its memory was freed. Uses const_data_ptr,
+// since data_ptr would copy a copy-on-write tensor.
 inline foreshock_tensor view_of(const at::Tensor& tensor) {
   foreshock_tensor view{};
   if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !is_in_memory(tensor)) return view;
@@ -139,21 +137,22 @@ inline foreshock_tensor view_of(const at::Tensor& tensor) {
   return view;
 }
 
-// Which parameter did a query come from? The answer names the layer of a call. The query still carries its
-// autograd history below autograd, in the forward operation and, saved, in the backward one.
+// The functions below find the parameter from which a query was computed; it identifies the layer of a call.
+// The query carries its autograd history also below autograd, in the forward operation and, saved, in the
+// backward one.
 //
-// Rule: breadth-first from the query's node to the first matrix multiplication; its weight argument, followed
-// only through unary nodes, must be a 2-D leaf. A frozen weight leaves no edge, and an operation written by
-// hand is opaque: walking on past either would name the layer before. A branch beside it (LoRA) is followed
-// instead, but its product counts only if it was computed from the same input, since an earlier layer cannot
-// be. Else the answer is "unknown", never a guess. Costs about 10 us: sampled calls only.
+// Rule: search breadth-first from the query's node for the first matrix multiplication. Its weight argument,
+// followed only through unary nodes, must be a 2-D leaf. A frozen weight has no edge, and a hand-written
+// operation is opaque: going past either would find the previous layer. A parallel branch (LoRA) is followed
+// instead, but its product counts only if it was computed from the same input, which a product of an earlier
+// layer cannot be. Otherwise the layer is unknown, never guessed. Costs about 10 us: sampled calls only.
 
 inline constexpr int kMaxNodes = 64;
 
 enum class NodeKind { kLeaf, kProduct, kUnary, kOther, kOpaque };
 
-// Kinds are told from the C++ type's own name: Node::name() takes the interpreter lock for nodes written in
-// Python.
+// The kind of a node, from the name of its C++ type. Node::name() would take the interpreter lock for nodes
+// written in Python.
 inline NodeKind kind_of(const torch::autograd::Node& node) {
   const char* type = typeid(node).name();
   if (std::strstr(type, "14AccumulateGrad")) return NodeKind::kLeaf;
@@ -166,7 +165,7 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
        {"AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward"}) {
     if (is(prefix)) return NodeKind::kProduct;
   }
-  // Anything that computes like a projection but is none we can read, or that ends the layer before.
+  // Operations that may be a projection but have no readable weight, or that end the previous layer.
   for (const char* prefix :
        {"Convolution", "ScaledDotProduct", "FlashAttention", "EfficientAttention", "Mkldnn"}) {
     if (is(prefix)) return NodeKind::kOpaque;
@@ -193,8 +192,8 @@ inline const void* leaf_behind(const torch::autograd::Node* node) {
   return nullptr;
 }
 
-// Edges stand in schema order, absent ones included: (self, mat2), (input, weight, bias), but (bias, mat1,
-// mat2).
+// The weight of a product. Edges are in the order of the schema, including absent ones: (self, mat2), (input,
+// weight, bias), but (bias, mat1, mat2).
 inline const void* weight_of(const torch::autograd::Node& product) {
   const char* type = typeid(product).name();
   const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
@@ -229,7 +228,8 @@ inline const torch::autograd::Node* before_unary(const torch::autograd::Node* no
   return nullptr;
 }
 
-// What a frozen product or an opaque operation was computed from; null: unknown. A weight is not it.
+// The node from which a frozen product or an opaque operation was computed, other than a weight; null:
+// unknown.
 inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
     const auto* input = before_unary(edge.function.get());

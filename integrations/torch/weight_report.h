@@ -1,5 +1,5 @@
-// The tensors of a model at one end of an optimizer step, from the addresses that the helper knows to the
-// description of hook.h. Views only.
+// Converts the weight tensors that the Python helper reports before or after an optimizer step into the form
+// of hook.h. Makes views only.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_WEIGHT_REPORT_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_WEIGHT_REPORT_H_
 
@@ -9,10 +9,10 @@
 
 extern "C" {
 
-// One tensor as the Python helper tells it: TensorImpl addresses, alive, NULL where there is none. Numbers
-// that are not known are NaN or -1.
+// One tensor as the Python helper reports it: addresses of live TensorImpls, NULL if absent. Unknown numbers
+// are NaN or -1.
 typedef struct foreshock_adapter_weight {
-  uint64_t number;  // in the table of foreshock_name_weights
+  uint64_t number;  // index in the array given to foreshock_name_weights
   const void* parameter;
   const void* gradient;
   const void* average;         // exp_avg
@@ -30,8 +30,8 @@ inline at::Tensor tensor_at(const void* address) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
 }
 
-// Dimensions beyond the room are multiplied into the last one where memory allows it; else the view is
-// absent, as it is for a tensor that torch refuses to look into.
+// A view of the tensor. Dimensions beyond FORESHOCK_TENSOR_DIMS are multiplied into the last one if the
+// tensor is contiguous. Otherwise, or if torch throws, the view is absent.
 inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
   const at::Tensor tensor = tensor_at(address);
@@ -56,14 +56,16 @@ inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   return {};
 }
 
-// Of a parameter on a device: that of the optimizer, whose hooks run where it does.
+// The stream of the optimizer's work on a parameter: the current stream, since optimizer hooks run in the
+// same thread.
 inline void* stream_of_weight(const void* address) noexcept try {
   return address ? stream_of(tensor_at(address)) : nullptr;
 } catch (...) {
   return nullptr;
 }
 
-// One caller at a time: the helper holds the interpreter lock. Returns the nanoseconds spent inside the core.
+// Reports tensors to the core. One caller at a time, since the helper holds the interpreter lock. Returns the
+// nanoseconds spent in the core.
 inline uint64_t observe_weights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
   static auto* states = new std::vector<foreshock_weight_state>;
   states->clear();
