@@ -1,5 +1,6 @@
-// Where the arguments of an attention operation are, found by their names: names outlive versions, positions
-// do not. Packages name the same thing differently, so each has several.
+// Finds the arguments of attention operations, describes their calls in the form of hook.h, and hooks them.
+// Arguments are found by name, since positions change between versions; packages use different names, so an
+// argument has several.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 
@@ -20,20 +21,20 @@
 
 namespace foreshock::adapter {
 
-// The arguments of one call that a description needs. References, not copies: an operation takes its
-// arguments off the stack.
+// The arguments of one call that a description needs. It holds references, because an operation removes its
+// arguments from the stack.
 struct AttentionInputs {
   at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
   at::Tensor grad_key, grad_value;
-  int64_t longest_q = 0, longest_k = 0;  // of packed sequences; 0: not given
+  int64_t longest_q = 0, longest_k = 0;  // longest packed sequences; 0: not given
   c10::IValue layer;
   std::optional<double> scale;  // zero is one too; none: the default of the operation
   double dropout = 0;
   int64_t causal = 0;  // FORESHOCK_CAUSAL_..., kSquareOnly
   int64_t window_left = -1, window_right = -1;
   bool positions_first = false;   // (batch, position, head, d)
-  bool masked_otherwise = false;  // slopes, a soft cap, chunks: scores that we could not recompute
-  bool stored_otherwise = false;  // pages, appended or rotated keys, descaling
+  bool masked_otherwise = false;  // slopes, a soft cap or chunks: scores that cannot be recomputed
+  bool stored_otherwise = false;  // pages, appended or rotated keys, or descaling
   uint64_t keeping_ns = 0;
 };
 
@@ -93,7 +94,7 @@ class AttentionArguments {
     in.grad_query = tensor(grad_query_);
     in.grad_key = tensor(grad_key_);
     in.grad_value = tensor(grad_value_);
-    // Some releases give a dense call offsets of no sequences.
+    // Some releases pass offsets without sequences to a dense call.
     const auto offsets = [&](int index) {
       return tensor(index).defined() && tensor(index).numel() ? tensor(index) : at::Tensor();
     };
@@ -137,7 +138,7 @@ class AttentionArguments {
     return found;
   }
 
-  // A value that is not at rest: a tensor, or a number other than 0.
+  // Whether an argument is in use: a tensor, or a number other than 0.
   static bool is_given(const c10::IValue& value) {
     if (value.isTensor()) return value.toTensor().defined();
     return real_or(value, value.isNone() ? 0 : 1) != 0;
@@ -153,7 +154,7 @@ class AttentionArguments {
   }
 
   int64_t causal_of(const c10::IValue& value) const {
-    if (value.isInt()) return value.toInt();  // said in our terms
+    if (value.isInt()) return value.toInt();  // FORESHOCK_CAUSAL_...
     return value.isBool() && value.toBool() ? semantics_.causal : FORESHOCK_CAUSAL_NONE;
   }
 
@@ -177,7 +178,7 @@ class LazyArguments {
     const c10::FunctionSchema& schema = op.schema();
     const AttentionArguments* known = known_.load(std::memory_order_acquire);
     if (known && known->is_of(schema)) return *known;
-    // Set-up, once: never freed, since another thread may be reading it.
+    // Allocated once, at set-up, and never freed, since another thread may be reading it.
     const auto* fresh = new AttentionArguments(schema, semantics_, backward_);
     known_.store(fresh, std::memory_order_release);
     return *fresh;
@@ -189,13 +190,13 @@ class LazyArguments {
   std::atomic<const AttentionArguments*> known_{nullptr};
 };
 
-// From the arguments and results of an operation to the description of hook.h, or the reason why there is
-// none. Views only: no tensor is made, nothing of one is read.
+// The functions below describe a call in the form of hook.h from the arguments and results of its operation.
+// They make views only: no tensor is created, and no values are read.
 
 inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 
-// The mask as every query, key pair of the call sees it: stride 0 where it is broadcast. False if it does not
-// fit. `is_flat`: three dimensions are (batch x head, query, key).
+// Expands a mask to all dimensions of the call, with stride 0 where it is broadcast. False if it does not
+// fit. `is_flat`: a mask of three dimensions is (batch x head, query, key).
 inline bool view_mask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
                       bool is_flat = false) {
   if (!mask.defined()) return true;
@@ -239,7 +240,7 @@ inline foreshock_tensor packed_view(const at::Tensor& packed) {
   return view;
 }
 
-// Where the sequences of a packed call begin; false when nobody could read them where the tensors lie.
+// Describes the offsets of a packed call. False if they are invalid or not on the device of the tensors.
 inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call* call) {
   const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
   for (const at::Tensor& offsets : {q, k}) {
@@ -251,7 +252,8 @@ inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call
   call->query_offsets = q.const_data_ptr<int32_t>();
   call->key_offsets = k.const_data_ptr<int32_t>();
   call->sequences = q.numel() - 1;
-  // Where it is not said, a sequence may be as long as all of them; with the same offsets, as the queries.
+  // Without a given length, a sequence may be as long as all together; with equal offsets, keys as long as
+  // queries.
   call->longest_query = in.longest_q > 0 ? in.longest_q : call->query.shape[1];
   call->longest_key = in.longest_k > 0                           ? in.longest_k
                       : call->query_offsets == call->key_offsets ? call->longest_query
@@ -266,14 +268,14 @@ inline foreshock_tensor heads_first(foreshock_tensor view, bool positions_first)
   return view;
 }
 
-// Rows may be padded to a multiple; the first ones are those of the queries.
+// Rows may be padded to a multiple; the first elements belong to the queries.
 inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t queries) {
   if (log_sum_exp.dims == 3 && log_sum_exp.shape[2] > queries) log_sum_exp.shape[2] = queries;
   return log_sum_exp;
 }
 
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
-  // Of packed sequences those of the longest.
+  // Packed sequences have rows as long as the longest.
   const bool is_packed = call->query_offsets != nullptr;
   const int64_t queries = is_packed ? call->longest_query : call->query.shape[2];
   const int64_t keys = is_packed ? call->longest_key : call->key.shape[2];
@@ -281,13 +283,13 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   if (in.causal == kSquareOnly && queries == keys) call->causal = FORESHOCK_CAUSAL_TOP_LEFT;
   if (call->causal < FORESHOCK_CAUSAL_NONE || call->causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
     return FORESHOCK_SKIP_MASK;
-  // A window wider than the sequence is none; one that ends at the query itself is another word for causal.
+  // A window wider than the sequence has no effect; a window that ends at the query itself means causal.
   if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
   if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
   if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
-  // The first queries see no key at all; what a kernel leaves there is its own affair. Of packed sequences
-  // the core sees to it, for each by itself.
+  // The first queries see no key, and kernels do not define the result there. The core checks packed
+  // sequences itself, one by one.
   if (call->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && queries > keys && !is_packed)
     return FORESHOCK_SKIP_MASK;
   return kDescribed;
@@ -314,7 +316,7 @@ inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_
   return true;
 }
 
-// Fills the tensors of a call; false when they do not fit together.
+// Fills in the tensors of a call; false if they do not fit together.
 inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
   if (in.sequences_q.defined()) return describe_packed(in, backward, call);
   if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;
@@ -335,13 +337,13 @@ inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock
   return true;
 }
 
-// kDescribed, or the reason to skip the call. `in` holds the results too.
+// Describes a call. Returns kDescribed, or the reason to skip it. `in` also has the results.
 inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semantics, bool backward,
                               foreshock_attention_call* call) {
   if (!in.query.defined()) return FORESHOCK_SKIP_LAYOUT;
   if (is_fp8(in.query)) return FORESHOCK_SKIP_FP8;
   if (in.stored_otherwise || (in.sequences_q.defined() && !semantics.packs)) return FORESHOCK_SKIP_LAYOUT;
-  // A bias over packed sequences has no place for each of them that is written down anywhere.
+  // The layout of a bias over packed sequences is not documented anywhere.
   if (in.masked_otherwise || (in.sequences_q.defined() && in.mask.defined())) return FORESHOCK_SKIP_MASK;
   call->size = sizeof(*call);
   call->version = FORESHOCK_ABI_VERSION;
@@ -356,12 +358,11 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   return describe_causal(in, call);
 }
 
-// The kernel at BackendSelect of every attention operation: check, call on, report. When a call is not
-// sampled it adds a filter of a few loads and one call into the core. Nothing of ours throws; what the
-// operation throws passes.
+// The functions below are the kernel at BackendSelect of every attention operation: it checks the call,
+// redispatches it and reports it. A call that is not sampled costs a few loads and one call into the core.
+// The hook itself never throws; exceptions of the operation pass through.
 
-// Calls that an attention operation makes to another one are part of it and not counted: the outermost one
-// is.
+// Nesting depth of attention operations. Only the outermost is counted: those that it calls are parts of it.
 inline thread_local int attention_depth = 0;
 
 // Calls on real data since the start, per pass; for the self-test and for "no attention seen".
@@ -375,8 +376,9 @@ struct AttentionDepth {
   ~AttentionDepth() { --attention_depth; }
 };
 
-// Counts a call that is about to happen. True: the core wants it described. `any_mode`: the call is made
-// where gradient mode is off by design (inside an autograd.Function), so that only the query's history tells.
+// Counts a call that is about to happen. True: the core wants a description. `any_mode`: the call is made
+// inside an autograd.Function, where gradient mode is off by design; whether it needs gradients then follows
+// from the query.
 inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& query,
                             bool any_mode = false) noexcept {
   attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
@@ -421,7 +423,7 @@ class AttentionHook final : public c10::OperatorKernel {
   }
 
  private:
-  // A tap is done when it has been seen.
+  // A tap needs no further work after it was reported.
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack,
            const AttentionArguments& arguments) const {
     if (!is_tap_) return op.redispatchBoxed(below, stack);

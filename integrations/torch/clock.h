@@ -1,6 +1,6 @@
-// Single numbers on a device that the clock of a training wants: the core is asked to have them copied behind
-// the work that makes them, and nobody waits. What the training itself waits for (`.item()`) has passed
-// through the host by then, and is told from here.
+// Follows the course of a training from inside torch's operations: backward passes, losses, gradient scalers
+// and steps. Single numbers on a device are copied by the core without waiting; numbers that the training
+// itself reads (`.item()`) are reported from here.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 
@@ -27,8 +27,8 @@ inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
   return has_data(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
 }
 
-// What they are known by from now on; false: not to be had. They lie on one device, and were made on one
-// stream.
+// Has the core copy these values and fills in their numbers; false if that fails. They must be on one device
+// and computed on one stream.
 template <size_t N>
 bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
@@ -43,13 +43,13 @@ bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numb
   return false;
 }
 
-// The same of one; 0: not to be had.
+// Has the core copy one value and returns its number; 0 if that fails.
 inline uint64_t fetch_number(const at::Tensor& tensor, uint32_t what) noexcept {
   uint64_t numbers[1] = {};
   return fetch({&tensor}, what, numbers) ? numbers[0] : 0;
 }
 
-// Of a list that lies on one device; zeros where they are not to be had.
+// The numbers of a list of values on one device; 0 for values that cannot be copied.
 inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, uint32_t what) {
   std::vector<uint64_t> numbers(list.size());
   std::vector<foreshock_tensor> values;
@@ -65,12 +65,13 @@ inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, ui
   return numbers;
 }
 
-// The last few numbers that a training may wait for by itself. Any thread; who finds it busy goes without.
+// Remembers the last few device numbers, in case the training reads one of them itself. Any thread; a call is
+// dropped if another thread holds the object.
 class WatchedNumbers {
  public:
   enum class Kind { kLoss, kFound };
 
-  // `number`: what the core knows a loss by; 0 for a scaler's answer.
+  // `number`: the core's number of a loss; 0 for the result of a gradient scaler.
   void watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
@@ -84,7 +85,7 @@ class WatchedNumbers {
     any_.store(true, std::memory_order_relaxed);
   }
 
-  // The training has waited for `value` of this tensor, or of another one with the same memory.
+  // The training has read `value` from this tensor, or from another one with the same memory.
   void on_fetched(const at::Tensor& tensor, double value) noexcept {
     if (!any_.load(std::memory_order_relaxed) || !has_data(tensor)) return;
     uint64_t number = 0;
@@ -102,14 +103,14 @@ class WatchedNumbers {
     if (number != 0) foreshock_fetched(number, value);
   }
 
-  // What the core knows this loss by already, 0: not at all.
+  // The core's number of this loss; 0: none.
   uint64_t number_of(const at::Tensor& tensor) noexcept {
     const TryGuard turn(busy_);
     const Watched* seen = turn.is_mine ? find(tensor) : nullptr;
     return seen && seen->kind == Kind::kLoss && is_unchanged(*seen, tensor) ? seen->number : 0;
   }
 
-  // What the training has read of a scaler's answer since it was watched.
+  // The value that the training has read from the result of a gradient scaler since it was watched.
   std::optional<double> value_of(const at::Tensor& tensor) noexcept {
     const TryGuard turn(busy_);
     const Watched* seen = turn.is_mine && has_data(tensor) ? find(tensor) : nullptr;
@@ -120,7 +121,7 @@ class WatchedNumbers {
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // A weak storage keeps its address from being given to another one.
+  // The weak reference prevents that the address of the storage is reused.
   struct Watched {
     WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
     int64_t offset = 0;
@@ -134,7 +135,7 @@ class WatchedNumbers {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     return impl->is_inference() ? 0 : static_cast<int64_t>(impl->version_counter().current_version());
   }
-  // A tensor made by `.data` counts for itself, from 0 on.
+  // A tensor made by `.data` has a version counter of its own, which begins at 0.
   static bool is_unchanged(const Watched& watched, const at::Tensor& tensor) noexcept {
     return version_of(tensor) == watched.version || version_of(tensor) == 0;
   }
@@ -160,8 +161,8 @@ inline WatchedNumbers& watched_numbers() {
   return *watching;
 }
 
-// _local_scalar_dense, which is what waits in `.item()`. Not boxed: it is called for numbers of the CPU all
-// the time, of which nothing is asked.
+// Hooks _local_scalar_dense, the operation in which `.item()` waits. Not boxed, since it is called very often
+// for numbers on the CPU, which are ignored.
 inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
@@ -171,9 +172,9 @@ inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self)
   return value;
 }
 
-// Cross-entropies that a forward pass sums over their targets, until its backward pass begins: an evaluation
-// never has one. They may be pieces of one loss, which are told together. By the thread that calls both
-// passes; no lock, no allocation, no wait.
+// Keeps cross-entropies that a forward pass sums over their targets until its backward pass begins; an
+// evaluation has no backward pass. Several may be pieces of one loss and are reported together. Used by the
+// thread that calls both passes; no lock, no allocation, no wait.
 
 class SummedLoss {
  public:
@@ -192,7 +193,8 @@ class SummedLoss {
     ++fetched_;
   }
 
-  // True when there were some. Of more than there is room for none is told: a part has another mean.
+  // True if there were any. If there were more than fit, none is reported, since a part of them has another
+  // mean.
   bool report() noexcept {
     const bool has_room = fetched_ <= kMostFetched;
     if (is_on_host_ && has_room) foreshock_observe_loss_sum(sum_, weight_);
@@ -212,7 +214,7 @@ class SummedLoss {
  private:
   static constexpr uint32_t kMostFetched = 64;
   struct Numbers {
-    uint64_t sum, weight;  // of foreshock_fetch
+    uint64_t sum, weight;  // numbers of foreshock_fetch
   };
 
   double sum_ = 0, weight_ = 0;
@@ -223,19 +225,18 @@ class SummedLoss {
 
 inline thread_local constinit SummedLoss pending_sums;
 
-// What the operations themselves tell about the course of training: that a backward pass has begun, the loss,
-// and a step left out by a gradient scaler. Any thread; no lock, no allocation.
-
-// The loss of a forward pass is published when its backward pass begins: an evaluation never has one.
+// The cross-entropy of a forward pass. It is reported when the backward pass begins; an evaluation has none.
 inline thread_local std::optional<double> pending_loss;
-inline thread_local uint64_t pending_number = 0;  // of foreshock_fetch, for one on a device
+inline thread_local uint64_t pending_number = 0;  // of foreshock_fetch, for a loss on a device
 
+// Detects from torch's operations when a backward pass begins, its loss, and steps that a gradient scaler
+// skips. Any thread; no lock, no allocation.
 class TrainingClock {
  public:
-  // The root of backward(): a gradient of one was made for `loss`. With a gradient scaler it is not the loss
-  // but a multiple; until the first step has shown whether there is one, a product needs a cross-entropy
-  // beside it. A summed one will not do, since a root may be any part of it: both are left out.
-  // `divisor`: 0, or what the loss was divided by.
+  // Called for the root of backward(), when a gradient of one is made for `loss`. With a gradient scaler the
+  // root is a multiple of the loss. Until the first step has shown whether there is a scaler, a root that is
+  // a product counts only together with a cross-entropy. With a summed cross-entropy both are dropped, since
+  // the root may be any part of it. `divisor`: the number by which the loss was divided, or 0.
   void on_root(double loss, bool is_product, double divisor) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
@@ -246,8 +247,8 @@ class TrainingClock {
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // The same for one on a device. Of a gradient scaler's multiple it is told once the scaler divides by its
-  // scale; with a cross-entropy beside it that one is the loss.
+  // As on_root(), for a root on a device. A multiple made by a gradient scaler is reported when the scaler
+  // divides by its scale; if there is a cross-entropy, that is the loss instead.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     roots_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
@@ -269,7 +270,7 @@ class TrainingClock {
     foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // The scaler divides by its scale: by so much the roots of this step are to be divided, too.
+  // The scaler divides the gradients by its scale: the roots of this step must be divided by it too.
   void on_unscale(const at::Tensor& inverse) noexcept {
     const uint32_t count = scaled_.exchange(0, std::memory_order_relaxed);
     if (count == 0 || count > kMostScaled) return;
@@ -278,7 +279,7 @@ class TrainingClock {
       foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // For trainers that pass the gradient in themselves: another graph task is another backward pass.
+  // For trainers that pass a gradient to backward(): another graph task means another backward pass.
   void on_attention_backward() noexcept {
     const int task = torch::autograd::get_current_graph_task_id();
     if (task_.load(std::memory_order_relaxed) == task) return;
@@ -288,7 +289,7 @@ class TrainingClock {
 
   void on_scaler() noexcept { scaler_.store(true, std::memory_order_relaxed); }
 
-  // An optimizer step that nobody has told: its number is unknown.
+  // Reports an optimizer step that the trainer has not reported; its number is unknown.
   void count_step() noexcept {
     foreshock_step step{};
     step.size = sizeof(step);
@@ -311,13 +312,13 @@ class TrainingClock {
   uint32_t roots() const noexcept { return roots_.load(std::memory_order_relaxed); }
 
  private:
-  // Whether a root is the multiple of a gradient scaler that nobody has seen yet.
+  // Whether a root may be a multiple made by a gradient scaler that has not been seen yet.
   bool may_be_scaled(bool is_product) const noexcept {
     return is_product && !stepped_.load(std::memory_order_relaxed) &&
            !scaler_.load(std::memory_order_relaxed);
   }
 
-  // True when a cross-entropy belongs to this backward pass.
+  // Starts a backward pass. True if a cross-entropy belongs to it.
   bool begin_backward() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     backwards_.fetch_add(1, std::memory_order_relaxed);
@@ -332,7 +333,7 @@ class TrainingClock {
     return true;
   }
 
-  std::atomic<uint64_t> epoch_{1};      // moves whenever a backward pass begins
+  std::atomic<uint64_t> epoch_{1};      // changes whenever a backward pass begins
   std::atomic<uint64_t> backwards_{0};  // since the last step; may count one pass twice
   std::atomic<uint32_t> roots_{
       0};  // since the last step; exact where the trainer calls backward() on a scalar
@@ -347,8 +348,8 @@ class TrainingClock {
 inline constinit TrainingClock the_training_clock;
 inline TrainingClock& training_clock() { return the_training_clock; }
 
-// nll_loss_forward and its 2-D twin. The input needs gradients; the output, below autograd, never does. Their
-// second output is what the targets weigh that are not ignored.
+// Hooks nll_loss_forward and its 2-D variant. Whether a loss needs gradients is read from the input; below
+// autograd the output never does. The second output is the total weight of the targets that are not ignored.
 class LossHook final : public c10::OperatorKernel {
  public:
   explicit LossHook(const c10::FunctionSchema& schema)
@@ -382,8 +383,8 @@ class LossHook final : public c10::OperatorKernel {
   const int arguments_, returns_, self_, reduction_;
 };
 
-// The number that a node divides by, if it is a number of Python's, whole and at least 2; else 0. Reads what
-// autograd has saved; saved tensors that have hooks of the user's are left alone.
+// The number by which a node divides, if it is a Python number, whole and at least 2; else 0. Reads what
+// autograd has saved, but no saved tensor with hooks of the user.
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
@@ -401,7 +402,8 @@ inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   return 0;
 }
 
-// ones_like of a scalar that has a history, outside any backward pass: backward() makes its first gradient.
+// Hooks ones_like of a scalar with a history, outside any backward pass: this is how backward() makes its
+// first gradient.
 class RootHook final : public c10::OperatorKernel {
  public:
   explicit RootHook(const c10::FunctionSchema& schema)
@@ -429,7 +431,7 @@ class RootHook final : public c10::OperatorKernel {
   const int arguments_;
 };
 
-// _amp_update_scale_: the one place where a step left out by a gradient scaler can be seen.
+// Hooks _amp_update_scale_, the only operation that shows a step skipped by a gradient scaler.
 class ScalerHook final : public c10::OperatorKernel {
  public:
   explicit ScalerHook(const c10::FunctionSchema& schema)
@@ -459,17 +461,18 @@ class ScalerHook final : public c10::OperatorKernel {
   const int arguments_, found_;
 };
 
-// The step clock where no optimizer of torch's Python reports steps: C++ trainers, a Python that keeps the
-// helper out (python -I), and updates that are written by hand. Optimizers write their parameters in place,
-// and such a write moves the tensor's version. So a step has ended when, after a backward pass, the weight
-// that made the first query has another version at the next forward call. The C++ SGD writes through data(),
-// which moves no version: there, on a CPU, a look at some of the values tells (a step that changes none of
-// them is missed, and the last one of a run, too). Such steps are counted from the start of the process,
-// never absolute.
+// Detects steps without an optimizer of torch's Python: in C++ trainers, in a Python that does not load the
+// helper (python -I), and with hand-written updates. Optimizers write their parameters in place, which
+// changes the tensor's version. So a step has ended if, after a backward pass, the weight of the first query
+// has another version at the next forward call. The C++ SGD writes through data(), which changes no version;
+// on a CPU some of the values are compared then. A step that changes none of them is missed, and so is the
+// last step of a run. Detected steps are counted from the start of the process; their absolute number is
+// unknown.
 
-// Any thread; who finds it busy goes on. The weight's storage is held weakly, its version counter (a few
-// bytes that outlive it) is shared, so that the last step can be seen after the model has gone. Not the
-// weight itself: tensors with weak references cannot be swapped (torch.utils.swap_tensors).
+// Any thread; a call is dropped if another thread holds the clock. The clock holds the weight's storage
+// weakly and shares its version counter, a few bytes that outlive the weight, so that the last step can be
+// detected after the model was destroyed. It does not hold the weight itself weakly, since
+// torch.utils.swap_tensors refuses tensors with weak references.
 class ParameterClock {
  public:
   void enable() noexcept {
@@ -478,7 +481,7 @@ class ParameterClock {
   }
   void disable() noexcept { enabled_.store(false, std::memory_order_relaxed); }
 
-  // Before a forward call, outside backward passes.
+  // Called before a forward call outside backward passes.
   void observe(const at::Tensor& query) noexcept {
     if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
     if (storage_.expired()) compare(), follow(query);
@@ -526,7 +529,8 @@ class ParameterClock {
     training_clock().count_step();
   }
 
-  // A digest of up to 64 elements, spread; 0 for a weight that is gone, or that would have to be waited for.
+  // A digest of up to 64 elements, spread over the weight; 0 if the weight no longer exists or is on a
+  // device.
   uint64_t weight_digest() const noexcept {
     const auto storage = storage_.lock();
     if (!is_readable_ || !storage || storage->nbytes() < first_byte_ + elements_ * element_) return 0;
@@ -543,14 +547,15 @@ class ParameterClock {
   std::atomic_flag busy_;
   WeakStorage storage_{c10::intrusive_ptr<c10::StorageImpl>()};
   bool is_readable_ = false;
-  size_t element_ = 0, elements_ = 0, first_byte_ = 0;  // of the weight within it
+  size_t element_ = 0, elements_ = 0,
+         first_byte_ = 0;  // element size, count and offset of the weight in storage_
   c10::VariableVersion counter_{c10::VariableVersion::DISABLED};
   uint32_t version_ = 0;
   uint64_t values_ = 0;
-  uint64_t epoch_ = 0;  // the backward pass after which was looked
+  uint64_t epoch_ = 0;  // TrainingClock's epoch at the last comparison
 };
 
-// Leaked on purpose: threads may still call while the process ends.
+// Never destroyed, since threads may still call while the process ends.
 inline ParameterClock& ParameterClock::instance() {
   static auto* clock = new ParameterClock;
   return *clock;

@@ -41,8 +41,7 @@ inline bool has_data(const at::Tensor& tensor) {
 }
 
 // Whether all elements of a tensor with data are in memory. They are not after its storage was freed or
-// shrunk
-// (`resize_(0)`, as sharding frameworks do); the address is then a null pointer plus an offset.
+// shrunk by resize_(0), as sharding frameworks do; the address is then a null pointer plus an offset.
 inline bool is_in_memory(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return false;
   uint64_t end = 1 + static_cast<uint64_t>(tensor.storage_offset());
