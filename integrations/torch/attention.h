@@ -423,7 +423,7 @@ class AttentionHook final : public c10::OperatorKernel {
   }
 
  private:
-  // A tap needs no further work after it was reported.
+  // A tap has no kernel below: its arguments are only removed from the stack.
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack,
            const AttentionArguments& arguments) const {
     if (!is_tap_) return op.redispatchBoxed(below, stack);
