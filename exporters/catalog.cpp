@@ -147,8 +147,8 @@ constexpr MetricInfo kTable[] = {
      "path.",
      kRank},
     {kAttentionCoverageRatio, "foreshock_attention_coverage_ratio", kGauge, "ratio",
-     "Attention calls seen by the hooks over calls that ran, counted independently by the source. NaN with "
-     "the source none: not counted.",
+     "Attention calls that the hooks saw, divided by the calls that ran, which the source counted "
+     "independently. NaN with the source none: not counted.",
      kRankCoverage},
     {kAttentionUnseen, "foreshock_attention_unseen", kGauge, "1",
      "Always 1; the label op names attention that no hook sees. evidence: it was used, its module was "
@@ -172,26 +172,29 @@ constexpr MetricInfo kTable[] = {
      kRankKernelCount},
 
     {kAttentionRelativeError, "foreshock_attention_relative_error", kGauge, "ratio",
-     "Error of the kernel against the fp64 reference, L2 over L2 per row, over the last samples.",
+     "L2 norm of (kernel - fp64 reference) divided by the L2 norm of the reference, per row of the output "
+     "(forward) or of dQ (backward): mean and largest of the last 64 samples.",
      kRankPassMeanMax},
     {kAttentionDeviationRatio, "foreshock_attention_deviation_ratio", kGauge, "ratio",
-     "Error of the kernel over the noise floor, which is the error of unfused attention in the same "
-     "precision on the same inputs. Healthy is below 1.",
+     "Error of the kernel divided by the error of plain (unfused) attention in the same precision on the "
+     "same inputs: mean and largest of the last 64 samples. Usual is below 1.",
      kRankPassMeanMax},
     {kAttentionBiasUlp, "foreshock_attention_bias_ulp", kGauge, "ulp",
-     "Mean signed error of the output, positive away from zero, pooled over the last samples. The rounded "
-     "reference is the control.",
+     "Mean signed error of the output (forward) or of dQ (backward), positive away from zero, over the last "
+     "64 samples. The rounded reference is the control.",
      kRankPassOf},
     {kAttentionBiasZscore, "foreshock_attention_bias_zscore", kGauge, "standard errors",
-     "The bias in standard errors between samples.", kRankPassOf},
+     "foreshock_attention_bias_ulp divided by its standard error between samples.", kRankPassOf},
     {kAttentionLseErrorAbsMax, "foreshock_attention_lse_error_abs_max", kGauge, "nats",
-     "Largest error of the log-sum-exp over the last samples.", kRank},
+     "Largest difference of a row's log-sum-exp from that of the fp64 reference, over the last 64 samples.",
+     kRank},
     {kAttentionLogitAbsMax, "foreshock_attention_logit_abs_max", kGauge, "nats",
-     "Largest magnitude of a scaled score over the last samples.", kRank},
+     "Largest magnitude of a logit (scaled score before softmax) over the last 64 samples.", kRank},
     {kAttentionEntropyNats, "foreshock_attention_entropy_nats", kGauge, "nats",
-     "Entropy of the attention weights of a row, over the last samples.", kRankMinMean},
+     "Entropy of the attention weights of a row: mean and smallest of the last 64 samples.", kRankMinMean},
     {kAttentionNearTieRatio, "foreshock_attention_near_tie_ratio", kGauge, "ratio",
-     "Share of rows whose second largest score is within 1/512 of the largest.", kRank},
+     "Share of the rows of the last 64 samples whose second largest score is within 1/512 of the largest.",
+     kRank},
     {kAttentionAlarmLayers, "foreshock_attention_alarm_layers", kGauge, "layers",
      "Layers whose last samples exceed a limit: a bias that the rounded reference does not have, the "
      "deviation ratio, or values that are not finite.",
@@ -307,8 +310,8 @@ constexpr MetricInfo kTable[] = {
      kRank},
 
     {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio",
-     "Time foreshock took on the training threads, over wall time; for a CPU training with the agent's share "
-     "of the cores. Mean of the last minutes (weights fall by e in five minutes).",
+     "Time that foreshock took on the training threads, divided by wall time; for a CPU training with the "
+     "agent's share of the cores. Mean of the last minutes (weights fall by e in five minutes).",
      kRank},
     {kSlowdownLimitRatio, "foreshock_slowdown_limit_ratio", kGauge, "ratio",
      "Limit of foreshock_slowdown_ratio, from --max-slowdown.", kRank},

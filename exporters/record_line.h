@@ -142,21 +142,22 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, scale, "1", "Factor of the scores.")                                                       \
   X(RecordInteger, reference_version, "", "Version of the definition of the reference.")                     \
   X(RecordNumber, relative_error_mean, "ratio",                                                              \
-    "Error of the kernel against the reference, L2 over L2, mean of the rows.")                              \
+    "L2 norm of (kernel - reference) divided by the L2 norm of the reference, mean of the rows.")            \
   X(RecordNumber, relative_error_max, "ratio", "Largest relative error of a row.")                           \
   X(RecordNumber, error_norm, "1", "L2 norm of the kernel's error over the slice.")                          \
   X(RecordNumber, plain_error_norm, "1",                                                                     \
-    "Noise floor: L2 norm of the error of unfused attention in the same precision.")                         \
+    "Noise floor: L2 norm of the error of plain (unfused) attention in the same precision.")                 \
   X(RecordNumber, deviation_ratio, "ratio",                                                                  \
-    "Error of the kernel over the noise floor. Absent of a backward slice where too few rows decide "        \
+    "Error of the kernel divided by the noise floor. Absent of a backward slice where too few rows decide "  \
     "it: effective_rows below 3 and plain_effective_rows below 8.")                                          \
   X(RecordNumber, fused_error_norm, "1",                                                                     \
     "The other noise floor: error_norm of fused attention in the same precision, with scores in fp32.")      \
   X(RecordNumber, fused_ratio, "ratio",                                                                      \
-    "Error of the kernel over the error of fused attention. Absent where deviation_ratio would be.")         \
+    "Error of the kernel divided by the error of fused attention. Absent where deviation_ratio would be.")   \
   X(RecordNumber, conservation_ratio, "ratio",                                                               \
-    "Of grad_key and grad_value over all keys of the kv-head: how far their sum is from 0, or from that of " \
-    "the output's gradient, over what roundings leave. Says nothing of calls that are partial.")             \
+    "Of grad_key and grad_value: distance of their sum over all keys of the kv-head from its exact value "   \
+    "(0, or the sum of the output's gradient), divided by the distance that roundings explain. "             \
+    "Meaningless for partial calls.")                                                                        \
   X(RecordNumber, reference_norm, "1", "Norm of the reference over the rows compared.")                      \
   X(RecordNumber, effective_rows, "rows",                                                                    \
     "Number of rows over which the two errors are spread: (sum of e)^2 over sum of e^2, with the "           \
