@@ -50,7 +50,7 @@ The record grows with the run:
 
 A step of a rank takes about 470 + 1,290 `slices` / `sample_interval_steps` + 1,570 `tensors` / `interval_steps` + 1,090 `layers` /
 `interval_steps` bytes, with `slices` sampled calls in a sampled step. A model of 54 tensors was measured with default options: 3.24 kB
-per step, 324 MB in 100,000 steps. Histograms (`--record-histograms`) are added up to their limit.
+per step, 324 MB in 100,000 steps. Histograms (`--record-histograms`) come on top, up to the limit of that option.
 
 `--record-size BYTES` limits the size: at half of BYTES the file is renamed to `FILE.1`, replacing an older one, and a new one is
 started. `report`, `detect`, `export` and `merge` read `FILE.1` before `FILE`; older parts are gone, so their results cover the

@@ -155,9 +155,9 @@ def scores(values: Values) -> Row:
             ),
             lines(
                 "Near ties",
-                "Share of the sampled rows whose second largest score is within 1/512 of the largest, of the selected"
-                " rank with most. There is no alarm: such rows make low-precision kernels biased, so read it beside"
-                " 'Bias'.",
+                "Share of the sampled rows whose two largest scores differ by less than 1/512 of the largest, on"
+                " the selected rank where the share is highest. There is no alarm: such rows make low-precision kernels"
+                " biased, so read it beside 'Bias'.",
                 "percentunit",
                 Query(f"max({of_ranks('attention_near_tie_ratio')})", "highest rank"),
                 width=6,

@@ -64,10 +64,10 @@ def bias(of: dict) -> Alert:
         "The signed error of {{ $labels.pass }} attention does not average out to zero"
         # The detector sees the forward pass only: its layers are not those of backward.
         '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}" + AT_STEP
-        + f": its mean is more than {of['ulp']} ulp (spacings of the number format) and {of['z']} standard errors from"
-        " it. Rounding does not explain such a bias, but a bias alone is often harmless. First see whether"
-        " ForeshockAttentionErrorDrift fires for this run. If it does, change the kernel. If it does not, nothing is"
-        " urgent: test the kernel with foreshock judge --function MODULE:NAME.",
+        + f". Its mean is larger than {of['ulp']} ulp (spacings of the number format), and larger than {of['z']} of its"
+        " own standard errors. Rounding does not explain such a bias, but a bias alone is often harmless. First see"
+        " whether ForeshockAttentionErrorDrift fires for this run. If it does, change the kernel. If it does not,"
+        " nothing is urgent: test the kernel with foreshock judge --function MODULE:NAME.",
         of["for"], of["keep"],
     )  # fmt: skip
 

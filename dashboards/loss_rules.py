@@ -64,8 +64,8 @@ def diverging(of: dict) -> Alert:
         f"The mean loss of the last 64 steps has risen to {VALUE}{AT_STEP}, which is more than"
         f" {of['excess'] * 100:g} % above its level (median) of the last {of['baseline']}."
         " The training loses what it learned, unless its data or its loss function changed. First check whether they"
-        " changed at the rise. If they did, do nothing: the alert ends when the new level has lasted for half of that"
-        " time. If they did not, resume from a checkpoint before the rise; the dashboard's row 'Before the loss' shows"
+        f" changed at the rise. If they did, do nothing: the alert ends by itself, after half of {of['baseline']}."
+        " If they did not, resume from a checkpoint before the rise; the dashboard's row 'Before the loss' shows"
         " what moved first.",
         of["for"], of["keep"], "page",
     )  # fmt: skip
