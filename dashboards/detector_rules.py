@@ -7,8 +7,8 @@ LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_ev
 
 RESTART_FOR_LOGITS = (
     "Saturated attention learns slowly and can make the loss diverge. First see whether the loss rises. If it does,"
-    " resume from a checkpoint before the rise; if it does not, continue and use the newest checkpoint at the next"
-    " restart. In both cases restart with a lower learning rate. If the logits grow again, add QK-norm (normalized"
+    " stop, and resume from a checkpoint before the rise with a lower learning rate. If it does not, let the training"
+    " run, and lower the learning rate at its next restart. If the logits grow again, add QK-norm (normalized"
     " queries and keys) or a softcap (a bound on the logits) to the model."
 )
 

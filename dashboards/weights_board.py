@@ -20,7 +20,7 @@ def weights_row() -> Row:
                 lines(
                     "W1",
                     "W1 (Wasserstein distance): how far the distribution of all weight values of a node has moved since"
-                    " an earlier snapshot, in units of the weights; of the node that moved most. previous: since the"
+                    " an earlier snapshot, in units of the weights; of the machine that moved most. previous: since the"
                     " snapshot before; initial: since the first. interval: optimizer steps between two snapshots."
                     " There is no fixed limit: the detector weight_shift warns if a tensor moves faster than before.",
                     NO_UNIT,
