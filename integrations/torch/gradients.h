@@ -406,10 +406,10 @@ class GradientReport {
     send();
   }
 
-  // Whether publish() would report nothing, because no norm was taken and the step is not sampled. Then it
+  // Whether publish() would report nothing of a step that is not sampled, because no norm was taken. Then it
   // need not be called: a gradient that is kept is followed here.
   bool passes_over() noexcept {
-    if (!gradient_norms().is_empty() || foreshock_step_is_sampled()) return false;
+    if (!gradient_norms().is_empty()) return false;
     const TryGuard turn(busy_);
     if (!turn.is_mine) return false;
     sentinel_ = kept_;

@@ -195,6 +195,12 @@ class QuietSteps {
     const void* address;
     double rate;
   };
+  // Holds the optimizer's own dictionary, so that the rest stays.
+  struct Opened {
+    PythonReference own;
+    void *groups = nullptr, *states = nullptr;
+    ssize_t count = 0;  // of groups, at least 1
+  };
   struct Group {
     void *group, *parameters;
     ssize_t size;
@@ -233,6 +239,18 @@ class QuietSteps {
     return python.dict_size(python.modules()) != armed_.modules;
   }
 
+  // False if the optimizer is not as usual.
+  bool open(void* optimizer, Opened* out) const {
+    const Python& python = Python::get();
+    out->own = PythonReference(python.own_dict(optimizer, nullptr));
+    if (!out->own) return python.clear_error(), false;
+    out->groups = item(out->own.get(), param_groups_);
+    out->states = item(out->own.get(), state_);
+    if (!out->groups || !out->states || !is_exactly(out->groups, python.list_type)) return false;
+    out->count = python.list_size(out->groups);
+    return out->count > 0;
+  }
+
   bool read_group(void* group, Group* out) const {
     const Python& python = Python::get();
     if (!is_exactly(group, python.dict_type)) return false;
@@ -259,21 +277,16 @@ class QuietSteps {
   // False if the optimizer is not as usual, or its types are not those of `known`.
   bool read_shape(void* optimizer, const Shape* known, Shape* out) {
     const Python& python = Python::get();
-    const PythonReference own(python.own_dict(optimizer, nullptr));
-    if (!own) return python.clear_error(), false;
-    void* groups = item(own.get(), param_groups_);
-    void* states = item(own.get(), state_);
-    if (!groups || !states || !is_exactly(groups, python.list_type)) return false;
-    const ssize_t count = python.list_size(groups);
+    Opened opened;
     Group first, last;
-    if (count <= 0 || !read_group(python.list_item(groups, 0), &first) ||
-        !read_group(python.list_item(groups, count - 1), &last))
+    if (!open(optimizer, &opened) || !read_group(python.list_item(opened.groups, 0), &first) ||
+        !read_group(python.list_item(opened.groups, opened.count - 1), &last))
       return false;
     void* tensor = python.list_item(last.parameters, last.size - 1);
     *out = {optimizer,
             python_type_of(optimizer).get(),
-            python_type_of(states).get(),
-            count,
+            python_type_of(opened.states).get(),
+            opened.count,
             first.parameters,
             first.size,
             python_type_of(python.list_item(first.parameters, 0)).get(),
@@ -302,14 +315,12 @@ class QuietSteps {
   // Each parameter's object is compared with its TensorImpl, so none that the optimizer has dropped is read.
   bool steps_known_parameters(const Shape& now) const {
     const Python& python = Python::get();
-    const PythonReference own(python.own_dict(now.optimizer, nullptr));
-    if (!own) return python.clear_error(), false;
-    if (word_ == 0 || item(own.get(), grad_scale_)) return false;
-    void* groups = item(own.get(), param_groups_);
+    Opened opened;
+    if (word_ == 0 || !open(now.optimizer, &opened) || item(opened.own.get(), grad_scale_)) return false;
     size_t count = 0;
-    for (ssize_t n = 0; n < now.groups; ++n) {
+    for (ssize_t n = 0; n < opened.count; ++n) {
       Group group;
-      if (!read_group(python.list_item(groups, n), &group)) return false;
+      if (!read_group(python.list_item(opened.groups, n), &group)) return false;
       for (ssize_t i = 0; i < group.size; ++i, ++count) {
         void* tensor = python.list_item(group.parameters, i);
         const void* kind = python_type_of(tensor).get();
@@ -325,15 +336,12 @@ class QuietSteps {
   // optimizer has to be looked at.
   bool read_step(void* optimizer, Ending* ending) {
     const Python& python = Python::get();
-    const PythonReference own(python.own_dict(optimizer, nullptr));
-    if (!own) return python.clear_error(), false;
-    void* groups = item(own.get(), param_groups_);
-    void* states = item(own.get(), state_);
-    if (!groups || !states || !is_exactly(groups, python.list_type) || python.list_size(groups) <= 0 ||
-        item(own.get(), found_inf_) || python_type_of(states).get() != known_.state_kind)
+    Opened opened;
+    if (!open(optimizer, &opened) || item(opened.own.get(), found_inf_) ||
+        python_type_of(opened.states).get() != known_.state_kind)
       return false;
     Group group;
-    if (!read_group(python.list_item(groups, 0), &group)) return false;
+    if (!read_group(python.list_item(opened.groups, 0), &group)) return false;
     void* parameter = python.list_item(group.parameters, 0);
     if (python_type_of(parameter).get() != known_.first_kind) return false;
     void* rate = item(group.group, lr_);
@@ -342,7 +350,7 @@ class QuietSteps {
     auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_));
     if (!impl || !has_gradient(*impl)) return false;
     // The hash of a tensor is its address. Python would call a function in Python for it.
-    void* state = python.dict_item_of_hash(states, parameter, reinterpret_cast<ssize_t>(parameter));
+    void* state = python.dict_item_of_hash(opened.states, parameter, reinterpret_cast<ssize_t>(parameter));
     std::optional<int64_t> number;
     if (state && (!is_exactly(state, python.dict_type) || !read_number(item(state, step_), &number)))
       return false;

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-TRAINING = """
-net = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(20)])
-optimizer = torch.optim.{optimizer}
+COUNTED = """
 from foreshock_torch import clock
 looks, read = [], clock.parameters_of
 def counted(optimizer): looks[-1] += 1; return read(optimizer)
 clock.parameters_of = counted
+"""
+TRAINING = """
+net = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(20)])
+optimizer = torch.optim.{optimizer}
+{counted}
 passed = []
 for step in range(40):
     looks.append(0)
@@ -27,7 +30,9 @@ ADAM, SGD = "AdamW(net.parameters(), lr=0.5)", "SGD(net.parameters(), lr=0.5)"
 
 def train(trainer, optimizer=ADAM, sampled=(), between="", dropped=True):
     """Per step: how often all parameters were listed, and what the core received."""
-    program = TRAINING.format(optimizer=optimizer, sampled=list(sampled), between=between, dropped=dropped)
+    program = TRAINING.format(
+        counted=COUNTED, optimizer=optimizer, sampled=list(sampled), between=between, dropped=dropped
+    )
     return trainer(program)
 
 
@@ -55,10 +60,7 @@ CLIPPED = """
 _fake.fake_sample(0)
 net = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(4)])
 optimizer = torch.optim.AdamW([{{"params": list(net[:1].parameters())}}, {{"params": list(net[1:].parameters())}}])
-from foreshock_torch import clock
-looks, read = [], clock.parameters_of
-def counted(optimizer): looks[-1] += 1; return read(optimizer)
-clock.parameters_of = counted
+{counted}
 rows = []
 for step in range(40):
     looks.append(0)
@@ -77,7 +79,7 @@ print(json.dumps([looks, rows]))
 
 @pytest.mark.parametrize("foreach", [True, False])
 def test_quiet_steps_report_the_norms_that_clipping_takes(trainer, foreach):
-    looks, rows = trainer(CLIPPED.format(between="", foreach=foreach))
+    looks, rows = trainer(CLIPPED.format(counted=COUNTED, between="", foreach=foreach))
     assert {n for n in range(3, 40) if looks[n] > 0} == {16, 32}
     for taken, told in rows[3:]:
         assert told == [pytest.approx(taken, rel=1e-6)]  # norms are fp32
@@ -95,7 +97,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_norms_are_those_of_the_parameters_that_the_optimizer_steps_now(trainer, change):
-    looks, rows = trainer(CLIPPED.format(between=CHANGES[change], foreach=True))
+    looks, rows = trainer(CLIPPED.format(counted=COUNTED, between=CHANGES[change], foreach=True))
     assert looks[20] > 0
     for taken, told in rows[3:]:
         assert told == [pytest.approx(taken, rel=1e-6)]
