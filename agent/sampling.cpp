@@ -130,7 +130,7 @@ std::optional<Run::Measured> Run::measure() const {
     const RankStatistics& rank = followed->rank;
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
     if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, here)))
-      return std::nullopt;  // ranks on other nodes cannot be told the new interval
+      return std::nullopt;  // ranks on other nodes would not learn the new interval
     if (rank.identity.fixed_interval != 0) return std::nullopt;
     if (options_.max_slowdown <= 0) all.budget = smaller_limit(all.budget, rank.identity.max_slowdown);
     SamplingCost& cost = all.cost;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from time import perf_counter_ns
 
-DEFAULT = 0.01
+DEFAULT = 0.01  # of --max-slowdown
 
 
 def limit_of(text: str | None) -> float:
@@ -73,9 +73,7 @@ class Pace:
     """How often expensive work may be repeated, such as naming the tensors. The first times are free; after them it may
     take no more than a share of the time since it began."""
 
-    SHARE = 0.01  # what all of the monitor may take unless it is told otherwise
-
-    def __init__(self, free: int, share: float = SHARE) -> None:
+    def __init__(self, free: int, share: float = DEFAULT) -> None:
         self._free = free
         self._share = share
         self._times = 0

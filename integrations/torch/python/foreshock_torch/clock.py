@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
-from .budget import Fuse, Pace, limit_of
+from .budget import DEFAULT, Fuse, Pace, limit_of
 from .core import (
     COUNTED,
     GIVEN_OTHER_TRAINING,
@@ -81,7 +81,7 @@ class Monitor:
         self._owners = Owners(torch, self._forget_names, core.call_back)
         self._pieces = Pieces()
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
-        share = min(limit, Pace.SHARE)
+        share = min(limit, DEFAULT)
         self._naming = Pace(16, share)
         self._fuse = Fuse(limit)
         self._given_up = 0  # to name tensors and to tell of their gradients and values: the bits of a step's record
