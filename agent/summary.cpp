@@ -409,7 +409,7 @@ LayerCounts layers_of(const Ranks& ranks) {
 }
 
 // "126 forward and 126 backward of 500 and 500 calls checked, in 6 of 6 layers; 61 of the backward by dK and
-// dV, the others by dQ".
+// dV as well as dQ".
 std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   const LayerCounts layers = layers_of(ranks);
   std::string text = grouped(passes[0].judged) + " forward and " + grouped(passes[1].judged) +
@@ -420,11 +420,11 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   if (passes[1].judged == 0) return text + "; backward not checked";
   const uint64_t keys = sum_over(ranks, key_slices_of);
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    if (passes[pass].judged < kLeastJudged + (pass == 1 ? keys : 0))
+    if (passes[pass].judged < kLeastJudged)
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
   if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
   if (keys == 0) return text + "; dK and dV not checked";
-  return text + "; " + grouped(keys) + " of the backward by dK and dV, the others by dQ";
+  return text + "; " + grouped(keys) + " of the backward by dK and dV as well as dQ";
 }
 
 // Mean error of dK or dV over that of fused attention, each rank weighted by its slices.

@@ -1,7 +1,8 @@
 // What a sampled backward call costs the trainer: a slice of query rows (dQ), a slice of key positions (dK,
-// dV and their sums over all keys), and the mean in the shares in which both are taken. Medians over calls of
-// different heads; the kinds take turns. The aim: at most 1.3 times a slice of rows. Beside it the processor
-// time that the agent spends on a slice of either kind.
+// dV and their sums over all keys), and the mean of a sampled call, which has rows and, in the share that
+// takes_columns() gives where the budget is short, key positions as well. Medians over calls of different
+// heads. The aim: at most 1.3 times a slice of rows. Beside it the processor time that the agent spends on a
+// slice of either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -134,7 +135,6 @@ double measure(const Shape& shape) {
   std::vector<char> slot(size_t{64} << 20);
   std::vector<ColumnSum> sums(key_sum_count(static_cast<size_t>(shape.dim), static_cast<size_t>(shape.dim)));
   std::vector<double> rows, columns, summed, counted;
-  int taken = 0;
   for (uint64_t n = 0; n < kCalls; ++n) {
     rows.push_back(microseconds([&] { take(call, false, n, &slot); }));
     columns.push_back(microseconds([&] { take(call, true, n, &slot); }));
@@ -145,10 +145,13 @@ double measure(const Shape& shape) {
     summed.push_back(microseconds([&] {
       sum_over_keys(call.grad_query, call.grad_key, call.grad_value, slice.batch, slice.kv_head, sums.data());
     }));
-    taken += takes_columns(call.shape, call.head_dim, call.value_dim, 1, 2, n);
   }
-  const double share = static_cast<double>(taken) / kCalls;
-  const double mean = (1 - share) * median(rows) + share * median(columns), ratio = mean / median(rows);
+  constexpr int kChoices = 100000;
+  int taken = 0;
+  for (uint64_t n = 0; n < kChoices; ++n)
+    taken += takes_columns(call.shape, call.head_dim, call.value_dim, false, 1, 2, n);
+  const double share = static_cast<double>(taken) / kChoices;
+  const double mean = median(rows) + share * median(columns), ratio = mean / median(rows);
   std::printf(
       "%2d heads, %d of keys, %d x %-3d  rows %6.1f us   keys %6.1f us (sums %5.1f us, NaN of one head %4.1f "
       "us), 1 call in %-4.1f "

@@ -424,7 +424,8 @@ def page(measured: list[Measured], sound: list[tuple[Situation, Sound]], trials:
         "",
         "## Backward: the gradient of the keys is wrong",
         "",
-        "Counted in calls that were sampled by key positions: about every second sampled backward call.",
+        "Counted in calls that were sampled by key positions too. With much of the budget left that is every second "
+        "sampled backward call, or fewer with grouped queries; otherwise about 1 in 14.",
         "",
         *error_table(measured, "grad_key"),
         "",

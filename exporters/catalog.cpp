@@ -135,7 +135,7 @@ constexpr MetricInfo kTable[] = {
     {kAttentionSamplesTotal, "foreshock_attention_samples_total", kCounter, "calls",
      "Attention calls of which a slice was copied: judged, lost or in flight.", kRankPass},
     {kAttentionJudgedTotal, "foreshock_attention_judged_total", kCounter, "calls",
-     "Slices compared with the fp64 reference.", kRankPass},
+     "Calls whose slice of rows was compared with the fp64 reference.", kRankPass},
     {kAttentionLostTotal, "foreshock_attention_lost_total", kCounter, "calls",
      "Slices that could not be judged, by reason.", kRankPassLost},
     {kAttentionInFlight, "foreshock_attention_in_flight", kGauge, "calls",

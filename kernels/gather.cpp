@@ -22,6 +22,8 @@ uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t 
   }
   for (int64_t n = 0; n < count; ++n) {
     const char* row = from.row(i, j, first + n);
+    if (n + kRowsAhead < count)
+      prefetch_row(from.row(i, j, first + n + kRowsAhead), static_cast<int64_t>(row_bytes));
     if (dense_rows) {
       std::memcpy(to + n * row_bytes, row, row_bytes);
     } else {

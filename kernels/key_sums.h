@@ -30,12 +30,15 @@ struct ColumnSum {
     nonfinite += other.nonfinite;
   }
 
-  // ulp(x)^2 for a finite x; 0 if that is below the range of fp64.
+  // A smaller x counts as one of this exponent, so that the squares of all but huge ulps fit into fp32.
+  static constexpr int kLeastExponent = -62;
+
+  // ulp(x)^2 for a finite x.
   static constexpr double squared_ulp(double x, const Format& format) {
     const int biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff);
-    const int exponent = biased - 1023 > format.min_exponent ? biased - 1023 : format.min_exponent;
+    const int least = format.min_exponent > kLeastExponent ? format.min_exponent : kLeastExponent;
+    const int exponent = biased - 1023 > least ? biased - 1023 : least;
     const int squared = 2 * (exponent - (format.precision - 1)) + 1023;  // biased exponent of ulp^2
-    if (squared < 1) return 0;
     return std::bit_cast<double>(static_cast<uint64_t>(squared) << 52);
   }
 };

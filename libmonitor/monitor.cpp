@@ -124,31 +124,19 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
       if (const int reason = take_sequence(place, &checked); reason >= 0) return skip(reason);
   }
-  Slice slice;
-  SlicePlan plan;
   DeviceTurn turn;  // of none, for tensors of the host
-  uint64_t capacity = writer.slot_bytes();
-  uint32_t most_slots = writer.slots();
+  SlotRoom room = {writer.slot_bytes(), writer.slots()};
   if (checked.device_type != FORESHOCK_DEVICE_CPU) {
     if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip(reason);
-    capacity = turn.state().capacity();
-    most_slots = turn.state().most_parts();
+    room = {turn.state().capacity(), turn.state().most_parts()};
   }
-  bool by_columns = has_columns(checked) && takes_columns(checked.shape, checked.head_dim, checked.value_dim,
-                                                          settings.seed, step, open.call);
-  if (by_columns) {
-    slice = choose_columns(checked.shape, settings.seed, step, open.call, settings.rank);
-    by_columns = plan_columns(checked, capacity, most_slots, slice, &plan);
-  }
-  if (!by_columns) {
-    plan = {};
-    slice = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
-    if (!plan_slice(checked, capacity, most_slots, &slice, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
-  }
-  (by_columns ? slots_per_columns_ : slots_per_slice_).store(plan.slots, std::memory_order_relaxed);
+  Slice rows = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
+  SlicePlan plan;
+  if (!plan_slice(checked, room.bytes, room.slots, &rows, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
+  slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
   // Every second call, since it takes half as long as the copy or more.
-  if (!by_columns && mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
-    plan.all.nonfinite_out = count_nonfinite_out(checked, slice);
+  if (mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
+    plan.all.nonfinite_out = count_nonfinite_out(checked, rows);
   plan.all.step = step;
   plan.all.time_ns = realtime_ns();
   plan.all.call = open.call;
@@ -158,29 +146,64 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
 
   // Counted before the slot turns odd, so that a death in between leaves a torn sample, not an uncounted one.
   counting.add(block.sampled[pass]);
-  const uint64_t ticket = ticket_.fetch_add(plan.slots, std::memory_order_relaxed) + 1;
-  segment::Slot* slots[segment::kMaxSlots];
-  if (!writer.claim(ticket, plan.slots, slots)) {
-    counting.take_back(block.sampled[pass]);
-    return skip(FORESHOCK_SKIP_RING_FULL);
-  }
-  Taken taken = {0, ticket <= writer.slots()};
-  for (uint32_t part = 0; part < plan.slots; ++part) {
-    const segment::Slot header = slot_of(plan, part);
-    for (const segment::Payload& payload : header.payload) taken.bytes += payload.bytes;
-    writer.describe(slots[part], header);
-    if (!turn) copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
-  }
-  if (!turn) {
-    writer.publish(slots, ticket, plan.slots);
-  } else if (const int reason = turn.state().send(checked, slice, {slots, ticket, plan.slots},
-                                                  static_cast<cuda::Stream>(checked.stream));
-             reason >= 0) {
-    writer.give_back(ticket, plan.slots);
+  Taken taken;
+  if (const int reason = put_slice(checked, rows, plan, &turn, &taken); reason >= 0) {
     counting.take_back(block.sampled[pass]);
     return skip(reason);
   }
+  if (has_columns(checked)) add_columns(checked, plan.all, room, &turn, &taken);
   return taken;
+}
+
+// Copies a slice of the host, or sends one of a device on its way. Returns -1, or the FORESHOCK_SKIP_ reason.
+int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
+                       DeviceTurn* turn, Taken* taken) {
+  segment::SegmentWriter& writer = g_process.writer();
+  const uint64_t ticket = ticket_.fetch_add(plan.slots, std::memory_order_relaxed) + 1;
+  segment::Slot* slots[segment::kMaxSlots];
+  if (!writer.claim(ticket, plan.slots, slots)) return FORESHOCK_SKIP_RING_FULL;
+  uint64_t bytes = 0;
+  for (uint32_t part = 0; part < plan.slots; ++part) {
+    const segment::Slot header = slot_of(plan, part);
+    for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
+    writer.describe(slots[part], header);
+    if (!*turn) copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
+  }
+  if (!*turn) {
+    writer.publish(slots, ticket, plan.slots);
+  } else if (const int reason = turn->state().send(checked, slice, {slots, ticket, plan.slots},
+                                                   static_cast<cuda::Stream>(checked.stream));
+             reason >= 0) {
+    writer.give_back(ticket, plan.slots);
+    return reason;
+  }
+  taken->bytes += bytes;
+  taken->is_cold |= ticket <= writer.slots();
+  return -1;
+}
+
+// A slice of key positions of a call whose rows were taken; of most calls none. Whatever stands against it,
+// the call counts as sampled. `rows` says what the slots of both slices have in common.
+void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotRoom& room,
+                          DeviceTurn* turn, Taken* taken) {
+  const Settings& settings = g_process.settings();
+  if (!takes_columns(checked.shape, checked.head_dim, checked.value_dim,
+                     columns_are_affordable_.load(std::memory_order_relaxed), settings.seed, rows.step,
+                     rows.call))
+    return;
+  const Slice slice = choose_columns(checked.shape, settings.seed, rows.step, rows.call, settings.rank);
+  SlicePlan plan;
+  if (!plan_columns(checked, room.bytes, room.slots, slice, &plan)) return;
+  slots_per_columns_.store(plan.slots, std::memory_order_relaxed);
+  const int64_t needed = plan.slots;
+  if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;  // left to slices of rows
+  plan.all.step = rows.step;
+  plan.all.time_ns = rows.time_ns;
+  plan.all.call = rows.call;
+  plan.all.op = rows.op;
+  plan.all.layer = rows.layer;
+  plan.all.layer_source = rows.layer_source;
+  put_slice(checked, slice, plan, turn, taken);
 }
 
 void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
@@ -234,7 +257,7 @@ void Monitor::reset() {
   next_step_.store(-1);
   ticket_.store(0);
   slots_per_slice_.store(1);
-  slots_per_columns_.store(1);
+  slots_per_columns_.store(0);
   interval_.store(g_process.settings().every != 0 ? g_process.settings().every
                   : g_process.settings().world_size > g_process.settings().local_ranks ? kSeveralNodesInterval
                                                                                        : kFirstInterval);

@@ -82,8 +82,16 @@ class Monitor {
     uint64_t bytes = 0;  // 0: no slice
     bool is_cold = false;
   };
+  struct SlotRoom {
+    uint64_t bytes;  // of a slot
+    uint32_t slots;  // most slots of a slice
+  };
   Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
                     uint32_t pass);
+  int put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan, DeviceTurn* turn,
+                Taken* taken);
+  void add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotRoom& room,
+                   DeviceTurn* turn, Taken* taken);
   void add_gradient(const foreshock_gradient& gradient);
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
   void sample_gradients();
@@ -100,12 +108,14 @@ class Monitor {
   double take_agent_seconds();
   void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
-  // Slices that this step may take: limited by the slots that were free when it began, and by the budget.
+  // Slices of rows that this step may take: limited by the slots that were free when it began, less those of
+  // a slice of key positions, and by the budget.
   uint32_t free_slices() const {
-    const uint32_t needed = std::max(slots_per_slice_.load(std::memory_order_relaxed),
-                                     slots_per_columns_.load(std::memory_order_relaxed));
-    return std::min(free_slots_.load(std::memory_order_relaxed) / needed,
-                    paid_slices_.load(std::memory_order_relaxed));
+    const uint32_t free = free_slots_.load(std::memory_order_relaxed);
+    const uint32_t needed = slots_per_slice_.load(std::memory_order_relaxed);
+    const uint32_t kept = slots_per_columns_.load(std::memory_order_relaxed);
+    const uint32_t left = free >= needed + kept ? free - kept : free;
+    return std::min(left / needed, paid_slices_.load(std::memory_order_relaxed));
   }
 
   // Most device numbers of a step. The cells must suffice for all waiting steps, the present step, and one
@@ -130,9 +140,11 @@ class Monitor {
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};
   std::atomic<uint32_t> slots_per_slice_{1};    // slots of the last slice of rows
-  std::atomic<uint32_t> slots_per_columns_{1};  // slots of the last slice of key positions
+  std::atomic<uint32_t> slots_per_columns_{0};  // slots of the last slice of key positions; 0: none yet
   std::atomic<uint32_t> paid_slices_{0};
-  std::atomic<uint64_t> slices_ns_{0};  // time spent on slices in this step
+  std::atomic<bool> columns_are_affordable_{false};  // see takes_columns()
+  std::atomic<int64_t> column_slots_{0};             // slots left for key positions in this step
+  std::atomic<uint64_t> slices_ns_{0};               // time spent on slices in this step
   std::atomic<uint64_t> skipped_steps_{0};
   std::atomic<bool> skips_unseen_{false};
   bool step_was_sampled_ = false;

@@ -63,13 +63,22 @@ double Monitor::take_agent_seconds() {
 
 // How many slices the step that begins may take; 0: nothing is left for one.
 uint32_t Monitor::plan_slices() {
-  if (samples_without_limit()) return segment::kMaxSlots;
+  if (samples_without_limit()) {
+    columns_are_affordable_.store(true, std::memory_order_relaxed);
+    return segment::kMaxSlots;
+  }
   TryLock lock(cost_busy_);
   if (!lock) return paid_slices_.load(std::memory_order_relaxed);
   const double granted = first_look_.seconds();
   if (granted <= 0 && !budget_.allows()) return 0;
   const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
-  return cost_.slices_within(std::max(granted, saved), is_cold());
+  // A quarter of what there is pays for the rows of every call.
+  const uint64_t calls =
+      std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
+  const double seconds = std::max(granted, saved);
+  columns_are_affordable_.store(calls > 0 && cost_.slices_within(seconds / 4, is_cold()) >= calls,
+                                std::memory_order_relaxed);
+  return cost_.slices_within(seconds, is_cold());
 }
 
 // With a limit of 100 %, or an interval that the user gave without a limit, no sample is refused for its
@@ -92,7 +101,11 @@ void Monitor::begin_step() {
   const uint32_t paid = plan_slices();
   if (paid == 0) return g_process.set_bits(kHotNoBudget);
   paid_slices_.store(paid, std::memory_order_relaxed);
-  free_slots_.store(g_process.writer().free_slots(), std::memory_order_relaxed);
+  const uint32_t free = g_process.writer().free_slots();
+  free_slots_.store(free, std::memory_order_relaxed);
+  const uint64_t rows = std::min<uint64_t>(free_slices(), calls_last_step_.load(std::memory_order_relaxed));
+  column_slots_.store(int64_t{free} - static_cast<int64_t>(rows * slots_per_slice_.load()),
+                      std::memory_order_relaxed);
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
   g_process.set_bits(kHotSampledStep);

@@ -55,11 +55,12 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
 // parts of the keys.
 Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Whether a backward call is sampled by key positions (dK and dV) instead of rows (dQ): every other call, and
-// less often if key positions take so many more bytes that they would cost more than the rows. The same on
-// all ranks.
-bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, uint64_t seed, int64_t step,
-                   uint64_t call);
+// Whether a sampled backward call gives a slice of key positions (dK and dV) beside its slice of rows (dQ).
+// If the budget holds several times the cost of all rows (`is_affordable`), every second call gives one, or
+// fewer where key positions would take more bytes than the rows. Otherwise so few do that a sampled backward
+// call costs at most 1.3 times a slice of rows in the mean (./dev bench sampled_backward).
+bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
+                   uint64_t seed, int64_t step, uint64_t call);
 
 // Chooses the sequence of a packed batch to sample, by a position in the batch, as a fraction of 2^32.
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);

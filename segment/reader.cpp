@@ -503,13 +503,17 @@ void SegmentReader::consume(const Ready& ready) {
   }
 }
 
+// A slice of key positions comes beside the slice of rows that stands for its call.
+bool SegmentReader::counts(const Ready& ready) { return ready.view.header.columns == 0; }
+
 void SegmentReader::consume_judged(const Ready& ready) {
-  ++consumption_[ready.slot].judged[ready.view.header.pass % kPasses];
+  if (counts(ready)) ++consumption_[ready.slot].judged[ready.view.header.pass % kPasses];
   consume(ready);
 }
 
 void SegmentReader::consume_lost(const Ready& ready, Lost reason) {
-  ++consumption_[ready.slot].lost[ready.view.header.pass % kPasses][static_cast<uint32_t>(reason)];
+  if (counts(ready))
+    ++consumption_[ready.slot].lost[ready.view.header.pass % kPasses][static_cast<uint32_t>(reason)];
   consume(ready);
 }
 

@@ -80,7 +80,7 @@ class SegmentReader {
   // Slices that a writer left unfinished; call it only after the trainer has ended.
   std::vector<Ready> torn();
 
-  // A slice counts once, however many slots it has.
+  // A call counts once: by its slice of rows, however many slots that has.
   void consume_judged(const Ready& ready);
   void consume_lost(const Ready& ready, Lost reason);
 
@@ -117,6 +117,7 @@ class SegmentReader {
  private:
   SegmentReader() = default;
   static uint64_t now_ns();
+  static bool counts(const Ready& ready);
   bool is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const;
   bool read_step(const StepRecord& seen, StepRecord* whole) const;
   bool read_region(RegionId id, std::vector<std::byte>* into) const;

@@ -118,7 +118,7 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
 TEST(Summary, SaysHowMuchWasJudgedByTheGradientsOfKeys) {
   const std::string text = unwrapped(text_of(rank_with_keys(1.25, 1.5)));
   EXPECT_THAT(text, HasSubstr("mean error 1.25x dK, 1.50x dV of fused attention (alarm above 6)"));
-  EXPECT_THAT(text, HasSubstr("60 of the backward by dK and dV, the others by dQ"));
+  EXPECT_THAT(text, HasSubstr("60 of the backward by dK and dV as well as dQ"));
   EXPECT_THAT(text, Not(HasSubstr("not checked")));
 }
 

@@ -23,12 +23,92 @@ TEST(SquaredUlp, IsThatOfTheFormat) {
   EXPECT_EQ(squared(2.0, DType::kFp16), 0x1p-18);
   EXPECT_EQ(squared(1.0, DType::kFp32), 0x1p-46);
   EXPECT_EQ(squared(0x1p-24, DType::kFp16), 0x1p-48);  // subnormal
-  EXPECT_EQ(squared(0.0, DType::kBf16), 0x1p-266);
-  EXPECT_EQ(squared(0.0, DType::kFp64), 0);  // below the range
+  EXPECT_EQ(squared(0x1p-60, DType::kBf16), 0x1p-134);
+  // Smaller values count as ones of the least exponent.
+  EXPECT_EQ(squared(0.0, DType::kBf16), 0x1p-138);
+  EXPECT_EQ(squared(0x1p-70, DType::kFp64), 0x1p-228);
+}
+
+// The sums of one head, by their definition.
+std::vector<ColumnSum> sums_by_definition(const TensorView& view, int64_t batch, int64_t head) {
+  std::vector<ColumnSum> sums(static_cast<size_t>(view.shape[3]));
+  for (int64_t row = 0; row < view.shape[2]; ++row)
+    for (size_t c = 0; c < sums.size(); ++c)
+      sums[c].add(
+          load_as_double(view.row(batch, head, row), view.dtype, c * static_cast<size_t>(view.stride[3])),
+          format_of(view.dtype));
+  return sums;
+}
+
+double sum_of_magnitudes(const TensorView& view, int64_t batch, int64_t head, int64_t column) {
+  double sum = 0;
+  for (int64_t row = 0; row < view.shape[2]; ++row) {
+    const double x =
+        load_as_double(view.row(batch, head, row), view.dtype, static_cast<size_t>(column * view.stride[3]));
+    if (std::isfinite(x)) sum += std::fabs(x);
+  }
+  return sum;
+}
+
+// Values of 16 bits are added in fp32 in blocks of 32 rows, all others in fp64 in another order than by the
+// definition.
+double rounding_of_sums(const TensorView& view) {
+  return size_of(view.dtype) == 2 ? 32 * 0x1p-24 : static_cast<double>(view.shape[2]) * 0x1p-53;
+}
+
+void expect_by_definition(const TensorView& view, int64_t batch, int64_t head) {
+  const auto width = static_cast<size_t>(view.shape[3]);
+  std::vector<ColumnSum> sums(key_sum_count(width, width));
+  sum_over_keys(view, view, view, batch, head, sums.data());
+  const std::vector<ColumnSum> expected = sums_by_definition(view, batch, head);
+  uint64_t nonfinite = 0;
+  for (size_t c = 0; c < width; ++c) {
+    const double magnitude = sum_of_magnitudes(view, batch, head, static_cast<int64_t>(c));
+    for (const ColumnSum& sum : {sums[c], sums[width + c]}) {
+      EXPECT_NEAR(sum.sum, expected[c].sum, rounding_of_sums(view) * magnitude) << c;
+      EXPECT_NEAR(sum.ulp_squares, expected[c].ulp_squares, rounding_of_sums(view) * expected[c].ulp_squares)
+          << c;
+      EXPECT_EQ(sum.nonfinite, expected[c].nonfinite) << c;
+    }
+    nonfinite += expected[c].nonfinite;
+  }
+  EXPECT_EQ(sums[2 * width].nonfinite, nonfinite);
+  EXPECT_EQ(sums[2 * width].sum, 0);
+}
+
+// Blocks of rows are added fast only if their values are ordinary: the sums must not show which way was
+// taken.
+TEST(SumOverKeys, OfTinyAndHugeValuesAreExactToo) {
+  constexpr int64_t kRows = 100, kDim = 6;
+  for (const DType type : {DType::kBf16, DType::kFp16, DType::kFp32}) {
+    const bool is_half = type == DType::kFp16;
+    for (const float scale : {1.0f, is_half ? 0x1p-22f : 0x1p-80f, is_half ? 0x1p14f : 0x1p100f}) {
+      SCOPED_TRACE(testing::Message() << name_of(type) << " " << scale);
+      std::vector<uint16_t> halves;
+      std::vector<float> floats;
+      for (int n = 0; n < kRows * kDim; ++n) {
+        const float x = scale * static_cast<float>(n % 13 - 6) / 4;
+        floats.push_back(x);
+        if (is_half) {
+          const float magnitude = std::fabs(x);
+          const int exponent = std::max(magnitude > 0 ? std::ilogb(magnitude) : -14, -14);
+          const auto bits = static_cast<uint16_t>(std::ldexp(magnitude, 10 - exponent));
+          // With the hidden bit added, the exponent field grows by one.
+          halves.push_back(static_cast<uint16_t>((x < 0 ? 0x8000 : 0) + ((exponent + 14) << 10) + bits));
+        } else {
+          halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
+        }
+      }
+      const void* data = type == DType::kFp32 ? static_cast<const void*>(floats.data()) : halves.data();
+      expect_by_definition({data, type, {1, 1, kRows, kDim}, {0, 0, kDim, 1}}, 0, 0);
+      expect_by_definition({data, type, {1, 1, kRows, kDim - 1}, {0, 0, kDim, 1}}, 0, 0);  // odd width
+      expect_by_definition({data, type, {1, 1, kRows, kDim / 2}, {0, 0, kDim, 2}}, 0, 0);  // not adjacent
+    }
+  }
 }
 
 TEST(SumOverKeys, IsTheSumOfTheRowsInEveryFormatAndLayout) {
-  constexpr int64_t kBatches = 2, kHeads = 2, kRows = 37, kDim = 40;
+  constexpr int64_t kBatches = 2, kHeads = 2, kRows = 137, kDim = 40;
   constexpr size_t kCount = kBatches * kHeads * kRows * kDim;
   std::mt19937_64 random(3);
   std::normal_distribution<double> normal;
@@ -49,22 +129,7 @@ TEST(SumOverKeys, IsTheSumOfTheRowsInEveryFormatAndLayout) {
       const int64_t by_heads[] = {kHeads * kRows * kDim, kRows * kDim, kDim, 1};
       const int64_t by_rows[] = {kHeads * kRows * kDim, kDim, kHeads * kDim, 1};
       std::copy_n(heads_first ? by_heads : by_rows, 4, view.stride);
-      std::vector<ColumnSum> sums(key_sum_count(kDim, kDim));
-      sum_over_keys(view, view, view, 1, 1, sums.data());
-      uint64_t nonfinite = 0;
-      for (int64_t c = 0; c < kDim; ++c) {
-        ColumnSum expected;
-        for (int64_t row = 0; row < kRows; ++row)
-          expected.add(load_as_double(view.row(1, 1, row), type, static_cast<size_t>(c)), format_of(type));
-        for (const ColumnSum& sum : {sums[static_cast<size_t>(c)], sums[static_cast<size_t>(kDim + c)]}) {
-          EXPECT_EQ(sum.sum, expected.sum);
-          EXPECT_EQ(sum.ulp_squares, expected.ulp_squares);
-          EXPECT_EQ(sum.nonfinite, expected.nonfinite);
-        }
-        nonfinite += expected.nonfinite;
-      }
-      EXPECT_EQ(sums[2 * kDim].nonfinite, nonfinite);
-      EXPECT_EQ(sums[2 * kDim].sum, 0);
+      expect_by_definition(view, 1, 1);
     }
   }
 }
@@ -120,7 +185,8 @@ struct Stored {
 
 class KeyGather : public testing::TestWithParam<Geometry> {};
 
-// Sums of n numbers in another order differ by the roundings of n additions of at most the sum of magnitudes.
+// Sums of n numbers in another order differ by the roundings of n additions of at most the sum of magnitudes;
+// those of the host have their own roundings.
 TEST_P(KeyGather, SumsAreThoseOfTheHostWhateverTheLaunch) {
   const Geometry& of = GetParam();
   const Stored query(of, 2 * of.group, of.queries, of.head_dim, 1);
@@ -129,15 +195,9 @@ TEST_P(KeyGather, SumsAreThoseOfTheHostWhateverTheLaunch) {
       key_sum_count(static_cast<size_t>(of.head_dim), static_cast<size_t>(of.value_dim)));
   sum_over_keys(query.view, key.view, value.view, 2, 1, host.data());
   const auto magnitude = [&](size_t column) {
-    const bool is_key = column < static_cast<size_t>(of.head_dim);
-    const TensorView& view = is_key ? key.view : value.view;
-    double sum = 0;
-    for (int64_t row = 0; row < of.keys; ++row) {
-      const double x = load_as_double(view.row(2, 1, row), of.type,
-                                      column - (is_key ? 0 : static_cast<size_t>(of.head_dim)));
-      if (std::isfinite(x)) sum += std::fabs(x);
-    }
-    return sum;
+    const auto c = static_cast<int64_t>(column);
+    return c < of.head_dim ? sum_of_magnitudes(key.view, 2, 1, c)
+                           : sum_of_magnitudes(value.view, 2, 1, c - of.head_dim);
   };
 
   std::vector<ColumnSum> first;
@@ -158,7 +218,7 @@ TEST_P(KeyGather, SumsAreThoseOfTheHostWhateverTheLaunch) {
     EXPECT_EQ(clock.nonfinite + clock.arrived + clock.end + clock.not_begin, 0u);
     EXPECT_LE(times[0], times[1]);
     for (size_t n = 0; n + 1 < sums.size(); ++n) {
-      const double roundings = static_cast<double>(of.keys) * 0x1p-53;
+      const double roundings = rounding_of_sums(key.view) + static_cast<double>(of.keys) * 0x1p-53;
       EXPECT_NEAR(sums[n].sum, host[n].sum, roundings * magnitude(n)) << n;
       EXPECT_NEAR(sums[n].ulp_squares, host[n].ulp_squares, roundings * host[n].ulp_squares) << n;
       EXPECT_EQ(sums[n].nonfinite, host[n].nonfinite) << n;

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "tests/libmonitor/monitor_fixture.h"
 
@@ -49,7 +51,7 @@ TEST_F(Monitor, CountsEveryCallAndSamplesAfterTheFirstStep) {
   EXPECT_EQ(judged, 24);
 }
 
-TEST_F(Monitor, BackwardCallsAreSampledByRowsAndByKeyPositions) {
+TEST_F(Monitor, BackwardCallsGiveRowsAndSomeKeyPositionsToo) {
   in_child({}, [] {
     Trainer trainer;
     trainer.gives_key_gradients = true;
@@ -59,11 +61,14 @@ TEST_F(Monitor, BackwardCallsAreSampledByRowsAndByKeyPositions) {
   ASSERT_NE(reader, nullptr);
   SegmentReader::Ready ready;
   int slices[2] = {};
+  std::set<std::pair<int64_t, uint64_t>> with_rows;
   while (reader->next_ready(&ready)) {
     ASSERT_EQ(ready.why, nullptr) << ready.why;
     const segment::Slot& slot = ready.view.header;
     if (slot.pass == 1) ++slices[slot.columns];
+    if (slot.pass == 1 && slot.columns == 0) with_rows.insert({slot.step, slot.call});
     if (slot.columns == 1) {
+      EXPECT_TRUE(with_rows.contains({slot.step, slot.call}));
       EXPECT_EQ(slot.pass, 1u);
       EXPECT_EQ(slot.rows, 8u);
       EXPECT_EQ(slot.keys, 8u);
@@ -72,10 +77,13 @@ TEST_F(Monitor, BackwardCallsAreSampledByRowsAndByKeyPositions) {
     }
     reader->consume_judged(ready);
   }
-  // 24 calls, each with a chance of one half: fewer than 4 of a kind in one seed of 7,000.
-  EXPECT_GE(slices[0], 4);
+  EXPECT_EQ(slices[0], 24);
+  // A chance of one half for each: fewer than 4, or more than 20, in one seed of 3,500.
   EXPECT_GE(slices[1], 4);
-  EXPECT_EQ(slices[0] + slices[1], 24);
+  EXPECT_LE(slices[1], 20);
+  // Only calls count.
+  EXPECT_EQ(reader->judged(1), 24u);
+  EXPECT_EQ(reader->totals().sampled[1], 24u);
 }
 
 TEST_F(Monitor, LoggedScalarsRideOnTheStepThatEndsNext) {
