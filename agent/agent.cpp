@@ -434,7 +434,7 @@ std::string place_of(const Target& target) {
   return host + ":" + std::to_string(target.port);
 }
 
-// Of a file in a directory that several hosts may share.
+// End of the name of a file in a directory that several hosts may share.
 std::string end_of_name() { return std::string(".").append(host_name()).append(".json"); }
 
 std::string lock_name(const std::string& name) { return std::string(".").append(name).append(".lock"); }

@@ -11,7 +11,7 @@ namespace {
 constexpr char kMagic[] = "foreshock detectors 3\n";
 constexpr uint64_t kMostRanks = 4096;
 
-// Of the table: with another one the state means something else.
+// Hash of the table of detectors. A state that was saved with another table cannot be used.
 uint64_t fingerprint() {
   uint64_t hash = fnv1a("");
   for (const DetectorInfo& info : kDetectorTable) {

@@ -38,7 +38,8 @@ double cores_of_old_cgroup(const std::string& directory) {
   return quota > 0 && period > 0 ? quota / period : kUnlimited;
 }
 
-// Of root + path and those above it up to the root; where the path is not mounted here, of what is.
+// The smallest limit of root + path and of every directory above it up to the root. Directories that are not
+// mounted here are left out.
 double tightest(const std::string& root, const std::string& path, double (*cores_of)(const std::string&)) {
   std::string directory = root + path;
   for (double cores = kUnlimited;; directory.resize(directory.rfind('/'))) {

@@ -239,7 +239,8 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   refresh(segment, rank);
 }
 
-// Of a detector; when a training goes back, all of them are quiet again.
+// Notes that the level of a detector has changed. `resumed` counts too: when a training goes back, all
+// detectors are quiet again.
 void Pipeline::note_level(const EventLine& event) {
   const bool is_resumed = event.event == name_of(WatchEventKind::kResumed);
   if ((event.detector.empty() && !is_resumed) || !event.rank) return;

@@ -232,7 +232,7 @@ json key_ratio(const Holder& holder, JudgedTensor tensor) {
   return known != nullptr ? number_or_null(mean_of(known->fused_ratio)) : json(nullptr);
 }
 
-// Of dK and dV: slices judged (of key positions, each by both), and the errors.
+// The slices that were judged by dK and dV, and their errors.
 json keys_summary(const RankStatistics& rank) {
   return {{"judged", key_slices_of(rank)},
           {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
@@ -299,8 +299,8 @@ void publish_alarms(const RankStatistics& rank, RankWriter& to) {
     to.set(Metric::kAttentionAlarmLayers, uint64_t{which.size()}, segment::kPassNames[key.first], key.second);
 }
 
-// Of two names that are one label, the one that was logged first has it, whoever of them comes next: names
-// stand in the order in which the trainer has met them, also for an agent that follows on another.
+// If two names give the same label, the name that was logged first gets it. The names are in the order in
+// which the trainer first logged them, so a restarted agent decides the same way.
 void publish_logged(const RankStatistics& rank, RankWriter& to) {
   std::set<std::string> taken;
   for (const std::string& name : rank.scalar_names) {
@@ -342,7 +342,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
-  // Of a healthy rank none: the budget of a rank's series has no room for what is nearly always 1.
+  // A healthy rank has no such series: it would nearly always be 1, and the number of series is limited.
   const bool has_given_up = rank.tensors_given_up_step >= 0;
   to.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
   publish_alarms(rank, to);
@@ -601,7 +601,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of the benchmark, not of this run.
+// What the benchmark measured for a detector; says nothing about this run.
 json measured_json(const Measured& measured) {
   return {{"right", number_or_null(measured.right)},
           {"alarms", number_or_null(measured.alarms)},
@@ -685,7 +685,7 @@ void publish_precursors(const RankStatistics& rank, Registry* registry) {
     set(Metric::kPrecursorLevel, static_cast<double>(state.level));
     set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings));
     if (state.warnings > 0) set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step));
-    // Of a healthy rank none: the budget of its series has no room for what is nearly always 0.
+    // A healthy rank has no such series: it would nearly always be 0, and the number of series is limited.
     if (state.series_dropped > 0)
       set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped));
     if (state.level == Level::kWarn && !state.layer.empty())

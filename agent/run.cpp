@@ -107,9 +107,10 @@ constexpr auto kGoneAfter = 10s;
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks of an ended command that still run after this are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
-// Of one run on one node, those of earlier attempts included. Each costs two descriptors while it lives.
+// Most segments of one run on one node, including earlier attempts. Each needs two file descriptors while its
+// trainer lives.
 constexpr size_t kMostSegments = 512;
-// Of them those that have ended and were replaced, whose figures the summary has.
+// Most segments among them that have ended and were replaced; the summary keeps their figures.
 constexpr size_t kMostReplaced = 256;
 // A command whose trainings have all ended well may start the next one at once.
 constexpr auto kFinishedAfter = 2s;

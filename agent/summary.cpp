@@ -487,7 +487,7 @@ std::string loss_text(const RankStatistics& rank) {
          (source == "unknown" ? "" : " (" + spaced(source) + ")") + loss_events_text(rank);
 }
 
-// Of the ranks of the last attempt, those that ended at another step than the furthest.
+// Names the ranks of the last attempt that ended before the furthest rank.
 std::string ended_early_text(const Ranks& ranks) {
   int32_t attempt = 0;
   int64_t furthest = -1;

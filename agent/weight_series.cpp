@@ -268,7 +268,7 @@ void close_pool(double squares, double updates, PoolSnapshot* pool) {
 
 }  // namespace
 
-// Of all members that were shown in this window; `elements` of these.
+// The sum of the histograms of all members that have one in this window; *elements is their number of values.
 Histogram WeightSeries::pooled(const Seen& members, int64_t window, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;

@@ -69,7 +69,7 @@ double reduction(const segment::TensorView& view, segment::TensorReduction which
   return value;
 }
 
-// Of how many values the change is known. Trainers of before told it of all or of none.
+// The number of values whose change is known. Older trainers report it for all values or for none.
 uint64_t updated(const segment::TensorView& view) {
   const double elements = reduction(view, segment::kUpdateElements);
   if (std::isnan(reduction(view, segment::kUpdateSumMagnitude)) ||

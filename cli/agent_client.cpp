@@ -49,7 +49,7 @@ std::string AgentAddress::url() const {
   return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
 }
 
-// Of an agent that does not say, only a service is likely to be.
+// An agent that does not report its pid namespace is taken to be elsewhere only if it is a service.
 bool AgentAddress::is_elsewhere() const {
   return pid_namespace != 0 ? pid_namespace != foreshock::pid_namespace() : is_service;
 }

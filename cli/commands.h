@@ -19,12 +19,13 @@ int doctor(const Arguments& arguments);
 int export_record(const Arguments& arguments);
 int detect(const Arguments& arguments);
 
-// Of the record of a run, or of several: one page, one record.
+// `report` makes a page of the records of a run; `merge` makes one record of several.
 int report(const std::vector<std::string>& words);
 int merge(const std::vector<std::string>& words);
 
-// Of the lab. `judge`: 0 within the gates, 1 beyond them; of flagged slices: 0 reproduced bit for bit, 1 not.
-// `compare`: 2 also for checkpoints that cannot be read or have nothing in common.
+// Commands of the lab. `judge` returns 0 within the gates and 1 beyond them; for flagged slices, 0 if they
+// are reproduced bit for bit and 1 if not. `compare`: 2 also for checkpoints that cannot be read or have
+// nothing in common.
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);

@@ -280,7 +280,7 @@ void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to)
 
 }  // namespace
 
-// Of replicas the first one; that they are equal is looked at here.
+// The lines of nodes whose values differ. Of equal replicas only the first one is returned.
 std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::vector<NodeLine>& nodes) {
   std::vector<const NodeLine*> result;
   for (const NodeLine& node : nodes) {

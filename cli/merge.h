@@ -36,7 +36,7 @@ class TensorMerger {
   void begin_anew() { is_anew_ = true; }
 
  private:
-  // Of stored histograms; what does not fit is compared with nothing.
+  // Most bytes of stored histograms. Tensors beyond it are merged, but not compared with an earlier state.
   static constexpr uint64_t kMostBytes = uint64_t{8} << 30;
 
   std::string put_together(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;

@@ -101,7 +101,7 @@ class RecordIndex {
   std::string take_rank(int64_t rank, uint32_t record);
 
   std::vector<std::string> paths_;
-  // Of a record that is kept in two parts, offsets go on from one to the other.
+  // In a record that is kept in two parts, the offsets of the second part go on from the end of the first.
   struct Part {
     std::ifstream file;
     uint64_t begin = 0, position = 0;

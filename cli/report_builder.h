@@ -111,7 +111,7 @@ class Storyteller {
   Story finish();
 
  private:
-  // Of one record: its detectors, and where it left the ranks.
+  // Ends one record: closes its events, adds up what its detectors counted, and forgets the detectors.
   void end_record();
   void observe(const RunLine& line);
   void observe(const StepLine& line);

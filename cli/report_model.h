@@ -30,11 +30,11 @@ class Signals {
   static constexpr size_t kMostPoints = 512;   // of a series; the oldest go
   static constexpr size_t kMostSeries = 8192;  // of tensors, and of all else; further ones are left out
 
-  // Of one line of the record, whose layer is `layer` ("": of none).
+  // Adds the readings that one line of the record gave; `layer` is the layer of the line, "" if it has none.
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
-  // Of all series of `detector` in `layer` the one that scored highest at steps from `first` to `event`: its
-  // finite values from `first` to `last`. Empty: none has any.
+  // The series of `detector` in `layer` with the highest score in the steps from `first` to `event`: its
+  // finite values from `first` to `last`. Empty if no series has a value there.
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t event,
                                   int64_t last) const;
 
@@ -102,7 +102,7 @@ class AttentionErrors {
 
 // The steps of one rank as a record tells them: the last ones, and in which attempts they were made.
 
-// Of a step; what is not known is absent. A loss or a norm that is known may be NaN.
+// What the record says about one step; absent: not known. A known loss or norm may be NaN.
 struct TrailStep {
   int64_t step = 0;
   std::optional<double> loss, gradient_norm, learning_rate;
@@ -130,7 +130,7 @@ class Trail {
   // What is added next is of another process of this rank.
   void begin_process() { process_begins_ = true; }
 
-  // Of the attempt that goes on, in their order.
+  // The last steps of the present attempt, in order.
   const std::deque<TrailStep>& recent() const { return recent_; }
   const std::vector<Attempt>& attempts() const { return attempts_; }
   // First steps of processes that went on where the one before had stopped: no other attempt.
@@ -183,8 +183,8 @@ struct StoryEvent {
   std::vector<int64_t> ranks;  // that had it, the first one to be read first
   std::set<int64_t> diverged;  // those of `ranks` whose loss diverged
   std::vector<StorySign> before;
-  // Of the first rank, kBefore before the onset to kAfter behind it. Empty: not kept, there are too many
-  // events.
+  // Steps of the first rank, from kBefore before the onset to kAfter behind it. Empty if they were not kept,
+  // because there are too many events.
   std::vector<TrailStep> steps;
   std::string title, text;
   std::vector<StoryFact> facts;

@@ -305,7 +305,7 @@ std::string lead_text(const StoryEvent& event, int64_t step) {
   return steps_text(steps_between(step, event.onset_step)) + " before";
 }
 
-// Of a name from a trainer.
+// Names come from a trainer and may be long.
 std::string in_layer(const std::string& layer) {
   constexpr size_t kLongest = 64;
   return layer.empty() ? "" : " in layer " + layer.substr(0, kLongest);
@@ -319,7 +319,7 @@ double median(std::vector<int64_t> values) {
              : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
 }
 
-// Of the detectors that warned before events the one that did so before most.
+// The detector that warned before the largest number of events.
 std::string most_frequent_sign(const Story& story) {
   std::map<DetectorId, std::vector<int64_t>> leads;
   for (const StoryEvent& event : story.events) {
@@ -382,7 +382,7 @@ std::string verdict_without_events(const Story& story, const RunCounts& counts) 
          (counts.warnings == 1 ? " time" : " times") + first_warning(story) + ".";
 }
 
-// Of a slow rise, whose steps go up and down by more than it is.
+// The course of a slow rise, in means: single steps go up and down by more than the rise.
 std::string course_of_rise(const StoryEvent& event, double usual) {
   const std::string window = "mean of " + step_text(kUsual) + " steps";
   std::string text = "The loss was " + number(usual) + " in the " + window + " just before";

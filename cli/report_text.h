@@ -41,7 +41,7 @@ enum class Clue : int {
 inline constexpr int kClues = static_cast<int>(Clue::kCount);
 
 const ReportText& text_of(DetectorId detector);
-// Of kLossSpike, kDivergence and kLossRise; of another kind: as of a spike.
+// Texts for kLossSpike, kDivergence and kLossRise; any other kind gets the texts of a spike.
 const ReportText& text_of(WatchEventKind kind);
 const ReportText& text_of(Clue clue);
 

@@ -294,7 +294,7 @@ int run(const Arguments& arguments) {
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  // Of a command that cannot start, nothing is said of a run.
+  // For a command that cannot start, no run is announced.
   const char* path = std::getenv("PATH");
   if (!can_start(look_up(command[0], path != nullptr ? path : "/bin:/usr/bin"))) return run_alone(command);
 

@@ -76,11 +76,11 @@ void remove_after_agent(const std::string& directory);
 
 // The number by which a run directory knows a `foreshock run`.
 
-// Of this process: no other one that lives on this node has it, whichever container it is in. Below 2^53,
-// never 0.
+// The number of this process, which no other living process on this node has, in whichever container it is.
+// Below 2^53, never 0.
 uint64_t launcher_id();
 
-// The same of any process. `pid_namespace`: its inode; 0: unknown.
+// The number of another process. `pid_namespace`: its inode; 0: unknown.
 uint64_t launcher_id(pid_t pid, uint64_t pid_namespace);
 
 // The files off.<pid>.<reason> that trainers leave when they cannot be monitored.

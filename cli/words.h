@@ -26,7 +26,7 @@ class Words {
 
   bool wants_help() const { return wants_help_; }
   bool has(std::string_view flag) const { return find(flag) != nullptr; }
-  // Of the last one given; "" if it was not.
+  // The value of the last `flag` given; "" if there is none.
   std::string value(std::string_view flag) const;
 
   struct Given {

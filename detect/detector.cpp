@@ -14,7 +14,7 @@ constexpr double kLeastSpread = 1e-6;
 }  // namespace
 
 double Baseline::std() const {
-  // Of so few values the sample's, n - 1.
+  // The standard deviation of a sample, with n - 1, since there may be few values.
   const double known = static_cast<double>(std::max<uint64_t>(count_, 2));
   return std::sqrt(std::max(variance_, 0.0) * known / (known - 1));
 }
@@ -88,7 +88,7 @@ void Line::add(double x, double y, double memory) {
 
 double Line::t() const {
   if (count_ < 4 || !(xx_ > 0)) return 0;
-  // Of a perfect line the residuals are rounding errors.
+  // The residuals of a perfect line are rounding errors; they must not count as precision.
   const double residual = std::max(yy_ - slope() * xy_, 1e-12 * yy_) / std::max(weight_ - 2, 1.0);
   return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
 }

@@ -18,7 +18,7 @@ double median(double* values, size_t count) {
   return (*std::max_element(values, middle) + *middle) / 2;
 }
 
-// Of the copied values, which are reordered and then replaced by what they are off.
+// Median distance from `centre`, scaled to a standard deviation. Overwrites `values`.
 double spread_about(double centre, double* values, size_t count) {
   for (size_t i = 0; i < count; ++i) values[i] = std::fabs(values[i] - centre);
   return kNormalConsistency * median(values, count);

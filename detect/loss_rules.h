@@ -159,7 +159,7 @@ class LossRiseRule {
   bool is_above(double mean) const;
   void learn(double mean, double within);
 
-  // Of the present block: sum of losses, and sum of squared differences of neighbours; then the last loss.
+  // Sum of the losses of the present block, sum of the squared differences of neighbours, and the last loss.
   double sum_ = 0, squares_ = 0, last_ = 0;
   double previous_ = 0, best_ = 0;  // mean of the last usable block; the level
   uint64_t in_block_ = 0;

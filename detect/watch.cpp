@@ -116,7 +116,7 @@ void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t decl
   out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
 }
 
-// Of the quiet ones, or of all where none is quiet, the one without a value for longest.
+// Removes the series that has been without a value for longest: a quiet one if there is any.
 void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out) {
   const auto begin = series_.lower_bound({static_cast<int>(detector), ""});
   const auto end = series_.lower_bound({static_cast<int>(detector) + 1, ""});

@@ -200,8 +200,8 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", text_};
 }
 
-// Of one run, or of all where none is asked for. Only runs that have tables are kept: a client cannot fill
-// the memory with names.
+// The history of the run that the request names, or of all runs. Replies are kept only for runs that have
+// tables, so that a client cannot fill the memory with names.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
   if (drawn_ != published.history) histories_.clear();
   drawn_ = published.history;

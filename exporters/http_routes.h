@@ -41,7 +41,7 @@ struct Published {
   bool healthy = true;                                                 // /healthz answers 200, else 503
   std::string health_text;                                             // one line
   std::shared_ptr<const std::vector<HistoryTable>> history = nullptr;  // null: /api/v1/history has no tables
-  // Of /api/v1/state?run=LABEL, by label. The same text may be published again and again.
+  // Bodies of /api/v1/state?run=LABEL, by label. The same text may be published again and again.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
   // When it was made: /healthz answers 503 once that is kStaleAfter ago, since the agent publishes every

@@ -141,8 +141,8 @@ class RecordSpool {
   RecordSpool& operator=(const RecordSpool&) = delete;
 
   // The lines that an agent before this one has added and not brought into the record, which ends at `end`.
-  // Of a spool of another file, or of one that has become shorter, all. Nothing is added before it is
-  // cleared.
+  // If the spool belongs to another file, or the record has become shorter, that is all lines of the spool.
+  // Nothing can be added before the spool is cleared.
   std::string missing(const RecordPlace& end) const;
 
   // Adds lines, the first of which will stand in the record at `place`, behind those that were added before.

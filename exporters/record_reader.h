@@ -28,8 +28,8 @@ class RecordReader {
  public:
   static constexpr size_t kLongestLine = kLongestRecordLine;  // a longer one is a bad line
 
-  // Of a record that is kept in two parts (--record-size), the older one is read first, unless
-  // `with_older_part` is false; offsets then go on from one to the other. Null: *error is one line.
+  // If the record is kept in two parts (--record-size), the older part is read first unless `with_older_part`
+  // is false, and the offsets of the second part go on from the first. Returns null with a one-line *error.
   static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error,
                                             bool with_older_part = true);
 

@@ -139,7 +139,7 @@ uint64_t bytes_of(const ComparisonTask& task) {
   return bytes;
 }
 
-// Of the sides that a part of it compares.
+// The types of the two tensors that a part of the task compares.
 std::pair<DType, DType> types_of(const ComparisonTask& task, size_t part) {
   const auto type = [&](size_t side) { return task.sides[side].place.tensor->dtype; };
   return {type(task.parts[part].side_a), type(task.parts[part].side_b)};

@@ -67,7 +67,7 @@ struct PairOfCheckpoints {
   size_t a = 0, b = 0;  // of the list of checkpoints
 };
 
-// Of one tensor, or of all compared tensors pooled. What is not known is NaN.
+// The distance between two states of one tensor, or of all compared tensors pooled. NaN: not known.
 struct Distance {
   uint64_t elements = 0;
   Wasserstein wasserstein;

@@ -40,7 +40,8 @@ struct Verdict {
   double bias_ulp = 0, bias_z = 0;                  // pooled over slices (batch x kv-head); z between slices
   double rounded_bias_ulp = 0, rounded_bias_z = 0;  // the same of the rounded reference
   int64_t non_finite = 0;
-  // Of so many values this many were not compared: of NaN or Inf among the inputs the reference is neither.
+  // Number of values, and how many of them were not compared because NaN or Inf among the inputs leave the
+  // reference undefined.
   uint64_t values = 0, not_compared = 0;
   bool judged = true;   // false: a model, shown but not judged
   std::string failure;  // empty: within the gates

@@ -258,7 +258,8 @@ constexpr uint64_t kUnit = 64;  // what payloads are aligned to
 constexpr uint64_t round_up(uint64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
 constexpr uint64_t kHeader = round_up(sizeof(segment::Slot));
 
-// Of a packed batch: at most, since no sequence is longer than this one nor a row of it at a later position.
+// The number of keys that a query position sees. For a packed batch this is an upper bound: no sequence is
+// longer than shape.keys, and no row of one is at a later position.
 int64_t visible_keys(const ValidatedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;

@@ -202,7 +202,7 @@ void CudaGraphCounter::instantiate(uintptr_t graph, uintptr_t executable) {
   if (executable <= kGone) return;
   const Turn turn(this);
   const Graph* record = turn ? graph_of(graph) : nullptr;
-  // Of an unknown graph only what another one has left is to be undone.
+  // For an unknown graph, only an entry that an earlier graph left under this handle must be reset.
   Executable* made = executable_of(executable, record != nullptr);
   if (made == nullptr) return;
   for (uint32_t pass = 0; pass < kPasses; ++pass)

@@ -41,7 +41,7 @@ constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bw
 constexpr const char* kOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
                                       "nvte_fused_attn_bwd of an unknown version"};
 
-// Of CUDA's driver, where it is mapped.
+// Functions of CUDA's driver, found if it is mapped.
 struct Driver {
   int (*stream_is_capturing)(void* stream, int* capturing);
   int (*pointer_get_attribute)(void* value, int attribute, Word pointer);
@@ -116,7 +116,8 @@ const Library& library(void* const (&ours)[2], Library* own) {
   return g_library;
 }
 
-// Of the words of a known version: not looked at yet, described once, found to be others. By pass.
+// Whether the words of a call mean what they do in the known version: not looked at yet, described once, or
+// found to be others. By pass.
 enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
 std::atomic<int32_t> g_refused_ops[2] = {-1, -1};

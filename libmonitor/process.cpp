@@ -108,9 +108,9 @@ uint64_t field(const char* text, const char* name, const char* name_of_all_below
   return of_all != 0 ? of_all : field(text, name);
 }
 
-// Of what a cgroup is charged with, what the kernel gives up before it refuses anything: cached pages of
-// files that need not be written first. tmpfs is not among them, nor are locked pages. Slabs are left out:
-// what of them can be reclaimed is pinned by what uses it.
+// Bytes charged to a cgroup that the kernel can free before it refuses memory: cached pages of files that
+// need not be written first. Pages of tmpfs and locked pages are not among them. Slabs are left out, because
+// their users pin what could be reclaimed.
 uint64_t reclaimable(const char* directory) {
   char path[1300], text[8192];
   std::snprintf(path, sizeof path, "%s/memory.stat", directory);

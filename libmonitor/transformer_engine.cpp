@@ -276,7 +276,7 @@ bool Describer::all_have_data() const {
   return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
 }
 
-// Of floats of any width, not of bytes or of integers.
+// Whether all tensors hold floating point numbers of some width, not bytes or integers.
 bool Describer::all_are_of_numbers() const {
   const int first = given_.signature->has_int16 ? 4 : 3;
   return all_places(words_, [this, first](int8_t place) {
@@ -335,7 +335,8 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
                     : arranged.format == kFormatBhsd ? kBhsdAxes
                                                      : nullptr;
   if (axes == nullptr) return false;
-  // Of the axes as they stand; what is packed lies between the heads and their rows, or around the heads.
+  // Strides in the order of the axes in memory. Tensors that are packed together lie between the heads and
+  // their rows, or around the heads.
   int64_t strides[4] = {0, 0, 0, 1};
   const auto size = [&shape](int axis) { return static_cast<int64_t>(shape.sizes[axis]); };
   strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
@@ -478,7 +479,7 @@ bool is_boolean(Word word) { return (word & 0xff) <= 1; }
 
 bool is_stream(Word word) { return word <= 2 || is_address(word); }
 
-// Of what a word is; numbers of enumerations fill the lower half of theirs.
+// Whether a word can be an argument of this kind. Enumerations use the lower half of their word.
 bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
   const auto number = static_cast<uint32_t>(word);
   switch (kind) {

@@ -281,8 +281,8 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
   }
 }
 
-// Of those on devices it is another one's turn to be first in every interval: where there is not room for all
-// of them, it is not always the same ones that go without.
+// In every interval another tensor on a device is the first. So if there is not room for all of them, it is
+// not always the same tensors that are left out.
 void WeightSampler::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {

@@ -61,7 +61,7 @@ const char* check_columns(const Slot& slot) {
   return nullptr;
 }
 
-// Of what `keys` counts.
+// Bytes for each key, or in a slice of key positions for each query row: `keys` counts those.
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
   if (slot.columns == 1) return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
@@ -307,7 +307,8 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
 
 namespace {
 
-// Of which each part has a range; of a slice of key positions, of the query rows.
+// The payloads that are split: each part has a range of the keys, or of the query rows in a slice of key
+// positions.
 constexpr PayloadId kSplit[] = {kKey, kValue, kMask}, kSplitColumns[] = {kQuery, kOut, kLogSumExp, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {

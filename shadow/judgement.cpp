@@ -184,7 +184,7 @@ void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   ++d->rows_compared;
   const auto trainer = [&](int c) { return row.trainer_at(c); };
   const double kernel = squared_error(row, row.reference, trainer);
-  // Of roots: beside a saturated softmax the squares are so small that their quotient overflows.
+  // A quotient of roots: where the softmax saturates, the quotient of the small squares would overflow.
   const double relative = std::sqrt(kernel) / std::sqrt(norm);
   errors->relative_sum += relative;
   errors->relative_max = std::max(errors->relative_max, relative);
@@ -218,7 +218,8 @@ std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) 
   return against.floor > 0 ? std::sqrt(against.kernel) / std::sqrt(against.floor) : kInfinity;
 }
 
-// Of the two floors the one that can tell something, with the kernel's bias against the same exact values.
+// Chooses the noise floor that the kernel's bias is compared with, and the bias against the exact values of
+// that floor.
 void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.plain_bias;
   if (!(errors.plain.floor > kMuchNoisier * kMuchNoisier * errors.fused.floor)) return;
