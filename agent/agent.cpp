@@ -30,14 +30,14 @@ using Clock = Run::Clock;
 
 constexpr std::chrono::milliseconds kShortestSleep = 1ms;
 constexpr std::chrono::milliseconds kLongestSleep = 32ms;
-constexpr const char* kLogFile = "agent.log";  // that the launcher has opened
+constexpr const char* kLogFile = "agent.log";  // opened by the launcher as the agent's stderr
 constexpr off_t kMostLogBytes = 256 << 10;
 constexpr auto kPublishEvery = 1s;
 constexpr auto kCadenceEvery = 2s;
 constexpr auto kDiscoverEvery = 200ms;
-constexpr auto kSearchEvery = 1s;  // the tree
-constexpr size_t kMostBytesOfAddress = 4096;
-constexpr size_t kMostTables = 4096;  // of histories: ranks times layers
+constexpr auto kSearchEvery = 1s;             // how often a service searches its tree for runs
+constexpr size_t kMostBytesOfAddress = 4096;  // of agent.json
+constexpr size_t kMostTables = 4096;  // history tables in the published state; a run has ranks times layers
 
 volatile std::sig_atomic_t g_stop = 0;
 void ask_to_stop(int) { g_stop = 1; }
@@ -59,8 +59,8 @@ class Agent {
 
  private:
   bool is_service() const { return !options_.tree.empty(); }
-  bool take_one(std::string* error);
-  bool say_address(const Run& run);
+  bool open_single_run(std::string* error);
+  bool write_address(const Run& run);
   void loop();
   void search(Clock::time_point now);
   void adopt(FoundRun found, Clock::time_point now);
@@ -78,13 +78,13 @@ class Agent {
   AlertCommand alerts_;
   std::unique_ptr<Tree> tree_;
   std::vector<ServedRun> runs_;
-  std::vector<Target> elsewhere_;  // agents of runs in the tree that have one of their own
+  std::vector<Target> other_agents_;  // agents that owners of runs in the tree have started
   Registry registry_;
   HttpServer server_;
   double cpu_at_cadence_ = 0;
   TargetFile target_file_;
-  bool told_of_shortage_ = false;
-  std::string target_problem_;  // "" while the file is as it should be
+  bool has_warned_of_shortage_ = false;
+  std::string target_problem_;  // why the file of targets could not be written; "": it was written
 };
 
 int Agent::run() {
@@ -96,17 +96,17 @@ int Agent::run() {
     std::unique_ptr<Directory> root = Directory::open(options_.tree, &error);
     if (root == nullptr) return fail(options_.tree + ": " + error);
     tree_ = std::make_unique<Tree>(std::move(root));
-  } else if (!take_one(&error)) {
+  } else if (!open_single_run(&error)) {
     return error.empty() ? 0 : fail(error);
   }
   publish();
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
     return fail(error);
   if (server_.port() != 0) alerts_.set_url("http://" + server_.place() + "/");
-  publish();  // the address is known, and whether Prometheus can be told of it
+  publish();  // now with the address, in the file of targets too
   if (is_service())
     spdlog::info("serving {} at {}", options_.tree, server_.place());
-  else if (!say_address(*runs_[0].run))
+  else if (!write_address(*runs_[0].run))
     return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
   if (!options_.file_sd.empty()) target_file_.remove_abandoned();
   be_nice();
@@ -118,8 +118,8 @@ int Agent::run() {
   return 0;
 }
 
-// False without an error: another agent serves it.
-bool Agent::take_one(std::string* error) {
+// Opens the run of options_.directory. Returns false with an empty *error if another agent serves the run.
+bool Agent::open_single_run(std::string* error) {
   std::unique_ptr<Directory> directory = Directory::open(options_.directory, error);
   if (directory == nullptr) {
     *error = options_.directory + ": " + *error;
@@ -141,7 +141,7 @@ bool Agent::take_one(std::string* error) {
   return !runs_.empty();
 }
 
-bool Agent::say_address(const Run& run) {
+bool Agent::write_address(const Run& run) {
   const bool moved = options_.last_port > 0 && server_.port() > options_.port;
   const nlohmann::json address = {
       {"pid", getpid()},           {"pid_namespace", pid_namespace()},        {"address", server_.address()},
@@ -149,7 +149,7 @@ bool Agent::say_address(const Run& run) {
       {"record", options_.record}, {"save_flagged", options_.save_flagged},   {"service", is_service()},
       {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.place());
-  // A path may be of any bytes.
+  // A path may contain bytes that are not UTF-8.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return run.directory().write("agent.json", text + "\n");
 }
@@ -177,7 +177,7 @@ void Agent::loop() {
       publish();
       next_publish = now + kPublishEvery;
     }
-    // A launcher that has its answer waits for this.
+    // A launcher that discover() has answered waits for the agent to end, so this is checked at once.
     if (discovers && !is_needed()) return;
     if (now >= next_cadence) {
       choose_cadences();
@@ -190,12 +190,12 @@ void Agent::loop() {
 
 void Agent::search(Clock::time_point now) {
   forget_ended(now);
-  elsewhere_.clear();
+  other_agents_.clear();
   for (FoundRun& found : tree_->look()) adopt(std::move(found), now);
 }
 
-// The agent that the owner has started himself, if it says where it is.
-Target other_agent(const std::string& label, const std::optional<std::string>& text) {
+// The agent that the owner of a run started, from the text of its agent.json. Port 0: it cannot be scraped.
+Target other_agents_target(const std::string& label, const std::optional<std::string>& text) {
   const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
   Target target = {"", 0, label};
   if (!json.is_object() || !json.value("port", nlohmann::json()).is_number_unsigned() ||
@@ -203,7 +203,7 @@ Target other_agent(const std::string& label, const std::optional<std::string>& t
     return target;
   target.address = json["address"];
   const uint64_t port = json["port"];
-  // A user can send Prometheus to his own agent only: to this machine.
+  // Any user can write agent.json, so Prometheus only gets addresses of this machine.
   const bool is_here = target.address == "127.0.0.1" || target.address == "::1";
   target.port = port <= 65535 && is_here ? static_cast<int>(port) : 0;
   return target;
@@ -212,13 +212,13 @@ Target other_agent(const std::string& label, const std::optional<std::string>& t
 void Agent::adopt(FoundRun found, Clock::time_point now) {
   const auto namesake = std::find_if(runs_.begin(), runs_.end(),
                                      [&](const ServedRun& each) { return each.run->label() == found.label; });
-  if (namesake != runs_.end()) {  // its directory was removed and made again
+  if (namesake != runs_.end()) {  // the directory was removed and created again
     registry_.clear_run(found.label);
     runs_.erase(namesake);
   }
   std::string error;
   const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
-  // A second descriptor, so that the tree can be told what became of this directory.
+  // Run::open() takes this second descriptor; tree_->leave() below still needs the first.
   std::unique_ptr<Directory> again = found.directory->open_again();
   std::unique_ptr<Run> run =
       again == nullptr ? nullptr
@@ -228,16 +228,18 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
     const bool is_short = is_shortage(errno);
     tree_->leave(found.label, *found.directory, error.empty() || is_short);
     if (is_short) {
-      if (!told_of_shortage_) spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);
-      told_of_shortage_ = true;
+      if (!has_warned_of_shortage_)
+        spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);
+      has_warned_of_shortage_ = true;
     } else if (error.empty()) {
-      elsewhere_.push_back(other_agent(found.label, address));
+      other_agents_.push_back(other_agents_target(found.label, address));
     } else {
       spdlog::warn("{} is not followed: {}", found.label, error);
     }
     return;
   }
-  if (!say_address(*run)) spdlog::warn("{}: cannot write there; its launcher will see no agent", found.label);
+  if (!write_address(*run))
+    spdlog::warn("{}: cannot write there; its launcher will see no agent", found.label);
   runs_.emplace_back(std::move(run), now);
 }
 
@@ -264,7 +266,8 @@ void Agent::discover(Clock::time_point now) {
   }
 }
 
-// Each run bears what was spent on it, and of the rest in proportion.
+// Charges the agent's CPU time since the last call to the runs, in proportion to the CPU time spent on their
+// ranks, and lets each run choose its sampling interval.
 void Agent::choose_cadences() {
   const double cpu = process_cpu_seconds();
   double sum = 0;
@@ -280,7 +283,7 @@ void Agent::choose_cadences() {
   }
 }
 
-// What every body of /api/v1/state has.
+// The fields that every body of /api/v1/state contains.
 nlohmann::json Agent::state_of_agent() const {
   nlohmann::json runs = nlohmann::json::array();
   uint64_t refused = 0;
@@ -311,7 +314,8 @@ nlohmann::json Agent::state_of_agent() const {
             {"directories_refused", tree_ != nullptr ? tree_->refused() : 0}}}};
 }
 
-// The log lies in shared memory, and the commands of --on-alert write into it too.
+// Limits agent.log, which is in shared memory and to which the commands of --on-alert write too. Its end is
+// moved to agent.log.1.
 void Agent::bound_log() {
   struct stat log = {};
   if (is_service() || runs_.empty() || fstat(STDERR_FILENO, &log) != 0 || !S_ISREG(log.st_mode) ||
@@ -341,7 +345,7 @@ void Agent::publish() {
   refresh_documents(agent, &runs_);
   for (const ServedRun& each : runs_)
     if (each.document != nullptr) published->run_states.emplace_back(each.run->label(), each.document);
-  // Without a choice: the run that came last.
+  // Without a run in the query, /api/v1/state is the run that was found last.
   published->state_json =
       !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document : text_of(agent, -1);
   auto history = std::make_shared<std::vector<HistoryTable>>();
@@ -354,7 +358,7 @@ void Agent::publish() {
 }
 
 void Agent::publish_targets(Published* published) {
-  std::vector<Target> targets = elsewhere_;
+  std::vector<Target> targets = other_agents_;
   const std::string run = !is_service() && !runs_.empty() ? runs_[0].run->label() : "";
   if (server_.port() != 0) targets.insert(targets.begin(), {server_.address(), server_.port(), run});
   published->targets_json = targets_json(targets);
@@ -378,8 +382,8 @@ namespace {
 using Clock = Run::Clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kOneRound{20};
-constexpr int kRest = 20;  // times as long as a document took, before it is made again
+constexpr milliseconds kMaxRoundTime{20};
+constexpr int kPauseFactor = 20;  // a document is made again after this many times the duration of making it
 constexpr size_t kMostDocumentBytes = 8 << 20;
 
 std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::json& agent) {
@@ -405,15 +409,15 @@ void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs
   const Clock::time_point begin = Clock::now();
   for (ServedRun& each : *runs)
     if (begin >= each.next_document) due.push_back(&each);
-  // The one that has waited longest first.
+  // The document that has waited longest comes first.
   std::sort(due.begin(), due.end(),
             [](const ServedRun* a, const ServedRun* b) { return a->next_document < b->next_document; });
   Clock::time_point now = begin;
   for (ServedRun* each : due) {
-    if (now - begin > kOneRound) return;
+    if (now - begin > kMaxRoundTime) return;
     each->document = document_of(*each->run, agent);
     const Clock::time_point end = Clock::now();
-    each->next_document = end + kRest * (end - now);
+    each->next_document = end + kPauseFactor * (end - now);
     now = end;
   }
 }
@@ -427,20 +431,20 @@ std::string host_name() {
   return gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
 }
 
-std::string place_of(const Target& target) {
+std::string host_and_port(const Target& target) {
   std::string host = target.address;
   if (host == "0.0.0.0" || host == "::") host = host_name();
   if (host.find(':') != std::string::npos) host = "[" + host + "]";
   return host + ":" + std::to_string(target.port);
 }
 
-// End of the name of a file in a directory that several hosts may share.
+// The end of the file's name, which differs between hosts that share the directory.
 std::string end_of_name() { return std::string(".").append(host_name()).append(".json"); }
 
 std::string lock_name(const std::string& name) { return std::string(".").append(name).append(".lock"); }
 
-// A list of targets as targets_json() writes them.
-bool is_of_an_agent(const std::string& text) {
+// Whether `text` is a list of targets as targets_json() writes it.
+bool is_list_of_targets(const std::string& text) {
   const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
   return list.is_array() && std::all_of(list.begin(), list.end(), [](const nlohmann::json& each) {
            return each.is_object() && each.size() == 2 && each.contains("targets") && each.contains("labels");
@@ -455,7 +459,7 @@ std::string targets_json(const std::vector<Target>& targets) {
     if (target.port == 0) continue;
     nlohmann::json labels = nlohmann::json::object();
     if (!target.run.empty()) labels["__meta_foreshock_run"] = target.run;
-    list.push_back({{"targets", {place_of(target)}}, {"labels", labels}});
+    list.push_back({{"targets", {host_and_port(target)}}, {"labels", labels}});
   }
   return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -470,15 +474,16 @@ TargetFile::~TargetFile() {
   if (lock_ >= 0) close(lock_);
 }
 
-// The file is exchanged as a whole, so its lock is a file beside it, which stays. Where there can be none,
-// nobody is kept from writing.
+// Whether this agent may write the file. write() replaces the file, so the lock is on another file beside it,
+// which is never removed. If the lock file cannot be created or opened, every agent may write.
 bool TargetFile::is_ours() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');
   const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
   const std::string name = path_.substr(0, name_at) + lock_name(path_.substr(name_at));
   int lock = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-  if (lock < 0) lock = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // another user's
+  // It belongs to another user.
+  if (lock < 0) lock = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (lock < 0) return true;
   if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
     lock_ = lock;
@@ -502,7 +507,7 @@ std::string TargetFile::write(const std::string& text) {
   const auto directory = error ? nullptr : Directory::open(folder, &why);
   const std::string name = fs::path(path_).filename();
   if (directory != nullptr && directory->read(name, kMostTargetBytes) == text) return "";
-  // Prometheus is another user.
+  // Prometheus runs as another user, who must be able to read the file.
   if (directory != nullptr && directory->write(name, text, 0644)) return "";
   return path_ + " cannot be written: Prometheus will not find this agent there";
 }
@@ -511,8 +516,8 @@ void TargetFile::remove() {
   if (is_ours()) unlink(path_.c_str());
 }
 
-// A lock ends with its agent, however that ends, and with the machine. Its file stays: who removed it could
-// take it from an agent that has just opened it.
+// The kernel releases a lock when its agent or the machine ends. The lock file stays: removing it could take
+// the lock from an agent that has just opened it.
 void TargetFile::remove_abandoned() const {
   if (!is_in_directory_) return;
   const std::filesystem::path own = path_;
@@ -523,7 +528,7 @@ void TargetFile::remove_abandoned() const {
   for (const std::string& name : directory->names("", end_of_name())) {
     if (name == own.filename() || !directory->has(lock_name(name))) continue;
     const std::optional<std::string> text = directory->read(name, kMostTargetBytes);
-    if (!text || !is_of_an_agent(*text)) continue;
+    if (!text || !is_list_of_targets(*text)) continue;
     const int lock = directory->open_file(lock_name(name), O_RDONLY);
     if (lock < 0) continue;
     if (flock(lock, LOCK_EX | LOCK_NB) == 0) directory->remove(name);

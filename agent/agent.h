@@ -43,6 +43,7 @@ int run_agent(const AgentOptions& options);
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
 
+  // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last charged.
   double new_rank_seconds() const { return std::max(0.0, run->rank_seconds() - rank_seconds); }
 
   std::unique_ptr<Run> run;
@@ -51,7 +52,7 @@ struct ServedRun {
   double cpu_seconds = 0;                       // the agent's CPU time that is charged to this run
   double rank_seconds = 0;                      // Run::rank_seconds() when cpu_seconds was last charged
   std::shared_ptr<const std::string> document;  // body of /api/v1/state; null: not made yet
-  Run::Clock::time_point next_document = {};
+  Run::Clock::time_point next_document = {};    // when the document is due again
 };
 
 // Makes the documents that are due and merges `agent` into each. A document that takes long is made less
@@ -66,9 +67,8 @@ struct Target {
   std::string run;  // label of the run, if the agent serves a single one; empty: several
 };
 
-// The targets as JSON for file_sd and http_sd, in one line. An address that stands for the whole host is
-// written as the host's name. The run becomes the label __meta_foreshock_run, since the series already have a
-// label run.
+// The targets as JSON for file_sd and http_sd, in one line. The addresses 0.0.0.0 and :: are written as the
+// host's name. The run becomes the label __meta_foreshock_run, since the series already have a label run.
 std::string targets_json(const std::vector<Target>& targets);
 
 // The file of targets for file_sd: `path` itself, or, if `path` is a directory, a file in it for this run and

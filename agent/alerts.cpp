@@ -22,7 +22,7 @@
 namespace foreshock {
 namespace {
 
-bool is_loud(const EventLine& event) {
+bool is_alert(const EventLine& event) {
   if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
   for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,
                               WatchEventKind::kLossRise, WatchEventKind::kNonfiniteGradientNorm})
@@ -39,7 +39,7 @@ std::string text_of(const std::optional<double>& number) {
   return text;
 }
 
-// A name may hold any bytes; a variable ends at the first 0.
+// `value` may contain any bytes, but an environment variable ends at the first zero byte.
 std::string variable(const char* name, const std::string& value) {
   return std::string("FORESHOCK_ALERT_") + name + "=" + value.c_str();
 }
@@ -49,8 +49,8 @@ std::string how_it_ended(int status) {
   return "ended with status " + std::to_string(WEXITSTATUS(status));
 }
 
-// A connection or the port must not stay open in a command that outlives the agent. Not every library asks
-// for that when it opens a descriptor.
+// Sets close-on-exec on all descriptors but the standard ones. A command that outlives the agent must not
+// keep a connection or the port open, and some libraries open descriptors without this flag.
 void close_all_on_exec() {
   DIR* list = opendir("/proc/self/fd");
   if (list == nullptr) return;
@@ -89,19 +89,20 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
 }
 
 void AlertCommand::tell(const EventLine& event, Clock::time_point now) {
-  if (command_.empty() || !is_loud(event)) return;
+  if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
-  if (told_.size() >= kMostKinds)
-    std::erase_if(told_, [&](const auto& each) { return now - each.second.when >= kApart; });
-  const auto found = told_.find(kind);
-  const bool is_soon = found != told_.end() && now - found->second.when < kApart;
-  if (is_soon || waiting_.size() >= kMostWaiting || (found == told_.end() && told_.size() >= kMostKinds)) {
+  if (last_alerts_.size() >= kMostKinds)
+    std::erase_if(last_alerts_, [&](const auto& each) { return now - each.second.queued_at >= kApart; });
+  const auto found = last_alerts_.find(kind);
+  const bool is_soon = found != last_alerts_.end() && now - found->second.queued_at < kApart;
+  if (is_soon || waiting_.size() >= kMostWaiting ||
+      (found == last_alerts_.end() && last_alerts_.size() >= kMostKinds)) {
     ++left_out_;
-    if (found != told_.end()) ++found->second.left_out;
+    if (found != last_alerts_.end()) ++found->second.left_out;
     return;
   }
-  waiting_.push_back(environment_of(event, found != told_.end() ? found->second.left_out : 0, url_));
-  told_[kind] = {now, 0};
+  waiting_.push_back(environment_of(event, found != last_alerts_.end() ? found->second.left_out : 0, url_));
+  last_alerts_[kind] = {now, 0};
 }
 
 void AlertCommand::poll(Clock::time_point now) {
@@ -109,9 +110,9 @@ void AlertCommand::poll(Clock::time_point now) {
   if (child_ > 0 && !killed_at_ && now - began_ >= kLongest) {
     spdlog::warn("--on-alert: the command takes more than {} s and is killed", kLongest.count());
     killed_at_ = now;
-    kill(-child_, SIGKILL);  // with all that it has started: it leads a session
+    kill(-child_, SIGKILL);  // the command and the processes it started, since it leads a session
   }
-  // One that outlives this waits for a device that does not answer.
+  // Only a command that hangs in the kernel survives SIGKILL, for example on a device that does not answer.
   if (child_ > 0 && killed_at_ && now - *killed_at_ >= kToDie) {
     given_up_.push_back(std::exchange(child_, -1));
     ++failed_;
@@ -131,8 +132,9 @@ void AlertCommand::leave(Clock::time_point now) {
 void AlertCommand::reap() {
   int status = 0;
   const pid_t ended = waitpid(child_, &status, WNOHANG);
-  const bool is_ignored = ended < 0 && errno == ECHILD;  // by whoever started us
-  if (ended != child_ && !is_ignored) return;
+  // SIGCHLD is ignored by inheritance, so the status is unknown.
+  const bool has_no_status = ended < 0 && errno == ECHILD;
+  if (ended != child_ && !has_no_status) return;
   child_ = -1;
   if (status == 0) return;
   ++failed_;
@@ -154,7 +156,8 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  sigset_t ours, none;  // what the agent handles or ignores is not the command's
+  // The command gets the default action for the signals that the agent handles or ignores.
+  sigset_t ours, none;
   sigemptyset(&none);
   sigemptyset(&ours);
   for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGXFSZ, SIGPIPE}) sigaddset(&ours, signal);
@@ -179,16 +182,16 @@ void Adviser::note(int64_t rank, const EventLine& event,
   for (size_t n = 0; n < kDetectors; ++n) {
     const DetectorState& state = states[n];
     Signal& signal = signals_[rank][n];
-    const bool is_its = event.detector == kDetectorTable[n].name;
-    const bool is_at_level = is_its && event.level == name_of(state.level);
+    const bool is_of_detector = event.detector == kDetectorTable[n].name;
+    const bool is_at_level = is_of_detector && event.level == name_of(state.level);
     if (state.level == Level::kQuiet) {
       signal = {};
     } else if (state.level != signal.level) {
-      const double score = is_its ? event.score.value_or(0) : 0;
+      const double score = is_of_detector ? event.score.value_or(0) : 0;
       const std::string& layer = is_at_level ? event.layer : state.layer;
       signal = {state.level, rank, event.step.value_or(0), kDetectorTable[n].name, layer, score};
-    } else if (is_its && !is_at_level && event.layer == signal.layer) {
-      signal.layer = state.layer;  // it was the first of several, and is over
+    } else if (is_of_detector && !is_at_level && event.layer == signal.layer) {
+      signal.layer = state.layer;  // this layer's level fell; another layer still has the level
     }
   }
 }

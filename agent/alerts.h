@@ -24,7 +24,7 @@ namespace foreshock {
 class AlertCommand {
  public:
   using Clock = std::chrono::steady_clock;
-  // Shortest time between two alerts of one kind in a run, on whatever rank or layer.
+  // Shortest time between two alerts of one kind: same run, event and detector, on any rank or layer.
   static constexpr std::chrono::seconds kApart{60};
   static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
   static constexpr std::chrono::seconds kToDie{5};     // a killed command that survives this is given up
@@ -33,7 +33,7 @@ class AlertCommand {
 
   // `command` is passed to /bin/sh; if it is empty, nothing is run.
   explicit AlertCommand(std::string command) : command_(std::move(command)) {}
-  // Leaves a command that still runs alone.
+  // Does not end a command that still runs.
   ~AlertCommand() = default;
   AlertCommand(const AlertCommand&) = delete;
   AlertCommand& operator=(const AlertCommand&) = delete;
@@ -46,7 +46,7 @@ class AlertCommand {
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
 
-  // Starts all queued commands at once, and leaves them running. Called when the agent ends.
+  // Starts all queued commands at once and does not wait for them. Called when the agent ends.
   void leave(Clock::time_point now);
 
   // Whether a command runs or is queued.
@@ -54,26 +54,27 @@ class AlertCommand {
 
   uint64_t started() const { return started_; }
   uint64_t failed() const { return failed_; }  // commands not started, or ended with a status other than 0
+  // Alerts for which no command was queued.
   uint64_t left_out() const { return left_out_; }
 
-  // Sets the address of the page that the command gets as FORESHOCK_ALERT_URL; "" until then.
+  // Sets the page's address, which the command gets as FORESHOCK_ALERT_URL. Before the first call it is "".
   void set_url(std::string url) { url_ = std::move(url); }
 
-  // Returns "NAME=value" for the command (docs/alerts.md).
+  // Returns the variables of the command as "NAME=value" (docs/alerts.md).
   static std::vector<std::string> environment_of(const EventLine& event, uint64_t left_out,
                                                  const std::string& url);
 
  private:
-  struct Told {
-    Clock::time_point when;
-    uint64_t left_out = 0;  // alerts of this kind that were only counted since `when`
+  struct LastAlert {
+    Clock::time_point queued_at;  // when the last alert of this kind was queued
+    uint64_t left_out = 0;        // alerts of this kind that were only counted since `queued_at`
   };
   void start(const std::vector<std::string>& alert, Clock::time_point now);
   void reap();
 
   const std::string command_;
   std::string url_;
-  std::map<std::string, Told> told_;
+  std::map<std::string, LastAlert> last_alerts_;
   std::deque<std::vector<std::string>> waiting_;
   pid_t child_ = -1;
   std::vector<pid_t> given_up_;
@@ -95,10 +96,10 @@ struct Signal {
 // Finds the detector with the highest level, as advice for the trainers of a node. One thread.
 class Adviser {
  public:
-  // Takes an event of a rank's detectors, and their states after it.
+  // Takes an event of a rank's detectors. `states`: the state of each detector after the event.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
 
-  // Takes the states that an earlier agent has saved. since_step is known only for warnings.
+  // Takes the states that an earlier agent saved. since_step is known only for warnings; otherwise it is 0.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
 
   // The signal with the highest level among these ranks; of equal levels the earliest.

@@ -15,7 +15,7 @@
 
 namespace foreshock {
 
-// The record's event with which the detectors of a run start again without their earlier state.
+// Name of the event in the record that marks where the detectors of a run were reset.
 inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 
 // One thread.
@@ -31,6 +31,7 @@ class Watches {
   const std::vector<EventLine>& observe(const OptimizerLine& line);
   // Ignores every event other than kDetectorsBeginAnew.
   const std::vector<EventLine>& observe(const EventLine& line);
+  // Other kinds of lines cause no events.
   template <class Line>
   const std::vector<EventLine>& observe(const Line&) {
     begin();
@@ -44,7 +45,7 @@ class Watches {
   // Makes each observe() store its readings in `*readings`, which it empties first; null: none are stored.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
-  // Lines with a value for a detector that this process has observed.
+  // Lines given to the detectors since this object was constructed; restore() does not change the count.
   uint64_t lines() const { return lines_; }
   // Lines ignored because there are too many ranks.
   uint64_t lines_left_out() const { return lines_left_out_; }
@@ -58,13 +59,16 @@ class Watches {
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
+  // Clears the results of the previous observe().
   void begin();
   // Null if there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
-  // Gives a value of the run to the detectors of its lowest rank.
+  // Gives a value of the run to the detectors of its lowest rank. `place` names the series; `span`: steps
+  // that the value covers.
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);
+  // Converts the events that the detectors found to record lines, and returns these.
   const std::vector<EventLine>& end(const std::string& run, int64_t rank);
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;

@@ -16,7 +16,7 @@ bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error
 
 namespace {
 
-// O_NONBLOCK: opening a pipe would wait for its other end. It means nothing for regular files.
+// O_NONBLOCK: without it, opening a FIFO would wait for its other end. It has no effect on regular files.
 constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 bool is_plain_name(const std::string& name) {
@@ -34,10 +34,11 @@ bool write_all(int file, const std::string& text) {
   return true;
 }
 
-// Calls take(entry) for each entry, up to the limit. False: not for all of them, for a shortage.
+// Calls take(entry) for the first kMostEntries entries except names that begin with a dot. Returns false if a
+// shortage (is_shortage()) stopped the reading.
 template <class Take>
 bool each_entry(int directory, const Take& take) {
-  // A stream of its own: it would share the place in the directory with every copy of the descriptor.
+  // The directory is opened again, since duplicates of a descriptor share one read position.
   const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
   if (stream == nullptr) {
@@ -114,7 +115,7 @@ std::vector<std::string> Directory::names(const std::string& begin, const std::s
 std::vector<std::string> Directory::directories(bool* was_read) const {
   std::vector<std::string> names;
   const bool could_read = each_entry(descriptor_, [&](const dirent& entry) {
-    // Unknown where the file system does not say; opening it will tell.
+    // Some file systems report DT_UNKNOWN; opening the entry then shows whether it is a directory.
     if (entry.d_type == DT_DIR || entry.d_type == DT_UNKNOWN) names.push_back(entry.d_name);
   });
   if (was_read != nullptr) *was_read = could_read;
@@ -169,20 +170,20 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
   return text;
 }
 
-// What a service writes must be readable for the user whose directory it is.
+// Makes a file that this process wrote accessible to the owner of the directory.
 bool Directory::give_to_owner(int file) const {
   if (owner_ == geteuid()) return true;
   if (geteuid() == 0) return fchown(file, owner_, static_cast<gid_t>(-1)) == 0;
-  // A set-group-id directory is shared between its owner and us, and closed to others: to the file, which is
-  // ours and our group's, its owner is one of the others.
+  // A set-group-id directory is shared by its owner and this process's group, and closed to others. The file
+  // belongs to this process, so the directory's owner needs the permissions for others.
   return (status().st_mode & S_ISGID) == 0 || fchmod(file, 0666) == 0;
 }
 
 bool Directory::write(const std::string& name, const std::string& text, mode_t mode) const {
   if (!is_plain_name(name)) return false;
   const std::string temporary = name + ".new";
-  unlinkat(descriptor_, temporary.c_str(), 0);  // of an agent that was killed in the middle
-  // O_EXCL: never a file that somebody has put there.
+  unlinkat(descriptor_, temporary.c_str(), 0);  // left by an agent that was killed while it wrote
+  // O_EXCL: never write into a file that another process has put there.
   const int file = ::openat(descriptor_, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
   if (file < 0) return false;
   const bool written =

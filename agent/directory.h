@@ -29,7 +29,7 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // The path with which it was opened; for messages only, since the path may lead elsewhere by now.
+  // The path passed to open(). For messages only: by now the path may lead to another directory.
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   struct stat status() const;
@@ -45,7 +45,7 @@ class Directory {
   std::vector<std::string> directories(bool* was_read = nullptr) const;
 
   // Opens a regular file with link count 1 that belongs to the directory's owner or to this process; in a
-  // directory of root or of this process it may belong to anybody. `flags` are those of open(2). Returns a
+  // directory of root or of this process it may belong to any user. `flags` are those of open(2). Returns a
   // descriptor that the caller must close, or -1 and errno.
   int open_file(const std::string& name, int flags) const;
   bool has(const std::string& name) const;
