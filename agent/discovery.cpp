@@ -15,11 +15,12 @@
 namespace foreshock {
 namespace {
 
-// Descriptors that segments leave to everything else: an agent without any finds no exit of a launcher,
-// writes no summary and answers nobody.
+// Descriptors that are never used for segments. Without a free descriptor the agent could not read launchers'
+// exit files, write the summary or accept connections.
 constexpr rlim_t kMostLeft = 64;
 
-// The kernel gives the lowest number that is free.
+// Whether enough descriptors remain free. The kernel assigns the lowest free number, so `file` shows how many
+// are in use.
 bool leaves_enough(int file) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
@@ -52,7 +53,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     else if (!is_short || waiting_.insert(file).second)
       refused->push_back({label_text(name), why, is_short});
   }
-  // One that was not listed may be there all the same, if there was nothing left to read the directory with.
+  // A file that was not listed may still exist: the listing needs a descriptor, and there may have been none.
   const auto is_gone = [&](const std::string& name) {
     return !std::binary_search(files.begin(), files.end(), name) && !directory_.status_of(name);
   };
@@ -87,7 +88,8 @@ bool is_unchanged(const struct stat& a, const struct stat& b) {
          a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
 
-// Time stamps are as coarse as the kernel's tick: two changes within one look like one.
+// Two changes within one tick of the kernel have the same time stamp, so a recent change may hide a later
+// one.
 bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
 
 }  // namespace
@@ -104,16 +106,17 @@ std::vector<FoundRun> Tree::look() {
     seen.here = false;
     followed_ += seen.followed;
   }
-  size_t of_nobody = 0;
+  size_t unused = 0;
   was_read_ = true;
-  look_into(*root_, "", &of_nobody);
-  // What nobody could look at is not gone: followed anew, a run would forget all that it has learned.
+  look_into(*root_, "", &unused);
+  // After an incomplete listing a missing run may still exist. Removing it here would start it again without
+  // its statistics.
   if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.here; });
   return std::exchange(found_, {});
 }
 
-// `prefix` "": the root, whose directories are runs or users. Else a user's.
-void Tree::look_into(const Directory& directory, const std::string& prefix, size_t* of_one) {
+// `prefix` is "" for the root, whose directories are runs or users, else "<user>/".
+void Tree::look_into(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;
   const std::vector<std::string> names = directory.directories(&was_read);
@@ -122,8 +125,8 @@ void Tree::look_into(const Directory& directory, const std::string& prefix, size
     const std::string label = prefix + name;
     const std::optional<struct stat> status = directory.status_of(name);
     if (!status || !S_ISDIR(status->st_mode)) continue;
-    size_t of_user = 0;  // of this directory, if it is a user's or a run at the root
-    size_t* count = prefix.empty() ? &of_user : of_one;
+    size_t of_user = 0;  // followed runs of this user; a run at the root has its own count
+    size_t* count = prefix.empty() ? &of_user : runs_of_user;
     const bool is_new = is_news(label, *status, count);
     const auto known = seen_.find(label);
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
@@ -141,27 +144,27 @@ void Tree::look_into(const Directory& directory, const std::string& prefix, size
   }
 }
 
-bool Tree::is_news(const std::string& label, const struct stat& now, size_t* of_one) {
+bool Tree::is_news(const std::string& label, const struct stat& now, size_t* runs_of_user) {
   const auto known = seen_.find(label);
   if (known == seen_.end()) return true;
   Seen& seen = known->second;
   seen.here = true;
-  *of_one += seen.followed;
+  *runs_of_user += seen.followed;
   if (seen.followed) return !is_same_place(seen.status, now);
   return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
 }
 
-void Tree::consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* of_one) {
+void Tree::consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user) {
   const struct stat now = directory->status();
-  // Whose name would have to be changed could be mistaken for another's.
+  // A label made from an invalid name could equal the label of another run.
   if (label_text(label) != label) {
     refused_ += seen_.count(label) == 0;
     seen_[label] = {now, false, false, true, true};
     return;
   }
-  if (followed_ >= kMostRuns || *of_one >= kMostRunsOfOne) return;
+  if (followed_ >= kMostRuns || *runs_of_user >= kMostRunsOfOne) return;
   ++followed_;
-  ++*of_one;
+  ++*runs_of_user;
   seen_[label] = {now, true, false, true, true};
   found_.push_back({label, label.substr(label.find('/') + 1), std::move(directory)});
 }

@@ -61,12 +61,12 @@ class Tree {
 
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
-  // Returns directories that are to be followed and are not yet, or that have replaced another one of the
-  // same name. A directory with an invalid name is counted as refused and never followed.
+  // Returns run directories that are not followed yet, or that have replaced a followed one of the same name.
+  // A directory with an invalid name is counted as refused and never followed.
   std::vector<FoundRun> look();
 
-  // The caller does not follow a returned directory (any more). look() returns it again after something was
-  // created in it, or, if it was only `busy` (held by another agent), the next time.
+  // Reports that the caller does not follow a returned directory, or no longer does. look() returns it again
+  // after something was created in it. If it was only `busy` (another agent serves it), the next look() does.
   void leave(const std::string& label, const Directory& directory, bool busy);
 
   uint64_t refused() const { return refused_; }
@@ -78,10 +78,10 @@ class Tree {
     bool settled = false;  // the last change is so old that a new one must have another time stamp
     bool here = true;      // found in the present look()
   };
-  // Whether a directory must be examined again.
-  bool is_news(const std::string& label, const struct stat& now, size_t* of_one);
-  void consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* of_one);
-  void look_into(const Directory& directory, const std::string& prefix, size_t* of_one);
+  // Whether a directory must be examined again. If it is followed, adds 1 to *runs_of_user.
+  bool is_news(const std::string& label, const struct stat& now, size_t* runs_of_user);
+  void consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user);
+  void look_into(const Directory& directory, const std::string& prefix, size_t* runs_of_user);
 
   std::unique_ptr<Directory> root_;
   std::map<std::string, Seen> seen_;  // by label

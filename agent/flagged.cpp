@@ -31,13 +31,13 @@
 namespace foreshock {
 namespace {
 
-// Beyond the limit by so much, one slice is enough: plain attention does not err four times less by chance,
-// unless hardly anything is rounded at all. Rounding once to p bits costs a row 2^-p of its norm at most;
-// what errs four times that is not such a case.
+// A ratio of errors beyond this many limits flags a slice without further evidence. The noise floor in the
+// denominator is that small by chance only if almost nothing was rounded. So the error must also exceed this
+// many times 2^-p of the row's norm, the most that one rounding to p bits costs.
 constexpr double kFarBeyond = 4;
 
-// The reference's own error (shadow/reference.h): beside fp64 storage it is what plain attention errs too,
-// and no ratio says anything.
+// The reference's own error (shadow/reference.h). With fp64 tensors the error of plain attention is as small,
+// and the ratio of such errors means nothing.
 constexpr double kReferenceError = 1e-13;
 
 double ratio_limit(const SliceDeviation& d) {
@@ -57,8 +57,9 @@ bool is_far_beyond(const JudgedSlice& judged) {
 
 double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
-// Beyond what a sound algorithm shows too on this slice, and the reference when it is merely rounded.
-bool errs_that_way(const SliceDeviation& d, double pooled, double limit) {
+// Whether the slice's bias has the sign of `pooled` and exceeds, by `limit`, both the bias of a sound
+// algorithm and that of the rounded reference on this slice.
+bool has_bias_of_sign(const SliceDeviation& d, double pooled, double limit) {
   return per_ulp(excess_bias(d)) * (pooled < 0 ? -1 : 1) > limit &&
          (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > limit;
 }
@@ -72,10 +73,10 @@ bool is_rounded_reference(const JudgedSlice& judged) {
   return true;
 }
 
-// What is known of a layer by the judged tensor (JudgedTensor).
-class Surroundings {
+// Alarms, detector levels and pooled bias of one layer, for one judged tensor (JudgedTensor).
+class LayerContext {
  public:
-  Surroundings(const std::string& label, uint32_t tensor, const RankStatistics& rank)
+  LayerContext(const std::string& label, uint32_t tensor, const RankStatistics& rank)
       : label_(label), watch_(rank.watch), tensor_(tensor) {
     const auto found = rank.layers.find(label_);
     if (label_.empty() || found == rank.layers.end()) return;
@@ -103,21 +104,21 @@ class Surroundings {
   std::vector<LayerAlarm> alarms_;
 };
 
-bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings& around) {
+bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext& context) {
   const SliceDeviation& d = judged.deviation;
   switch (reason) {
     case FlagReason::kNonfinite:
       return is_nonfinite(d);
     case FlagReason::kDeviationRatio:
       return is_far_beyond(judged) ||
-             (is_beyond(d, 1) && (around.has_alarm("deviation_ratio") || around.has_alarm("fused_ratio")));
+             (is_beyond(d, 1) && (context.has_alarm("deviation_ratio") || context.has_alarm("fused_ratio")));
     case FlagReason::kBias:
-      return (around.has_alarm("bias") || (!d.backward && around.warns(DetectorId::kBias))) &&
-             errs_that_way(d, around.pooled_bias(), kBiasUlp);
+      return (context.has_alarm("bias") || (!d.backward && context.warns(DetectorId::kBias))) &&
+             has_bias_of_sign(d, context.pooled_bias(), kBiasUlp);
     case FlagReason::kOutputErrorDrift:
-      return d.backward && around.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
+      return d.backward && context.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
     case FlagReason::kLogit:
-      return !d.backward && (around.warns(DetectorId::kMaxLogit) || around.warns(DetectorId::kLogitGrowth));
+      return !d.backward && (context.warns(DetectorId::kMaxLogit) || context.warns(DetectorId::kLogitGrowth));
     case FlagReason::kControl:
       break;
   }
@@ -127,9 +128,9 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const Surroundings
 }  // namespace
 
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank) {
-  const Surroundings around(judged.layer, judged.deviation.backward, rank);
+  const LayerContext context(judged.layer, judged.deviation.backward, rank);
   for (size_t n = 0; n < kFlagReasons; ++n)
-    if (const auto reason = static_cast<FlagReason>(n); is_flagged(reason, judged, around)) return reason;
+    if (const auto reason = static_cast<FlagReason>(n); is_flagged(reason, judged, context)) return reason;
   return std::nullopt;
 }
 
@@ -146,13 +147,13 @@ bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, dou
 
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDeviation& d,
                                       const RankStatistics& rank) {
-  const Surroundings around(judged.layer, static_cast<uint32_t>(d.tensor), rank);
+  const LayerContext context(judged.layer, static_cast<uint32_t>(d.tensor), rank);
   const double once = std::ldexp(1.0, -format_of(judged.columns.dtype).precision);
   if (is_nonfinite(d) || d.nonfinite_grad_query) return FlagReason::kNonfinite;
   if ((is_beyond_of_keys(judged, d, kFarBeyond) && d.relative_error_max.value_or(0) > kFarBeyond * once) ||
-      (is_beyond_of_keys(judged, d, 1) && around.has_alarm("fused_ratio")))
+      (is_beyond_of_keys(judged, d, 1) && context.has_alarm("fused_ratio")))
     return FlagReason::kDeviationRatio;
-  if (around.has_alarm("bias") && errs_that_way(d, around.pooled_bias(), kBiasUlpKeys))
+  if (context.has_alarm("bias") && has_bias_of_sign(d, context.pooled_bias(), kBiasUlpKeys))
     return FlagReason::kBias;
   return std::nullopt;
 }
@@ -172,7 +173,7 @@ bool is_fit_as_control(const JudgedColumns& judged) {
 
 namespace {
 
-// What may stand in a name of a file everywhere; a dot separates the parts.
+// Makes `text` a part of a file name that every file system accepts. Dots stay.
 std::string plain(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name) {
@@ -184,7 +185,7 @@ std::string plain(const std::string& text) {
   return name;
 }
 
-// The segment's nonce and the slice's ticket make it unlike that of any other slice.
+// The segment's nonce and the slice's ticket make the name unique.
 std::string name_of_file(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
                          const RankStatistics& rank, const std::string& segment) {
   char middle[64], end[40];
@@ -197,7 +198,8 @@ std::string name_of_file(FlagReason reason, const segment::Slot& slot, const Lay
          plain(nonce) + end + kFlaggedSuffix;
 }
 
-// How much the rows see, in a framework's words; "none" where every row sees every key.
+// The causal mask that the key limits imply, in PyTorch's words. "none": every row sees every key; "other":
+// any other limits.
 const char* causal_of(const segment::Slot& slot) {
   const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
   if (slot.columns == 1) {
@@ -257,7 +259,7 @@ void add_facts_of_rank(const segment::Slot& slot, const RankStatistics& rank,
   (*facts)["reference_version"] = std::to_string(kReferenceVersion);
 }
 
-// What its layer looked like then: a bias is seen in many slices, hardly in one.
+// Adds the statistics of the slice's layer: a bias shows in many slices together, hardly in one.
 void add_figures_of_layer(uint32_t tensor, const std::string& label, const RankStatistics& rank,
                           std::map<std::string, std::string>* facts) {
   const auto found = rank.layers.find(label);
@@ -348,7 +350,8 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
 }
 
 std::string flagged_file(const FlaggedSlice& slice) {
-  // The widest first, without gaps: each is aligned, and other readers allow no gap.
+  // The arrays with the widest elements come first and there are no gaps: so each array is aligned, and other
+  // readers of safetensors reject gaps.
   std::vector<const FlaggedSlice::Array*> order;
   for (const FlaggedSlice::Array& array : slice.arrays) order.push_back(&array);
   std::stable_sort(order.begin(), order.end(),
@@ -376,14 +379,14 @@ std::string flagged_file(const FlaggedSlice& slice) {
 
 namespace {
 
-constexpr std::string_view kPart = ".part";  // the end of a name while the file is written
+constexpr std::string_view kPart = ".part";  // end of the file's name until it is complete
 
 struct Usage {
   uint64_t files = 0, bytes = 0;
 };
 
-// Counts the slices; takes away what an agent that was killed has left half-written.
-bool look(int folder, Usage* usage) {
+// Counts the slices of a folder, and removes unfinished files that a killed agent left there.
+bool read_usage(int folder, Usage* usage) {
   const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* list = again >= 0 ? fdopendir(again) : nullptr;
   if (list == nullptr) {
@@ -422,15 +425,15 @@ bool write_file(int folder, const std::string& name, const std::string& bytes) {
   unlinkat(folder, part.c_str(), 0);
   const int file = openat(folder, part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file < 0) return false;
-  // A network disk may only say at close() that it is full.
+  // A network file system may report only at close() that it is full.
   const bool is_written = write_all(file, bytes);
   const int failure = errno;
   if (close(file) == 0 && is_written && renameat(folder, part.c_str(), folder, name.c_str()) == 0)
     return true;
   if (!is_written) errno = failure;
-  const int told = errno;
+  const int first_error = errno;
   unlinkat(folder, part.c_str(), 0);
-  errno = told;
+  errno = first_error;
   return false;
 }
 
@@ -446,7 +449,7 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
   const int folder = open_folder(path_);
   Usage usage;
   Outcome outcome = Outcome::kFailed;
-  if (folder >= 0 && look(folder, &usage)) {
+  if (folder >= 0 && read_usage(folder, &usage)) {
     const bool fits =
         usage.files < kMostFiles && usage.bytes <= most_bytes_ && bytes.size() <= most_bytes_ - usage.bytes;
     outcome = !fits ? Outcome::kFull : write_file(folder, name, bytes) ? Outcome::kWritten : Outcome::kFailed;
@@ -462,7 +465,7 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
 using std::chrono::milliseconds;
 
 namespace {
-constexpr milliseconds kAtEnd{3000};
+constexpr milliseconds kMaxWaitAtEnd{3000};
 }
 
 struct FlaggedWriter::Shared {
@@ -475,7 +478,8 @@ struct FlaggedWriter::Shared {
   uint64_t waiting_bytes = 0;
   bool is_writing = false, is_ending = false;
   FlaggedCounts counts;
-  FlaggedFolder::Outcome last = FlaggedFolder::Outcome::kWritten;  // each trouble is told once
+  // Outcome of the last write; an error is logged only if it changes.
+  FlaggedFolder::Outcome last = FlaggedFolder::Outcome::kWritten;
 
   bool is_idle() const { return waiting.empty() && !is_writing; }
 };
@@ -484,7 +488,7 @@ FlaggedWriter::FlaggedWriter(std::unique_ptr<const FlaggedFolder> folder)
     : shared_(std::make_shared<Shared>(std::move(folder))) {}
 
 FlaggedWriter::~FlaggedWriter() {
-  const bool is_done = wait(kAtEnd);
+  const bool is_done = wait(kMaxWaitAtEnd);
   {
     const std::unique_lock lock(shared_->mutex);
     shared_->is_ending = true;
@@ -502,13 +506,13 @@ FlaggedWriter::~FlaggedWriter() {
 void FlaggedWriter::offer(FlaggedSlice slice) {
   const uint64_t bytes = slice.bytes();
   const std::unique_lock lock(shared_->mutex);
-  // A slice that is larger than all that may wait, waits alone.
+  // A slice larger than kMostWaitingBytes is still accepted if the queue is empty.
   if (!shared_->waiting.empty() && shared_->waiting_bytes + bytes > kMostWaitingBytes) {
     ++shared_->counts.dropped[static_cast<size_t>(FlaggedDrop::kBusy)];
     return;
   }
   if (!thread_.joinable()) {
-    sigset_t all, before;  // signals are the main thread's
+    sigset_t all, before;  // all signals are blocked in the new thread, so that the main thread gets them
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {

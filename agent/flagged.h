@@ -1,5 +1,5 @@
 // Keeps unusual slices as files (--save-flagged): decides which slices are kept, makes the files, and writes
-// them on a thread of its own.
+// them in a separate thread.
 #ifndef FORESHOCK_AGENT_FLAGGED_H_
 #define FORESHOCK_AGENT_FLAGGED_H_
 
@@ -60,24 +60,25 @@ struct JudgedColumns {
 
 // The reason to flag a slice; nothing for an ordinary slice.
 //  nonfinite           it has NaN or Inf where the reference is finite
-//  deviation_ratio     its error over a noise floor exceeds the limit, and so do other slices of its
-//                      layer's last 64 (a single one may do so by chance), or it exceeds the limit by far
-//  bias                its layer's bias is an alarm or the bias detector warns, and it has that sign
+//  deviation_ratio     the ratio of its error to a noise floor exceeds the limit by far; or it exceeds the
+//                      limit, and so do others of the layer's last 64 slices (one may do so by chance)
+//  bias                the layer has a bias alarm or the bias detector warns, and the slice's own bias is
+//                      beyond the limit with the same sign
 //  output_error_drift  the detector warns (backward), and the output is not just the exact result rounded
 //  logit               a detector of the largest logit warns (forward); the kernel may be correct
 // A slice equal to the rounded reference is never flagged for the first four reasons.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
 // The reason to flag a slice of dK or dV: nonfinite (also in dQ, or at keys that were not sampled),
-// deviation_ratio (the fused ratio with the limits of dK and dV) or bias. Conservation over all keys is no
-// reason.
+// deviation_ratio (the fused ratio with the limits of dK and dV) or bias. The check of conservation over all
+// keys flags no slice.
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank);
 
 // Whether a slice that is not flagged shows correct behaviour, so that it can be kept as a control.
 bool is_fit_as_control(const SliceDeviation& deviation);
 bool is_fit_as_control(const JudgedColumns& judged);
 
-// A flagged slice becomes a safetensors file, with a checksum over the whole file. Its name ends so:
+// A flagged slice becomes a safetensors file with a checksum over the whole file. The file name ends in:
 inline constexpr const char* kFlaggedSuffix = ".slice.safetensors";
 
 inline constexpr const char *kSchemaOfRows = "1", *kSchemaOfColumns = "2";
@@ -152,7 +153,7 @@ struct FlaggedCounts {
   std::string problem;  // the last error, in one line; empty: no error
 };
 
-// Writes flagged slices on a thread of its own, so that a slow or hanging disk delays only that thread.
+// Writes flagged slices in a separate thread, so that a slow or hanging disk delays only that thread.
 class FlaggedWriter {
  public:
   static constexpr uint64_t kMostWaitingBytes = uint64_t{64} << 20;
@@ -184,9 +185,9 @@ class FlaggedWriter {
 };
 
 // Chooses the checked slices of one run that go into files. A layer that stays faulty would fill any quota
-// with similar slices, so of each rank, layer, pass and reason it keeps the first four slices, and then the
-// 8th, 16th, 32nd, ... Of each rank, layer and pass with a flagged slice it also keeps the next ordinary
-// slice, which shows the kernel's correct result for similar inputs. One thread.
+// with similar slices. So for each rank, layer, pass and reason only the first four slices are kept, and then
+// the 8th, 16th, 32nd, ... For each rank, layer and pass with a flagged slice, the next ordinary slice is
+// kept too, since it shows the kernel's correct result for similar inputs. One thread.
 class FlaggedSlices {
  public:
   static constexpr uint64_t kFirst = 4;
@@ -210,6 +211,7 @@ class FlaggedSlices {
   const FlaggedWriter& writer() const { return writer_; }
 
  private:
+  // What was flagged of one rank, layer and pass.
   struct Place {
     std::array<uint64_t, kFlagReasons> seen = {};
     bool has_control = false;

@@ -25,12 +25,12 @@ double cpu_seconds(clockid_t clock) {
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 double cores_of_cgroup(const std::string& directory) {
-  double quota = 0, period = 0;  // "max" is no number
+  double quota = 0, period = 0;  // without a quota cpu.max begins with "max", and reading a number fails
   std::ifstream limit(directory + "/cpu.max");
   return limit >> quota >> period && period > 0 ? quota / period : kUnlimited;
 }
 
-// Version 1: a quota of -1 is none.
+// The quota of a cgroup v1; a quota of -1 means no limit.
 double cores_of_old_cgroup(const std::string& directory) {
   double quota = 0, period = 0;
   std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;
@@ -81,7 +81,7 @@ uint64_t pid_namespace() {
 double process_cpu_seconds() { return cpu_seconds(CLOCK_PROCESS_CPUTIME_ID); }
 double thread_cpu_seconds() { return cpu_seconds(CLOCK_THREAD_CPUTIME_ID); }
 
-// From the file itself: the name service would load libraries, which a statically linked program cannot.
+// Reads /etc/passwd itself: getpwuid() would load NSS libraries, which a statically linked program cannot do.
 std::string user_name(uid_t user) {
   std::ifstream users("/etc/passwd");
   for (std::string line; std::getline(users, line);) {
@@ -95,18 +95,18 @@ std::string user_name(uid_t user) {
 }
 
 void raise_descriptor_limit() {
-  constexpr rlim_t kOfUse = 1 << 14;
+  constexpr rlim_t kEnough = 1 << 14;
   rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kOfUse) return;
-  limit.rlim_cur = std::min(kOfUse, limit.rlim_max);
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kEnough) return;
+  limit.rlim_cur = std::min(kEnough, limit.rlim_max);
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The HTTP thread was started before and keeps its own value. Nice alone is void between sessions where the
-// kernel groups them (autogroup), so the group gets some too; but the HTTP thread is in it: on two busy cores
-// one scrape in ten took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18). The
-// group is the whole session: of somebody else's session (an agent started by hand, or in a job's script
-// beside the trainer) everything would be slowed down.
+// The HTTP thread, started earlier, keeps its own nice value. With autogroup, nice values only count within a
+// session, so the session gets a nice value too. The HTTP thread is in the same session: on two busy cores,
+// one scrape in ten took over 100 ms (at most 535) at 19, and none over 50 ms at 10 (Linux 6.18). A
+// session that another process leads (an agent started by hand or by a job's script) is left as it is, since
+// the other processes in it would become slower too.
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";

@@ -27,17 +27,17 @@ using segment::SegmentReader;
 
 namespace {
 
-// A trainer that writes them as fast as they are taken does not keep the agent from the other ranks. Few,
-// since a millisecond goes into each: tensors wait in their ring, while a call of attention that finds no
-// slot is not sampled.
-constexpr uint32_t kMostTensorsAtOnce = 16;
-// Slices of a thousand keys take a hundredth of this each; of a million, one is more.
-constexpr double kMostSecondsAtOnce = 0.25;
-// What a trainer may leave at its end: more than any ring holds of slots, and a thousand tensors.
-constexpr uint32_t kMostPollsAtEnd = 64;
+// Tensors processed per rank and poll, so that a fast rank cannot starve the others. Kept small: a tensor
+// takes about 1 ms and can wait in its ring, but an attention call that finds no free slot is not sampled.
+constexpr uint32_t kMaxTensorsPerPoll = 16;
+// CPU seconds per rank and poll after which no further slice is taken. A slice of 1000 keys takes about a
+// hundredth of this, a slice of a million keys more than all of it.
+constexpr double kMaxSecondsPerPoll = 0.25;
+// Polls of a segment whose trainer has ended. They suffice for all slots of a ring and 1024 tensors.
+constexpr uint32_t kMaxDrainPolls = 64;
 
-// Identity and late facts are written once. Whoever changes his mind is not believed: series would be made
-// under ever new names.
+// Rank, world size, attempt and launcher id are accepted once. A segment that kept changing them would create
+// new Prometheus series without limit. After late_ready nothing is read again.
 void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
   if (rank->identity.late_ready == 1) return;
   const segment::Identity before = rank->identity;
@@ -59,7 +59,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   bool found = false;
   for (const segment::StepRecord& step : segment.unread_steps()) {
     found = true;
-    // A name is there before the first record that carries its value.
+    // The trainer writes a scalar's name before the first step record that has a value for it.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
     if (const StepLine line = step_line(*rank, step); !told_.take(line)) detect(line, rank);
@@ -70,8 +70,8 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   segment.consume_steps();
   rank->steps = segment.steps_taken();
   SegmentReader::Ready ready;
-  // As many as there are slots: a trainer that fills them as fast as they are judged, or that only pretends
-  // to, does not keep the agent from the others.
+  // At most as many slices as there are slots: a trainer that fills slots without pause, or pretends to,
+  // cannot starve the other ranks.
   for (uint32_t taken = 0; taken < segment::kMaxSlots && segment.next_ready(&ready); ++taken) {
     found = true;
     const double slice_begins = thread_cpu_seconds();
@@ -79,7 +79,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     const double now = thread_cpu_seconds();
     const bool is_first_look = rank->is_in_first_look(ready.view.header.step);
     (is_first_look ? rank->first_look.agent_seconds : rank->judging_seconds) += now - slice_begins;
-    if (now - begin > kMostSecondsAtOnce) break;
+    if (now - begin > kMaxSecondsPerPoll) break;
   }
   found |= take_tensors(segment, rank);
   rank->agent_seconds += thread_cpu_seconds() - begin;
@@ -89,22 +89,23 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
 bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   SegmentReader::ReadyTensor ready;
   uint32_t taken = 0;
-  for (; taken < kMostTensorsAtOnce && segment.next_tensor(&ready); ++taken) {
-    refresh_identity(segment, rank);  // whose replica it is was told before
+  for (; taken < kMaxTensorsPerPoll && segment.next_tensor(&ready); ++taken) {
+    // Reads the rank's coordinates for weights_.take(); the trainer writes them before its first tensor.
+    refresh_identity(segment, rank);
     const char* why = ready.why;
     std::vector<TensorSnapshot> done;
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     if (why == nullptr) take_heads(ready.view, rank);
     if (const auto step = weights_.take_initial_unknown())
-      tell(rank, "weight_initial_unknown", *step, "", std::nullopt);
+      record_event(rank, "weight_initial_unknown", *step, "", std::nullopt);
     add_to_history(weights_, rank);
     record_weights(done, rank);
     for (const TensorSnapshot& snapshot : done) {
       add_to_history(snapshot, rank);
       if (!snapshot.odd_ranks.empty())
-        tell(rank, "weight_mismatch", snapshot.step, snapshot.layer,
-             static_cast<double>(snapshot.odd_ranks[0]));
+        record_event(rank, "weight_mismatch", snapshot.step, snapshot.layer,
+                     static_cast<double>(snapshot.odd_ranks[0]));
     }
     hand_over();
     segment.consume_tensor();
@@ -158,7 +159,8 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     SliceDeviation deviation = judge(slice, &workspace_);
     deviation.nonfinite_anywhere = slot.nonfinite_out > 0 && slice.out != nullptr;
     observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
-    if (flagged_ != nullptr && slice.out != nullptr)  // what is stored is there to be judged again
+    // Without the output, a stored slice could not be checked again.
+    if (flagged_ != nullptr && slice.out != nullptr)
       flagged_->consider(slot, JudgedSlice{slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                          segment.name());
   }
@@ -173,7 +175,8 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
       std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
   const bool is_new = !told_.take(line);
-  if (nonfinite > 0) tell(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
+  if (nonfinite > 0)
+    record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
   find_watch(rank);
 }
@@ -182,7 +185,7 @@ void Pipeline::find_watch(RankStatistics* rank) const {
   rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
 }
 
-// What is taken from a segment is never seen again: the lines first.
+// Called before data in a segment is marked as consumed: it cannot be read again, so its lines come first.
 void Pipeline::hand_over() {
   if (record_ != nullptr) record_->hand_over();
 }
@@ -202,8 +205,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   rank->tensors = segment.tensor_ring();
   rank->steps = segment.steps_taken();
   rank->steps_lost = segment.steps_lost();
-  if (rank->last_step.sequence == 0)
-    rank->last_step = segment.last_step();  // an agent before this one took it
+  if (rank->last_step.sequence == 0) rank->last_step = segment.last_step();  // an earlier agent consumed it
   rank->switched_on = segment.switched_on();
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     rank->judged[pass] = segment.judged(pass);
@@ -211,7 +213,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
       rank->lost[pass][reason] = segment.lost(pass, static_cast<segment::Lost>(reason));
   }
   for (const segment::Layer& record : segment.layers()) {
-    if (record.gradient_step == 0) continue;  // named, but nothing is known of it
+    if (record.gradient_step == 0) continue;  // the layer has a name but no gradient norm yet
     LayerStatistics* known = rank->layer_of(segment::text_of(record.label));
     if (known == nullptr) break;
     LayerStatistics& layer = *known;
@@ -222,8 +224,8 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
       layer.history.add(static_cast<int64_t>(record.gradient_step), kLayerGradientNorm, record.gradient_norm);
     layer.gradient_step = record.gradient_step;
     if (record.nonfinite_steps > layer.nonfinite_steps)
-      tell(rank, "nonfinite_gradient", static_cast<int64_t>(record.last_nonfinite_step), layer.label,
-           static_cast<double>(record.nonfinite_steps));
+      record_event(rank, "nonfinite_gradient", static_cast<int64_t>(record.last_nonfinite_step), layer.label,
+                   static_cast<double>(record.nonfinite_steps));
     layer.nonfinite_steps = record.nonfinite_steps;
     if (record.nonfinite_steps > 0)
       layer.last_nonfinite_step = static_cast<int64_t>(record.last_nonfinite_step);
@@ -233,7 +235,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   segment.look_again();
   segment.wait_no_more();
-  for (uint32_t polls = 0; polls < kMostPollsAtEnd && poll(segment, rank); ++polls) {
+  for (uint32_t polls = 0; polls < kMaxDrainPolls && poll(segment, rank); ++polls) {
   }
   for (const SegmentReader::Ready& torn : segment.torn()) segment.consume_lost(torn, segment::Lost::kTorn);
   refresh(segment, rank);
@@ -252,10 +254,11 @@ void Pipeline::note_level(const EventLine& event) {
 }
 
 void Pipeline::note_burst(RankStatistics* rank, int64_t step, uint64_t interval) {
-  tell(rank, "burst", step, "", static_cast<double>(interval));
+  record_event(rank, "burst", step, "", static_cast<double>(interval));
 }
 
-// The line first, then what it brings about: a record that ends between them still says all.
+// Writes the line before the events that it causes. A record that ends between the two is still complete,
+// since the events follow from the line.
 template <class Line>
 void Pipeline::detect(const Line& line, RankStatistics* rank) {
   if (record_ != nullptr) record_->write(line);
@@ -269,8 +272,8 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
   find_watch(rank);
 }
 
-void Pipeline::tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
-                    std::optional<double> value, bool is_new) {
+void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
+                            std::optional<double> value, bool is_new) {
   rank->note_event(event, step, layer, value);
   if (record_ != nullptr && is_new) record_->write(event_line(*rank, event, step, layer, value));
 }

@@ -23,8 +23,8 @@ namespace foreshock {
 // Decides which weight snapshots keep their histogram in the record, within a fixed number of bytes for a run
 // of any length. The bytes are spent in sixteen equal parts. The first part takes every interval, and each
 // later part takes every second interval that the part before would have taken, so a run 2^15 times as long
-// still has histograms at its end. An interval is taken or left out for all tensors together, and, except
-// where a part ends, the same on every node.
+// still has histograms at its end. An interval is taken or left out for all tensors together. All nodes
+// decide the same way, except where a part ends.
 class HistogramQuota {
  public:
   // Bytes of the largest stored histogram that fits into a line of the record.
@@ -59,8 +59,9 @@ class Pipeline {
 
   // The detectors of all ranks. Their state may be restored only before the first poll().
   Watches& watches() { return watches_; }
-  // Lines that a killed agent has already written to the record. May be filled only before the first poll().
+  // Lines that a killed agent has already written to the record. May be added only before the first poll().
   ToldLines& told() { return told_; }
+  // See Weights::set_followed_before().
   void set_followed_before() { weights_.set_followed_before(); }
 
   // Sets the number of ranks of the run on this node: each tensor has as many parts or replicas.
@@ -80,10 +81,10 @@ class Pipeline {
   // Processes what is new in a segment. Returns whether there was anything.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Continues a segment that an earlier agent has read; must precede the first poll() of it.
+  // Continues a segment that an earlier agent has read. Must precede the first poll() of the segment.
   void take_up(const segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Reads counters, names and identity of a segment, before they are published.
+  // Reads counters, names and identity of a segment. Called before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
 
   // Processes the rest of a segment after its trainer has ended. What is half-written is counted as lost.
@@ -100,11 +101,14 @@ class Pipeline {
   void observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                double seconds, RankStatistics* rank);
   // Records an event. `is_new`: the record does not have the event yet.
-  void tell(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
-            std::optional<double> value, bool is_new = true);
+  void record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
+                    std::optional<double> value, bool is_new = true);
 
+  // Points rank->watch to the detectors of this rank.
   void find_watch(RankStatistics* rank) const;
+  // Makes sure that written lines reach the record even if the agent is killed.
   void hand_over();
+  // Passes a change of a detector's level to the adviser, and notes it in changes_.
   void note_level(const EventLine& event);
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);

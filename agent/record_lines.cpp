@@ -16,7 +16,8 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
   return {words, words + count};
 }
 
-// The query heads whose rows the gradients of keys and values sum over; their number comes from a trainer.
+// The query heads over whose rows the gradients of the slice's keys and values sum. Their number comes from
+// the trainer, so it is capped.
 std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   constexpr uint32_t kMostListed = 256;
   std::vector<int64_t> heads(std::min(slot.heads_in_slice, kMostListed));
@@ -180,8 +181,8 @@ EventLine event_line(const RankStatistics& rank, const char* event, int64_t step
 
 namespace {
 
-void tell(const std::optional<Wasserstein>& distance, std::optional<double>* value,
-          std::optional<double>* low, std::optional<double>* high) {
+void set_distance(const std::optional<Wasserstein>& distance, std::optional<double>* value,
+                  std::optional<double>* low, std::optional<double>* high) {
   if (!distance) return;
   *value = distance->value;
   *low = distance->low;
@@ -192,7 +193,7 @@ std::optional<int64_t> known(int64_t number) {
   return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
 }
 
-void tell_identity(const TensorSnapshot& snapshot, TensorLine* line) {
+void set_identity(const TensorSnapshot& snapshot, TensorLine* line) {
   line->tensor = snapshot.key.name;
   line->attempt = known(snapshot.attempt);
   line->tensor_parallel = known(snapshot.key.tensor_parallel);
@@ -201,11 +202,12 @@ void tell_identity(const TensorSnapshot& snapshot, TensorLine* line) {
   line->of_rank = known(snapshot.key.rank);
 }
 
-void tell_parts(const TensorSnapshot& snapshot, TensorLine* line) {
+void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
   line->ranks = snapshot.ranks;
   if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
-  std::vector<TensorPart> parts = snapshot.parts;  // as ranks were read; equal parts have equal lines
+  // The parts are in the order in which the ranks were read. Sorted, equal parts give equal lines.
+  std::vector<TensorPart> parts = snapshot.parts;
   std::sort(parts.begin(), parts.end());
   for (const TensorPart& part : parts) {
     line->part_offsets.insert(line->part_offsets.end(), part.offset.begin(), part.offset.end());
@@ -225,22 +227,22 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   line.scope = "node";
   line.step = snapshot.step;
   line.time = snapshot.time;
-  tell_identity(snapshot, &line);
+  set_identity(snapshot, &line);
   line.layer = snapshot.layer;
   line.dtype = name_of(snapshot.dtype);
   line.shape = snapshot.shape;
   line.whole_elements = snapshot.whole_elements;
   line.interval_steps = snapshot.interval;
   line.odd_ranks = snapshot.odd_ranks;
-  if (snapshot.parts.empty()) return line;  // of a late replica nothing else is new
+  if (snapshot.parts.empty()) return line;  // a replica that came late adds only its rank, if it differs
   line.elements = snapshot.elements;
-  tell_parts(snapshot, &line);
+  set_parts(snapshot, &line);
   line.previous_step = snapshot.previous_step;
   line.initial_step = snapshot.initial_step;
-  tell(snapshot.previous, &line.wasserstein_previous, &line.wasserstein_previous_low,
-       &line.wasserstein_previous_high);
-  tell(snapshot.initial, &line.wasserstein_initial, &line.wasserstein_initial_low,
-       &line.wasserstein_initial_high);
+  set_distance(snapshot.previous, &line.wasserstein_previous, &line.wasserstein_previous_low,
+               &line.wasserstein_previous_high);
+  set_distance(snapshot.initial, &line.wasserstein_initial, &line.wasserstein_initial_low,
+               &line.wasserstein_initial_high);
   const auto elements = static_cast<double>(snapshot.elements);
   if (snapshot.elements > 0) line.rms = std::sqrt(snapshot.sum_of_squares / elements);
   if (snapshot.histogram.finite > 0) line.mean_abs = mean_magnitude(snapshot.histogram);
@@ -263,10 +265,10 @@ ModelLine model_line(const std::string& run, const PoolSnapshot& pool) {
   line.interval_steps = pool.interval;
   line.tensors = pool.tensors;
   line.elements = pool.elements;
-  tell(pool.previous, &line.wasserstein_previous, &line.wasserstein_previous_low,
-       &line.wasserstein_previous_high);
-  tell(pool.initial, &line.wasserstein_initial, &line.wasserstein_initial_low,
-       &line.wasserstein_initial_high);
+  set_distance(pool.previous, &line.wasserstein_previous, &line.wasserstein_previous_low,
+               &line.wasserstein_previous_high);
+  set_distance(pool.initial, &line.wasserstein_initial, &line.wasserstein_initial_low,
+               &line.wasserstein_initial_high);
   line.wasserstein_previous_max = pool.previous_max;
   line.wasserstein_initial_max = pool.initial_max;
   line.moved_most = pool.moved_most;

@@ -20,7 +20,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);
-// The spectrum of a layer's heads, whose rows `rank` has shown in `tensor`.
+// The spectrum of a layer. `tensor` is the record of `rank` with the projection rows that completed it.
 SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
                            const LayerSpectrum& spectrum);
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
