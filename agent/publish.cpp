@@ -30,7 +30,7 @@ const char* name_of(Ownership ownership) {
 }
 
 LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
-  for (bool alive : {true, false})  // the dead ones only where no living rank has the layer
+  for (bool alive : {true, false})  // dead ranks count only for layers that no live rank has
     for (const RankStatistics* rank : ranks) {
       if (rank->alive != alive || ownership_of(rank->identity) != Ownership::kUnknown) continue;
       for (const auto& layer : rank->layers) {
@@ -51,7 +51,7 @@ namespace {
 
 using nlohmann::json;
 
-// What is unknown is not exported, and what has become unknown no longer is.
+// Sets the series of one rank. Unknown values are not exported; series that become unknown are removed.
 class RankWriter {
  public:
   RankWriter(const RankStatistics& rank, Registry* registry)
@@ -64,7 +64,7 @@ class RankWriter {
     else
       registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
   }
-  // Without this one a fraction would go to the next, as a whole number.
+  // Without this overload a double would be converted to uint64_t and call the overload below.
   template <class... Labels>
   void set(Metric metric, double value, const Labels&... labels) {
     registry_->set(metric, {run_, rank_, std::string_view(labels)...}, value);
@@ -83,13 +83,13 @@ class RankWriter {
 void publish_identity(const RankStatistics& rank, RankWriter& to) {
   const segment::Identity& id = rank.identity;
   const auto text = [](int32_t value) { return std::to_string(value); };
-  const bool late = id.late_ready == 1;
-  const auto coordinate = [&](int32_t value) { return text(late ? value : -1); };
+  const bool has_late_fields = id.late_ready == 1;
+  const auto coordinate = [&](int32_t value) { return text(has_late_fields ? value : -1); };
   to.clear(Metric::kRankInfo);
   to.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
          coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
          coordinate(id.expert_parallel), name_of(ownership_of(id)),
-         late ? segment::text_of(id.framework) : "unknown");
+         has_late_fields ? segment::text_of(id.framework) : "unknown");
   to.clear(Metric::kSourceInfo);
   to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),
          rank.layer_source, segment::loss_source_name(rank.loss_source));
@@ -112,7 +112,8 @@ void publish_counts(const RankStatistics& rank, RankWriter& to) {
       to.set(Metric::kAttentionSkippedTotal, rank.totals.skipped[pass][reason], name,
              segment::kSkipReasonNames[reason]);
     for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
-      // A number of the layout that nobody counts: slices wait for the next agent.
+      // The layout has a reason "agent_absent", which is never counted: without an agent, slices wait for the
+      // next one.
       if (reason != static_cast<uint32_t>(segment::Lost::kAgentAbsent))
         to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
   }
@@ -225,14 +226,15 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"rounded_reference_bias_z", z(control)}};
 }
 
-// Mean error over that of fused attention; null: no slice of key positions.
+// The mean ratio of the error to that of fused attention, for dK or dV; null if no key-column slice was
+// checked.
 template <class Holder>
 json key_ratio(const Holder& holder, JudgedTensor tensor) {
   const PassStatistics* known = statistics_of(holder, static_cast<uint32_t>(tensor));
   return known != nullptr ? number_or_null(mean_of(known->fused_ratio)) : json(nullptr);
 }
 
-// The slices that were judged by dK and dV, and their errors.
+// Slices of key columns, each of which is checked by both dK and dV: how many there were, and their errors.
 json keys_summary(const RankStatistics& rank) {
   return {{"judged", key_slices_of(rank)},
           {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
@@ -284,9 +286,9 @@ json alarms_json(const RankStatistics& rank) {
   return alarms;
 }
 
-// Layers beyond a limit of thresholds.h, by pass and by what is beyond it: every combination, so that a rule
-// sees 0. An error beyond either noise floor, or of the log-sum-exp, is deviation_ratio here: a rank has few
-// series.
+// Counts the layers beyond a limit of thresholds.h, by pass and kind of alarm. Combinations without such a
+// layer are exported as 0, which alert rules need. To save series, errors beyond either noise floor and
+// errors of the log-sum-exp are counted together as deviation_ratio.
 void publish_alarms(const RankStatistics& rank, RankWriter& to) {
   std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
@@ -333,8 +335,11 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  const uint64_t untold = rank.alive ? 0 : rank.untold_gradient.values;
-  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + untold, "attention_gradient");
+  // Values of a step that has not ended. A gradient scaler can no longer skip that step once the rank is
+  // dead.
+  const uint64_t of_unfinished_step = rank.alive ? 0 : rank.pending_gradient.values;
+  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
+         "attention_gradient");
   to.set(Metric::kSlowdownRatio, rank.recent_slowdown(cores_per_rank));
   to.set(Metric::kSlowdownLimitRatio, rank.identity.max_slowdown);
   to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.hook_ns), "attention");
@@ -361,7 +366,7 @@ json given_up_reason(const RankStatistics& rank) {
   return rank.tensors_given_up_failed ? "failure" : "cost";
 }
 
-// A NaN is no number in JSON.
+// JSON has no NaN or infinity: the name of such a value, or null for any other.
 static json nonfinite_name(const std::optional<double>& value) {
   if (!value || std::isfinite(*value)) return nullptr;
   return std::isnan(*value) ? "nan" : *value > 0 ? "inf" : "-inf";
@@ -436,7 +441,7 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
   state["alive"] = rank.alive;
   state["current"] = rank.current;
   state["on"] = rank.switched_on;
-  // Seconds since 1970, for links to what is shown by time.
+  // Seconds since 1970, for links to dashboards that plot by time.
   state["started_at"] = seconds_or_null(rank.identity.start_time_ns);
   state["last_step_at"] = seconds_or_null(rank.last_step.time_ns);
   state["max_slowdown"] = rank.identity.max_slowdown;
@@ -497,8 +502,8 @@ bool has_graphs(const segment::Coverage& coverage) {
 
 bool counts_kernels(const segment::Coverage& coverage) { return coverage.kernel_count_state != 0; }
 
-// Calls seen over kernels launched, in the same steps. More calls than kernels: some have names that are not
-// known here, and nothing is claimed.
+// Calls that the hooks saw, relative to the attention kernels launched in the same steps. Null if there were
+// more calls than kernels: then some kernels have names that foreshock does not know.
 std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   const auto seen = static_cast<double>(sum(coverage.kernel_count_calls));
   const double ran =
@@ -507,8 +512,9 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   return seen / ran;
 }
 
-// The hooks saw what they counted, less what was only recorded; beside it ran what was launched. With graphs
-// of unknown content nothing is claimed.
+// Seen: the calls that the hooks counted, without those made while a graph was recorded, since these did not
+// run. Ran: the seen calls and those inside launched graphs. No ratio if graphs of unknown content were
+// launched.
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
@@ -559,22 +565,22 @@ void publish_coverage(const RankStatistics& rank, Registry* registry) {
 }
 
 json coverage_json(const RankStatistics& rank) {
-  const CoverageRatio known = ratio_of(rank);
-  json told = {{"ratio", number_or_null(known.ratio)}, {"source", known.source}};
+  const CoverageRatio coverage_ratio = ratio_of(rank);
+  json result = {{"ratio", number_or_null(coverage_ratio.ratio)}, {"source", coverage_ratio.source}};
   const segment::Coverage& coverage = rank.coverage;
   if (has_graphs(coverage))
-    told["graphs"] = {{"launches", coverage.graph_launches},
-                      {"unknown_launches", coverage.unknown_launches},
-                      {"recorded", by_pass(coverage.recorded_calls)},
-                      {"calls", by_pass(coverage.launched_calls)}};
+    result["graphs"] = {{"launches", coverage.graph_launches},
+                        {"unknown_launches", coverage.unknown_launches},
+                        {"recorded", by_pass(coverage.recorded_calls)},
+                        {"calls", by_pass(coverage.launched_calls)}};
   if (counts_kernels(coverage))
-    told["kernels"] = {{"state", segment::kernel_count_state_name(coverage.kernel_count_state)},
-                       {"holder", segment::text_of(coverage.kernel_count_holder)},
-                       {"steps", coverage.kernel_count_steps},
-                       {"launched", by_pass(coverage.kernels)},
-                       {"calls", by_pass(coverage.kernel_count_calls)},
-                       {"in_graphs", coverage.kernel_count_in_graphs}};
-  return told;
+    result["kernels"] = {{"state", segment::kernel_count_state_name(coverage.kernel_count_state)},
+                         {"holder", segment::text_of(coverage.kernel_count_holder)},
+                         {"steps", coverage.kernel_count_steps},
+                         {"launched", by_pass(coverage.kernels)},
+                         {"calls", by_pass(coverage.kernel_count_calls)},
+                         {"in_graphs", coverage.kernel_count_in_graphs}};
+  return result;
 }
 
 void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry) {
@@ -601,7 +607,7 @@ namespace {
 
 using nlohmann::json;
 
-// What the benchmark measured for a detector; says nothing about this run.
+// What the benchmark measured for a detector, in other trainings than this run.
 json measured_json(const Measured& measured) {
   return {{"right", number_or_null(measured.right)},
           {"alarms", number_or_null(measured.alarms)},
@@ -651,7 +657,8 @@ json episode_json(const Episode& episode, int64_t onset) {
           {"level", name_of(episode.most)},
           {"since_step", episode.since_step},
           {"warn_step", count_or_null(episode.warn_step)},
-          // Steps are far from the ends of their range wherever they are counted; elsewhere this wraps.
+          // Steps may come from a record and be any number: a signed difference could overflow, an unsigned
+          // one wraps.
           {"lead_steps",
            static_cast<int64_t>(static_cast<uint64_t>(onset) - static_cast<uint64_t>(episode.since_step))}};
 }

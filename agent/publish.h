@@ -28,8 +28,9 @@ class LayerOwners {
   // `ranks`: the ranks of the run that are exported now.
   explicit LayerOwners(const std::vector<const RankStatistics*>& ranks);
 
-  // An owner exports all its layers, a replica none. Among ranks whose ownership is unknown the lowest live
-  // rank that has the layer exports it, so that every layer has series whatever the parallelism.
+  // Whether `rank` exports the layer. Owners export all their layers, replicas none. Among ranks of unknown
+  // ownership the lowest live rank that has the layer exports it, so every layer has series under any
+  // parallelism.
   bool shows(const RankStatistics& rank, const std::string& label) const;
 
  private:
@@ -43,7 +44,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
 // One entry of "ranks" in the summary (docs/summary.md). Unknown values are null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 
-// summary_of() plus what only the status page and `foreshock status` show: layers, events, the monitor's own
+// summary_of() plus what only the status page and `foreshock status` need: layers, events, the monitor's own
 // work.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
 
@@ -60,7 +61,7 @@ std::string text_of(const nlohmann::json& json, int indent);
 // Sets the metrics of the share of attention that the hooks have seen.
 void publish_coverage(const RankStatistics& rank, Registry* registry);
 
-// {"ratio", "source"}, with "graphs" if there were CUDA graphs and "kernels" if kernels were to be counted
+// {"ratio", "source"}, plus "graphs" if there were CUDA graphs and "kernels" if kernel counting was requested
 // (docs/summary.md).
 nlohmann::json coverage_json(const RankStatistics& rank);
 
@@ -84,7 +85,7 @@ inline nlohmann::json number_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
 
-// For a step or another count for which -1 means unknown.
+// For a step, or for another count in which -1 means unknown.
 inline nlohmann::json count_or_null(int64_t value) {
   return value >= 0 ? nlohmann::json(value) : nlohmann::json(nullptr);
 }

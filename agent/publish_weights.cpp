@@ -7,7 +7,7 @@
 namespace foreshock {
 namespace {
 
-// Share of the values whose change is known.
+// Share of the elements whose update is known.
 std::optional<double> update_coverage(const PoolSnapshot& model) {
   if (model.step < 0 || model.elements == 0) return std::nullopt;
   return static_cast<double>(model.update_elements) / static_cast<double>(model.elements);
@@ -18,7 +18,8 @@ nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<d
   return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(of)}};
 }
 
-// A turn may have been skipped for want of budget, and the interval may have become longer since.
+// Intervals after which a snapshot is stale. More than one, since a snapshot may have been skipped to keep
+// the budget, and the interval may have become longer since.
 constexpr int64_t kMostIntervals = 3;
 
 bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
@@ -34,7 +35,7 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   if (model.step >= 0 || weights.snapshots_dropped() > 0)
     registry->set(Metric::kWeightSnapshotsDroppedTotal, {run},
                   static_cast<double>(weights.snapshots_dropped()));
-  // Series of another interval, and figures that are no longer known, end here.
+  // Removes series of an earlier interval, and values that are no longer known.
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
                         Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio, Metric::kWeightRms,
                         Metric::kWeightSnapshotStep})
@@ -116,7 +117,7 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
                   static_cast<double>(rank.tensors.skipped[reason]));
   const Replicas::OfRank* whole = replicas.of(rank.identity.rank);
   if (whole == nullptr) return;
-  // Both of one interval, or a reader would compare what cannot be compared.
+  // Checksum and step come from the same snapshot: checksums of different steps cannot be compared.
   registry->clear_metric(Metric::kWeightChecksum, rank.run, number);
   registry->clear_metric(Metric::kWeightChecksumStep, rank.run, number);
   registry->set(Metric::kWeightChecksum, {rank.run, number, whole->group}, whole->checksum);
@@ -128,7 +129,7 @@ const char* replicas_place(const Weights& weights, int world_size, size_t ranks_
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();
   if (held.whole_elements == 0 || world_size < 1 || ranks_here == 0) return nullptr;
-  // How often the job could hold each value if all nodes held as much as this one.
+  // The number of copies of each value in the job, if every node holds as much as this one.
   const double copies = static_cast<double>(held.elements) / static_cast<double>(held.whole_elements) *
                         world_size / static_cast<double>(ranks_here);
   return copies < 1.5 ? "none" : "elsewhere";

@@ -17,8 +17,8 @@ struct RunPosition {
   uint64_t interval = 0;
 };
 
-// Sets the series of a run's weights, each tensor of the node once. Snapshots older than three intervals are
-// left out, since a reader would take them for current.
+// Sets the series of a run's weights; each tensor of the node counts once. Snapshots older than three
+// intervals are left out, since a reader would take them for current.
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
                      Registry* registry);
 
@@ -28,7 +28,7 @@ void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer,
 // Sets the series of the spectra of updates to the run's attention projections.
 void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry);
 
-// Sets the series by which Prometheus compares one rank's weights with those of its replicas.
+// Sets the series from which Prometheus compares a rank's weights with those of replicas on other nodes.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
 // Where the data-parallel replicas of these weights are: "here", "elsewhere" (on other nodes; Prometheus

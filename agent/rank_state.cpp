@@ -13,7 +13,7 @@ namespace foreshock {
 
 History::History(std::span<const Column> columns, size_t points) : columns_(columns), most_points_(points) {}
 
-// Doubles the width of the points and merges those that now lie in one.
+// Doubles the number of steps per point, and merges the points that then coincide.
 void History::halve() {
   const size_t points = cells_.size() / columns_.size();
   std::vector<Cell> merged(cells_.size());
@@ -361,7 +361,7 @@ LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot&
     if (rank.layer_source == segment::name_of(segment::LayerSource::kParameter) ||
         rank.layer_source == segment::name_of(segment::LayerSource::kAnnotation))
       return {"", "", segment::name_of(segment::LayerSource::kUnknown)};
-    // The number is the place of the call in the step, not that of a layer: the label must say so.
+    // The ordinal is the index of the call in the step, not of a layer, so the label begins with "call".
     char label[16];
     std::snprintf(label, sizeof label, "call%03d", slot.layer);
     layer.label = label;
@@ -509,7 +509,7 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   if (const uint64_t start = rank->identity.start_time_ns; start > 0 && step.time_ns >= start)
     rank->history.add(step.step, kColumnElapsed, 1e-9 * static_cast<double>(step.time_ns - start));
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
-  if (segment::is_first_look(step)) return;  // more slices than the budget would pay for
+  if (segment::is_first_look(step)) return;  // samples are denser than the budget would allow
   if (step.sampled != 0) {
     ++rank->sampled_steps;
     rank->sampled_step_cost.add(cost);
@@ -540,24 +540,24 @@ constexpr int kEndsToWaitFor = 2;
 constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
 
 void count_pending_gradient(RankStatistics* rank) {
-  rank->nonfinite_attention_gradient += rank->untold_gradient.values;
-  rank->untold_gradient = {};
+  rank->nonfinite_attention_gradient += rank->pending_gradient.values;
+  rank->pending_gradient = {};
 }
 
 void observe_attention_gradient(uint64_t nonfinite, const segment::Slot& slot, RankStatistics* rank) {
   if (nonfinite == 0) return;
-  RankStatistics::Untold& untold = rank->untold_gradient;
-  if (untold.values == 0) untold.since_ns = slot.time_ns;
-  untold.values += nonfinite;
-  untold.step = std::max(untold.step, slot.step);
-  const bool has_ended = rank->last_step.sequence != 0 && rank->last_step.step >= untold.step;
-  if (has_ended || slot.time_ns > untold.since_ns + kNanosecondsToWait) count_pending_gradient(rank);
+  RankStatistics::PendingGradient& pending = rank->pending_gradient;
+  if (pending.values == 0) pending.since_ns = slot.time_ns;
+  pending.values += nonfinite;
+  pending.step = std::max(pending.step, slot.step);
+  const bool has_ended = rank->last_step.sequence != 0 && rank->last_step.step >= pending.step;
+  if (has_ended || slot.time_ns > pending.since_ns + kNanosecondsToWait) count_pending_gradient(rank);
 }
 
 void observe_end_of_gradient(const segment::StepRecord& step, RankStatistics* rank) {
-  RankStatistics::Untold& untold = rank->untold_gradient;
-  if (untold.values == 0) return;
-  if (++untold.ends >= kEndsToWaitFor || step.step >= untold.step) count_pending_gradient(rank);
+  RankStatistics::PendingGradient& pending = rank->pending_gradient;
+  if (pending.values == 0) return;
+  if (++pending.ends >= kEndsToWaitFor || step.step >= pending.step) count_pending_gradient(rank);
 }
 
 }  // namespace
@@ -580,8 +580,8 @@ void add_to_history(const std::string& label, const LayerSpectrum& spectrum, Ran
 
 void add_to_history(const Weights& weights, RankStatistics* rank) {
   const PoolSnapshot& model = weights.model();
-  if (model.step < 0 || model.step == rank->model_drawn) return;
-  rank->model_drawn = model.step;
+  if (model.step < 0 || model.step == rank->model_step_in_history) return;
+  rank->model_step_in_history = model.step;
   if (model.previous) rank->history.add(model.step, kColumnWasserstein, model.previous->value);
   add_known(rank->history, model.step, kColumnUpdate, model.update_mean_abs);
   const auto optimizer = weights.optimizer().summary();
@@ -669,7 +669,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {
-  // The end of an alarm is not listed as an event.
+  // An event that says that a detector is quiet again is not listed.
   if (line.level == name_of(Level::kQuiet)) return;
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);

@@ -90,7 +90,7 @@ std::optional<double> max_of(const Window<n>& window) {
   return summary ? std::optional<double>(summary->max) : std::nullopt;
 }
 
-// An alarm that held at some time, whether or not it still does.
+// An alarm that is active or was active before.
 struct PastAlarm {
   int64_t first_step, last_step;
   std::optional<double> most;  // largest LayerAlarm::value; the bias furthest from 0
@@ -119,8 +119,8 @@ struct PassStatistics {
 // Statistics of grad_key and grad_value; empty until the first slice of key positions.
 using KeyStatistics = std::vector<PassStatistics>;
 
-// Whether the kernel has a bias of its own: large, significant, and beyond that of a sound algorithm on the
-// same slices and that of the rounded reference. `tensor` is a JudgedTensor.
+// Whether the kernel itself is biased: its bias is large, significant, and beyond that of a sound algorithm
+// on the same slices and that of the rounded reference. `tensor` is a JudgedTensor.
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
 struct ScoreStatistics {
@@ -224,12 +224,12 @@ struct LoggedScalar {
 // end, are not kept.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
-// Whether `tensor`, a JudgedTensor, is grad_key or grad_value, which slices of key positions are checked by.
-// The others are numbered as their pass.
+// Whether `tensor`, a JudgedTensor, is grad_key or grad_value, the tensors by which slices of key positions
+// are checked. The number of any other tensor is that of its pass.
 constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPasses; }
 
-// The statistics of a layer or a rank for `tensor`; null for grad_key and grad_value without a slice of key
-// positions.
+// The statistics of a layer or a rank for `tensor`; null for grad_key and grad_value if no slice of key
+// positions was checked.
 template <class Holder>
 const PassStatistics* statistics_of(const Holder& holder, uint32_t tensor) {
   if (!is_key_gradient(tensor)) return &holder.pass[tensor];
@@ -280,7 +280,7 @@ struct RankStatistics {
   std::optional<int> exit_status;  // argument of exit(), once the process has called it
   std::vector<segment::Op> ops;
   std::vector<segment::UnseenName> unseen;  // attention that no hook sees
-  segment::Coverage coverage = {};          // unseen attention that was counted by other means
+  segment::Coverage coverage = {};          // calls that the hooks do not see, counted by other means
   segment::Totals totals;
   uint64_t judged[segment::kPasses] = {};
   uint64_t lost[segment::kPasses][segment::kLostReasons] = {};
@@ -302,21 +302,21 @@ struct RankStatistics {
   // loaded.
   uint64_t step_restarts = 0;
   segment::StepRecord last_step = {};
-  // First step since which the trainer no longer describes tensors, because that cost too much or (if
-  // tensors_given_up_failed) failed; -1: it still does.
+  // The step at which the trainer stopped reporting tensors, because that cost too much or, if
+  // tensors_given_up_failed, because it failed; -1: it reports them.
   int64_t tensors_given_up_step = -1;
   bool tensors_given_up_failed = false;
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
-  // The detectors of this rank, over all attempts. Null until they have received a line, and in a process
-  // that a later process has replaced, so that their events are published once.
+  // The detectors of this rank, over all attempts. Null until they have received a line. Also null once a
+  // later process has replaced this one, so that their events are published once.
   const RankWatch* watch = nullptr;
   // An earlier agent has processed the steps up to this one; -1: no earlier agent.
   int64_t taken_up_step = -1;
-  bool loss_events_known = true;  // including those of the steps up to taken_up_step
-  // Loss events over all attempts. Nothing if an earlier agent may have seen some, or a later process has
-  // them.
+  bool loss_events_known = true;  // the loss events of steps up to taken_up_step are known too
+  // Loss events over all attempts. Nothing if an earlier agent may have seen some, or if a later process has
+  // replaced this one.
   std::optional<LossCount> losses(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_reference;
@@ -337,7 +337,7 @@ struct RankStatistics {
   bool is_in_first_look(int64_t step) const {
     return segment::is_first_look(last_step) || step <= first_look.last_step;
   }
-  // Seconds per step record; a record stands for `stride` steps.
+  // Seconds per step record; a record covers `stride` steps.
   StepWindow step_seconds;       // without the monitor's part
   StepWindow other_step_cost;    // the monitor's part in steps that were not sampled
   Window<16> sampled_step_cost;  // the monitor's part in sampled steps
@@ -349,15 +349,15 @@ struct RankStatistics {
   // Non-finite attention gradients of a step that has not ended. They are added to
   // nonfinite_attention_gradient when it ends, since only then it is known whether a gradient scaler skips
   // the step.
-  struct Untold {
+  struct PendingGradient {
     uint64_t values = 0, since_ns = 0;
     int64_t step = 0;
     int ends = 0;  // ends of steps since `since_ns`
   };
-  Untold untold_gradient;
+  PendingGradient pending_gradient;
   uint64_t refused_slots = 0, refused_tensors = 0;
-  int64_t model_drawn = -1;          // step of the last snapshot of the model in `history`
-  segment::TensorRing tensors = {};  // counts of the tensors that the optimizer steps
+  int64_t model_step_in_history = -1;  // step of the last snapshot of the model in `history`
+  segment::TensorRing tensors = {};    // counts of the tensors that the optimizer steps
   History history{kRankColumns, kRankPoints};
   std::deque<RankEvent> events;
   std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
@@ -415,7 +415,8 @@ void observe_event(const EventLine& line, RankStatistics* rank);
 // Adds the distance of a tensor snapshot, which this rank has completed, to the history of its layer.
 void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-// Adds the spectrum of a layer's heads, which this rank has shown, to the histories of layer and rank.
+// Adds the spectrum of a layer's heads, completed by a record of this rank, to the histories of layer and
+// rank.
 void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
 
 // Adds the latest snapshot of the whole model to the rank's history, once per interval.

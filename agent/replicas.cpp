@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMostParts =
     1 << 18;  // a trainer that makes up new names all the time is not followed further
-constexpr size_t kMostSeen = 1 << 16;  // parts of a rank
+constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
 constexpr uint64_t kBitsOfADouble = (uint64_t{1} << 52) - 1;
 
 // The finaliser of splitmix64: sums of its values do not cancel as sums of checksums might.
@@ -27,7 +27,8 @@ std::string_view name_of(const segment::TensorRecord& record) {
   return {record.name, strnlen(record.name, sizeof record.name)};
 }
 
-// The name without the rank that it bears; nothing for a name that is the same on all ranks.
+// The name without its prefix "rank<number>."; nothing without such a prefix: the name is the same on all
+// ranks.
 std::optional<std::string_view> name_of_any_rank(std::string_view name, int32_t rank) {
   const std::string own = "rank" + std::to_string(rank) + ".";
   if (!name.starts_with(own)) return std::nullopt;
@@ -46,7 +47,8 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
     add(record.part[n]);
   }
   add(record.dtype);
-  add(record.step_source);  // one that numbers its steps in another way shows other steps under one number
+  // Ranks that count steps differently report different states under one step number.
+  add(record.step_source);
   add(identity.tensor_parallel);
   add(identity.pipeline_parallel);
   add(identity.expert_parallel);
@@ -73,7 +75,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> odd;
   if (record.step <= compared.closed) return odd;
-  // What a rank shows first of a step stays: replicas are compared as they were right after that step.
+  // Only a rank's first checksum of a step counts: replicas are compared as they were right after that step.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
   const bool is_now = is_complete(compared, record.step, compared.open[record.step], ranks_here);
   while (!compared.open.empty()) {
@@ -86,8 +88,8 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   return odd;
 }
 
-// Whether no other rank will show its replica: all ranks that hold one have (under hybrid sharding these are
-// not all ranks), or those that have not are past this step.
+// Whether no other rank will report its replica of this step: all ranks that hold one have reported it (with
+// hybrid sharding not all ranks hold one), or the others have passed this step.
 bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
                            size_t ranks_here) const {
   if (here.size() >= ranks_here ||
@@ -97,20 +99,20 @@ bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksu
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
-// Whether the ranks keep the tensor equal, as a framework says or as earlier steps have shown.
+// Whether the tensor is a replica, because of its name or because it was equal on all ranks often enough.
 bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   if (compared->is_replica) return true;
   const uint64_t first = checksums.begin()->second;
   compared->is_apart |= !std::all_of(checksums.begin(), checksums.end(),
                                      [first](const auto& of) { return of.second == first; });
   if (compared->is_apart) return false;
-  if (compared->equal_looks == 0 || first != compared->last_equal) ++compared->equal_looks;
+  if (compared->equal_steps == 0 || first != compared->last_equal) ++compared->equal_steps;
   compared->last_equal = first;
-  compared->is_replica = compared->equal_looks >= kEqualLooks;
+  compared->is_replica = compared->equal_steps >= kEqualSteps;
   return compared->is_replica;
 }
 
-// Compares the oldest step.
+// Compares the checksums of the oldest waiting step, and adds the ranks that differ to *odd.
 void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* odd) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
@@ -118,7 +120,7 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   open_ -= checksums.size();
   compared->is_settled = true;
   if (checksums.size() < 2) return;
-  const bool is_by_hand = compared->equal_looks > 0 || !compared->is_replica;
+  const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
   if (!is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];
   tensors_compared_ += !tensor.is_compared;

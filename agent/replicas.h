@@ -14,7 +14,7 @@
 namespace foreshock {
 
 // A tensor that a framework keeps equal over ranks has one name on all of them. Any other tensor of a job has
-// its rank in its name ("rank1.head.weight"). If such a tensor is equal on all ranks at kEqualLooks
+// its rank in its name ("rank1.head.weight"). If such a tensor is equal on all ranks at kEqualSteps
 // measurements, and changes between them, the training script keeps it equal itself ("by hand"): from then on
 // it is treated as a replica too.
 class Replicas {
@@ -28,32 +28,32 @@ class Replicas {
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
-  // Forgets the checksums of steps: the ranks were started again, and steps may repeat.
+  // Forgets the reported checksums. Called when the ranks were restarted, since steps may then repeat.
   void begin_anew();
 
-  // One checksum of everything that a rank holds, over a whole interval. It is published as a metric, so that
+  // One checksum of all parts that a rank holds, over a whole interval. It is published as a metric, so that
   // ranks of different nodes can be compared; a metric for each tensor would be too many series.
   struct OfRank {
     int64_t step = -1;    // first step of the interval
     double checksum = 0;  // 52 bits
     std::string group;    // equal for ranks that hold the same parts of the same tensors
   };
-  // The last complete interval of a rank. An interval is complete when the rank has shown all parts it holds,
-  // or, if some are never shown, the same parts as in the interval before. Null if none is complete or the
-  // rank's place in the job is unknown.
+  // The last complete interval of a rank. An interval is complete when the rank has reported all parts it
+  // holds, or the same parts as in the interval before (some parts may never be reported). Null if none is
+  // complete or the rank's place in the job is unknown.
   const OfRank* of(int32_t rank) const;
 
   // Counts of tensors that may have replicas. Iterates over all tensors: call it for the summary only.
   struct Coverage {
-    std::vector<std::string> never;  // tensors that were shown but never compared
+    std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    size_t alone = 0;  // tensors named by rank that are not known to be replicas; the most of any rank
-    size_t maybe = 0;  // those of them that were always equal on several ranks, but not kEqualLooks times
+    size_t alone = 0;  // tensors with their rank in the name, not known to be replicas; the most of any rank
+    size_t maybe = 0;  // those that were always equal on several ranks, but not kEqualSteps times
   };
   Coverage coverage() const;
 
   uint64_t mismatches(int32_t rank) const;
-  // Most ranks that held the same part of a tensor; 0: no part was ever held by two.
+  // Largest number of ranks that hold the same part of a tensor; 0: each part is on one rank only.
   size_t most_ranks() const { return most_ranks_; }
   uint64_t compared() const { return compared_; }                // comparisons of a replica with another
   size_t tensors_compared() const { return tensors_compared_; }  // tensors compared at least once
@@ -61,26 +61,27 @@ class Replicas {
  private:
   using Checksums = std::map<int32_t, uint64_t>;  // by rank
   struct Compared {
-    int64_t closed = -1;                // steps up to this one have been compared
-    std::map<int64_t, Checksums> open;  // by step: waiting, since the agent reads one rank after the other
-    std::set<int32_t> holders;          // ranks that have shown this part so far
+    int64_t closed = -1;                // steps up to this one are compared or skipped
+    std::map<int64_t, Checksums> open;  // by step: checksums that wait for other ranks
+    std::set<int32_t> holders;          // ranks that have reported this part so far
     bool is_settled = false;            // a step was compared since the last holder was added
-    // Set to false for a tensor that has its rank in its name, until kEqualLooks have shown it to be a
-    // replica.
+    // Set to false for a tensor that has its rank in its name, until kEqualSteps equal steps have shown that
+    // it is a replica.
     bool is_replica = true;
-    // The others are used only for such a tensor.
-    bool is_apart = false;     // it differed between ranks before that, and is never a replica
-    uint64_t last_equal = 0;   // checksum at the last measurement where all ranks were equal
-    uint32_t equal_looks = 0;  // such measurements with a new checksum: a constant tensor is equal by chance
+    // The members below are used only for a tensor that has its rank in its name.
+    // It differed between ranks while is_replica was false: it never becomes a replica.
+    bool is_apart = false;
+    uint64_t last_equal = 0;   // checksum of the last step at which all ranks were equal
+    uint32_t equal_steps = 0;  // such steps with a new checksum: a constant tensor is equal by chance
   };
-  static constexpr uint32_t kEqualLooks = 3;
+  static constexpr uint32_t kEqualSteps = 3;
   struct Tensor {
     bool is_compared = false, is_by_hand = false;
   };
   struct Rank {
     int64_t window = -1;  // number of the interval: step / interval
     uint64_t interval = 0;
-    std::set<uint64_t> seen;  // parts shown in this interval
+    std::set<uint64_t> seen;  // parts reported in this interval
     uint64_t sum = 0, group = 0;
     uint64_t last_group = 0;  // `group` of the interval before
     OfRank last;

@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-// The file lies in the trainer's directory: what it says is checked, and what is not as we write it is left
-// out.
+// Longest name that is accepted. The file is in the trainer's directory, so any process of that user can
+// write it: each entry is checked, and one that facts_of() could not have written is ignored.
 constexpr size_t kLongestName = 64;
 
 std::optional<std::string> text_in(const json& from, const char* name) {
@@ -43,7 +43,7 @@ std::optional<uint32_t> tensor_in(const json& from) {
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
     if (name == kJudgedTensorNames[tensor]) return tensor;
   if (name && !name->empty()) return std::nullopt;
-  // An agent that judged only these two wrote the pass alone.
+  // An older agent, which did not check dK and dV, wrote only the pass.
   for (uint32_t tensor = 0; tensor < segment::kPasses; ++tensor)
     if (pass == segment::kPassNames[tensor]) return tensor;
   return std::nullopt;
@@ -77,8 +77,8 @@ void take_up_event(const json& event, RankStatistics* rank) {
       {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
 }
 
-// A healthy training has none, and its directory no such file.
-bool is_any(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
+// Whether there is anything to save. For a healthy training there is not, and no file is written.
+bool has_any(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
 
 json facts_of(const RankStatistics& rank) {
   json facts = {{"past_alarms", past_alarms_json(rank)}, {"events", events_json(rank)}};
@@ -141,7 +141,7 @@ void RankFacts::take_up(const std::string& segment, RankStatistics* rank) const 
 void RankFacts::note(const std::string& segment, const RankStatistics& rank) {
   json facts = facts_of(rank);
   const auto known = known_.find(segment);
-  if (known == known_.end() ? !is_any(facts) : *known == facts) return;
+  if (known == known_.end() ? !has_any(facts) : *known == facts) return;
   known_[segment] = std::move(facts);
   is_new_ = true;
 }
@@ -165,7 +165,8 @@ bool is_same(const EventLine& a, const EventLine& b) {
          a.detector == b.detector && a.level == b.level;
 }
 
-// Every event of the detectors stands behind the line that brought it about. Those that do not are returned.
+// Gives the lines of a record to the detectors, and notes them for ToldLines. An event is written after the
+// line that caused it; returns the events that the record lacks, since the agent was killed in between.
 std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* told) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {
@@ -218,7 +219,7 @@ bool WatchState::save(const Directory& directory, const RecordWriter* record, co
   const Clock::time_point now = Clock::now();
   if (watches.lines() == saved_lines_ || (now < next_ && !is_last)) return true;
   const std::string bytes = watches.save(record != nullptr ? record->size() : kNoRecord);
-  // Small ones are written whenever there is anything new.
+  // A small state is saved at every change.
   const double seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;
   if (seconds > 0.25)
     next_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));

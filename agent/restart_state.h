@@ -33,7 +33,7 @@ class RankFacts {
   // Fills `rank`, which must be new, with the saved facts about the process with this segment.
   void take_up(const std::string& segment, RankStatistics* rank) const;
 
-  // Takes the facts about `rank` for the next save().
+  // Stores the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);
   // Forgets a segment that has been removed.
   void forget(const std::string& segment);

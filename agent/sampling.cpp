@@ -115,7 +115,7 @@ int64_t Run::effective_step() const {
     newest = std::max(newest, followed->rank.last_step.step);
     ahead = std::max(ahead, kStepsAhead * std::min<int64_t>(followed->rank.stride.steps(), kMostInterval));
   }
-  // A trainer may call its step anything; the sum must not overflow.
+  // The trainer chooses its step numbers, so the sum could overflow.
   return std::min(newest, INT64_MAX - ahead) + ahead;
 }
 

@@ -8,14 +8,14 @@
 
 namespace foreshock {
 
-// CPU time of the agent, in seconds over the cores it may use.
+// CPU seconds of the agent, divided by the cores that it may use.
 struct AgentCost {
   double sampled_step_seconds = 0;  // checking the samples of one sampled step
   double step_seconds = 0;          // everything else, per step, sampled or not
 };
 
-// Costs of the slowest rank, which is what a synchronous job pays. They are per reported step: a trainer that
-// reports every `stride` steps has them sampled together, while an interval counts step numbers.
+// Costs of the slowest rank, which a synchronous job pays. They are per reported step: if a trainer reports
+// only every `stride`-th step, it covers all steps since the last report. An interval counts step numbers.
 struct SamplingCost {
   double step_seconds = 0;          // duration of a step without the monitor
   double sampled_step_seconds = 0;  // the monitor's time in a sampled step of the trainer
@@ -42,9 +42,10 @@ std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& no
 // The share of the training's time that sampling every `interval` steps takes.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
-// The interval to use from now on, given the current one. It grows as soon as the predicted slowdown exceeds
-// the budget. It shrinks only if the smaller interval leaves a fifth of the budget unused, so that it does
-// not oscillate. If unsampled steps alone exceed the budget, samples still get an eighth of it.
+// The interval to use from now on; `in_force` is the current one. The interval grows as soon as the predicted
+// slowdown exceeds the budget. It shrinks only if the smaller interval leaves a fifth of the budget unused,
+// so that it does not oscillate. If unsampled steps alone exceed the budget, samples still get an eighth of
+// it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
 // Denser sampling for some steps after a detector's level rises, so that it gets the samples it needs sooner.
