@@ -29,7 +29,7 @@ Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::s
 
 void Followed::look(Clock::time_point now) {
   if (is_finished()) return;
-  // The lock before the counters: a trainer that ends in between has stored its last count by then.
+  // Reads the lock before the counters: if the lock is free, the trainer has stored its last counts.
   rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
   if (!rank.alive) rank.exit_status = segment_->exit_status();
@@ -100,23 +100,25 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Unlocked and unmoved for so long: the trainer is gone, though nobody said so.
+// A trainer is gone if its lock is free and its counters have not changed for this long.
 constexpr auto kGoneAfter = 10s;
-// Its launcher said that the command has ended: then unlocked is enough, once a last store has had time to
-// land.
+// The same, once its launcher has reported the end of the command or a later process has replaced it: a free
+// lock is enough, after a short time for the last stores to become visible.
 constexpr auto kGoneAfterExit = 100ms;
-// Ranks of an ended command that still run after this are summarised as they are.
+// Ranks that still run this long after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
 // Most segments of one run on one node, including earlier attempts. Each needs two file descriptors while its
 // trainer lives.
 constexpr size_t kMostSegments = 512;
-// Most segments among them that have ended and were replaced; the summary keeps their figures.
+// Most segments among them that have ended and were replaced. The statistics of older ones are dropped.
 constexpr size_t kMostReplaced = 256;
-// A command whose trainings have all ended well may start the next one at once.
+// Time from the last exit(0) until the run counts as finished, since a command may start its next training at
+// once.
 constexpr auto kFinishedAfter = 2s;
-constexpr uint64_t kMostRefusalsTold = 20;
+constexpr uint64_t kMostRefusalsLogged = 20;
 constexpr size_t kMostExitsAtOnce = 64;
-// There while lines wait that an agent that is killed would take along, and for good once some are lost.
+// This file exists while a killed agent would take unwritten lines of the record along, and for good once
+// lines are lost.
 constexpr const char* kRecordIncomplete = "record.incomplete";
 constexpr const char* kRecordSpool = "record.spool";
 
@@ -155,8 +157,9 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   run->facts_.restore(*run->directory_);
   for (const auto& [key, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(key.second, watch.states());
-  run->record_was_incomplete_ = run->is_told_incomplete_ = run->directory_->has(kRecordIncomplete);
-  // Its inode is taken now: the one that the launcher gives back at the end is the summary's.
+  run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
+  // Creates the state file now, since there may be no free inode at the end: the one that the launcher then
+  // frees is for the summary.
   run->save_watches();
   return run;
 }
@@ -167,7 +170,7 @@ Run::Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lo
       user_(user_name(directory_->owner())),
       lock_(lock),
       discovery_(*directory_) {
-  advice_.rank = -1;  // of nobody
+  advice_.rank = -1;  // no rank
 }
 
 Run::~Run() {
@@ -175,7 +178,7 @@ Run::~Run() {
   close(lock_);
 }
 
-// The record first: the state says how far it goes.
+// The record is flushed first, since the saved state contains its size.
 void Run::save_watches(bool is_last) {
   if (pipeline_ == nullptr) return;
   flush_record();
@@ -189,8 +192,8 @@ void Run::flush_record() {
   if (record_ == nullptr) return;
   record_->begin_flush();
   const bool is_incomplete = record_->is_incomplete() || record_was_incomplete_;
-  if (is_incomplete == is_told_incomplete_) return;
-  is_told_incomplete_ = is_incomplete;
+  if (is_incomplete == has_incomplete_file_) return;
+  has_incomplete_file_ = is_incomplete;
   if (is_incomplete)
     directory_->write(kRecordIncomplete, "");
   else
@@ -219,23 +222,24 @@ bool Run::discover(Registry* registry) {
   for (const Discovery::Refusal& refusal : refused) {
     refusal_ = refusal.why;
     refused_segments_ += !refusal.is_waiting;
-    if (++refusals_ <= kMostRefusalsTold)
+    if (++refusals_ <= kMostRefusalsLogged)
       spdlog::warn("{}: {} {}: {}", options_.label, refusal.name,
                    refusal.is_waiting ? "has to wait" : "refused", refusal.why);
   }
   return !found.empty();
 }
 
-// The oldest of those that a later process of the same rank has replaced, when there are too many.
+// If there are too many segments, drops the oldest ones that have ended and that a later process of the same
+// rank has replaced.
 void Run::make_room() {
   const auto is_over = [](const auto& each) { return each->is_finished() && !each->rank.current; };
   auto over = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), is_over));
   const bool is_full = followed_.size() >= kMostSegments;
   if (over <= kMostReplaced && !is_full) return;
-  if (!told_of_limit_)
+  if (!has_warned_of_limit_)
     spdlog::warn("{}: more than {} processes have trained; {}", options_.label, followed_.size(),
                  over > 0 ? "the summary has the latest" : "further ones are not followed");
-  told_of_limit_ = true;
+  has_warned_of_limit_ = true;
   const size_t kept = is_full ? std::min(over, kMostReplaced / 2) : kMostReplaced;
   std::erase_if(followed_, [&](const auto& each) {
     if (over <= kept || !is_over(each)) return false;
@@ -253,7 +257,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
   for (auto& other : followed_) {
     if (other->rank.identity.rank != rank.identity.rank) continue;
-    // By the nonces: one that had to wait may have been replaced meanwhile.
+    // The order of the nonces decides: a segment that had to wait may be older than the other.
     RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
     replaced.current = false;
     replaced.watch = nullptr;
@@ -262,7 +266,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
   followed->segment().set_advice(advice_);
   followed_.push_back(std::move(followed));
-  if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // it goes on
+  if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // the run goes on
 }
 
 void Run::look_for_life(Clock::time_point now) {
@@ -273,24 +277,25 @@ void Run::look_for_life(Clock::time_point now) {
     if (followed->rank.identity.late_ready == 1) announce(*followed);
     const bool is_replaced = !followed->rank.current;
     if (!followed->is_gone(now, is_replaced ? kGoneAfterExit : kGoneAfter)) continue;
-    // A launcher that lives may still tell how it ended; one of an earlier agent's time may have done so.
+    // A launcher that runs will still report how the command ends. Without one, an exit file may already say
+    // so.
     if (!has_launcher(*directory_))
       finish(*followed, exit_of(*directory_, followed->launcher_id()).value_or(RunState::kFailed));
     else if (!followed->rank.current)
       retire(*followed);
   }
-  advise();  // whose rank is gone is not heard any more
+  advise();  // signals of ranks that have ended no longer count
 }
 
-// Who a rank is becomes known a little after its segment: the line of the record waits for that.
+// Writes the "started" line of a rank once. Callers wait for the late fields of its identity, or its end.
 void Run::announce(Followed& followed) {
   if (followed.announced) return;
   followed.announced = true;
   record_run(followed.rank, "started");
 }
 
-// A command that trains again and again would fill the memory of the node with what its processes leave. How
-// one of them ended is told with its launcher's end.
+// Finishes a process that a later one has replaced, and removes its segment: a command that trains again and
+// again would otherwise fill the node's memory. How the process ended follows from its launcher's exit.
 void Run::retire(Followed& followed) {
   followed.finish(RunState::kRunning);
   may_have_room_ = true;
@@ -302,14 +307,14 @@ void Run::retire(Followed& followed) {
 }
 
 RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
-  // A process that a later attempt has replaced did not end as that one does.
+  // A process that a later attempt replaced has failed, even if the later attempt ends well.
   return is_replaced(followed) ? RunState::kFailed : of_launcher;
 }
 
 void Run::finish(Followed& followed, RunState state) {
   followed.finish(end_of(followed, state));
   may_have_room_ = true;
-  facts_.note(followed.name, followed.rank);  // the last that is learned of it
+  facts_.note(followed.name, followed.rank);  // nothing is read after finish()
   announce(followed);
   record_run(followed.rank, "ended");
   note_end(state);
@@ -364,9 +369,9 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
   for (const LauncherExit& exit : unanswered_exits(*directory_)) {
     if (ended.size() >= kMostExitsAtOnce) break;
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_id, now).first->second;
-    discover(registry);  // a segment born just before the end
+    discover(registry);  // a segment may have been created just before the exit
     const bool is_drained = drain(exit, now);
-    // Those that had to wait for a descriptor have those of the drained ones now.
+    // Draining closed descriptors, so segments that waited for descriptors can be opened now.
     if (discovery_.waiting() > 0 && discover(registry)) continue;
     if (!is_drained && now - seen < kDrainAtMost) continue;
     note_end(exit.state);
@@ -393,15 +398,16 @@ size_t Run::ranks() const {
 }
 
 size_t Run::ranks_that_live() const {
-  size_t live = 0, told = 0;
+  size_t live = 0, expected = 0;
   bool has_ended = false;
   for (const auto& followed : followed_) {
     if (!followed->rank.current) continue;
     has_ended |= followed->is_finished();
     live += !followed->is_finished();
-    told = std::max<size_t>(told, followed->rank.identity.local_ranks);
+    expected = std::max<size_t>(expected, followed->rank.identity.local_ranks);
   }
-  return has_ended ? live : std::max(live, told);  // the others are yet to come
+  // Before the first end, the missing ones may still start.
+  return has_ended ? live : std::max(live, expected);
 }
 
 int Run::cores_per_rank() const {
@@ -424,13 +430,13 @@ void Run::record_run(const RankStatistics& rank, const char* state) {
   if (record_ != nullptr) record_->write(run_line(rank, state));
 }
 
-// The part of Run that says what it knows: the series, the page's document, the summaries of launchers.
+// The part of Run that publishes: the series, the page's document, the summaries for launchers.
 
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kFlaggedAtMost = 2s;      // that a summary waits for the files of the last flagged slices
+constexpr auto kFlaggedAtMost = 2s;      // longest wait of a summary for the files of the last flagged slices
 constexpr size_t kMostRanksShown = 128;  // on the page
 
 RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
@@ -520,7 +526,7 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
     all["text"] = summary_text(input);
     all["line"] = summary_line(input);
   }
-  // Who started them cannot be read, so every launcher is told.
+  // A segment that is refused does not reveal its launcher, so the summary for every launcher has the count.
   if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
   all["processes_left_out"] = processes_left_out_;
   return all;
@@ -574,11 +580,12 @@ void Run::publish_ranks(Registry* registry) {
   }
 }
 
-// The part of Run that tells its ranks what the detectors make of the training.
+// The part of Run that passes the detectors' signals on to its ranks as advice.
 
 namespace {
 
-// Until the agent, at the lowest priority, has written what it read: a rank alone need not wait for others.
+// Added to the step from which several ranks follow advice: the time that the agent, at the lowest priority,
+// may need until all ranks can read it. A single rank need not wait for others.
 constexpr double kAheadSeconds = 0.25;
 constexpr int64_t kMostAhead = 64;  // steps
 
@@ -589,7 +596,7 @@ int64_t steps_ahead(double step_seconds) {
 
 }  // namespace
 
-// That no rank of the node has come to when it hears of it.
+// The step from which ranks follow new advice: no rank of the node has reached it when the advice arrives.
 int64_t Run::step_to_act_from() const {
   const int64_t soon = effective_step();
   if (ranks() < 2) return soon;
@@ -601,14 +608,14 @@ int64_t Run::step_to_act_from() const {
   return std::min(soon, INT64_MAX - kMostAhead) + steps_ahead(step_seconds);
 }
 
-// Written only when it has changed: of a level that lasts, the trainer itself counts the age.
+// Writes advice only if the signal has changed. The trainer itself counts how long a level has lasted.
 void Run::advise() {
   std::set<int64_t> ranks;
   for (const auto& followed : followed_)
     if (!followed->is_finished()) ranks.insert(followed->rank.identity.rank);
   const Signal signal = pipeline_->adviser().loudest(ranks);
-  if (signal == told_) return;
-  told_ = signal;
+  if (signal == advised_signal_) return;
+  advised_signal_ = signal;
   advice_ = {};
   advice_.level = static_cast<uint32_t>(signal.level);
   advice_.rank = static_cast<int32_t>(signal.rank);

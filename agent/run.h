@@ -60,8 +60,8 @@ class Followed {
  private:
   std::unique_ptr<segment::SegmentReader> segment_;
   Pipeline* pipeline_;
-  segment::Totals seen_;
-  Clock::time_point changed_;
+  segment::Totals seen_;       // counters at the last look()
+  Clock::time_point changed_;  // last time when the lock was held or a counter changed
 };
 
 // The end of a launcher's command. `foreshock run` writes it to exit.<launcher>.json in the run directory;
@@ -117,12 +117,14 @@ class Run {
   // Finds new segments. Returns whether there were any.
   bool discover(Registry* registry);
 
-  // Finishes the segments whose trainers have died without an exit status.
+  // Reads counters and locks of all segments. Finishes a segment whose trainer is gone if no launcher will
+  // report its exit, or if a later process has replaced it.
   void look_for_life(Clock::time_point now);
 
-  // Launchers whose command has ended and whose ranks have been drained or waited for long enough.
+  // Launchers whose command has ended, and whose ranks are drained or have been waited for long enough.
   std::vector<LauncherExit> ended_launchers(Clock::time_point now, Registry* registry);
-  // Writes the summary for such a launcher. The launcher waits for nothing else, so publish the series first.
+  // Writes the summary for a launcher that ended_launchers() returned. The launcher waits only for the
+  // summary, so the series must be published before.
   void answer(const LauncherExit& exit);
 
   // Sets every series of the run.
@@ -149,7 +151,7 @@ class Run {
   double rank_seconds() const;
   size_t ranks() const;  // distinct ranks, alive or ended
 
-  // Segments that cannot be followed, or cannot be followed now.
+  // Segments that were refused, or that wait for a descriptor.
   uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
   // The state of the run. It is finished when all trainings have ended well, even if the command still runs.
   RunState state() const;
@@ -200,22 +202,22 @@ class Run {
   WatchState watch_state_;
   RankFacts facts_;
   bool record_was_incomplete_ = false;  // an earlier agent could not write some lines of the record
-  bool is_told_incomplete_ = false;     // the directory has the mark that says so
+  bool has_incomplete_file_ = false;    // the directory has the file kRecordIncomplete
   std::vector<std::unique_ptr<Followed>> followed_;
   RunState state_ = RunState::kRunning;
   RunState worst_ = RunState::kRunning;  // the worst end of a rank so far
   uint64_t refused_segments_ = 0;        // segments refused for good
   uint64_t refusals_ = 0;                // all refusals, also of segments that had to wait
   std::string refusal_;                  // reason of the last refusal
-  bool may_have_room_ = false;           // segments were closed since the last look for new ones
-  bool told_of_limit_ = false;
+  bool may_have_room_ = false;           // segments were closed since the last discover()
+  bool has_warned_of_limit_ = false;
   Clock::time_point looked_at_ = {};                  // last look_for_life()
   uint64_t processes_left_out_ = 0;                   // replaced processes that were dropped to make room
   uint64_t interval_ = 0;                             // interval sent to the ranks; 0: none yet
   AgentWork work_at_last_choice_;                     // when choose_cadence() last measured
   std::optional<AgentCost> agent_cost_;               // measured by the last choose_cadence()
   std::optional<Burst> burst_;                        // the last burst
-  Signal told_;                                       // the signal that `advice_` was made from
+  Signal advised_signal_;                             // the signal that advice_ was made from
   segment::Advice advice_ = {};                       // advice sent to all ranks
   std::map<uint64_t, Clock::time_point> exits_seen_;  // by launcher: first sight of an exit without summary
 };

@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kLabelColumns = 14;
 constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
 constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each other
-// Below this set-up is most of our time, and the ratio says little of the program.
+// If a rank trained for fewer seconds, the summary prints them beside the overhead, which is then mostly that
+// of the set-up.
 constexpr double kShortSeconds = 10;
 
 // -- text --
@@ -45,7 +46,7 @@ std::string counted(uint64_t value, const char* one, const char* many) {
   return grouped(value) + " " + (value == 1 ? one : many);
 }
 
-// Names come from a trainer; none may reach a terminal as a command.
+// Replaces control characters: names come from a trainer, and a terminal would execute escape sequences.
 std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -57,7 +58,7 @@ std::string spaced(std::string text) {
   return text;
 }
 
-// "label         text", wrapped at kSummaryColumns; a word that is too long has a line of its own.
+// "label         text", wrapped at kSummaryColumns; a word that is too long gets a separate line.
 std::string entry(const std::string& label, const std::string& text) {
   std::string out = "  " + label, line;
   out.resize(std::max(kLabelColumns, out.size() + 1), ' ');
@@ -95,7 +96,7 @@ struct PassTotals {
   uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
   std::map<std::string, uint64_t> skipped, lost;
   std::optional<double> ratio;  // mean, each rank weighted by its judged calls
-  bool is_compared = false;     // an output was compared, and not only scores (dropout)
+  bool is_compared = false;     // outputs were compared; with dropout only scores are
 };
 
 class WeightedMean {
@@ -150,7 +151,7 @@ std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
   return ranks.size() > 1 ? " on rank " + std::to_string(rank.identity.rank) : "";
 }
 
-// -- findings: what is wrong, the one that names most comes first --
+// -- findings: what is wrong, in the order of FindingOrder --
 
 struct Finding {
   int order;             // ascending: the first one is the verdict
@@ -177,14 +178,16 @@ std::string fault_text(const std::string& of, std::optional<double> value) {
   return "error up to " + formatted("%.3gx", value) + " of plain attention";
 }
 
-// An alarm holds until 64 later slices have come; after a divergence none may come.
+// When a slice last supported the alarm, if that is long ago. An alarm holds until 64 later slices have
+// replaced that slice, which may never happen after a divergence.
 std::string support_of(const LayerAlarm& alarm, const RankStatistics& rank) {
   const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
   if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= 8 * interval) return "";
   return " (last seen at step " + std::to_string(alarm.last_step) + ")";
 }
 
-// Limits that a layer exceeds now, and limits that one exceeded before; each layer, pass and kind once.
+// Adds the limits that a layer exceeds now, and those that one exceeded before; each layer, tensor and kind
+// once.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
   for (const RankStatistics* rank : ranks) {
@@ -220,7 +223,8 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   }
 }
 
-// Layers that hold calls of unlike kinds are left out: a mean error over them says nothing.
+// The first rank on which a whole pass is biased; null if there is none. Ranks with a layer that pools calls
+// of different kinds are left out: a mean error over such calls says nothing.
 const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   for (const RankStatistics* rank : ranks) {
     const bool is_mixed = std::any_of(rank->layers.begin(), rank->layers.end(),
@@ -230,7 +234,7 @@ const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   return nullptr;
 }
 
-// The same of a whole pass, where no layer shows it.
+// Adds the limits that a pass exceeds over all layers, if no layer alone exceeds any.
 void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
   constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
   const bool has_layers = !findings->empty();
@@ -284,7 +288,7 @@ void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
   }
 }
 
-// Ranks see the same loss: the first one with events stands for all.
+// All ranks see the same loss, so only the first rank with loss events is listed.
 void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
   for (const RankStatistics* rank : ranks) {
     if (rank->last_loss && !std::isfinite(*rank->last_loss)) {
@@ -308,7 +312,7 @@ std::vector<Finding> findings_of(const SummaryInput& input, const PassTotals (&p
   return findings;
 }
 
-// Words of the first line. Nothing is called healthy that was not judged.
+// The verdict of the first line. Attention that was not checked is not called healthy.
 std::string verdict_of(const std::vector<Finding>& findings, const PassTotals (&passes)[2]) {
   if (!findings.empty()) return findings.front().headline;
   if (passes[0].judged + passes[1].judged == 0) return "attention not checked";
@@ -380,7 +384,7 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Each layer with attention calls it at least once in a step, so there are at most this many.
+// An upper limit of the number of layers with attention, since each makes at least one call in a step.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -510,7 +514,7 @@ std::string ended_early_text(const Ranks& ranks) {
   return text.empty() ? "" : text + ", of " + std::to_string(furthest);
 }
 
-// "process 4711, 40 steps: ", where one rank has several.
+// "process 4711, 40 steps: ", for a rank with several processes.
 std::string process_text(const RankStatistics& rank) {
   return "process " + std::to_string(rank.identity.pid) + ", " + counted(steps_of(rank), "step", "steps") +
          ": ";
@@ -627,7 +631,7 @@ std::string weights_entries(const SummaryInput& input) {
 }
 
 // "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared: head.weight and
-// 36 more". What no rank has shown has no name here.
+// 36 more". Tensors that no rank has reported are counted, but have no name here.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
   const size_t held =
@@ -668,7 +672,7 @@ std::string replicas_entry(const SummaryInput& input) {
                  "not compared: none on this node (alert ForeshockReplicaMismatch compares nodes)");
   if (sum_over(input.ranks, [&](const RankStatistics& r) { return replicas.mismatches(r.identity.rank); }) >
       0)
-    return "";  // a finding
+    return "";  // add_replicas() has made it a finding
   return entry("replicas", replicas_text(replicas, coverage, input.ranks));
 }
 
@@ -676,7 +680,8 @@ std::string milliseconds(double seconds) {
   return formatted(seconds < 0.01 ? "%.2g" : "%.0f", 1e3 * seconds) + " ms";
 }
 
-// What every step costs is not ours to leave out: from which length of steps on it is within the limit.
+// If the cost of unsampled steps alone exceeds the limit: how long steps must be for that cost to be within
+// the limit. Longer sampling intervals cannot reduce this cost.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
   if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
@@ -858,7 +863,8 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
   for (const auto& [reason, times] : missed) all_missed += times;
-  // Before a device is set up the first ones never come: only more than one in a hundred is worth a line.
+  // The first numbers are always missed, until the device is set up. More than one in a hundred is worth a
+  // note.
   if (all_missed * 100 > fetched)
     notes->emplace_back("not read", grouped(all_missed) + " of " + grouped(fetched) +
                                         " losses and norms on a device: " + listed(missed));

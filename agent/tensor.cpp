@@ -8,7 +8,7 @@
 namespace foreshock {
 namespace {
 
-// A sum of squares or a count that a trainer can have meant.
+// Whether a sum of squares or a count is known: NaN and negative values mean unknown.
 bool is_known(double x) { return std::isfinite(x) && x >= 0; }
 
 std::optional<double> ratio(double numerator, double denominator) {
@@ -24,7 +24,7 @@ void add_known(double other, double* to) {
   if (is_known(other)) *to = is_known(*to) ? *to + other : other;
 }
 
-// Both sums of a ratio or none, so that no tensor is in one of them alone.
+// Adds both sums of a ratio only if both are known, so that both cover the same tensors.
 void add_pair(double numerator, double denominator, double* to_numerator, double* to_denominator) {
   if (!is_known(numerator) || !is_known(denominator)) return;
   add_known(numerator, to_numerator);
@@ -70,7 +70,7 @@ void OptimizerSums::pool(const OptimizerSums& other) {
   add_pair(other.values[kGradientSumOfSquares], other.values[kGradientElements],
            &values[kGradientSumOfSquares], &values[kGradientElements]);
   add_known(other.values[kGradientNonFinite], &values[kGradientNonFinite]);
-  // These three come together or not at all.
+  // These three are added together or not at all, so that they cover the same tensors.
   if (is_known(other.values[kStalenessSum]) && is_known(other.values[kEpsilonDominated]) &&
       is_known(other.values[kMomentElements]))
     for (const OptimizerNumber n : {kStalenessSum, kEpsilonDominated, kMomentElements})

@@ -36,10 +36,11 @@ struct OptimizerSums {
   // what follows the known values is ignored.
   static OptimizerSums of(segment::Bytes payload, double weight_squares, double update_squares);
 
+  // In the formulas, g is the gradient and v_hat is Adam's bias-corrected second moment.
   std::optional<double> gradient_rms() const;
-  std::optional<double> rms_staleness() const;            // sqrt(mean(g^2 / max(v^, eps^2)))
-  std::optional<double> surprise_ratio() const;           // share with g^2 > 50 v^, v^ before the step
-  std::optional<double> epsilon_dominated_ratio() const;  // share of elements with sqrt(v^) < eps
+  std::optional<double> rms_staleness() const;            // sqrt(mean(g^2 / max(v_hat, eps^2)))
+  std::optional<double> surprise_ratio() const;           // share with g^2 > 50 v_hat, v_hat before the step
+  std::optional<double> epsilon_dominated_ratio() const;  // share of elements with sqrt(v_hat) < eps
   std::optional<double> update_ratio() const;             // |dW| / |W|
 
   // Adds another part of the same tensor at the same step. A value that either part lacks becomes unknown.
@@ -54,7 +55,7 @@ class OptimizerHealth {
  public:
   void take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums);
 
-  // Forgets the tensors that were last seen before `step`.
+  // Forgets the tensors whose latest statistics are of a step before `step`.
   void forget_before(int64_t step);
 
   struct Summary {
@@ -119,7 +120,7 @@ struct TensorSnapshot {
 };
 
 // All values of a layer's tensors, or of the model's, as one distribution. It covers one interval, in which
-// each tensor is measured at a step of its own.
+// each tensor is measured once, at different steps.
 struct PoolSnapshot {
   std::string layer;  // empty: the whole model
   int64_t step = -1;  // first step of the interval; -1: no interval is complete

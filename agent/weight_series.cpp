@@ -24,46 +24,48 @@ std::optional<Wasserstein> WeightSeries::distance(bool is_known, const Histogram
 
 void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   snapshot->stored = foreshock::store(snapshot->histogram);
-  begin_turn(*snapshot);
+  begin_window(*snapshot);
   const auto [found, is_new] = groups_.try_emplace(snapshot->layer);
   if (is_new) new_groups_.insert(snapshot->layer);
   Group& group = found->second;
-  const bool is_in_order = enter(*snapshot, &group);
+  const bool is_in_order = open_window(*snapshot, &group);
   Tensor& tensor = tensors_[snapshot->key];
-  if (!tensor.shown.empty() && tensor.layer != snapshot->layer) leave(tensor.layer, snapshot->key);
+  if (!tensor.kept.empty() && tensor.layer != snapshot->layer) leave_group(tensor.layer, snapshot->key);
   compare(tensor, snapshot);
   const bool goes_on =
-      !tensor.shown.empty() && tensor.shown.rbegin()->second.snapshot.interval == snapshot->interval;
-  if (!goes_on)  // whatever of it is waited with goes
+      !tensor.kept.empty() && tensor.kept.rbegin()->second.snapshot.interval == snapshot->interval;
+  if (!goes_on)  // incomplete windows belong to the series that ends here
     for (auto& [window, seen] : group.building) seen.erase(snapshot->key);
   const bool is_kept = keep(is_first, goes_on, *snapshot, group, &tensor);
   if (!is_in_order || !is_kept) return;
   group.members.insert(snapshot->key);
   group.building[window_of(*snapshot)].insert(snapshot->key);
-  complete_what_is_seen(snapshot->layer, &group);
+  complete_windows(snapshot->layer, &group);
 }
 
-// What nobody has shown for so long is not there any more: the model was taken apart differently.
-void WeightSeries::begin_turn(const TensorSnapshot& snapshot) {
+// Counts the snapshot's window if it is new. Then removes tensors without a snapshot in the latest windows:
+// the trainer now divides the model differently.
+void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   const int64_t begin = window_of(snapshot) * static_cast<int64_t>(snapshot.interval);
-  if (begin <= turn_begin_) return;
-  turn_begin_ = begin;
-  ++turns_;
+  if (begin <= newest_window_begin_) return;
+  newest_window_begin_ = begin;
+  ++window_count_;
   for (auto at = tensors_.begin(); at != tensors_.end();) {
     Tensor& tensor = at->second;
-    if (tensor.turn + kTurns >= turns_) {
+    if (tensor.seen_at_window + kMaxMissedWindows >= window_count_) {
       ++at;
       continue;
     }
-    leave(tensor.layer, at->first);
-    forget_shown(&tensor, {}, -1);
+    leave_group(tensor.layer, at->first);
+    forget_kept(&tensor, {}, -1);
     forget(&tensor.initial);
     at = tensors_.erase(at);
   }
 }
 
-// A tensor is a member of one group: that of the layer which it was last said to belong to.
-void WeightSeries::leave(const std::string& layer, const TensorKey& key) {
+// Removes a tensor from a layer's group. A tensor is only in the group of the layer that its latest record
+// names.
+void WeightSeries::leave_group(const std::string& layer, const TensorKey& key) {
   const auto found = groups_.find(layer);
   if (found == groups_.end()) return;
   Group& group = found->second;
@@ -80,8 +82,8 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
     Histogram before;
     return distance(restore(stored, &before), before, snapshot->histogram);
   };
-  // Other parts or another interval: a new series.
-  const Shown* last = tensor.shown.empty() ? nullptr : &tensor.shown.rbegin()->second;
+  // Compares with the snapshot one interval earlier, if it covers the same parts.
+  const KeptSnapshot* last = tensor.kept.empty() ? nullptr : &tensor.kept.rbegin()->second;
   const auto interval = static_cast<int64_t>(snapshot->interval);
   if (last != nullptr && !last->stored.empty() && last->snapshot.elements == snapshot->elements &&
       last->snapshot.interval == snapshot->interval && last->snapshot.step == snapshot->step - interval) {
@@ -94,18 +96,18 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
   }
 }
 
-// Whether there was room for it.
+// Stores `snapshot` as the tensor's latest. Returns false if its histogram exceeds the memory limit.
 bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group,
                         Tensor* tensor) {
-  const bool is_new = tensor->shown.empty();
-  forget_shown(tensor, goes_on ? group.building : std::map<int64_t, Seen>{}, -1);
+  const bool is_new = tensor->kept.empty();
+  forget_kept(tensor, goes_on ? group.building : std::map<int64_t, TensorKeys>{}, -1);
   tensor->layer = snapshot.layer;
-  tensor->turn = turns_;
-  Shown& shown = tensor->shown[window_of(snapshot)];
-  const bool is_kept = store(snapshot.stored, most_bytes_, &shown.stored);
-  shown.snapshot = snapshot;
-  shown.snapshot.histogram = {};
-  shown.snapshot.stored = {};
+  tensor->seen_at_window = window_count_;
+  KeptSnapshot& kept = tensor->kept[window_of(snapshot)];
+  const bool is_kept = store(snapshot.stored, most_bytes_, &kept.stored);
+  kept.snapshot = snapshot;
+  kept.snapshot.histogram = {};
+  kept.snapshot.stored = {};
   if (tensor->initial_step >= 0 && tensor->initial_elements != snapshot.elements) {
     forget(&tensor->initial);
     tensor->initial_step = -1;
@@ -120,10 +122,11 @@ void WeightSeries::keep_initial(const TensorSnapshot& snapshot, Tensor* tensor) 
   tensor->initial_elements = snapshot.elements;
 }
 
-// Snapshots that no window of `building` waits with, but for that of one window.
-void WeightSeries::forget_shown(Tensor* tensor, const std::map<int64_t, Seen>& building, int64_t but) {
-  std::erase_if(tensor->shown, [&](const auto& each) {
-    if (each.first == but || building.contains(each.first)) return false;
+// Forgets the tensor's snapshots, except those of the windows in `building` and of window `except`.
+void WeightSeries::forget_kept(Tensor* tensor, const std::map<int64_t, TensorKeys>& building,
+                               int64_t except) {
+  std::erase_if(tensor->kept, [&](const auto& each) {
+    if (each.first == except || building.contains(each.first)) return false;
     bytes_ -= each.second.stored.size();
     return true;
   });
@@ -145,19 +148,20 @@ bool WeightSeries::store(const std::string& bytes, uint64_t limit, std::string* 
   return true;
 }
 
-// False when the group has gone on: its tensors come from ranks that run apart and are read one by one.
-bool WeightSeries::enter(const TensorSnapshot& snapshot, Group* group) {
+// Opens the window of a snapshot in its group. Returns false if the window is closed already: ranks are at
+// different steps and are read one by one, so a snapshot may come late.
+bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   const int64_t window = window_of(snapshot);
   if (snapshot.interval != group->interval) {
-    if (snapshot.step < group->begun * static_cast<int64_t>(group->interval)) return false;
+    if (snapshot.step < group->newest * static_cast<int64_t>(group->interval)) return false;
     group->building.clear();
-    group->previous_window = group->begun = -1;
+    group->previous_window = group->newest = -1;
     group->interval = snapshot.interval;
   }
-  if (group->begun < 0) group->closed = window - 1;
+  if (group->newest < 0) group->closed = window - 1;
   if (window <= group->closed) return false;
-  group->begun = std::max(group->begun, window);
-  group->turn = turns_;
+  group->newest = std::max(group->newest, window);
+  group->seen_at_window = window_count_;
   group->building.try_emplace(window);
   while (group->building.size() > kMostBuilding)
     group->is_first ? end_first(group) : close(group->building.begin()->first, group);
@@ -172,12 +176,12 @@ void WeightSeries::pass(int64_t step) {
     if (group.building.size() < 2) return false;
     if (step / static_cast<int64_t>(group.interval) <= group.building.begin()->first) return false;
     end_first(&group);
-    complete_what_is_seen(layer, &group);
+    complete_windows(layer, &group);
     return true;
   });
 }
 
-// The window in which the members have become known.
+// Ends the group's first window, in which its members became known.
 void WeightSeries::end_first(Group* group) {
   const auto& [window, seen] = *group->building.begin();
   uint64_t elements = 0;
@@ -187,17 +191,17 @@ void WeightSeries::end_first(Group* group) {
   close(window, group);
 }
 
-// This window, and those before it that lack a tensor, wait no more.
+// Closes this window and the incomplete ones before it.
 void WeightSeries::close(int64_t window, Group* group) {
   group->closed = window;
   group->building.erase(group->building.begin(), group->building.upper_bound(window));
   for (const TensorKey& key : group->members) {
     Tensor& tensor = tensors_.at(key);
-    forget_shown(&tensor, group->building, tensor.shown.rbegin()->first);
+    forget_kept(&tensor, group->building, tensor.kept.rbegin()->first);
   }
 }
 
-void WeightSeries::complete_what_is_seen(const std::string& layer, Group* group) {
+void WeightSeries::complete_windows(const std::string& layer, Group* group) {
   if (group->is_first || group->members.empty()) return;
   const auto is_whole = [group](const auto& each) { return each.second.size() == group->members.size(); };
   for (auto found = std::ranges::find_if(group->building, is_whole); found != group->building.end();
@@ -208,8 +212,8 @@ void WeightSeries::complete_what_is_seen(const std::string& layer, Group* group)
 WeightSeries::Held WeightSeries::held() const {
   Held held;
   for (const auto& [key, tensor] : tensors_) {
-    if (tensor.shown.empty()) continue;
-    const TensorSnapshot& last = tensor.shown.rbegin()->second.snapshot;
+    if (tensor.kept.empty()) continue;
+    const TensorSnapshot& last = tensor.kept.rbegin()->second.snapshot;
     held.elements += last.elements;
     held.whole_elements += last.whole_elements;
   }
@@ -225,11 +229,11 @@ void WeightSeries::begin_anew(bool keeps_initial) {
   layers_.clear();
   model_ = {};
   bytes_ = 0;
-  turn_begin_ = -1;
+  newest_window_begin_ = -1;
   std::erase_if(tensors_, [&](const auto& each) { return !keeps_initial || each.second.initial_step < 0; });
   for (auto& [key, tensor] : tensors_) {
-    tensor.shown.clear();
-    tensor.turn = turns_;
+    tensor.kept.clear();
+    tensor.seen_at_window = window_count_;
     bytes_ += tensor.initial.size();
   }
 }
@@ -250,7 +254,7 @@ void WeightSeries::forget_initial(const TensorKey& key) {
   group->second.initial_elements = 0;
 }
 
-// Layers and the model, out of the tensors of a window.
+// The part of WeightSeries that pools the tensors of a window into layers and the model.
 
 namespace {
 
@@ -269,20 +273,20 @@ void close_pool(double squares, double updates, PoolSnapshot* pool) {
 }  // namespace
 
 // The sum of the histograms of all members that have one in this window; *elements is their number of values.
-Histogram WeightSeries::pooled(const Seen& members, int64_t window, uint64_t* elements) const {
+Histogram WeightSeries::pooled(const TensorKeys& members, int64_t window, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
   for (const TensorKey& key : members) {
-    const Shown& shown = tensors_.at(key).shown.at(window);
+    const KeptSnapshot& kept = tensors_.at(key).kept.at(window);
     Histogram one;
-    if (!restore(shown.stored, &one)) continue;
+    if (!restore(kept.stored, &one)) continue;
     merge(one, &sum);
-    *elements += shown.snapshot.elements;
+    *elements += kept.snapshot.elements;
   }
   return sum;
 }
 
-Histogram WeightSeries::first_of(const Seen& members, uint64_t* elements) const {
+Histogram WeightSeries::first_of(const TensorKeys& members, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
   for (const TensorKey& key : members) {
@@ -304,7 +308,7 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
   pool.tensors = group.members.size();
   sums.now = pooled(group.members, window, &pool.elements);
   for (const TensorKey& key : group.members) {
-    const TensorSnapshot& last = tensors_.at(key).shown.at(window).snapshot;
+    const TensorSnapshot& last = tensors_.at(key).kept.at(window).snapshot;
     pool.time = std::max(pool.time, last.time);
     if (last.previous && last.previous->value >= pool.previous_max.value_or(0)) pool.moved_most = key.name;
     pool.previous_max = larger(pool.previous_max, value_of(last.previous));
@@ -321,7 +325,7 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
   return sums;
 }
 
-// The first snapshots of all members, once all of them have one.
+// Stores the sum of the first snapshots of all members, once all of them have one.
 void WeightSeries::set_first(Group* group, uint64_t elements) {
   if (group->initial_elements == elements) return;
   forget(&group->initial);
@@ -360,10 +364,10 @@ void WeightSeries::complete(const std::string& layer, int64_t window, Group* gro
   add_to_model(sums, window);
 }
 
-// Groups that a model has: what is not there any more takes no part.
+// The number of groups in the model; a group without recent snapshots is no longer part of it.
 size_t WeightSeries::groups_alive() const {
   return static_cast<size_t>(std::ranges::count_if(groups_, [this](const auto& each) {
-    return !each.second.members.empty() && each.second.turn + kTurns >= turns_;
+    return !each.second.members.empty() && each.second.seen_at_window + kMaxMissedWindows >= window_count_;
   }));
 }
 

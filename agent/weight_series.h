@@ -24,8 +24,7 @@ class WeightSeries {
   // those of different tensors need not, since ranks run apart.
   void take(bool is_first, TensorSnapshot* snapshot);
 
-  // Declares that all snapshots of steps before `step` were taken, so that the set of tensors is known
-  // earlier.
+  // Declares that no snapshot of a step before `step` will come, so that the set of tensors is known earlier.
   void pass(int64_t step);
 
   // The layers, and the model, that have become complete since the last call.
@@ -38,42 +37,44 @@ class WeightSeries {
   struct Held {
     uint64_t elements = 0, whole_elements = 0;
   };
-  Held held() const;  // of all tensors
+  Held held() const;  // elements held on this node, and elements of the whole tensors
 
-  uint64_t dropped() const { return dropped_; }  // snapshots for which there was no room
+  uint64_t dropped() const { return dropped_; }  // snapshots that exceeded the memory limit
   uint64_t bytes() const { return bytes_; }      // bytes of the kept histograms
 
-  // Forgets everything but, if `keeps_initial`, the first snapshots: steps may repeat from now on.
+  // Forgets everything except, if `keeps_initial`, the first snapshots: steps may repeat from now on.
   void begin_anew(bool keeps_initial);
   int64_t initial_step(const TensorKey& key) const;  // step of the first snapshot; -1: not kept
   void forget_initial(const TensorKey& key);
 
  private:
   static constexpr size_t kMostBuilding = 2;  // incomplete windows of a group, and of the model
-  static constexpr uint64_t kTurns = 3;       // a tensor not shown for so many windows is taken to be gone
+  // A tensor without a snapshot in this many windows is taken to be gone.
+  static constexpr uint64_t kMaxMissedWindows = 3;
 
-  struct Shown {
+  struct KeptSnapshot {
     TensorSnapshot snapshot;  // without its histogram, which is in `stored`
     std::string stored;
   };
   struct Tensor {
     std::string layer;
-    std::map<int64_t, Shown>
-        shown;  // by window: the last snapshot, and those of the group's incomplete windows
+    // By window: the last snapshot, and those of the group's incomplete windows.
+    std::map<int64_t, KeptSnapshot> kept;
     std::string initial;
     int64_t initial_step = -1;
     uint64_t initial_elements = 0;
-    uint64_t turn = 0;  // value of turns_ when it was last shown
+    uint64_t seen_at_window = 0;  // window_count_ at its latest snapshot
   };
-  using Seen = std::set<TensorKey>;
+  using TensorKeys = std::set<TensorKey>;
   // The tensors of a layer, or, for layer "", those without a layer.
   struct Group {
-    Seen members;
-    std::map<int64_t, Seen>
-        building;  // by window (step / interval); when a third begins, the oldest is dropped
-    int64_t begun = -1, closed = -1;  // the last window with a snapshot, and the last complete or dropped one
-    bool is_first = true;             // the first window, in which the members become known
-    uint64_t interval = 0, turn = 0;
+    TensorKeys members;
+    // Incomplete windows, by number (step / interval). When a third begins, the oldest is dropped.
+    std::map<int64_t, TensorKeys> building;
+    int64_t newest = -1;   // the last window with a snapshot
+    int64_t closed = -1;   // the last window that is complete or dropped
+    bool is_first = true;  // the first window, in which the members become known
+    uint64_t interval = 0, seen_at_window = 0;
     std::string previous, initial;
     int64_t previous_window = -1;
     uint64_t previous_elements = 0, initial_elements = 0;
@@ -88,25 +89,25 @@ class WeightSeries {
   };
 
   static std::optional<Wasserstein> distance(bool is_known, const Histogram& before, const Histogram& now);
-  void leave(const std::string& layer, const TensorKey& key);
+  void leave_group(const std::string& layer, const TensorKey& key);
   void compare(const Tensor& tensor, TensorSnapshot* snapshot) const;
   bool keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group, Tensor* tensor);
   void keep_initial(const TensorSnapshot& snapshot, Tensor* tensor);
-  void begin_turn(const TensorSnapshot& snapshot);
-  bool enter(const TensorSnapshot& snapshot, Group* group);
+  void begin_window(const TensorSnapshot& snapshot);
+  bool open_window(const TensorSnapshot& snapshot, Group* group);
   void end_first(Group* group);
-  void complete_what_is_seen(const std::string& layer, Group* group);
+  void complete_windows(const std::string& layer, Group* group);
   void complete(const std::string& layer, int64_t window, Group* group);
   void close(int64_t window, Group* group);
-  Histogram pooled(const Seen& members, int64_t window, uint64_t* elements) const;
-  Histogram first_of(const Seen& members, uint64_t* elements) const;
+  Histogram pooled(const TensorKeys& members, int64_t window, uint64_t* elements) const;
+  Histogram first_of(const TensorKeys& members, uint64_t* elements) const;
   Sums sums_of(const std::string& layer, const Group& group, int64_t window) const;
   void set_first(Group* group, uint64_t elements);
   void store_previous(Group* group, int64_t window, const std::string& stored, uint64_t elements);
   void add_to_model(const Sums& sums, int64_t window);
   size_t groups_alive() const;
   void complete_model(int64_t window, Sums* model);
-  void forget_shown(Tensor* tensor, const std::map<int64_t, Seen>& building, int64_t but);
+  void forget_kept(Tensor* tensor, const std::map<int64_t, TensorKeys>& building, int64_t except);
   void forget(std::string* stored);
   bool store(const std::string& bytes, uint64_t limit, std::string* to);
 
@@ -119,10 +120,9 @@ class WeightSeries {
   PoolSnapshot model_;
   std::vector<PoolSnapshot> completed_;
   uint64_t bytes_ = 0, dropped_ = 0;
-  // Windows in which any tensor was shown; windows without a snapshot do not count. A tensor not shown in the
-  // last kTurns of them is taken to be gone.
-  uint64_t turns_ = 0;
-  int64_t turn_begin_ = -1;  // first step of the last such window
+  // Number of windows in which any tensor had a snapshot; other windows do not count.
+  uint64_t window_count_ = 0;
+  int64_t newest_window_begin_ = -1;  // first step of the newest such window
 };
 
 }  // namespace foreshock

@@ -15,8 +15,9 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kMostTensors = 1 << 16;
-// Ranks are read one after the other, so steps of a tensor wait for a part: up to so many, or, in a run that
-// takes its time, two of them for so long. Then whoever is missing shows no weights.
+// Ranks are read one after the other, so steps of a tensor wait for the parts of other ranks: at most
+// kMostPending steps, and if more than kFewPending wait, at most kPatience seconds. Ranks whose parts are
+// missing then are taken to report no weights.
 constexpr size_t kMostPending = 64, kFewPending = 2;
 constexpr double kPatience = 10;  // seconds
 
@@ -29,7 +30,7 @@ uint64_t whole_elements(const segment::TensorRecord& record) {
 TensorKey key_of(const segment::TensorRecord& record, const segment::Identity& identity) {
   TensorKey key;
   key.name = segment::text_of(record.name);
-  // The parts of a distributed tensor say by themselves where they belong.
+  // The record of a part has its offset in the tensor, so its key needs no coordinates of the rank.
   if (whole_elements(record) == record.elements) place(identity, &key);
   return key;
 }
@@ -54,13 +55,13 @@ TensorPart part_of(const segment::TensorRecord& record) {
   return part;
 }
 
-bool is_at_the_beginning(const segment::TensorRecord& record) {
+bool is_at_start_of_run(const segment::TensorRecord& record) {
   return record.snapshot == 1 && static_cast<uint64_t>(record.step) <= record.interval;
 }
 
 uint64_t bytes_of(const Histogram& histogram) { return histogram.bins.capacity() * sizeof(HistogramBin); }
 
-// NaN: not known.
+// One number of the record's reductions; NaN if it is unknown.
 double reduction(const segment::TensorView& view, segment::TensorReduction which) {
   const segment::Bytes payload = view.payload[segment::kTensorReductions];
   double value = std::numeric_limits<double>::quiet_NaN();
@@ -89,10 +90,11 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
       std::max(snapshot->update_max_magnitude.value_or(0), reduction(view, segment::kUpdateMaxMagnitude));
 }
 
-// Another part's sums; `snapshot` counts it already.
+// Adds the optimizer sums of a part that snapshot->parts contains already.
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
-  const double changed = reduction(view, segment::kUpdatedSumOfSquares);  // of what was compared
+  // The sum of squares of the values whose change is known.
+  const double changed = reduction(view, segment::kUpdatedSumOfSquares);
   const OptimizerSums sums =
       OptimizerSums::of(payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
                         reduction(view, segment::kUpdateSumOfSquares));
@@ -110,12 +112,12 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   *why = nullptr;
   begin_attempt(record, identity);
   const RollbackWatch::Verdict verdict = rollback_.take(record, identity.rank);
-  if (verdict == RollbackWatch::Verdict::kOfBefore) {
+  if (verdict == RollbackWatch::Verdict::kStale) {
     ++dropped_;
     return {};
   }
-  // A process may go back to its own beginning as well, with another model: as folds of a validation do.
-  if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(!is_at_the_beginning(record));
+  // A process may return to its own beginning too, with another model, as in cross-validation.
+  if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
   series_.pass(passed());
@@ -125,7 +127,8 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   std::vector<TensorSnapshot> done;
   const bool is_checksum = record.form == segment::HistogramForm::kNone;
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
-    // Put together already, without this rank: it is a replica, or waited for from now on.
+    // The snapshot was completed without this rank. The rank is a replica, or later snapshots wait for it
+    // too.
     if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
     TensorSnapshot& late = done.emplace_back();
@@ -151,22 +154,22 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   const auto& [oldest, waiting] = *known.pending.begin();
   const double waited = 1e-9 * static_cast<double>(record.time_ns) - waiting.snapshot.time;
   if (known.pending.size() > kMostPending || (known.pending.size() > kFewPending && waited > kPatience))
-    wait_no_longer(oldest + 1);
+    stop_waiting_for_ranks(oldest + 1);
   finish(&known, &done);
   make_room(&done);
-  series_.pass(passed());  // what was taken just now included
+  series_.pass(passed());  // now with this record
   return done;
 }
 
-// An attempt at the beginning of the run has first snapshots of its own; a later one goes on with those that
-// are known.
+// Begins again if the record is of a new attempt. An attempt at the beginning of the run has its own first
+// snapshots; a later attempt is compared with the known ones.
 void Weights::begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
-  begin_anew(!is_at_the_beginning(record));
+  begin_anew(!is_at_start_of_run(record));
   rollback_.begin_anew();
   is_followed_before_ |= is_any_taken_;
   is_any_taken_ = true;
-  is_initial_unknown_told_ = false;
+  has_reported_initial_unknown_ = false;
 }
 
 void Weights::begin_anew(bool keeps_initial) {
@@ -181,16 +184,17 @@ void Weights::begin_anew(bool keeps_initial) {
   forgotten_ = 0;
 }
 
-// A process that goes on with a run has a first snapshot too, which is not the run's.
+// Whether a record may be of the run's first snapshot. A process that continues a run has a first snapshot
+// too, but not that of the run.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
-  return is_at_the_beginning(record) || !(is_followed_before_ || identity.attempt > 0);
+  return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);
 }
 
 std::optional<int64_t> Weights::take_initial_unknown() { return std::exchange(initial_unknown_, {}); }
 
-// The histogram of a part; empty where the part is known from another rank, a replica. `known`: what is known
-// of the tensor; may be null.
+// Reads the histogram of a part. It stays empty if a replica on another rank has reported the part. `known`
+// may be null.
 bool Weights::read(const segment::TensorView& view, const Known* known, Histogram* histogram,
                    const char** why) {
   const segment::TensorRecord& record = view.record;
@@ -218,7 +222,7 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
   TensorSnapshot& snapshot = pending->snapshot;
   snapshot.ranks = pending->ranks.size();
   TensorPart part = part_of(record);
-  if (std::ranges::find(snapshot.parts, part) != snapshot.parts.end()) return;  // a replica's
+  if (std::ranges::find(snapshot.parts, part) != snapshot.parts.end()) return;  // a replica has reported it
   snapshot.parts.push_back(std::move(part));
   pending_bytes_ -= bytes_of(snapshot.histogram);
   merge(histogram, &snapshot.histogram);
@@ -229,7 +233,7 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
   join_optimizer(view, &snapshot);
 }
 
-// Whether no rank will show this step of a tensor that has not.
+// Whether every rank has reported this step of a tensor or has passed it.
 bool Weights::have_passed(int64_t step, const Pending& pending) const {
   return reached_.size() >= std::min(ranks_here_, expected_) &&
          std::ranges::all_of(reached_, [&](const auto& rank) {
@@ -237,7 +241,8 @@ bool Weights::have_passed(int64_t step, const Pending& pending) const {
          });
 }
 
-// A tensor is put together from every rank that holds a part of it here, which need not be all of them.
+// Whether all ranks of this node that hold a part of the tensor have reported it; not every rank need hold
+// one.
 bool Weights::is_complete(const Known& known, int64_t step, const Pending& pending) const {
   if (pending.snapshot.elements == pending.snapshot.whole_elements) return true;
   if (pending.ranks.size() >= ranks_here_) return true;
@@ -245,8 +250,8 @@ bool Weights::is_complete(const Known& known, int64_t step, const Pending& pendi
          (known.is_settled || have_passed(step, pending));
 }
 
-// What has become complete, in the order of steps; what was left out by a rank that held a part of it before
-// is not compared with anything.
+// Moves complete snapshots to *done, in the order of steps. Drops a snapshot without the part of a rank that
+// had one before, since it cannot be compared with others.
 void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
   int64_t newest = -1;
   for (const auto& [step, pending] : known->pending)
@@ -283,22 +288,22 @@ std::map<int64_t, Weights::Pending>::node_type Weights::extract(Known* known, in
   return node;
 }
 
-// Nothing of a step before this one is to come; 0: who knows.
+// A step before which no more records will come; 0: unknown.
 int64_t Weights::passed() const {
   if (reached_.empty() || reached_.size() < std::min(ranks_here_, expected_)) return 0;
   const auto last = [](const auto& a, const auto& b) { return a.second < b.second; };
-  const int64_t shown = std::ranges::min_element(reached_, last)->second;
-  return waiting_.empty() ? shown : std::min(shown, waiting_.begin()->first);
+  const int64_t reached = std::ranges::min_element(reached_, last)->second;
+  return waiting_.empty() ? reached : std::min(reached, waiting_.begin()->first);
 }
 
 void Weights::note_initial(const TensorSnapshot& snapshot) {
-  if (is_initial_unknown_told_ || series_.initial_step(snapshot.key) >= 0) return;
-  is_initial_unknown_told_ = true;
+  if (has_reported_initial_unknown_ || series_.initial_step(snapshot.key) >= 0) return;
+  has_reported_initial_unknown_ = true;
   initial_unknown_ = snapshot.step;
 }
 
-// Ranks that have shown nothing from `step` on are taken to show no weights any more.
-void Weights::wait_no_longer(int64_t step) {
+// Stops waiting for ranks that have not reached `step`: they are taken to report no weights any more.
+void Weights::stop_waiting_for_ranks(int64_t step) {
   std::erase_if(reached_, [step](const auto& rank) { return rank.second < step; });
   expected_ = reached_.size();
 }
@@ -312,7 +317,7 @@ void Weights::make_room(std::vector<TensorSnapshot>* done) {
     return first;
   };
   if (pending_bytes_ <= most_pending_) return;
-  wait_no_longer(oldest().first);
+  stop_waiting_for_ranks(oldest().first);
   for (auto& [key, known] : known_) finish(&known, done);
   while (pending_bytes_ > most_pending_) {
     const auto [step, known] = oldest();
@@ -321,7 +326,8 @@ void Weights::make_room(std::vector<TensorSnapshot>* done) {
   }
 }
 
-// The last word on each tensor, of tensors that are still shown: the others were taken apart differently.
+// Keeps the latest statistics of each tensor. A tensor without statistics for three intervals no longer
+// exists, since the trainer now divides the model differently.
 void Weights::take_optimizer(const TensorSnapshot& snapshot) {
   if (!snapshot.optimizer) return;
   optimizer_.take(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,

@@ -26,9 +26,9 @@ namespace foreshock {
 // Detects restarts of a run. A restarted run may repeat steps with other values.
 class AttemptWatch {
  public:
-  // Whether `record` is the first of a new attempt, or the first at all. A rank not seen before may have
-  // started late, so it counts as a new attempt only if its attempt number is higher: after an elastic
-  // restart a node may have other ranks.
+  // Whether `record` is the first of a new attempt, or the first at all. A rank not seen before may only have
+  // started late, or, after an elastic restart, be new on this node. So it begins a new attempt only if its
+  // attempt number is higher.
   bool is_new(const segment::TensorRecord& record, const segment::Identity& identity) {
     const bool is_first = starts_.empty();
     const auto [found, joins] = starts_.try_emplace(identity.rank, identity.start_time_ns);
@@ -38,7 +38,7 @@ class AttemptWatch {
     attempt_ = std::max<int64_t>(attempt_, identity.attempt);
     if (!is_first && !is_numbered_higher && (!starts_again || identity.start_time_ns <= begun_ns_))
       return false;
-    begun_ns_ = record.time_ns;  // ranks of this attempt that were seen before have started earlier than this
+    begun_ns_ = record.time_ns;  // a restarted rank that began before this belongs to the same attempt
     return true;
   }
 
@@ -58,7 +58,7 @@ class RollbackWatch {
   // Longest time, by the trainers' clock, for which records of a rank that does not go back count as stale.
   static constexpr uint64_t kPatienceNs = 10'000'000'000;
 
-  enum class Verdict { kGoesOn, kWentBack, kOfBefore };
+  enum class Verdict { kGoesOn, kWentBack, kStale };
 
   // The records of a rank must be passed in the order in which it wrote them.
   Verdict take(const segment::TensorRecord& record, int32_t rank) {
@@ -74,7 +74,7 @@ class RollbackWatch {
       // Counted from the rank's own first stale record: if the run goes back again and again, the time of the
       // last return would make every record stale.
       if (one.behind_since_ns == 0) one.behind_since_ns = record.time_ns;
-      if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kOfBefore;
+      if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kStale;
     }
     one.returns = returns_;
     one.behind_since_ns = 0;
@@ -119,11 +119,11 @@ class Weights {
   const PoolSnapshot& model() const { return series_.model(); }
   const std::map<std::string, PoolSnapshot>& layers() const { return series_.layers(); }
   std::vector<PoolSnapshot> completed() { return series_.completed(); }
-  // Number of elements that this node holds of all tensors, and of the whole tensors.
+  // Elements of all tensors: those that this node holds, and those of the whole tensors.
   using Held = WeightSeries::Held;
   Held held() const { return series_.held(); }
   const Replicas& replicas() const { return replicas_; }
-  // Counts each tensor once, however many replicas and parts this node holds.
+  // Latest optimizer statistics; each tensor counts once, with any number of replicas and parts on this node.
   const OptimizerHealth& optimizer() const { return optimizer_; }
   // Snapshots dropped because memory was full or a part never came.
   uint64_t snapshots_dropped() const { return series_.dropped() + dropped_; }
@@ -134,14 +134,14 @@ class Weights {
  private:
   struct Pending {
     TensorSnapshot snapshot;
-    std::set<int32_t> ranks;  // ranks that have shown their part
+    std::set<int32_t> ranks;  // ranks that have reported their part
     bool is_first = false;
   };
   struct Known {
     std::map<int64_t, Pending> pending;  // by step
     int64_t last_step = -1;
     std::set<int32_t> holders;  // ranks with a part of the last snapshot
-    bool is_settled = false;    // no other rank has shown a part since
+    bool is_settled = false;    // no other rank has reported a part since
   };
 
   bool read(const segment::TensorView& view, const Known* known, Histogram* histogram, const char** why);
@@ -152,7 +152,7 @@ class Weights {
   std::map<int64_t, Pending>::node_type extract(Known* known, int64_t step);
   void drop(Known* known, int64_t step);
   void note_initial(const TensorSnapshot& snapshot);
-  void wait_no_longer(int64_t step);
+  void stop_waiting_for_ranks(int64_t step);
   void make_room(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
   int64_t passed() const;
@@ -171,23 +171,23 @@ class Weights {
   uint64_t pending_bytes_ = 0;
   std::map<int32_t, int64_t> reached_;  // by rank: step of its latest record
   size_t ranks_here_ = 1;
-  size_t expected_ = std::numeric_limits<size_t>::max();  // number of ranks with any record; max(): unknown
+  size_t expected_ = std::numeric_limits<size_t>::max();  // ranks that report weights; max(): unknown
   std::map<int64_t, size_t> waiting_;                     // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
   bool is_followed_before_ = false, is_any_taken_ = false;
   std::optional<int64_t> initial_unknown_;
-  bool is_initial_unknown_told_ = false;
+  bool has_reported_initial_unknown_ = false;
 };
 
 // Computes how training changes the scores of attention heads: spectra of the updates of query and key
-// projections, from the rows of them in tensor records.
+// projections, from the rows of these projections in tensor records.
 class HeadSpectra {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of rows; layers beyond this are not followed
 
   // Takes the rows of one record, if it has any. Returns a spectrum if they complete a second measurement of
-  // a layer. Rows that replicas show of the same step count once. If the rows are invalid, *why is the
+  // a layer. Rows that several replicas report for one step count once. If the rows are invalid, *why is the
   // reason.
   std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
                                     const char** why);

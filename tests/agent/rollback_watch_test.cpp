@@ -20,7 +20,7 @@ TEST(RollbackWatch, WhatARankHasShownBeforeItWentBackIsOfBefore) {
   EXPECT_EQ(take(&watch, 0, 10, kSecond), Verdict::kGoesOn);
   EXPECT_EQ(take(&watch, 1, 10, kSecond), Verdict::kGoesOn);
   EXPECT_EQ(take(&watch, 0, 3, 2 * kSecond), Verdict::kWentBack);
-  EXPECT_EQ(take(&watch, 1, 11, 2 * kSecond), Verdict::kOfBefore);
+  EXPECT_EQ(take(&watch, 1, 11, 2 * kSecond), Verdict::kStale);
   EXPECT_EQ(take(&watch, 1, 3, 3 * kSecond), Verdict::kGoesOn) << "it has gone back as well";
   EXPECT_EQ(take(&watch, 0, 4, 3 * kSecond), Verdict::kGoesOn);
 }
@@ -30,7 +30,7 @@ TEST(RollbackWatch, ARankThatDoesNotGoBackIsHeardAgain) {
   take(&watch, 0, 10, kSecond);
   take(&watch, 1, 10, kSecond);
   take(&watch, 0, 3, 2 * kSecond);
-  EXPECT_EQ(take(&watch, 1, 11, 2 * kSecond), Verdict::kOfBefore);
+  EXPECT_EQ(take(&watch, 1, 11, 2 * kSecond), Verdict::kStale);
   EXPECT_EQ(take(&watch, 1, 12, 2 * kSecond + RollbackWatch::kPatienceNs), Verdict::kGoesOn);
   EXPECT_EQ(take(&watch, 1, 13, 2 * kSecond + RollbackWatch::kPatienceNs), Verdict::kGoesOn);
 }
@@ -45,7 +45,7 @@ TEST(RollbackWatch, ARankIsHeardThoughTheOthersGoBackAgainAndAgain) {
       const uint64_t now = kSecond * (1 + 4 * epoch + static_cast<uint64_t>(step));
       take(&watch, 0, step, now);
       if (epoch == 2 && step < 3) continue;
-      heard += take(&watch, 1, step, now) != Verdict::kOfBefore;
+      heard += take(&watch, 1, step, now) != Verdict::kStale;
     }
   EXPECT_GE(heard, 20u);
 }
