@@ -40,11 +40,11 @@ constexpr Values kErrorComponents[] = {"segment", "record"};
 constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
 constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
 constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "logged", "unknown"};
-// The names of agent/flagged.h.
+// kFlagReasonNames and kFlaggedDropNames of agent/flagged.h, which exporters may not include.
 constexpr Values kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
                                    "output_error_drift", "logit",           "control"};
 constexpr Values kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
-// The names of detect/thresholds.h; exporters may not include it.
+// The names of the detectors in detect/thresholds.h, which exporters may not include.
 constexpr Values kDetectorNames[] = {"bias",
                                      "output_error_drift",
                                      "deviation_forward",
@@ -58,7 +58,7 @@ constexpr Values kDetectorNames[] = {"bias",
                                      "update_spectrum",
                                      "weight_shift"};
 
-// Label lists. `run` and `rank` come first, so that a reader of a query finds them in one place.
+// Label lists. `run` and `rank` come first, since Registry clears series by this prefix of their keys.
 constexpr LabelInfo kRun[] = {{"run"}};
 constexpr LabelInfo kRank[] = {{"run"}, {"rank"}};
 constexpr LabelInfo kRankInfoLabels[] = {{"run"}, {"rank"}, {"node"}, {"local_rank"}, {"attempt"},  {"dp"},

@@ -111,7 +111,7 @@ inline constexpr size_t kMaxLabels = 12;
 
 enum class MetricType { kCounter, kGauge };
 
-// `values` empty: any text, made harmless by label_text(). Otherwise the closed set of allowed values.
+// `values` empty: any text, which label_text() converts. Otherwise the closed set of allowed values.
 struct LabelInfo {
   std::string_view key;
   std::span<const std::string_view> values = {};

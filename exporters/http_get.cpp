@@ -34,7 +34,7 @@ class Socket {
 
 using Clock = std::chrono::steady_clock;
 
-// False when the deadline passes first.
+// Waits until one of `events` can be handled. False at the deadline or on an error.
 bool wait_for(int file, short events, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -95,7 +95,7 @@ bool send_all(int file, const std::string& text, Clock::time_point deadline) {
   return true;
 }
 
-// Until the other side closes.
+// Reads until the other side closes the connection.
 bool receive_all(int file, std::string* text, Clock::time_point deadline) {
   char piece[65536];
   while (text->size() <= kMaxResponseBytes) {
@@ -130,7 +130,7 @@ bool http_get(const std::string& address, int port, const std::string& path, int
   const Socket socket(storage.ss_family);
   if (socket.file() < 0 || !connect_to(socket.file(), storage, length, deadline))
     return fail(std::strerror(errno));
-  // 1.0 and "close": the answer ends where the connection ends.
+  // With HTTP/1.0 and "Connection: close" the response ends where the connection ends.
   const std::string authorization = token.empty() ? "" : "Authorization: Bearer " + token + "\r\n";
   if (!send_all(
           socket.file(),

@@ -31,7 +31,7 @@ std::string problem_of(const struct stat& status) {
 
 bool is_visible(char c) { return c > ' ' && c < '\x7f'; }
 
-// True and the rest when `text` begins with this scheme and spaces.
+// Whether `text` begins with this scheme and a space. *rest is then what follows the spaces.
 bool has_scheme(std::string_view text, std::string_view scheme, std::string_view* rest) {
   if (text.size() <= scheme.size() || text[scheme.size()] != ' ' ||
       strncasecmp(text.data(), scheme.data(), scheme.size()) != 0)
@@ -40,7 +40,7 @@ bool has_scheme(std::string_view text, std::string_view scheme, std::string_view
   return true;
 }
 
-// Stops at the first character that is no base64.
+// Decodes base64 up to the first character that does not belong to it.
 std::string from_base64(std::string_view text) {
   constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes;
@@ -138,7 +138,7 @@ std::string percent_decoded(std::string_view text) {
   return decoded;
 }
 
-// The state of one run, or of the agent where none is asked for.
+// The state of the run that the request names, or of the agent if it names none.
 HttpReply state(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
   constexpr std::string_view kJson = "application/json";
   const std::string run = query_value(request.target, "run");
@@ -148,8 +148,8 @@ HttpReply state(const HttpRequest& request, const std::shared_ptr<const Publishe
   return refusal(404, "no such run");
 }
 
-// The thread that serves lives on when the one that judges hangs, on a disk say. Nothing if what that one has
-// published is not older than `most`.
+// A reply with status 503 if the published state is older than `most`, else nothing. The thread that
+// publishes may hang, on a disk for example, while the HTTP thread still answers.
 std::optional<HttpReply> refusal_of_age(const Published& published, std::chrono::seconds most) {
   const auto age = std::chrono::steady_clock::now() - published.made;
   if (age <= most) return std::nullopt;
@@ -203,13 +203,13 @@ HttpReply HttpRoutes::metrics(const Published& published) {
 // The history of the run that the request names, or of all runs. Replies are kept only for runs that have
 // tables, so that a client cannot fill the memory with names.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
-  if (drawn_ != published.history) histories_.clear();
-  drawn_ = published.history;
+  if (histories_of_ != published.history) histories_.clear();
+  histories_of_ = published.history;
   const std::string run = query_value(request.target, "run");
   if (const auto known = histories_.find(run); known != histories_.end())
     return {200, "application/json", known->second};
   static const std::vector<HistoryTable> kNone;
-  const std::vector<HistoryTable>& tables = drawn_ ? *drawn_ : kNone;
+  const std::vector<HistoryTable>& tables = histories_of_ ? *histories_of_ : kNone;
   auto text = shared(history_json(tables, run));
   const auto is_of_run = [&](const HistoryTable& table) { return table.run == run; };
   if (run.empty() || std::any_of(tables.begin(), tables.end(), is_of_run)) histories_[run] = text;
@@ -217,7 +217,7 @@ HttpReply HttpRoutes::history(const HttpRequest& request, const Published& publi
 }
 
 bool HttpRoutes::is_foreign(std::string_view host) const {
-  return token_ == nullptr && !any_host_ && !is_loopback_host(host);
+  return token_ == nullptr && !allows_any_host_ && !is_loopback_host(host);
 }
 
 HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
@@ -246,7 +246,8 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
 
 namespace {
 
-// nlohmann's numbers have up to nine digits and take three times as long, for hundreds of thousands of them.
+// Five digits are enough for a chart. nlohmann's library would write up to nine and take three times as long,
+// which matters for a history of hundreds of thousands of numbers.
 void append_number(float value, std::string* text) {
   if (!std::isfinite(value)) {
     *text += "null";

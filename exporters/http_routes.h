@@ -18,55 +18,56 @@
 
 namespace foreshock {
 
-// Values by step, for the charts of the status page: the body of /api/v1/history.
-// Point n of every column stands for the steps [first_step + n * steps_per_point, ... + steps_per_point).
-// NaN: unknown.
+// Values by step, for the charts of the status page; the body of /api/v1/history has a list of these tables.
+// Point n of each column covers the steps [first_step + n * steps_per_point, ... + steps_per_point). NaN:
+// unknown.
 struct HistoryTable {
   std::string run;
   int64_t rank = 0;
-  std::string layer;  // "": of the whole rank
+  std::string layer;  // "": values of the whole rank
   int64_t first_step = 0, steps_per_point = 1;
-  std::vector<std::pair<std::string_view, std::vector<float>>> columns;  // names of static life
+  std::vector<std::pair<std::string_view, std::vector<float>>> columns;  // names must have static lifetime
 };
 
 // {"schema": 1, "tables": [{"run", "rank", "layer", "first_step", "steps_per_point", "columns": {name:
-// [...]}}]}; unknown is null, numbers have five digits, columns without any known value are left out. Of one
-// `run`, or of all if that is empty.
+// [...]}}]} with the tables of `run`, or with all if it is empty. Unknown values are null, numbers have five
+// digits, and columns without a known value are left out.
 std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run = "");
 
-// What the server shows until the next publish(). Immutable once published.
+// The state that the server serves until the next publish(). Immutable once published.
 struct Published {
   std::shared_ptr<const Snapshot> metrics;                             // null: /metrics is empty
   std::string state_json;                                              // body of /api/v1/state
   bool healthy = true;                                                 // /healthz answers 200, else 503
   std::string health_text;                                             // one line
   std::shared_ptr<const std::vector<HistoryTable>> history = nullptr;  // null: /api/v1/history has no tables
-  // Bodies of /api/v1/state?run=LABEL, by label. The same text may be published again and again.
+  // Bodies of /api/v1/state?run=LABEL, by label. Several published states may share a text.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
-  // When it was made: /healthz answers 503 once that is kStaleAfter ago, since the agent publishes every
-  // second.
+  // When this state was made. If that is more than kStaleAfter ago, /healthz answers 503, since the agent
+  // publishes every second.
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
   static constexpr std::chrono::seconds kStaleAfter{30};
-  // So does /metrics later: on a busy node the agent may be slow, but what is older than this says that the
-  // training stands still, and not that the agent does.
+  // /metrics answers 503 after this age, which is longer because a busy node makes the agent slow. Beyond it,
+  // unchanged values would look as if the training stood still, while it is the agent that does not publish.
   static constexpr std::chrono::seconds kTooOldAfter{120};
 };
 
 inline constexpr size_t kLeastTokenBytes = 16;
 inline constexpr size_t kMostTokenBytes = 1024;
 
-// The secret that a client must show: the first line of a file, read again whenever the file changes.
+// The secret that a client must send: the first line of a file, read again whenever the file changes.
 // Thread-compatible.
 class BearerToken {
  public:
-  // Null: *error is one line. The file must be root's or ours, closed to others and not writable for its
-  // group, and hold 16 to 1024 visible ASCII characters.
+  // Returns null if the file cannot be used; *error is then one line. The file must belong to root or to this
+  // user, be closed to others and not writable for its group, and begin with a line of 16 to 1024 visible
+  // ASCII characters.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
-  // `authorization`: the value of that header. Either "Bearer TOKEN" or "Basic ..." with any user and the
-  // token as the password, which is what a browser can send. Takes as long for a wrong token as for the right
-  // one. A file that has become unfit lets nobody in until it is fit again.
+  // `authorization`: the value of that header, either "Bearer TOKEN", or "Basic ..." with any user and the
+  // token as the password, which browsers can send. The comparison takes as long for a wrong token as for the
+  // right one. While the file cannot be used, no request is admitted.
   bool admits(std::string_view authorization);
 
  private:
@@ -74,14 +75,15 @@ class BearerToken {
   void read_if_changed();
 
   const std::string path_;
-  struct stat seen_ = {};
-  std::string token_;  // empty: nobody
+  struct stat seen_ = {};  // status of the file when it was last read
+  std::string token_;      // empty: no request is admitted
 };
 
-// The token in a file fit for one; "" with *error set otherwise. *status is the file's.
+// Reads the token from a file. Returns "" and sets *error if the file cannot be used. *status becomes that of
+// the file.
 std::string read_token(const std::string& path, struct stat* status, std::string* error);
 
-// In a time that depends on the lengths alone.
+// Takes a time that depends only on the lengths.
 bool equal_in_constant_time(std::string_view given, std::string_view expected);
 
 struct HttpRequest {
@@ -99,21 +101,21 @@ struct HttpReply {
 // True for 127.0.0.1, localhost and [::1], with or without a port.
 bool is_loopback_host(std::string_view host);
 
-// A reply of one line that says what is wrong.
+// A reply with one line that says what is wrong.
 HttpReply refusal(int status, std::string_view why);
 
-// The value of `key` in the target's query, percent-decoded; "" when absent.
+// The value of `key` in the target's query, percent-decoded; "" if there is none.
 std::string query_value(std::string_view target, std::string_view key);
 
-// Thread-compatible. Keeps the text of the last snapshot and history, so that many requests for
-// one state cost one rendering, and none where nobody asks.
+// Answers requests. Keeps the rendered text of the last snapshot and history, so that each published state is
+// rendered at most once, and only on request. Thread-compatible.
 class HttpRoutes {
  public:
-  // Everything but /healthz wants this token from now on; null: nothing does.
+  // From now on all paths except /healthz require this token; null: none is required.
   void require(std::unique_ptr<BearerToken> token) { token_ = std::move(token); }
 
-  // For a socket, which no web page can reach.
-  void take_any_host(bool any) { any_host_ = any; }
+  // Turns the check of the Host header off, for a Unix socket, which no web page can reach.
+  void allow_any_host(bool any) { allows_any_host_ = any; }
 
   // The reply shares what it can with `published` instead of copying it.
   HttpReply answer(const HttpRequest& request, const std::shared_ptr<const Published>& published);
@@ -124,11 +126,13 @@ class HttpRoutes {
   bool is_foreign(std::string_view host) const;
 
   std::unique_ptr<BearerToken> token_;
-  bool any_host_ = false;
-  std::shared_ptr<const Snapshot> rendered_;  // keeps the address from being used again
+  bool allows_any_host_ = false;
+  // What text_ was rendered from; kept, so that its address is not reused.
+  std::shared_ptr<const Snapshot> rendered_;
   std::shared_ptr<const std::string> text_;
-  std::shared_ptr<const std::vector<HistoryTable>> drawn_;
-  std::map<std::string, std::shared_ptr<const std::string>> histories_;  // by run; "": of all
+  // What histories_ was rendered from; kept for the same reason.
+  std::shared_ptr<const std::vector<HistoryTable>> histories_of_;
+  std::map<std::string, std::shared_ptr<const std::string>> histories_;  // by run; "": all runs
 };
 
 // The files of exporters/status_page/, embedded at build time.

@@ -44,9 +44,9 @@ constexpr seconds kReplyTime(4);
 constexpr size_t kMaxReplyBytes = 64 << 20;
 
 class HttpSession;
-using HttpSessions = std::list<HttpSession*>;  // silent longest first
+using HttpSessions = std::list<HttpSession*>;  // the connection that has been silent longest comes first
 
-// What sessions need of the server; used by its thread only, but for `published`.
+// What the sessions share. Used only by the server's thread, except `published`.
 struct HttpShared {
   std::shared_ptr<const Published> current() {
     const std::lock_guard lock(mutex);
@@ -59,7 +59,8 @@ struct HttpShared {
   HttpSessions sessions;
 };
 
-// One connection: wait for a byte, read the head, answer, again. Lives as long as a handler refers to it.
+// One connection: waits for a byte, reads a request head, replies, and starts again. Handlers refer to the
+// session and keep it alive.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
   HttpSession(StreamProtocol::socket socket, HttpShared* shared)
@@ -69,7 +70,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   ~HttpSession() { shared_->sessions.erase(place_); }
 
   void wait() {
-    if (buffer_.size() > 0) return read_head();  // pipelined
+    if (buffer_.size() > 0) return read_head();  // the client sent the next request without waiting
     stream_.expires_after(kIdleTime);
     // An empty read of the stream, unlike socket().async_wait, obeys its timeout.
     stream_.async_read_some(buffer_.prepare(kMaxHeadBytes),
@@ -80,7 +81,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                             });
   }
 
-  // Pending operations end with an error, and the session with them.
+  // Makes pending operations fail, which ends the session.
   void close() { stream_.close(); }
 
  private:
@@ -174,7 +175,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   beast::flat_buffer buffer_{2 * kMaxHeadBytes};
   std::optional<http::request_parser<http::buffer_body>> parser_;  // its body is never read
   std::optional<http::response<http::span_body<const char>>> response_;
-  std::shared_ptr<const std::string> body_;  // of the response on its way
+  std::shared_ptr<const std::string> body_;  // body of the reply that is being sent
   size_t discarded_ = 0;
 };
 
@@ -192,7 +193,7 @@ constexpr std::string_view kUnix = "unix:";
 
 bool is_socket_path(const std::string& address) { return address.starts_with(kUnix); }
 
-// Why this must not be listened on; "" when it may.
+// Why the server must not listen on this address; "" if it may.
 std::string refusal_of(const std::string& address, bool has_token) {
   if (is_socket_path(address))
     return address.size() - kUnix.size() < sizeof(sockaddr_un::sun_path) && address.size() > kUnix.size()
@@ -210,11 +211,11 @@ std::string refusal_of(const std::string& address, bool has_token) {
 
 struct HttpServer::Impl {
   HttpShared shared;
-  // Destroyed before `shared`: it owns the handlers, and they the sessions.
+  // Destroyed before `shared`: it owns the handlers, and they own the sessions, which refer to `shared`.
   std::unique_ptr<asio::io_context> context;
-  std::optional<tcp::acceptor> acceptor;  // one of the two
+  std::optional<tcp::acceptor> acceptor;  // only one of the two acceptors is set
   std::optional<asio::local::stream_protocol::acceptor> socket_acceptor;
-  struct stat socket_file = {};  // of the socket, as we made it
+  struct stat socket_file = {};  // status of the socket file that listen_at() created
   std::optional<asio::steady_timer> pause;
   std::thread thread;
   std::string address;
@@ -243,7 +244,8 @@ beast::error_code HttpServer::Impl::listen(const std::string& wanted_address, in
   return error;
 }
 
-// A socket file that nobody listens on is taken away; one that answers is another agent's.
+// Listens on a Unix socket. A socket file without a server is replaced; if a server answers, it is another
+// agent's.
 beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   using local = asio::local::stream_protocol;
   beast::error_code error;
@@ -257,7 +259,8 @@ beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   }
   socket_acceptor.emplace(*context);
   socket_acceptor->open(local(), error);
-  // Only this thread runs yet. Between bind and a chmod afterwards anybody could connect.
+  // No other thread runs yet, so umask() affects only this socket. With a chmod() after bind() any user could
+  // connect in between.
   const mode_t before = umask(0177);
   if (!error) socket_acceptor->bind(local::endpoint(path), error);
   umask(before);
@@ -277,6 +280,7 @@ beast::error_code HttpServer::Impl::bind(int wanted, int last) {
   return failure;
 }
 
+// Closes the Unix socket and removes its file, unless another agent has replaced the file.
 void HttpServer::Impl::forget_socket() {
   if (!socket_acceptor) return;
   socket_acceptor.reset();
@@ -303,7 +307,7 @@ void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
     });
     return;
   }
-  accept();  // first: what follows needs memory and may throw
+  accept();  // comes first: the rest allocates memory and may throw
   if (shared.sessions.size() >= kMaxConnections) close_oldest();
   std::make_shared<HttpSession>(StreamProtocol::socket(std::move(socket)), &shared)->wait();
 }
@@ -311,7 +315,7 @@ void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
 void HttpServer::Impl::close_oldest() {
   if (shared.sessions.empty()) return;
   HttpSession* oldest = shared.sessions.front();
-  // It ends only with its handlers: out of the way, so that the next one is another.
+  // The session ends only with its handlers. At the end of the list, the next call does not choose it again.
   shared.sessions.splice(shared.sessions.end(), shared.sessions, shared.sessions.begin());
   oldest->close();
 }
@@ -323,7 +327,7 @@ void HttpServer::Impl::serve() {
       context->run();
       return;
     } catch (const std::exception&) {
-      // No memory for one client: its handler is gone and its connection with it; the others go on.
+      // There was no memory for one client: its handler and its connection are gone, the others go on.
     }
   }
 }
@@ -345,7 +349,7 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
   std::unique_ptr<BearerToken> token;
   if (!token_file.empty() && (token = BearerToken::open(token_file, error)) == nullptr) return false;
   impl_->shared.routes.require(std::move(token));
-  impl_->shared.routes.take_any_host(is_socket_path(address));
+  impl_->shared.routes.allow_any_host(is_socket_path(address));
   impl_->context = std::make_unique<asio::io_context>(1);
   impl_->pause.emplace(*impl_->context);
   impl_->address = address;
@@ -356,7 +360,7 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
   }
   impl_->accept();
 
-  // Signals belong to the agent's main thread.
+  // Signals are for the agent's main thread, so the new thread blocks them.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -378,7 +382,7 @@ void HttpServer::publish(std::shared_ptr<const Published> published) {
   if (published == nullptr) return;
   const std::lock_guard lock(impl_->shared.mutex);
   impl_->shared.published.swap(published);
-}  // what was shown before is destroyed after the lock is gone
+}  // the previous state is destroyed after the lock is released
 
 void HttpServer::stop() {
   if (impl_->context) impl_->context->stop();

@@ -9,36 +9,37 @@
 
 namespace foreshock {
 
-// One thread of its own, started by start(), joined by stop(). No client can hold up another: every exchange
-// is asynchronous, a request head must be complete within 1 s, an exchange within 5 s, and of more than 256
-// connections the one that has been silent longest is closed. GET and HEAD only.
+// start() starts the server's thread, stop() joins it. No client can hold up another: every exchange is
+// asynchronous, a request head must be complete within 1 s, an exchange within 5 s, and beyond 256
+// connections the one that has been silent longest is closed. Only GET and HEAD are served.
 //
-// Without a token, a request to a loopback address whose Host is not a loopback name is answered with 403, so
-// that a foreign web page cannot read the state through a name that it points at 127.0.0.1.
+// Without a token, a request to a loopback address whose Host is not a loopback name is answered with 403.
+// Otherwise a foreign web page could read the state through a name that it points at 127.0.0.1.
 class HttpServer {
  public:
   HttpServer();
-  ~HttpServer();  // stops
+  ~HttpServer();  // calls stop()
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that is
-  // ours alone (0600). `port` 0: any free one. A port that is taken is an error, unless `last_port` is
-  // larger: then the first free one up to that. With a `token_file` (BearerToken) everything but /healthz
-  // wants the token; an address that is neither loopback nor a socket needs one. False: *error is one line.
+  // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that
+  // only this user can open (0600). `port` 0: any free port. A port in use is an error, unless `last_port` is
+  // larger: then the first free port up to that is taken. With a `token_file` (BearerToken) all paths except
+  // /healthz require the token; it must be given if the address is neither loopback nor a socket. On failure
+  // returns false, and *error is one line.
   bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "",
              int last_port = 0);
 
   // Valid after start().
   const std::string& address() const;  // as bound: numeric, or unix:PATH
   int port() const;                    // 0 for a socket
-  // What a client types: 127.0.0.1:9847, [::1]:9847 or unix:PATH.
+  // The address as a client writes it: 127.0.0.1:9847, [::1]:9847 or unix:PATH.
   std::string place() const;
 
-  // Any thread, at any time, also before start(). Never waits for a client: one pointer changes hands.
+  // Replaces the served state. May be called by any thread, also before start(). Never waits for a client.
   void publish(std::shared_ptr<const Published> published);
 
-  // Closes every connection. Harmless twice.
+  // Closes every connection and ends the thread. May be called repeatedly.
   void stop();
 
  private:

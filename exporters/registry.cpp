@@ -14,12 +14,12 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kMaxLabelBytes = 96;  // a user's name, a slash and a run id
+constexpr size_t kMaxLabelBytes = 96;  // enough for a user's name, a slash and a run id
 constexpr size_t kMostNamesLeftOut = 1 << 16;
-// Between label values in a key. label_text() lets no control character through.
+// Separates label values in a key. label_text() lets no control character through.
 constexpr char kSeparator = '\x1f';
 
-// What is dropped first has the highest number.
+// Groups of series for the drop order: a higher number is dropped earlier.
 enum Tier { kNode, kLifeOfRank, kRank, kLayer, kTiers };
 
 bool has_open_label(const MetricInfo& info, std::string_view key) {
@@ -27,8 +27,8 @@ bool has_open_label(const MetricInfo& info, std::string_view key) {
                      [&](const LabelInfo& label) { return label.key == key && label.values.empty(); });
 }
 
-// What alerts about a run ask of each of its ranks: one that has them not is taken for dead, and a NaN there
-// is nobody's. Some 30 series of a rank.
+// Series of which alerts expect one for every rank: without them a rank would be taken for dead, and a NaN of
+// its loss would go unnoticed. About 30 series of each rank.
 bool is_life_of_rank(Metric metric) {
   switch (metric) {
     case Metric::kRankInfo:
@@ -52,8 +52,10 @@ bool is_life_of_rank(Metric metric) {
   }
 }
 
-// `layer` of source_info is a closed set and no layer. The layer of a warning is one series of a detector,
-// always the youngest, and what a reader of the warning needs: it counts as its rank's.
+// Only an open `layer` label names a layer; that of source_info has a closed set of values.
+// kPrecursorLayerInfo names the layer of a warning. It is cleared and set again at each publish, so as a
+// layer series it would always be the youngest and dropped first, although the reader of a warning needs it:
+// it counts as a rank series.
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayer;
   if (is_life_of_rank(info.metric)) return kLifeOfRank;
@@ -85,8 +87,8 @@ std::string exposition(const Snapshot& snapshot) {
   std::ostringstream out;
   prometheus::TextSerializer().Serialize(out, snapshot.families);
   std::string text = std::move(out).str();
-  // prometheus-cpp 1.0 writes "Nan", which Prometheus reads but the format does not know. No label or help
-  // text of ours has such an end of line.
+  // prometheus-cpp 1.0 writes "Nan", which Prometheus reads but the format does not define. No label or help
+  // text of ours contains " Nan" at the end of a line.
   for (size_t at = text.find(" Nan\n"); at != std::string::npos; at = text.find(" Nan\n", at))
     text[at + 3] = 'N';
   return text;
@@ -103,11 +105,11 @@ struct Registry::Store {
   size_t series_budget;
   size_t count = 0;
   uint64_t dropped = 0;
-  // Ordered, so that a scrape looks the same every time.
+  // Ordered, so that the series of every scrape are in the same order.
   std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
   std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // oldest first
   std::unordered_set<std::string> left_out;  // names of series that are dropped now
-  std::string key;                           // scratch
+  std::string key;                           // label values of the series in question; set by make_key()
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
   double* find_or_admit(const MetricInfo& info);
@@ -117,7 +119,7 @@ struct Registry::Store {
   void clear(Metric metric, const std::string& prefix);
 };
 
-// False when the label values do not fit the catalog.
+// Sets `key`. False if the label values do not fit the catalog.
 bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values) {
   if (label_values.size() != info.labels.size()) return false;
   key.clear();
@@ -131,7 +133,7 @@ bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std
   return true;
 }
 
-// The value of the series named by `key`; null when there is no room for it.
+// The value of the series named by `key`; null if the series is new and refused.
 double* Registry::Store::find_or_admit(const MetricInfo& info) {
   auto& family = families[static_cast<size_t>(info.metric)];
   auto value_of = [&](Series& series) {
@@ -172,7 +174,8 @@ bool Registry::Store::make_room(Tier tier) {
 }
 
 void Registry::Store::leave_out(Metric metric, const std::string& series_key) {
-  // Names that a hostile trainer makes up must not fill the memory; some are then counted twice.
+  // A hostile trainer that keeps inventing names must not fill the memory. After clear(), a series may be
+  // counted twice.
   if (left_out.size() >= kMostNamesLeftOut) left_out.clear();
   if (left_out.insert(std::string(metric_info(metric).name) + kSeparator + series_key).second) ++dropped;
 }

@@ -1,4 +1,4 @@
-// The values behind /metrics: one writer sets them, anybody may read the snapshots it hands out.
+// The values behind /metrics. One thread sets them; snapshots can be read by any thread.
 #ifndef FORESHOCK_EXPORTERS_REGISTRY_H_
 #define FORESHOCK_EXPORTERS_REGISTRY_H_
 
@@ -16,7 +16,7 @@
 
 namespace foreshock {
 
-// Immutable once handed out; families in the order of the catalog, series sorted by their labels.
+// Immutable. Families are in the order of the catalog, series are sorted by their labels.
 struct Snapshot {
   std::vector<prometheus::MetricFamily> families;
 };
@@ -24,18 +24,19 @@ struct Snapshot {
 // The snapshot in Prometheus' text format 0.0.4. Independent of the locale.
 std::string exposition(const Snapshot& snapshot);
 
-// Makes text that came from a trainer fit for a label: [A-Za-z0-9_.:/-], at most 96 bytes, every other byte
-// becomes '_', nothing becomes "unknown".
+// Converts text from a trainer to a valid label value of at most 96 bytes: bytes outside [A-Za-z0-9_.:/-]
+// become '_', and an empty text becomes "unknown".
 std::string label_text(std::string_view text);
 
-// Thread-compatible: one thread calls everything here; only the snapshots may be passed on.
+// Thread-compatible. Snapshots may be passed to other threads.
 //
-// Series budget. Series are admitted until `series_budget` is reached. Then the drop order is: series with a
-// `layer` label first (the youngest first), series with a `rank` label next (the youngest first; the layer
-// that a detector warns of is one of these), then those by which alerts know that a rank lives and how it
-// fares, all others never. A newcomer takes the place of a series that
-// the order would drop before it; otherwise it is refused itself. Each series that had to go, or to stay out,
-// is counted once in foreshock_series_dropped_total.
+// Series budget. Series are admitted until `series_budget` is reached. Then a new series replaces one that
+// comes before it in the drop order, or is refused. The drop order, in each group the youngest first:
+//  1. series with a `layer` label;
+//  2. series with a `rank` label, and the series that names the layer of a detector's warning;
+//  3. series by which alerts know that a rank is alive and in what state.
+// All others are always admitted and never dropped. Each dropped or refused series is counted once in
+// foreshock_series_dropped_total.
 class Registry {
  public:
   static constexpr size_t kDefaultSeriesBudget = 4096;
@@ -45,31 +46,32 @@ class Registry {
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  // Sets a gauge, or a counter to its total. Label values in the order of the catalog; open ones go through
-  // label_text(). A gauge may be NaN or infinite. Returns false, and changes nothing, when the number of
-  // labels is wrong, a value lies outside its closed set, a counter's total is negative, not finite or
-  // smaller than before, or there is no room for a new series.
+  // Sets a gauge, or a counter to its total. Label values are in the order of the catalog; those without a
+  // closed set are converted by label_text(). A gauge may be NaN or infinite. Returns false, and changes
+  // nothing, if the number of labels is wrong, a value is not in its closed set, a counter's total is
+  // negative, not finite or smaller than before, or a new series is refused.
   bool set(Metric metric, std::initializer_list<std::string_view> label_values, double value);
 
   // Adds to a counter or gauge; a new series starts from 0. Same errors as set().
   bool add(Metric metric, std::initializer_list<std::string_view> label_values, double amount);
 
-  // Forgets one series, if it is there: its value is no longer known.
+  // Removes one series if it exists: its value is no longer known.
   void unset(Metric metric, std::initializer_list<std::string_view> label_values);
 
-  // Forgets every series of one rank. Its counters may start again from 0.
+  // Removes every series of one rank. Its counters may start again from 0.
   void clear_rank(std::string_view run, std::string_view rank);
 
-  // Forgets every series of a run.
+  // Removes every series of a run.
   void clear_run(std::string_view run);
 
-  // Forgets every series of one rank that is about a layer.
+  // Removes every series of one rank that has a `layer` label.
   void clear_layers(std::string_view run, std::string_view rank);
 
-  // Forgets the series of one metric and rank, e.g. before rank_info or source_info change their labels.
+  // Removes the series of one metric and rank, for example before rank_info or source_info change their
+  // labels.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);
 
-  // Forgets the series of one metric of a run.
+  // Removes the series of one metric of a run.
   void clear_metric(Metric metric, std::string_view run);
 
   size_t series_count() const;
