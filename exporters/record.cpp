@@ -40,7 +40,8 @@ off_t whole_lines(int file, off_t size) {
   return 0;
 }
 
-// Empty when the file may be written to, from *size on.
+// Locks the file and removes a torn last line; *size is then its size. Returns "", or why it must not be
+// written to.
 std::string prepare(int file, off_t* size) {
   if (flock(file, LOCK_EX | LOCK_NB) != 0) return "another writer holds it";
   if (*size == 0) return "";
@@ -85,7 +86,7 @@ RecordFile::RecordFile(int file, std::string path, bool is_regular, uint64_t ino
 
 RecordFile::~RecordFile() { close(file_); }
 
-// Where that fails, the part that is there goes on.
+// Renames the file to older_part() and begins a new one. If that fails, the old file is continued.
 void RecordFile::begin_new_part() {
   const std::string next = path_ + ".new";
   const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
@@ -133,23 +134,25 @@ constexpr std::chrono::milliseconds kFlushEvery{1000};
 struct RecordWriter::Shared {
   Shared(std::unique_ptr<RecordFile> to, int spool_file) : file(std::move(to)), spool(spool_file) {}
 
-  const std::unique_ptr<RecordFile> file;  // of the thread, while is_writing
+  const std::unique_ptr<RecordFile> file;  // used only by the thread while is_writing
   const bool is_regular = file != nullptr && file->is_regular();
-  std::mutex mutex;  // of everything below
+  std::mutex mutex;  // guards everything below
   std::condition_variable changed;
   RecordSpool spool;
-  std::string waiting;           // lines that are not in the file
-  size_t handed_over = 0;        // bytes of them that were handed over, and are in the spool if it is whole
+  std::string waiting;  // lines that are not in the file
+  // The first bytes of `waiting`, passed to hand_over(); also in the spool if it is whole.
+  size_t handed_over = 0;
   uint64_t size = 0, inode = 0;  // of the file
-  uint64_t asked = 0, done = 0;  // attempts to write
+  uint64_t asked = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
-  Clock::time_point began;  // the attempt that goes on
-  bool is_failing = false, has_told_of_hang = false;
+  Clock::time_point began;  // start of the present attempt
+  bool is_failing = false, has_reported_hang = false;
   std::string error;
   uint64_t errors = 0, lines_lost = 0;
 
   bool put(const std::string& line);
   void hand_over();
+  // Whether lines passed to hand_over() survive a killed agent.
   bool survives() const { return is_regular && spool.is_whole(); }
   void fail(const std::string& why);
   void look_for_hang();
@@ -177,9 +180,9 @@ void RecordWriter::Shared::fail(const std::string& why) {
 }
 
 void RecordWriter::Shared::look_for_hang() {
-  if (!is_writing || has_told_of_hang || Clock::now() - began < kPatience) return;
+  if (!is_writing || has_reported_hang || Clock::now() - began < kPatience) return;
   fail("its disk does not answer");
-  has_told_of_hang = true;
+  has_reported_hang = true;
 }
 
 void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
@@ -190,7 +193,7 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
   lock->unlock();
   const RecordFile::Appended appended = file->append(lines);
   lock->lock();
-  is_writing = has_told_of_hang = false;
+  is_writing = has_reported_hang = false;
   size = file->size();
   waiting.erase(0, appended.bytes);
   handed_over -= appended.bytes;
@@ -202,7 +205,7 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
     is_failing = false;
   if (handed_over == 0) {
     spool.clear();
-  } else if (is_another_file) {  // to which the lines in the spool belong now
+  } else if (is_another_file) {  // the lines in the spool now belong to the new file
     spool.clear();
     handed_over = 0;
     hand_over();
@@ -230,7 +233,7 @@ std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::s
   if (shared->is_regular) shared->waiting = shared->spool.missing({shared->inode, shared->size});
   shared->handed_over = shared->waiting.size();
   std::unique_lock lock(shared->mutex);
-  shared->attempt(&lock);  // the spool is cleared if it has succeeded
+  shared->attempt(&lock);  // clears the spool if it succeeds
   if (shared->handed_over > 0) {
     shared->spool.clear();
     shared->handed_over = 0;
@@ -258,12 +261,12 @@ RecordWriter::~RecordWriter() {
 
 bool RecordWriter::start_thread() {
   if (thread_.joinable()) return true;
-  sigset_t all, before;  // signals are the main thread's
+  sigset_t all, before;  // all signals are blocked in the new thread, so that the main thread gets them
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     thread_ = std::thread([shared = shared_] { shared->work(); });
-  } catch (const std::system_error&) {  // none left: the caller has to wait for the disk
+  } catch (const std::system_error&) {  // no thread can be created: the caller has to wait for the disk
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return thread_.joinable();
@@ -298,7 +301,7 @@ void RecordWriter::hand_over() {
     shared_->hand_over();
     if (shared_->survives() || shared_->is_failing) return;
   }
-  write_out(2 * kPatience);  // it begins to write a little after it is asked to
+  write_out(2 * kPatience);  // twice, since the thread may start to write a little later
 }
 
 void RecordWriter::append(const std::string& line) {
@@ -376,7 +379,7 @@ std::string RecordSpool::missing(const RecordPlace& end) const {
   std::string bytes(std::min(size_, kMostBytes), '\0');
   const ssize_t got = bytes.empty() ? 0 : pread(file_, bytes.data(), bytes.size(), 0);
   bytes.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  bytes.resize(bytes.rfind('\n') + 1);  // what was added last may be torn
+  bytes.resize(bytes.rfind('\n') + 1);  // the last line may be torn
   RecordPlace begin;
   if (!read_heading(bytes, &begin)) return "";
   std::string lines = bytes.substr(kHeadingBytes);

@@ -1,5 +1,6 @@
-// Writes the record of a run: a file with one JSON object a line (record_line.h), written by a thread of its
-// own and spooled in shared memory, so that neither a hung disk nor a killed agent loses lines.
+// Writes the record of a run: a file with one JSON object per line (record_line.h). A separate thread writes
+// the file, and lines are spooled in shared memory, so that neither a hung disk nor a killed agent loses
+// lines.
 #ifndef FORESHOCK_EXPORTERS_RECORD_H_
 #define FORESHOCK_EXPORTERS_RECORD_H_
 
@@ -18,24 +19,24 @@
 
 namespace foreshock {
 
-// write(2), or what a test puts in its place.
+// write(2), or a test's replacement.
 using WriteCall = ssize_t (*)(int file, const void* bytes, size_t count);
 
-// The file: whole lines, one writer. Thread-compatible.
+// The file of a record. It contains whole lines and has one writer. Thread-compatible.
 class RecordFile {
  public:
-  // Creates the file, or goes on behind the last whole line of a record already there. Refuses a file that is
-  // not a record, and one that another writer holds. Null: *error is one line.
-  // `most` bytes are kept, 0: all. At half of them the file is renamed to older_part(path), in place of an
-  // older one, and a new one begins.
+  // Creates the file, or opens a record to append to it after its last whole line. Returns null and a
+  // one-line *error if the file cannot be opened, is not a record, or another writer holds it. `most`: bytes
+  // that are kept, 0: all. At half of them the file is renamed to older_part(path), which replaces an earlier
+  // one, and a new file begins.
   static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write,
                                           uint64_t most = 0);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
 
-  // What went into the file of `lines`, and why not all: an errno, or 0. A torn line is taken back, so that
-  // it can be written again as a whole.
+  // How many bytes of `lines` are in the file, and the errno if these are not all, else 0. A partly written
+  // line is removed again, so that it can be written again as a whole.
   struct Appended {
     size_t bytes = 0;
     int error = 0;
@@ -60,24 +61,23 @@ class RecordFile {
   const WriteCall write_;
 };
 
-// One thread calls it; another one, of its own, writes the file, so that a disk that is slow or hangs holds
-// up nobody else. Lines wait for it (4 MiB at most) and go out once a second. A full disk or one that hangs
-// does no harm: the file keeps whole lines only, what does not fit waits for the next attempt, and what no
-// longer fits into the 4 MiB is counted as lost.
+// Writes the record. One thread calls it. A second thread, which it starts, writes the file, so that a slow
+// or hung disk does not hold up the caller. Up to 4 MiB of lines wait in memory and are written once a
+// second. If the disk is full or hangs, the file still consists of whole lines, the others wait for the next
+// attempt, and lines beyond the 4 MiB are counted as lost.
 class RecordWriter {
  public:
-  // An attempt to write that takes longer has failed for the time being: the file hangs.
+  // An attempt to write that takes longer counts as failed for now: the file hangs.
   static constexpr std::chrono::milliseconds kPatience{2000};
-  // That flush() waits for a file that hangs.
+  // Longest time that flush() waits for a file that hangs.
   static constexpr std::chrono::milliseconds kLongestFlush{10000};
 
-  // Creates the file, or goes on behind the last whole line of a record already there, at once with the lines
-  // of `spool` that it lacks. Refuses a file that is not a record, and one that another writer holds. Null:
-  // *error is one line. Ignores SIGXFSZ from now on, so that a size limit is an error and not the end of the
-  // process. `spool`: a descriptor as RecordSpool takes it over, or -1. `most`: as of RecordFile.
+  // Opens the file as RecordFile::open() does, and appends the lines of `spool` that it lacks. `spool`: the
+  // descriptor for RecordSpool, or -1. `most`: see RecordFile. From now on SIGXFSZ is ignored, so that a
+  // limit of file sizes is an error and does not end the process.
   static std::unique_ptr<RecordWriter> open(const std::string& path, std::string* error, int spool = -1,
                                             WriteCall write = ::write, uint64_t most = 0);
-  // Flushes. With a file that hangs the thread is left behind, and what waits is lost.
+  // Flushes. If the file hangs, the thread is detached, and the waiting lines are lost.
   ~RecordWriter();
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
@@ -87,29 +87,29 @@ class RecordWriter {
     append(to_json_line(line));
   }
 
-  // Waits until everything is in the file or cannot be written; false in the second case.
+  // Waits until all lines are in the file or cannot be written; returns false in the second case.
   bool flush() { return write_out(kLongestFlush); }
-  // The same without waiting.
+  // Starts to write all lines, without waiting.
   void begin_flush();
 
-  // Before a trainer is told that what the lines say was taken: an agent that is killed after that must leave
-  // them behind. They go into the spool; where they cannot, it waits for the file, but for one that is known
-  // to be full or to hang.
+  // Must be called before the trainer may reuse the data that the lines describe: the lines written so far
+  // then survive a killed agent. They are put into the spool. If that fails, waits for the file, unless it is
+  // known to be full or to hang.
   void hand_over();
 
-  // The first error of a series of failures, handed out once; empty when there is nothing new to say.
+  // The first error of a series of failures, returned once; empty if there is none to report.
   std::string take_error();
 
-  // Bytes of whole lines in the file once what was handed over is there, which the next agent sees to if need
-  // be; without a spool, those there now. 0 for what is no regular file.
+  // Bytes of whole lines in the file, including those in the spool, which the next agent writes if this one
+  // cannot. 0 if the file is not a regular file.
   uint64_t size() const;
 
   uint64_t errors() const;      // attempts to write that failed
   uint64_t lines_lost() const;  // lines that will never be written
-  bool is_incomplete() const;   // lines are lost, or would be with this process
+  bool is_incomplete() const;   // lines are lost, or would be if this process were killed
 
  private:
-  struct Shared;  // with the thread, which may outlive this
+  struct Shared;  // shared with the thread, which may outlive this object
   explicit RecordWriter(std::shared_ptr<Shared> shared);
   void append(const std::string& line);
   bool write_out(std::chrono::milliseconds most);
@@ -120,36 +120,35 @@ class RecordWriter {
   std::chrono::steady_clock::time_point last_flush_;
 };
 
-// Which bytes of which file the lines of a spool are to be.
+// Where the lines of a spool belong: file, and offset of the first line.
 struct RecordPlace {
   uint64_t inode = 0;
   uint64_t offset = 0;
 };
 
-// Lines on their way into a record, in a file in shared memory: they survive an agent that is killed.
-// Thread-compatible. The file holds one line that says where its first byte belongs, then lines of the
-// record.
+// A file in shared memory with lines that are not in the record yet, so that they survive a killed agent. Its
+// first line is a heading with the place of the other lines in the record. Thread-compatible.
 class RecordSpool {
  public:
   static constexpr size_t kMostBytes = size_t{8} << 20;
 
-  // Takes over the descriptor, of a file to read and to append to; negative: there is no spool, and nothing
-  // can be added.
+  // Takes ownership of a descriptor opened for reading and appending. Negative: there is no spool, and
+  // nothing can be added.
   explicit RecordSpool(int file);
   ~RecordSpool();
   RecordSpool(const RecordSpool&) = delete;
   RecordSpool& operator=(const RecordSpool&) = delete;
 
-  // The lines that an agent before this one has added and not brought into the record, which ends at `end`.
-  // If the spool belongs to another file, or the record has become shorter, that is all lines of the spool.
-  // Nothing can be added before the spool is cleared.
+  // The lines that an earlier agent added and that the record, which ends at `end`, lacks. These are all
+  // lines of the spool if it belongs to another file, or if the record has become shorter. The spool must be
+  // cleared before lines are added.
   std::string missing(const RecordPlace& end) const;
 
-  // Adds lines, the first of which will stand in the record at `place`, behind those that were added before.
-  // False: they are not there, or would not be understood, until the next clear().
+  // Adds lines, the first of which belongs at `place` in the record, directly after the lines added before.
+  // Returns false if they could not be added; then none can be until the next clear().
   bool add(std::string_view lines, const RecordPlace& place);
 
-  // Everything that was added is in the record.
+  // Empties the spool. Called when all its lines are in the record.
   void clear();
 
   // Whether all lines since the last clear() could be added.

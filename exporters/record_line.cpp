@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 Json to_json(const std::string& value) { return value.empty() ? Json() : Json(value); }
 Json to_json(const std::vector<int64_t>& value) { return value.empty() ? Json() : Json(value); }
 Json to_json(const std::map<std::string, double>& values) {
-  Json object;  // null when there are none
+  Json object;  // null if there are no values
   for (const auto& [name, value] : values) object[name] = std::isfinite(value) ? Json(value) : Json();
   return object;
 }
@@ -41,7 +41,7 @@ std::string to_json_line(const Line& line) {
     if (is_nonfinite(value)) nonfinite.push_back(name);
   });
   if (!nonfinite.empty()) object["nonfinite"] = nonfinite;
-  // Text from a trainer may be any bytes.
+  // Text from a trainer may contain invalid UTF-8.
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -56,13 +56,13 @@ template std::string to_json_line(const EventLine&);
 
 std::span<const RecordField> record_fields(std::string_view line_type) {
   std::span<const RecordField> fields;
-  const auto look = [&]<class... Lines>(const Lines*...) {
+  const auto find_fields = [&]<class... Lines>(const Lines*...) {
     ((line_type == Lines::kType ? void(fields = Lines::kFields) : void()), ...);
   };
-  look(static_cast<const RunLine*>(nullptr), static_cast<const StepLine*>(nullptr),
-       static_cast<const SampleLine*>(nullptr), static_cast<const TensorLine*>(nullptr),
-       static_cast<const ModelLine*>(nullptr), static_cast<const OptimizerLine*>(nullptr),
-       static_cast<const SpectrumLine*>(nullptr), static_cast<const EventLine*>(nullptr));
+  find_fields(static_cast<const RunLine*>(nullptr), static_cast<const StepLine*>(nullptr),
+              static_cast<const SampleLine*>(nullptr), static_cast<const TensorLine*>(nullptr),
+              static_cast<const ModelLine*>(nullptr), static_cast<const OptimizerLine*>(nullptr),
+              static_cast<const SpectrumLine*>(nullptr), static_cast<const EventLine*>(nullptr));
   return fields;
 }
 

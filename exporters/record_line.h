@@ -1,6 +1,6 @@
 // The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | tensor | model |
-// optimizer | spectrum | event. Field names, units and meanings stand in one list per type;
-// docs/record.md is generated from them.
+// optimizer | spectrum | event. Field names, units and meanings are in one list per type; docs/record.md is
+// generated from these lists.
 #ifndef FORESHOCK_EXPORTERS_RECORD_LINE_H_
 #define FORESHOCK_EXPORTERS_RECORD_LINE_H_
 
@@ -193,8 +193,8 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, judge_seconds, "s", "CPU time of the judgement.")
 FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
 
-// One snapshot of one weight tensor: of the part that this node holds, replicas counted once; with scope
-// "job", as `foreshock merge` writes it, of the whole tensor.
+// One snapshot of one weight tensor. Scope "node": the parts that this node holds, replicas counted once.
+// Scope "job", which `foreshock merge` writes: the whole tensor.
 #define FORESHOCK_TENSOR_FIELDS(X)                                                                        \
   X(RecordText, run, "", "Run id.")                                                                       \
   X(RecordText, scope, "",                                                                                \
@@ -281,7 +281,8 @@ FORESHOCK_RECORD_LINE(TensorLine, "tensor", FORESHOCK_TENSOR_FIELDS);
   X(RecordText, histogram_hash, "", "FNV-1a of the stored histogram of all values, in hexadecimal.")
 FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
 
-// The optimizer's state of one tensor at one step: of the part that this node holds, replicas counted once.
+// The optimizer's state of one tensor at one step, over the parts that this node holds, replicas counted
+// once.
 #define FORESHOCK_OPTIMIZER_FIELDS(X)                                                                    \
   X(RecordText, run, "", "Run id.")                                                                      \
   X(RecordInteger, step, "steps", "Step that had just been taken.")                                      \
@@ -307,7 +308,7 @@ FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
   X(RecordNumber, weight_decay, "1", "Of the group.")
 FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
 
-// The increment of the scores of a layer's heads between two snapshots of its projections.
+// How the scores of a layer's heads changed between two snapshots of its projections.
 #define FORESHOCK_SPECTRUM_FIELDS(X)                                                             \
   X(RecordText, run, "", "Run id.")                                                              \
   X(RecordInteger, rank, "", "Rank in the job.")                                                 \
@@ -347,20 +348,19 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
   X(RecordNumber, score, "1", "Of a precursor: 1 is where the detector warns.")
 FORESHOCK_RECORD_LINE(EventLine, "event", FORESHOCK_EVENT_FIELDS);
 
-// Where the lines before those of the record at `path` are, if it is kept in two parts.
+// The file with the earlier lines of the record at `path`, if it is kept in two parts.
 inline std::string older_part(const std::string& path) { return path + ".1"; }
 
-// Every line of a record begins with it.
+// Every line of a record begins with these bytes.
 inline constexpr std::string_view kFirstRecordBytes = R"({"schema":1,)";
 
-// Whether older_part(path) is there and is a record: any file may have such a name.
+// Whether older_part(path) exists and is a record; a file of another kind may have such a name.
 bool has_older_part(const std::string& path);
 
-// A longer line is not written and not read: bytes.
+// Bytes of the longest line that is written or read.
 inline constexpr size_t kLongestRecordLine = 4 << 20;
 
-// The fields of a type of line: "run", "step", "sample", "tensor", "model", "optimizer", "spectrum" or
-// "event".
+// The fields of a type of line ("run", "step", ...); empty for an unknown type.
 std::span<const RecordField> record_fields(std::string_view line_type);
 
 // The tables as Markdown, for docs/record.md.
@@ -374,7 +374,7 @@ std::string to_json_line(const Line& line);
 
 std::string to_base64(std::string_view bytes);
 
-// Nothing for anything that to_base64() cannot have written.
+// Decodes base64. Nothing if to_base64() cannot have written `text`.
 std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace foreshock

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Each takes a value of its own kind only; what is null stays unknown.
+// Each take() accepts JSON values of one kind only.
 bool take(const Json& json, std::string* value) {
   if (json.is_string()) *value = json.get<std::string>();
   return json.is_string();
@@ -49,7 +49,7 @@ bool take(const Json& json, std::vector<int64_t>* value) {
   return true;
 }
 
-// A value that is null was not finite.
+// null stands for a value that is not finite.
 bool take_member(const Json& json, double* value) {
   if (json.is_number()) *value = json.get<double>();
   if (json.is_null()) *value = std::numeric_limits<double>::quiet_NaN();
@@ -80,7 +80,7 @@ bool is_named(const Json& names, const char* name) {
   return false;
 }
 
-// How files of gzip, zstd, xz and bzip2 begin.
+// The first bytes of files of gzip, zstd, xz and bzip2.
 bool is_compressed(std::string_view text) {
   const auto begins = [text](const char* begin) { return text.starts_with(begin); };
   return begins("\x1f\x8b") || begins("\x28\xb5\x2f\xfd") || begins("\xfd\x37zXZ") || begins("BZh");
@@ -167,7 +167,7 @@ bool RecordReader::seek(uint64_t offset) {
   return file_.good();
 }
 
-// False at the end. `*whole`: the line ended with a newline.
+// False at the end of the file. `*whole`: the line ended with a newline.
 bool RecordReader::read_line(std::string_view* text, bool* whole) {
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
   const auto read = static_cast<size_t>(file_.gcount());

@@ -141,7 +141,7 @@ void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<S
 }
 
 void RecordScalars::give(const Key& key, const Gathered& of, std::vector<Scalar>* out) {
-  // Clang before 16 captures no structured binding by itself.
+  // Clang before 16 can capture structured bindings only with an initializer.
   const auto& [run, rank, pass, layer] = key;
   const auto put = [&, &run = run, &rank = rank, &pass = pass, &layer = layer](const std::string& name,
                                                                                double value, bool known) {

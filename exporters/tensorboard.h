@@ -20,7 +20,7 @@ uint32_t masked_crc32c(std::string_view bytes);
 // One record of the file: length, its checksum, `payload`, its checksum.
 std::string framed_record(std::string_view payload);
 
-// The protocol buffers (tensorflow.Event), only what a scalar needs.
+// tensorflow.Event protocol buffers with only the fields that a scalar needs.
 std::string version_event(double wall_time);
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value);
 
@@ -33,9 +33,10 @@ struct Scalar {
   double value;     // may be NaN
 };
 
-// Thread-compatible. A step's samples become one value of the rank and one of each layer: means of the
-// errors, the largest score, and for the bias the quotient of the sums. So they come out when a sample of a
-// later step, or finish(), says that the step is complete. Lines without a rank or a step give nothing.
+// Converts lines to scalars. All samples of a step become one value of the rank and one of each layer: means
+// of the errors, the largest score, and for the bias the quotient of the sums. These are returned when a
+// sample of another step, or finish(), shows that the step is complete. Lines without a rank or a step are
+// ignored. Thread-compatible.
 class RecordScalars {
  public:
   std::vector<Scalar> take(const RecordLine& line);
