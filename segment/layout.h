@@ -79,7 +79,7 @@ struct Region {
   uint64_t count;
 };
 
-// At offset 0. It is written before the file gets its name and is constant afterwards.
+// The header, at offset 0. Written before the file gets its name, and constant afterwards.
 struct Header {
   char magic[8];
   uint32_t layout_version;
@@ -114,7 +114,7 @@ struct Identity {
   uint32_t has_exited;
 };
 
-// A registered operation. The index is the number of the operation.
+// A registered operation. Its number is its index in the region kOps.
 struct Op {
   char name[64];
   uint32_t pass;
@@ -149,7 +149,8 @@ inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
 // After this many later records the reader no longer waits for a pending record.
 inline constexpr uint64_t kMostPendingSteps = 4;
 
-// A record of a ring, overwritten in place. Readers must read `sequence`, the data, and `sequence` again.
+// A record of the ring of steps, overwritten in place. Readers must read `sequence`, the data, and `sequence`
+// again.
 struct StepRecord {
   uint64_t sequence;     // 2n if it holds the n-th record of the run (n from 1); 2n - 1 while it is written
   int64_t step;          // absolute; -1: unknown
@@ -171,7 +172,7 @@ struct StepRecord {
   int64_t scalar_step[kMaxScalars];  // the step that the training logged with scalars[n]; -1: none
 };
 
-// Written once, `ready` last with release order.
+// The name of a logged scalar. Written once, `ready` last with release order.
 struct ScalarName {
   uint32_t ready;
   char name[44];
@@ -187,7 +188,7 @@ struct UnseenName {
 };
 static_assert(sizeof(UnseenName) == 64);
 
-// Counts of what the hooks do not see. Totals of the process. Every word but those of the name is stored
+// What the hooks do not see, counted over the life of the process. Every word but those of the name is stored
 // atomically.
 struct Coverage {
   // CUDA graphs (libmonitor/coverage.h).
@@ -205,7 +206,7 @@ struct Coverage {
   // Losses, norms and other numbers on devices (libmonitor/device_scalars.h).
   uint64_t numbers_fetched;  // requested
   uint64_t numbers_late;     // requested, but not received in time
-  // Things for which there was no room.
+  // Counts of what exceeded a limit.
   uint64_t parameters_unnamed;  // parameters not kept when names were last given
   uint64_t norms_untold;        // steps with more gradients than there is room for
   uint64_t reserved;
@@ -238,12 +239,11 @@ struct Layer {
 
 enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal };
 
-// Words that the agent reads first: while they have not changed, no slot has.
+// Counters that the agent reads first: if they have not changed, no slot has changed.
 inline constexpr uint32_t kDeviceProgress = 7;
 struct Progress {
   uint64_t published;  // slices that threads have published so far
-  // Streams of devices cannot share a counter: each stores the ticket of its last slice into a word of its
-  // own.
+  // Device streams cannot share a counter, so each stores the ticket of its last slice into a separate word.
   uint64_t by_device[kDeviceProgress];
 };
 static_assert(sizeof(Progress) == 64);
@@ -266,10 +266,9 @@ enum PayloadId : uint32_t {
 
 inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, and a count
 
-// Limits of one slice, so that a slice of one user cannot take the memory and time of an agent that serves
+// Limits of one slice, so that one user's slice cannot take all memory and time of an agent that serves
 // others: a million keys of 128 + 128 dimensions in two bytes, or 4 million smaller keys. A trainer could
-// exceed them only with
-// --memory above 512 MiB.
+// exceed them only with --memory above 512 MiB.
 inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
 inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
 
@@ -285,13 +284,13 @@ struct SequenceTold {
   uint32_t position[kRowsPerSlice];
 };
 
-// Values of Slot::packed. Other than kNotPacked: a slice whose extent only its device knew, and
-// FORESHOCK_CAUSAL_... of the call.
+// Values of Slot::packed. kNotPacked: an ordinary slice. Otherwise only the device knew the extent of the
+// slice, and the value stands for FORESHOCK_CAUSAL_... of the call.
 inline constexpr uint32_t kNotPacked = 0;
 constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
 inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
 
-// The header of a slot. The payloads follow it.
+// The header of a slot. The payloads follow after it.
 struct Slot {
   uint64_t sequence;  // 2t if it holds ticket t, 2t - 1 while it is written, 0: never used
   uint64_t ticket;
@@ -483,7 +482,7 @@ enum TensorSkip : uint32_t {
   kTensorDevice,        // the device of its values cannot be used, or never replied
   kTensorFormat,        // unsupported format: fp64, integers, packed formats
   kTensorLayout,        // its values are not a dense block of memory, or differ from what was named
-  kTensorUnknown,       // it was not shown: its optimizer skipped the step or is of an unknown kind
+  kTensorUnknown,       // it was not reported: its optimizer skipped the step or is of an unknown kind
   kTensorCapture,       // the stream of its device was being captured into a graph
   kTensorDeviceMemory,  // its device had too little free memory
   kTensorDeviceFull,    // all result buffers of its device were in use, or it was being set up
@@ -509,7 +508,7 @@ inline constexpr const char* kTensorUnfollowedNames[kTensorUnfollowed] = {
 // Why the record of a query or key projection lacks the rows of its heads.
 enum TensorHeadSkip : uint32_t {
   kHeadsSharded,   // this rank has only a part of the tensor
-  kHeadsRingFull,  // this piece of the ring had no room for the rows
+  kHeadsRingFull,  // the free piece of the ring had no room for the rows
   kHeadsShape,     // the shape does not fit the tensor's name and the sampled attention calls
   kHeadsTooLarge,  // the record with the rows is larger than the ring
   kHeadsDevice,    // the tensor is on a device and too large for its values to be copied
@@ -566,7 +565,7 @@ enum TensorReduction : uint32_t {
   kUpdateSumMagnitude,  // sum of the absolute change that this one step made
   kUpdateSumOfSquares,
   kUpdateMaxMagnitude,
-  kUpdateElements,       // elements over which the update's sums and maximum are; spread evenly over the part
+  kUpdateElements,       // elements that the update's sums and maximum cover, spread evenly over the part
   kUpdatedSumOfSquares,  // of the values of these elements after the step
   kTensorReductionCount
 };

@@ -9,7 +9,7 @@
 namespace foreshock::segment {
 namespace {
 
-// What each region must hold: records of one size (slots and tensors: at least of this size), and how many.
+// Size and number of the records that each region must have. Slots and tensors may be larger than this size.
 struct Expected {
   RegionId id;
   uint64_t record_size;
@@ -30,7 +30,8 @@ constexpr Expected kExpected[] = {
 };
 // Limits what a hostile file can make the agent read at once, and keeps every product below from overflowing.
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
-constexpr uint64_t kMostTensors = uint64_t{64} << 20;  // a record may fill it, and is read as a whole
+// Bytes of the ring: a record may fill it, and is read as a whole.
+constexpr uint64_t kMostTensors = uint64_t{64} << 20;
 
 constexpr uint64_t element_bytes(uint32_t dtype) {
   constexpr uint64_t kBytes[] = {0, 8, 4, 2, 2, 1};  // none, fp64, fp32, bf16, fp16, bool
@@ -61,7 +62,7 @@ const char* check_columns(const Slot& slot) {
   return nullptr;
 }
 
-// Bytes for each key, or in a slice of key positions for each query row: `keys` counts those.
+// Bytes for each of `keys`, which are query rows in a slice of key positions.
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
   if (slot.columns == 1) return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
@@ -172,7 +173,7 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
 void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
   std::fill_n(sizes, kPayloads, 0);
   const uint64_t element = element_bytes(slot.dtype);
-  const uint64_t rows = slot.part == 0 ? slot.rows : 0;  // all but the keys is in the first part
+  const uint64_t rows = slot.part == 0 ? slot.rows : 0;  // only the first part has the payloads of the rows
   const uint64_t keys = slot.parts > 1 ? slot.part_keys : slot.keys;
   if (slot.columns == 1) {
     sizes[kQuery] = keys * slot.head_dim * element;
@@ -219,8 +220,8 @@ const char* parse_slot(Bytes bytes, SlotView* view) {
 namespace {
 
 constexpr int64_t kStepsEnd = int64_t{1} << 62;
-constexpr uint64_t kMostElements = uint64_t{1} << 48;  // counts of that many fit where W1 is computed
-constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // a TiB of fp32
+constexpr uint64_t kMostElements = uint64_t{1} << 48;  // W1 is computed with counts up to this
+constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // elements of a rank's part: 1 TiB of fp32
 constexpr uint32_t kFp32 = 2, kBf16 = 3, kFp16 = 4;
 
 const char* check_shapes(const TensorRecord& record) {
@@ -337,7 +338,7 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // Only part_keys of the keys are in this part; the sizes of all of them follow.
+  // This part has part_keys of all keys; the sizes for all keys follow from its sizes.
   const uint64_t here = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {
@@ -366,8 +367,8 @@ const char* JoinedSlice::add(const SlotView& part) {
     return "parts that overlap or leave a gap";
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
-    // Keys and values are rows of their own; a mask has as many rows as the slice, of which this is a range
-    // of columns.
+    // Keys and values are appended. A mask has one row for each row of the slice, and the part has a range of
+    // columns of each.
     const uint64_t rows = id == kMask ? slot.rows : 1;
     const uint64_t from_row = part.payload[id].size() / rows, to_row = whole_.payload[id].size() / rows;
     const uint64_t column = from_row / slot.part_keys * keys_;
@@ -388,6 +389,7 @@ SlotView JoinedSlice::take() {
 
 namespace {
 
+// The number of keys that a row of a packed sequence sees.
 uint32_t visible_keys(const Slot& slot, uint32_t position) {
   const SequenceTold& told = slot.told;
   if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);
@@ -429,7 +431,7 @@ const char* settle_packed(SlotView* view) {
     slot.rows = heads * told.positions;
     for (uint32_t row = 0; row < slot.rows; ++row) {
       const uint32_t position = told.position[row % told.positions];
-      // Never behind where the head's first row was planned, so it is still there.
+      // A head's first row was planned at this index or later, so its entry is still unchanged.
       slot.head[row] = slot.head[row / told.positions * planned];
       slot.position[row] = position;
       slot.key_limit[row] = visible_keys(slot, position);

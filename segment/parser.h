@@ -112,9 +112,9 @@ class JoinedSlice {
   uint64_t keys_ = 0;  // keys copied so far
 };
 
-// Converts a slice of a packed batch, as parse_slot() or JoinedSlice returns it, into the slice that the
-// sequence would have given as a call of its own: with the dimensions, limits and positions in Slot::told,
-// and payloads cut to them. The result has no rows if the device copied none, or if rows may see no key, for
+// Converts a slice of a packed batch, as parse_slot() or JoinedSlice returns it, into the slice that a call
+// with this sequence alone would have given: with the dimensions, limits and positions in Slot::told, and
+// payloads cut to them. The result has no rows if the device copied none, or if rows may see no key, for
 // which kernels do not define a result. Leaves any other slice unchanged.
 const char* settle_packed(SlotView* view);
 

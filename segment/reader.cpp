@@ -33,7 +33,7 @@ bool read_exactly(int fd, void* to, size_t bytes, uint64_t offset) {
 
 template <class T>
 void write_field(int fd, const T& value, uint64_t offset) {
-  // A failed store is seen at the next read of the same field; there is nothing better to do with it here.
+  // A failed write is not handled here: the field keeps its value.
   while (pwrite(fd, &value, sizeof value, static_cast<off_t>(offset)) < 0 && errno == EINTR) {
   }
 }
@@ -63,7 +63,7 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
   if (control_file < 0) return refuse("its control file cannot be opened");
   struct stat status = {};
   if (fstat(reader->segment_, &status) != 0 || !S_ISREG(status.st_mode)) return refuse("not a regular file");
-  // A trainer reserves its file whole. Where it has not, somebody wants us to read terabytes of nothing.
+  // A trainer reserves its whole file. A sparse file could make the agent read terabytes of zeros.
   if (static_cast<uint64_t>(status.st_blocks) * 512 < static_cast<uint64_t>(status.st_size))
     return refuse("a sparse file, which no trainer makes");
   reader->device_ = status.st_dev;
@@ -182,7 +182,8 @@ uint64_t SegmentReader::now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }
 
-// A trainer that hangs completes nothing more; that is to be seen as well.
+// Whether unread_steps() still waits for the numbers of a record. The time is limited too, since a trainer
+// that hangs adds no records.
 bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
   constexpr uint64_t kAtLeastNs = 1'000'000'000;
   if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;
@@ -190,8 +191,8 @@ bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uin
   return age < kAtLeastNs || age / kMostPendingSteps < record.duration_ns;
 }
 
-// Header, data, header: false where it was overwritten meanwhile. Read once more, since `seen` may have been
-// read while it was completed; it was complete when that was given, so now all of it is.
+// Reads a step record again: sequence, data, sequence. False if it was overwritten meanwhile. If it was
+// completed since `seen`, reads it once more, since the first read may have mixed old and new numbers.
 bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   const Region& region = header_.regions[kSteps];
   const uint64_t at = region.offset + region.record_size * (seen.sequence / 2 % region.count);
@@ -230,8 +231,8 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const std::vector<StepRecord> found = parse_steps(region_, control_.step_cursor, &lost);
   for (const StepRecord& record : found) {
     const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
-    // One is missing that is not overwritten: it was stored while the ring was read, and so were those behind
-    // it. They, and one that was overwritten meanwhile, are left to the next call.
+    // A record is missing that was not overwritten: it was stored while the ring was read, and so were those
+    // after it. They are left to the next call, as is a record that was overwritten meanwhile.
     const uint64_t before = records.empty() ? control_.step_cursor : records.back().sequence / 2;
     const bool is_overwritten = records.empty() && newest - before > region.count - 1;
     StepRecord whole;
@@ -252,8 +253,8 @@ void SegmentReader::consume_steps() {
   control_.steps_lost += passed - std::min(unread_.count, passed);
   control_.step_cursor = unread_.newest;
   unread_ = {};
-  // By one write: an agent that was killed between two of them would have left steps that nobody took and
-  // nobody lost. Between them lies the agent's own number.
+  // Cursor and count are stored by one write. If an agent were killed between two writes, some steps would
+  // count neither as taken nor as lost. agent_pid lies between the two fields, so it is written with them.
   struct {
     uint64_t cursor, pid, lost;
   } const taken = {control_.step_cursor, control_.agent_pid, control_.steps_lost};
@@ -324,7 +325,7 @@ void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t unti
 }
 
 void SegmentReader::set_advice(Advice advice) {
-  // An agent that died while it wrote has left an odd number.
+  // An agent that was killed while it wrote has left an odd sequence.
   const uint64_t whole = (control_.advice.sequence / 2 + 1) * 2;
   write_field(control_file_, whole - 1, offsetof(Control, advice));
   advice.sequence = whole - 1;
@@ -343,9 +344,10 @@ void SegmentReader::set_agent_pid(uint64_t pid) {
 
 namespace {
 
-// Header, queries, output and gradients: 16 rows of 4096 dimensions in 8 bytes, of each at most.
+// Bytes of a slot besides its keys, values and mask: at most 16 rows of 4096 dimensions in 8 bytes for each
+// of queries, output and gradients, and the header.
 constexpr uint64_t kMostBesideKeys = uint64_t{4} << 20;
-// What is kept for the next slice when there is none to be read.
+// Bytes of each buffer that are kept for the next slice while there is nothing to read.
 constexpr size_t kMostKept = size_t{16} << 20;
 
 }  // namespace
@@ -366,8 +368,8 @@ Slot SegmentReader::header_of(uint32_t slot) const {
   return header;
 }
 
-// One slot into the buffer, as far as its header says that payloads go, never more than the slot. False when
-// it changed meanwhile.
+// Reads a slot into buffer_, up to the end of its last payload but never beyond the slot. False if the slot
+// changed meanwhile.
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
   const Slot head = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;
@@ -388,7 +390,8 @@ bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, 
   return true;
 }
 
-// Joins the other parts of the slice whose first one is in ready->view. They were published before it.
+// Joins the other parts of the slice whose first part is in ready->view. They were published before the first
+// part.
 bool SegmentReader::read_parts(Ready* ready) {
   const uint64_t most = header_.regions[kSlots].record_size * slots();
   const uint32_t parts = ready->view.header.parts;
@@ -408,7 +411,7 @@ bool SegmentReader::read_parts(Ready* ready) {
   return sequence_of(ready->slot) == 2 * ready->ticket;
 }
 
-// Slots that a slice takes whose first one has this header.
+// The number of slots of the slice whose first slot has this header.
 uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
   return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
 }
@@ -424,7 +427,8 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   return true;
 }
 
-// A further part whose first one was consumed before it, by an agent that died in between, or never was.
+// Whether a further part belongs to no slice: an agent consumed the first part and was killed before it
+// consumed this one, or the first part was never published.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
   const uint64_t sequence = (sequence_of(first) + 1) / 2 * 2;  // odd: it is still being written
@@ -432,7 +436,7 @@ bool SegmentReader::is_orphan(const Slot& tail) const {
 }
 
 bool SegmentReader::next_ready(Ready* ready) {
-  // Read before the slots: what is published while they are looked at is found the next time.
+  // Read before the slots: a slice that is published while they are examined is found the next time.
   Progress progress = {};
   read_exactly(segment_, &progress, sizeof progress, header_.regions[kProgress].offset);
   if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;
@@ -456,8 +460,8 @@ bool SegmentReader::next_ready(Ready* ready) {
   return false;
 }
 
-// Whether the writer that left this ticket half-written was filling a further part of a slice: then the first
-// part answers for it. Its own header may not tell yet.
+// Whether a half-written ticket is a further part of a slice, which is counted by its first part. The
+// ticket's own header may not say so yet.
 bool SegmentReader::is_tail_of_another(uint64_t ticket) const {
   for (uint32_t slot = 0; slot < slots(); ++slot) {
     const Slot head = header_of(slot);
@@ -490,8 +494,8 @@ void SegmentReader::store_consumption(uint32_t slot) {
   write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
 }
 
-// The further parts last, and without counting: what an agent leaves that dies in between is an orphan. The
-// slot of the first one may be another slice's by then.
+// Consumes the first part before the others, and only the first is counted. If the agent is killed in
+// between, the others are orphans. By then the trainer may have reused the first slot.
 void SegmentReader::consume(const Ready& ready) {
   consumption_[ready.slot].consumed = ready.ticket;
   store_consumption(ready.slot);
@@ -503,7 +507,7 @@ void SegmentReader::consume(const Ready& ready) {
   }
 }
 
-// A slice of key positions comes beside the slice of rows that stands for its call.
+// Whether a slice is counted. A call counts by its slice of rows; a slice of key positions comes in addition.
 bool SegmentReader::counts(const Ready& ready) { return ready.view.header.columns == 0; }
 
 void SegmentReader::consume_judged(const Ready& ready) {
@@ -517,7 +521,7 @@ void SegmentReader::consume_lost(const Ready& ready, Lost reason) {
   consume(ready);
 }
 
-// The part of SegmentReader that takes records of tensors.
+// The part of SegmentReader that reads records of tensors.
 
 TensorRing SegmentReader::tensor_ring() const {
   const Region& region = header_.regions[kTensors];

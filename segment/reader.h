@@ -42,9 +42,9 @@ class SegmentReader {
   Totals totals() const;
 
   // The step records not consumed yet; after a restart of the agent they begin at the cursor in the control
-  // file. They end before a record whose numbers are on their way from a device. Such a record is waited for
-  // until kMostPendingSteps later records have come, or until it is as many times its duration old (at least
-  // 1 s).
+  // file. They end before a record whose numbers are on their way from a device. The wait for such a record
+  // ends when kMostPendingSteps later records have come, or when its age is kMostPendingSteps times its
+  // duration (at least 1 s).
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
   // Consumes the result of the last unread_steps(). Records overwritten before them are added to
@@ -69,18 +69,18 @@ class SegmentReader {
     const char* why = nullptr;  // set if the slice cannot be used; then consume it as lost
     SlotView view;              // borrows from an inner buffer until the next call
   };
-  // Finds the next such slice; false if there is none. Costs one read if nothing was published since it last
-  // returned false.
+  // Finds the next finished slice; false if there is none. Costs one read if nothing was published since it
+  // last returned false.
   bool next_ready(Ready* ready);
 
-  // Makes next_ready() read every slot again: a writer may have died between publishing a slot and counting
-  // it.
+  // Makes next_ready() read every slot again. Needed if a writer may have died between publishing a slot and
+  // counting it.
   void look_again() { look_again_ = true; }
 
-  // Slices that a writer left unfinished; call it only after the trainer has ended.
+  // Slices that a writer left unfinished. Must be called only after the trainer has ended.
   std::vector<Ready> torn();
 
-  // A call counts once: by its slice of rows, however many slots that has.
+  // Consume a slice. Only slices of rows are counted, so that each call counts once.
   void consume_judged(const Ready& ready);
   void consume_lost(const Ready& ready, Lost reason);
 
@@ -94,7 +94,7 @@ class SegmentReader {
     TensorView view;            // borrows from an inner buffer until the next call
   };
   // Finds the next tensor record; false if there is none. If the end of an unusable record is unknown,
-  // everything written so far is given up.
+  // everything written so far is skipped.
   bool next_tensor(ReadyTensor* ready);
   // Consumes the record, so that the trainer can reuse its space.
   void consume_tensor();
@@ -103,6 +103,7 @@ class SegmentReader {
   // Whether the trainer holds its lock. Also false if the file was replaced after it was opened.
   bool is_locked() const;
 
+  // Whether neither the agent nor `foreshock pause` has switched sampling off.
   bool switched_on() const;
   void set_interval(uint64_t interval, int64_t from_step);
   // The burst covers the steps [from_step, until_step).
@@ -147,9 +148,9 @@ class SegmentReader {
     uint64_t newest = 0, count = 0;  // of the records that unread_steps() returned last
   } unread_;
   uint32_t next_slot_ = 0;
-  Progress progress_ = {};  // value at which all slots were last found consumed
+  Progress progress_ = {};  // its value when next_ready() last found all slots consumed
   bool look_again_ = true;
-  bool waits_ = true;
+  bool waits_ = true;  // unread_steps() waits for pending records
   mutable std::vector<std::byte> region_;
   std::vector<std::byte> buffer_;
   JoinedSlice joined_;

@@ -53,14 +53,14 @@ bool has_live_segment(const char* directory, int rank) {
   return is_live;
 }
 
-// Not fstat(), which is a symbol of glibc 2.33 and later.
+// Uses statx(), since fstat() is a symbol only of glibc 2.33 and later.
 bool has_name(int fd) {
   struct statx status = {};
   return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_NLINK, &status) != 0 || status.stx_nlink > 0;
 }
 
-// Held while a process looks for a live segment of its rank and makes its own: the lock of an empty file that
-// is gone again afterwards. Never waits.
+// A lock that a process holds while it looks for a live segment of its rank and creates its own segment. It
+// is an fcntl lock on an empty file, which is removed afterwards. Never waits.
 class RankLock {
  public:
   RankLock() = default;
@@ -68,8 +68,9 @@ class RankLock {
   RankLock& operator=(const RankLock&) = delete;
   ~RankLock();
 
-  // 0; EBUSY when another process has a live segment of the rank, or is about to; else an errno. Asked by who
-  // has no segment: to open its own and close it again would free its lock.
+  // Returns 0; EBUSY if another process has a live segment of the rank or is creating one; else another
+  // errno. Must be called before this process has a segment: opening and closing a segment file frees all
+  // locks that this process holds on it.
   int take(const char* directory, int rank);
 
  private:
@@ -81,7 +82,7 @@ class RankLock {
 
 RankLock::~RankLock() {
   if (fd_ < 0) return;
-  unlink(path_);  // while it is locked: who has opened it too finds it without a name
+  unlink(path_);  // still locked: a process that has opened the file too finds it without a name
   close(fd_);
 }
 
@@ -97,7 +98,7 @@ int RankLock::lock() {
 }
 
 int RankLock::take(const char* directory, int rank) {
-  constexpr int kTries = 100;  // each finds that another one has just ended with it
+  constexpr int kTries = 100;  // each fails because another process has just removed the file
   if (std::snprintf(path_, sizeof path_, "%s/%d.rank", directory, rank) >= int(sizeof path_))
     return ENAMETOOLONG;
   int error = ESTALE;
@@ -112,7 +113,7 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + uni
 
 // Fills the offset table; returns the size of the file.
 uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes) {
-  uint64_t end = kPage;  // the header has a page of its own
+  uint64_t end = kPage;  // the header takes the first page
   const auto place = [&](RegionId id, uint64_t record_size, uint64_t count) {
     regions[id] = {end, record_size, count};
     end = round_up(end + record_size * count, kPage);
@@ -147,8 +148,9 @@ bool make_names(const SegmentRequest& request, const char* suffix, Names* names)
          b < static_cast<int>(sizeof names->temporary);
 }
 
-// Reserves in parts: where the kernel lets a signal end fallocate (tmpfs before Linux 6.18, at the latest),
-// it gives back what that call had, so a profiler's timer would never let a large file be had in one.
+// Reserves in parts. On some kernels (tmpfs before Linux 6.18, at the latest) a signal ends fallocate, which
+// then frees what the call had reserved. With a profiler's timer, one call for a large file would never
+// succeed.
 bool reserve(int fd, uint64_t size) {
   constexpr uint64_t kPart = uint64_t{1} << 20;
   constexpr int kTries = 100;  // per part
@@ -165,7 +167,8 @@ bool reserve(int fd, uint64_t size) {
   return true;
 }
 
-// Beyond RLIMIT_FSIZE the kernel does not only refuse: it sends SIGXFSZ, which kills.
+// Whether a file of this size exceeds RLIMIT_FSIZE. It must not be tried: the kernel would send SIGXFSZ,
+// which ends the process.
 bool is_beyond_limit(uint64_t size) {
   rlimit limit = {};
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur;
@@ -193,8 +196,8 @@ const char* reason_of(int error) {
   }
 }
 
-// Never one of the standard streams, which a daemon may have closed: what is printed there all the same, by a
-// library say, would go over the segment.
+// Creates a file whose descriptor is not one of the standard streams. A daemon may have closed these, and
+// what a library prints there would overwrite the segment.
 int create_above_streams(const char* path) {
   const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -206,7 +209,7 @@ int create_above_streams(const char* path) {
   return above;
 }
 
-// A file of `size` reserved bytes under its temporary name; -1 and errno when it cannot be had.
+// Creates a file of `size` reserved bytes under its temporary name. Returns -1 and errno on failure.
 int create_reserved(const Names& names, uint64_t size) {
   if (is_beyond_limit(size)) {
     errno = EFBIG;
@@ -223,9 +226,10 @@ int create_reserved(const Names& names, uint64_t size) {
   return -1;
 }
 
-// The set-group-id bit says that the files are shared with the group, an agent's that runs as another user.
+// Whether the files are shared with the directory's group, as its set-group-id bit says: the agent then runs
+// as another user of this group.
 bool is_shared_with_group(const char* directory) {
-  // Not stat(), which is a symbol of glibc 2.33 and later.
+  // Uses statx(), since stat() is a symbol only of glibc 2.33 and later.
   struct statx status = {};
   return syscall(SYS_statx, AT_FDCWD, directory, 0, STATX_MODE, &status) == 0 &&
          (status.stx_mode & S_ISGID) != 0;
@@ -254,7 +258,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
       !make_names(request, "ctl", &control))
     return "no_directory";
   if (access(request.directory, W_OK | X_OK) != 0) return "no_directory";
-  RankLock rank;  // before an agent can see two of one rank
+  RankLock rank;  // taken first, so that an agent never sees two live segments of one rank
   if (const int error = rank.take(request.directory, request.rank); error != 0)
     return error == EBUSY ? "rank_taken" : reason_of(error);
 
@@ -271,7 +275,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   const auto undo = [&](const char* reason) {
     if (segment_fd >= 0) close(segment_fd);
     close(control_fd);
-    // A file that is mapped takes its room also without a name.
+    // A mapped file keeps its memory even without a name.
     if (control_map != MAP_FAILED) munmap(control_map, kControlBytes);
     if (segment_map != MAP_FAILED) munmap(segment_map, header.file_size);
     for (const char* name : {segment.temporary, segment.final_name, control.temporary, control.final_name})
@@ -334,14 +338,15 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kBehind = offsetof(Slot, first_ticket);
   std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
   std::memset(begin + kBehind, 0, sizeof(Slot) - kBehind);
-  // Who gave the slot to a device may still be looking for what it wrote here (libmonitor/device_state.h).
+  // The thread that gave the slot to a device may still read what the device wrote here
+  // (libmonitor/device_state.h).
   word(slot->device_begin_ns).store(0, std::memory_order_relaxed);
   word(slot->device_end_ns).store(0, std::memory_order_relaxed);
   slot->ticket = ticket;
   return slot;
 }
 
-// Back to what it was before claim: nobody else touches a slot that is odd.
+// Restores the sequence from before claim(). No other thread changes a slot with an odd sequence.
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
@@ -364,7 +369,8 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
 }
 
 void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
-  while (count > 0) release(ticket + --count);  // the first last: as long as it is odd it answers for all
+  // The first part last: while it is odd, the others count as its parts.
+  while (count > 0) release(ticket + --count);
 }
 
 void SegmentWriter::describe(Slot* slot, const Slot& header) const {
@@ -380,7 +386,7 @@ void SegmentWriter::describe(Slot* slot, const Slot& header) const {
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
-  // The first part last: whoever sees it even finds all others whole.
+  // The first part comes last: when its sequence is even, all other parts are complete.
   for (uint32_t part = count; part-- > 0;)
     word(slots[part]->sequence).store(2 * (ticket + part), std::memory_order_release);
   word(at<Progress>(kProgress)->published).fetch_add(1, std::memory_order_release);
@@ -408,8 +414,8 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
   return number;
 }
 
-// The sequence stays: a record that nobody completes, since its trainer died, is one all the same. Who finds
-// it given as complete finds all of it complete when he reads it again.
+// The sequence is unchanged, so a record stays valid even if the trainer dies before it completes it. `given`
+// is stored last: if a reader finds it without kNumbersPending, another read of the record has all numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
@@ -471,16 +477,16 @@ void TensorWriter::publish_uncounted(const TensorRecord* record) {
   store(ring_->written, written + filler_ + record->bytes, std::memory_order_release);
 }
 
-void TensorWriter::count_due(uint64_t turns) { store(ring_->due, ring_->due + turns); }
+void TensorWriter::count_due(uint64_t tensors) { store(ring_->due, ring_->due + tensors); }
 
-void TensorWriter::count_skipped(TensorSkip reason, uint64_t turns) {
-  store(ring_->skipped[reason], ring_->skipped[reason] + turns);
+void TensorWriter::count_skipped(TensorSkip reason, uint64_t tensors) {
+  store(ring_->skipped[reason], ring_->skipped[reason] + tensors);
 }
 
 void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
   store(ring_->heads_skipped[reason], ring_->heads_skipped[reason] + 1);
 }
 
-void TensorWriter::set_awaited(uint64_t turns) { store(ring_->awaited, turns); }
+void TensorWriter::set_awaited(uint64_t tensors) { store(ring_->awaited, tensors); }
 
 }  // namespace foreshock::segment

@@ -66,7 +66,7 @@ class SegmentWriter {
   // 1 <= count <= slots().
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
 
-  // Undoes a claim. The agent has not seen the slots.
+  // Undoes a claim of slots that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
 
   // Writes the header of a claimed slot, except for the fields that claim() has set.
@@ -123,10 +123,10 @@ class TensorWriter {
   // skipped.
   void publish_uncounted(const TensorRecord* record);
 
-  void count_due(uint64_t turns);
-  void count_skipped(TensorSkip reason, uint64_t turns = 1);
+  void count_due(uint64_t tensors);
+  void count_skipped(TensorSkip reason, uint64_t tensors = 1);
   void count_heads_skipped(TensorHeadSkip reason);
-  void set_awaited(uint64_t turns);
+  void set_awaited(uint64_t tensors);
 
  private:
   uint64_t consumed() const;
