@@ -103,7 +103,7 @@ int Agent::run() {
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
     return fail(error);
   if (server_.port() != 0) alerts_.set_url("http://" + server_.place() + "/");
-  publish();  // now with the address, in the file of targets too
+  publish();  // again, now that the address is known: it goes into the file of targets too
   if (is_service())
     spdlog::info("serving {} at {}", options_.tree, server_.place());
   else if (!write_address(*runs_[0].run))
@@ -345,7 +345,7 @@ void Agent::publish() {
   refresh_documents(agent, &runs_);
   for (const ServedRun& each : runs_)
     if (each.document != nullptr) published->run_states.emplace_back(each.run->label(), each.document);
-  // Without a run in the query, /api/v1/state is the run that was found last.
+  // Without a run in the query, /api/v1/state shows the run that was found last.
   published->state_json =
       !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document : text_of(agent, -1);
   auto history = std::make_shared<std::vector<HistoryTable>>();

@@ -39,7 +39,7 @@ struct AgentOptions {
 // agent holds the directory; 1, with one line on stderr, if it cannot work.
 int run_agent(const AgentOptions& options);
 
-// A run together with its owner, the time when it was last needed, and its page.
+// A run together with its owner, the time when it was last needed, and its state for the page.
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
 

@@ -18,7 +18,7 @@ namespace foreshock {
 // Name of the event in the record that marks where the detectors of a run were reset.
 inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 
-// One thread.
+// The detectors of all ranks of all runs. One thread.
 class Watches {
  public:
   // Takes the lines of the record in their order. Returns the events that a line causes, in order, as record
@@ -55,13 +55,13 @@ class Watches {
   // Serializes the state of all detectors, together with `note`, a number for the caller.
   std::string save(uint64_t note) const;
   // Restores what save() has written. Any bytes may be given: returns false and changes nothing if they are
-  // not from save(), or from another version or other thresholds.
+  // not from save(), or from a version with other detectors or thresholds.
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
   // Clears the results of the previous observe().
   void begin();
-  // Null if there are too many ranks.
+  // The detectors of a rank, created if missing; null if there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
   // Gives a value of the run to the detectors of its lowest rank. `place` names the series; `span`: steps
   // that the value covers.

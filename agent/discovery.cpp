@@ -156,7 +156,7 @@ bool Tree::is_news(const std::string& label, const struct stat& now, size_t* run
 
 void Tree::consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user) {
   const struct stat now = directory->status();
-  // A label made from an invalid name could equal the label of another run.
+  // Such a run is not followed: a label made from an invalid name could equal the label of another run.
   if (label_text(label) != label) {
     refused_ += seen_.count(label) == 0;
     seen_[label] = {now, false, false, true, true};

@@ -31,9 +31,9 @@
 namespace foreshock {
 namespace {
 
-// A ratio of errors beyond this many limits flags a slice without further evidence. The noise floor in the
-// denominator is that small by chance only if almost nothing was rounded. So the error must also exceed this
-// many times 2^-p of the row's norm, the most that one rounding to p bits costs.
+// A ratio of errors beyond this many times its limit flags a slice without further evidence. The noise floor
+// in the denominator is that small by chance only if almost nothing was rounded. So the error must also
+// exceed this many times 2^-p of the row's norm, the most that one rounding to p bits costs.
 constexpr double kFarBeyond = 4;
 
 // The reference's own error (shadow/reference.h). With fp64 tensors the error of plain attention is as small,

@@ -30,7 +30,7 @@ double cores_of_cgroup(const std::string& directory) {
   return limit >> quota >> period && period > 0 ? quota / period : kUnlimited;
 }
 
-// The quota of a cgroup v1; a quota of -1 means no limit.
+// The quota of a v1 cgroup, in cores. A quota of -1 means no limit.
 double cores_of_old_cgroup(const std::string& directory) {
   double quota = 0, period = 0;
   std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;
@@ -104,9 +104,9 @@ void raise_descriptor_limit() {
 
 // The HTTP thread, started earlier, keeps its own nice value. With autogroup, nice values only count within a
 // session, so the session gets a nice value too. The HTTP thread is in the same session: on two busy cores,
-// one scrape in ten took over 100 ms (at most 535) at 19, and none over 50 ms at 10 (Linux 6.18). A
-// session that another process leads (an agent started by hand or by a job's script) is left as it is, since
-// the other processes in it would become slower too.
+// one scrape in ten took over 100 ms (at most 535) with a value of 19, and none over 50 ms with 10 (Linux
+// 6.18). A session that another process leads (an agent started by hand or by a job's script) is left as it
+// is, since the other processes in it would become slower too.
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";

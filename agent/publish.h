@@ -16,8 +16,8 @@
 
 namespace foreshock {
 
-// Whether a rank owns its layers: rank 0 of the data-parallel dimension does. kUnknown if no coordinate is
-// known.
+// Whether a rank owns its layers: rank 0 of the data-parallel dimension does. kUnknown if the data-parallel
+// coordinate is unknown.
 enum class Ownership { kUnknown, kReplica, kOwner };
 Ownership ownership_of(const segment::Identity& identity);
 const char* name_of(Ownership ownership);  // "unknown", "0", "1"

@@ -11,8 +11,8 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kMostParts =
-    1 << 18;  // a trainer that makes up new names all the time is not followed further
+// Parts that are compared. Further ones are ignored, since a trainer may invent names without end.
+constexpr size_t kMostParts = 1 << 18;
 constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
 constexpr uint64_t kBitsOfADouble = (uint64_t{1} << 52) - 1;
 

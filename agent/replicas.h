@@ -68,8 +68,8 @@ class Replicas {
     // Set to false for a tensor that has its rank in its name, until kEqualSteps equal steps have shown that
     // it is a replica.
     bool is_replica = true;
-    // The members below are used only for a tensor that has its rank in its name.
-    // It differed between ranks while is_replica was false: it never becomes a replica.
+    // The members below are used only for a tensor that has its rank in its name. is_apart: it differed
+    // between ranks while is_replica was false, and never becomes a replica.
     bool is_apart = false;
     uint64_t last_equal = 0;   // checksum of the last step at which all ranks were equal
     uint32_t equal_steps = 0;  // such steps with a new checksum: a constant tensor is equal by chance

@@ -102,23 +102,23 @@ using namespace std::chrono_literals;
 
 // A trainer is gone if its lock is free and its counters have not changed for this long.
 constexpr auto kGoneAfter = 10s;
-// The same, once its launcher has reported the end of the command or a later process has replaced it: a free
-// lock is enough, after a short time for the last stores to become visible.
+// If its launcher has reported the end of the command, or a later process has replaced it, a free lock is
+// enough. The last stores become visible within this time.
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks that still run this long after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
 // Most segments of one run on one node, including earlier attempts. Each needs two file descriptors while its
 // trainer lives.
 constexpr size_t kMostSegments = 512;
-// Most segments among them that have ended and were replaced. The statistics of older ones are dropped.
+// Limit among them for segments that have ended and were replaced. The statistics of older ones are dropped.
 constexpr size_t kMostReplaced = 256;
 // Time from the last exit(0) until the run counts as finished, since a command may start its next training at
 // once.
 constexpr auto kFinishedAfter = 2s;
 constexpr uint64_t kMostRefusalsLogged = 20;
 constexpr size_t kMostExitsAtOnce = 64;
-// This file exists while a killed agent would take unwritten lines of the record along, and for good once
-// lines are lost.
+// This file exists while lines of the record would be lost if the agent were killed, and for good once lines
+// are lost.
 constexpr const char* kRecordIncomplete = "record.incomplete";
 constexpr const char* kRecordSpool = "record.spool";
 
@@ -568,8 +568,8 @@ void Run::publish_ranks(Registry* registry) {
     if (!rank.current) continue;
     const auto is_shown = [&](const auto& label) { return owners.shows(rank, label); };
     if (!std::all_of(followed->shown_layers.begin(), followed->shown_layers.end(), is_shown)) {
-      registry->clear_layers(options_.label,
-                             std::to_string(rank.identity.rank));  // another rank has taken over
+      // Another rank exports some of these layers now.
+      registry->clear_layers(options_.label, std::to_string(rank.identity.rank));
       followed->shown_layers.clear();
     }
     for (const auto& layer : rank.layers)

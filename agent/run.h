@@ -211,15 +211,16 @@ class Run {
   std::string refusal_;                  // reason of the last refusal
   bool may_have_room_ = false;           // segments were closed since the last discover()
   bool has_warned_of_limit_ = false;
-  Clock::time_point looked_at_ = {};                  // last look_for_life()
-  uint64_t processes_left_out_ = 0;                   // replaced processes that were dropped to make room
-  uint64_t interval_ = 0;                             // interval sent to the ranks; 0: none yet
-  AgentWork work_at_last_choice_;                     // when choose_cadence() last measured
-  std::optional<AgentCost> agent_cost_;               // measured by the last choose_cadence()
-  std::optional<Burst> burst_;                        // the last burst
-  Signal advised_signal_;                             // the signal that advice_ was made from
-  segment::Advice advice_ = {};                       // advice sent to all ranks
-  std::map<uint64_t, Clock::time_point> exits_seen_;  // by launcher: first sight of an exit without summary
+  Clock::time_point looked_at_ = {};     // last look_for_life()
+  uint64_t processes_left_out_ = 0;      // replaced processes that were dropped to make room
+  uint64_t interval_ = 0;                // interval sent to the ranks; 0: none yet
+  AgentWork work_at_last_choice_;        // when choose_cadence() last measured
+  std::optional<AgentCost> agent_cost_;  // measured by the last choose_cadence()
+  std::optional<Burst> burst_;           // the last burst
+  Signal advised_signal_;                // the signal that advice_ was made from
+  segment::Advice advice_ = {};          // advice sent to all ranks
+  // By launcher: when its exit without a summary was first seen.
+  std::map<uint64_t, Clock::time_point> exits_seen_;
 };
 
 }  // namespace foreshock

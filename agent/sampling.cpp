@@ -62,7 +62,8 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
 
 namespace {
 
-// A rank that is further than this before a burst has loaded an older checkpoint and does not wait for it.
+// A rank that is this many steps or more before a burst has loaded an older checkpoint, so the burst is not
+// pending for it.
 constexpr int64_t kMostStepsBeforeBurst = 64;
 
 }  // namespace

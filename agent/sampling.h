@@ -57,8 +57,8 @@ struct Burst {
 // Sampled steps of a burst: an eighth of the samples in a detector's baseline (thresholds.h: 256), so that
 // what caused the burst does not become the baseline.
 inline constexpr int64_t kBurstSamples = 32;
-// After a burst there is none for this many times its length. Bursts then cost less than a quarter of
-// --max-slowdown on average: (kBurstSlowdown - 1) / (1 + 8).
+// No burst begins until this many times the length of the last one have passed. Bursts then cost less than a
+// quarter of --max-slowdown on average: (kBurstSlowdown - 1) / (1 + 8).
 inline constexpr int64_t kBurstPause = 8;
 
 // Plans a burst that begins at `from_step`. Its interval is the smallest power of two whose cost stays below

@@ -402,7 +402,8 @@ LayerCounts layers_of(const Ranks& ranks) {
   LayerCounts counts;
   uint64_t judged_layers = 0;
   for (const auto& [label, of] : judged) {
-    // Embeddings and heads have gradient norms too; a layer that could hold attention has a number.
+    // A layer without checked calls is known only if its label has a number: embeddings and heads have
+    // gradient norms too, but no number.
     const bool is_judged = of[0] + of[1] > 0;
     judged_layers += is_judged;
     counts.known += is_judged || is_numbered(label);

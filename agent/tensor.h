@@ -32,8 +32,8 @@ struct OptimizerSums {
   double weight_squares;  // sum over the squared values after the step
   double update_squares;  // sum over the squared changes that the step made
 
-  // Reads `values` from the payload of a tensor record. A payload that is too short leaves the others NaN;
-  // what follows the known values is ignored.
+  // Reads `values` from the payload of a tensor record. Values that a short payload lacks are NaN; bytes
+  // after the known values are ignored.
   static OptimizerSums of(segment::Bytes payload, double weight_squares, double update_squares);
 
   // In the formulas, g is the gradient and v_hat is Adam's bias-corrected second moment.
@@ -107,7 +107,7 @@ struct TensorSnapshot {
   std::optional<Wasserstein> previous, initial;  // W1 to the snapshot an interval before, and to the first
   double sum_of_squares = 0;
   // Sum and maximum of the absolute change that this one step made in `update_elements` of the values; absent
-  // if that is 0.
+  // if update_elements is 0.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
   uint64_t update_elements = 0;
   std::optional<OptimizerSums> optimizer;  // joined over `parts`

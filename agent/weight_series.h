@@ -21,7 +21,7 @@ class WeightSeries {
 
   // Fills in the distances of `snapshot` to earlier snapshots, and its stored histogram. `is_first`: it may
   // be the first snapshot of its tensor in the run. Snapshots of one tensor must come in the order of steps;
-  // those of different tensors need not, since ranks run apart.
+  // those of different tensors need not, since ranks are at different steps.
   void take(bool is_first, TensorSnapshot* snapshot);
 
   // Declares that no snapshot of a step before `step` will come, so that the set of tensors is known earlier.
@@ -73,7 +73,7 @@ class WeightSeries {
     std::map<int64_t, TensorKeys> building;
     int64_t newest = -1;   // the last window with a snapshot
     int64_t closed = -1;   // the last window that is complete or dropped
-    bool is_first = true;  // the first window, in which the members become known
+    bool is_first = true;  // the group is in its first window, in which its members become known
     uint64_t interval = 0, seen_at_window = 0;
     std::string previous, initial;
     int64_t previous_window = -1;

@@ -108,7 +108,7 @@ struct Registry::Store {
   // Ordered, so that the series of every scrape are in the same order.
   std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
   std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // oldest first
-  std::unordered_set<std::string> left_out;  // names of series that are dropped now
+  std::unordered_set<std::string> left_out;  // series that are dropped or refused at present
   std::string key;                           // label values of the series in question; set by make_key()
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);

@@ -290,7 +290,7 @@ inline constexpr uint32_t kNotPacked = 0;
 constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
 inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
 
-// The header of a slot. The payloads follow after it.
+// The header of a slot. Its payloads come after it.
 struct Slot {
   uint64_t sequence;  // 2t if it holds ticket t, 2t - 1 while it is written, 0: never used
   uint64_t ticket;

@@ -182,8 +182,8 @@ uint64_t SegmentReader::now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }
 
-// Whether unread_steps() still waits for the numbers of a record. The time is limited too, since a trainer
-// that hangs adds no records.
+// Whether unread_steps() still waits for the numbers of a record. The wait is limited in time too, since a
+// trainer that hangs adds no records.
 bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
   constexpr uint64_t kAtLeastNs = 1'000'000'000;
   if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;

@@ -98,7 +98,7 @@ int RankLock::lock() {
 }
 
 int RankLock::take(const char* directory, int rank) {
-  constexpr int kTries = 100;  // each fails because another process has just removed the file
+  constexpr int kTries = 100;  // a try fails if another process has just removed the file
   if (std::snprintf(path_, sizeof path_, "%s/%d.rank", directory, rank) >= int(sizeof path_))
     return ENAMETOOLONG;
   int error = ESTALE;

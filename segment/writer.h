@@ -32,9 +32,10 @@ std::atomic_ref<T> word(T& value) {
 
 class SegmentWriter {
  public:
-  // Creates, reserves, locks and names both files. Returns null, or a static word as the reason of the
-  // failure: "no_space", "rank_taken", "no_directory" or "no_mapping"; then no file is left. The kernel lock
-  // lives as long as the process, since the descriptor is never closed.
+  // Creates, reserves, locks and names both files. Returns null, or a static word for the reason of the
+  // failure: "no_space", "rank_taken", "no_directory", "no_mapping", "file_limit", "no_descriptor" or
+  // "not_permitted"; then no file is left. The kernel lock lives as long as the process, since the descriptor
+  // is never closed.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
