@@ -22,9 +22,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostPoints = 160;  // of a curve
+constexpr size_t kMostPoints = 160;  // points kept of a curve
 constexpr size_t kMostEpisodes = 600;
-constexpr size_t kLongestText = 400;  // of a name from a trainer
+constexpr size_t kLongestText = 400;  // bytes of a name that comes from a trainer
 
 // Six digits are more than a chart shows.
 Json short_number(const std::optional<double>& value) {
@@ -40,7 +40,7 @@ std::string cut(const std::string& text) {
 
 Json name_or_null(const std::string& name) { return text_or_null(cut(name)); }
 
-// Indexes of the points to keep: of each stretch the least and the largest, and both ends.
+// Indexes of the points to keep: both ends, and the smallest and the largest value of each interval.
 template <class Points, class Value>
 std::vector<size_t> kept(const Points& points, const Value& value) {
   std::vector<size_t> indexes;
@@ -68,7 +68,7 @@ Json points_json(const std::vector<SignalPoint>& points) {
   return list;
 }
 
-// A curve of one number of the steps. One that is not finite breaks the line: null.
+// The curve of one member of the steps. A value that is not finite becomes null, which interrupts the line.
 Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> TrailStep::*member) {
   std::vector<SignalPoint> points;
   for (const TrailStep& step : steps)
@@ -76,7 +76,7 @@ Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> Trail
   const bool finite = std::all_of(points.begin(), points.end(),
                                   [](const SignalPoint& each) { return std::isfinite(each.value); });
   if (finite) return points_json(points);
-  Json list = Json::array();  // few: an event is 353 steps at most
+  Json list = Json::array();  // not thinned: an event has at most 353 steps
   for (const SignalPoint& point : points) list.push_back({point.step, short_number(point.value)});
   return list;
 }
@@ -94,19 +94,20 @@ Json facts_json(const std::vector<StoryFact>& facts) {
   return list;
 }
 
-// By how many steps a sign may have come earlier than it was seen: it begins in the last stretch without a
-// look. A detector that asks for several values moves that many looks later. -1: there was no look before.
+// By how many steps a sign may have begun before `since_step`: it may have begun at any step since the value
+// before. A detector that needs several values reacts that many values late, so a longer gap (kLongUnseen)
+// among the last kValues values counts too. -1: there is no earlier value.
 int64_t unseen_before(const StorySign& sign) {
-  constexpr int kLooks = 4;
+  constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;
-  int looks = 0;
-  for (auto point = sign.points.rbegin(); point != sign.points.rend() && looks < kLooks; ++point) {
+  int values = 0;
+  for (auto point = sign.points.rbegin(); point != sign.points.rend() && values < kValues; ++point) {
     if (point->step >= sign.since_step) continue;
     const bool is_long = next - point->step - 1 > StorySign::kLongUnseen;
-    if (looks == 0 || is_long) unseen = sign.since_step - point->step - 1;
+    if (values == 0 || is_long) unseen = sign.since_step - point->step - 1;
     if (is_long) break;
     next = point->step;
-    ++looks;
+    ++values;
   }
   return unseen;
 }
@@ -248,7 +249,7 @@ std::string report_json(const Story& story) {
 
 namespace {
 
-// A source of a content security policy, which wants base64.
+// A source expression of a content security policy, which needs the hash in base64.
 std::string source_of(std::string_view hexadecimal) {
   std::string bytes;
   for (size_t at = 0; at + 1 < hexadecimal.size(); at += 2)
@@ -262,7 +263,7 @@ std::string policy() {
          source_of(kReportCssHash);
 }
 
-// No character of it may close the element that it is in.
+// Escapes '<', so that no text can close the script element that holds the JSON.
 std::string inside_script(const std::string& json) {
   std::string text;
   text.reserve(json.size());
@@ -275,7 +276,7 @@ std::string inside_script(const std::string& json) {
 std::string report_page(const std::string& json) {
   std::string page;
   const std::string data = inside_script(json), rules = policy();
-  // What is put in is not searched for marks again.
+  // Inserted parts are not searched for further marks: they hold text from a trainer.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
@@ -292,7 +293,7 @@ std::string report_page(const std::string& json) {
 
 namespace {
 
-constexpr size_t kMostIncidents = 3, kMostSigns = 5, kMostLines = 6;  // of each list in the Markdown
+constexpr size_t kMostIncidents = 3, kMostSigns = 5, kMostLines = 6;  // entries of each list in the Markdown
 
 void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
   if (lines.empty()) return;
@@ -354,7 +355,7 @@ std::string report_markdown(const Story& story, const std::vector<std::string>& 
   text +=
       "\n## Look further\n\n    foreshock report" + names + "\n    foreshock report --json" + names + "\n";
   if (records.size() == 1) text += "    foreshock detect" + names + "\n";
-  std::string lines;  // each made printable by itself, since printable() would take the ends of lines
+  std::string lines;  // each made printable separately, since printable() replaces newlines
   std::istringstream all(text);
   for (std::string line; std::getline(all, line);) lines += printable(line) + "\n";
   return lines;
@@ -391,7 +392,8 @@ bool is_report(const fs::path& path) {
   return begin.find(kReportMark) != std::string::npos;
 }
 
-// Beside the record; nobody's file but a report is written over unasked.
+// Sets request->out to a page beside the record. An existing file is only overwritten if it is a report.
+// Returns "" or an error.
 std::string choose_place(Request* request) {
   std::error_code ignored;
   if (fs::exists(request->records[0], ignored) && fs::is_other(request->records[0], ignored))
@@ -420,7 +422,8 @@ std::string parse(const Words& words, Request* request) {
   return why_no_file(request->out);
 }
 
-// "" or one line that says what is wrong with the record; `*notes`: what a reader should know of it.
+// Feeds a record to the report builder. Returns "" or one line that says what is wrong with the record;
+// appends to `*notes` the defects that do not prevent a report.
 std::string read(const std::string& path, Storyteller* teller, std::vector<std::string>* notes) {
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);

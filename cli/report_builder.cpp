@@ -16,10 +16,14 @@ namespace {
 using Mark = StoryFact::Mark;
 
 constexpr int64_t kBack = StoryEvent::kBefore;
-constexpr int64_t kRecent = 64;       // steps over which a change of the rate counts
-constexpr double kRateFactor = 2;     // what schedules do in so few steps in warm-up only
-constexpr size_t kMostDetectors = 4;  // whose explanations are given
-constexpr size_t kMostNamed = 8;      // layers, ranks in a list
+// A possible cause is a suspect if it was at most this many steps before the onset. The learning rate is
+// compared over the same span.
+constexpr int64_t kRecent = 64;
+// A learning rate that changes by this factor within kRecent steps is notable: schedules change it so fast
+// only during warm-up.
+constexpr double kRateFactor = 2;
+constexpr size_t kMostDetectors = 4;  // detectors whose explanations are given
+constexpr size_t kMostNamed = 8;      // layers or ranks named in a list
 
 std::string steps(int64_t number) {
   return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
@@ -52,7 +56,8 @@ std::string where_nonfinite(const Notable& of) {
   return what + (of.layer.empty() ? "" : " of layer " + of.layer);
 }
 
-// Makes `fact` a suspect of `event`: `what` happened at `step`, not after the onset.
+// Makes `what`, which happened at `step`, a suspect of `event`, unless it was after the onset or more than
+// kRecent steps before it.
 void suspect(const StoryEvent& event, int64_t step, const std::string& what, StoryFact* fact) {
   fact->lead = steps_between(step, event.onset_step);
   if (fact->lead < 0 || fact->lead > kRecent) return;
@@ -61,8 +66,8 @@ void suspect(const StoryEvent& event, int64_t step, const std::string& what, Sto
                                     : steps(fact->lead) + " after " + what;
 }
 
-// Before the onset, in words: "3 steps before", "at the onset".
-std::string before_onset(const StoryEvent& event, int64_t step) {
+// Says when `step` was, seen from the onset: "3 steps before", "at the onset", "2 steps after".
+std::string relative_to_onset(const StoryEvent& event, int64_t step) {
   const int64_t lead = steps_between(step, event.onset_step);
   return lead > 0 ? steps(lead) + " before" : lead == 0 ? "at the onset" : steps(-lead) + " after";
 }
@@ -82,7 +87,7 @@ StoryFact nonfinite(const StoryEvent& event, const RunSeen& run, std::vector<Clu
   if (in_loss) fact = {fact.name, "in the loss; none was seen before it", Mark::kNotable};
   if (first == nullptr) return fact;
   fact.mark = Mark::kNotable;
-  fact.text = "first in " + where_nonfinite(*first) + ", " + before_onset(event, first->step);
+  fact.text = "first in " + where_nonfinite(*first) + ", " + relative_to_onset(event, first->step);
   if (first->step >= event.onset_step) return fact;
   clues->push_back(Clue::kNonfinite);
   suspect(event, first->step, where_nonfinite(*first) + " was NaN or infinite", &fact);
@@ -143,25 +148,27 @@ StoryFact replicas(const StoryEvent& event, const RunSeen& run, std::vector<Clue
           Mark::kUnknown};
 }
 
-const TrailStep* step_at(const StoryEvent& event, int64_t step) {
+// The first kept step that is not before `step`; null if there is none.
+const TrailStep* first_step_from(const StoryEvent& event, int64_t step) {
   const auto found = std::find_if(event.steps.begin(), event.steps.end(),
                                   [&](const TrailStep& each) { return each.step >= step; });
   return found != event.steps.end() ? &*found : nullptr;
 }
 
-// The step to which the rate changed by kRateFactor or more at once, the last one of `from` to the onset.
+// A change of the learning rate by kRateFactor or more from one step to the next.
 struct RateJump {
   double from = 0, to = 0;
   int64_t step = 0;
 };
-std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t from) {
+// The last jump after step `since` and up to the onset.
+std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t since) {
   std::optional<RateJump> jump;
   std::optional<double> last;
   for (const TrailStep& each : event.steps) {
     if (each.step > event.onset_step) break;
     if (!each.learning_rate) continue;
     const double rate = *each.learning_rate;
-    if (last && each.step > from && std::max(*last, rate) >= kRateFactor * std::min(*last, rate) &&
+    if (last && each.step > since && std::max(*last, rate) >= kRateFactor * std::min(*last, rate) &&
         *last != rate)
       jump = {*last, rate, each.step};
     last = rate;
@@ -169,10 +176,10 @@ std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t from) {
   return jump;
 }
 
-// The rate moves before the step that it makes go wrong: what counts is until the onset.
+// A learning rate is set before the step that it spoils, so changes up to and including the onset step count.
 StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
-  const TrailStep* before = step_at(event, event.onset_step - std::min(event.onset_step, kRecent));
-  const TrailStep* at = step_at(event, event.onset_step);
+  const TrailStep* before = first_step_from(event, event.onset_step - std::min(event.onset_step, kRecent));
+  const TrailStep* at = first_step_from(event, event.onset_step);
   StoryFact fact = {"learning rate", "not known", Mark::kUnknown};
   if (before == nullptr || at == nullptr || !before->learning_rate || !at->learning_rate) return fact;
   const double from = *before->learning_rate, to = *at->learning_rate;
@@ -182,10 +189,10 @@ StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
   if (const std::optional<RateJump> jump = rate_jump(event, before->step)) {
     const std::string went = change(jump->from, jump->to);
     clues->push_back(Clue::kLearningRate);
-    fact = {
-        fact.name,
-        went + " at step " + count(static_cast<double>(jump->step)) + ", " + before_onset(event, jump->step),
-        Mark::kNotable};
+    fact = {fact.name,
+            went + " at step " + count(static_cast<double>(jump->step)) + ", " +
+                relative_to_onset(event, jump->step),
+            Mark::kNotable};
     if (jump->to > jump->from) suspect(event, jump->step, "the learning rate " + went, &fact);
     return fact;
   }
@@ -202,14 +209,15 @@ StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
 }
 
 StoryFact batch(const StoryEvent& event) {
-  const TrailStep* at = step_at(event, event.onset_step);
+  const TrailStep* at = first_step_from(event, event.onset_step);
   if (at == nullptr || !at->batch_id)
     return {"batch", "the training gave no batch_id, so its batches cannot be named", Mark::kUnknown};
   return {"batch", "batch_id " + std::to_string(*at->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-StoryFact left_out_steps(const StoryEvent& event, std::vector<Clue>* clues) {
-  const TrailStep* at = step_at(event, event.onset_step);
+// Optimizer steps that the gradient scaler skipped.
+StoryFact skipped_by_scaler(const StoryEvent& event, std::vector<Clue>* clues) {
+  const TrailStep* at = first_step_from(event, event.onset_step);
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
   if (at == nullptr || !at->skipped_steps || !before->skipped_steps)
     return {"steps left out", "not known", Mark::kUnknown};
@@ -235,7 +243,7 @@ StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>
   const int64_t first = went_on.value_or(attempt.first);
   const int64_t since = steps_between(first, event.onset_step);
   const std::string text = (went_on ? "another process went on from step " : "went back to step ") +
-                           std::to_string(first) + ", " + before_onset(event, first);
+                           std::to_string(first) + ", " + relative_to_onset(event, first);
   if (since > kBack) return {"restarts", text, Mark::kQuiet};
   clues->push_back(Clue::kResumed);
   StoryFact fact = {"restarts", text, Mark::kNotable};
@@ -246,7 +254,7 @@ StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>
   return fact;
 }
 
-// Whether another attempt made the same steps, and what became of it.
+// Whether another attempt made the same steps, and whether the event came again there.
 StoryFact run_again(const StoryEvent& event, const std::vector<StoryEvent>& events, const RunSeen& run,
                     std::vector<Clue>* clues) {
   constexpr int64_t kNear = 8;
@@ -309,7 +317,7 @@ std::vector<StoryFact> facts_of(const StoryEvent& event, const std::vector<Story
                                   ranks(event, run, clues),
                                   replicas(event, run, clues),
                                   batch(event),
-                                  left_out_steps(event, clues),
+                                  skipped_by_scaler(event, clues),
                                   restart(event, run, clues),
                                   run_again(event, events, run, clues),
                                   gaps(event, clues)};
@@ -319,23 +327,24 @@ std::vector<StoryFact> facts_of(const StoryEvent& event, const std::vector<Story
 
 void explain(const std::vector<Clue>& clues, StoryEvent* event) {
   for (const Clue clue : clues) add_text(text_of(clue), event);
-  std::set<DetectorId> told;
+  std::set<DetectorId> explained;
   for (const StorySign& sign : event->before)
-    if (told.size() < kMostDetectors && told.insert(sign.detector).second)
+    if (explained.size() < kMostDetectors && explained.insert(sign.detector).second)
       add_text(text_of(sign.detector), event);
   add_text(text_of(event->kind), event);
 }
 
 namespace {
 
-// Earlier of two steps of which -1 is never.
+// The earlier of two steps; -1 stands for never.
 int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
 bool has_rank(const StoryEvent& event, int64_t rank) {
   return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
 }
 
-int64_t later(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
+// The later of two end steps; -1 (not over yet) is later than any step.
+int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<StorySign>* signs) {
   const StorySign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
@@ -347,19 +356,21 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<S
   const auto is_near = [&](const StorySign& each) {
     return each.end_step < 0 || steps_between(each.end_step, onset) <= StorySign::kNear;
   };
+  // Both near the onset: joined. Otherwise the near one is kept; if neither is near, the later one.
   if (is_near(*known) != is_near(sign) || !is_near(sign)) {
-    const bool is_later =
+    const bool replaces =
         is_near(sign) == is_near(*known) ? sign.since_step > known->since_step : is_near(sign);
-    if (is_later) *known = sign;
+    if (replaces) *known = sign;
     return;
   }
   known->most = std::max(known->most, sign.most);
   known->since_step = std::min(known->since_step, sign.since_step);
   known->warn_step = earlier(known->warn_step, sign.warn_step);
-  known->end_step = later(known->end_step, sign.end_step);
+  known->end_step = later_end(known->end_step, sign.end_step);
 }
 
-// The detectors that have proven themselves come first; of those what warned; then the earliest.
+// Sorts proven detectors before the others; within each group those that warned come first, then the
+// earliest.
 void sort_signs(std::vector<StorySign>* signs) {
   const auto order = [](const StorySign& sign) {
     return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
@@ -397,6 +408,7 @@ void Strand::take_level(const EventLine& event) {
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
+  // An event line names no place within the layer, so the layer is used as the place.
   precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
   const auto lasting = std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const StoryEpisode& each) {
     return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
@@ -415,7 +427,9 @@ void Strand::take_level(const EventLine& event) {
   }
 }
 
-// A divergence with the onset of a spike is what became of the spike.
+// Events with nearly the same onset are one: those of several ranks, and a spike and the divergence it
+// becomes. So a rank that is in the event already joins it again only with its first divergence. A slow rise
+// is never joined with another kind of event.
 void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared) {
   const int64_t rank = *event.rank;
   const bool is_rise = kind == WatchEventKind::kLossRise, is_divergence = kind == WatchEventKind::kDivergence;
@@ -450,14 +464,15 @@ void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t
   sort_signs(&one.before);
 }
 
-void Strand::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool last) {
+void Strand::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals,
+                   bool no_more_steps) {
   std::erase_if(open_, [&](size_t index) {
     StoryEvent& event = events_[index];
     if (event.ranks[0] != rank || trail.recent().empty()) return false;
     const int64_t now = trail.recent().back().step;
     const bool far_enough =
         now >= event.declared_step && steps_between(event.onset_step, now) >= StoryEvent::kAfter;
-    if (!far_enough && !last) return false;
+    if (!far_enough && !no_more_steps) return false;
     for (const TrailStep& step : trail.recent()) {
       const int64_t since = steps_between(event.onset_step, step.step);
       if (since >= -StoryEvent::kBefore && since <= StoryEvent::kAfter) event.steps.push_back(step);
@@ -478,7 +493,7 @@ constexpr size_t kMostRanks = 4096;
 constexpr size_t kTimelinePoints = 1024;
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
 
-// "" for lines of tensors and the like, whose layer the readings belong to.
+// The layer that a line names; "" for kinds of lines without a layer, such as steps.
 template <class Line>
 std::string layer_of(const Line& line) {
   if constexpr (requires { line.layer; }) return line.layer;
@@ -549,6 +564,8 @@ void Storyteller::end_record() {
 std::string Storyteller::take(const RecordLine& line) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (run_id_.empty()) run_id_ = run;
+  // The first record may hold lines of several runs: those of other runs are counted and skipped. A further
+  // record must be of the same run.
   if (run != run_id_ && !run.empty()) {
     ++other_runs_;
     return records_ == 1 ? "" : "it is of run " + run + ", the others of run " + run_id_;
@@ -587,7 +604,8 @@ void Storyteller::observe(const RunLine& line) {
   if (!line.rank) return;
   const auto [of, is_new] = lives_.emplace(*line.rank, line);
   if (is_new) return;
-  // Told again of the same process when its agent has begun anew.
+  // A restarted agent writes "started" again for a process that it already followed; only another process
+  // begins a new part of the trail.
   const RunLine& before = of->second;
   if (line.state == "started" && (before.state == "ended" || before.pid != line.pid ||
                                   before.attempt != line.attempt || before.host != line.host))
@@ -609,7 +627,7 @@ void Storyteller::observe(const StepLine& line) {
   draw(line);
 }
 
-// One curve is enough to see the run: that of the rank that came first.
+// The timeline is the loss of one rank, the first in the record: one curve is enough to see the run.
 void Storyteller::draw(const StepLine& line) {
   losses_ += line.loss.has_value();
   if (timeline_rank_ < 0) timeline_rank_ = *line.rank;
@@ -619,13 +637,14 @@ void Storyteller::draw(const StepLine& line) {
 }
 
 void Storyteller::observe(const SampleLine& line) {
-  // A slice of key positions has a line of grad_key and one of grad_value.
+  // A slice of key columns has two lines, grad_key and grad_value, and is counted once.
   if (line.tensor != "grad_value") ++run_.slices[line.pass == "backward"];
   attention_.take(line);
 }
 
 void Storyteller::observe(const TensorLine& line) {
   ++run_.tensors;
+  // More ranks than distinct parts: some part has replicas, and these were compared.
   run_.replicas_compared += line.ranks.value_or(0) > line.parts.value_or(1);
 }
 
@@ -637,7 +656,7 @@ void Storyteller::observe(const EventLine& line) {
   }
   const bool is_notable = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
   if (!is_notable || !line.step || run_.notables.size() >= kMostNotables) return;
-  // What differs between nodes is of no rank; the first one tells which attempt it is.
+  // A mismatch between nodes has no rank; its attempt is taken from the lowest rank's trail.
   if (!line.rank && (line.event != "weight_mismatch" || run_.trails.empty())) return;
   const auto trail = line.rank ? run_.trails.find(*line.rank) : run_.trails.begin();
   const size_t attempts = trail != run_.trails.end() ? trail->second.attempts().size() : 0;
@@ -661,22 +680,22 @@ void Storyteller::take_event(const EventLine& event, Strand* strand) {
   strand->take(event, attempts.size() - 1, attempts.back().last);
 }
 
-void Storyteller::close_events(int64_t rank, bool last) {
+void Storyteller::close_events(int64_t rank, bool no_more_steps) {
   const auto trail = run_.trails.find(rank);
   if (trail == run_.trails.end()) return;
-  recorded_.close(rank, trail->second, run_.signals, last);
-  found_.close(rank, trail->second, run_.signals, last);
+  recorded_.close(rank, trail->second, run_.signals, no_more_steps);
+  found_.close(rank, trail->second, run_.signals, no_more_steps);
 }
 
 Story Storyteller::finish() {
   end_record();
   Story story;
   story.from_record = recorded_.has_any();
-  Strand& told = story.from_record ? recorded_ : found_;
+  Strand& chosen = story.from_record ? recorded_ : found_;
   story.run = run_id_;
   story.version = version_;
-  story.events = std::move(told.events());
-  story.episodes = told.episodes();
+  story.events = std::move(chosen.events());
+  story.episodes = chosen.episodes();
   std::stable_sort(story.events.begin(), story.events.end(), [](const StoryEvent& a, const StoryEvent& b) {
     return a.attempt != b.attempt ? a.attempt < b.attempt : a.onset_step < b.onset_step;
   });
@@ -694,22 +713,23 @@ Story Storyteller::finish() {
   story.attention_layers = attention_.layers();
   story.attention_faults = attention_.faults();
   story.attention_text = attention_text(story.attention_faults, attention_.largest());
-  RunCounts counts = {0, losses_, told.warnings()};
+  RunCounts counts = {0, losses_, chosen.warnings()};
   for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
   story.headline = "Run " + run_id_;
   story.verdict = verdict_of(story, counts);
   story.facts = facts();
   story.coverage = coverage();
   story.detectors = detectors();
-  story.events_note = events_note(told);
+  story.events_note = events_note(chosen);
   story.timeline.run = run_id_;
   story.timeline.rank = timeline_rank_;
   timeline_.copy_to(&story.timeline);
   if (const auto trail = run_.trails.find(timeline_rank_); trail != run_.trails.end())
     for (const Trail::Attempt& each : trail->second.attempts())
       story.timeline_last_step = std::max(story.timeline_last_step, each.last);
-  if (told.left_out() > 0)
-    story.notes.push_back(count(static_cast<double>(told.left_out())) + " more loss events are not listed.");
+  if (chosen.left_out() > 0)
+    story.notes.push_back(count(static_cast<double>(chosen.left_out())) +
+                          " more loss events are not listed.");
   story.notes.insert(story.notes.end(), not_watched_.begin(), not_watched_.end());
   if (other_runs_ > 0)
     story.notes.push_back(count(static_cast<double>(other_runs_)) +
@@ -809,10 +829,11 @@ std::vector<StoryDetector> Storyteller::detectors() const {
   return all;
 }
 
-// Another foreshock may find other events in the same lines than the agent did that wrote them.
-std::string Storyteller::events_note(const Strand& told) const {
+// Says where the events come from. Another version of foreshock may find other events in the same lines than
+// the agent that wrote them.
+std::string Storyteller::events_note(const Strand& chosen) const {
   if (!recorded_.has_any() && !found_.has_any()) return "No detector spoke, then or now.";
-  if (&told == &found_)
+  if (&chosen == &found_)
     return "The agent wrote no events of its detectors into this record; they were run over it now.";
   if (recorded_.loss_events() == found_.loss_events() && recorded_.warnings() == found_.warnings())
     return "The events are those that the agent wrote while the run went on; run over the record now, the "

@@ -19,61 +19,63 @@
 
 namespace foreshock::cli {
 
-// Something that the agent told of beside the detectors' events: nonfinite, nonfinite_gradient,
-// nonfinite_gradient_norm, weight_mismatch.
+// An event of the record that comes from the agent and not from a detector: nonfinite, nonfinite_gradient,
+// nonfinite_gradient_norm or weight_mismatch.
 struct Notable {
   std::string what, layer;
-  int64_t rank = 0, step = 0;  // rank -1: of no single one, as found between nodes
+  int64_t rank = 0, step = 0;  // rank -1: a mismatch between nodes has no rank
   size_t attempt = 0;
 };
 
-// What is known of the run as a whole.
+// What the records say about the run as a whole.
 struct RunSeen {
   std::map<int64_t, Trail> trails;     // by rank
   std::map<int64_t, Signals> signals;  // by rank
   std::vector<Notable> notables;
   size_t records = 1;
   uint64_t tensors = 0;                              // snapshots of weights
-  uint64_t replicas_compared = 0;                    // those that several ranks hold alike
+  uint64_t replicas_compared = 0;                    // snapshots that several ranks hold equally
   uint64_t attention_calls = 0, slices[2] = {0, 0};  // forward, backward
 };
 
-// The facts of `event`, always the same names in the same order; the clues that they give are appended.
-// `events`: all of the run.
+// Returns the facts of `event`, always with the same names in the same order, and appends their clues to
+// `*clues`. `events` are all events of the run.
 std::vector<StoryFact> facts_of(const StoryEvent& event, const std::vector<StoryEvent>& events,
                                 const RunSeen& run, std::vector<Clue>* clues);
 
-// Fills in what the event is consistent with, what is not excluded and what to try: of its kind, of the
-// detectors before it, of its clues. No sentence twice.
+// Fills in `consistent_with`, `not_excluded` and `to_try` of the event, with the texts of its clues, of the
+// detectors before it and of its kind. No sentence is repeated.
 void explain(const std::vector<Clue>& clues, StoryEvent* event);
 
-// The events of a run from one source, the agent that wrote the record or the detectors run over it now: loss
-// events with what came before them, and when each detector spoke.
+// Collects the events of a run from one source: either those that the agent wrote into the record, or those
+// of the detectors that are run over the record now. Keeps loss events with the signs before them, and the
+// episodes of each detector.
 
 // Thread-compatible.
 class Strand {
  public:
   static constexpr size_t kMostEvents = 1000;    // further ones are counted
-  static constexpr size_t kMostDetailed = 40;    // whose steps are kept
-  static constexpr size_t kMostEpisodes = 2000;  // further ones are left out
-  static constexpr int64_t kSameEvent = 8;       // steps that ranks may be apart
+  static constexpr size_t kMostDetailed = 40;    // events whose steps are kept
+  static constexpr size_t kMostEpisodes = 2000;  // further ones are ignored
+  static constexpr int64_t kSameEvent = 8;       // steps between the onsets of one event
 
-  // An event of a detector or of the loss; others are left alone. `declared`: the last step of the rank so
-  // far. `attempt`: its number.
+  // Adds a detector event or a loss event; other events are ignored. `attempt`: index of the rank's present
+  // attempt. `declared`: the last step of the rank so far.
   void take(const EventLine& event, size_t attempt, int64_t declared);
 
-  // Fills in the steps and curves of the events that rank `rank` is the first of and that have come far
-  // enough: `last` steps of the attempt are all there will be.
-  void close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool last);
+  // Fills in the steps and curves of the events whose first rank is `rank`, once kAfter steps have followed.
+  // `no_more_steps`: the attempt is over, so events are closed even if fewer steps followed.
+  void close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool no_more_steps);
 
-  // What a detector had learned is lost.
+  // The detectors lost their state: open episodes are forgotten.
   void begin_anew() { precursors_.clear(); }
 
   bool has_any() const { return taken_ > 0; }
-  // Incidents: what several ranks have together is one, and so are a spike and the divergence it becomes.
+  // Number of distinct loss events: an event on several ranks counts once, and so does a spike together with
+  // the divergence it becomes.
   uint64_t loss_events() const { return loss_events_; }
   uint64_t warnings() const { return warnings_; }
-  // Those beyond kMostEvents.
+  // Loss events beyond kMostEvents.
   uint64_t left_out() const { return left_out_; }
   std::vector<StoryEvent>& events() { return events_; }
   const std::vector<StoryEpisode>& episodes() const { return episodes_; }
@@ -84,30 +86,30 @@ class Strand {
 
   std::map<int64_t, Precursors> precursors_;  // by rank
   std::vector<StoryEvent> events_;
-  std::vector<size_t> open_;  // of events_
+  std::vector<size_t> open_;  // indexes in events_ of those whose steps are not filled in yet
   std::vector<StoryEpisode> episodes_;
   size_t detailed_ = 0;
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
-// Nothing: no kind of that name.
+// Returns nullopt if there is no kind of that name.
 std::optional<WatchEventKind> event_kind_of(std::string_view name);
 bool is_loss_event(WatchEventKind kind);
 
-// Reads records of one run line by line and tells their story.
-
-// Pure: the story follows from the lines. In bounded memory, however long the record. Thread-compatible.
+// Builds the story of a run from the lines of its records. The story depends on the lines only. Memory is
+// bounded, however long the records are. Thread-compatible.
 class Storyteller {
  public:
   Storyteller();
 
-  // Lines that follow are of another record of the same run: another node's.
+  // Call before the lines of a further record of the same run, as of another node.
   void begin_record();
 
-  // In the order of the record. "" or one line that says why this is no record of the run.
+  // Adds a line, in the order of the record. Returns "", or one line that says why the record is not one of
+  // this run.
   std::string take(const RecordLine& line);
 
-  // Once, after all lines.
+  // Call once, after all lines.
   Story finish();
 
  private:
@@ -124,29 +126,29 @@ class Storyteller {
   template <class Line>
   void detect(const Line& line);
   void take_event(const EventLine& event, Strand* strand);
-  void close_events(int64_t rank, bool last);
+  void close_events(int64_t rank, bool no_more_steps);
   void draw(const StepLine& line);
   std::vector<StoryFact> facts() const;
   std::vector<StoryFact> coverage() const;
   std::vector<StoryDetector> detectors() const;
-  std::string events_note(const Strand& told) const;
+  std::string events_note(const Strand& chosen) const;
 
   RunSeen run_;
-  Strand recorded_, found_;
-  std::unique_ptr<Watches> watches_;  // of this record
+  Strand recorded_, found_;           // events of the agent; of the detectors run now
+  std::unique_ptr<Watches> watches_;  // detectors run over the present record
   std::vector<WatchReading> readings_;
-  std::map<int64_t, size_t> record_of_;  // by rank
+  std::map<int64_t, size_t> record_of_;  // number of the record with a rank's lines, by rank
   size_t records_ = 0;
   AttentionErrors attention_;
   History timeline_;
   int64_t timeline_rank_ = -1;
   StoryDetector totals_[kDetectors];
   std::string run_id_, version_, framework_, executable_, loss_source_, step_source_;
-  std::map<int64_t, RunLine> lives_;  // of each rank, as told last
+  std::map<int64_t, RunLine> lives_;  // the last run line of each rank
   int64_t world_size_ = 0;
   double first_time_ = 0, last_time_ = 0;
   uint64_t losses_ = 0, other_runs_ = 0;
-  std::vector<std::string> not_watched_;  // notes
+  std::vector<std::string> not_watched_;  // notes on series that the detectors left out
 };
 
 }  // namespace foreshock::cli

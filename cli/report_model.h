@@ -27,8 +27,8 @@ struct SignalPoint {
 // Thread-compatible.
 class Signals {
  public:
-  static constexpr size_t kMostPoints = 512;   // of a series; the oldest go
-  static constexpr size_t kMostSeries = 8192;  // of tensors, and of all else; further ones are left out
+  static constexpr size_t kMostPoints = 512;   // points kept of a series, the newest
+  static constexpr size_t kMostSeries = 8192;  // of tensors, and of all others; further series are ignored
 
   // Adds the readings that one line of the record gave; `layer` is the layer of the line, "" if it has none.
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
@@ -38,12 +38,12 @@ class Signals {
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t event,
                                   int64_t last) const;
 
-  // Layers of which `detector` has had a value in the whole run.
+  // Layers for which `detector` has had a value in the whole run.
   const std::set<std::string>& layers(DetectorId detector) const;
-  // The same of any detector.
+  // Layers for which any detector has had a value.
   std::set<std::string> layers() const;
 
-  // Another attempt begins.
+  // Call when another attempt begins: its step numbers repeat those of the points.
   void forget_points() {
     series_.clear();
     tensors_ = others_ = 0;
@@ -54,44 +54,45 @@ class Signals {
     std::string layer;
     std::deque<SignalPoint> points;
   };
-  std::map<std::pair<int, std::string>, Series> series_;  // by detector and place
-  size_t tensors_ = 0, others_ = 0;                       // of series_
+  std::map<std::pair<int, std::string>, Series> series_;  // by detector and place (WatchReading)
+  size_t tensors_ = 0, others_ = 0;                       // series per tensor; other series
   std::set<std::string> layers_[kDetectors];
 };
 
-// A layer whose attention had errors beyond the alarm limit in several of its last slices.
+// A layer and tensor whose attention errors exceeded the alarm limit in several of its recent slices.
 struct AttentionFault {
   std::string layer;    // "": not known
   std::string tensor;   // out, grad_query, grad_key or grad_value
   double most = 0;      // largest error over the alarm limit
-  int64_t at_step = 0;  // of `most`
+  int64_t at_step = 0;  // step of `most`
   int64_t first_step = 0, last_step = 0;
-  uint64_t beyond = 0, slices = 0;
+  uint64_t beyond = 0, slices = 0;  // slices beyond the limit; all slices
 };
 
-// Errors of attention in a run, all ranks together, each over its alarm limit: 1 is the limit.
+// Attention errors of a run, all ranks together. Each is divided by its alarm limit, so 1 is the limit.
 // Thread-compatible.
 class AttentionErrors {
  public:
-  static constexpr size_t kMostLayers = 512;  // further ones are left out of the map
+  static constexpr size_t kMostLayers = 512;  // further layers are missing in layers()
   static constexpr size_t kPoints = 256, kLayerPoints = 64;
 
   AttentionErrors();
   void take(const SampleLine& line);
 
-  // Columns forward, backward (dQ), keys (dK and dV): the largest of each point.
+  // Columns forward, backward (dQ) and keys (dK and dV): the largest error of the steps of each point.
   HistoryTable curve() const;
-  // Column error: the largest of all tensors.
+  // One table per layer with a column "error": the largest error of any tensor.
   std::vector<HistoryTable> layers() const;
-  // The one with the largest error first.
+  // Sorted by largest error, the largest first.
   std::vector<AttentionFault> faults() const;
-  // `slices` counts those that have an error; `most` is the largest error, if there is one.
+  // The largest error of the run in `most`. `slices` counts all slices that have an error; if it is 0, the
+  // other fields are meaningless.
   const AttentionFault& largest() const { return largest_; }
 
  private:
   struct Series {
     AttentionFault so_far;
-    std::deque<uint64_t> last_beyond;  // numbers of slices
+    std::deque<uint64_t> last_beyond;  // numbers of the last slices beyond the limit, ascending
     bool is_fault = false;
   };
   History curve_;
@@ -102,14 +103,14 @@ class AttentionErrors {
 
 // The steps of one rank as a record tells them: the last ones, and in which attempts they were made.
 
-// What the record says about one step; absent: not known. A known loss or norm may be NaN.
+// What the record says about one step; an absent value is unknown. A known loss or norm may be NaN.
 struct TrailStep {
   int64_t step = 0;
   std::optional<double> loss, gradient_norm, learning_rate;
   std::optional<uint64_t> batch_id, skipped_steps, interval;
 };
 
-// b - a, or the nearest that there is: steps of a record may be anything.
+// b - a, saturated: the steps of a record may be any integers.
 int64_t steps_between(int64_t a, int64_t b);
 
 // Thread-compatible.
@@ -118,25 +119,25 @@ class Trail {
   static constexpr size_t kMostRecent = 512;
   static constexpr size_t kMostAttempts = 4096;
 
-  // Steps in one go, `first` to `last`: a step that goes back begins another attempt.
+  // A series of steps that never goes back, `first` to `last`. A step before `last` begins another attempt.
   struct Attempt {
     int64_t first = 0, last = 0;
   };
 
   // Whether the step of `line` would begin another attempt.
   bool goes_back(const StepLine& line) const;
-  // A line without a step says nothing.
+  // Adds a step; a line without a step is ignored.
   void add(const StepLine& line);
-  // What is added next is of another process of this rank.
+  // The next step added is of another process of this rank.
   void begin_process() { process_begins_ = true; }
 
   // The last steps of the present attempt, in order.
   const std::deque<TrailStep>& recent() const { return recent_; }
   const std::vector<Attempt>& attempts() const { return attempts_; }
-  // First steps of processes that went on where the one before had stopped: no other attempt.
+  // First steps of processes that continued where the previous process had stopped, within the same attempt.
   const std::vector<int64_t>& went_on() const { return went_on_; }
   uint64_t steps() const { return steps_; }
-  // Step numbers that were passed over.
+  // Number of steps that the record lacks between steps of one attempt.
   uint64_t missed() const { return missed_; }
 
  private:
@@ -150,18 +151,18 @@ class Trail {
 // The story of a run, as `foreshock report` tells it: each loss event, what moved before it and where, what
 // is known of the circumstances, what that is consistent with and what it does not exclude.
 
-// A detector that spoke before a loss event. If it did so several times: all that reached to kNear steps
-// before the onset, else the last one.
+// A detector that left level quiet before a loss event. Of several such episodes, those that lasted until at
+// most kNear steps before the onset are joined; if none did, the last one is kept.
 struct StorySign {
-  static constexpr int64_t kNear = 64;       // the horizon of the benchmark
-  static constexpr int64_t kLongUnseen = 8;  // steps without a look that are told
+  static constexpr int64_t kNear = 64;       // steps; the horizon of the benchmark (bench/precursors)
+  static constexpr int64_t kLongUnseen = 8;  // a gap between two values of more steps than this is reported
 
   DetectorId detector = DetectorId::kBias;
-  std::string layer;  // "": of none
+  std::string layer;  // "": the detector has no layer
   int64_t rank = 0;
   Level most = Level::kWatch;
-  int64_t since_step = 0, warn_step = -1, end_step = -1;  // -1: it did not warn; it lasted
-  std::vector<SignalPoint> points;                        // what it was given, around the event
+  int64_t since_step = 0, warn_step = -1, end_step = -1;  // -1: it did not warn; it had not ended
+  std::vector<SignalPoint> points;                        // the detector's input around the event
 };
 
 // One circumstance of an event.
@@ -171,36 +172,36 @@ struct StoryFact {
   Mark mark = Mark::kQuiet;
   // What may have caused the event, as the end of "Loss diverged at step 222, ...". "": no suspect.
   std::string suspect = {};
-  int64_t lead = 0;  // of the suspect: steps before the onset
+  int64_t lead = 0;  // steps from the suspect to the onset
 };
 
 struct StoryEvent {
-  static constexpr int64_t kBefore = 256, kAfter = 96;  // steps that are told of
+  static constexpr int64_t kBefore = 256, kAfter = 96;  // steps around the onset that are reported
 
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;
-  size_t attempt = 0;          // how often the steps had gone back before
-  std::vector<int64_t> ranks;  // that had it, the first one to be read first
-  std::set<int64_t> diverged;  // those of `ranks` whose loss diverged
+  size_t attempt = 0;          // index in Trail::attempts()
+  std::vector<int64_t> ranks;  // ranks that had the event, in the order of the record
+  std::set<int64_t> diverged;  // the members of `ranks` whose loss diverged
   std::vector<StorySign> before;
-  // Steps of the first rank, from kBefore before the onset to kAfter behind it. Empty if they were not kept,
-  // because there are too many events.
+  // Steps of the first rank, from kBefore before the onset to kAfter behind it. Empty for events beyond
+  // Strand::kMostDetailed.
   std::vector<TrailStep> steps;
   std::string title, text;
   std::vector<StoryFact> facts;
   std::vector<std::string> consistent_with, not_excluded, to_try;
 };
 
-// A time of a detector in a layer above quiet.
+// A period in which a detector was above level quiet in a layer.
 struct StoryEpisode {
   DetectorId detector = DetectorId::kBias;
   std::string layer;
   int64_t rank = 0;
   Level most = Level::kWatch;
-  int64_t since_step = 0, warn_step = -1, end_step = -1;  // -1: never; it lasts
+  int64_t since_step = 0, warn_step = -1, end_step = -1;  // -1: it never warned; it has not ended
 };
 
-// One detector over the whole run, all ranks.
+// Totals of one detector over the whole run and all ranks.
 struct StoryDetector {
   DetectorId detector = DetectorId::kBias;
   uint64_t values = 0, watches = 0, warnings = 0;
@@ -209,22 +210,22 @@ struct StoryDetector {
 };
 
 struct Story {
-  std::string run, version;       // of the agent that wrote the record
+  std::string run, version;       // as the agent wrote them into the record
   std::string headline, verdict;  // one sentence each
-  std::vector<StoryFact> facts;   // of the run
-  bool from_record = false;       // the events are those that the agent wrote; else found now
+  std::vector<StoryFact> facts;   // facts of the whole run
+  bool from_record = false;       // true: events written by the agent; false: found now
   std::string events_note;
   HistoryTable timeline;           // loss and loss_max of one rank
-  int64_t timeline_last_step = 0;  // of that rank, whether its loss is known or not
+  int64_t timeline_last_step = 0;  // last step of that rank, with or without a loss
   std::string attention_text;      // one or two sentences
   HistoryTable attention;          // as AttentionErrors::curve()
   std::vector<HistoryTable> attention_layers;
   std::vector<AttentionFault> attention_faults;
   std::vector<StoryEpisode> episodes;
-  std::vector<StoryEvent> events;  // by step within an attempt
+  std::vector<StoryEvent> events;  // sorted by attempt, then by onset
   std::vector<StoryDetector> detectors;
-  std::vector<StoryFact> coverage;  // what was seen of the training
-  std::vector<std::string> notes;   // what is wrong with the record
+  std::vector<StoryFact> coverage;  // which parts of the training were seen
+  std::vector<std::string> notes;   // defects of the records
   std::vector<std::string> limits;
 };
 

@@ -228,9 +228,9 @@ std::optional<DetectorId> detector_of(std::string_view name) {
 
 namespace {
 
-constexpr int kBackFor = 3;  // losses in a row that make it back
-constexpr double kBackWithin = 0.1;
-constexpr int kUsual = 32;  // steps before an onset that it is compared with: a loss falls
+constexpr int kBackFor = 3;          // the loss is back after this many low losses in a row
+constexpr double kBackWithin = 0.1;  // of the rise, which may remain when a slow rise is back
+constexpr int kUsual = 32;  // steps before an onset whose losses are the usual ones; few, since a loss falls
 
 std::string number(double value) { return formatted("%.4g", value); }
 std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
@@ -259,8 +259,8 @@ Usual usual_of(const StoryEvent& event) {
   return usual;
 }
 
-// Where the loss is back: the first of kBackFor losses in a row, after its peak, that are no higher than
-// before. A slow rise begins below that. -1: not yet.
+// The step from which the loss is back: the first of kBackFor losses in a row after the peak that are at most
+// `highest`, the highest loss before the onset. -1: not yet. Not for slow rises, which begin below `highest`.
 int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
   int in_row = 0;
   int64_t first = -1;
@@ -276,11 +276,11 @@ int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
   return -1;
 }
 
-// Means of kUsual losses in a row from the onset on: the highest, and the first after it that has lost all
-// but kBackWithin of its rise above `usual`. A step alone says little of a slow rise.
+// Means of kUsual consecutive losses from the onset on: the highest, and the first one after it whose rise
+// above `usual` is at most kBackWithin of the highest one's. Single losses vary too much to show a slow rise.
 struct Means {
   double highest = -INFINITY;
-  int64_t highest_from = 0, back_from = -1;  // -1: not yet
+  int64_t highest_from = 0, back_from = -1;  // first step of each mean; -1: not back yet
 };
 Means means_of(const StoryEvent& event, double usual) {
   Means found;
@@ -305,7 +305,7 @@ std::string lead_text(const StoryEvent& event, int64_t step) {
   return steps_text(steps_between(step, event.onset_step)) + " before";
 }
 
-// Names come from a trainer and may be long.
+// Cut, since names come from a trainer and may be long.
 std::string in_layer(const std::string& layer) {
   constexpr size_t kLongest = 64;
   return layer.empty() ? "" : " in layer " + layer.substr(0, kLongest);
@@ -319,7 +319,7 @@ double median(std::vector<int64_t> values) {
              : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
 }
 
-// The detector that warned before the largest number of events.
+// The detector that warned before the largest number of events, as a phrase; "" if none warned.
 std::string most_frequent_sign(const Story& story) {
   std::map<DetectorId, std::vector<int64_t>> leads;
   for (const StoryEvent& event : story.events) {
@@ -339,8 +339,8 @@ std::string most_frequent_sign(const Story& story) {
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
-// Some faults reach the loss at once and are known by what warns a little later, before the loss tells
-// anything.
+// The first proven detector that warned after the onset, as a sentence. Some faults affect the loss at once;
+// what warns a little later then shows their kind.
 std::string warned_after(const Story& story, const StoryEvent& event) {
   const StoryEpisode* first = nullptr;
   for (const StoryEpisode& each : story.episodes) {
@@ -355,7 +355,7 @@ std::string warned_after(const Story& story, const StoryEvent& event) {
          " after.";
 }
 
-size_t foretold(const Story& story) {
+size_t count_warned_events(const Story& story) {
   return static_cast<size_t>(
       std::count_if(story.events.begin(), story.events.end(), [](const StoryEvent& event) {
         return std::any_of(event.before.begin(), event.before.end(),
@@ -363,7 +363,7 @@ size_t foretold(const Story& story) {
       }));
 }
 
-// The warning that came first, in words.
+// The first warning of the run, as a clause.
 std::string first_warning(const Story& story) {
   const StoryEpisode* first = nullptr;
   for (const StoryEpisode& each : story.episodes)
@@ -414,27 +414,27 @@ std::string course_of(const StoryEvent& event) {
   const Usual usual = usual_of(event);
   double highest = -INFINITY;
   int64_t highest_at = 0;
-  const TrailStep* lost = nullptr;  // the first that is no number
+  const TrailStep* first_nonfinite = nullptr;  // the first step whose loss is not finite
   for (const TrailStep& each : event.steps) {
-    if (each.step < event.onset_step || !each.loss || lost != nullptr) continue;
-    if (!std::isfinite(*each.loss)) lost = &each;
-    if (!(*each.loss > highest) || lost != nullptr) continue;
+    if (each.step < event.onset_step || !each.loss || first_nonfinite != nullptr) continue;
+    if (!std::isfinite(*each.loss)) first_nonfinite = &each;
+    if (!(*each.loss > highest) || first_nonfinite != nullptr) continue;
     highest = *each.loss;
     highest_at = each.step;
   }
-  if (event.kind == WatchEventKind::kLossRise && usual.count > 0 && lost == nullptr)
+  if (event.kind == WatchEventKind::kLossRise && usual.count > 0 && first_nonfinite == nullptr)
     return course_of_rise(event, usual.mean);
   std::string text = usual.count > 0
                          ? "The loss was " + number(usual.mean) + " on average in the steps just before"
                          : "The loss";
   const bool has_risen = std::isfinite(highest);
-  if (!has_risen && lost == nullptr) return text + "; what came after is not in the record.";
+  if (!has_risen && first_nonfinite == nullptr) return text + "; what came after is not in the record.";
   if (has_risen)
     text += (usual.count > 0 ? " and rose to " : " rose to ") + number(highest) + " at step " +
             step_text(highest_at);
-  if (lost != nullptr)
-    return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") + step_text(lost->step) +
-           " on it was NaN or infinite.";
+  if (first_nonfinite != nullptr)
+    return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") +
+           step_text(first_nonfinite->step) + " on it was NaN or infinite.";
   text += ".";
   const int64_t back = usual.count > 0 ? back_at(event, highest_at, usual.highest) : -1;
   if (back >= 0)
@@ -463,15 +463,15 @@ std::string how_sure(const Measured* measured) {
 
 std::string first_sign_of(const StoryEvent& event) {
   if (event.before.empty()) return "nothing";
-  const StorySign& sign = event.before.front();  // they are in order
+  const StorySign& sign = event.before.front();  // sort_signs() has put the most telling one first
   return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step) +
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
 namespace {
 
-// "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1": of several suspects
-// the earliest.
+// "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1": of several suspects,
+// the earliest is named.
 std::string what_and_suspect(const StoryEvent& event) {
   const StoryFact* suspect = nullptr;
   for (const StoryFact& fact : event.facts)
@@ -536,7 +536,7 @@ std::string loss_verdict_of(const Story& story, const RunCounts& counts) {
   if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
   if (story.events.empty()) return verdict_without_events(story, counts);
   const StoryEvent& first = story.events.front();
-  const size_t warned = foretold(story);
+  const size_t warned = count_warned_events(story);
   if (story.events.size() == 1)
     return what_and_suspect(first) + ". " +
            (first.before.empty() ? "No detector warned before it."
@@ -555,7 +555,7 @@ std::string loss_verdict_of(const Story& story, const RunCounts& counts) {
 
 }  // namespace
 
-// A loss that went wrong comes first; attention that errs may have no part in it.
+// A loss event comes before an attention fault, which may have nothing to do with it.
 std::string verdict_of(const Story& story, const RunCounts& counts) {
   const std::string loss = loss_verdict_of(story, counts), attention = attention_fault_of(story);
   if (attention.empty()) return loss;

@@ -16,26 +16,27 @@
 
 namespace foreshock::cli {
 
-// Whole sentences, for a reader who knows trainings and not foreshock. None is empty.
+// Texts for a reader who knows trainings but not foreshock. Whole sentences except for `plain`; none is
+// empty.
 struct ReportText {
-  const char* plain;  // what was seen, in a few words, without an end: "gradient norm grew steadily"
+  const char* plain;  // what was seen, in a few words without a full stop: "gradient norm grew steadily"
   const char* consistent_with;
   const char* not_excluded;
   const char* to_try;
 };
 
-// What the circumstances of an event say.
+// Circumstances of an event for which there is an explaining text.
 enum class Clue : int {
-  kNothingBefore,    // no detector spoke before it
-  kLearningRate,     // it had changed
-  kNonfinite,        // values that are no numbers before it
+  kNothingBefore,    // no detector left level quiet before the event
+  kLearningRate,     // the learning rate had changed
+  kNonfinite,        // NaN or infinite values before the event
   kReplicasDiffer,   // weights that should be equal are not
   kResumed,          // the training had just gone back to a checkpoint
-  kSkippedSteps,     // a gradient scaler had left steps out
+  kSkippedSteps,     // the gradient scaler had skipped steps
   kOneRank,          // other ranks had no event
-  kCameAgain,        // the same steps run again gave it again
-  kDidNotComeAgain,  // the same steps run again did not
-  kMonitorGap,       // steps before it were not seen
+  kCameAgain,        // the event came again when the same steps were run again
+  kDidNotComeAgain,  // the event did not come again when the same steps were run again
+  kMonitorGap,       // the monitor did not see all steps before the event
   kCount
 };
 inline constexpr int kClues = static_cast<int>(Clue::kCount);
@@ -48,10 +49,10 @@ const ReportText& text_of(Clue clue);
 // Why a detector may have had no value in a whole run.
 const char* why_without_values(DetectorId detector);
 
-// Nothing: there is no detector of that name.
+// Returns nullopt if there is no detector of that name.
 std::optional<DetectorId> detector_of(std::string_view name);
 
-// How a report says things: sentences about a run and its events.
+// Sentences about a run and its events.
 
 // "1 step", "12 345 steps".
 std::string steps_text(int64_t number);
@@ -59,49 +60,50 @@ std::string steps_text(int64_t number);
 // "Loss spike at step 2 310".
 std::string title_of(const StoryEvent& event);
 
-// What the loss did: from where, to where, and whether it came back.
+// The course of the loss: the values before, the peak, and whether it came back.
 std::string course_of(const StoryEvent& event);
 
-// By what was measured of it; what is not is experimental.
+// Whether the benchmark has shown that the detector is reliable; the others are called experimental.
 bool is_proven(DetectorId detector);
 
-// How far a detector can be believed, by what was measured of it; null: nothing was.
+// A sentence on how reliable a detector was in the benchmark. null: the benchmark has no figures for it.
 std::string how_sure(const Measured* measured);
 
 // "the gradient norm grew steadily, 9 steps before", with the layer if there is one; "nothing" without a
 // sign.
 std::string first_sign_of(const StoryEvent& event);
 
-// What was seen of a run. Warnings are counted on all ranks.
+// Steps: of the rank that has most of them. Losses and warnings: of all ranks together.
 struct RunCounts {
   uint64_t steps = 0, losses = 0, warnings = 0;
 };
 
-// What the errors of attention were in the whole run.
+// The attention errors of the whole run.
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
 
-// One sentence or two on the whole run.
+// One or two sentences about the whole run.
 std::string verdict_of(const Story& story, const RunCounts& counts);
 
 // -- documents --
 
-// One line of valid UTF-8. Curves are thinned, keeping the least and the largest value of each stretch, so
-// that a page of it stays below 2 MB; what is not known or not finite is null.
+// One line of valid UTF-8. Curves are thinned so that the page stays below 2 MB: the smallest and the largest
+// value of each interval are kept. Values that are unknown or not finite are null.
 std::string report_json(const Story& story);
 
 // The files of cli/report/, embedded at build time, and their SHA-256 in hexadecimal.
 extern const std::string_view kReportHtml, kReportCss, kReportJs, kReportChart;
 extern const std::string_view kReportCssHash, kReportJsHash, kReportChartHash;
 
-// The story as Markdown of at most two screens: incidents, evidence, what was not judged, and commands that
-// look further. Text from the record is made printable. `records`: as they were named on the command line.
+// The story as Markdown of at most two screens: incidents, evidence, what was not judged, and commands for
+// further inspection. Text from the record is made printable. `records`: file names as given on the command
+// line.
 std::string report_markdown(const Story& story, const std::vector<std::string>& records);
 
-// Stands in every page, near its beginning.
+// Every page contains this mark in its first 1024 bytes, so that is_report() recognises it.
 inline constexpr std::string_view kReportMark = "<meta name=\"generator\" content=\"foreshock report\">";
 
-// `json`: of report_json(). Its text comes from a trainer: it is data in the page, and a policy in the page
-// lets no script run but the page's own and nothing be loaded.
+// `json`: from report_json(). Its texts come from a trainer, so the page holds them as data, and its content
+// security policy allows only the page's own scripts and loads nothing.
 std::string report_page(const std::string& json);
 
 }  // namespace foreshock::cli
