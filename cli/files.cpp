@@ -22,19 +22,21 @@ namespace {
 constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
                                 SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
-// Changed only while the signals are held.
+// Names of the temporary files that exist. Changed only while signals are blocked, since the handler reads
+// it.
 std::vector<const char*> unfinished;
 
-class SignalsHeld {
+// Blocks all signals while it exists.
+class SignalsBlocked {
  public:
-  SignalsHeld() {
+  SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
-  ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsHeld(const SignalsHeld&) = delete;
-  SignalsHeld& operator=(const SignalsHeld&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
 
  private:
   sigset_t before_;
@@ -43,10 +45,10 @@ class SignalsHeld {
 void remove_all_and_end(int number) {
   for (const char* path : unfinished) unlink(path);
   signal(number, SIG_DFL);
-  raise(number);  // it ends the process when this returns
+  raise(number);  // blocked in the handler: it ends the process when the handler returns
 }
 
-// What is ignored (nohup), or somebody else's, is left so.
+// Replaces the handler `from` by `to`. Ignored signals (nohup) and foreign handlers stay.
 void replace(int number, void (*from)(int), void (*to)(int)) {
   struct sigaction now {};
   if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) signal(number, to);
@@ -64,7 +66,7 @@ void leave_signals() {
 }  // namespace
 
 UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory + "/.foreshock-XXXXXX") {
-  const SignalsHeld held;
+  const SignalsBlocked held;
   descriptor_ = mkostemp(path_.data(), O_CLOEXEC);
   if (descriptor_ < 0) {
     path_.clear();
@@ -75,14 +77,14 @@ UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory +
 }
 
 UnfinishedFile::~UnfinishedFile() {
-  const SignalsHeld held;
+  const SignalsBlocked held;
   if (path_.empty()) return;
   unlink(path_.c_str());
   leave_out();
 }
 
 bool UnfinishedFile::finish(const std::string& name) {
-  const SignalsHeld held;
+  const SignalsBlocked held;
   if (std::rename(path_.c_str(), name.c_str()) != 0) return false;
   leave_out();
   return true;
@@ -101,8 +103,8 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
 }
 
-// Standard output or error, if that is what it is; else -1. What is opened anew by its name has a place of
-// its own in a file, and what was printed before would be written over.
+// The descriptor of our standard output or error if `at` is the same file; else -1. A new descriptor, opened
+// by name, would start at offset 0 and overwrite what was printed before.
 int standard_stream(const struct stat& at) {
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat own {};
@@ -113,7 +115,7 @@ int standard_stream(const struct stat& at) {
 
 bool is_standard_output(const std::string& path) { return path.empty() || path == "-"; }
 
-// Whether what stands at `path` is written to and not replaced.
+// Whether `path` is written to directly and not replaced.
 bool is_stream(const std::string& path) {
   struct stat at {};
   if (is_standard_output(path)) return true;
@@ -121,15 +123,15 @@ bool is_stream(const std::string& path) {
   return !S_ISREG(at.st_mode) || standard_stream(at) >= 0;
 }
 
-// A link that somebody else has laid where all may (/tmp): the kernel does not follow it either
-// (fs.protected_symlinks).
+// Whether the link was made by another user in a directory where all may write (/tmp). The kernel refuses to
+// follow such links too (fs.protected_symlinks).
 bool is_trap(const struct stat& link, const std::string& directory) {
   struct stat at {};
   return link.st_uid != geteuid() && stat(directory.c_str(), &at) == 0 && link.st_uid != at.st_uid &&
          (at.st_mode & S_ISVTX) != 0 && (at.st_mode & S_IWOTH) != 0;
 }
 
-// Where a link leads to; nothing when it is none.
+// The target of a symbolic link; nullopt if `path` is not a link.
 std::optional<std::string> next_of(const std::string& path, std::string* problem) {
   const int place = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (place < 0) return std::nullopt;
@@ -144,7 +146,7 @@ std::optional<std::string> next_of(const std::string& path, std::string* problem
   return to.starts_with('/') ? to : directory_of(path) + to;
 }
 
-// Where the links end that `path` may be the first of, whether anything stands there or not.
+// Resolves a chain of symbolic links that begins at `path`. The final target need not exist.
 std::string end_of_links(const std::string& path, std::string* problem) {
   constexpr int kMost = 40;  // as many as the kernel follows
   std::string at = path;
@@ -184,7 +186,8 @@ WholeFile::WholeFile(const std::string& path) : path_(path), target_(path) {
   if (!problem_.empty()) return;
   file_ = descriptor < 0 ? nullptr : fdopen(descriptor, "wb");
   if (file_ != nullptr) return;
-  // What holds the place of a stream that was closed is not open for writing.
+  // EINVAL: the standard stream was closed, and main() holds its number with a descriptor that is not
+  // writable.
   fail(descriptor >= 0 && errno == EINVAL ? std::strerror(EBADF) : std::strerror(errno));
   if (descriptor >= 0) ::close(descriptor);
 }
@@ -195,7 +198,7 @@ WholeFile::~WholeFile() {
 
 int WholeFile::open_stream() {
   struct stat at {};
-  std::fflush(stdout);  // ours comes after what was printed
+  std::fflush(stdout);  // bytes that were printed before come first
   if (is_standard_output(path_)) return dup(STDOUT_FILENO);
   const int own = stat(path_.c_str(), &at) == 0 ? standard_stream(at) : -1;
   return own >= 0 ? dup(own) : open(path_.c_str(), O_WRONLY | O_CLOEXEC);
@@ -242,7 +245,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string told(const std::string& problem) {
+std::string with_advice(const std::string& problem) {
   return problem.empty() ? ""
                          : problem + "; none of the files is there: mend that, or choose another directory";
 }
@@ -270,24 +273,25 @@ std::string NewFiles::write(const std::string& name, std::string_view bytes) {
     const fs::path path = folder_ / name;
     std::error_code ignored;
     if (fs::exists(path, ignored)) return path.string() + ": is there already; choose another directory";
-    if (const std::string problem = make_folders(path.parent_path()); !problem.empty()) return told(problem);
+    if (const std::string problem = make_folders(path.parent_path()); !problem.empty())
+      return with_advice(problem);
     file = files_.try_emplace(name, path.string()).first;
   }
   file->second.write(bytes);
-  return told(file->second.problem());
+  return with_advice(file->second.problem());
 }
 
 std::string NewFiles::finish() {
   for (auto& [name, file] : files_) {
     file.close();
-    if (!file.problem().empty()) return told(file.problem());
+    if (!file.problem().empty()) return with_advice(file.problem());
   }
   std::vector<fs::path> there;
   for (auto& [name, file] : files_) {
     if (!file.finish().empty()) {
       std::error_code ignored;
       for (const fs::path& path : there) fs::remove(path, ignored);
-      return told(file.problem());
+      return with_advice(file.problem());
     }
     there.push_back(folder_ / name);
   }

@@ -1,5 +1,4 @@
-// Writes files so that they are there as a whole or not at all, alone or several together; locks of files;
-// more open files.
+// Writes files atomically, one or several together; file locks; the limit on open files.
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
@@ -14,54 +13,56 @@
 
 namespace foreshock::cli {
 
-// Removes the file when it ends, and when a signal (but SIGKILL) ends the process before. From the first one
-// on a limit on the size of files (ulimit -f) is an error of write(), no signal. All of them from one thread.
+// A temporary file. The destructor removes it, and so does any signal other than SIGKILL that ends the
+// process. While one exists, exceeding the limit on file size (ulimit -f) makes write() fail instead of
+// raising a signal. Use all objects from one thread.
 class UnfinishedFile {
  public:
-  // An empty one in this directory, under a name of its own, its owner's alone.
+  // Creates an empty file in this directory, with a unique name and mode 0600.
   explicit UnfinishedFile(const std::string& directory);
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
   UnfinishedFile& operator=(const UnfinishedFile&) = delete;
 
-  // To write it, closed by who takes it; -1: there is none, and errno says why.
+  // For writing; the caller must close it. -1: the file could not be created, and errno says why.
   int descriptor() const { return descriptor_; }
 
-  // Gives it its name, and it stays. False: errno says why.
+  // Renames the file to `name` and keeps it. False: errno says why.
   bool finish(const std::string& name);
 
  private:
   void leave_out();
 
-  std::string path_;  // "": there is none, or it has its name
+  std::string path_;  // "": not created, or finished
   int descriptor_;
 };
 
-// Writes a file so that it is either the old one or the new one, whole, whenever the process is stopped.
+// Files that are replaced atomically: whenever the process is stopped, either the old or the new file is
+// complete.
 
-// An empty string, or why no file can be written at `path`: to be told before the work is done.
+// Returns "", or why no file can be written at `path`, so that a command can fail before its work.
 std::string why_no_file(const std::string& path);
 
-// A file that is written piece by piece, beside the one whose place it takes at the end. Links stay: what
-// they lead to is written. A device, a pipe, or what is our own standard output or error (/dev/stdout) is
-// merely written to, at once.
+// A file that is written in pieces to a temporary file and renamed at the end. A symbolic link stays; its
+// target is replaced. A device, a pipe, or our own standard output or error (/dev/stdout) is written
+// directly.
 class WholeFile {
  public:
   // "" and "-": standard output.
   explicit WholeFile(const std::string& path);
-  ~WholeFile();  // without finish() everything is as it was
+  ~WholeFile();  // without finish() an existing file stays unchanged
   WholeFile(const WholeFile&) = delete;
   WholeFile& operator=(const WholeFile&) = delete;
 
   void write(std::string_view bytes);
 
-  // Everything is on its way to the disk, and nobody sees it yet.
+  // Flushes all bytes to the temporary file; the target is not replaced yet.
   void close();
 
-  // It is there now, once and for all. Returns problem().
+  // Closes and renames to the target. Returns problem().
   const std::string& finish();
 
-  // The first thing that went wrong, "" when nothing has: one line.
+  // The first error, in one line; "" if there was none.
   const std::string& problem() const { return problem_; }
 
  private:
@@ -70,39 +71,39 @@ class WholeFile {
   void fail(const std::string& why);
 
   const std::string path_;
-  std::string target_;  // where it leads to
+  std::string target_;  // path_ with symbolic links resolved
   std::optional<UnfinishedFile> unfinished_;
   FILE* file_ = nullptr;
   std::string problem_;
 };
 
-// An empty string, or what went wrong.
+// Writes a WholeFile. Returns "" or an error.
 std::string write_whole_file(const std::string& path, std::string_view content);
 
-// Files of one folder that come into being together: all of them whole, or none.
+// New files of one folder that are created together: all of them complete, or none.
 
 class NewFiles {
  public:
   explicit NewFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  ~NewFiles();  // without finish() nothing has become of them, nor of the folders that were made for them
+  ~NewFiles();  // without finish() it removes the files, and the folders made for them
   NewFiles(const NewFiles&) = delete;
   NewFiles& operator=(const NewFiles&) = delete;
 
   bool has(const std::string& name) const { return files_.contains(name); }
   bool empty() const { return files_.empty(); }
 
-  // Writes to the end of the file of that name, which may have folders in it. An empty string, or what went
-  // wrong, in one line: a file that is there already is left alone.
+  // Appends to the file `name`, a path relative to the folder. Returns "" or one line with the error; a file
+  // that existed before is an error and stays unchanged.
   std::string write(const std::string& name, std::string_view bytes);
 
-  // They are there now. An empty string, or what went wrong: then none of them is.
+  // Creates all files. Returns "" or an error; then none of them exists.
   std::string finish();
 
  private:
   std::string make_folders(const std::filesystem::path& folder);
 
   const std::filesystem::path folder_;
-  std::vector<std::filesystem::path> made_;  // folders, the deeper after those they are in
+  std::vector<std::filesystem::path> made_;  // folders created, parents first
   std::map<std::string, WholeFile> files_;   // by name
 };
 
@@ -115,10 +116,10 @@ class FileLock {
   FileLock& operator=(FileLock&& other) noexcept;
   ~FileLock() { release(); }
 
-  // Opens (creates, mode 0600) and tries the lock: LOCK_SH or LOCK_EX. False: somebody else holds it, or no
-  // file.
+  // Opens or creates the file (mode 0600) and tries to lock it; `operation` is LOCK_SH or LOCK_EX. False:
+  // another process holds the lock, or the file cannot be opened.
   bool try_lock(const std::string& path, int operation);
-  // The same, trying again for up to `timeout_ms`.
+  // Like try_lock(), but retries for up to `timeout_ms`.
   bool lock_within(const std::string& path, int operation, int timeout_ms);
   void release();
   bool held() const { return descriptor_ >= 0; }
@@ -127,13 +128,13 @@ class FileLock {
   int descriptor_ = -1;
 };
 
-// Whether another process holds an exclusive flock on `path`. Must not be asked where a momentary lock of
-// ours could make that process give up.
+// Whether another process holds an exclusive flock on `path`. The test takes the lock for a moment: do not
+// call it while another process may try to lock the file and give up.
 bool is_locked(const std::string& path);
 
-// Files that are open at once: a checkpoint has hundreds of shards, a record of a job as many ranks.
+// The limit on open files: a checkpoint may have hundreds of shards, and as many records may be merged.
 
-// As many as this process may ask for, which is more than the usual limit.
+// Raises the soft limit on open files to the hard limit.
 void allow_many_files();
 
 }  // namespace foreshock::cli

@@ -18,9 +18,10 @@ namespace {
 
 struct Command {
   const char* name;
-  int (*function)(const Arguments&);                       // parses its options here, or
-  int (*words_function)(const std::vector<std::string>&);  // does so itself
-  uint32_t reader;                                         // of the options of `function`
+  // One of the two is null: dispatch() parses the options of `function`; `words_function` parses its own.
+  int (*function)(const Arguments&);
+  int (*words_function)(const std::vector<std::string>&);
+  uint32_t reader;  // OptionReader bit of the options of `function`
   const char* usage;
   const char* help;
   const char* example;
@@ -76,7 +77,7 @@ int print_help(const Command& command) {
   return 0;
 }
 
-// docs/commands.md.
+// Prints docs/commands.md.
 int print_commands_page() {
   std::printf(
       "# Commands\n\n"
@@ -129,15 +130,16 @@ int main(const std::vector<std::string>& words) {
                    "; foreshock --help lists all commands");
 }
 
-// Opens /dev/null for closed standard streams: otherwise the next opened file would get their number, and
-// printed text would go into it. The trainer does not inherit it.
+// Opens /dev/null for closed standard streams: otherwise the next opened file would get the number of a
+// stream, and printed text would go into it. The trainer does not inherit these descriptors. They
+// are opened in the wrong direction on purpose, so that using them fails.
 void hold_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
 }
 
-// Output that could not be written (disk full) makes the command fail.
-int printed(int status) {
+// Returns 1 instead of 0 if standard output could not be written (disk full).
+int status_after_flush(int status) {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::ferror(stdout) == 0) return status;
@@ -151,7 +153,7 @@ int printed(int status) {
 int main(int count, char** words) {
   foreshock::cli::hold_standard_streams();
   try {
-    return foreshock::cli::printed(foreshock::cli::main({words + 1, words + count}));
+    return foreshock::cli::status_after_flush(foreshock::cli::main({words + 1, words + count}));
   } catch (const std::exception& error) {  // no memory or working directory: one line instead of an abort
     foreshock::cli::say(error.what());
     return 1;

@@ -27,7 +27,7 @@ ExitStatus decode(int status) {
   return {WEXITSTATUS(status), 0};
 }
 
-// Reads what is there; false at the end of the stream.
+// Appends the bytes that are available; false at the end of the stream or on an error.
 bool read_some(int descriptor, std::string* text) {
   char buffer[4096];
   const ssize_t got = read(descriptor, buffer, sizeof buffer);
@@ -80,7 +80,7 @@ int spawn(const SpawnPlan& plan, pid_t* pid) {
   const std::vector<char*> environment = pointers(plan.environment);
   std::vector<char*> words = pointers(plan.command);
   int error = posix_spawnp(pid, words[0], &actions, &attributes, words.data(), environment.data());
-  if (error == ENOEXEC) {  // a script without a first line that names its interpreter, as execvp treats it
+  if (error == ENOEXEC) {  // a script without "#!" line runs in /bin/sh, as with execvp
     words.insert(words.begin(), const_cast<char*>("/bin/sh"));
     error = posix_spawnp(pid, words[0], &actions, &attributes, words.data(), environment.data());
   }
@@ -181,8 +181,8 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// The terminal (and a hang-up of it) signals the whole foreground group: a command in our group has it
-// already.
+// Whether the terminal sent the signal. A key or a hang-up signals the whole foreground process group, so a
+// command in our group has received it already.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }
@@ -195,12 +195,12 @@ SignalPasser::SignalPasser() {
   for (int signal : kPassedOn) sigaddset(&waited_, signal);
   sigemptyset(&asking_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    // A blocked signal is queued although it is ignored.
+    // A blocked signal becomes pending even if it is ignored, so ignored ones must not count.
     if (!is_ignored(signal)) sigaddset(&asking_, signal);
   }
-  signal(SIGCHLD, SIG_DFL);  // ignored, exit statuses would be lost
+  signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, exit statuses would be lost
   sigset_t blocked = waited_;
-  for (int signal : {SIGPIPE, SIGXFSZ}) sigaddset(&blocked, signal);  // our writes fail, and do not kill
+  for (int signal : {SIGPIPE, SIGXFSZ}) sigaddset(&blocked, signal);  // a failed write must not kill us
   sigprocmask(SIG_BLOCK, &blocked, &original_);
 }
 

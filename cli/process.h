@@ -1,5 +1,5 @@
-// Runs other programs: for their output, or as the command of `foreshock run`, whose signals and end are
-// followed.
+// Runs other programs: to capture their output, or as the command of `foreshock run`, to which signals are
+// passed on.
 #ifndef FORESHOCK_CLI_PROCESS_H_
 #define FORESHOCK_CLI_PROCESS_H_
 
@@ -14,23 +14,23 @@
 namespace foreshock::cli {
 
 struct ExitStatus {
-  int code = 0;    // exit status, when signal is 0
-  int signal = 0;  // the signal that ended the process
+  int code = 0;    // exit status; 128 + signal if a signal ended the process
+  int signal = 0;  // the signal that ended the process; 0: none
 };
 
 struct SpawnPlan {
   std::vector<std::string> command;       // looked up in PATH; never empty
   std::vector<std::string> environment;   // "NAME=value"
   const sigset_t* signal_mask = nullptr;  // the child's; nullptr: ours
-  bool own_session = false;               // setsid, standard input from /dev/null
+  bool own_session = false;               // calls setsid; standard input is /dev/null
   int output = -1;                        // descriptor for standard output; -1: ours
   int errors = -1;                        // descriptor for standard error; -1: ours
 };
 
-// Returns 0 and the process id, or an errno.
+// Starts a process. Returns 0 and sets *pid, or returns an errno.
 int spawn(const SpawnPlan& plan, pid_t* pid);
 
-// How `pid`, a child of ours, ended; empty while it lives. Does not wait.
+// How `pid`, a child of ours, ended; nullopt while it lives. Does not wait.
 std::optional<ExitStatus> poll_exit(pid_t pid);
 
 // Ends this process as `status` says: with the same exit status, or by the same signal, without a core file.
@@ -40,7 +40,7 @@ std::optional<ExitStatus> poll_exit(pid_t pid);
 int status_of_failed_start(int error);
 
 struct Captured {
-  int start_error = 0;  // errno
+  int start_error = 0;  // errno if the command could not be started; then the rest is unset
   bool timed_out = false;
   ExitStatus status;
   std::string output, errors;
@@ -54,32 +54,30 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
 // Our own environment as "NAME=value".
 std::vector<std::string> own_environment();
 
-// The value of NAME in such an environment, or "".
+// The value of `name` in such an environment, or "".
 std::string environment_value(const std::vector<std::string>& environment, const std::string& name);
 
-// Sets or replaces NAME.
+// Sets or replaces `name`.
 void set_environment(std::vector<std::string>* environment, const std::string& name,
                      const std::string& value);
 
-// Waiting for the user's command while passing on signals.
-
-// Blocks the signals that are passed on (and SIGPIPE, SIGXFSZ) from construction on; they stay pending until
-// wait_for.
+// Waits for the user's command and passes signals on to it. From construction on, the signals that are passed
+// on (and SIGPIPE, SIGXFSZ) are blocked; they stay pending until wait_for().
 class SignalPasser {
  public:
   SignalPasser();
 
-  // What the command must start with.
+  // The signal mask with which the command must be started.
   const sigset_t* original_mask() const { return &original_; }
 
-  // The signal that has asked to stop before there is a command to pass it to, or 0. A terminal's signal is
-  // never passed on, so the command would not hear of it.
+  // A pending signal that asks to stop, or 0. Call it before the command is started: a signal from the
+  // terminal is never passed on, so a command started later would not receive it.
   int stop_before_start();
 
   // Waits for `pid`, passing signals on and calling `tick` every 200 ms.
   ExitStatus wait_for(pid_t pid, const std::function<void()>& tick);
 
-  // Waits up to `period_ms`; true when a signal that asks to stop has come meanwhile.
+  // Waits up to `period_ms`; true if a signal that asks to stop has arrived.
   bool interrupted_within(int period_ms);
 
   // The first SIGTERM, SIGINT or SIGHUP since the construction; 0: none. A signal that was ignored before

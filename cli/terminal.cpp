@@ -20,7 +20,7 @@ std::string printable(std::string text) {
 
 void say(const std::string& line) {
   const std::string text = printable("foreshock: " + line) + '\n';
-  // A standard error that is closed, or a pipe that nobody reads, must not keep the command from running.
+  // SIGPIPE is blocked and consumed: if standard error is a pipe without a reader, the command must go on.
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
@@ -45,7 +45,7 @@ int wrong_use(const std::string& line) {
 
 namespace {
 
-// Terminals that know mode 2026 show a frame only when it is whole; the others pass over it.
+// Terminals that support mode 2026 display a frame only when it is complete; the others ignore the sequence.
 constexpr std::string_view kBegin = "\033[?2026h\033[H", kEnd = "\033[?2026l";
 constexpr std::string_view kClearLine = "\033[K", kClearBelow = "\033[J";
 constexpr std::string_view kHideCursor = "\033[?25l\033[2J", kShowCursor = "\033[?25h";
@@ -62,7 +62,7 @@ void put(std::string_view text) {
   }
 }
 
-// Length of the colour that `text` begins with; 0: none.
+// Length of the colour sequence that `text` begins with; 0 if there is none.
 size_t colour_length(std::string_view text) {
   if (!text.starts_with("\033[")) return 0;
   const size_t end = text.find_first_not_of("0123456789;", 2);
@@ -105,7 +105,8 @@ std::string frame_of(const std::string& text, size_t columns, size_t rows) {
   const size_t most = std::max<size_t>(rows, 1);
   const size_t shown = lines.size() <= most ? lines.size() : most - 1;
   std::string frame(kBegin);
-  // A row is cleared before it is written: after a full one the cursor still stands on its last character.
+  // A row is cleared before it is written: after a row of full width the cursor is still on its last
+  // character, which clearing would erase.
   const auto add_row = [&](size_t n, std::string_view line) {
     if (n > 0) frame += "\r\n";
     (frame += kClearLine) += fit_line(line, columns);

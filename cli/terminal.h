@@ -1,4 +1,4 @@
-// What the command line writes to a terminal: whole lines on standard error, a screen drawn over and over, a
+// What the command line writes to a terminal: whole lines on standard error, a screen that is redrawn, a
 // progress bar.
 #ifndef FORESHOCK_CLI_TERMINAL_H_
 #define FORESHOCK_CLI_TERMINAL_H_
@@ -13,7 +13,8 @@
 
 namespace foreshock::cli {
 
-// Without what a terminal would obey: it may come from a record, and that from anywhere.
+// Replaces control characters by '?', so that a text from a record, which is not trusted, cannot send escape
+// sequences to the terminal.
 std::string printable(std::string text);
 
 // Writes "foreshock: <line>\n" with one call.
@@ -23,24 +24,24 @@ void say(const std::string& line);
 // terminal.
 size_t terminal_columns(size_t otherwise);
 
-// The exit status of wrong use.
+// The exit status after wrong use of the command line.
 inline constexpr int kWrongUse = 2;
 
-// say(line) and kWrongUse, for `return wrong_use(...)`.
+// Calls say(line) and returns kWrongUse, for `return wrong_use(...)`.
 int wrong_use(const std::string& line);
 
-// A text that is drawn over and over at the same place of a terminal.
-
-// The first `columns` characters of a line; colours (ESC [ ... m) take no room and are switched off at the
+// The first `columns` characters of a line; colours (ESC [ ... m) have no width and are switched off at the
 // end.
 std::string fit_line(std::string_view line, size_t columns);
 
-// What draws `text` over the frame before it: from the top left, each line cut to the width, the rest of the
-// screen cleared. Of more lines than fit, the last row says how many are missing.
+// Returns the text and escape sequences that draw `text` over the previous frame: from the top left, each
+// line cut to the width, the rest of the screen cleared. If there are more lines than rows, the last row says
+// how many are missing.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
-// From construction on the cursor is hidden, and Ctrl-C and SIGTERM only ask to stop; the destructor puts all
-// of it back and leaves the last frame on the screen. One at a time; one thread.
+// A text that is redrawn at the same place of a terminal. While it exists, the cursor is hidden, and SIGINT,
+// SIGTERM and SIGHUP only make wait() return false; the destructor restores both and leaves the last frame on
+// the screen. One object at a time, one thread.
 class Screen {
  public:
   Screen();
@@ -48,28 +49,28 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  // Standard output is a terminal that can move its cursor.
+  // Whether standard output is a terminal that can move its cursor.
   static bool is_terminal();
 
   void draw(const std::string& text);
   size_t rows() const { return rows_; }  // as of the last draw() or wait()
 
-  // Until the time is up, or the window has changed its size. False: somebody asked to stop.
+  // Waits until the time is up or the window has changed its size. Returns false after a signal that asks to
+  // stop.
   bool wait(int seconds);
 
  private:
   void measure();
 
   size_t columns_ = 80, rows_ = 24;
-  std::vector<std::pair<int, struct sigaction>> before_;
+  std::vector<std::pair<int, struct sigaction>> before_;  // signals and their previous handlers
 };
 
-// One line on a terminal, rewritten in place; nothing elsewhere.
-
+// One line on standard error, rewritten in place; prints nothing if standard error is not a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(const std::string& name);
-  ~ProgressBar();  // takes the line away
+  ~ProgressBar();  // clears the line
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
@@ -79,12 +80,12 @@ class ProgressBar {
  private:
   std::string name_;
   bool on_;
-  int shown_ = -1;
+  int shown_ = -1;  // filled characters of the bar that is displayed
 };
 
 // Numbers and facts as text: columns, units, colours.
 
-// printf's `format` of a number, or "unknown".
+// The number in printf's `format`, or "unknown".
 std::string formatted(const char* format, std::optional<double> value);
 
 // 1234567 -> "1 234 567"; "unknown".
@@ -96,11 +97,11 @@ std::string reasons(const std::map<std::string, double>& counts);
 // "optimizer_state" -> " (optimizer state)"; "" stays "".
 std::string in_brackets(std::string text);
 
-// A line of the table: name, forward, backward, remark.
+// A line of a table with the columns name, forward, backward, remark.
 std::string row(const std::string& name, const std::string& forward, const std::string& backward,
                 const std::string& remark = "");
 
-// A line of its own: name and value.
+// A line with a name and a value, aligned with row().
 std::string fact(const std::string& name, const std::string& value);
 
 // ANSI colours, or none.

@@ -12,15 +12,15 @@ namespace foreshock::cli {
 
 struct WordOption {
   const char* flag;
-  const char* value;  // its name in the help; nullptr: the option takes none
+  const char* value;  // name of its value in the help; nullptr: the option takes no value
   const char* help;
-  size_t values = 1;  // words that it takes
+  size_t values = 1;  // number of words that follow the flag
 };
 
 class Words {
  public:
-  // Reads `words`, those after the name of `command`. An option's value follows it, or "="; "--" ends the
-  // options. Returns "" or one line that says what is wrong and what to do. --help ends the reading.
+  // Reads `words`, which follow the name of `command`. An option's value follows it, or "="; "--" ends the
+  // options. Returns "" or one line that says what is wrong and what to do. Stops at --help.
   std::string parse(const std::vector<std::string>& words, const std::string& command,
                     std::span<const WordOption> options);
 
@@ -34,7 +34,7 @@ class Words {
     std::vector<std::string> values;
   };
   const std::vector<Given>& given() const { return given_; }        // in the order of the words
-  const std::vector<std::string>& files() const { return files_; }  // words that are no option
+  const std::vector<std::string>& files() const { return files_; }  // words that are not options
 
  private:
   const Given* find(std::string_view flag) const;
@@ -58,7 +58,7 @@ struct WordsHelp {
   const char* usage;  // lines, without "foreshock "
   const char* purpose;
   std::span<const WordOption> options;
-  const char* notes;  // paragraphs, parted by an empty line
+  const char* notes;  // paragraphs, separated by an empty line
 };
 void print_help(const WordsHelp& help);
 
