@@ -32,7 +32,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFirstPause{200}, kLongestPause{5000}, kShortLife{1000}, kStartTimeout{5000};
 
-// A path as it comes through JSON, which replaces what is no UTF-8.
+// The path as it is read back from JSON, where invalid UTF-8 is replaced; for comparison with paths in
+// agent.json.
 std::string through_json(const std::string& path) {
   const std::string text =
       nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -131,7 +132,7 @@ void AgentKeeper::tick() {
   // starts.
   if (!starter_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
   if (is_locked(directory_ + "/agent.lock")) {
-    failures_ = 0;  // somebody else's agent serves
+    failures_ = 0;  // another launcher's agent follows the run
     starter_.release();
     return;
   }
@@ -167,8 +168,8 @@ std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
 
 std::optional<AgentAddress> AgentKeeper::news() {
   std::optional<AgentAddress> agent = read_agent_address(directory_);
-  if (!agent || told_ == std::pair(agent->pid_namespace, agent->pid)) return std::nullopt;
-  told_ = {agent->pid_namespace, agent->pid};
+  if (!agent || reported_ == std::pair(agent->pid_namespace, agent->pid)) return std::nullopt;
+  reported_ = {agent->pid_namespace, agent->pid};
   return agent;
 }
 
@@ -195,7 +196,7 @@ bool read_agent_state(const AgentAddress& agent, const std::string& token_file, 
   struct stat status = {};
   std::string problem;
   const std::string token = token_file.empty() ? "" : read_token(token_file, &status, &problem);
-  // A service follows other runs too, and without a name tells of the one that came last.
+  // A service follows several runs; without a run id it returns the state of the latest one.
   const std::string path =
       agent.run.empty() ? "/api/v1/state" : "/api/v1/state?run=" + percent_encoded(agent.run);
   if (!http_get(agent.address, agent.port, path, kStateTimeoutMs, json, error, token)) {
@@ -227,13 +228,13 @@ std::vector<LiveRun> live_runs(const std::string& run_id) {
 namespace {
 
 constexpr int kExitTimeoutMs = 30000;
-constexpr int kStarvedTimeoutMs = 180000;  // while others keep the agent from running
+constexpr int kStarvedTimeoutMs = 180000;  // used while other processes keep the agent from running
 constexpr int kPollMs = 50;
 static_assert(kExitTimeoutMs % kPollMs == 0);
-constexpr int kServiceTimeoutMs = 3000;  // it looks for new runs every second
-constexpr off_t kExitBytes = 4096;       // a page; the text has 60 bytes
+constexpr int kServiceTimeoutMs = 3000;  // a service looks for new runs every second
+constexpr off_t kExitBytes = 4096;       // a page; the exit file has about 60 bytes
 constexpr off_t kSpareBytes =
-    256 << 10;  // a summary has 3 KiB a rank: those of a large node, attempts included
+    256 << 10;  // a summary has about 3 KiB a rank; enough for all ranks and attempts of a large node
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
@@ -258,7 +259,7 @@ std::string ExitExchange::reserve(const std::string& directory) {
   const std::string launcher = std::to_string(launcher_id());
   exit_ = directory + "/exit." + launcher + ".json";
   summary_ = directory + "/summary." + launcher + ".json";
-  // In this order, since an exit file without a summary is one to be answered.
+  // The exit file goes first: an exit file without a summary would be answered by the agent.
   unlink(exit_.c_str());
   unlink(summary_.c_str());
   spare_ = directory + "/spare." + launcher;
@@ -281,8 +282,8 @@ void ExitExchange::tell(const ExitStatus& status, int asked_by) const {
   const std::string text = json.dump() + "\n", path = exit_ + ".new";
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return;
-  unlink(spare_.c_str());  // its place is the summary's
-  // Into the space that is there already; in one rename, so that the agent never reads half a file.
+  unlink(spare_.c_str());  // frees the space for the summary
+  // Written into the reserved space, then renamed, so that the agent never reads half a file.
   const bool written = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
                        ftruncate(fd, static_cast<off_t>(text.size())) == 0;
   close(fd);
@@ -294,7 +295,8 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
   const double delay = keeper->seconds_without_processor();
   for (int waited = 0; waited < kStarvedTimeoutMs; waited += kPollMs) {
     if (waited >= kExitTimeoutMs) {
-      // It has the lowest priority. Half of the time is far from what it waits on a machine that has room.
+      // The agent has the lowest priority. It is starved if it waited for a CPU half of the time; on a
+      // machine with idle CPUs it hardly waits.
       if (keeper->seconds_without_processor() - delay < waited / 2000.0) break;
       if (waited == kExitTimeoutMs)
         std::fputs("foreshock: other processes keep the agent from running; waiting for the summary\n",

@@ -35,7 +35,8 @@ bool is_place_to_listen(const std::string& address) {
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
 
-// http or https with a host, of the characters of a URL only; no user, password, query or fragment.
+// Whether `url` is http or https with a host, and has only characters of a URL, without '@' (user), '?'
+// (query) and '#' (fragment).
 bool is_web_address(std::string_view url) {
   constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
   const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
@@ -56,7 +57,7 @@ std::vector<std::string> flags_of(uint32_t reader) {
 
 std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
 
-// As code in a Markdown table, where a bar would end the cell.
+// `text` as code in a Markdown table; '|' is escaped, since it would end the cell.
 std::string code(const std::string& text) {
   if (text.empty()) return "";
   std::string quoted(1, '`');
@@ -77,7 +78,7 @@ std::string size_text(uint64_t bytes) {
   return bytes % kMiB == 0 ? std::to_string(bytes / kMiB) + "MiB" : std::to_string(bytes / 1024) + "KiB";
 }
 
-// "from 1 to 64", "of 1MiB or more"; "" where every number will do.
+// "from 1 to 64", "of 1MiB or more"; "" if every number is valid.
 std::string bounds_text(const Option& row) {
   if (row.most != UINT64_MAX) return "from " + std::to_string(row.least) + " to " + std::to_string(row.most);
   return row.least > 0 ? "of " + size_text(row.least) + " or more" : "";
@@ -90,13 +91,13 @@ std::string number_wanted(OptionId id, const std::string& text, const std::strin
   return bounds.empty() ? what : what + " " + bounds;
 }
 
-// The row's help, with the bounds of its value.
+// The help of the option, with the bounds of its value.
 std::string help_text(const Option& row) {
   const std::string bounds = bounds_text(row);
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
 }
 
-// The row of docs/options.md: help, then details.
+// The text in docs/options.md: help, then details.
 std::string full_help_text(const Option& row) {
   return *row.details == '\0' ? help_text(row) : help_text(row) + ". " + row.details;
 }
@@ -125,7 +126,7 @@ std::string unknown_variable() {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
     if (!name.starts_with(kPrefix) || std::find(known.begin(), known.end(), name) != known.end()) continue;
-    // Others may have variables of that prefix: only a likely misspelling is reported.
+    // Other programs may have variables with that prefix: only a likely misspelling is reported.
     if (const std::string meant = did_you_mean(name, known); !meant.empty())
       return "ignored: environment variable " + name + meant;
   }
@@ -298,7 +299,7 @@ std::string options_markdown() {
 
 namespace {
 
-constexpr size_t kLongest = 63;  // the segment keeps 64 bytes
+constexpr size_t kLongest = 63;  // the segment stores the run id in 64 bytes
 
 bool is_plain(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
@@ -365,7 +366,7 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   const bool has_bad_name = !exists && errno != ENOENT;  // too long, a file as a folder, links in a circle
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
-  const bool takes_directory = id == OptionId::kFileSd;  // a file in it for each run
+  const bool takes_directory = id == OptionId::kFileSd;  // the agent writes one file per run into it
   if (has_bad_name || (is_directory && !takes_directory) ||
       access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0) {
     return std::string(option(id).flag) + ": " + given +
@@ -393,7 +394,7 @@ std::string token_problem(const Arguments& arguments) {
   return problem.empty() ? "" : std::string(option(OptionId::kTokenFile).flag) + ": " + problem;
 }
 
-// A socket that is there already is the agent's affair: it takes away one that nobody listens on.
+// An existing socket is no problem here: the agent removes one without a listener, and reports any other.
 std::string socket_problem(const std::string& path) {
   struct stat there = {};
   const bool is_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
@@ -402,7 +403,7 @@ std::string socket_problem(const std::string& path) {
                                                               : "name a socket in a directory you may write";
 }
 
-// Whether this machine has the address, of either family; the port is the agent's affair.
+// "" if this machine has the address, else a reason. Any free port will do; the agent checks the real one.
 template <class Address>
 std::string bind_problem(const Address& address) {
   const int probe = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -1,5 +1,5 @@
-// foreshock run: a command under observation. The story is run(); whatever cannot be had turns into one line
-// and the command running alone.
+// foreshock run: runs a command with the monitor. See run() for the course. If something needed for
+// monitoring is missing, it prints one line and runs the command without the monitor.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -27,9 +27,9 @@ namespace foreshock::cli {
 namespace {
 
 constexpr int kAgentStartTimeoutMs = 5000;
-constexpr int kPortsTried = 100;  // from the default on
+constexpr int kPortsTried = 100;  // ports tried, starting with the default port
 
-// Replaces this process by the command: its exit status needs no passing on.
+// Replaces this process by the command, so its exit status becomes ours.
 int run_alone(const std::vector<std::string>& command) {
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -45,7 +45,7 @@ int run_unmonitored(const std::vector<std::string>& command, const std::string& 
   return run_alone(command);
 }
 
-// Whether `program` is there, and so is the interpreter of a script.
+// Whether `program` was found, and for a script also its interpreter.
 bool can_start(const std::string& program) {
   if (program.empty()) return false;
   std::string words, interpreter;
@@ -61,7 +61,8 @@ bool is_followed_by_service(const Arguments& arguments) {
   return arguments.text(OptionId::kAgent) == "service";
 }
 
-// The kernel does not only refuse what is larger: it sends SIGXFSZ.
+// "" or why the limit on file size (RLIMIT_FSIZE) is too low: a write beyond it raises SIGXFSZ, which would
+// kill the trainer.
 std::string file_size_problem() {
   constexpr rlim_t kLeast = 4 << 20;  // a segment without slots and what the agent writes
   rlimit limit = {};
@@ -70,7 +71,8 @@ std::string file_size_problem() {
          " KiB here; raise `ulimit -f` to 4 MiB or more";
 }
 
-// The trainer has no memory to allocate, so what it takes from its environment has fixed limits.
+// The library in the trainer allocates no memory for its settings, so the directory name has a fixed maximal
+// length.
 std::string length_problem(const Monitored& monitored) {
   constexpr size_t kMost = sizeof(Settings::directory) - 1;
   if (monitored.base.size() + 1 + monitored.run_id.size() <= kMost) return "";
@@ -78,7 +80,7 @@ std::string length_problem(const Monitored& monitored) {
          std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
-// Options that contradict each other or name what cannot be; "" or what to do.
+// "" or what to do about options that contradict each other or have unusable values.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
@@ -92,8 +94,8 @@ std::string run_problem(const Arguments& arguments) {
   return written_files_problem(arguments);
 }
 
-// Prepares the adapter; "" when the trainer may find what it needs.
-// `*cache` becomes the directory in which the adapter is.
+// Prepares the adapter. Returns "" or why the trainer would not find a usable one. `*cache` becomes the
+// directory that holds the adapter.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -115,7 +117,7 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
   if (is_followed_by_service(arguments)) return {};
-  // A given port is where the user scrapes, so only the default may move on.
+  // The user scrapes a port that was given, so only the default port may be replaced by a free one.
   std::string ports = arguments.text(OptionId::kPort);
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});
@@ -134,8 +136,9 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-// True the first time that `line` is said of `python` with this cache, which is the user's on this machine.
-bool is_news(const std::string& cache, const std::string& python, const std::string& line) {
+// True the first time that it is called with `line` and `python`. The lines printed so far are stored in the
+// cache, which belongs to one user on one machine.
+bool is_first_time(const std::string& cache, const std::string& python, const std::string& line) {
   const std::string path = cache + "/known-defects", text = python + ": " + line;
   std::ifstream file(path);
   for (std::string said; std::getline(file, said);)
@@ -144,8 +147,8 @@ bool is_news(const std::string& cache, const std::string& python, const std::str
   return true;
 }
 
-// Defects that others have met with the attention kernels of this torch, on inputs that this run may not
-// have: one line, once a machine; foreshock doctor has the rest.
+// Mentions the number of known defects of the attention kernels of this torch, once per machine. This run may
+// not have the inputs concerned; foreshock doctor lists them.
 void mention_known_bad(const std::vector<std::string>& command, const std::string& cache) {
   const FoundPython python = find_python(command);
   if (python.executable.empty() || !python.certain) return;
@@ -153,10 +156,11 @@ void mention_known_bad(const std::vector<std::string>& command, const std::strin
   if (count == 0) return;
   const std::string line = std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
                            " of the attention kernels installed here: foreshock doctor lists their inputs";
-  if (is_news(cache, python.executable, line)) say(line);
+  if (is_first_time(cache, python.executable, line)) say(line);
 }
 
-// "" unless an interval and a limit were both given and the limit may refuse samples of that interval.
+// A hint if --every and --max-slowdown were both given and the limit may suppress samples of that interval;
+// else "".
 std::string interval_and_limit_line(const Arguments& arguments) {
   uint64_t every = 0;
   double limit = 1;
@@ -169,7 +173,7 @@ std::string interval_and_limit_line(const Arguments& arguments) {
          ": steps that it does not pay for are not sampled; give --every alone to sample them all";
 }
 
-// The last step in the record, which the last lines have; -1: none there.
+// The last step in the last MiB of the record; -1: there is none.
 int64_t last_step_in(const std::string& record) {
   constexpr std::streamoff kEnd = 1 << 20;
   std::ifstream file(record, std::ios::binary | std::ios::ate);
@@ -231,10 +235,10 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
   if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
-      const std::string words = keeper.last_words();  // in a file of the directory
+      const std::string words = keeper.last_words();  // read before leave() removes the log
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
-      // An error before the command starts, as an address of --bind that this machine lacks.
+      // A given port that is in use is wrong use, like a --bind address that this machine lacks.
       if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos &&
           words.find(strerror(EADDRINUSE)) != std::string::npos)
         return wrong_use(words + "; choose another --port, or 0 for any free one");
@@ -244,6 +248,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
+  // Restarts a dead agent, and prints the address of each new one.
   const auto keep_agent = [&keeper, &monitored, &record, &flagged] {
     keeper.tick();
     const auto agent = keeper.news();
@@ -276,7 +281,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
   exchange.tell(status, signals.asked_to_stop_by());
-  signals.interrupted_within(0);  // the Ctrl-C that ended the command is not one that ends the wait
+  signals.interrupted_within(
+      0);  // consumes the Ctrl-C that ended the command; it must not end the wait below
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   report(answer, absolute(arguments.text(OptionId::kSummary)), record,
          off_lines(directory.path(), earlier, launcher_id()), directory.path());
@@ -294,7 +300,7 @@ int run(const Arguments& arguments) {
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  // For a command that cannot start, no run is announced.
+  // A command that cannot start fails here, before a run is announced.
   const char* path = std::getenv("PATH");
   if (!can_start(look_up(command[0], path != nullptr ? path : "/bin:/usr/bin"))) return run_alone(command);
 
@@ -319,7 +325,7 @@ int run(const Arguments& arguments) {
   return run_monitored(arguments, installation, monitored, environment);
 }
 
-// foreshock agent: parses and hands over to agent/.
+// foreshock agent: parses the options and calls run_agent().
 
 namespace {
 
@@ -330,7 +336,7 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-// "" or what to do.
+// "" or what to do about the options of `foreshock agent`.
 std::string problem_of(const AgentOptions& options, const Arguments& arguments) {
   if (options.directory.empty() && options.tree.empty())
     return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";
@@ -368,7 +374,7 @@ int agent(const Arguments& arguments) {
   parse_count(arguments.text(OptionId::kForgetAfter).c_str(), &options.forget_after_seconds);
   options.keep_alive = arguments.has_flag(OptionId::kKeepAlive);
   if (const std::string problem = problem_of(options, arguments); !problem.empty()) return wrong_use(problem);
-  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f` a write fails, and is counted; it does not kill
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` then fails and is counted
   const int status = run_agent(options);
   if (options.tree.empty()) remove_after_agent(options.directory);
   return status;

@@ -30,7 +30,8 @@ std::string parent_of(const std::string& path) {
   return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
 }
 
-// Ours, and closed to others; to the group as well, unless the set-group-id bit says that it is a service's.
+// Whether the directory is ours and closed to others. It must be closed to the group too, unless the
+// set-group-id bit marks it as shared with a service.
 bool is_private(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return false;
@@ -93,12 +94,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kBaseLockTimeoutMs = 10000;  // a leaving run holds it while its agent ends
+constexpr int kBaseLockTimeoutMs = 10000;  // leave() holds the lock while its agent ends
 constexpr int kAgentEndTimeoutMs = 5000;
 constexpr int kAgentDeathTimeoutMs = 1000;
-constexpr int kProbeTimeoutMs = 100;  // the agent looks at run.lock by taking it for a moment
+constexpr int kProbeTimeoutMs = 100;  // the agent probes run.lock by locking it for a moment
 
-// The trainer locks its segment through one descriptor that it never reopens; we never map or lock it.
+// Whether a trainer holds the fcntl lock on the segment. It is only queried: we never lock or map a segment.
 bool is_live(const fs::path& segment) {
   const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;
@@ -109,8 +110,9 @@ bool is_live(const fs::path& segment) {
   return live;
 }
 
-// Where there is no lock file there never was an agent, and no inode to make one, perhaps. Nobody starts an
-// agent meanwhile: runs do, and there is none.
+// Whether no agent holds agent.lock, within the time. Without a lock file there never was an agent; it is not
+// created here, since the file system may be out of inodes. No agent can start meanwhile: only runs start
+// one, and none is left.
 bool agent_is_gone(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
@@ -133,7 +135,7 @@ bool has_live_segment(const std::string& directory) {
 }
 
 bool remove_if_stale(const std::string& directory) {
-  // Only what a run has made: the base may be a directory that somebody else also uses.
+  // Only run directories have a run.lock: the base may hold other directories too.
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
   FileLock runs;
   if (!runs.try_lock(directory + "/run.lock", LOCK_EX) || !agent_is_gone(directory, 0) ||
@@ -172,8 +174,9 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
   return "";
 }
 
-// Below a set-group-id directory the group is a service's, which follows the run without being root. The new
-// one inherits bit and group; a chmod by one who is not of that group would take the bit away.
+// A set-group-id base is shared with the group of a service, so that the service can follow the run without
+// being root. The new directory inherits bit and group. The mode is set by umask: chmod() by a user outside
+// that group would clear the bit.
 int RunDirectory::make_directory() const {
   const mode_t before = umask(is_shared_with_group(base_) ? 07 : 077);
   const int result = mkdir(path_.c_str(), 0770);
@@ -187,7 +190,7 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
   use_.release();
-  FileLock alone;  // nobody new can come while we hold the base
+  FileLock alone;  // no process can enter while we hold the base lock
   if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
   alone.release();  // the agent ends when no run holds this lock
@@ -203,7 +206,7 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
 
 namespace {
 
-constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // PROC_PID_INIT_INO; the others follow on it
+constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // PROC_PID_INIT_INO; others are larger
 constexpr int kBitsOfPid = 22;                     // PID_MAX_LIMIT
 
 }  // namespace
@@ -252,7 +255,7 @@ std::string reason_of(const std::string& file) {
   return dot == std::string::npos ? "" : file.substr(dot + 1);
 }
 
-// Without a launcher's number in it, a file may be anybody's.
+// A file without a launcher's number may belong to any launcher.
 bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
   uint64_t owner = 0;
   return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;

@@ -1,4 +1,4 @@
-// foreshock status: the live runs of this user on this node, as their agents tell.
+// foreshock status: prints the state of the live runs of this user on this node, as their agents report it.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -23,17 +23,17 @@ namespace {
 
 constexpr int kWatchSeconds = 2;
 
-// Exit statuses beside kWrongUse; docs/summary.md tells them.
-constexpr int kAllTold = 0, kNoRun = 1, kSomeSilent = 3;
+// Exit statuses beside kWrongUse; documented in docs/summary.md.
+constexpr int kAllAnswered = 0, kNoRun = 1, kSomeSilent = 3;
 
 struct RunState {
   std::string run_id;
-  std::string json;     // of the state; "" when the agent does not answer
-  std::string address;  // of the page
+  std::string json;     // the state; "" if the agent does not answer
+  std::string address;  // URL of the page
   std::string reason;   // why there is no state
 };
 
-RunState ask(const LiveRun& run, const std::string& token_file) {
+RunState state_of(const LiveRun& run, const std::string& token_file) {
   const std::optional<AgentAddress> agent = read_agent_address(run.directory);
   if (!agent) return {run.run_id, "", "", "no agent"};
   RunState state = {run.run_id, "", agent->url(), ""};
@@ -41,11 +41,11 @@ RunState ask(const LiveRun& run, const std::string& token_file) {
   return state;
 }
 
-std::vector<RunState> ask_all(const Arguments& arguments) {
+std::vector<RunState> states_of(const Arguments& arguments) {
   const std::string token_file = arguments.text(OptionId::kTokenFile);
   std::vector<RunState> states;
   for (const LiveRun& run : live_runs(arguments.text(OptionId::kRunId)))
-    states.push_back(ask(run, token_file));
+    states.push_back(state_of(run, token_file));
   return states;
 }
 
@@ -53,14 +53,14 @@ int status_of(const std::vector<RunState>& states) {
   if (states.empty()) return kNoRun;
   const bool silent =
       std::any_of(states.begin(), states.end(), [](const RunState& s) { return s.json.empty(); });
-  return silent ? kSomeSilent : kAllTold;
+  return silent ? kSomeSilent : kAllAnswered;
 }
 
-std::string nothing_lives(const std::string& run_id) {
+std::string no_live_run(const std::string& run_id) {
   return run_id.empty() ? "no live run" : "no live run '" + run_id + "'";
 }
 
-// One line, an array: of each run its state, or nulls and the reason.
+// An array in one line: for each run its state, or nulls and the reason.
 std::string json_of(const std::vector<RunState>& states) {
   nlohmann::json array = nlohmann::json::array();
   for (const RunState& each : states) {
@@ -76,7 +76,7 @@ std::string json_of(const std::vector<RunState>& states) {
   return array.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string story(const RunState& state) {
+std::string full_text(const RunState& state) {
   if (state.json.empty()) return "\nrun " + state.run_id + ": " + state.reason + "\n";
   const std::string text = read_summary(state.json).text;
   return "\n" + (wants_colour(STDOUT_FILENO) ? in_colour(text) : text) + "  page        " + state.address +
@@ -90,37 +90,37 @@ std::string brief(const RunState& state) {
 void print(const std::vector<RunState>& states, bool as_json) {
   std::string text = as_json ? json_of(states) : "";
   if (!as_json)
-    for (const RunState& state : states) text += story(state);
+    for (const RunState& state : states) text += full_text(state);
   fputs(text.c_str(), stdout);
   fflush(stdout);
 }
 
-// Every run's story when all of them fit, else one line for each run.
+// The full text of every run if all of them fit into the rows, else one line for each run.
 std::string watched_text(const std::vector<RunState>& states, const std::string& run_id, size_t rows) {
-  if (states.empty()) return "foreshock: " + nothing_lives(run_id) + "; Ctrl-C ends this\n";
-  std::string stories, briefs;
+  if (states.empty()) return "foreshock: " + no_live_run(run_id) + "; Ctrl-C ends this\n";
+  std::string full_texts, briefs;
   for (const RunState& state : states) {
-    stories += story(state);
+    full_texts += full_text(state);
     briefs += brief(state);
   }
-  const bool fits = static_cast<size_t>(std::count(stories.begin(), stories.end(), '\n')) <= rows;
-  return fits || states.size() == 1 ? stories.substr(stories[0] == '\n') : briefs;
+  const bool fits = static_cast<size_t>(std::count(full_texts.begin(), full_texts.end(), '\n')) <= rows;
+  return fits || states.size() == 1 ? full_texts.substr(full_texts[0] == '\n') : briefs;
 }
 
 int watch_terminal(const Arguments& arguments) {
   Screen screen;
   do {
-    screen.draw(watched_text(ask_all(arguments), arguments.text(OptionId::kRunId), screen.rows()));
+    screen.draw(watched_text(states_of(arguments), arguments.text(OptionId::kRunId), screen.rows()));
   } while (screen.wait(kWatchSeconds));
-  return kAllTold;
+  return kAllAnswered;
 }
 
 // Reports once that there is no run, and again after one has ended.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
   for (bool was_empty = false;;) {
-    const std::vector<RunState> states = ask_all(arguments);
+    const std::vector<RunState> states = states_of(arguments);
     print(states, as_json);
-    if (states.empty() && !was_empty && !as_json) say(nothing_lives(arguments.text(OptionId::kRunId)));
+    if (states.empty() && !was_empty && !as_json) say(no_live_run(arguments.text(OptionId::kRunId)));
     was_empty = states.empty();
     const timespec pause = {kWatchSeconds, 0};
     nanosleep(&pause, nullptr);
@@ -132,16 +132,16 @@ int watch_terminal(const Arguments& arguments) {
 int status(const Arguments& arguments) {
   const bool as_json = arguments.has_flag(OptionId::kJson);
   if (!arguments.has_flag(OptionId::kWatch)) {
-    const std::vector<RunState> states = ask_all(arguments);
+    const std::vector<RunState> states = states_of(arguments);
     print(states, as_json);
-    if (states.empty() && !as_json) say(nothing_lives(arguments.text(OptionId::kRunId)));
+    if (states.empty() && !as_json) say(no_live_run(arguments.text(OptionId::kRunId)));
     return status_of(states);
   }
   if (!as_json && Screen::is_terminal()) return watch_terminal(arguments);
   watch_lines(arguments, as_json);
 }
 
-// foreshock pause|resume: the kill switch of a live run, one word in each control file that belongs to us.
+// foreshock pause|resume: sets the command_switch in each control file of the live runs of this user.
 
 namespace {
 
