@@ -49,7 +49,7 @@ std::string parse(const Words& words, Request* request) {
   return request->out.empty() ? "" : why_no_file(request->out);
 }
 
-// The lines of the merged record.
+// Writes the lines of the merged record and counts them.
 class Output {
  public:
   explicit Output(const std::string& path) : file_(path) {}
@@ -70,10 +70,10 @@ class Output {
 
 class Merge {
  public:
-  // All return "" or one line that says what is wrong.
+  // read() and write() return "" or one line that says what is wrong.
   std::string read(const std::vector<std::string>& paths);
   std::string write(Output* output);
-  void tell(const Output& output) const;
+  void print_totals(const Output& output) const;
 
  private:
   using Lines = std::vector<IndexedLine>;
@@ -136,7 +136,8 @@ std::string Merge::write_others(Lines::const_iterator begin, Lines::const_iterat
   return "";
 }
 
-// Without histograms nothing can be put together; but where all nodes hold the same, that is the whole.
+// With histograms, TensorMerger makes the model lines. Without them, a model line is only written if the
+// lines of all nodes agree: then each of them describes the whole model.
 void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output) {
   if (has_histograms_ || static_cast<size_t>(end - begin) != index_.records()) return;
   std::optional<ModelLine> common;
@@ -182,8 +183,8 @@ std::string Merge::write(Output* output) {
              : "the temporary file of the index cannot be read";
 }
 
-void Merge::tell(const Output& output) const {
-  // Records of ranks that do not know of each other say 1, or nothing.
+void Merge::print_totals(const Output& output) const {
+  // The world size is 1 or unknown if each rank believes that it is alone; then it is not printed.
   const auto world_size = static_cast<uint64_t>(index_.world_size());
   std::string text = std::to_string(index_.records()) + " records of run " + index_.run() + ", " +
                      std::to_string(index_.ranks()) +
@@ -215,7 +216,7 @@ int merge(const std::vector<std::string>& words) {
   Output output(request.out);
   if (const std::string problem = merge.write(&output); !problem.empty()) return wrong_use(problem);
   if (const std::string problem = output.finish(); !problem.empty()) return say(problem), 1;
-  merge.tell(output);
+  merge.print_totals(output);
   return 0;
 }
 
@@ -238,7 +239,7 @@ void start(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->shape = line.shape;
 }
 
-// What can be added up of a line, without its histogram.
+// Adds those values of a line that need no histogram to the snapshot of the whole tensor.
 void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
   const auto elements = static_cast<double>(line.elements.value_or(0));
   snapshot->time = std::min(snapshot->time, line.time.value_or(snapshot->time));
@@ -266,7 +267,7 @@ void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
 
 bool is_whole(const TensorLine& line) { return line.elements && line.elements == line.whole_elements; }
 
-// Ranks, of whatever replica.
+// Sets the ranks of the merged line: the sum over all nodes, replicas included.
 void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to) {
   std::vector<int64_t> odd;
   uint64_t ranks = 0;
@@ -280,11 +281,12 @@ void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to)
 
 }  // namespace
 
-// The lines of nodes whose values differ. Of equal replicas only the first one is returned.
+// Returns one line for each distinct part of the tensor. Lines of the same part are replicas: a difference
+// between them becomes event_.
 std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::vector<NodeLine>& nodes) {
   std::vector<const NodeLine*> result;
   for (const NodeLine& node : nodes) {
-    if (!node.line.elements) continue;  // of a late replica
+    if (!node.line.elements) continue;  // a line on a late replica has no values
     const auto same = std::find_if(result.begin(), result.end(), [&](const NodeLine* other) {
       return other->line.part_offsets == node.line.part_offsets &&
              other->line.part_shapes == node.line.part_shapes && other->line.elements == node.line.elements;
@@ -303,7 +305,7 @@ std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::ve
       event_ = event;
     }
   }
-  // Sums come out alike in whatever order the records are named.
+  // Sorted, so that rounding of the sums does not depend on the order of the records.
   std::sort(result.begin(), result.end(),
             [](const NodeLine* a, const NodeLine* b) { return a->line.part_offsets < b->line.part_offsets; });
   return result;
@@ -330,15 +332,16 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
   return "";
 }
 
-// First snapshots are those that the agents have, `initial_step`; where they know none, there is none here.
+// Fills in the distances from earlier snapshots of the tensor. The initial snapshot must be the one of the
+// agents, of step `initial_step`; if the agents have none, none is used here either.
 void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
-  if (is_anew_) {
-    goes_on_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
-    series_.begin_anew(goes_on_);
-    is_anew_ = false;
+  if (begins_again_) {
+    continues_run_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
+    series_.begin_anew(continues_run_);
+    begins_again_ = false;
   }
   if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
-  series_.take(!goes_on_, snapshot);
+  series_.take(!continues_run_, snapshot);
   series_.pass(snapshot->step);
   for (const PoolSnapshot& pool : series_.completed()) {
     models_.push_back(model_line(tensor_->run, pool));
@@ -381,10 +384,10 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
 
 namespace {
 
-constexpr size_t kDims = 4;  // numbers of a part
+constexpr size_t kDims = 4;  // numbers in part_offsets and part_shapes for each part
 
-// Numbers that a place in a tensor can have; their sums fit.
-bool are_places(const std::vector<int64_t>& numbers) {
+// Whether all numbers are valid offsets or sizes, so small that their sums do not overflow.
+bool are_extents(const std::vector<int64_t>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(),
                      [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
 }
@@ -400,7 +403,7 @@ TensorShares::Share TensorShares::share_of(const TensorLine& line) {
 }
 
 void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
-  if (!line.elements || !line.whole_elements) return;  // of a late replica
+  if (!line.elements || !line.whole_elements) return;  // a line on a late replica
   Tensor& tensor = tensors_[{at.of, at.generation}];
   tensor.name = line.tensor;
   tensor.whole = *line.whole_elements;
@@ -422,7 +425,8 @@ bool TensorShares::overlap(const Share& a, const Share& b) {
 }
 
 std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
-  std::vector<std::pair<uint32_t, const Share*>> different;  // record and what it holds; replicas once
+  std::vector<std::pair<uint32_t, const Share*>>
+      different;  // record and its share; of replicas only the first
   uint64_t elements = 0;
   for (const auto& [record, share] : tensor->of_record) {
     if (share.elements == tensor->whole) {
@@ -430,7 +434,7 @@ std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
       return "";
     }
     if (share.offsets.size() != share.shapes.size() || share.offsets.size() % kDims != 0 ||
-        !are_places(share.offsets) || !are_places(share.shapes))
+        !are_extents(share.offsets) || !are_extents(share.shapes))
       return index.path(record) + ": the parts of " + tensor->name + " cannot be read";
     const bool is_new = std::none_of(different.begin(), different.end(),
                                      [&share = share](const auto& each) { return *each.second == share; });

@@ -1,4 +1,4 @@
-// Puts the records of several nodes together as one of the job.
+// Merges the records of the nodes of a job.
 #ifndef FORESHOCK_CLI_MERGE_H_
 #define FORESHOCK_CLI_MERGE_H_
 
@@ -14,29 +14,29 @@
 
 namespace foreshock::cli {
 
-// The snapshots of one tensor that the records of nodes have, as one of the job: shards put together, bit for
-// bit what the whole would give; replicas compared. Thread-compatible. Lines come generation by generation,
-// step by step.
+// Merges the tensor lines of several nodes into lines of the job. Shards are combined, bit for bit as the
+// whole tensor would give; replicas are compared. Thread-compatible. Lines must come generation by
+// generation, step by step.
 class TensorMerger {
  public:
   struct NodeLine {
     TensorLine line;
-    std::string path;  // of its record
+    std::string path;  // path of its record
   };
 
   // Takes the lines of all nodes of one tensor and step. Returns "" or one line that says what cannot be
-  // read. What there is to write stands in tensor(), models() and event() until the next call.
+  // read. The lines to write are in tensor(), models() and event() until the next call.
   std::string take(const std::vector<NodeLine>& nodes);
 
-  const std::optional<TensorLine>& tensor() const { return tensor_; }  // none: parts are missing
-  const std::vector<ModelLine>& models() const { return models_; }     // that are complete with it
-  const std::optional<EventLine>& event() const { return event_; }     // replicas on two nodes differ
+  const std::optional<TensorLine>& tensor() const { return tensor_; }  // nullopt: parts are missing
+  const std::vector<ModelLine>& models() const { return models_; }     // pools that this tensor completed
+  const std::optional<EventLine>& event() const { return event_; }     // set if replicas on two nodes differ
 
-  // Steps begin again.
-  void begin_anew() { is_anew_ = true; }
+  // Call before the first line of each generation, in which steps begin again.
+  void begin_anew() { begins_again_ = true; }
 
  private:
-  // Most bytes of stored histograms. Tensors beyond it are merged, but not compared with an earlier state.
+  // Limit of stored histograms. Tensors beyond it are merged, but not compared with an earlier state.
   static constexpr uint64_t kMostBytes = uint64_t{8} << 30;
 
   std::string put_together(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;
@@ -44,28 +44,29 @@ class TensorMerger {
   void follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot);
 
   WeightSeries series_{kMostBytes};
-  bool is_anew_ = false, goes_on_ = false;  // after a step back: not from the beginning of the run
+  bool begins_again_ = false;   // the next line is the first of its generation
+  bool continues_run_ = false;  // the generation does not start at the beginning of the run
   std::optional<TensorLine> tensor_;
   std::vector<ModelLine> models_;
   std::optional<EventLine> event_;
 };
 
-// How much of each tensor the records of nodes hold: whether together they are the whole, each value once.
+// Checks that the records of all nodes together hold the whole of each tensor, each value once.
 // Thread-compatible.
 class TensorShares {
  public:
-  // A tensor line of a record, as the index places it.
+  // Adds a tensor line; `at` is its entry in the index.
   void add(const TensorLine& line, const IndexedLine& at);
 
-  // "" when every tensor is complete in some generation, else one line on the first that is not: a part that
-  // is missing, parts that overlap, or no histograms to put the parts together by. Call once, after all
-  // lines.
+  // Returns "" if every tensor is complete in at least one generation, else one line on the first that is
+  // not: a part is missing, parts overlap, or there are no histograms, which combining parts needs. Call
+  // once, after all lines.
   std::string check(const RecordIndex& index);
 
-  // Whether the parts of this tensor make a whole.
+  // Whether the parts of the tensor are complete in this generation; check() must have been called.
   bool is_complete(uint32_t generation, uint32_t tensor) const;
 
-  // Whether the line tells of the same part that its record holds at the end of the generation.
+  // Whether the line has the same parts as the last line of the tensor in its record and generation.
   bool is_usual(const TensorLine& line, const IndexedLine& at) const;
 
  private:
@@ -77,7 +78,7 @@ class TensorShares {
   struct Tensor {
     std::string name;
     uint64_t whole = 0;
-    std::map<uint32_t, Share> of_record;
+    std::map<uint32_t, Share> of_record;  // the last share by record
     bool is_complete = false, has_histograms = true;
   };
   using Key = std::pair<uint32_t, uint32_t>;  // tensor, generation

@@ -54,7 +54,7 @@ std::optional<int64_t> step_of(const RecordLine& line) {
       line);
 }
 
-// One text for what can be put together; "" for lines that nothing else belongs to.
+// Lines with the same key and step describe one tensor or model and can be merged; "" for other lines.
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
     std::string key = "t" + tensor->tensor;
@@ -75,7 +75,7 @@ bool is_merged(const RecordLine& line) {
 
 }  // namespace
 
-// A rank belongs to one node.
+// Returns an error if the rank is in another record too: each rank belongs to one node.
 std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
   const auto [of, is_new] = record_of_rank_.emplace(rank, record);
   if (is_new || of->second == record) return "";
@@ -112,7 +112,7 @@ std::string RecordIndex::place(const RecordLine& line, Position* position, Index
     world_size_ = std::max(world_size_, of_run->world_size.value_or(0));
     is_first = to->kind == Kind::kStarted && (!rank || position->started.insert(*rank).second);
     if (!is_first) to->step = now;
-    // After the last step that its process before has made.
+    // A later "started" line of a rank is sorted after the last step of its previous process, like "ended".
     if (to->kind == Kind::kStarted && !is_first) to->kind = Kind::kEnded;
   }
   if (to->kind == Kind::kEvent) to->step = std::max(to->step, now);
@@ -194,7 +194,7 @@ std::string RecordIndex::sort() {
   return "";
 }
 
-// The next lines of a piece, when those that were read have been handed out. False at its end.
+// Reads further lines of a piece if all lines in memory have been returned. False at the end of the piece.
 bool RecordIndex::fill(Piece* piece) {
   if (piece->next < piece->read.size()) return true;
   const size_t room = std::max<size_t>(most_ / pieces_.size(), 1);
@@ -237,7 +237,7 @@ std::string RecordIndex::text(const IndexedLine& line) {
   constexpr uint64_t kNear = 4096;
   if (file.good() && position <= line.offset && line.offset - position <= kNear) {
     file.ignore(
-        static_cast<std::streamsize>(line.offset - position));  // a seek throws away what was read ahead
+        static_cast<std::streamsize>(line.offset - position));  // a seek would discard the read-ahead buffer
   } else {
     file.clear();
     file.seekg(static_cast<std::streamoff>(line.offset - part.begin));

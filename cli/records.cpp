@@ -1,4 +1,4 @@
-// foreshock export: a record as files that other tools read.
+// foreshock export: converts a record into files for other tools.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a record's text may become in the name of a file: it may have come from anywhere.
+// A safe file name made of a text from a record, which is not trusted.
 std::string file_name_of(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name)
@@ -27,7 +27,7 @@ std::string file_name_of(const std::string& text) {
   return name;
 }
 
-// Both writers: add() and finish() give "" or one line that says what went wrong.
+// In both folder classes, add() and finish() return "" or one line with the error.
 
 // One file per type of line: run.csv, step.csv, sample.csv, event.csv.
 class CsvFolder {
@@ -75,7 +75,7 @@ class TensorBoardFolder {
   RecordScalars scalars_;
 };
 
-void tell(const RecordReader& reader, uint64_t taken) {
+void print_totals(const RecordReader& reader, uint64_t taken) {
   std::string text = std::to_string(taken) + " lines exported";
   if (reader.bad_lines() > 0)
     text += ", " + std::to_string(reader.bad_lines()) + " left out (" + reader.first_problem() + ")";
@@ -103,7 +103,7 @@ int copy_record(const std::string& record, const std::string& folder) {
     say(problem);
     return 1;
   }
-  tell(*reader, taken);
+  print_totals(*reader, taken);
   return 0;
 }
 
@@ -113,12 +113,12 @@ int export_record(const Arguments& arguments) {
   const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
   if (arguments.command().size() != 1 || csv.empty() == board.empty())
     return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
-  allow_many_files();  // one for each rank
+  allow_many_files();  // one file for each rank
   const std::string& record = arguments.command()[0];
   return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
 }
 
-// foreshock detect: the detectors on a record, the same code that the agent ran while it was recorded.
+// foreshock detect: runs the detectors over a record, with the same code as the agent during the run.
 
 namespace {
 
@@ -130,10 +130,11 @@ struct Found {
   uint64_t lines = 0;
 };
 
-// One line for every value that a detector was given; numbers come back to the last bit.
+// Writes one CSV line for every value that a detector was given. Numbers are written so that they can be read
+// back exactly.
 class ScoreTable {
  public:
-  // "" or what is wrong.
+  // Returns "" or an error.
   std::string open(const std::string& path) {
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path + ": is there already; choose another file";
@@ -217,7 +218,7 @@ void print_loss_events(const Found& found) {
     }
 }
 
-void tell(const RecordReader& reader) {
+void print_totals(const RecordReader& reader) {
   if (reader.bad_lines() > 0)
     say(std::to_string(reader.bad_lines()) + " lines left out (" + reader.first_problem() + ")");
   if (reader.ends_torn()) say("the last line was cut off when its writer ended");
@@ -250,7 +251,7 @@ int detect(const Arguments& arguments) {
     print_events(found);
     print_loss_events(found);
   }
-  tell(*reader);
+  print_totals(*reader);
   for (const std::string& text : left_out(found.watches)) say(text);
   return 0;
 }
