@@ -39,7 +39,7 @@ int failed(const std::string& problem) {
 }
 
 struct Request {
-  std::vector<std::string> paths;  // each once
+  std::vector<std::string> paths;  // without duplicates; pairs refer to them by index
   std::vector<lab::PairOfCheckpoints> pairs;
   std::string json_path, page_path;
   uint64_t threads = std::max(1u, std::thread::hardware_concurrency());
@@ -110,7 +110,7 @@ int compare(const std::vector<std::string>& words) {
   Request request;
   problem = parse(read_words, &request);
   if (!problem.empty()) return failed(problem);
-  allow_many_files();  // shards are kept open
+  allow_many_files();  // all shards stay open
   lab::Comparison comparison;
   problem = measure(request, &comparison);
   if (!problem.empty()) return failed(problem);

@@ -1,5 +1,5 @@
-// Defines what the static C++ runtime of a newer system expects of its glibc and glibc 2.31 does not have.
-// Linked into packages only (FORESHOCK_GLIBC).
+// Defines symbols that the static C++ runtime of a newer system needs but glibc 2.31 lacks. Linked into
+// packages only (FORESHOCK_GLIBC).
 
 #include <sys/random.h>
 
@@ -7,13 +7,13 @@
 
 extern "C" {
 
-// glibc 2.32. Zero: shared pointers always count atomically.
+// Since glibc 2.32. Zero: shared pointers always count atomically.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
-// glibc 2.35. A failure makes the unwinder ask dl_iterate_phdr, as it did before.
+// Since glibc 2.35. After a failure the unwinder uses dl_iterate_phdr, as with older versions.
 __attribute__((visibility("hidden"))) int _dl_find_object(void* /*address*/, void* /*result*/) { return -1; }
 
-// glibc 2.36, for std::random_device.
+// Since glibc 2.36; used by std::random_device.
 __attribute__((visibility("hidden"))) uint32_t arc4random() {
   uint32_t value = 0;
   while (getrandom(&value, sizeof value, 0) != sizeof value) {

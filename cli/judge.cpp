@@ -1,4 +1,5 @@
-// foreshock judge on the file of a flagged slice: the same judgement again, bit for bit.
+// foreshock judge: judges stored calls and functions, and repeats the judgement of flagged slices bit for
+// bit.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,39 +27,37 @@
 
 namespace foreshock::cli {
 
-// Computes reference, plain attention and deviation anew and prints them beside what is stored. The exit
-// status: 0 every bit is the stored one and the file is as it was written, 1 not so, 2 it cannot be judged.
+// Judges a flagged slice again and prints the figures beside the stored ones. Returns 0 if every bit is equal
+// and the file is as it was written, 1 if not, 2 if the slice cannot be judged.
 int judge_slice(const std::string& path);
 
-// Runs the operation again with torch: lab/python/foreshock_rerun.py. `words` are those after "judge". Comes
-// back only with 2, when that cannot be started.
+// Becomes lab/python/foreshock_rerun.py, which runs the operation again with torch. `words` follow "judge".
+// Returns only if the script cannot be started: 2.
 int judge_rerun(const std::vector<std::string>& words);
 
-// Reads the file of a flagged slice (agent/flagged.h). Nothing in it is trusted.
+// The content of the file of a flagged slice (agent/flagged.h). Nothing in the file is trusted.
 
 struct StoredSlice {
   std::map<std::string, std::string> metadata;
-  std::map<std::string, std::vector<char>> data;  // of all arrays, by name
+  std::map<std::string, std::vector<char>> data;  // the bytes of all arrays, by name
   AttentionSlice slice;                           // borrows from `data`
-  bool is_columns = false;                        // key positions: these instead of `slice`
+  bool is_columns = false;  // a slice of key columns: `columns` and `sums` are set instead of `slice`
   KeyColumns columns;
   std::vector<ColumnSum> sums;
-  bool is_unchanged = false;  // the checksum is right
+  bool is_unchanged = false;  // the checksum matches
 
-  // The text of a fact, made harmless for a terminal; "" where there is none.
+  // A value of the metadata, with control characters replaced; "" if there is none.
   std::string fact(const std::string& name) const;
 };
 
-// Whether it says that it is one.
+// Whether the metadata says that the file is a flagged slice.
 bool is_slice_file(const lab::Safetensors& file);
 
-// An empty string, or in one line why this is no slice that can be judged.
+// Returns "", or one line on why the slice cannot be judged.
 std::string read_slice(const std::string& path, StoredSlice* stored);
 
-// The lab's Python programs, run with the caller's interpreter.
-
-// Becomes `script` of share/foreshock/lab with `words`, from which --python EXE is taken. Comes back only
-// when that cannot be done: 2, and one line has said why.
+// Replaces this process by `script` of share/foreshock/lab with `words`, in the interpreter of --python EXE
+// (python3). Returns only if that fails: prints one line and returns 2.
 int run_python_script(const std::string& script, std::vector<std::string> words);
 
 namespace {
@@ -169,7 +168,7 @@ int judge_file(const Request& request, const std::string& path) {
                                 : wrong_use("--algorithm is of whole calls, " + path + " is a flagged slice");
 }
 
-// Every file; the worst status.
+// Judges every file; returns the highest status.
 int judge_files(const Request& request) {
   int status = 0;
   for (const std::string& path : request.paths) {
@@ -198,12 +197,12 @@ int judge(const std::vector<std::string>& words) {
 
 namespace {
 
-// What was found about one stored array of the reference.
+// How many values were compared with the stored reference, and how many have other bits.
 struct Bits {
   size_t values = 0, different = 0;
 };
 
-// NaN counts as one value: which of them comes out is up to the processor.
+// All NaN count as equal: their bits depend on the processor.
 Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& now, size_t count) {
   Bits bits = {count, 0};
   if (stored.size() != count * sizeof(double)) return {count, count};
@@ -266,7 +265,7 @@ void print_head(const std::string& path, const StoredSlice& stored) {
                 slice.head_dim, slice.scale, stored.fact("causal").c_str());
 }
 
-// Prints every figure; returns how many are not the stored ones.
+// Prints every figure; returns how many differ from the stored ones.
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
@@ -280,7 +279,7 @@ size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation)
   return different;
 }
 
-// Why the bits may not be the stored ones.
+// Why the bits may differ from the stored ones.
 std::string explanation(const StoredSlice& stored) {
   if (!stored.is_unchanged) return "the file was changed after it was written (checksum)";
   const std::string then = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);
@@ -328,7 +327,7 @@ int judge_rerun(const std::vector<std::string>& words) {
 
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // a slice is no larger than a trainer's slots
+constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // more than the slots of a trainer can hold
 
 std::string text_of(const std::map<std::string, std::string>& metadata, const std::string& name) {
   const auto found = metadata.find(name);
@@ -360,7 +359,7 @@ std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* st
                       &stored->columns);
 }
 
-// Over the whole file, as it lies there.
+// Whether the checksum in the file matches the bytes of the whole file.
 bool is_as_written(const lab::Safetensors& file) {
   uint64_t size = 0, length = 0;
   std::string problem, bytes;

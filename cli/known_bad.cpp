@@ -106,7 +106,7 @@ constexpr KnownBad kTable[] = {
      "the output is biased away from zero by about 0.17 ulp",
      "none needed unless heads stay that flat",
      "foreshock judge --function torch.nn.functional:scaled_dot_product_attention"},
-    // 2.6, 2.8, 2.13, 2.14 and 2.15 were measured, all alike.
+    // Measured with 2.6, 2.8, 2.13, 2.14 and 2.15; all have it.
     {{"torch", "2.6", ""},
      {},
      "CPU, bf16, backward over 32 thousand keys or more",
@@ -146,8 +146,8 @@ bool holds(const VersionRange& range, const Versions& versions) {
          (range.before.empty() || is_less(at->second, range.before));
 }
 
-// One "component version" per line. Several packages carry cuDNN and Transformer Engine, one per CUDA
-// version.
+// Python code that prints one "component version" per line. cuDNN and Transformer Engine have one package per
+// CUDA version.
 constexpr const char* kAsk = R"(
 import importlib.metadata as m
 for part, names in (("torch", ["torch"]), ("cudnn", ["nvidia-cudnn-cu13", "nvidia-cudnn-cu12"]),

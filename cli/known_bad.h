@@ -1,5 +1,5 @@
-// Attention kernels that are known to be wrong, by the versions that have them. Data with its source: a row
-// says what its issue says, or what our own measurement found, and no more.
+// A table of known defects of attention kernels, by version. A row repeats what its source says (an issue, or
+// a test of ours that measures the defect), nothing else.
 #ifndef FORESHOCK_CLI_KNOWN_BAD_H_
 #define FORESHOCK_CLI_KNOWN_BAD_H_
 
@@ -19,7 +19,7 @@ struct VersionRange {
 };
 
 struct KnownBad {
-  VersionRange versions, together_with;  // both must hold
+  VersionRange versions, together_with;  // the row applies if both ranges match
   std::string_view inputs;               // the class of shapes and inputs
   std::string_view symptom;
   std::string_view remedy;
@@ -28,16 +28,16 @@ struct KnownBad {
 
 std::span<const KnownBad> known_bad_table();
 
-// Component to version, as far as known. Local parts ("2.9.0+cu128") and pre-release letters are ignored.
+// The installed version of each component. Local parts ("2.9.0+cu128") and pre-release letters are ignored.
 using Versions = std::map<std::string, std::string, std::less<>>;
 
-// The rows that apply. A component that is not installed matches nothing.
+// The rows that apply to these versions. A range of a component that is not installed does not match.
 std::vector<const KnownBad*> known_bad(const Versions& versions);
 
-// The rows for people, as `doctor` shows them; "" without rows. `run` ends with their number.
+// The rows as text for `foreshock doctor`; "" if there are none.
 std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t columns = 80);
 
-// What the interpreter has installed, from its package metadata; nothing is imported.
+// The versions that the interpreter's package metadata names; no package is imported.
 Versions installed_versions(const std::string& python);
 
 }  // namespace foreshock::cli

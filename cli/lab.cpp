@@ -65,7 +65,7 @@ struct Axis {
   const char* flag;
   const char* value;
   bool (*set)(const std::string& text, Point* point);
-  bool in_named_sweeps;  // may be given beside the name of a sweep
+  bool in_named_sweeps;  // may be combined with a named sweep; the others make a custom sweep
   const char* help;
 };
 
@@ -115,7 +115,7 @@ struct Given {
   std::vector<std::string> values;
 };
 
-// Every combination of the points with the values given for one axis.
+// Replaces the points by every combination of a point and a value of the axis. Returns "" or an error.
 std::string apply(const Given& given, std::vector<Point>* points) {
   std::vector<Point> all;
   for (const Point& point : *points)
@@ -145,7 +145,8 @@ std::string human(double bytes) {
   return text;
 }
 
-// Says no to what cannot be measured, and lowers the thread count until what can fits into memory.
+// Returns an error for points that cannot be measured or need too much memory; lowers the number of threads
+// so that the points that run at once fit into memory.
 std::string check(LabRequest* request) {
   const double room = 0.8 * available_bytes();
   double most = 0;

@@ -1,4 +1,4 @@
-// What `foreshock lab` was asked for, read from its words and checked before anything is measured.
+// Parses the command line of `foreshock lab` and checks it before anything is measured.
 #ifndef FORESHOCK_CLI_LAB_H_
 #define FORESHOCK_CLI_LAB_H_
 
@@ -10,18 +10,18 @@
 namespace foreshock::cli {
 
 struct LabSweep {
-  const lab::Sweep* sweep = nullptr;  // null: custom
+  const lab::Sweep* sweep = nullptr;  // null: a custom sweep
   std::vector<lab::Point> points;
 };
 
 struct LabRequest {
   std::vector<LabSweep> sweeps;
   int threads = 1;
-  std::string json_path, page_path;  // empty: not asked for
+  std::string json_path, page_path;  // "": the output is not wanted
   bool help = false, list = false;
 };
 
-// Fills `request`. An empty string, or one line that says what is wrong and what to do.
+// Fills `request`. Returns "" or one line that says what is wrong and what to do.
 std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request);
 
 }  // namespace foreshock::cli
