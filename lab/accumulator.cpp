@@ -5,8 +5,9 @@
 namespace foreshock::lab {
 namespace {
 
-// Steps and widths after MMA-Sim (arXiv 2511.10909) and Khattak and Mikaitis (arXiv 2512.07004). Promotion of
-// the 13-bit Hopper fp8 sum every 128 products is what DeepSeek-V3 (arXiv 2412.19437) does in software.
+// Steps and widths are from MMA-Sim (arXiv 2511.10909) and from Khattak and Mikaitis (arXiv 2512.07004).
+// hopper_fp8_promoted adds the 13-bit sum to an fp32 register every 128 products, as DeepSeek-V3 (arXiv
+// 2412.19437) does in software.
 constexpr std::array<Accumulator, 8> kAccumulators = {{
     {"exact", Accumulation::kExact},
     {"fp64", Accumulation::kFp64},

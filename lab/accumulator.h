@@ -20,8 +20,8 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // Tensor cores only. One step adds `step` products to the accumulator; terms are cut to `fraction_bits`
-  // below the largest exponent among them, the sum is cut to `output_bits` fraction bits.
+  // Of tensor cores only. One step adds `step` products to the accumulator: the terms are truncated to
+  // `fraction_bits` bits below the largest exponent among them, the sum to `output_bits` fraction bits.
   int step = 0;
   int fraction_bits = 0;
   int output_bits = 0;
@@ -39,7 +39,8 @@ Accumulator natural_accumulator(const NumberFormat& format);
 // Whether the unit exists for operands of `format` (tensor cores take no fp64, fp8 units only fp8).
 bool accepts(const Accumulator& accumulator, const NumberFormat& format);
 
-// The unit as it works on `format`: 32-bit operands halve the products of a step.
+// The unit for operands of `format`: with operands of 32 bits a tensor core adds half as many products in a
+// step.
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format);
 
 }  // namespace foreshock::lab

@@ -12,7 +12,7 @@ Tensors matrix_product(const Tensors& inputs, const Settings&, Arithmetic& arith
   return {{"out", arithmetic.multiply(inputs.at("left"), inputs.at("right"))}};
 }
 
-// The first of a family is its plain algorithm.
+// The first algorithm of each family is its plain one; see plain_of().
 constexpr std::array<Algorithm, 22> kAlgorithms = {{
     {"plain", Family::kAttention, attention_plain, "unfused attention"},
     {"flash_reimplemented", Family::kAttention, flash_reimplemented, "FA1, every intermediate in the format"},

@@ -1,5 +1,5 @@
-// The one interface of everything the lab measures. A new optimisation is one file with one function of this
-// type and one row in the table of algorithm.cpp.
+// The interface of all algorithms that the lab measures. A new algorithm is one function of type Run and one
+// row in the table of algorithm.cpp.
 #ifndef FORESHOCK_LAB_ALGORITHM_H_
 #define FORESHOCK_LAB_ALGORITHM_H_
 
@@ -13,32 +13,32 @@
 namespace foreshock::lab {
 
 // Algorithms of one family compute the same function of the same inputs.
-//   attention       query [rows][d], key, value [n][d], grad_out [rows][d] -> out, log_sum_exp [rows][1];
-//   with
-//                   backward also delta [rows][1], grad_query, grad_key, grad_value
-//                   plain alone takes visible [rows][1]: how many keys, from the first on, a row sees
+//   attention       query [rows][d], key, value [n][d], grad_out [rows][d]
+//                   -> out [rows][d], log_sum_exp [rows][1]
+//                   with backward also delta [rows][1], grad_query, grad_key, grad_value
+//                   only plain takes visible [rows][1]: how many keys, from the first on, each row sees
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]
-//   matrix_product  left [rows][d], right [d][n], in the format -> out [rows][n] as the accumulator leaves it
-//   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1] -> loss [rows][1], grad_hidden
-//   [rows][d]
+//   matrix_product  left [rows][d], right [d][n], in the format -> out [rows][n], not rounded to the format
+//   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1]
+//                   -> loss [rows][1], grad_hidden [rows][d]
 enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
-// delta of the backward: the sum of dO * O, as shipped kernels take it, or of dP * P (arXiv 2510.04212,
-// section 3.2).
+// How the backward pass computes delta of a row: as the sum of dO * O, like shipped kernels, or as the sum of
+// dP * P (arXiv 2510.04212, section 3.2).
 enum class DeltaSource { kOut, kProbabilities };
 
 struct Tiling {
   int block_q = 64;      // rows of a tile
   int block_k = 64;      // keys (classes, columns) of a tile
   int splits = 4;        // parts of split_k
-  bool reverse = false;  // tiles of keys from last to first
+  bool reverse = false;  // process the tiles of keys from last to first
 };
 
 struct Settings {
   Tiling tiling;
-  double scale = 1;  // of the scores, usually 1 / sqrt(d)
+  double scale = 1;  // factor of the scores, usually 1 / sqrt(d)
   bool backward = false;
   DeltaSource delta = DeltaSource::kOut;
 };
@@ -55,7 +55,7 @@ struct Algorithm {
 std::span<const Algorithm> algorithms();
 std::optional<Algorithm> find_algorithm(std::string_view name);
 
-// The unfused algorithm of the family, the noise floor. In fp64 it is also the reference.
+// The unfused algorithm of the family. In the format under test it is the noise floor, in fp64 the reference.
 const Algorithm& plain_of(Family family);
 std::string_view name_of(Family family);
 

@@ -1,5 +1,5 @@
-// The arithmetic an algorithm runs in. Every algorithm of the lab is written in terms of this, so that one
-// text of it serves all formats, roundings and accumulators.
+// The arithmetic in which an algorithm runs. Every algorithm of the lab is written once, in terms of this
+// class, for all formats, roundings and accumulators.
 #ifndef FORESHOCK_LAB_ARITHMETIC_H_
 #define FORESHOCK_LAB_ARITHMETIC_H_
 
@@ -14,34 +14,37 @@
 
 namespace foreshock::lab {
 
-// One per run of an algorithm; not shared between threads (a stochastic rounding counts its calls).
+// Use one object per run of an algorithm, in one thread: stochastic rounding depends on the number of earlier
+// roundings.
 class Arithmetic {
  public:
   Arithmetic(NumberFormat format, Accumulator accumulator, Rounding rounding = Rounding::kNearestEven,
              uint64_t seed = 0);
 
-  // The format under test: that of the operands of products.
+  // The format under test, in which the operands of products are.
   const NumberFormat& format() const { return format_; }
-  // The format of tensors and of state kept "in the format": the format itself, but bf16 around fp8, whose
-  // range holds neither scores nor sums.
+  // The format of stored tensors and of state kept "in the format": bf16 if the format is fp8, whose range is
+  // too small for scores and sums; else the format itself.
   const NumberFormat& storage() const { return storage_; }
 
-  // Rounds to the format, for an operand.
+  // Rounds an operand of a product to the format.
   void cast(Tensor& x);
   // Rounds to the storage format.
   void store(Tensor& x);
   double store(double x);
 
-  // What a register makes of an fp64 intermediate: fp32, or fp64 when the format is fp64.
+  // An intermediate value as a register holds it: rounded to fp32, or unchanged if the format has more than
+  // 24 bits of precision (fp64).
   double in_register(double x) const { return wide_ ? x : static_cast<float>(x); }
   double exp(double x) const { return in_register(std::exp(x)); }
 
-  // a . b with operands in `format`, the sum as the accumulator leaves it.
+  // The product a . b (multiply_add: c + a . b) of operands in `format`, summed by the accumulator and not
+  // rounded further.
   Tensor multiply(const Tensor& a, const Tensor& b) const;
   void multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const;
 
-  // Sums and largest elements of rows. A sum is sixteen interleaved chains in registers, merged pairwise, as
-  // vector units and warps take it: one chain would lose small terms that no real kernel loses.
+  // Sums and largest elements of rows. A sum consists of sixteen interleaved chains in registers, merged
+  // pairwise, as in vector units and warps: a single chain would lose small terms that real kernels keep.
   double row_sum(const Tensor& x, int row) const;
   static double row_max(const Tensor& x, int row);
 
@@ -53,9 +56,9 @@ class Arithmetic {
   bool wide_;
 };
 
-// fp8 only: x cut into blocks of rows, each scaled so that its largest magnitude is the format's largest
-// number, then cast. Returns one scale per row: x[i][j] was about scale[i] * x[i][j]. Other formats are left
-// alone: scale 1.
+// For fp8: scales each block of `block_rows` rows so that its largest magnitude becomes the format's largest
+// number, then casts. Returns one scale per row: the original x[i][j] was about scale[i] times the new one.
+// For other formats, x stays unchanged and the scales are 1.
 std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows);
 
 }  // namespace foreshock::lab

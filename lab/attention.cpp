@@ -6,7 +6,7 @@
 namespace foreshock::lab {
 namespace {
 
-// x as the next operation finds it: stored in the format, or still in registers.
+// Rounds x as the next operation reads it: stored in the format, or in registers.
 void keep(Tensor& x, State state, Arithmetic& arithmetic) {
   if (state == State::kFormat) return arithmetic.store(x);
   for (double& v : x.data) v = arithmetic.in_register(v);
@@ -24,7 +24,8 @@ Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arith
   return dots;
 }
 
-// a . b, the depth cut into tiles of `block` when state lives in the format: then each tile's sum is stored.
+// a . b. With State::kFormat the depth is split into tiles of `block`, and the sum is stored in the format
+// after each tile.
 Tensor tiled_product(const Tensor& a, const Tensor& b, int block, State state, Arithmetic& arithmetic) {
   if (state == State::kRegisters) return arithmetic.multiply(a, b);
   const Tensor a_by_depth = transposed(a);
@@ -93,15 +94,15 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
 
 namespace {
 
-// The keys from `visible` on do not exist for the row.
+// Masks the keys of each row from number visible[i] on: their scores become -infinity.
 void hide(Tensor& scores, const Tensor& visible) {
   for (int i = 0; i < scores.rows; ++i)
     std::fill(scores.row(i) + static_cast<int>(visible.at(i, 0)), scores.row(i) + scores.cols,
               -std::numeric_limits<double>::infinity());
 }
 
-// Scores of a row become probabilities, in registers. Returns the log-sum-exp; -infinity for a row without
-// keys, whose probabilities are 0.
+// Replaces the scores of a row by probabilities, in registers. Returns the log-sum-exp; for a row without
+// keys the probabilities are 0 and the log-sum-exp is -infinity.
 double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
   const double maximum = Arithmetic::row_max(scores, i);
   if (maximum == -std::numeric_limits<double>::infinity()) {

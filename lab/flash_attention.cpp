@@ -10,24 +10,26 @@
 namespace foreshock::lab {
 namespace {
 
-// The value a tile offers as maximum of row i of its scores.
+// The value that a tile proposes as the maximum of row i of its scores.
 using TileMaximum = double (*)(const Tensor& scores, int i);
 
-// The parts in which kernels with their running state in registers differ.
+// Options of the kernels that keep their running state in registers.
 struct FlashKernel {
-  bool sum_after_cast = false;  // the sum takes P after its cast to the format
-  double lazy_log2 = 0;         // the maximum is renewed when it grew by more than this many powers of two
-  double shift_log2 = 0;        // P is 2^shift times larger, to use the range of fp8
+  bool sum_after_cast = false;  // the sum uses P after its cast to the format
+  double lazy_log2 = 0;         // the maximum is renewed only if it grew by more than this; in powers of two
+  double shift_log2 = 0;        // P is multiplied by 2^shift_log2, to use the range of fp8
   bool scale_per_tile = false;  // fp8: one scale per tile instead of one per tensor
 };
 
-// Algorithm 1 of FlashAttention (arXiv 2205.14135), one rounding per elementwise operation.
+// Algorithm 1 of FlashAttention (arXiv 2205.14135), with one rounding per elementwise operation.
+
+// Running maximum and sum of a row.
 struct RowState {
   double maximum = -std::numeric_limits<double>::infinity();
   double sum = 0;
 };
 
-// What one tile contributes: P relative to the tile's own maxima, their sums, and P . value.
+// The contribution of one tile: its row maxima, the row sums of P relative to these maxima, and P . value.
 struct Tile {
   std::vector<double> maxima, sums;
   Tensor out;
@@ -54,7 +56,7 @@ Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double
   return tile;
 }
 
-// exp(x - y), difference and exponential stored; 0 for the first tile, where x is -infinity.
+// exp(x - y); the difference and the exponential are both stored. 0 for the first tile, where x is -infinity.
 double stored_exp(double x, double y, Arithmetic& arithmetic) {
   return arithmetic.store(std::exp(arithmetic.store(x - y)));
 }
@@ -111,7 +113,7 @@ Tensors flash_reimplemented(const Tensors& inputs, const Settings& settings, Ari
 
 namespace {
 
-// The state of a tile of query rows, before any key.
+// Running state of a tile of query rows; the constructor makes the state before the first key.
 struct Running {
   Running(int rows, int columns)
       : maximum(rows, -std::numeric_limits<double>::infinity()), sum(rows, 0), out(rows, columns) {}
@@ -120,7 +122,8 @@ struct Running {
   Tensor out;  // not yet divided by the sum
 };
 
-// P relative to the running maximum, which the tile may raise; returns the weight the old state gets.
+// Raises the running maximum if the tile has a larger one, and replaces the scores by P relative to it.
+// Returns the weight of the old state for each row.
 std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum tile_maximum,
                                   Arithmetic& arithmetic) {
   std::vector<double> old_weight;
@@ -153,7 +156,7 @@ void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, Run
   arithmetic.store(running.out);
 }
 
-// FlashAttention-2 with its running state in the format, with a choice of the maximum that is subtracted.
+// FlashAttention-2 with its running state in the format. `tile_maximum` chooses the value that is subtracted.
 Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, TileMaximum tile_maximum,
                                Arithmetic& arithmetic) {
   const AttentionOperands x = attention_operands(inputs, settings, arithmetic);
@@ -191,8 +194,8 @@ Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Ar
 
 namespace {
 
-// In the kernels that follow, log2(e) is part of the scale and exp2 is used, so maxima and scores are in
-// powers of two.
+// In the kernels that follow, the scale contains log2(e) and exp2 is used, so maxima and scores are in powers
+// of two.
 struct Operands {
   Tensor query, key, value;
   std::vector<double> query_scale, key_scale, value_scale;  // one per row
@@ -212,7 +215,8 @@ double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel
   return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
 }
 
-// Scores in powers of two become P; sums and the old output are brought to the new maximum.
+// Adds a tile: replaces the scores (in powers of two) by P, and rescales the sums and the old output to the
+// new maximum.
 void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel,
               Running& running, Arithmetic& arithmetic) {
   std::vector<double> tile_sum(scores.rows);
@@ -236,14 +240,14 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
     running.sum[i] = arithmetic.in_register(running.sum[i] + tile_sum[i]);
   }
   if (value_scale == 1) return arithmetic.multiply_add(scores, value, running.out);
-  const Tensor tile_out = arithmetic.multiply(scores, value);  // a scaled tile cannot share the accumulator
+  const Tensor tile_out = arithmetic.multiply(scores, value);  // a scaled tile has its own sum
   for (size_t i = 0; i < tile_out.data.size(); ++i)
     running.out.data[i] =
         arithmetic.in_register(running.out.data[i] + arithmetic.in_register(tile_out.data[i] * value_scale));
 }
 
-// FlashAttention-2 with its running state in registers, as kernels ship it: output and log-sum-exp before the
-// output's cast, [rows][d] and [rows][1].
+// FlashAttention-2 with its running state in registers, as in shipped kernels. Returns out [rows][d], not yet
+// cast, and log_sum_exp [rows][1].
 Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                             Arithmetic& arithmetic) {
   const Operands x = operands_of(inputs, settings, kernel, arithmetic);
@@ -272,7 +276,7 @@ Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, con
   return {{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
 }
 
-// The whole algorithm: the above, the cast, and the backward if asked for.
+// flash2_in_registers(), then the cast of the output, and the backward pass if the settings want it.
 Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                       Arithmetic& arithmetic) {
   Tensors results = flash2_in_registers(inputs, settings, kernel, arithmetic);
@@ -292,12 +296,14 @@ Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithme
 }
 
 // The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
-// where the row maximum is repeated, subtract something larger, so that no P is exactly 1 and sums of equal
-// values of one sign do not round one way. Softmax does not depend on the shift.
+// where the row maximum is repeated, a larger value is subtracted, so that P is never exactly 1, and sums of
+// equal values of one sign do not always round in the same direction. Softmax does not depend on the
+// subtracted value.
 
 namespace {
 
-// The paper allows 2..8 and uses 7. Its code takes scores within 1e-3 of the maximum for repeats of it.
+// The paper allows a factor beta of 2 to 8 and uses 7. Its code counts scores within 1e-3 of the maximum as
+// repeats.
 constexpr double kBeta = 7;
 constexpr double kRepeatTolerance = 1e-3;
 
@@ -321,7 +327,7 @@ Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& 
 }
 
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  // P may exceed 1 by the threshold: P <= 1 is no invariant of such a kernel.
+  // P may be as large as 2^8 in such a kernel.
   return flash2_kernel(inputs, settings, {.lazy_log2 = 8}, arithmetic);
 }
 

@@ -32,8 +32,8 @@ std::optional<NumberFormat> parse_general(const std::string& text) {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  // By bits, since it is asked for every element: powers of two below x, at the smallest normal, and the
-  // spacing.
+  // Computed from bits, since it is called for every element. `below` is the largest power of two that is at
+  // most |x|.
   const auto power = [](int exponent) {
     return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   };
@@ -49,7 +49,7 @@ std::optional<NumberFormat> parse_format(std::string_view text) {
   if (name == "tf32") return NumberFormat{name, 11, -126, largest(11, 127), Overflow::kInfinity};
   if (name == "bf16") return NumberFormat{name, 8, -126, largest(8, 127), Overflow::kInfinity};
   if (name == "fp16") return NumberFormat{name, 11, -14, largest(11, 15), Overflow::kInfinity};
-  // e4m3 gives its top code to NaN, so its largest number is 448 and not 480.
+  // The top code of e4m3 is NaN, so its largest number is 448 and not 480.
   if (name == "e4m3") return NumberFormat{name, 4, -6, 448, Overflow::kSaturate};
   if (name == "e4m3nosat") return NumberFormat{name, 4, -6, 448, Overflow::kNan};
   if (name == "e5m2") return NumberFormat{name, 3, -14, largest(3, 15), Overflow::kSaturate};

@@ -1,4 +1,4 @@
-// Floating-point formats by precision, exponent range and what happens beyond the largest number.
+// Floating-point formats, described by precision, exponent range and overflow.
 #ifndef FORESHOCK_LAB_NUMBER_FORMAT_H_
 #define FORESHOCK_LAB_NUMBER_FORMAT_H_
 
@@ -9,19 +9,19 @@
 
 namespace foreshock::lab {
 
-// What a finite value becomes when it rounds beyond max_finite; an infinity goes the same way.
+// The result if a value rounds beyond max_finite; infinities are treated alike.
 enum class Overflow { kInfinity, kSaturate, kNan };
 
 struct NumberFormat {
   std::string name;
   int precision = 53;        // significand bits, the hidden one included
-  int min_exponent = -1022;  // of the smallest normal number, 2^min_exponent
+  int min_exponent = -1022;  // the smallest normal number is 2^min_exponent
   double max_finite = 0;
   Overflow overflow = Overflow::kInfinity;
 
   bool is_fp64() const { return precision == 53; }
   bool is_fp8() const { return precision <= 4; }
-  // Half the spacing of numbers relative to 1: the unit roundoff.
+  // Half the spacing of the numbers just above 1.
   double unit_roundoff() const;
   // Spacing of the format's numbers around x (the subnormal spacing near zero).
   double ulp(double x) const;
@@ -29,11 +29,11 @@ struct NumberFormat {
 
 // fp64, fp32, tf32, bf16, fp16; e4m3 and e5m2 saturate as the hardware's conversions do by default, e4m3nosat
 // and e5m2nosat overflow to NaN and infinity. Any other format is written p<precision>e<min>:<max exponent>,
-// for example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900. nullopt: not
-// a format.
+// for example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900. Returns
+// nullopt for any other text.
 std::optional<NumberFormat> parse_format(std::string_view text);
 
-// Names parse_format knows, without the general form.
+// The names that parse_format() accepts, without the general form.
 std::span<const std::string_view> format_names();
 
 }  // namespace foreshock::lab

@@ -27,7 +27,8 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
 
 namespace {
 
-// out = at [(g filter g^T) * (bt image bt^T)] at^T per tile; interpolation points as in Lavin and Gray.
+// Winograd convolution of a tile: out = at [(g filter g^T) * (bt image bt^T)] at^T, with an elementwise
+// product. The interpolation points are those of Lavin and Gray.
 struct Transform {
   int tile;  // m: outputs per side
   Tensor bt, g, at;
@@ -67,7 +68,7 @@ Transform f6() {
                         0, 1, 1, 16, 16, .0625, .0625, 0, 0, 1, -1, 32, -32, .03125, -.03125, 1})};
 }
 
-// m x m^T, as a kernel does it: along columns, then along rows, in registers.
+// m x m^T in registers, first along columns, then along rows, as kernels compute it.
 Tensor sandwich(const Tensor& m, const Tensor& x, const Arithmetic& arithmetic) {
   Tensor half(m.rows, x.cols), whole(m.rows, m.rows);
   for (int i = 0; i < m.rows; ++i)
@@ -88,7 +89,7 @@ Tensor transformed_filter(const Transform& t, const Tensor& filter, int out, int
   return sandwich(t.g, taps, arithmetic);
 }
 
-// The tile whose first output is (y0, x0); zeros beyond the image.
+// The transformed input of the tile whose first output is (y0, x0); pixels beyond the image are zero.
 Tensor transformed_image(const Transform& t, const Tensor& image, int side, int channel, int y0, int x0,
                          const Arithmetic& arithmetic) {
   const int width = t.bt.rows;
@@ -223,7 +224,7 @@ Moments fused(const double* x, int count, const Arithmetic& arithmetic) {
   const double mean = arithmetic.in_register(sum / count);
   const double square_of_mean = arithmetic.in_register(mean * mean);
   const double variance = arithmetic.in_register(arithmetic.in_register(squares / count) - square_of_mean);
-  return {mean, variance > 0 ? variance : 0};  // cancellation can leave less than nothing
+  return {mean, variance > 0 ? variance : 0};  // cancellation can make it negative
 }
 
 Moments welford(const double* x, int count, const Arithmetic& arithmetic) {
@@ -275,7 +276,7 @@ Tensor logits_of(const Tensors& inputs, Keep keep, Arithmetic& arithmetic) {
   return logits;
 }
 
-// Log-sum-exp of a row over chunks of columns; the running state is kept as asked.
+// Log-sum-exp of a row over chunks of columns, with the running state stored in the format or in registers.
 double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithmetic& arithmetic) {
   const auto kept = [&](double x) {
     return keep == Keep::kStored ? arithmetic.store(x) : arithmetic.in_register(x);

@@ -16,7 +16,7 @@ namespace foreshock::lab {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// a * b + c rounded once, on every target.
+// a * b + c, rounded once on every target; targets without FMA instructions use std::fma.
 template <class D, class V>
 HWY_INLINE V fused(D d, V a, V b, V c) {
 #if HWY_TARGET == HWY_SSE2 || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
@@ -33,7 +33,8 @@ HWY_INLINE V fused(D d, V a, V b, V c) {
 #endif
 }
 
-// kRows rows by two vectors of columns; b and c are packed with columns padded to whole pairs of vectors.
+// Multiplies kRows rows of a by two vectors of columns of b and adds to c. b and c are padded to whole pairs
+// of vectors.
 template <class T, int kRows>
 void tile(const T* a, const T* b, T* c, int depth, size_t columns) {
   const hn::ScalableTag<T> d;
@@ -80,7 +81,8 @@ namespace {
 HWY_EXPORT(chain_fp32);
 HWY_EXPORT(chain_fp64);
 
-// Rows and columns padded with zeros: rows to the tile's, columns to a pair of the widest vectors.
+// Operands are padded with zeros: rows to a multiple of a tile's, columns to a pair of the widest vectors (2
+// * 16 fp32).
 constexpr int kRowPadding = 4;
 constexpr int kColumnPadding = 32;
 int padded(int n, int to) { return (n + to - 1) / to * to; }
@@ -117,8 +119,9 @@ void grow(std::vector<double>& expansion, double x) {
   expansion.push_back(x);
 }
 
-// The value of an expansion rounded to nearest even. The first non-zero remainder decides, unless it sits
-// exactly on a tie: then the sign of what lies below it does.
+// The value of an expansion, rounded to nearest even. `high` is the sum of the largest terms, `low` its
+// rounding error. If `low` is exactly half an ulp of `high`, the sign of the remaining terms decides the
+// rounding.
 double rounded(const std::vector<double>& expansion) {
   size_t n = expansion.size();
   double high = expansion[--n];

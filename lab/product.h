@@ -1,4 +1,4 @@
-// Matrix products under an accumulator.
+// Matrix products with a choice of accumulator.
 #ifndef FORESHOCK_LAB_PRODUCT_H_
 #define FORESHOCK_LAB_PRODUCT_H_
 
@@ -8,17 +8,19 @@
 
 namespace foreshock::lab {
 
-// c[i][j] += a[i][:] . b[:][j] with the products of one (i, j) taken in the order of k. Operands are numbers
-// of `format`; c holds what the accumulator holds (fp32 numbers for kFp32 and tensor cores). The kFp32 and
-// kFp64 results do not depend on the width of the machine's vectors: every lane is one chain.
+// c[i][j] += a[i][:] . b[:][j], with the products of one (i, j) added in the order of k. The elements of a
+// and b must be numbers of `format`, those of c numbers of the accumulator (fp32 for kFp32 and tensor cores).
+// kFp32 and kFp64 results do not depend on the width of vector registers, since each lane computes one
+// element of c.
 void multiply_add(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a,
                   const Tensor& b, Tensor& c);
 
-// The same from zero.
+// Like multiply_add(), starting from c = 0.
 Tensor multiply(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a, const Tensor& b);
 
 // c + a[0..count) . b, the exact real number rounded once to fp64 (Shewchuk's expansions over error-free
-// products; no product may underflow below 2^-1022). Non-finite terms give the plain IEEE sum.
+// products; no product may underflow below 2^-1022). With a non-finite term the result is the IEEE sum of the
+// terms.
 double exact_dot(const double* a, const double* b, int b_stride, int count, double c);
 
 }  // namespace foreshock::lab

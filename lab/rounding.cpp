@@ -42,7 +42,8 @@ V rounded(const Bounds& bounds, V x, V u) {
   const D d;
   const hn::RebindToUnsigned<D> du;
   const V magnitude = hn::Abs(x);
-  // The exponent field alone is the power of two below x; clamped, it is the binade that sets the spacing.
+  // The exponent field alone is the largest power of two that is at most |x|. Clamped to the format's range,
+  // it gives the spacing of the format around x.
   const auto field = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u));
   const V binade = hn::Min(hn::Max(hn::BitCast(d, field), bounds.smallest_binade), bounds.beyond_largest);
   const V quantum = hn::Mul(binade, bounds.spacing);

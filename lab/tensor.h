@@ -25,7 +25,7 @@ struct Tensor {
   double at(int i, int j) const { return row(i)[j]; }
 };
 
-// What goes into an algorithm and what comes out of it, by name ("query", "out", "grad_key", ...).
+// Inputs or outputs of an algorithm, by name ("query", "out", "grad_key", ...).
 using Tensors = std::map<std::string, Tensor>;
 
 inline Tensor transposed(const Tensor& a) {
@@ -35,7 +35,7 @@ inline Tensor transposed(const Tensor& a) {
   return t;
 }
 
-// Rows [begin, end) as a tensor of their own.
+// A copy of the rows [begin, end).
 inline Tensor rows_of(const Tensor& a, int begin, int end) {
   Tensor part(end - begin, a.cols);
   part.data.assign(a.row(begin), a.row(begin) + part.data.size());

@@ -16,8 +16,9 @@
 #define FORESHOCK_LAB_TENSOR_CORE_OPERANDS
 namespace foreshock::lab {
 
-// An operand matrix as the vector code wants it: values, and the power of two of each one's exponent (0 for a
-// zero). k is padded to whole steps and the columns to whole vectors with zeros, which change nothing.
+// An operand matrix in the layout of the vector code: the values, and for each value the power of two of its
+// exponent (0 for zero). k is padded to whole steps and columns to whole vectors, with zeros, which do not
+// change the result.
 struct PackedOperand {
   int rows = 0, cols = 0;
   std::vector<double> value, binade;
@@ -41,14 +42,14 @@ V binade_of(V x) {
   return hn::BitCast(d, hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u)));
 }
 
-// 2^bits / binade, for a power of two.
+// 2^bits / binade; `binade` must be a power of two.
 V inverse_of(V binade, uint64_t bits) {
   const D d;
   const hn::RebindToUnsigned<D> du;
   return hn::BitCast(d, hn::Sub(hn::Set(du, (2046 + bits) << 52), hn::BitCast(du, binade)));
 }
 
-// x cut towards zero to `bits` fraction bits.
+// x truncated to `bits` fraction bits.
 V cut(V x, uint64_t bits) {
   const D d;
   const V binade = hn::Max(binade_of(x), hn::Set(d, 0x1p-126));
@@ -56,7 +57,7 @@ V cut(V x, uint64_t bits) {
   return hn::Mul(hn::Trunc(hn::Mul(x, inverse_of(binade, bits))), quantum);
 }
 
-// One step for kRows rows of a and one vector of columns of b; c[r] are the accumulators.
+// One fused step for kRows rows of a and one vector of columns of b; c[r] are the accumulators.
 template <int kRows>
 HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const double* a_binade, size_t a_stride,
                            const double* b, const double* b_binade, size_t b_stride, V* c) {
@@ -219,7 +220,7 @@ double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, cons
 
 void tensor_core_multiply_add(const Accumulator& unit, const NumberFormat& format, const Tensor& a,
                               const Tensor& b, Tensor& c) {
-  if (!all_finite(a) || !all_finite(b) || !all_finite(c)) {  // rare; the exponent arithmetic assumes numbers
+  if (!all_finite(a) || !all_finite(b) || !all_finite(c)) {  // rare; the vector code needs finite numbers
     for (int i = 0; i < c.rows; ++i)
       for (int j = 0; j < c.cols; ++j)
         c.at(i, j) = tensor_core_dot(unit, format, a.row(i), &b.data[j], b.cols, a.cols, c.at(i, j));
