@@ -73,7 +73,8 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
   const std::vector<Measurement> bf16 = with_format(of(measured, "flash_reimplemented"), "bf16");
   const auto square = where(bf16, [](const Measurement& m) { return m.point.block_q == m.point.block_k; });
   const double gain = largest(square.front()) / largest(square.back());
-  // Same key block, other query block: nothing may change. Swapped: the key block shrinks.
+  // Pairs with the same key block and different query blocks must have equal errors. In pairs with the sides
+  // swapped, `a` has the shorter key side.
   bool rows_matter = false;
   int swaps = 0, worse = 0, fp32_worse = 0;
   for (const Measurement& a : measured)
@@ -112,7 +113,7 @@ std::vector<Claim> claims_of_ties(Measured measured) {
   const double fixed = bias_at("flash2_dynamic_max", "ties:2").bias_ulp.mean;
   const auto near = where(of(measured, "flash2_shipped"),
                           [](const Measurement& m) { return m.point.input.ends_with(":1.9e-3"); });
-  // Two ties are left out: cast to the same value they are exact ties, which have a small bias of their own.
+  // ties:2 is left out: after the cast, both are exact ties, which have a small bias for another reason.
   const auto cast = where(of(measured, "flash2_cast_sum"), [](const Measurement& m) {
     return m.point.input.ends_with(":1.9e-3") && m.point.input != "ties:2:1.9e-3";
   });

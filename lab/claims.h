@@ -1,4 +1,5 @@
-// What the papers say about each sweep, checked against its measurements. One function per sweep.
+// Claims of papers and of this lab about each sweep, each checked against the measurements of the sweep. One
+// function per sweep.
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 
@@ -31,11 +32,11 @@ std::vector<Claim> claims_of_winograd(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_reductions(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_fp32(std::span<const Measurement> measured);
 
-// Picking measurements out of a sweep, for the statements about it.
+// Helpers of claims.cpp that select measurements of a sweep and compare their figures.
 
 using Measured = std::span<const Measurement>;
 
-// Where statements come from.
+// Sources of claims.
 inline constexpr const char* kStability = "arXiv 2405.02803";
 inline constexpr const char* kLowPrecision = "arXiv 2510.04212";
 inline constexpr const char* kThisLab = "this lab";
@@ -56,7 +57,7 @@ std::vector<Measurement> where(Measured measured, Wanted wanted) {
   return found;
 }
 
-// The measurements of one algorithm's tensor.
+// The measurements of one output tensor of one algorithm.
 inline std::vector<Measurement> of(Measured measured, std::string_view algorithm,
                                    std::string_view tensor = "out") {
   return where(measured,
@@ -81,7 +82,7 @@ Range range_of(Measured measured, ValueOf value_of) {
   Range range;
   for (const Measurement& m : measured) {
     const double value = value_of(m);
-    if (std::isnan(value)) return {NAN, NAN};  // within nothing
+    if (std::isnan(value)) return {NAN, NAN};  // NaN: within() is false
     range.low = std::min(range.low, value);
     range.high = std::max(range.high, value);
   }

@@ -42,8 +42,8 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
 
 bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
 
-// Column c of the keys holds the scores of the rows whose query is the c-th unit vector times sqrt(d): these
-// rows see `ties` maxima of their own and a crowd far below that together weighs kResidue.
+// Row i gets the query sqrt(d) * e_c with c = i % d, so column c of the keys is the list of its scores. Each
+// column gets `ties` keys at the maximum; all other keys together have the softmax weight kResidue.
 constexpr double kResidue = 2e-4;
 
 void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
@@ -51,7 +51,7 @@ void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   const int n = key.rows, d = key.cols;
   std::fill(query.data.begin(), query.data.end(), 0.0);
   for (int i = 0; i < query.rows; ++i) query.at(i, i % d) = std::sqrt(d);
-  const double top = law.gap > 0 ? 0 : 1;  // near zero the format resolves the gap
+  const double top = law.gap > 0 ? 0 : 1;  // with a gap the maximum is 0, where the format resolves the gap
   const double fall = std::log(n / kResidue);
   for (int c = 0; c < d; ++c) {
     for (int j = 0; j < n; ++j)
@@ -101,7 +101,8 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
   Tensors x{{"hidden", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
             {"classes", drawn(shape.n, shape.d, Kind::kNormal, seed, kKey)},
             {"label", Tensor(shape.rows, 1)}};
-  // Rows of unit length times normal hidden states: logits of spread 1, as at the start of a training.
+  // Class vectors of about unit length and normal hidden states give logits with standard deviation 1, as at
+  // the start of a training.
   for (double& w : x["classes"].data) w /= std::sqrt(shape.d);
   for (int i = 0; i < shape.rows; ++i)
     x["label"].at(i, 0) = std::floor(uniform(key_of(seed, kLabel), i) * shape.n);

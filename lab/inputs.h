@@ -1,6 +1,5 @@
-// Random inputs of the algorithms, by law. A number is a pure function of (key, counter), so no result
-// depends on the order in which threads ask, and a seed printed in a report is enough to get the same inputs
-// again.
+// Random inputs of the algorithms, by distribution ("law"). Each number is a pure function of (key, counter),
+// so results do not depend on the order of threads, and the seed in a report reproduces the inputs.
 #ifndef FORESHOCK_LAB_INPUTS_H_
 #define FORESHOCK_LAB_INPUTS_H_
 
@@ -33,7 +32,7 @@ constexpr double uniform(uint64_t key, uint64_t counter) {
   return static_cast<double>(random_bits(key, counter) >> 11) * 0x1p-53;
 }
 
-// Standard normal, by Box and Muller; uses counters 2c and 2c + 1 of the key.
+// Standard normal (Box-Muller); uses the counters 2 * counter and 2 * counter + 1 of the key.
 inline double normal(uint64_t key, uint64_t counter) {
   const double radius = std::sqrt(-2 * std::log1p(-uniform(key, 2 * counter)));
   return radius * std::cos(2 * std::numbers::pi * uniform(key, 2 * counter + 1));
@@ -41,17 +40,17 @@ inline double normal(uint64_t key, uint64_t counter) {
 
 // - normal: N(0, 1)
 // - uniform: U(0, 1)
-// - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), of FlashAttention-3's error table (arXiv 2407.08608)
-// - one_signed: as normal, but value in -[0.5, 1.5) and grad_out negative
-// - flat: as normal, query * 3e-4: scores so close that P rounds to 1 in bf16
-// - shifted: N(32, 1): a mean far above the spread
+// - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), as in FlashAttention-3's error table (arXiv 2407.08608)
+// - one_signed: as normal, but value in (-1.5, -0.5] and grad_out negative
+// - flat: as normal, but query * 3e-4: scores so close that P rounds to 1 in bf16
+// - shifted: N(32, 1), with a mean far above the standard deviation
 // - ties:T[:GAP]: T keys of each row share the maximum, or lie GAP below the first of them; the other keys
-//   together weigh 2e-4; value and grad_out one-signed. Needs d >= 1 and T <= n.
+//   together have weight 2e-4; value and grad_out as in one_signed. Needs d >= 1 and T <= n.
 struct InputLaw {
   enum class Kind { kNormal, kUniform, kOutlier, kOneSigned, kFlat, kShifted, kTies };
   Kind kind = Kind::kNormal;
   int ties = 0;
-  double gap = 0;  // nats
+  double gap = 0;  // difference of scores, in nats
   std::string name = "normal";
 };
 
@@ -64,8 +63,9 @@ struct Shape {
   int d = 64;      // head dimension; channels
 };
 
-// The inputs of the family as rounded to `storage`; `query_scale` multiplies the query (the logits,
-// elsewhere). The same seed gives the same numbers before rounding, whatever the format.
+// The inputs of the family, rounded to `storage`. `query_scale` multiplies the query; in other families the
+// image, logits, input, hidden states or left matrix. Before rounding, the numbers depend on the seed and not
+// on the format.
 Tensors make_inputs(const Shape& shape, const InputLaw& law, double query_scale, uint64_t seed,
                     const NumberFormat& storage);
 

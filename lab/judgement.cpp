@@ -13,11 +13,12 @@ constexpr double kForwardGate = 2, kBackwardGate = 3;
 constexpr double kBiasGate = 0.05, kBiasZ = 6;
 constexpr size_t kBiasSlices = 16;
 
-// What the reference itself errs at most, as that of the agent does (shadow/reference.h): nothing beside a
-// format that is rounded to, and all there is beside fp64.
+// Upper bound of the relative error of the fp64 reference (as of shadow/reference.h). Used as a floor for
+// fp64 calls only: for other formats it is negligible.
 constexpr double kReferenceError = 1e-13;
 
-// Name in the file, name in the lab, and whether its rows are those of the queries.
+// A stored result: its name in the file, its name in the lab, and whether it has a row per query (else per
+// key).
 struct Field {
   const char* stored;
   const char* tensor;
@@ -31,7 +32,8 @@ constexpr Field kResults[] = {{"out", "out", true},
 
 bool is_backward(const std::string& name) { return name[0] == 'd'; }
 
-// Rows of slice (batch b, kv-head h) of a stored tensor: its own rows, or those of the heads it serves.
+// The rows of a stored tensor for batch b and kv-head h: of tensors per query, the rows of all heads that it
+// serves.
 Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b, int h) {
   const DType type = call.file.tensors().at(name).dtype;
   const char* data = call.data.at(name).data();
@@ -44,7 +46,7 @@ Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b,
   return x;
 }
 
-// How many keys each row of a slice sees.
+// The number of keys that each row of a slice sees.
 Tensor visible_keys(const StoredCall& call) {
   const int group = call.heads / call.kv_heads;
   Tensor visible(group * call.queries, 1, call.keys);
@@ -55,15 +57,15 @@ Tensor visible_keys(const StoredCall& call) {
   return visible;
 }
 
-// What one slice contributes to one verdict.
+// The contribution of one slice (batch and kv-head) to one verdict.
 struct Part {
   Deviation own, plain, rounded;
-  double squares = 0;  // of the reference, or of what cancels in it
+  double squares = 0;  // of the reference; for a zero gradient, of the terms that cancel
   uint64_t values = 0, not_compared = 0;
 };
 
-// One key has all the weight whatever its score: the gradient of the score is dout . v less the same once
-// more.
+// With a single key the weight is 1 for every score, so the gradients of query and key are exactly zero: they
+// are dout . v minus the same value.
 bool is_zero_gradient(const StoredCall& call, const std::string& name) {
   return call.keys == 1 && (name == "dq" || name == "dk");
 }
@@ -80,18 +82,19 @@ uint64_t not_finite(const Tensor& x) {
       std::count_if(x.data.begin(), x.data.end(), [](double v) { return !std::isfinite(v); }));
 }
 
-// Places where the reference is not finite (rows without keys) are not compared.
-void forgive(const Tensor& reference, Tensor* result) {
+// Sets the elements to 0 where the reference is not finite (as in rows without keys), which excludes them
+// from the comparison.
+void zero_where_undefined(const Tensor& reference, Tensor* result) {
   for (size_t i = 0; i < reference.data.size(); ++i)
     if (!std::isfinite(reference.data[i])) result->data[i] = 0;
 }
 
 Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
-  forgive(reference, &own);
-  forgive(reference, &plain);
+  zero_where_undefined(reference, &own);
+  zero_where_undefined(reference, &plain);
   const uint64_t not_compared = not_finite(reference);
   Tensor itself = reference;
-  forgive(itself, &reference);
+  zero_where_undefined(itself, &reference);
   Tensor rounded = reference;
   round_to(format, Rounding::kNearestEven, rounded.data.data(), rounded.data.size());
   return {deviation_of(own, reference, format),
@@ -161,7 +164,7 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
     v.not_compared += part.not_compared;
     v.max_abs = std::max(v.max_abs, part.own.max_abs);
   }
-  if (is_zero_gradient(call, name)) v.bias_ulp = v.bias_z = 0;  // away from zero is both ways
+  if (is_zero_gradient(call, name)) v.bias_ulp = v.bias_z = 0;  // "away from zero" is undefined at zero
   if (judged) v.failure = failure_of(v, parts.size(), is_fp64);
   return v;
 }
@@ -190,7 +193,7 @@ std::string read_metadata(StoredCall* call) {
   return "";
 }
 
-// Reads the tensors of the call; others of the file are left alone.
+// Reads the tensors of the call; other tensors of the file are ignored.
 std::string read_data(StoredCall* call) {
   for (const char* name : {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"}) {
     const auto found = call->file.tensors().find(name);
@@ -269,7 +272,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
     const Tensors reference = run(unfused, fp64), plain = run(unfused, format);
     for (size_t f = 0; f < fields.size(); ++f) {
       const char* name = fields[f]->tensor;
-      // The log-sum-exp has a type of its own, usually fp32.
+      // The log-sum-exp may have another type than the call, usually fp32.
       const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
       parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
                                 reference.at(name), stored);

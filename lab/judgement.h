@@ -1,4 +1,5 @@
-// Judges one stored attention call: every row of it against fp64, beside plain attention in the same format.
+// Judges one stored attention call: compares every row with fp64, and its error with that of plain attention
+// in the same format.
 #ifndef FORESHOCK_LAB_JUDGEMENT_H_
 #define FORESHOCK_LAB_JUDGEMENT_H_
 
@@ -15,42 +16,46 @@ namespace foreshock::lab {
 enum class Causal { kNone, kTopLeft, kBottomRight };
 
 // q, out, dout, dq are [batch][heads][queries][d], k, v, dk, dv [batch][kv_heads][keys][d], lse
-// [batch][heads][queries]. heads is a multiple of kv_heads; a kv-head serves neighbouring heads.
+// [batch][heads][queries]. heads is a multiple of kv_heads; each kv-head serves heads / kv_heads consecutive
+// heads.
 struct StoredCall {
   Safetensors file;
-  std::map<std::string, std::vector<char>> data;  // of the tensors above
+  std::map<std::string, std::vector<char>> data;  // bytes of the tensors above, by name
   DType dtype = DType::kNone;
   int batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, d = 0;
   double scale = 0;
   Causal causal = Causal::kNone;
-  bool backward = false;  // dout and at least one gradient are there
+  bool backward = false;  // the file has dout and at least one gradient
 };
 
-// Metadata: "scale" (1 / sqrt(d) when absent), "causal" ("true" and "top-left": query i sees keys 0..i;
-// "bottom-right": the last query sees all keys). An empty string, or what is wrong.
+// Reads a call. Metadata: "scale" (1 / sqrt(d) if absent) and "causal" ("true" and "top-left": query i sees
+// keys 0..i; "bottom-right": the last query sees all keys). Returns "" or an error.
 std::string read_call(const std::string& path, StoredCall* call);
 
-// One tensor of the call, or the output of a model of the lab on the call's inputs.
+// The verdict on one tensor of the call, or on the output of an algorithm of the lab with the call's inputs
+// (a "model").
 struct Verdict {
   std::string name;
   double max_abs = 0, relative_l2 = 0, plain_l2 = 0;
-  // The largest of plain's error, that of the reference rounded once, and of fp64 the reference's own.
+  // The noise floor: the largest of the error of plain attention, the error of the reference rounded to the
+  // format, and for fp64 the error of the reference itself.
   double floor_l2 = 0;
   double ratio = 0;                                 // relative_l2 / floor_l2
   double bias_ulp = 0, bias_z = 0;                  // pooled over slices (batch x kv-head); z between slices
-  double rounded_bias_ulp = 0, rounded_bias_z = 0;  // the same of the rounded reference
-  int64_t non_finite = 0;
-  // Number of values, and how many of them were not compared because NaN or Inf among the inputs leave the
-  // reference undefined.
+  double rounded_bias_ulp = 0, rounded_bias_z = 0;  // bias of the rounded reference
+  int64_t non_finite = 0;                           // values that are not finite although the reference is
+  // Number of values, and how many of them were not compared because the reference is not finite
+  // (NaN or Inf in the inputs, rows without keys).
   uint64_t values = 0, not_compared = 0;
-  bool judged = true;   // false: a model, shown but not judged
-  std::string failure;  // empty: within the gates
+  bool judged = true;   // false: a model, whose figures have no limits
+  std::string failure;  // "": within the limits
 };
 
-// Gates: error at most 2 (forward) or 3 (backward) times the floor, nothing non-finite that the reference is
-// not, and no bias: |bias| > 0.05 ulp with |z| > 6 over at least 16 slices where the rounded reference has
-// none; none is sought in fp64, where the reference may have it. Where there is one key the gradients of
-// query and key are zero: what is left of them is measured against what cancels, beside one rounding of that.
+// A tensor fails if its error exceeds 2 (forward) or 3 (backward) times the floor, if it is not finite where
+// the reference is, or if it is biased: |bias| > 0.05 ulp with |z| > 6 over at least 16 slices, unless the
+// rounded reference is biased too. fp64 tensors are not tested for bias, since the reference itself may be
+// biased. With a single key, the gradients of query and key are zero: their error is taken relative to the
+// terms that cancel, and the floor is at least one rounding of these.
 std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,
                            int threads);
 

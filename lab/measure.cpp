@@ -13,8 +13,8 @@ namespace {
 
 double ratio(double a, double b) { return a == 0 ? 0 : a / b; }
 
-// 97.5 % quantiles of Student's t for 1..30 degrees of freedom; beyond, within 0.5 % of the limit's
-// expansion.
+// 97.5 % quantile of Student's t: a table up to 30 degrees of freedom, then an expansion that is accurate to
+// 0.5 %.
 double student_t(size_t degrees) {
   constexpr double kTable[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
                                2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -86,7 +86,7 @@ double z_of(std::span<const double> values) {
 
 namespace {
 
-// Points that share inputs, reference and plain.
+// Points with the same inputs, reference and plain result, which are computed once for all of them.
 struct Group {
   std::vector<size_t> points;
   int seeds = 0;
@@ -94,7 +94,7 @@ struct Group {
 
 struct Result {
   std::map<std::string, Deviation> own, plain;  // by tensor
-  std::map<std::string, double> from_plain;
+  std::map<std::string, double> from_plain;     // largest |own - plain|, by tensor
 };
 
 NumberFormat format_of(const Point& point) { return *parse_format(point.format); }
@@ -162,7 +162,7 @@ double largest_difference(const Tensor& a, const Tensor& b) {
   return largest;
 }
 
-// One group with one seed: results[point] gets element `seed`.
+// Runs one group with one seed and sets results[point][seed] for its points.
 void run_group(std::span<const Point> points, const Group& group, int seed,
                std::vector<std::vector<Result>>& results) {
   const Point& first = points[group.points[0]];
@@ -263,8 +263,8 @@ std::string why_not(const Point& p) {
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // Inputs, results and their transposes, then the score-like matrices alive at the same time (counted
-  // generously).
+  // First inputs, results and their transposes, then the matrices of the size of the scores that exist at the
+  // same time; both are upper estimates.
   const double tensors =
       family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;

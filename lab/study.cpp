@@ -15,7 +15,7 @@ namespace foreshock::lab {
 
 namespace {
 
-// Every combination of `base` with one value of an axis.
+// Every combination of a point of `base` and a value of `axis`.
 template <class Value, class Values>
 std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Values& values) {
   std::vector<Point> points;
@@ -29,7 +29,7 @@ std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Value
 
 using Names = std::vector<const char*>;
 
-// The input law under which the paper's factor of ten appears.
+// The inputs with which the paper's factor of ten appears.
 std::vector<Point> uniform_base() {
   Point point;
   point.input = "uniform";
@@ -45,8 +45,9 @@ std::vector<Point> fig4_points() {
   const Names algorithms{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_shipped"};
   std::vector<Point> points =
       with(with({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n, std::vector{1024, 2048});
-  Point outlier;  // the error table of FlashAttention-3: fp16, d 128, inputs with outliers, error to the
-                  // originals
+  // As in the error table of FlashAttention-3: fp16, d 128, inputs with outliers, errors against the original
+  // inputs.
+  Point outlier;
   outlier.input = "outlier";
   outlier.format = "fp16";
   outlier.d = 128;
@@ -70,7 +71,7 @@ std::vector<Point> fig6_points() {
       point.block_q = point.block_k = side;
       points.push_back(point);
     }
-    for (int side : {16, 32, 64}) {  // the same area both ways round
+    for (int side : {16, 32, 64}) {  // rectangles of the same area with either side longer
       point.block_q = side;
       point.block_k = 4 * side;
       points.push_back(point);
@@ -307,7 +308,7 @@ ordered_json whole(const Study& study) {
   return root;
 }
 
-// What the page needs beyond the JSON: what to draw.
+// The charts of the page, which the JSON of to_json() does not have.
 ordered_json drawings(const Study& study) {
   ordered_json list = ordered_json::array();
   for (const SweepResult& result : study.sweeps) {
@@ -341,7 +342,7 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-// A multi-byte character counts as one.
+// Number of characters; a multi-byte character of UTF-8 counts as one.
 size_t width_of(const std::string& text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
@@ -360,8 +361,8 @@ std::string spread(const Interval& interval) {
   return interval.mean == 0 ? "" : written(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
 }
 
-// A sweep says which tensor it is about. Elsewhere the log-sum-exp, which is not stored in the format, is
-// left to the JSON.
+// Whether the table has a measurement: a named sweep selects its tensor. Otherwise all are in the table
+// except the log-sum-exp, which is not stored in the format; the JSON has it.
 bool is_shown(const SweepResult& result, const Measurement& m) {
   if (result.sweep && !result.sweep->tensor.empty()) return m.tensor == result.sweep->tensor;
   return m.tensor != "log_sum_exp";
@@ -374,6 +375,7 @@ std::vector<Measurement> shown(const SweepResult& result) {
   return measurements;
 }
 
+// Names of the axes that vary among the measurements, and always "algorithm".
 std::set<std::string> varying(const std::vector<Measurement>& measurements) {
   std::set<std::string> names;
   const Axes first = axes_of(measurements.front().point);
@@ -466,7 +468,7 @@ void replace(std::string& page, const std::string& marker, const std::string& te
     page.replace(at, marker.size(), text);
 }
 
-// JSON inside a script element: no character may close the element.
+// Escapes '<' in JSON, so that no text can close the script element that holds it.
 std::string inside_script(const std::string& json) {
   std::string text;
   for (char c : json) c == '<' ? text += "\\u003c" : text += c;
@@ -477,7 +479,7 @@ std::string inside_script(const std::string& json) {
 
 std::string report_page(const std::string& title, const char* script, const std::string& json) {
   std::string page = kPageHtml;
-  // Data last: whatever it holds is not searched for markers again.
+  // The data goes last, so that it is not searched for markers.
   replace(page, "/*TITLE*/", title);
   replace(page, "/*STYLE*/", kPageStyle);
   replace(page, "/*SCRIPT*/", std::string(kPageScript) + script);

@@ -1,4 +1,5 @@
-// The named sweeps: which points, what to plot, and what the literature says about them.
+// The named sweeps: their points, charts and the claims of the literature about them. Also writes results as
+// JSON, page and tables.
 #ifndef FORESHOCK_LAB_STUDY_H_
 #define FORESHOCK_LAB_STUDY_H_
 
@@ -12,16 +13,16 @@
 
 namespace foreshock::lab {
 
-// One statement, and what the measurements say to it.
+// A statement about a sweep, checked against its measurements.
 struct Claim {
   std::string source;  // where the statement comes from
   std::string statement;
-  std::string measured;
+  std::string measured;  // the figures that decide, as text
   bool holds = false;
 };
 
-// x, y and series are names of axes and statistics as in the JSON (series: one or several, by comma);
-// `tensor` is the one the table and the chart show (empty: all).
+// A named sweep. `x`, `y` and `series` describe its chart, with names of axes and statistics as in the JSON
+// (`series`: one or several, separated by commas). Table and chart show only `tensor`; "": all tensors.
 struct Sweep {
   std::string_view name;
   std::string_view question;
@@ -35,57 +36,54 @@ struct Sweep {
 std::span<const Sweep> sweeps();
 const Sweep* find_sweep(std::string_view name);  // null: no such sweep
 
-// What a sweep measures when nothing is asked for: fig3, fig4, fig5, fig6.
+// The sweeps that are measured if none is named: fig3, fig4, fig5, fig6.
 std::span<const std::string_view> default_sweeps();
 
-// A study is what one call of `foreshock lab` measures: one or several sweeps, what was found, and on what.
+// The results of one sweep.
 
 struct SweepResult {
-  std::string name;              // of the sweep, or "custom"
+  std::string name;              // name of the sweep, or "custom"
   const Sweep* sweep = nullptr;  // null: custom
   std::vector<Measurement> measurements;
   std::vector<Claim> claims;
 };
 
+// The results of one call of `foreshock lab`.
 struct Study {
   std::vector<SweepResult> sweeps;
   double seconds = 0;
 };
 
-// Name and value of every axis of a point, in the order of the table. The accumulator is spelled out.
+// Name and value of every axis of a point, in the order of the table. An empty accumulator is replaced by
+// the name of the natural one.
 using Axes = std::vector<std::pair<std::string, std::string>>;
 Axes axes_of(const Point& point);
 
 // The program, its compiler and the libraries of the page, as (name, version).
 std::vector<std::pair<std::string, std::string>> versions();
 
-// A study as JSON, as a page and as tables of text.
-
 // {"schema": 1, "versions", "points": [...], "claims": [...]}; docs/lab.md lists the fields. A figure that is
-// not a number (a non-finite result, a ratio to an error of zero) is null.
+// not finite is null.
 std::string to_json(const Study& study);
 
-// The page of `--report`: one file that needs no other, with the study embedded.
+// The page of `--report`, one file with the study embedded.
 std::string to_page(const Study& study);
 
-// The terminal's view of a sweep, and tables of text.
-
-// One line per measurement: the axes that vary, then the figures. What does not vary is said once above.
-// Below: the claims. Only the sweep's own tensor is shown. `colour`: ANSI colours for the verdicts.
+// A table for the terminal: a heading with the axes that do not vary, one line per measurement with the axes
+// that vary and the figures, then the claims. Only the sweep's tensor is listed. `colour`: ANSI colours for
+// the verdicts.
 std::string table_of(const SweepResult& result, bool colour);
 
-// Rows of one length as lines, every column as wide as need be; the first `left_columns` are aligned to the
-// left.
+// Formats rows of equal length as aligned columns; the first `left_columns` are aligned to the left, the
+// others to the right.
 std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left_columns);
 
-// A report as one page that needs nothing from outside: its text, styles, scripts, charts and data in one
-// file.
-
-// Scripts of the kinds of report, from lab/page/.
+// The scripts of the two kinds of report, from lab/page/.
 extern const char* const kLabScript;
 extern const char* const kCompareScript;
 
-// `json` is one JSON value; the script finds it as the text of the element "study".
+// A report page in one file, without outside resources. The script reads `json`, one JSON value, from the
+// element "study".
 std::string report_page(const std::string& title, const char* script, const std::string& json);
 
 }  // namespace foreshock::lab

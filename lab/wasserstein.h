@@ -1,5 +1,5 @@
-// The Wasserstein distances of two weighted samples on the line, by sorting: slow and obvious, the truth that
-// counting methods are held to, and the paper's second yardstick.
+// The Wasserstein distance W1 of two weighted samples of numbers, by sorting. Slow and simple: the tests
+// compare the histogram methods with it.
 #ifndef FORESHOCK_LAB_WASSERSTEIN_H_
 #define FORESHOCK_LAB_WASSERSTEIN_H_
 
@@ -7,8 +7,9 @@
 
 namespace foreshock::lab {
 
-// W1 = integral of |F - G|, F and G the distribution functions of x and y. Weights are per value, positive,
-// normalised here; empty: all equal. NaN if a sample is empty or holds a NaN.
+// W1 = integral of |F - G|, where F and G are the distribution functions of x and y. Weights must be
+// positive, one per value; they are normalised here. No weights: all equal. NaN if a sample is empty or holds
+// a NaN.
 double wasserstein(std::span<const double> x, std::span<const double> y,
                    std::span<const double> x_weights = {}, std::span<const double> y_weights = {});
 
