@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMostHeader = 100'000'000;  // of the format's own implementation
+constexpr uint64_t kMostHeader = 100'000'000;  // bytes; the limit of the safetensors library
 
 DType dtype_of(const std::string& name) {
   if (name == "F64") return DType::kFp64;
@@ -29,7 +29,7 @@ DType dtype_of(const std::string& name) {
   return DType::kNone;
 }
 
-// The elements a shape has, or nothing if the product leaves `limit`.
+// Computes the number of elements of a shape; false if it is invalid or exceeds `limit`.
 bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count) {
   *count = 1;
   for (int64_t extent : shape) {
@@ -66,8 +66,8 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
   return "";
 }
 
-// The JSON of a header. Its nesting is bounded, and a name given twice is refused: readers would disagree on
-// it.
+// Parses the JSON of a header, with bounded nesting. `*twice`: a name occurs twice, which readers would
+// interpret differently.
 json parse_header(const std::string& text, bool* twice) {
   constexpr int kDepth = 2;  // {name: {"shape": [...]}}
   bool deep = false;
@@ -86,7 +86,7 @@ json parse_header(const std::string& text, bool* twice) {
   return deep ? json() : root;
 }
 
-// The name of a tensor that begins inside another, or nothing.
+// The name of a tensor that overlaps another one; "" if there is none.
 std::string overlapping(const std::map<std::string, StoredTensor>& tensors) {
   std::vector<std::pair<const StoredTensor*, const std::string*>> sorted;
   for (const auto& [name, tensor] : tensors)
@@ -203,12 +203,12 @@ constexpr uint64_t kMostIndex = 100'000'000;
 
 std::string file_name(const std::string& path) { return printable(fs::path(path).filename().string()); }
 
-// Adds a file with all its tensors, or with those of `wanted` only.
+// Adds a file with the tensors named in `wanted`; null: all its tensors. Returns "" or an error.
 std::string add_file(const std::string& path, const std::set<std::string>* wanted, Checkpoint* checkpoint) {
   Safetensors opened;
   if (const std::string problem = opened.open(path); !problem.empty()) return problem;
   const size_t index = checkpoint->files.size();
-  checkpoint->files.push_back(std::move(opened));  // tensors keep their addresses: a map's nodes move along
+  checkpoint->files.push_back(std::move(opened));  // moving a map keeps the addresses of its tensors
   const Safetensors& file = checkpoint->files.back();
   for (const auto& [name, tensor] : file.tensors()) {
     if (wanted && !wanted->contains(name)) continue;
@@ -221,7 +221,7 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   return "";
 }
 
-// file -> the tensors it holds, from the index.
+// Reads an index; `*shards` maps each file to the names of its tensors. Returns "" or an error.
 std::string read_index(const std::string& path, std::map<std::string, std::set<std::string>>* shards) {
   std::string problem;
   uint64_t size = 0;
@@ -231,7 +231,7 @@ std::string read_index(const std::string& path, std::map<std::string, std::set<s
   const bool read = size <= kMostIndex && read_all(file, 0, text.size(), text.data());
   close(file);
   if (!read) return printable(path) + " is not an index: it cannot be read, or is too large";
-  // Only what is needed is kept, however deep the rest is.
+  // Deeper levels are skipped, so that nesting does not cost memory.
   const json root = json::parse(
       text,
       [](int depth, json::parse_event_t event, json&) {

@@ -1,4 +1,4 @@
-// Reads the tensors of a model: files in the safetensors format, alone, in shards or in a directory.
+// Reads the tensors of a model from safetensors files: a single file, the shards of an index, or a directory.
 #ifndef FORESHOCK_LAB_CHECKPOINT_H_
 #define FORESHOCK_LAB_CHECKPOINT_H_
 
@@ -12,17 +12,17 @@
 namespace foreshock::lab {
 
 struct StoredTensor {
-  DType dtype = DType::kNone;  // kNone: a type we have no arithmetic for
-  std::string type;            // as the file spells it: "BF16"
+  DType dtype = DType::kNone;  // kNone: a type that is not supported
+  std::string type;            // the name in the file: "BF16"
   std::vector<int64_t> shape;
-  uint64_t offset = 0, bytes = 0;  // in the file
+  uint64_t offset = 0, bytes = 0;  // position and size in the file
 
   uint64_t elements() const { return dtype == DType::kNone ? 0 : bytes / size_of(dtype); }
 };
 
 // A file in the safetensors format: a length, a JSON header, the data. The header is read and checked when
-// the file is opened; data is read in pieces when asked for, so a file may be far larger than memory. It is
-// read, not mapped: a file that shrinks or cannot be read is then an error, not a SIGBUS.
+// the file is opened; data is read on request, so a file may be far larger than memory. It is
+// read, not mapped, so that a file that shrinks causes an error and not SIGBUS.
 class Safetensors {
  public:
   Safetensors() = default;
@@ -30,10 +30,11 @@ class Safetensors {
   Safetensors(Safetensors&& other) noexcept { swap(&other); }
   Safetensors& operator=(Safetensors&& other) noexcept { return swap(&other), *this; }
 
-  // An empty string, or one line that says what is wrong with the file; nothing in it is trusted.
+  // Returns "" or one line that says what is wrong. The content of the file is not trusted.
   std::string open(const std::string& path);
 
-  // Reads bytes [from, from + count) of a tensor of this file. Any thread. An empty string or one line.
+  // Reads bytes [from, from + count) of a tensor of this file. Thread-safe. Returns "" or one line with
+  // the error.
   std::string read(const StoredTensor& tensor, uint64_t from, uint64_t count, char* to) const;
 
   const std::string& path() const { return path_; }
@@ -52,22 +53,22 @@ class Safetensors {
   std::map<std::string, std::string> metadata_;
 };
 
-// Text of a file as it may be shown: on one line, without control characters, no longer than a line.
+// Makes text from a file printable: control characters become '?', and it is cut after 200 bytes.
 std::string printable(const std::string& text);
 
-// Opens a regular file for reading; -1 with `problem` set when it is none or cannot be read. Never waits for
-// a pipe's other end.
+// Opens a regular file for reading. Returns -1 and sets `problem` if it cannot be read or is not a regular
+// file; does not block on a pipe.
 int open_regular(const std::string& path, uint64_t* size, std::string* problem);
 
-// Reads [offset, offset + count), all of it. False when it is not there.
+// Reads the bytes [offset, offset + count). False if they cannot all be read.
 bool read_all(int file, uint64_t offset, uint64_t count, char* to);
 
-// The tensors of a model by name, in whatever files they lie: one safetensors file, the shards that an index
-// (model.safetensors.index.json) names, or the safetensors files of a directory.
+// The tensors of a model by name. They come from one safetensors file, from the shards that an index
+// (model.safetensors.index.json) names, or from the safetensors files of a directory.
 
 struct Checkpoint {
   struct Place {
-    size_t file = 0;                       // of `files`
+    size_t file = 0;                       // index in `files`
     const StoredTensor* tensor = nullptr;  // owned by that file
   };
 
@@ -80,11 +81,11 @@ struct Checkpoint {
   }
 };
 
-// Fills `checkpoint`. An empty string, or one line that names the file and says what is wrong with it;
-// nothing in files is trusted. An index may name files beside it only.
+// Fills `checkpoint`. Returns "" or one line that names the file and the error. The content of files is not
+// trusted: an index may only name files in its own directory.
 std::string open_checkpoint(const std::string& path, Checkpoint* checkpoint);
 
-// Whether name `a` comes before `b` as people count: layers.2 before layers.10.
+// Whether name `a` sorts before `b`, with digits compared as numbers: layers.2 before layers.10.
 bool natural_less(const std::string& a, const std::string& b);
 
 }  // namespace foreshock::lab

@@ -98,15 +98,16 @@ Histogram without(const Histogram& part, const Histogram& all) {
 
 namespace {
 
-// A unit of work, one thread's; and what is read at a time, small enough to stay in the cache until it is
-// counted and compared. Sums are per unit and added in order, so they do not depend on who computed them.
+// Elements of a unit, which one thread does, and of a block, which is read at a time and stays in the cache
+// until it is counted and compared. Sums are kept per unit and added in order, so they do not depend on the
+// number of threads.
 constexpr uint64_t kUnit = uint64_t{1} << 24;
 constexpr uint64_t kBlock = uint64_t{1} << 17;
 
-// What one side of a tensor, or of a pool, adds up to.
+// The distribution of one side of a tensor or of a pool.
 struct Counted {
   Histogram histogram;
-  double rounding = 0;  // fp64 only, see TensorCounter; of values that stand alone too, so it may be too much
+  double rounding = 0;  // fp64 only, see TensorCounter; includes unpaired values, so it may be too large
 
   Counted without(const Histogram& alone) const { return {lab::without(alone, histogram), rounding}; }
   double mean_rounding() const {
@@ -114,19 +115,19 @@ struct Counted {
   }
 };
 
-// A tensor while some of its units are still to be done.
+// The results so far of a task.
 struct TaskState {
   std::mutex mutex;
   std::vector<Histogram> histograms;                 // by side
   std::vector<std::vector<double>> roundings;        // by unit, side
   std::vector<std::vector<Difference>> differences;  // by unit, part
-  std::vector<Histogram> alone;                      // of side_a and side_b of each part
+  std::vector<Histogram> alone;                      // unpaired values of side_a and side_b of each part
   uint64_t units_left = 0;
 };
 
 struct Unit {
   size_t task = 0;
-  uint64_t index = 0;  // of the task's units
+  uint64_t index = 0;  // of the unit within the task
 };
 
 uint64_t units_of(const ComparisonTask& task) {
@@ -149,7 +150,7 @@ Distance distance_of(const Counted& a, const Counted& b, const Difference& diffe
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
   const double rounding = a.mean_rounding() + b.mean_rounding();
-  distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);  // a NaN stays one
+  distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);  // std::max keeps a NaN
   distance.wasserstein.high += rounding;
   distance.noise_floor = sampling_noise_floor(a.histogram, b.histogram);
   distance.magnitude = mean_magnitude(a.histogram);
@@ -190,17 +191,17 @@ class Comparer {
     Histogram a, b;
   };
 
-  // What a thread keeps from unit to unit, by side.
-  struct Desk {
+  // Buffers that a thread reuses for all its units, by side.
+  struct Scratch {
     std::vector<TensorCounter> counters;
     std::vector<std::vector<char>> buffers;
-    std::vector<UnpairedCounter> alone;  // of side_a and side_b of each part
+    std::vector<UnpairedCounter> alone;  // for side_a and side_b of each part
   };
 
-  // A thread must not end by an exception.
+  // Exceptions must not leave the thread.
   void work() try {
-    Desk desk;
-    for (size_t u = next_++; u < units_.size() && !failed_; u = next_++) do_unit(units_[u], &desk);
+    Scratch scratch;
+    for (size_t u = next_++; u < units_.size() && !failed_; u = next_++) do_unit(units_[u], &scratch);
   } catch (const std::bad_alloc&) {
     fail("not enough memory: lower --threads");
   }
@@ -210,57 +211,57 @@ class Comparer {
     if (!failed_.exchange(true)) problem_ = problem;
   }
 
-  void do_unit(const Unit& unit, Desk* desk) {
+  void do_unit(const Unit& unit, Scratch* scratch) {
     const ComparisonTask& task = tasks_[unit.task];
     const uint64_t first = unit.index * kUnit, end = std::min(task.elements, first + kUnit);
-    desk->counters.resize(std::max(desk->counters.size(), task.sides.size()));
-    desk->buffers.resize(desk->counters.size());
-    desk->alone.resize(std::max(desk->alone.size(), 2 * task.parts.size()));
+    scratch->counters.resize(std::max(scratch->counters.size(), task.sides.size()));
+    scratch->buffers.resize(scratch->counters.size());
+    scratch->alone.resize(std::max(scratch->alone.size(), 2 * task.parts.size()));
     std::vector<Difference> differences(task.parts.size());
     for (uint64_t at = first; at < end; at += kBlock)
-      if (!do_block(task, at, std::min(kBlock, end - at), desk, &differences)) return;
-    finish_unit(unit, desk, std::move(differences));
+      if (!do_block(task, at, std::min(kBlock, end - at), scratch, &differences)) return;
+    finish_unit(unit, scratch, std::move(differences));
   }
 
-  bool do_block(const ComparisonTask& task, uint64_t at, uint64_t count, Desk* desk,
+  bool do_block(const ComparisonTask& task, uint64_t at, uint64_t count, Scratch* scratch,
                 std::vector<Difference>* differences) {
     for (size_t s = 0; s < task.sides.size(); ++s) {
       const ComparisonTask::Side& side = task.sides[s];
       const DType type = side.place.tensor->dtype;
-      std::vector<char>& buffer = desk->buffers[s];
+      std::vector<char>& buffer = scratch->buffers[s];
       buffer.resize(std::max<size_t>(buffer.size(), kBlock * size_of(type)));
       const std::string problem =
           side.checkpoint->read(side.place, at * size_of(type), count * size_of(type), buffer.data());
       if (!problem.empty()) return fail(problem), false;
-      desk->counters[s].count(buffer.data(), type, count);
+      scratch->counters[s].count(buffer.data(), type, count);
     }
     for (size_t p = 0; p < task.parts.size(); ++p) {
-      const char *a = desk->buffers[task.parts[p].side_a].data(),
-                 *b = desk->buffers[task.parts[p].side_b].data();
+      const char *a = scratch->buffers[task.parts[p].side_a].data(),
+                 *b = scratch->buffers[task.parts[p].side_b].data();
       const auto [type_a, type_b] = types_of(task, p);
       const Difference of_block = difference(a, type_a, b, type_b, count);
       (*differences)[p].add(of_block);
       if (of_block.non_finite == 0) continue;
-      desk->alone[2 * p].count(a, type_a, b, type_b, count);
-      desk->alone[2 * p + 1].count(b, type_b, a, type_a, count);
+      scratch->alone[2 * p].count(a, type_a, b, type_b, count);
+      scratch->alone[2 * p + 1].count(b, type_b, a, type_a, count);
     }
     return true;
   }
 
-  void finish_unit(const Unit& unit, Desk* desk, std::vector<Difference> differences) {
+  void finish_unit(const Unit& unit, Scratch* scratch, std::vector<Difference> differences) {
     const ComparisonTask& task = tasks_[unit.task];
     TaskState& state = states_[unit.task];
     std::vector<Histogram> histograms;
     std::vector<Histogram> alone;
     std::vector<double> roundings;
     for (size_t s = 0; s < task.sides.size(); ++s) {
-      histograms.push_back(desk->counters[s].take(task.sides[s].place.tensor->dtype));
-      roundings.push_back(desk->counters[s].take_rounding());
+      histograms.push_back(scratch->counters[s].take(task.sides[s].place.tensor->dtype));
+      roundings.push_back(scratch->counters[s].take_rounding());
     }
     for (size_t p = 0; p < task.parts.size(); ++p) {
       const auto [type_a, type_b] = types_of(task, p);
-      alone.push_back(desk->alone[2 * p].take(type_a));
-      alone.push_back(desk->alone[2 * p + 1].take(type_b));
+      alone.push_back(scratch->alone[2 * p].take(type_a));
+      alone.push_back(scratch->alone[2 * p + 1].take(type_b));
     }
     bool last = false;
     {
@@ -336,7 +337,7 @@ class Comparer {
   std::vector<Unit> units_;
   std::atomic<size_t> next_{0};
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // protects the members that follow
   std::string problem_;
   uint64_t bytes_ = 0, bytes_done_ = 0;
 };
@@ -369,7 +370,7 @@ const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& n
   return found == checkpoint.tensors.end() ? nullptr : &found->second;
 }
 
-// Whether both are there, of types we know and of one shape; if not, the result says why.
+// Whether a tensor exists in both, with supported types and one shape; if not, adds the reason to the result.
 bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
                 PairResult* result) {
   if (!a && !b) return false;
@@ -391,7 +392,7 @@ size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, Com
   return task->sides.size() - 1;
 }
 
-// The task among those of one name that has the shape, or a new one.
+// The task with the tensor's shape among those from `first` on, which have the same name; else a new task.
 ComparisonTask* task_of(const StoredTensor& tensor, size_t first, std::vector<ComparisonTask>* tasks) {
   for (size_t t = first; t < tasks->size(); ++t)
     if ((*tasks)[t].sides.front().place.tensor->shape == tensor.shape) return &(*tasks)[t];

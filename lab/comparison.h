@@ -1,5 +1,5 @@
-// How far apart checkpoints are: the paper's second phase. Pairs of them are put on one scale, so that a
-// change of kernel stands beside a change of seed and a change of precision.
+// Measures how far apart checkpoints are (the second phase of arXiv 2405.02803). Several pairs are measured
+// alike, so that the effect of another kernel can be compared with that of another seed or precision.
 #ifndef FORESHOCK_LAB_COMPARISON_H_
 #define FORESHOCK_LAB_COMPARISON_H_
 
@@ -15,18 +15,17 @@
 
 namespace foreshock::lab {
 
-// Counts the values of a stored tensor piece by piece: the counters of kernels/histogram.h for any format,
-// and the buffers around them. One per thread and tensor that is read at a time.
+// Counts the values of a stored tensor, piece by piece, with the counters of kernels/histogram.h. Use one
+// object per thread and tensor.
 class TensorCounter {
  public:
-  // Adds `count` packed elements. At most 2^26 - 1 between two take().
+  // Adds `count` packed elements. At most 2^26 - 1 elements may be added between two calls of take().
   void count(const char* data, DType type, size_t count);
 
-  // The histogram of what was counted; the counter is empty afterwards.
+  // Returns the histogram of the counted values and empties the counter.
   Histogram take(DType type);
 
-  // fp64 is counted rounded to fp32: the sum of |x - rounded x| of what was counted since the last
-  // take_rounding().
+  // fp64 values are rounded to fp32 for counting. Returns the sum of |x - rounded x| since the last call.
   double take_rounding();
 
  private:
@@ -36,21 +35,21 @@ class TensorCounter {
 
   void count_narrowed(const char* data, size_t count);
 
-  // From calloc: memory that is never counted in stays untouched.
+  // Allocated with calloc, so that pages without counts use no memory.
   std::unique_ptr<uint32_t[], Free> patterns_;
   std::unique_ptr<uint64_t[], Free> bins_;
   double rounding_ = 0;
 };
 
-// The finite values of a tensor that stand beside one that is not: differences leave them out, and so must
-// the distributions that stand beside the differences.
+// Counts the finite values of a tensor whose partner in the other tensor is not finite. Differences leave
+// them out, so the distributions that are compared with the differences must leave them out too.
 class UnpairedCounter {
  public:
-  // Looks through `count` packed elements and their partners, and adds those that are finite alone. As many
-  // between two take() as a TensorCounter.
+  // Adds those of `count` packed elements that are finite and whose partner is not. The limit between two
+  // calls of take() is that of TensorCounter.
   void count(const char* data, DType type, const char* partners, DType partner_type, size_t count);
 
-  // The histogram of what was added; the counter is empty afterwards.
+  // Returns the histogram of the added values and empties the counter.
   Histogram take(DType type);
 
  private:
@@ -59,24 +58,24 @@ class UnpairedCounter {
   std::vector<char> alone_;
 };
 
-// `all` but for the finite values of `part`, which are among its own.
+// Returns `all` minus the finite values of `part`, which must be contained in `all`.
 Histogram without(const Histogram& part, const Histogram& all);
 
 struct PairOfCheckpoints {
   std::string name;
-  size_t a = 0, b = 0;  // of the list of checkpoints
+  size_t a = 0, b = 0;  // indexes in the list of checkpoints
 };
 
-// The distance between two states of one tensor, or of all compared tensors pooled. NaN: not known.
+// The distance between two states of one tensor, or of all compared tensors pooled. NaN: unknown.
 struct Distance {
   uint64_t elements = 0;
   Wasserstein wasserstein;
   double noise_floor = 0;  // W1 of independent draws, see shadow/histogram.h
-  double magnitude = 0;    // mean |a|, the scale to see it on
+  double magnitude = 0;    // mean |a|, for comparison with the distances
   Difference difference;
   uint64_t non_finite_a = 0, non_finite_b = 0;
 
-  // Near 1: values drift together. Near 0: noise that leaves the distribution where it was.
+  // Near 1: the values moved in a common direction. Near 0: noise that leaves the distribution unchanged.
   double drift() const { return wasserstein.value / difference.mean_magnitude(); }
 };
 
@@ -87,7 +86,7 @@ struct TensorDistance {
   double rounding_a = 0, rounding_b = 0;  // fp64 is counted in fp32: sums of |x - rounded x|
 };
 
-// A tensor that was not compared, or not alike: what it is in a and in b.
+// A tensor whose shapes or types differ: its shape or type in a and in b.
 struct Unlike {
   std::string name, a, b;
 };
@@ -97,36 +96,37 @@ struct PairResult {
   std::vector<TensorDistance> tensors;  // in natural order of names
   Distance pooled;
   std::vector<std::string> only_in_a, only_in_b;
-  std::vector<Unlike> shapes;     // differ: not compared
-  std::vector<Unlike> types;      // differ: compared
-  std::vector<Unlike> untouched;  // neither fp64, fp32, bf16 nor fp16: not compared
+  std::vector<Unlike> shapes;     // shapes differ: not compared
+  std::vector<Unlike> types;      // types differ: compared nevertheless
+  std::vector<Unlike> untouched;  // other types than fp64, fp32, bf16 and fp16: not compared
 };
 
 struct Comparison {
-  std::vector<std::string> paths;  // of the checkpoints
+  std::vector<std::string> paths;  // paths of the checkpoints
   std::vector<PairResult> pairs;
-  uint64_t bytes = 0;  // read
+  uint64_t bytes = 0;  // bytes read
   double seconds = 0;
 };
 
-// Reads every tensor that some pair compares once. The result does not depend on `threads`. `progress` hears
-// the share that is done, from one thread at a time. An empty string, or one line that names a file that
-// failed.
+// Reads every tensor that some pair compares once. The result does not depend on `threads`. `progress` is
+// called with the share that is done, by one thread at a time. Returns "" or one line that names the file
+// that failed.
 std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
                     int threads, const std::function<void(double)>& progress, Comparison* result);
 
-// What is compared with what: which tensors the pairs of checkpoints have in common, and how they are unlike.
-
-// One tensor in all checkpoints that have it in one shape, so that each is read once for all pairs.
+// A tensor in all checkpoints that have it with the same shape. Each checkpoint's copy is read once for all
+// pairs.
 struct ComparisonTask {
+  // The tensor in one checkpoint.
   struct Side {
     const Checkpoint* checkpoint = nullptr;
     Checkpoint::Place place;
   };
+  // A comparison of two sides.
   struct Part {
-    size_t pair = 0;                // of the results
-    size_t tensor = 0;              // of that result's tensors
-    size_t side_a = 0, side_b = 0;  // of `sides`
+    size_t pair = 0;                // index in the results
+    size_t tensor = 0;              // index in PairResult::tensors
+    size_t side_a = 0, side_b = 0;  // indexes in `sides`
   };
 
   uint64_t elements = 0;
@@ -134,7 +134,7 @@ struct ComparisonTask {
   std::vector<Part> parts;
 };
 
-// Appends a result for each pair, with everything but its distances.
+// Plans which tensors are compared. Appends one result per pair, complete except for the distances.
 std::vector<ComparisonTask> plan_comparison(const std::vector<Checkpoint>& checkpoints,
                                             const std::vector<PairOfCheckpoints>& pairs,
                                             std::vector<PairResult>* results);

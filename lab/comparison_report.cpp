@@ -67,7 +67,7 @@ ordered_json whole(const Comparison& comparison) {
   return root;
 }
 
-// A path may be any bytes; JSON may not.
+// Paths may contain invalid UTF-8, which is replaced.
 std::string dumped(const ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -103,7 +103,7 @@ std::string counted(uint64_t count) {
   return written(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
 }
 
-// W1 with half the width of its bounds, where they are not one.
+// W1, with half the width of its bounds if that is visible in the four digits.
 std::string distance(const Wasserstein& w) {
   const double half = (w.high - w.low) / 2;
   return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
@@ -127,7 +127,7 @@ Row joined(Row row, const Row& more) {
   return row;
 }
 
-// Farthest first; what is not known last.
+// Sorted by relative L2 distance, the largest first, unknown ones last.
 std::vector<const TensorDistance*> farthest(const PairResult& pair, size_t most) {
   std::vector<const TensorDistance*> tensors;
   for (const TensorDistance& tensor : pair.tensors) tensors.push_back(&tensor);
@@ -154,7 +154,7 @@ std::string tensors_of(const PairResult& pair, size_t most) {
   return text + aligned(rows, 2) + "\n";
 }
 
-// At most a screen of names; the JSON has them all.
+// A list cut after kMost lines; the JSON has all of them.
 std::string listed(const std::string& heading, const std::vector<std::string>& lines) {
   constexpr size_t kMost = 20;
   if (lines.empty()) return "";
@@ -178,7 +178,8 @@ std::vector<std::string> lines_of(const std::vector<Unlike>& unlike) {
   return lines;
 }
 
-// By name: among the tensors that moved farthest, one that is all NaN stands last.
+// Lists tensors with values that are not finite: a tensor that is all NaN would not appear among the farthest
+// ones.
 std::string not_finite_of(const Comparison& comparison, const PairResult& pair) {
   const std::string a = printable(comparison.paths[pair.pair.a]),
                     b = printable(comparison.paths[pair.pair.b]);

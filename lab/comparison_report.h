@@ -1,4 +1,4 @@
-// A comparison as JSON, and as a page of charts around the same JSON.
+// Writes a comparison as JSON, as a page of charts, and as a table for the terminal.
 #ifndef FORESHOCK_LAB_COMPARISON_REPORT_H_
 #define FORESHOCK_LAB_COMPARISON_REPORT_H_
 
@@ -8,17 +8,15 @@
 
 namespace foreshock::lab {
 
-// {"schema": 1, "versions", "checkpoints": [paths], "pairs": [...]}, see docs/compare.md. What is no finite
-// number is null. The same bytes for the same checkpoints, whatever the number of threads.
+// {"schema": 1, "versions", "checkpoints": [paths], "pairs": [...]}, see docs/compare.md. Numbers that are
+// not finite are null. The bytes do not depend on the number of threads.
 std::string to_json(const Comparison& comparison);
 
-// One file that needs nothing from outside.
+// An HTML page in one file, without outside resources.
 std::string to_page(const Comparison& comparison);
 
-// The terminal's view of a comparison.
-
-// The pairs side by side with their pooled figures; for each pair the `most` tensors that moved farthest
-// (relative L2), 0: all; then what could not be compared, by name.
+// A table for the terminal: one row per pair with its pooled figures; for each pair the `most` tensors with
+// the largest relative L2 distance (0: all); then the tensors that could not be compared.
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

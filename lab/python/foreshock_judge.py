@@ -37,7 +37,7 @@ KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
 
 @dataclass(frozen=True)
 class Case:
-    shape: str  # the class of shape, in words
+    shape: str  # name of the class of shapes
     batch: int
     heads: int
     kv_heads: int
@@ -119,7 +119,7 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
         q = q * 3e-4
     elif case.law == "one-signed":
         v = -v.abs()
-    elif case.law == "massive":  # one channel far above the others, as trained models have it
+    elif case.law == "massive":  # one channel far above the others, as in trained models
         q[..., 3] *= 30
         k[..., 3] *= 30
         v[..., 3] *= 1000
@@ -134,7 +134,7 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
     made = {name: x.to(dtype) for name, x in made.items()}
     if case.mask == "bool":
         made["mask"] = torch.rand(case.queries, case.keys, generator=random) < 0.7
-        made["mask"][:, 0] = True  # no row without a key: frameworks differ in what they make of one
+        made["mask"][:, 0] = True  # every row has a key: results for a row without keys differ between frameworks
     elif case.mask == "float":
         made["mask"] = normal(case.queries, case.keys).to(dtype)
     return made
@@ -156,7 +156,7 @@ def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Te
 
 
 def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """fp64 gradients whose delta comes from the output as stored: what no kernel that stores it can beat."""
+    """fp64 gradients with delta computed from the rounded output: the best that a kernel can do which stores it."""
     leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
     kept = {}
 
@@ -185,7 +185,7 @@ def run_all(call, x, grad: bool) -> dict[str, torch.Tensor]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """A bare assert has no text."""
+    """The type of the error and the first line of its text, if it has any."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -203,7 +203,7 @@ def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> tuple[float, float]:
-    """Pooled signed error in ulps, away from zero, and its z between slices (batch x kv-head)."""
+    """Pooled signed error in ulps, positive away from zero, and its z over slices (batch x kv-head)."""
     signed = (result.double() - reference) * reference.sign()
     towards = signed.unflatten(1, (kv_heads, -1)).sum(dim=(2, 3, 4)).flatten()
     pooled = (towards.sum() / ulp(reference, dtype).sum()).item()
@@ -221,11 +221,11 @@ class Sweep:
             parameters = inspect.signature(function).parameters.values()
             takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
             self.keywords = KEYWORDS if takes_all else tuple(p.name for p in parameters if p.name in KEYWORDS)
-        except (TypeError, ValueError):  # built-in functions have no signature; torch's own takes them all
+        except (TypeError, ValueError):  # built-in functions have no signature; torch's accepts all keywords
             self.keywords = KEYWORDS
 
     def keywords_for(self, case: Case, mask) -> dict | None:
-        """What to pass beside query, key, value; None if the function cannot do the case."""
+        """The keyword arguments beside query, key, value; None if the function does not support the case."""
         wanted = {"scale": 1 / math.sqrt(case.d)} if "scale" in self.keywords else {}
         needed = {"is_causal": True} if case.mask == "causal" else {}
         if mask is not None:
@@ -261,11 +261,12 @@ class Sweep:
             shapes = f"shape {tuple(result.shape)} instead of {tuple(reference.shape)}"
             self.report.findings.append(Finding(case, tensor, shapes))
             return
-        unfinite = int((~torch.isfinite(result)).sum())
-        if unfinite:
-            self.report.findings.append(Finding(case, tensor, f"{unfinite} elements are not finite"))
+        non_finite = int((~torch.isfinite(result)).sum())
+        if non_finite:
+            self.report.findings.append(Finding(case, tensor, f"{non_finite} elements are not finite"))
             return
-        # The floor is never below what storing the exact result, or the exact gradient of a stored output, costs.
+        # The floor is at least the error of the exact result (for gradients: of the exact gradient of a stored output)
+        # after rounding to the dtype.
         noise = max(relative_error(floor, reference), relative_error(limit.to(self.dtype), reference))
         error = relative_error(result, reference)
         ratio = 0.0 if error == 0 else error / noise if noise > 0 else math.inf
@@ -281,14 +282,14 @@ class Sweep:
     def check_bias(self, case, result, reference) -> None:
         own, z = bias(result, reference, self.dtype, case.kv_heads)
         rounded, rounded_z = bias(reference.to(self.dtype), reference, self.dtype, case.kv_heads)
-        silent = abs(rounded) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
-        if abs(own) > BIAS_GATE and abs(z) > BIAS_Z and silent:
+        reference_is_unbiased = abs(rounded) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
+        if abs(own) > BIAS_GATE and abs(z) > BIAS_Z and reference_is_unbiased:
             where = "away from zero" if own > 0 else "towards zero"
             measured = f"biased {where} by {abs(own):.3f} ulp, z {z:.0f} (rounded reference {rounded:+.3f} ulp)"
             self.report.findings.append(Finding(case, "out", measured))
 
     def check_repeats(self, case, call, x, results) -> None:
-        """Equal bits on equal inputs. Gradients on a GPU may be summed by atomics, so there only the output counts."""
+        """Checks that equal inputs give equal bits; on a GPU only in the output, as atomics may sum the gradients."""
         for _ in range(self.repeats - 1):
             again = run_all(call, x, self.grad)
             names = results if self.device == "cpu" else ["out"]
@@ -301,7 +302,7 @@ class Sweep:
 def judge(
     function, name="attention", device="cpu", dtype=torch.bfloat16, grad=False, quick=False, only=None, progress=None
 ) -> Report:
-    """Runs the sweep, or its cases for which `only` is true."""
+    """Runs the sweep. `only`: a predicate that selects cases; None: all."""
     sweep = Sweep(function, name, device, dtype, grad)
     todo = [case for case in cases(quick) if only is None or only(case)]
     for i, case in enumerate(todo):
@@ -353,7 +354,7 @@ def main() -> int:
     except (ImportError, AttributeError, ValueError) as error:
         print(f"foreshock judge: {error}", file=sys.stderr)
         return 2
-    except (Exception, SystemExit) as error:  # of the module's own: its exit status is no verdict
+    except (Exception, SystemExit) as error:  # raised by the module itself; its exit status must not become the verdict
         print(f"foreshock judge: {options.function} cannot be imported: {in_one_line(error)}", file=sys.stderr)
         return 2
 

@@ -2,8 +2,9 @@
 
     foreshock judge --rerun SLICE.safetensors... [--times N] [--device cpu|cuda] [--function MODULE:NAME]
 
-A slice holds some query rows of a call, with every key they see. They are put where they stood in a call of the whole
-size, zeros around them, so that the kernel cuts it into the same tiles: rows of attention do not depend on each other.
+A slice holds some query rows of a call, with every key they see. The rows are placed at their original positions in a
+call of the original size, with zeros elsewhere, so that the kernel uses the same tiles. The other rows do not affect
+the result.
 """
 
 from __future__ import annotations
@@ -48,24 +49,24 @@ def aten(name: str):
 
 
 def cpu_backward(call: Call) -> torch.Tensor:
-    """The backward operation itself, on the output and log-sum-exp that it was given."""
+    """Runs the backward operation alone, with the stored output and log-sum-exp."""
     arrays, operation = call.stored.arrays, aten(CPU_BACKWARD)
     given = call.arguments(operation) | {
         "grad_out": call.place(arrays["dout"]),
         "out": call.place(arrays["out"]),
         "logsumexp": call.place(arrays["lse"]),
     }
-    return call.taken(operation(**given)[0])
+    return call.rows_of_slice(operation(**given)[0])
 
 
 def through_autograd(call: Call, forward) -> torch.Tensor:
     query = call.query.clone().requires_grad_()
     out = forward(query)
-    return call.taken(torch.autograd.grad(out, query, call.place(call.stored.arrays["dout"]).to(out.dtype))[0])
+    return call.rows_of_slice(torch.autograd.grad(out, query, call.place(call.stored.arrays["dout"]).to(out.dtype))[0])
 
 
 def runner(call: Call, function) -> tuple[str, object]:
-    """What is run, in words, and a function that runs it once: the rows of the result, on the CPU."""
+    """A name of the operation, and a function that runs it once and returns the rows of the result, on the CPU."""
     stored, name = call.stored, operation_of(call.stored)
     if function is not None:
         more = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
@@ -83,7 +84,7 @@ def runner(call: Call, function) -> tuple[str, object]:
         forward = lambda query: operation(**(call.arguments(operation) | {"query": query}))[0]  # noqa: E731
     if stored.backward:
         return f"{forward_name} and its backward", lambda: through_autograd(call, forward)
-    return forward_name, lambda: call.taken(forward(call.query))
+    return forward_name, lambda: call.rows_of_slice(forward(call.query))
 
 
 @dataclass
@@ -93,8 +94,8 @@ class Report:
     operation: str
     whole_call: bool
     times: int
-    results: int  # different ones
-    as_stored: bool
+    results: int  # number of different results
+    as_stored: bool  # the first result equals the stored one bit for bit
     values_unlike_stored: int
     stored_ratio: float | None
     ratio: float | None
@@ -121,13 +122,13 @@ VERDICTS = {
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Per element; NaN counts as one value."""
+    """Whether the bits of each element are equal; all NaN count as equal."""
     size = {8: torch.int64, 4: torch.int32, 2: torch.int16}[a.element_size()]
     return (a.contiguous().view(size) == b.contiguous().view(size)) | (a.isnan() & b.isnan())
 
 
 def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Error over that of plain attention, over the rows whose reference is finite and not all zero."""
+    """Error relative to that of plain attention, over the rows whose reference is finite and not all zero."""
     reference = stored.reference
     norms = reference.square().sum(dim=1)
     compared = norms.isfinite() & (norms > 0)
@@ -142,7 +143,7 @@ def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
 
 
 def bias_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Signed error away from zero, in units in the last place, of this slice alone."""
+    """Signed error of this slice in ulps, positive away from zero."""
     reference, info = stored.reference, torch.finfo(result.dtype)
     both = reference.isfinite() & result.isfinite()
     if not both.any():
@@ -165,7 +166,7 @@ def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as
 
 
 def rerun(path: str, device: str | None = None, times: int = 5, function=None) -> Report:
-    """Judges one file. `device`: by default the one that the operation is of."""
+    """Reruns one file. `device` None: that of the stored operation."""
     stored = read_slice(path)
     if device is None:
         device = "cuda" if function is None and operation_of(stored) not in ON_CPU else "cpu"

@@ -1,4 +1,4 @@
-"""Files of flagged slices (foreshock run --save-flagged), as torch tensors. Nothing in them is trusted."""
+"""Reads files of flagged slices (foreshock run --save-flagged) as torch tensors. Nothing in the files is trusted."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MOST_SCORES = 1 << 28  # elements of a mask of the whole size
 
 
 class NoSliceError(Exception):
-    """The file holds no slice, or none whose operation can be run here. The text is one line for the user."""
+    """The file is not a flagged slice, or its operation cannot be run here. The text is one line for the user."""
 
 
 @dataclass
 class Slice:
-    """Rows of one kv-head's query heads, head-major. q, out, dout, dq [rows, d], k, v [keys, d]."""
+    """Query rows of the heads that one kv-head serves, grouped by head. q, out, dout, dq [rows, d], k, v [keys, d]."""
 
     facts: dict[str, str]
     arrays: dict[str, torch.Tensor]
@@ -56,7 +56,7 @@ class Slice:
 
 
 def read_slice(path: str) -> Slice:
-    """Nothing in the file is trusted; NoSliceError says what is wrong."""
+    """Reads and checks a file; raises NoSliceError."""
     try:
         stored = read_arrays(pathlib.Path(path).read_bytes())
         check(stored)
@@ -81,7 +81,7 @@ def read_arrays(raw: bytes) -> Slice:
         shape = [int(extent) for extent in entry["shape"]]
         dtype = TYPES[entry["dtype"]]
         empty = torch.empty(0, dtype=dtype)
-        # A copy, aligned, for it may begin anywhere in the file.
+        # Copied for alignment, since an array may begin at any offset.
         flat = torch.frombuffer(bytearray(data[begin:end]), dtype=dtype) if end > begin else empty
         arrays[name] = flat.reshape(shape)
     return Slice(facts, arrays)
@@ -112,7 +112,7 @@ def check(stored: Slice) -> None:
 
 
 class Call:
-    """The slice as a call of attention: of the whole size if that can be afforded, else of its rows alone."""
+    """The slice as a call of attention: of the original size unless that is too large, else with only its rows."""
 
     def __init__(self, stored: Slice, device: str) -> None:
         self.stored, self.device = stored, device
@@ -147,17 +147,17 @@ class Call:
         placed[0, self.head_of_row, self.row] = rows
         return placed.to(self.device)
 
-    def taken(self, placed: torch.Tensor) -> torch.Tensor:
+    def rows_of_slice(self, placed: torch.Tensor) -> torch.Tensor:
         return placed.detach().cpu()[0, self.head_of_row, self.row]
 
     def place_keys(self, rows: torch.Tensor) -> torch.Tensor:
-        # Those that no row sees were not stored.
+        # Keys that no row sees were not stored; they stay zero.
         placed = torch.zeros(1, 1, self.keys, rows.shape[1], dtype=rows.dtype)
         placed[0, 0, : rows.shape[0]] = rows
         return placed.repeat(1, self.stored.heads, 1, 1).to(self.device)
 
     def placed_mask(self) -> torch.Tensor:
-        """Additive, as kernels take it: 0 or -inf for what is seen or not."""
+        """An additive mask, which is 0 for visible keys and -inf for the others."""
         arrays = self.stored.arrays
         keys = arrays["k"].shape[0]
         own = arrays.get("mask", torch.ones(arrays["q"].shape[0], keys, dtype=torch.bool))
@@ -170,7 +170,7 @@ class Call:
         return placed
 
     def arguments(self, operation) -> dict:
-        """By the names of its schema."""
+        """The arguments of `operation` by name, as far as its schema has them."""
         known = {
             "query": self.query,
             "key": self.key,
