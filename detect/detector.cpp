@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kSmallest = 1e-30;
 constexpr double kMostScore = 1e6;
-// The spread of a series that hardly moves is rounding; its baseline is known no better than this.
+// The smallest spread that Shift assumes: the spread of a nearly constant series consists of rounding errors.
 constexpr double kLeastSpread = 1e-6;
 
 }  // namespace
@@ -93,7 +93,7 @@ double Line::t() const {
   return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
 }
 
-// n values evenly over s steps have the variance s^2 / 12.
+// Values evenly spaced over s steps have the variance s^2 / 12 of their step numbers.
 double Line::span() const { return weight_ > 0 ? std::sqrt(12 * xx_ / weight_) : 0; }
 
 double Growth::observe(const DetectorInfo& info, int64_t step, double value) {

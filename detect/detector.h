@@ -79,8 +79,8 @@ class LevelRule {
 };
 
 // The usual mean and spread of a series. The first `memory` values count equally, later ones with exponential
-// forgetting of that length. After `learning` values, a value beyond kClip standard deviations counts as if
-// it lay there. So a spike does not change the baseline much, but a lasting new level does in the end, since
+// forgetting of that length. After `learning` values, each value is clipped to kClip standard deviations from
+// the mean. So a spike does not change the baseline much, but a lasting new level does in the end, since
 // every clipped value enlarges the spread (by 15/(2 memory)): no alarm lasts forever.
 class Baseline {
  public:
@@ -155,8 +155,8 @@ class Drift {
   static constexpr double kMost = 4;
   static constexpr double kRecent = 8;
 
-  // The score. `control`: the same quantity for the rounded reference, 0 without one; the sum of the controls
-  // is subtracted.
+  // Returns the score. `control`: the same quantity for the rounded reference, or 0; the CUSUM of the
+  // controls is subtracted.
   double observe(const DetectorInfo& info, double value, double control);
 
   template <class State>
@@ -176,8 +176,8 @@ class Drift {
 // on logarithms, so that a factor counts the same at every size.
 class Shift {
  public:
-  // The score; 0 for a shift in the wrong direction. A value of 0 or below counts as the smallest positive
-  // number.
+  // Returns the score; 0 for a shift in the other direction. A value of 0 or below counts as the smallest
+  // positive number.
   double observe(const DetectorInfo& info, double value);
 
   template <class State>
@@ -195,7 +195,8 @@ class Shift {
 // values (at most 64) must.
 class Limit {
  public:
-  // The second largest of the last values divided by the limit; negative values count as 0.
+  // Returns the score: the second largest of the last values divided by the limit; negative values count as
+  // 0.
   double observe(const DetectorInfo& info, double value);
 
   template <class State>

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kMinValues = 16;
 constexpr double kNormalConsistency = 1.4826;  // 1 / the upper quartile of the normal distribution
 
-// Reorders.
+// Reorders `values`.
 double median(double* values, size_t count) {
   double* middle = values + count / 2;
   std::nth_element(values, middle, values + count);
@@ -79,7 +79,8 @@ void LossEventRule::restart() {
   in_spike_ = diverged_ = false;
 }
 
-// At most one event a loss. A divergence may follow the spike that it began as, with the same onset.
+// Returns the event that the present loss completes, if any. A divergence may follow the spike with which it
+// began; it then has the same onset.
 std::optional<LossEvent> LossEventRule::declare(int64_t step) {
   if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
   if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
@@ -113,7 +114,8 @@ std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_
   last_ = loss;
   sum_ += loss / static_cast<double>(kBlock);
   if (++in_block_ < kBlock) return std::nullopt;
-  // A difference of two has twice the variance of one, the mean of kBlock has 1/kBlock of it.
+  // The difference of two losses has twice the variance of one loss; the mean of kBlock losses has 1/kBlock
+  // of it.
   const double variance = squares_ / (2 * static_cast<double>(kBlock - 1)), mean = sum_;
   sum_ = squares_ = 0;
   in_block_ = 0;
@@ -156,7 +158,7 @@ bool LossRiseRule::is_above(double mean) const {
   const std::optional<double> noise = this->noise();
   if (!noise || !has_best_) return false;
   const double margin = std::max(kSigmas * *noise, kLeastShare * std::fabs(best_));
-  // A loss of exactly zero has neither noise nor a share: nothing is known of what would be much.
+  // If the level and the noise are exactly zero, there is no scale on which a rise could be large.
   return margin > 0 && mean > best_ + margin;
 }
 

@@ -31,7 +31,7 @@ void Precursors::note(DetectorId detector, const std::string& place, const std::
 std::vector<Episode> Precursors::before(int64_t onset) const {
   std::vector<Episode> found;
   for (const Episode& each : episodes_) {
-    // Steps may be anything; no difference of them is taken that could overflow.
+    // Unsigned, since the signed difference of arbitrary steps could overflow.
     const bool is_recent = each.end_step < 0 || each.end_step >= onset ||
                            static_cast<uint64_t>(onset) - static_cast<uint64_t>(each.end_step) <= kHorizon;
     if (each.since_step < onset && is_recent) found.push_back(each);
@@ -45,7 +45,7 @@ std::vector<Episode> Precursors::before(int64_t onset) const {
 
 namespace {
 
-// Names come from trainers; what is kept of them is bounded.
+// Names come from trainers and are cut to this length, in bytes.
 constexpr size_t kLongestName = 256;
 static_assert(kLongestName <= StateReader::kLongestText);
 
@@ -77,7 +77,8 @@ void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
   observe(DetectorId::kGradientGrowth, "", "", step, *gradient_norm, 0, out);
 }
 
-// Nothing of what was usual then need be so where the training goes on.
+// Resets all detectors and rules: what they have learned may not hold for the part of the training that
+// follows.
 void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
   out->push_back({.kind = WatchEventKind::kResumed,
                   .step = step,
@@ -94,7 +95,7 @@ void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
 }
 
 void RankWatch::observe_loss(int64_t step, double loss, std::vector<WatchEvent>* out) {
-  if (!std::isfinite(loss)) loss = NAN;  // a record does not tell one from the other
+  if (!std::isfinite(loss)) loss = NAN;  // a record does not distinguish them, and replays must agree
   loss_verdict_ = loss_rule_.observe(step, loss);
   if (loss_verdict_.event) {
     const bool spike = loss_verdict_.event->kind == LossEventKind::kSpike;
@@ -132,7 +133,7 @@ void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<Watch
   ++given_up_[static_cast<size_t>(detector)];
 }
 
-// A series that goes away cannot stay above quiet for good.
+// Ends the episode of a series that is removed or learns again, so that it does not stay above quiet forever.
 void RankWatch::end_episode(const SeriesMap::value_type& series, int64_t step, double value,
                             std::vector<WatchEvent>* out) {
   const auto& [key, of] = series;

@@ -18,7 +18,7 @@ using Lanes = hn::ScalableTag<double>;
 template <class Stored>
 using Narrow = hn::Rebind<Stored, Lanes>;
 
-// As many values of a format as there are lanes of fp64, exactly.
+// Loads as many values of a format as there are lanes of fp64, and converts them exactly.
 template <DType kType>
 hn::Vec<Lanes> load(const char* at) {
   const Lanes d;
@@ -36,8 +36,8 @@ hn::Vec<Lanes> load(const char* at) {
   }
 }
 
-// The sums of the first `count` pairs, a multiple of two vectors, whatever is among them: with a value that
-// is not finite some sum is not either.
+// Sums the first `count` pairs; `count` must be a multiple of two vectors. If a value is not finite,
+// sum_magnitude is not finite either.
 template <DType kA, DType kB>
 void sum_pairs(const char* a, const char* b, size_t count, Difference* sums) {
   const Lanes d;
@@ -105,7 +105,8 @@ namespace {
 
 HWY_EXPORT(sum_vectors);
 
-// Long enough that the ends of a block cost nothing, short enough to look again at one that is not finite.
+// Elements of a block: so many that the rest after the last vector costs little, so few that a block with a
+// value that is not finite can be summed again one by one.
 constexpr size_t kBlock = 4096;
 
 Difference one_by_one(const char* a, DType type_a, const char* b, DType type_b, size_t first, size_t end) {
@@ -129,7 +130,7 @@ Difference one_by_one(const char* a, DType type_a, const char* b, DType type_b, 
 Difference of_block(const char* a, DType type_a, const char* b, DType type_b, size_t count) {
   Difference sums;
   const size_t done = HWY_DYNAMIC_DISPATCH(sum_vectors)(a, type_a, b, type_b, count, &sums);
-  // A value that is not finite makes its d infinite or NaN, and that stays in the sum.
+  // The difference of a value that is not finite is infinite or NaN, and so is the sum.
   if (!std::isfinite(sums.sum_magnitude)) return one_by_one(a, type_a, b, type_b, 0, count);
   sums.pairs = done;
   sums.add(one_by_one(a, type_a, b, type_b, done, count));

@@ -15,12 +15,13 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kZero = 1u << 19;        // the bin that begins at +0
-constexpr uint32_t kInfinite = 0x7f800u;    // the magnitude from which on values are not finite
-constexpr uint32_t kMagnitude = kZero - 1;  // of the upper 20 bits of an fp32, without the sign
+constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0
+// A "magnitude" is the upper 20 bits of an fp32 without the sign.
+constexpr uint32_t kInfinite = 0x7f800u;    // values with this magnitude or a larger one are not finite
+constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
 constexpr uint32_t kSignOfFp32 = 1u << 31, kInfinityOfFp32 = 0x7f800000u;
 
-// Where the bin that begins (towards 0) with magnitude m ends towards 0.
+// The edge nearer to 0 of the bin with this magnitude, as a positive number.
 double edge(uint32_t magnitude) {
   if (magnitude == kInfinite) return 0x1p128;
   return std::bit_cast<float>(magnitude << kBinResidualBits);
@@ -30,8 +31,8 @@ uint32_t index_of(bool negative, uint32_t magnitude) {
   return negative ? kZero - 1 - magnitude : kZero + magnitude;
 }
 
-// Calls visit(bits) ascending on the line for patterns of a sign and a magnitude, `half` of each sign,
-// leaving out the runs of which any_in(first) says that they are empty.
+// Calls visit(bits) for all patterns of a sign bit and a magnitude, `half` of each sign, in ascending order
+// of their values. Runs of kCounterRun patterns are skipped if any_in(first) says that they are empty.
 template <class AnyIn, class Visit>
 void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   for (uint32_t end = 2 * half; end > half; end -= kCounterRun) {
@@ -50,7 +51,7 @@ uint64_t take(uint64_t* word) {
   return value;
 }
 
-// What a value is, with its count, into `fresh`; the bins come ascending.
+// Adds `count` equal values to `fresh`. Finite values must come in ascending order.
 void add_value(uint32_t bits, uint64_t count, Histogram* fresh) {
   const uint32_t magnitude = bits & ~kSignOfFp32;
   if (magnitude > kInfinityOfFp32) {
@@ -69,7 +70,7 @@ void add_value(uint32_t bits, uint64_t count, Histogram* fresh) {
   }
 }
 
-// The counts of a pattern in all sets.
+// Sums the counts of a pattern over all sets and zeroes them.
 uint64_t take_pattern(uint32_t* words, uint32_t pattern) {
   uint64_t count = 0;
   for (size_t set = 0; set < kPatternSets; ++set) {
@@ -79,7 +80,8 @@ uint64_t take_pattern(uint32_t* words, uint32_t pattern) {
   return count;
 }
 
-// The words of a magnitude that is not finite: what is no infinity is no number.
+// Counts and zeroes the words of values that are not finite. The bins do not separate infinities from NaN, so
+// the infinities have words of their own.
 void take_non_finite(uint64_t* words, Histogram* fresh) {
   uint64_t all = 0;
   for (uint32_t sign : {0u, kZero}) {
@@ -117,7 +119,7 @@ void take_bins(uint64_t* words, Histogram* histogram) {
   Histogram fresh;
   take_non_finite(words, &fresh);
   fresh.minus_zero = take(words + kMinusZeroWord);
-  // Among the values that share its bin -0 becomes 0.
+  // -0 is counted in the bin of the smallest negative values; it is moved to the bin of +0.
   words[kZero] -= fresh.minus_zero << kBinCountShift;
   words[0] += fresh.minus_zero << kBinCountShift;
   const auto any_in = [words](uint32_t first) { return any_in_run(words + first); };
@@ -157,7 +159,7 @@ void merge(const Histogram& other, Histogram* histogram) {
 double mean_magnitude(const Histogram& histogram) {
   if (histogram.finite == 0) return std::numeric_limits<double>::quiet_NaN();
   constexpr double kUnit = 1.0 / (1 << kBinResidualBits);
-  double sum = 0, lost = 0;  // Neumaier's sum of terms >= 0: its error does not grow with their number
+  double sum = 0, lost = 0;  // Neumaier's sum: for terms >= 0 its error does not grow with their number
   for (const HistogramBin& bin : histogram.bins) {
     const double low = lower_edge(bin.index), high = upper_edge(bin.index);
     const double term = static_cast<double>(bin.count) * std::min(std::fabs(low), std::fabs(high)) +
@@ -171,10 +173,10 @@ double mean_magnitude(const Histogram& histogram) {
 
 namespace {
 
-// Up to here sorting the values is quicker than looking through a million counters.
+// Up to this number of values, sorting them is faster than scanning a million counters.
 constexpr uint64_t kFew = 1 << 15;
 
-// A set that holds less than it could, and the rest of the values.
+// Sets allowed beyond those that the values fill: one that is not full, and one for the remaining values.
 constexpr uint64_t kSpareSets = 2;
 
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
@@ -192,7 +194,7 @@ uint32_t bits_as_fp32(const std::byte* at, DType type) {
   return fp32_bits(bits, type);
 }
 
-// By the index of the bin (the upper 20 bits), in two passes of 10 bits each.
+// Radix sort by the index of the bin (the upper 20 bits), in two passes of 10 bits each.
 void sort_by_bin(std::vector<uint32_t>* keys, std::vector<uint32_t>* other) {
   other->resize(keys->size());
   for (int shift : {kBinResidualBits, kBinResidualBits + 10}) {
@@ -232,12 +234,13 @@ bool HistogramReader::read_counters(std::span<const std::byte> bytes, DType type
   bins_.resize(kBinWords);
   patterns_.resize(kPatternWords);
   if (unpack(bytes, type, elements, histogram) && values_in(*histogram) == elements) return true;
-  std::fill(bins_.begin(), bins_.end(), 0);  // whatever wrong bytes have left there
+  std::fill(bins_.begin(), bins_.end(), 0);  // counts that invalid bytes have left
   std::fill(patterns_.begin(), patterns_.end(), 0);
   return false;
 }
 
-// The key of a value is where it lies: the index of its bin, then its distance from the edge nearer to 0.
+// Counts few values by sorting. The key of a value is the index of its bin, followed by its distance from the
+// edge nearer to 0.
 void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Histogram* histogram) {
   keys_.clear();
   for (size_t at = 0; at < bytes.size(); at += size_of(type)) {
@@ -265,7 +268,8 @@ void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Hi
   histogram->finite = keys_.size();
 }
 
-// A set takes a look through all counters however few bytes it has: no more of them than values ask for.
+// Unpacks sets of counters. Every set costs a scan of all counters, however few bytes it has, so the number
+// of sets is limited by the number of values.
 bool HistogramReader::unpack(std::span<const std::byte> bytes, DType type, uint64_t elements,
                              Histogram* histogram) {
   const bool is_fp32 = type == DType::kFp32;
@@ -288,7 +292,7 @@ bool HistogramReader::unpack(std::span<const std::byte> bytes, DType type, uint6
 namespace {
 
 constexpr uint64_t kVersion = 1;
-constexpr uint64_t kMostValues = uint64_t{1} << 48;  // products of two such counts fit where W1 is computed
+constexpr uint64_t kMostValues = uint64_t{1} << 48;  // products of two counts fit into Wide
 
 using Bytes = std::span<const std::byte>;
 
@@ -297,7 +301,8 @@ void put(uint64_t number, std::string* bytes) {
   bytes->append(text, put_varint(number, text));
 }
 
-// A bin of finite values, its residual no more than its values can have, its count no more than are left.
+// Reads a bin. False if it is not a bin of finite values, its count exceeds the values left, or its residual
+// exceeds what its values can have.
 bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;
@@ -350,9 +355,9 @@ namespace {
 __extension__ using Wide = __int128;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr Wide kUnits = 1 << kBinResidualBits;  // areas are in 1/4096 of a bin's width
+constexpr Wide kUnits = 1 << kBinResidualBits;  // areas are in units of 1/4096 of a bin's width
 
-// The sum of terms of one sign, rounded about once (Neumaier).
+// Neumaier's sum: for terms of one sign the error is about one rounding.
 class Sum {
  public:
   void add(double term) {
@@ -366,7 +371,8 @@ class Sum {
   double sum_ = 0, lost_ = 0;
 };
 
-// Two histograms side by side: visits the bins that either has, ascending.
+// Visits the bins that at least one of two histograms has, in ascending order; a missing bin is passed as
+// empty.
 template <class Visit>
 void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   constexpr HistogramBin kNone;
@@ -380,34 +386,35 @@ void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   }
 }
 
-// The integral over the bin of what has entered from it, in 1/4096 of its width: each value counts from where
-// it lies to the upper edge.
+// The integral over the bin of the number of its values below x, in units of 1/4096 of the bin's width: each
+// value contributes the distance from its position to the upper edge.
 Wide area_of(const HistogramBin& bin) {
   const Wide residual = static_cast<Wide>(bin.residual);
   const bool negative = bin.index < kBins / 2;
   return negative ? residual : static_cast<Wide>(bin.count) * kUnits - residual;
 }
 
-// F - G inside one bin of width 1, where only its start, the masses that enter and the integrals of what has
-// entered are known. Integers of one unit, so that no difference loses anything.
+// F - G inside one bin of width 1. Known are its value at the lower edge, the masses of both sides in the
+// bin, and the integrals of their distribution functions over the bin. All are integers in one unit, so that
+// differences are exact.
 struct Inside {
   Wide start = 0;               // F - G at the lower edge
-  Wide mass_a = 0, mass_b = 0;  // what enters
-  Wide area_a = 0, area_b = 0;  // the integral of what has entered: at most the mass
+  Wide mass_a = 0, mass_b = 0;  // mass inside the bin
+  Wide area_a = 0, area_b = 0;  // integral over x of the mass in the bin below x; at most the mass
   Wide end() const { return start + mass_a - mass_b; }
   Wide integral() const { return start + area_a - area_b; }
 };
 
 double to_double(Wide x) { return static_cast<double>(x); }
 
-// The largest integral of max(0, entered - level) when `mass` enters somewhere and its integral is `area`: by
-// convexity the one where it enters all at once.
+// With m(x) the mass in the bin below x, m rising to `mass` and its integral being `area`: the largest
+// possible integral of max(0, m - level). By convexity it is reached if all mass lies at one point.
 double excess(Wide area, Wide mass, Wide level) {
   return mass > level ? to_double(area) * (to_double(mass - level) / to_double(mass)) : 0;
 }
 
-// At most this is the integral of |F - G|. |x| = x + 2 max(0, -x), and F - G can be negative only as far as
-// what has entered of G exceeds the start, or what has yet to enter of F exceeds the end.
+// An upper bound of the integral of |F - G|. It uses |x| = x + 2 max(0, -x): F - G is negative at most by the
+// amount by which the mass of G below x exceeds the start, or the mass of F above x exceeds the end.
 double upper_bound(const Inside& in) {
   const Wide rest_a = in.mass_a - in.area_a, rest_b = in.mass_b - in.area_b, end = in.end();
   const double integral = to_double(in.integral());
@@ -420,8 +427,8 @@ double upper_bound(const Inside& in) {
   return std::max(std::fabs(integral), std::min({by_range, by_start, by_end}));
 }
 
-// The estimate: F - G inside the bin as the parabola with its ends and its integral, start + linear t +
-// square t^2.
+// The estimate of F - G inside the bin: the parabola start + linear t + square t^2 with the same ends and
+// integral.
 struct Parabola {
   explicit Parabola(const Inside& in)
       : start(to_double(in.start)),
@@ -430,10 +437,10 @@ struct Parabola {
 
   double integral_to(double t) const { return t * (start + t * (linear / 2 + t * square / 3)); }
 
-  // Where it crosses 0 inside the bin, ascending; elsewhere 1. A root that rounding misplaces by little
-  // changes the integral of the magnitude by its square.
+  // The zeros inside the bin in ascending order; 1 for each that does not exist. A small rounding error of a
+  // zero changes the integral of the magnitude only by its square.
   std::pair<double, double> crossings() const {
-    const auto inside = [](double t) { return t > 0 && t < 1 ? t : 1; };  // false for a NaN too
+    const auto inside = [](double t) { return t > 0 && t < 1 ? t : 1; };  // 1 for NaN too
     const double discriminant = linear * linear - 4 * square * start;
     if (discriminant <= 0) return {1, 1};
     const double q = -(linear + std::copysign(std::sqrt(discriminant), linear)) / 2;
@@ -449,8 +456,8 @@ struct Parabola {
   double start, square, linear;
 };
 
-// Walks up the line. Masses are counts times 4096 times the weight that gives both sides one unit, so they
-// are integers: below 2^93 for 2^40 values a side.
+// Adds up the integral of |F - G| over gaps and bins in ascending order. Masses are counts times 4096, times
+// a weight that gives both sides the same total, so they are integers: below 2^93 for 2^40 values per side.
 class Walk {
  public:
   Walk(const Histogram& a, const Histogram& b) {
@@ -468,8 +475,9 @@ class Walk {
   }
 
   Wasserstein result() const {
-    // A term is rounded at most 8 times, and where two parts of it cancel (by_start, by_end) what is left is
-    // a third of them or more: 24 * 2^-53; their sum and the division 4 times more. 28 * 2^-53 < 16 epsilon.
+    // A term has at most 8 roundings. Where two parts of it cancel (by_start, by_end), at least a third of
+    // them remains, so its relative error is at most 24 * 2^-53. The sum and the division add 4 * 2^-53. 28 *
+    // 2^-53 < 16 epsilon.
     constexpr double kRounding = 16 * std::numeric_limits<double>::epsilon();
     Wasserstein result{value_.value() / one_, low_.value() / one_, high_.value() / one_};
     result.low *= 1 - kRounding;
@@ -515,7 +523,7 @@ Wasserstein wasserstein(const Histogram& a, const Histogram& b) {
 double sampling_noise_floor(const Histogram& a, const Histogram& b) {
   if (a.finite == 0 || b.finite == 0) return kNaN;
   const double n = static_cast<double>(a.finite), m = static_cast<double>(b.finite);
-  double below = 0, position = 0;  // F of the mixture, and where the last bin ended
+  double below = 0, position = 0;  // F of the mixture, and the end of the last bin
   Sum integral;
   const auto spread = [](double f) { return std::sqrt(std::max(0.0, f * (1 - f))); };
   side_by_side(a, b, [&](uint32_t index, const HistogramBin& in_a, const HistogramBin& in_b) {
