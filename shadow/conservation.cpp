@@ -36,7 +36,7 @@ std::optional<double> ratio_of(const std::vector<double>& excess, const std::vec
 
 double roundings_of_sum(const KeyColumns& c) {
   if (format_of(c.dtype).precision >= 24) return static_cast<double>(c.rows());
-  // at::native::flash_attention_backward: queries in one block of the CPU kernel.
+  // The number of queries in one block of PyTorch's CPU kernel (at::native::flash_attention_backward).
   const int block = c.queries >= 768 ? 256 : c.queries >= 192 ? 64 : 32;
   return static_cast<double>(c.heads) * ((c.queries + block - 1) / block);
 }

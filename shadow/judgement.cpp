@@ -13,7 +13,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Bits, not values: an all-ones exponent is NaN or Inf. Keys and values are most of what is read here.
+// Counts elements whose exponent bits are all ones, that is NaN and Inf. Works on bits for speed: keys and
+// values are most of the data of a slice.
 template <class Word, Word kExponent>
 uint64_t count_all_ones(const void* data, size_t count) {
   const auto* bytes = static_cast<const char*>(data);
@@ -53,18 +54,18 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
   d->nonfinite_gradient = count_nonfinite(s.grad_query, s.dtype, rows * head);
 }
 
-// One row of the judged tensor in all its versions. `given` is what the call was asked for, and what fused
-// stands beside; `reference` is attention over the slice, and what plain stands beside. Forward they are the
-// same.
+// One row of the judged tensor in all its versions. `given` is the exact result for the log_sum_exp and out
+// that the call was given; fused is compared with it. `reference` is exact attention over the slice; plain is
+// compared with it. In forward slices they are equal.
 struct Row {
   const void* trainer;
-  size_t first;  // element
+  size_t first;  // index of the row's first element in `trainer`
   DType dtype;
   const double* reference;
   const double* given;
   const double* plain;
   const double* fused;
-  const double* key_mean;  // null forward
+  const double* key_mean;  // null in forward slices
   int columns;
 
   double trainer_at(int c) const { return load_as_double(trainer, dtype, first + c); }
@@ -75,8 +76,8 @@ struct Row {
     return true;
   }
 
-  // The exact value lies beyond what the format holds, and the trainer has the Inf that it rounds to: there
-  // is nothing to compare, or the control itself would raise an alarm.
+  // Whether the exact value exceeds the range of the format and the trainer has the Inf to which it rounds.
+  // Such elements are not compared, since even the rounded reference has an infinite error there.
   bool overflows_rightly(int c, const double* exact) const {
     const double x = trainer_at(c);
     return std::isinf(x) && std::isfinite(exact[c]) && x == round_to(dtype, exact[c]);
@@ -101,8 +102,9 @@ double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   return std::isnan(sum) ? kInfinity : sum;
 }
 
-// The same without the component along the mean key. Rounding of the gradients of scores adds up along it:
-// where the keys of a layer have a large part in common, that alone is larger than a wrong gradient.
+// Like squared_error() against `given`, without the component of the error along the mean key. Rounding
+// errors of the gradients of the scores add up along the mean key: if the keys of a layer have a large common
+// part, that component alone can exceed the error of a wrong gradient.
 template <class ValueAt>
 double squared_error_across(const Row& row, ValueAt value_at) {
   double along = 0, norm = 0;
@@ -122,7 +124,7 @@ double squared_error_across(const Row& row, ValueAt value_at) {
 // The squared errors of the kernel and of one floor, over the compared rows where the floor is finite.
 struct AgainstFloor {
   double kernel = 0, floor = 0;
-  double squares_of_both = 0, squares_of_floor = 0;  // fourth powers: of a row's kernel + floor, of its floor
+  double squares_of_both = 0, squares_of_floor = 0;  // sums over rows of (kernel + floor)^2 and of floor^2
   int rows = 0;
 
   void add(double row_kernel, double row_floor) {
@@ -135,17 +137,16 @@ struct AgainstFloor {
   }
 };
 
-// Sums over the compared rows, until they become means and norms.
+// Sums over the compared rows, from which summarise() computes means and norms.
 struct Errors {
   double relative_sum = 0, relative_max = 0, given_norm = 0;
   AgainstFloor plain, fused, fused_across;
   BiasSums plain_bias, given_bias, fused_bias;
 };
 
-// Whether the precision resolves an element at all: fused attention has three bits of it right. Where a
-// softmax has saturated, or keys have a large part in common, some are the difference of nearly equal sums,
-// and what is left is rounding: its sign, in units in the last place of nearly nothing, tells nothing about
-// the kernel.
+// Whether the precision resolves an element: fused attention has at least three correct bits of it. If the
+// softmax is saturated, or keys have a large common part, some elements are differences of nearly equal sums.
+// They consist of rounding errors, whose sign says nothing about the kernel.
 bool is_resolved(const Row& row, int c) {
   return std::fabs(row.fused[c] - row.given[c]) <= 0.125 * std::fabs(row.given[c]);
 }
@@ -184,7 +185,7 @@ void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   ++d->rows_compared;
   const auto trainer = [&](int c) { return row.trainer_at(c); };
   const double kernel = squared_error(row, row.reference, trainer);
-  // A quotient of roots: where the softmax saturates, the quotient of the small squares would overflow.
+  // A quotient of roots: if the softmax is saturated, the quotient of the squares could overflow.
   const double relative = std::sqrt(kernel) / std::sqrt(norm);
   errors->relative_sum += relative;
   errors->relative_max = std::max(errors->relative_max, relative);
@@ -204,8 +205,9 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
   return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
 }
 
-// Whether the ratio is more than that of two single draws, see kLeastEffectiveRows. Forward each element of a
-// row is rounded for itself, and the gradient of a key sums over many rows: there a row is a sample.
+// Whether enough rows contribute to a ratio (kLeastEffectiveRows). Not needed for forward slices, where the
+// elements of a row are rounded independently, nor for gradients of keys, which sum over many rows: there
+// each row is a sample by itself.
 bool is_decided(bool needs_rows, const AgainstFloor& against) {
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
   return !needs_rows || !both || *both >= kLeastEffectiveRows ||
@@ -218,8 +220,8 @@ std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) 
   return against.floor > 0 ? std::sqrt(against.kernel) / std::sqrt(against.floor) : kInfinity;
 }
 
-// Chooses the noise floor that the kernel's bias is compared with, and the bias against the exact values of
-// that floor.
+// Chooses the noise floor for the bias (plain, or fused if plain is much noisier), and takes the kernel's
+// bias relative to the exact values of that floor.
 void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.plain_bias;
   if (!(errors.plain.floor > kMuchNoisier * kMuchNoisier * errors.fused.floor)) return;
@@ -227,7 +229,7 @@ void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.fused_bias;
 }
 
-// `needs_rows`: a ratio takes more than a row or two (kLeastEffectiveRows).
+// `needs_rows`: ratios need kLeastEffectiveRows effective rows.
 void summarise(const Errors& errors, bool needs_rows, SliceDeviation* d) {
   choose_control(errors, d);
   if (d->rows_compared > 0) {
@@ -267,7 +269,7 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
   summarise(errors, backward, d);
 }
 
-// NaN counts as the worst value there is.
+// Raises *max to at least `value`; NaN counts as infinity.
 void raise(double value, std::optional<double>* max) {
   const double known = std::isnan(value) ? kInfinity : value;
   *max = max->has_value() ? std::max(**max, known) : known;
@@ -286,7 +288,8 @@ void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, Sli
   raise(error / lse_tolerance(slice.dtype, ref.logit_abs_max[row]), &d->lse_error_ratio);
 }
 
-// Nearly all: a row whose other keys have next to no weight is not told from one that has none.
+// A slice is partial if this share of its rows is. Less than 1, since a row whose keys in other calls have
+// almost no weight looks like one without such keys.
 constexpr double kPartialShare = 0.75;
 
 void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
@@ -332,7 +335,7 @@ BiasSums excess_bias(const SliceDeviation& d) {
 }
 
 double lse_tolerance(DType dtype, double logit_abs_max) {
-  constexpr double kSummedInFp32 = 0x1p-15;  // dot products and sums of weights, thousands of terms each
+  constexpr double kSummedInFp32 = 0x1p-15;  // error of sums of thousands of terms
   const double rounding = std::ldexp(1.0, -format_of(dtype).precision);
   return std::max(rounding, kSummedInFp32) * std::max(1.0, logit_abs_max);
 }
@@ -397,7 +400,8 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   return d;
 }
 
-// fp16 overflows in sound trainings that scale their loss.
+// Whether a gradient may overflow in a correct training: always in fp16, where the loss is scaled until
+// gradients overflow; else if a sampled gradient is near the end of the format's range.
 bool may_overflow(const KeyColumns& c, const ColumnGradients& exact) {
   if (c.dtype == DType::kFp16) return true;
   const double limit = c.dtype == DType::kFp64 ? 0x1p1000 : 0x1p112;
@@ -443,7 +447,7 @@ ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
 
 void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {
   if (!std::isfinite(sums.numerator) || !(sums.denominator > 0) || !std::isfinite(sums.denominator)) return;
-  constexpr double kRise = 0.5, kFall = 0.05;  // octaves a slice: their quotient makes the percentile
+  constexpr double kRise = 0.5, kFall = 0.05;  // octaves per slice; their ratio sets the percentile
   const double octave = std::log2(sums.denominator);
   if (!has_usual_) usual_octave_ = octave;
   has_usual_ = true;

@@ -104,7 +104,7 @@ struct SliceDeviation {
   uint64_t nonfinite_gradient =
       0;  // in the judged gradient; for dK and dV in that of all keys, if sums are given
 
-  // Slices of key positions only: ratio_of conservation.h. Valid only if the call saw all keys that its
+  // Slices of key positions only: the ratio of conservation.h. Valid only if the call saw all keys that its
   // log_sum_exp covers.
   std::optional<double> conservation_ratio;
   // Slices of key positions: whether dK or dV has an element that is not finite at any key, or dQ (reported

@@ -33,7 +33,7 @@ struct ColumnArrays {
     const size_t columns = stride, head = c.head_dim, value_dim = c.value_dim, tile = kColumnTile;
     const size_t total = columns * (3 * head + 3 * value_dim + 1 + 4 * tile + std::max(head, value_dim)) +
                          tile * (head + 2 * value_dim + 2);
-    constexpr size_t kArrays = 17;  // calls of take() below; each may need padding
+    constexpr size_t kArrays = 17;  // number of take() calls below; each array may need padding
     ArraysIn<T> arrays(scratch, total, kArrays);
     key = arrays.take(columns * head);
     value = arrays.take(columns * value_dim);
@@ -165,7 +165,7 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) {
   store_rows(a.grad_value[0], a.stride, c.columns, c.value_dim, 1, &result->exact.grad_value);
 }
 
-#else  // no fused multiply-add: the definition itself runs
+#else  // without fused multiply-add instructions, the scalar definition is used
 
 void exact_lanes(const KeyColumns& c, ColumnReference* result) { compute_exact_scalar(c, result); }
 
@@ -182,6 +182,7 @@ void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n,
   store_rows(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
 }
 
+// Computes plain and fused in T: float, or double for fp64 storage.
 template <class T>
 void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   using V = hn::Vec<LanesTag<T>>;

@@ -21,8 +21,8 @@ namespace HWY_NAMESPACE {
 
 constexpr int kFloorTile = 48;
 
-// Arrays of one slice. The weights hold all keys: an unfused kernel stores the whole matrix, and the maximum
-// of a row is needed before its first weight.
+// Arrays of one slice. Those of the weights have room for all keys: an unfused kernel stores the whole
+// matrix, and the maximum of a row must be known before its first weight.
 template <class T>
 struct FloorArrays {
   int stride;
@@ -63,7 +63,7 @@ HWY_INLINE void map_lanes(const T* from, size_t count, T* to, F change) {
   for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, from + i)), d, to + i);
 }
 
-// Scaled, masked scores: a.fused has them as they come out of the sums, a.plain rounded.
+// Computes scaled, masked scores: unrounded into a.fused, rounded into a.plain.
 template <class T>
 void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
   const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(slice.scale));
@@ -83,8 +83,8 @@ void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
   }
 }
 
-// Scores become exp(score - max), in place. Fills a.sum, 1 for a row without a key, and stores the maxima in
-// a.factor.
+// Replaces scores by exp(score - max). Stores the sums of a row in a.sum (1 for a row without keys), its
+// maximum in a.factor.
 template <class T>
 void exponentiate(const AttentionSlice& slice, const FloorArrays<T>& a, T* scores) {
   const LanesTag<T> d;
@@ -121,7 +121,7 @@ HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* 
   }
 }
 
-// Normalised and rounded; in partial rows times the share of these keys.
+// Makes a.plain the normalised and rounded weights, in partial rows multiplied by Reference::share.
 template <class T>
 void plain_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.plain);
@@ -132,7 +132,8 @@ void plain_weights(const AttentionSlice& slice, const Reference& reference, cons
            [&](auto w, auto sum) HWY_ATTR { return round_lanes(slice.dtype, hn::Div(w, sum)); });
 }
 
-// exp(score - max) forward, exp(score - log_sum_exp) backward.
+// Makes a.fused the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
+// slice.
 template <class T>
 void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.fused);
@@ -148,7 +149,7 @@ void fused_weights(const AttentionSlice& slice, const Reference& reference, cons
   });
 }
 
-// `divides`: the weights are not normalised, and out is divided by a.sum.
+// Computes out from `weights`. `divides`: the weights are not normalised, so out is divided by a.sum.
 template <class T>
 void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights, bool divides,
                  std::vector<double>* result) {
@@ -167,10 +168,10 @@ void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* 
   store_rows(a.out, a.stride, slice.rows, slice.value_dim, 1, result);
 }
 
-// grad_out times a.out, from the last column to the first, dP being summed from the first to the last. Where
-// nearly all of a row's weight is on one key, both are the same sum, and summed alike they cancel to nothing:
-// the floor would have no error at all, and any kernel, which sums in an order of its own, would err
-// infinitely more.
+// delta = grad_out . a.out, summed from the last column to the first, while dP is summed from the first to
+// the last. If a single key has nearly all weight of a row, delta and dP are sums of the same terms. Summed
+// in the same order they would cancel exactly: the floor would have no error, and every kernel, which sums in
+// another order, an infinite ratio.
 template <class T>
 void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delta) {
   const LanesTag<T> d;
@@ -184,7 +185,7 @@ void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delt
   }
 }
 
-// a.grad_score of one tile, rounded, from dP in a.grad_weight.
+// Computes a.grad_score of one tile, rounded, from dP in a.grad_weight. `of_row` holds delta.
 template <class T>
 HWY_INLINE void compute_grad_scores(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights,
                                     const T* of_row, int count, bool rounds_grad_weight) {

@@ -24,8 +24,8 @@ using D = LanesTag<double>;
 using V = hn::Vec<D>;
 constexpr int kLanes = lanes_of<double>();
 
-// What the scratch memory of a Reference is cut into. All arrays of doubles, 64-byte aligned, stride = padded
-// rows.
+// The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. `stride` is the padded
+// number of rows.
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
@@ -64,8 +64,8 @@ struct Workspace {
 
 HWY_INLINE V greater_of(V a, V b) { return hn::IfThenElse(hn::Gt(a, b), a, b); }
 
-// Masks one tile and takes its scores into max, second and min. Returns whether any maximum moved; factor
-// then holds the old ones.
+// Masks the scores of one tile if `limited`, and updates max, second and min. Stores the old maxima in
+// factor, and returns whether any maximum changed.
 HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
@@ -106,8 +106,8 @@ HWY_INLINE V clamp_lanes(V x) {
   return hn::IfThenElse(hn::Lt(x, least), least, x);
 }
 
-// Brings the sums from the old maxima (in factor) to the new. Lanes whose maximum stands are multiplied by
-// exactly 1.
+// Rescales the sums from the old maxima (in factor) to the new ones. Lanes whose maximum is unchanged are
+// multiplied by exactly 1.
 HWY_INLINE void rescale(const Workspace& w, int value_dim) {
   const D d;
   for (int row = 0; row < w.stride; row += kLanes) {
@@ -125,7 +125,7 @@ HWY_INLINE void rescale(const Workspace& w, int value_dim) {
   }
 }
 
-// Scores become weights exp(score - max), added to the sums.
+// Replaces the scores of a tile by the weights exp(score - max) and adds these to the sums.
 HWY_INLINE void weigh_tile(const Workspace& w, int count) {
   const D d;
   for (int row = 0; row < w.stride; row += kLanes) {
@@ -163,7 +163,8 @@ HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int lea
   }
 }
 
-// Scores, as they come out of the product, become weights, and grad_scores weight * (grad_weight - delta).
+// Replaces the scores of a tile by weights, and w.grad_scores, which holds the products grad_out . value, by
+// weight * (product - delta).
 HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
@@ -251,7 +252,7 @@ void reference_lanes(const AttentionSlice& slice, Reference* result) {
 
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }
 
-#else  // no fused multiply-add: the definition itself runs
+#else  // without fused multiply-add instructions, the scalar definition is used
 
 void reference_lanes(const AttentionSlice& slice, Reference* result) { reference_scalar(slice, result); }
 

@@ -131,7 +131,7 @@ void finish_row(const RowSums& sums, int row, Reference* result) {
 }
 
 bool is_above(double given, double log_sum_exp, double logit_abs_max) {
-  constexpr double kSummedInFp32 = 0x1p-15;  // dot products and sums of weights, thousands of terms each
+  constexpr double kSummedInFp32 = 0x1p-15;  // error of sums of thousands of terms
   return given - log_sum_exp > kSummedInFp32 * std::max(1.0, logit_abs_max) && given < kInfinity;
 }
 

@@ -1,4 +1,4 @@
-// Defines the reference computation one element at a time; reference.h must agree with it to the bit.
+// Defines the reference computation one element at a time; reference() must agree with it to the bit.
 #ifndef FORESHOCK_SHADOW_REFERENCE_SCALAR_H_
 #define FORESHOCK_SHADOW_REFERENCE_SCALAR_H_
 
@@ -24,7 +24,7 @@ struct RowSums {
 
 // Sizes the vectors of `result` for the slice.
 void resize_reference(const AttentionSlice& slice, Reference* result);
-// Fills the forward scalars of a row.
+// Fills log_sum_exp, logit_max, logit_abs_max, entropy_nats and near_tie of a row.
 void finish_row(const RowSums& sums, int row, Reference* result);
 // Fills delta, given_delta, share and partial of a row. Needs its out and log_sum_exp.
 void prepare_backward(const AttentionSlice& slice, int row, Reference* result);

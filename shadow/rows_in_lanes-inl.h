@@ -102,8 +102,8 @@ struct Product {
   bool accumulate;  // start from what the result holds, else from zero
 };
 
-// result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), j in [0, kColumns), kVectors vectors of
-// rows.
+// result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), for j in [0, kColumns) and kVectors vectors
+// of rows.
 template <int kVectors, int kColumns, class T>
 HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes, const T* HWY_RESTRICT matrix,
                                T* HWY_RESTRICT result) {
@@ -136,10 +136,10 @@ HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes,
   }
 }
 
-// Sums kept in registers: 24 of 32, or 12 of the 16 that AVX2 has; two vectors of rows by 12 (AVX2: 6)
-// columns. Share of peak at 16 rows, dimension 64 and 128, on Zen 5 (bench/reference.cpp): AVX2 2x6 0.63
-// 0.71, 2x7 0.40 0.49 (spills), 2x4 0.61 0.67, 4x3 0.64 0.65, 4x2 0.54 0.59; AVX-512 2x12 0.60 0.66, 2x14
-// 0.59 0.63, 2x10 0.62 0.65.
+// Number of sums kept in registers: 24 of 32 registers, or 12 of the 16 of AVX2. That is two vectors of rows
+// by 12 (AVX2: 6) columns. Measured share of peak speed at 16 rows, dimension 64 and 128, on Zen 5
+// (bench/reference.cpp): AVX2 2x6 0.63 0.71, 2x7 0.40 0.49 (spills), 2x4 0.61 0.67, 4x3 0.64 0.65, 4x2 0.54
+// 0.59; AVX-512 2x12 0.60 0.66, 2x14 0.59 0.63, 2x10 0.62 0.65.
 template <class T>
 constexpr int sums_in_registers() {
   return (HWY_TARGET == HWY_AVX2) ? 12 : 24;
@@ -163,7 +163,7 @@ HWY_INLINE void multiply_vectors(const Product<T>& p, int first_row, int columns
   }
 }
 
-// result[j][row] for all padded rows and j in [0, columns).
+// Computes result[j][row] for all padded rows and j in [0, columns).
 template <class T>
 HWY_NOINLINE void multiply(const Product<T>& p, int columns, T* result) {
   constexpr int kLanes = lanes_of<T>();
@@ -172,7 +172,7 @@ HWY_NOINLINE void multiply(const Product<T>& p, int columns, T* result) {
   for (; row < p.stride; row += kLanes) multiply_vectors<1>(p, row, columns, result);
 }
 
-// exp_nonpositive() of elementary.h, operation by operation.
+// exp_nonpositive() of elementary.h with the same operations, so that each lane has the same bits.
 template <class V>
 HWY_INLINE V exp_lanes(V x) {
   const hn::DFromV<V> d;
@@ -202,8 +202,8 @@ HWY_INLINE V exp_lanes(V x) {
 }
 
 // Rounds to the nearest value of a format narrower than float, ties to even: adding 1.5 * 2^23 quanta leaves
-// exactly the bits from the quantum up. Works on the raw bits for bf16, whose overflow then comes out right
-// by itself.
+// exactly the bits from the quantum up. bf16 is rounded by integer arithmetic on the bits, which also
+// overflows to infinity as required.
 template <class V>
 HWY_INLINE V round_lanes(DType type, V x) {
   const hn::DFromV<V> d;
@@ -247,6 +247,7 @@ class ArraysIn {
   char* next_;
 };
 
+// values[i] = change(values[i])
 template <class T, class F>
 HWY_INLINE void for_lanes(T* values, size_t count, F change) {
   const LanesTag<T> d;

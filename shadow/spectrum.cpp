@@ -6,7 +6,8 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kMostHeadDim = 1024, kMostWidth = 1 << 20;  // what is computed here, not what exists
+// Larger shapes are ignored, to limit the computing time.
+constexpr uint32_t kMostHeadDim = 1024, kMostWidth = 1 << 20;
 
 uint64_t values_in(const ProjectionRows& rows) {
   return rows.kv_heads.size() * uint64_t{rows.head_dim} * rows.width;
@@ -79,13 +80,13 @@ std::optional<LayerSpectrum> LayerSpectra::take(const std::string& name, const P
   if (!is_usable(rows)) return std::nullopt;
   Layer* layer = layer_for(name, rows);
   if (layer == nullptr) return std::nullopt;
-  const auto look = [&rows](std::span<const std::byte> bytes, Side* side) {
-    if (bytes.empty() || rows.step <= side->after.step) return;  // a replica's
+  const auto update_side = [&rows](std::span<const std::byte> bytes, Side* side) {
+    if (bytes.empty() || rows.step <= side->after.step) return;  // absent, or known from a replica
     side->before = std::exchange(side->after, {rows.step, values_of(bytes, rows.dtype)});
     side->is_new = true;
   };
-  look(rows.queries, &layer->query);
-  look(rows.keys, &layer->key);
+  update_side(rows.queries, &layer->query);
+  update_side(rows.keys, &layer->key);
   if (!layer->query.is_complete() || !layer->key.is_complete()) return std::nullopt;
   layer->query.is_new = layer->key.is_new = false;
   const int64_t apart = std::abs(layer->query.after.step - layer->key.after.step);
@@ -131,8 +132,8 @@ namespace {
 using Matrix = Eigen::MatrixXd;
 using Rows = Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
 
-// R of the thin QR. Householder's is stable column by column, so the columns of a small change keep their own
-// relative precision beside those of the weights.
+// R of the thin QR decomposition. Householder QR is stable column by column, so the columns of a small change
+// keep their relative precision beside the larger columns of the weights.
 Matrix triangle_of(Matrix tall) {
   if (tall.rows() <= tall.cols()) return tall;  // nothing to gain
   const Eigen::HouseholderQR<Eigen::Ref<Matrix>> qr(tall);
@@ -154,7 +155,7 @@ std::optional<Spectrum> spectrum_of(std::span<const double> singular_values) {
     largest = std::max(largest, s);
   }
   if (largest == 0) return std::nullopt;
-  double squares = 0, entropy = 0;  // of values relative to the largest, so that no square overflows
+  double squares = 0, entropy = 0;  // values are taken relative to the largest, so that no square overflows
   for (double s : singular_values) squares += s / largest * (s / largest);
   for (double s : singular_values) {
     const double p = s / largest * (s / largest) / squares;

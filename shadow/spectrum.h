@@ -54,12 +54,14 @@ class LayerSpectra {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  struct Look {
+  // The rows of a projection after one step.
+  struct Measurement {
     int64_t step = -1;
     std::vector<float> values;  // exact: formats are fp32 or narrower
   };
+  // The last two measurements of the query or of the key projection.
   struct Side {
-    Look before, after;
+    Measurement before, after;
     bool is_new = false;  // `after` has not been used
     bool is_complete() const { return is_new && before.step >= 0; }
     int64_t steps() const { return after.step - before.step; }
@@ -95,12 +97,12 @@ struct HeadProjections {
 
 // The spectrum of D2 = dWq^T Wk + Wq^T dWk (width x width; Wq and Wk before, d the change of each). It is
 // computed by thin QR of [dWq, Wq] and [Wk, dWk], so that no matrix is larger than width x 2 head_dim.
-// Nothing if sizes do not fit, a value is not finite, or nothing changed. Any thread; about 16 width
+// Returns nullopt if sizes do not fit, a value is not finite, or nothing changed. Any thread; about 16 width
 // head_dim^2 + 300 head_dim^3 operations.
 std::optional<Spectrum> update_spectrum(const HeadProjections& head);
 
-// The spectrum of a matrix with these singular values, in any order; nothing if all are 0 or one is not
-// finite.
+// The spectrum of a matrix with these singular values, in any order; nullopt if all are 0 or one is
+// not finite.
 std::optional<Spectrum> spectrum_of(std::span<const double> singular_values);
 
 }  // namespace foreshock

@@ -31,7 +31,7 @@ DType dtype_of(std::string_view name) {
   return DType::kNone;
 }
 
-// Which extents an array has, and which type.
+// The shape of an array, and which member of the slice gives its type.
 enum class Extents { kRowsHead, kRowsValue, kKeysHead, kKeysValue, kRowsKeys, kRows };
 enum class TypeOf { kSlice, kLogSumExp, kMask };
 
@@ -81,7 +81,7 @@ uint64_t elements_of(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// A number of rows that may be a slice's, and widths and keys whose products do not overflow.
+// Reads rows, keys and widths of a slice. Limits them so that their products do not overflow.
 std::string read_extents(const StoredArrays& arrays, AttentionSlice* slice) {
   const auto q = arrays.find("q"), v = arrays.find("v");
   if (q == arrays.end() || v == arrays.end() || q->second.shape.size() != 2 || v->second.shape.size() != 2)
@@ -166,7 +166,7 @@ namespace {
 struct ColumnField {
   const char* name;
   const void* KeyColumns::*data;
-  bool is_of_keys;  // else of query rows
+  bool is_of_keys;  // true: a row per sampled key; false: a row per query row
   enum { kHead, kValue, kOne } width;
 };
 constexpr ColumnField kColumnFields[] = {
@@ -186,7 +186,7 @@ std::vector<int64_t> shape_of(const ColumnField& field, const KeyColumns& c) {
   return {rows, field.width == ColumnField::kHead ? c.head_dim : c.value_dim};
 }
 
-// Extents of `k`, `v` and `q`, so that no product of them overflows.
+// Reads the extents from `k`, `v` and `q`. Limits them so that their products do not overflow.
 std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* columns) {
   const auto q = arrays.find("q"), k = arrays.find("k"), v = arrays.find("v");
   for (const auto& found : {q, k, v})

@@ -16,9 +16,9 @@
 
 namespace foreshock {
 
-// Borrowed, packed, row-major.
+// A packed, row-major array of a file; the data is borrowed.
 struct StoredArray {
-  std::string type;  // as safetensors spells it: "BF16"
+  std::string type;  // name of the type in safetensors: "BF16"
   std::vector<int64_t> shape;
   const void* data = nullptr;
   uint64_t bytes = 0;
@@ -41,7 +41,7 @@ std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice*
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 
-// As slice_from(), for a slice of key positions. `heads` query heads share the kv-head, which has `keys`
+// Like slice_from(), for a slice of key positions. `heads` query heads share the kv-head, which has `keys`
 // keys.
 std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
                          std::vector<ColumnSum>* sums, KeyColumns* columns);
