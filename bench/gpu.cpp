@@ -1,4 +1,5 @@
-// The kernels on a device, each beside a copy of as many bytes within its memory. Best of several rounds.
+// Measures the kernels on a device, each relative to a copy of as many bytes within device memory. Best of
+// several rounds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -22,7 +23,7 @@ struct Bench {
   CudaDevice& device = CudaDevice::get();
   uint64_t from = device.allocate(size.bytes), to = device.allocate(size.bytes);
 
-  // As weights are, in bf16: a million draws, over and over.
+  // Fills the memory with bf16 values distributed like weights: a million random values, repeated.
   void fill() {
     std::mt19937_64 random(1);
     std::normal_distribution<float> normal(0, .02f);
@@ -67,8 +68,8 @@ void bench_histograms(Bench& bench) {
   bench.print("histogram, bf16", DeviceKernel::kCountPatterns,
               launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
               " (bound 0.6)");
-  // As large as a tensor may be that is counted: a small one has not work for all processors. Over all
-  // launches the words hold more than they can and wrap, which nobody looks at.
+  // The largest tensor that is counted; a small one would not occupy all processors. Over all launches the
+  // counters overflow, which does not matter here.
   const uint64_t binned = std::min<uint64_t>(kMostBinned, bench.size.bytes / 4);
   const HistogramJob bins{.from = bench.from, .count = binned, .words = bench.zeros(8 * kBinWords)};
   bench.print("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()), bins,
@@ -108,7 +109,7 @@ void bench_sums(Bench& bench) {
               bytes);
 }
 
-// A layer of attention: 32 heads, 8 kv-heads, 8192 tokens, 128 columns.
+// A layer of attention: 32 heads, 8 kv-heads, 8192 tokens, head dimension 128.
 void bench_attention(Bench& bench) {
   constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
   const int64_t tokens = bench.size.tokens;
@@ -125,7 +126,8 @@ void bench_attention(Bench& bench) {
   bench.print("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
               2 * tokens * kDim * 2);
 
-  // Key positions: query, output, gradient of the output of the 4 heads that share a kv-head, and the sums.
+  // A slice of key positions: query, output and gradient of the output of the 4 heads that share a kv-head,
+  // and the sums over all keys.
   KeyGatherJob job = {};
   job.gather = gather;
   job.gather.pieces = 3;
@@ -165,7 +167,7 @@ int run(const Size& size) {
 }  // namespace
 }  // namespace foreshock
 
-// With a number: so many MiB, once. Only shows that it runs.
+// With a number N as argument: one round with N MiB, only to test that the bench runs.
 int main(int count, char** arguments) {
   foreshock::Size size;
   if (count > 1)

@@ -1,8 +1,8 @@
-// What a sampled call costs a training on a device: time of the host in the call, and how much later the
-// trainer's stream comes to rest. Work of the device and calls take turns, as layers do; windows with calls
-// that are sampled stand beside windows without calls, and the medians are compared. Once as CUDA has it and
-// once with one connection to the device for all streams, as Megatron-LM asks for: there our copies could
-// keep the trainer's kernels waiting.
+// Measures what a sampled call costs a training on a device: the host's time in the call, and how much later
+// the trainer's stream finishes. Work on the device and attention calls alternate, as in layers; windows with
+// sampled calls alternate with windows without calls, and their medians are compared. Done with CUDA's
+// default number of connections, and with one connection for all streams, as Megatron-LM needs: there our
+// copies could delay the trainer's kernels.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ constexpr int kLayers = 8, kWarmUp = 4;
 
 struct Size {
   int windows = 60;
-  size_t work_bytes = size_t{1} << 30;  // set by the device between two calls: half a millisecond of an H100
+  size_t work_bytes = size_t{1} << 30;  // memset between two calls; takes half a millisecond on an H100
 };
 
 double median(std::vector<double> values) {
@@ -55,8 +55,8 @@ class Training {
     call_.key = call_.value = tensor(kKvHeads);
   }
 
-  // Microseconds from the first piece of work to the last one's end, on the trainer's stream: the copies to
-  // the host that come behind on another one keep nobody waiting.
+  // Microseconds from the first work to the end of the last one on the trainer's stream. Copies to the host
+  // follow on another stream, and the trainer does not wait for them.
   double window(bool with_calls) {
     const Clock::time_point begin = Clock::now();
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -73,7 +73,7 @@ class Training {
   std::vector<double> calls;  // microseconds of the host
 
  private:
-  // What lies in it is not looked at.
+  // A tensor on the device; its values do not matter and are not set.
   foreshock_tensor tensor(int64_t heads) {
     uint64_t address = 0;
     device_.must("cuMemAlloc_v2", &address, static_cast<size_t>(heads * kTokens * kDim * 2));
@@ -100,7 +100,7 @@ class Training {
   int64_t step_ = 0;
 };
 
-// Gives the slots back, as an agent does.
+// Frees the slots, as an agent does.
 void consume(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".seg") continue;
@@ -151,7 +151,7 @@ int measure(const char* connections, const fs::path& base, const Size& size) {
   return of_window > 0 ? 0 : 1;
 }
 
-// Each setting in a process of its own: a driver reads it once.
+// Measures each setting in a separate process, since the driver reads it only once.
 int run(const Size& size) {
   if (const std::string missing = missing_device(); !missing.empty()) {
     std::printf("nothing was measured: no device: %s\n", missing.c_str());
@@ -175,7 +175,7 @@ int run(const Size& size) {
 }  // namespace
 }  // namespace foreshock
 
-// With a number: so many windows, of little work. Only shows that it runs.
+// With a number N as argument: N windows with little work, only to test that the bench runs.
 int main(int count, char** arguments) {
   foreshock::Size size;
   if (count > 1) size = {.windows = std::max(std::atoi(arguments[1]), 1), .work_bytes = size_t{1} << 20};

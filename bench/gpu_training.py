@@ -2,10 +2,10 @@
 
     python bench/gpu_training.py [--windows 100] [--steps 32] [--device cuda]
 
-One training under `foreshock run` with default options. In every other window of so many steps `foreshock pause` holds
-the monitor off; the device is idle when a window begins and ends. Printed: the median over pairs of windows of time
-with / time without - 1 and its 95 % bounds (order statistics of the pairs), beside what the monitor says it costs and
-how much of the attention it judged. Goal (DESIGN): at most 1 %. `--device cpu` only shows that it runs.
+Runs one training under `foreshock run` with default options. In every other window of --steps steps the monitor is
+paused by `foreshock pause`; the device is idle when a window begins and ends. Printed: the median over pairs of windows
+of time with / time without - 1, with its 95 % bounds (order statistics of the pairs), the cost that the monitor
+reports, and how many attention calls it checked. Goal (DESIGN): at most 1 %. `--device cpu` only shows that it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from adapter_overhead import median_bounds
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-RUN_ID, WARM_UP = "gpu-training", 64  # steps: until an interval has been found and the device set up
+RUN_ID, WARM_UP = "gpu-training", 64  # steps until the sampling interval is chosen and the device is set up
 
 
 def train(device: str, windows: int, steps: int) -> None:
@@ -32,7 +32,7 @@ def train(device: str, windows: int, steps: int) -> None:
     from tiny_gpt import Batches, TinyGpt, loss_of
 
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # as trainings on such devices have it
+    torch.set_float32_matmul_precision("high")  # as usual for trainings on such devices
     on_device = device != "cpu"
     model = TinyGpt(*((12, 1024, 16) if on_device else (2, 32, 4))).to(device)
     batches = Batches(batch=8 if on_device else 2, length=1024 if on_device else 32)
@@ -54,7 +54,7 @@ def train(device: str, windows: int, steps: int) -> None:
         times = {}
         for word in ("pause", "resume"):
             subprocess.run([BUILD / "bin" / "foreshock", word, "--run-id", RUN_ID], check=True, capture_output=True)
-            window(1)  # a switch is in force from the next step on
+            window(1)  # a switch takes effect at the next step
             times[word] = window(steps)
         ratios.append(times["resume"] / times["pause"] - 1)
     median, low, high = median_bounds(ratios)

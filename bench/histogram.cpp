@@ -1,6 +1,6 @@
-// Counting bit patterns, beside reading the same bytes and beside sorting them with a vectorised sort: what
-// the Wasserstein distance of one tensor costs. One thread and its own time; the best of several repetitions,
-// interleaved.
+// Measures the counting of bit patterns, which the Wasserstein distance of a tensor needs, relative to
+// reading the same bytes and to sorting them with a vectorised sort. One thread, CPU time, the best of
+// several interleaved repetitions.
 #include "kernels/histogram.h"
 
 #include <time.h>
@@ -22,9 +22,9 @@ namespace foreshock {
 namespace {
 
 constexpr int kRepetitions = 7;
-constexpr size_t kInCache = 1 << 14;  // values that lie in the caches next to the core
+constexpr size_t kInCache = 1 << 14;  // values that fit into the caches of a core
 
-// Time of this thread on a core: a machine with other work changes it less.
+// CPU time of this thread, in seconds; other work on the machine changes it less than wall time.
 double now() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -42,7 +42,7 @@ struct Timing {
   }
 };
 
-// Four chains, so that it is the memory that is waited for.
+// Reads all bytes, in eight independent sums, so that memory bandwidth is the limit.
 uint64_t read_all(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   uint64_t sum[8] = {};
@@ -60,7 +60,8 @@ std::vector<float> weights(size_t count) {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0, 0.02f);
   std::vector<float> values(count);
-  // A million draws, repeated with another scale each time: as many patterns, quicker to make.
+  // A million random values, repeated with another scale each time: faster than drawing all, with as many
+  // patterns.
   const size_t drawn = std::min<size_t>(count, 1 << 20);
   for (size_t n = 0; n < drawn; ++n) values[n] = normal(random);
   for (size_t n = drawn; n < count; ++n)
@@ -88,7 +89,7 @@ template <class Key>
 void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]] std::vector<Key>* copy,
                [[maybe_unused]] Timing* timing) {
 #if FORESHOCK_VQSORT
-  // With and without AVX-512: its compressing stores are slow on some machines.
+  // Sorts with and without AVX-512, whose compressing stores are slow on some machines.
   for (int64_t without : {int64_t{0}, int64_t{HWY_AVX3 | HWY_AVX3_DL}}) {
     hwy::SetSupportedTargetsForTest(0);
     hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~without);
@@ -116,7 +117,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
     read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
     std::fill(words32.begin(), words32.end(), 0);
     count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
-    // As many values over again: no faster than this can any counting be that stores once for each value.
+    // The same values again and again, from the cache: a lower bound for counting with one store per value.
     const size_t rounds = fp32.size() / kInCache;
     cached16.run(rounds * kInCache, [&] {
       for (size_t n = 0; n < rounds; ++n) count_patterns(bf16.data(), kInCache, words16.data());
@@ -145,7 +146,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
 }  // namespace foreshock
 
 int main() {
-  constexpr size_t kCount = (size_t{1} << 26) - 1;  // as much as the counters of fp32 hold
+  constexpr size_t kCount = (size_t{1} << 26) - 1;  // as many values as the fp32 counters can count
   foreshock::measure("N(0, 0.02)", foreshock::weights(kCount));
   foreshock::measure("all equal", std::vector<float>(kCount, 0.02f));
   return 0;

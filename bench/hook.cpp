@@ -1,8 +1,8 @@
-// What the ABI's fast path adds to a call: off, and on but not sampled. A direct call of a function in
-// another object stands beside them; ten thousand calls a turn, the three taking turns, medians over the
-// turns.
+// Measures what the fast path of the C interface adds to a call: with the monitor off, and with it on in a
+// step that is not sampled. Turns of ten thousand calls alternate with turns of a direct call of a function
+// that is not inlined; the medians over the turns are compared.
 //
-// The aims: at most 2 ns off and 5 ns on, over the direct call.
+// The aims: at most 2 ns if off and 5 ns if on, over the direct call.
 #include "foreshock/hook.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kCalls = 10000, kTurns = 2001;
 
-// Not inlined, as a function of another library would not be.
+// Not inlined, like a function of another library.
 __attribute__((noinline)) int direct(int32_t op, uint32_t flags) {
   asm volatile("" : : "r"(op), "r"(flags));
   return 0;
@@ -35,7 +35,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Medians of the plain call and of the hook, taking turns.
+// Prints the medians of the direct call and of the hook, which take turns.
 void measure(const char* what, double aim) {
   int (*volatile plain)(int32_t, uint32_t) = direct;
   int (*volatile hook)(int32_t, uint32_t) = foreshock_attention_enter;
@@ -53,7 +53,7 @@ void measure(const char* what, double aim) {
 
 int main(int argc, char** argv) {
   if (argc == 1) {
-    // Each state in a process of its own: off is for good.
+    // Each state in a separate process, since off cannot be undone.
     unsetenv("FORESHOCK_DIR");
     const std::string self = argv[0];
     return std::system((self + " off").c_str()) | std::system((self + " on").c_str());
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   step.version = FORESHOCK_ABI_VERSION;
   step.step = 1;
   foreshock_step_end(&step);
-  foreshock_attention_enter(op, 0);  // the step begins
+  foreshock_attention_enter(op, 0);  // starts the step; only this call is slow
   if (foreshock_enabled()) measure("on, not sampled", 5);
   std::filesystem::remove_all(base);
   return 0;

@@ -1,5 +1,5 @@
-// Cost of the lab's emulation, one thread: rounding per element, tensor-core models per multiply-add. Best of
-// several passes, since neighbours on the machine only ever add time.
+// Measures the lab's emulation in one thread: rounding per element, tensor-core models per multiply-add. The
+// best of several passes, since other work on the machine can only add time.
 #include <chrono>
 #include <cstdio>
 #include <functional>

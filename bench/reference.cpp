@@ -1,6 +1,6 @@
-// How fast the reference is, beside what the machine can do (fused multiply-adds in registers) and beside the
-// same work done by a BLAS. Ratios within one run; the best of several repetitions, peaks measured next to
-// each.
+// Measures the speed of the reference relative to the peak of the machine (fused multiply-adds in registers)
+// and to the same work done by a BLAS. The best of several repetitions; the peak is measured immediately
+// before and after.
 #include "shadow/reference.h"
 
 #include <algorithm>
@@ -29,7 +29,8 @@ namespace foreshock {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Sixteen independent chains hide the latency of the units. Returns floating-point operations done.
+// Runs independent chains of multiply-adds, enough to hide their latency. Returns the number of
+// floating-point operations.
 double multiply_add_registers(long rounds, double* sink) {
   const hn::CappedTag<double, 8> d;
   constexpr int kChains = HWY_TARGET == HWY_AVX2 ? 12 : 16;
@@ -49,7 +50,7 @@ void widen_bf16(const uint16_t* from, size_t count, double* to) {
   for (size_t i = 0; i < count; ++i) to[i] = bf16_to_float(from[i]);
 }
 
-// values become exp(value - max); returns their sum.
+// Replaces each value by exp(value - max); returns their sum.
 double exp_row(double* values, int count, double max) {
   const hn::ScalableTag<double> d;
   auto sum = hn::Zero(d);
@@ -136,7 +137,7 @@ double best_seconds(double operations, Work work) {
 }
 
 #if FORESHOCK_OPENBLAS
-// The same forward with dgemm: online over blocks of 512 keys, which suits a BLAS better than 48.
+// The forward reference with dgemm: online over blocks of 512 keys, which suit a BLAS better than 48.
 void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
   constexpr int kBlock = 512;
   const int rows = slice.rows, dim = slice.head_dim;
@@ -199,7 +200,8 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   std::printf("\n");
 }
 
-// OpenBLAS picks its own instruction set, so it is set beside the best of ours only.
+// OpenBLAS chooses its instruction set itself, so only our best instruction set is compared with it
+// (`with_blas`).
 void measure_all(bool with_blas) {
   for (int dim : {64, 128}) {
     for (int keys : {1024, 4096, 16384}) measure(16, keys, dim, with_blas);

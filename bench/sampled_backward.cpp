@@ -1,8 +1,8 @@
-// What a sampled backward call costs the trainer: a slice of query rows (dQ), a slice of key positions (dK,
-// dV and their sums over all keys), and the mean of a sampled call, which has rows and, in the share that
-// takes_columns() gives where the budget is short, key positions as well. Medians over calls of different
-// heads. The aim: at most 1.3 times a slice of rows. Beside it the processor time that the agent spends on a
-// slice of either kind.
+// Measures what a sampled backward call costs the trainer: a slice of query rows (dQ), a slice of key
+// positions (dK, dV and their sums over all keys), and the mean of a sampled call. Every sampled call takes
+// rows; the share of calls that takes_columns() selects while the budget is short takes key positions as
+// well. Medians over calls of different heads. The aim: a mean of at most 1.3 times a slice of rows. Also
+// measures the CPU time that the agent spends on a slice of either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -96,7 +96,7 @@ double thread_milliseconds() {
   return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
 }
 
-// As Monitor::take_sample does, into one slot.
+// Copies a slice into a slot, as Monitor::take_sample does.
 void take(const ValidatedCall& call, bool by_columns, uint64_t number, std::vector<char>* slot) {
   SlicePlan plan;
   Slice slice =
@@ -109,7 +109,7 @@ void take(const ValidatedCall& call, bool by_columns, uint64_t number, std::vect
   copy_slot(call, slice, header, slot->data());
 }
 
-// Median of the processor's milliseconds.
+// The median CPU time of judging a slice, in milliseconds.
 double judge_slots(const ValidatedCall& call, bool by_columns, std::vector<char>* slot) {
   DeviationWorkspace rows;
   ColumnReference columns;
@@ -128,7 +128,7 @@ double judge_slots(const ValidatedCall& call, bool by_columns, std::vector<char>
   return median(spent);
 }
 
-// The ratio of the mean cost to that of a slice of rows.
+// Measures one shape. Returns the mean cost of a sampled call relative to a slice of rows.
 double measure(const Shape& shape) {
   const BackwardCall described(shape);
   const ValidatedCall call = described.validated();

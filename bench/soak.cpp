@@ -1,12 +1,11 @@
-// The trainer of bench/soak.py: drives the C ABI at a given rate, with attention, losses, scalars and
-// weights, and stands still after each part so that both processes can be measured.
+// The trainer of bench/soak.py: drives the C interface at a given rate, with attention, losses, scalars and
+// weights, and pauses after each part so that the trainer and the agent can be measured.
 //
-//   bench_soak steps COUNT PARTS RATE    COUNT steps at RATE a second, new names of layers and scalars all
-//   the
-//                                        time
+// bench_soak steps COUNT PARTS RATE    COUNT steps at RATE per second, with ever new names of layers and
+// scalars
 //   bench_soak restarts COUNT PARTS      COUNT processes of five steps each, one after the other
 //
-// After each part it prints "PID DONE" and waits for a line.
+// After each part it prints "PID DONE" (its pid; steps or restarts so far) and waits for a line of input.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
-constexpr long kNames = 100000;  // of a layer and of a scalar, one after the other
+constexpr long kNames = 100000;  // at most this many different names of layers and of scalars
 
 template <class Struct>
 Struct sized() {
@@ -164,7 +163,7 @@ class Trainer {
   std::array<std::array<float, 4096>, kWeights> weights_;
 };
 
-// False at the end of the input: no further part is wanted.
+// Reports the end of a part and waits. False at the end of the input: the bench has ended.
 bool end_part(long done) {
   std::printf("%d %ld\n", getpid(), done);
   std::fflush(stdout);

@@ -1,9 +1,9 @@
 """How soon a wrong attention kernel is found, and how often a right one is accused: the table of docs/verdicts.md.
 
-PyTorch's own CPU kernel computes the calls. An error is put into its results, slices are taken from them as the monitor
-takes them, and judged by the agent's code (bench/verdicts/judge_stream.cpp) as those of one layer. A cell is the number
-of sampled calls until an alarm: the median over the trials, and the worst in brackets if it differs. Backward calls
-are sampled in two ways, by query rows and by key positions; each is counted apart.
+PyTorch's own CPU kernel computes the calls. An error is added to its results. Slices are chosen as by the monitor
+and judged by the agent's code (bench/verdicts/judge_stream.cpp) as slices of one layer. A cell is the number of sampled
+calls until an alarm: the median over the trials, and the worst in brackets if it differs. Backward calls are sampled in
+two ways, by query rows and by key positions, which are counted separately.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BF16 = 3  # kernels/dtype.h
 ROWS = 16
-MOST_CALLS = 64  # of one trial; what is not found by then is "no"
-# What is judged, and the number of the slice's kind in judge_stream.cpp.
+MOST_CALLS = 64  # sampled calls of a trial; an error that is not found by then is "no"
+# The judged tensors, and the kind of slice by which each is judged (`pass` in judge_stream.cpp).
 TENSORS = {"out": 0, "grad_query": 1, "grad_key": 2, "grad_value": 2}
 
 
 @dataclass
 class Call:
-    """One attention call: what went in, what came out of the kernel, and what a backward call was given."""
+    """One attention call: the inputs, the results of the kernel, and the out and log-sum-exp that backward was
+    given."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -46,7 +47,7 @@ class Call:
     out: torch.Tensor
     lse: torch.Tensor
     grad_query: torch.Tensor | None = None
-    grad_key: torch.Tensor | None = None  # of the kv-heads
+    grad_key: torch.Tensor | None = None  # one per kv-head, like grad_value
     grad_value: torch.Tensor | None = None
     given_out: torch.Tensor | None = None
     given_lse: torch.Tensor | None = None
@@ -61,9 +62,9 @@ class Situation:
     queries: int = 256
     keys: int = 256
     causal: bool = False
-    offset: float = 0  # of all scores
+    offset: float = 0  # added to all scores
     logits: float = 1  # standard deviation of the scores
-    blocks: int = 1  # of keys; the first one is judged, with the sums over all
+    blocks: int = 1  # blocks of keys; the first is judged, given the out and log-sum-exp over all blocks
     memorised: bool = False  # nearly all of a row's weight is on one key
 
 
@@ -109,7 +110,7 @@ def make_call(of: Situation, numbers: torch.Generator, scale_error: float = 0) -
         out, lse = FORWARD(q, k, v, 0.0, of.causal, scale=used)[:2]
         call = Call(q, k, v, grad, of.causal, scale, out, lse)
         call.given_out, call.given_lse = out, lse
-    else:  # as torch's _templated_ring_attention: the backward of a block gets what all blocks make
+    else:  # as in torch's _templated_ring_attention: the backward of a block is given the result of all blocks
         parts = [
             FORWARD(q, a.contiguous(), b.contiguous(), 0.0, False, scale=used)[:2]
             for a, b in zip(k.chunk(of.blocks, 2), v.chunk(of.blocks, 2), strict=True)
@@ -126,12 +127,12 @@ def make_call(of: Situation, numbers: torch.Generator, scale_error: float = 0) -
 
 
 def of_kv_heads(gradient: torch.Tensor, of: Situation) -> torch.Tensor:
-    """The sum over the query heads of each group, in fp32."""
+    """The gradient of each kv-head: the sum over the query heads of its group, in fp32."""
     batch, heads, length, width = gradient.shape
     return gradient.view(batch, of.kv_heads, heads // of.kv_heads, length, width).float().sum(2).bfloat16()
 
 
-# Errors: what they make of a result. `numbers` draws.
+# An error: a function that returns the wrong result for a right one. `numbers`: its random generator.
 Wrong = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
@@ -144,7 +145,7 @@ def random_error(share: float) -> Wrong:
 
 
 def one_sided(ulps: float) -> Wrong:
-    """So many spacings of the format away from zero, on average."""
+    """Moves each element away from zero, by `ulps` spacings of the format on average."""
 
     def wrong(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
         whole = math.floor(ulps)
@@ -159,7 +160,7 @@ def larger(share: float) -> Wrong:
 
 
 def wrong_tile(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
-    """The second tile of 64 positions holds what belongs to the first."""
+    """The second tile of 64 positions gets the values of the first one."""
     x = x.clone()
     half = min(64, x.shape[2] // 2)
     x[:, :, half : 2 * half] = x[:, :, :half]
@@ -184,7 +185,7 @@ class Error:
     wrong: Wrong | None = None
     scale: float = 0
     unmasked: bool = False  # the last row of each tile of 64 sees all keys
-    bound: int | None = None  # sampled calls within which it has to be found
+    bound: int | None = None  # number of sampled calls within which it must be found; None: no limit
 
 
 ERRORS = [
@@ -229,7 +230,7 @@ def wrong_call(of: Situation, error: Error, numbers: torch.Generator) -> Call:
 
 
 class Judge:
-    """The agent's judgement in a process of its own."""
+    """Judges slices with the agent's code, in a separate process."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -239,7 +240,8 @@ class Judge:
     def __call__(
         self, call: Call, of: Situation, kind: int, layer: str, step: int, batch: int, kv_head: int
     ) -> dict[str, dict]:
-        """What is said of each tensor that a slice of this kind (TENSORS) is judged by."""
+        """Judges one slice. Returns the output of judge_stream for each tensor that this kind of slice has
+        (TENSORS)."""
         group = of.heads // of.kv_heads
         heads = range(kv_head * group, (kv_head + 1) * group)
         draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)
@@ -259,7 +261,8 @@ class Judge:
 
 
 def nonfinite_out(call: Call, kind: int, batch: int, heads: range, draw: torch.Generator) -> int:
-    """NaN and Inf in the output of the first head, which the monitor counts in every second forward call."""
+    """The number of NaN and Inf in the output of the first head, which the monitor counts in every second forward
+    call."""
     if kind != 0 or float(torch.rand(1, generator=draw)) < 0.5:
         return 0
     inputs = (call.q[batch, heads[0]], call.k[batch, heads[0]], call.v[batch, heads[0]])
@@ -269,7 +272,7 @@ def nonfinite_out(call: Call, kind: int, batch: int, heads: range, draw: torch.G
 
 
 def strata(length: int, count: int, draw: torch.Generator) -> list[int]:
-    """One position of each of `count` parts, as the monitor draws them."""
+    """A random position in each of `count` equal parts, as the monitor chooses them."""
     part = length / count
     return [int(part * n + part * float(torch.rand(1, generator=draw))) for n in range(count)]
 
@@ -277,7 +280,7 @@ def strata(length: int, count: int, draw: torch.Generator) -> list[int]:
 def rows_of(
     call: Call, kind: int, batch: int, _kv_head: int, heads: range, draw: torch.Generator
 ) -> list[torch.Tensor]:
-    """Of each head of the group the same positions."""
+    """The arrays of a slice of query rows: the same positions of each head of the group."""
     at = strata(call.q.shape[2], ROWS // len(heads), draw)
     limits = [position + 1 if call.causal else call.k.shape[2] for _ in heads for position in at]
 
@@ -293,7 +296,7 @@ def rows_of(
 def columns_of(
     call: Call, _kind: int, batch: int, kv_head: int, heads: range, draw: torch.Generator
 ) -> list[torch.Tensor]:
-    """Key positions of one kv-head with all query rows of its group."""
+    """The arrays of a slice of key positions of one kv-head, with all query rows of its group."""
     at = strata(call.k.shape[2], ROWS, draw)
     group = slice(heads[0], heads[-1] + 1)
     first = torch.tensor(at if call.causal else [0] * ROWS, dtype=torch.int32)
@@ -340,7 +343,7 @@ class Cell:
 class Measured:
     error: Error
     of: Situation
-    cells: dict[str, Cell]  # by tensor
+    cells: dict[str, Cell]  # one per tensor
 
 
 def measure_errors(trials: int) -> Iterator[Measured]:
@@ -358,11 +361,11 @@ def measure_errors(trials: int) -> Iterator[Measured]:
 
 @dataclass
 class Sound:
-    """What was judged of right calls, and what was said of them."""
+    """Results of judging correct calls."""
 
     slices: int = 0
-    alarms: list[str] = field(default_factory=list)  # those that began
-    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))  # ratio to fused attention
+    alarms: list[str] = field(default_factory=list)  # alarms that began
+    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))  # ratios to fused
 
 
 def measure_sound(of: Situation, slices: int, seed: int) -> Sound:

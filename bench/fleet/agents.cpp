@@ -1,7 +1,8 @@
-// Many agents' worth of /metrics in one process, for bench/fleet.py: `fleet_agents COUNT SERIES_OF_LAYERS`.
-// Each has a server of its own with every series of the catalog for 8 ranks, and of the layers of one rank,
-// or of all of them up to the agent's budget (SERIES_OF_LAYERS: owner or budget). Values move every 5 s.
-// Prints the port of each, then the series of the first, and runs until its input ends.
+// Serves /metrics of many agents from one process, for bench/fleet.py: `fleet_agents COUNT SERIES_OF_LAYERS`.
+// Each agent has a separate server with every series of the catalog for 8 ranks. It has the layers of one
+// rank, or of all ranks up to the agent's budget (SERIES_OF_LAYERS: owner or budget). Values change every 5
+// s. Prints the port of each agent, then the number of series of the first one, and runs until its input
+// ends.
 #include <poll.h>
 #include <unistd.h>
 
@@ -20,7 +21,7 @@ namespace {
 constexpr int kRanks = 8, kLayers = 96;
 constexpr int kPeriodMs = 5000;
 
-// Values as a training's: they wander, and no two are alike.
+// Changes a value by up to 0.5 %, so that all values differ, as in a training.
 double moved(double value) {
   return value * (1 + 0.01 * (static_cast<double>(std::rand()) / RAND_MAX - 0.5));
 }
@@ -49,7 +50,8 @@ class FleetAgent {
     std::vector<std::string> values = {};
     for (const MetricInfo& info : all_metrics()) each_series(info, 0, rank, owns_layers, &values);
   }
-  // All combinations of the closed label values; one value for an open label, but for the layer.
+  // Sets all series of a metric: every combination of the values of its closed labels. Open labels have one
+  // value, except for the layer, which has all layers.
   void each_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
                    std::vector<std::string>* values) {
     if (label == info.labels.size()) return set(info, *values);

@@ -1,5 +1,5 @@
-// The first device of this machine through its driver, for tests and benches that launch the kernels on it.
-// The driver is opened while the program runs, so that they are built everywhere.
+// The first CUDA device of this machine, through its driver, for tests and benches that launch kernels. The
+// driver is loaded at run time, so that they can be built on machines without one.
 #ifndef FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
 #define FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
 
@@ -14,22 +14,24 @@ namespace foreshock {
 
 class CudaDevice {
  public:
-  // Opened once, kept until the end. missing() says why there is none; "" if there is one.
+  // Opens the device on the first call and keeps it open. If there is none, missing() says why; else it is
+  // "".
   static CudaDevice& get();
   const std::string& missing() const { return missing_; }
 
   const std::string& name() const { return name_; }
   const DeviceLimits& limits() const { return limits_; }
 
-  // All throw std::runtime_error with the driver's number.
+  // The functions below throw std::runtime_error with the error number of the driver.
   uint64_t allocate(size_t bytes);
   void release(uint64_t address);
   void write(uint64_t to, const void* from, size_t bytes);
   void read(void* to, uint64_t from, size_t bytes);
-  // Waits until it has ended.
+  // Launches a kernel and waits until it has ended.
   void launch(DeviceKernel kernel, const LaunchShape& shape, const void* job);
 
-  // Of one of `times` launches in a row, or of one copy of `bytes` within the device, by the device's clock.
+  // The mean time of a launch in a row of `times`, or of a copy of `bytes` within device memory, by the
+  // device's clock.
   double milliseconds(DeviceKernel kernel, const LaunchShape& shape, const void* job, int times);
   double milliseconds_of_copy(uint64_t to, uint64_t from, size_t bytes, int times);
 

@@ -1,10 +1,15 @@
-// Judges slices from standard input as the agent does, for bench/verdicts.py: one line of JSON for each, with
-// the alarms of its layer after it. A slice of rows is a Header, then key_limit, query, key, value, out,
-// log_sum_exp (fp32, if given) and of a backward slice grad_out and grad_query. A slice of key positions has
-// pass 2 and two objects in its line, grad_key and grad_value. It is a Header whose rows are the positions
-// and whose keys are the query rows of one head, then first_query, query, out, grad_out, log_sum_exp, key,
-// value, grad_key and grad_value; then grad_key and grad_value of all keys, and grad_query. Every array is
-// padded to 8 bytes.
+// Judges slices from standard input as the agent does, for bench/verdicts.py. Prints one line of JSON per
+// slice, with the alarms of its layer after that slice.
+//
+// A slice of rows (pass 0 or 1) is a Header, then key_limit, query, key, value, out, log_sum_exp (fp32, if
+// has_lse), and in a backward slice grad_out and grad_query.
+//
+// A slice of key positions (pass 2) is a Header, where `rows` is the number of key positions and `keys` the
+// number of queries of one head; then first_query, query, out, grad_out, log_sum_exp, key, value, grad_key
+// and grad_value; then grad_key and grad_value of all keys, and grad_query. Its line has two objects,
+// grad_key and grad_value.
+//
+// Every array is padded to 8 bytes.
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -23,13 +28,14 @@ struct Header {
   uint32_t pass, dtype, rows, keys, head_dim, value_dim, has_lse, heads;
   int64_t step, batch, kv_head;
   double scale;
-  int64_t all_keys;       // of a slice of key positions
-  int64_t nonfinite_out;  // as in segment::Slot
+  int64_t all_keys;       // keys of the call; only for slices of key positions
+  int64_t nonfinite_out;  // NaN and Inf in the output of one head, as in segment::Slot
 };
 static_assert(sizeof(Header) == 112);
 
 bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdin) == bytes; }
 
+// Reads arrays from standard input and owns them.
 class Arrays {
  public:
   const void* read(size_t bytes) {
@@ -116,7 +122,7 @@ nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, ui
 
 class Stream {
  public:
-  // Judges the slice of `header`; null if it is not one.
+  // Reads and judges the slice that follows `header`; null if it is invalid.
   nlohmann::json judge_next(const Header& header) {
     Arrays arrays;
     segment::Slot slot = {};
